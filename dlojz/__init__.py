@@ -1,0 +1,1 @@
+"""DLO-JZ: a workshop on making PyTorch training fast. The trainer is `dlojz/dlojz.py`."""

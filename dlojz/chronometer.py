@@ -1,0 +1,273 @@
+"""Chronometer: where does the time of a training step go?
+
+Each call marks a boundary: it ends one phase and begins the next, so the phases of a step sum to
+the step, and no call can be left without its pair.
+
+    chrono.start()
+    chrono.next_iter()                      # once before the loop
+    for images, labels in loader:
+        chrono.transfer()                   # the batch has arrived; its copy to the device begins
+        chrono.forward()
+        chrono.backward()
+        chrono.update()                     # optimizer, scheduler, metrics
+        chrono.next_iter(images=32)         # the last line of the body: the next wait for data
+    chrono.validation()
+    chrono.idle()                           # checkpoints and reports: nobody's phase
+    chrono.stop()
+
+On a GPU there are two clocks. The *host* clock (`time.perf_counter`) says when Python passed the
+mark; it runs ahead of the GPU. The *device* clock is an event put into the current stream at each
+mark; it says when the GPU passed it. Events are read when the GPU has got there, never waited for:
+inside a step nothing synchronises. On a CPU there is only the host clock.
+"""
+
+import itertools
+import time
+from collections import deque
+
+PHASES = ("data", "transfer", "forward", "backward", "update")
+WARMUP_STEPS = (
+    3  # of each run, not measured: cuDNN picks kernels, the allocator grows, workers start
+)
+
+# The marks that may follow each phase. backward -> forward is gradient accumulation.
+FOLLOWS = {
+    "idle": {"data", "validation", "stopped"},
+    "data": {"transfer", "validation", "stopped"},
+    "transfer": {"forward"},
+    "forward": {"backward"},
+    "backward": {"update", "forward"},
+    "update": {"data"},
+    "validation": {"idle", "data", "stopped"},
+    "stopped": set(),
+}
+MARK = {"data": "next_iter", "stopped": "stop"}  # where the names differ
+
+
+class CudaClock:
+    """The clock of a CUDA device: events on the current stream."""
+
+    def __init__(self, device):
+        import torch
+
+        self._torch, self._device = torch, device
+
+    def event(self):
+        """An event that the stream has not reached yet."""
+        return self._torch.cuda.Event(enable_timing=True)
+
+    def synchronize(self):
+        """Wait until the device has done all it was asked."""
+        self._torch.cuda.synchronize(self._device)
+
+    def fetch(self, tensor):
+        """A copy of a scalar to pinned memory, under way; valid once a later event has passed.
+
+        Copied at once because CUDA graphs overwrite their outputs, and without waiting, which
+        `.item()` would do.
+        """
+        host = self._torch.empty((), dtype=self._torch.float32, pin_memory=True)
+        return host.copy_(tensor.detach(), non_blocking=True)
+
+
+class Chronometer:
+    """Marks the phases of each step and hands finished steps and windows to `sink`.
+
+    sink: receives `step(values, host_ms, device_ms, ahead_ms)`, `window_opens()`,
+        `window(first_step, steps, wall_s)` and `validation(seconds)`; the run log is one. None
+        keeps nothing.
+    clock: seconds, as `time.perf_counter`.
+    device_clock: an object like `CudaClock`; by default one where `device` is a CUDA device.
+    """
+
+    def __init__(self, device="cpu", sink=None, clock=time.perf_counter, device_clock=None):
+        if device_clock is None and str(device).startswith("cuda"):
+            device_clock = CudaClock(device)
+        self._sink, self._clock, self._device_clock = sink, clock, device_clock
+        self._phase = None
+        self._step = 0  # steps begun and finished since start()
+        self._marks = []  # of the step under way: (phase that begins, seconds, event)
+        self._pending = deque()  # steps whose last event the device has not reached
+        self._free_events = []
+        self._window = None  # (first step, seconds, event) of the measured window
+        self._last = None  # (seconds, event) at the end of the last step
+        self._tac = None
+
+    def start(self):
+        """Begin the run. Nothing is timed yet."""
+        self._phase = "idle"
+
+    def next_iter(self, **values):
+        """End of a step (but for the first call) and beginning of the wait for the next batch.
+
+        values: what the log shall keep of the step that ends, such as `images=32, loss=loss`;
+            scalar tensors are read once the device has computed them.
+        """
+        self._enter("data")
+        if self._phase != "update":  # the first step of an epoch begins
+            self._end_validation()
+            self._phase, self._marks = "data", []
+            self._open_window()
+            self._mark("data")
+            return
+        self._phase = "data"
+        self._end_step(values)
+        self._drain()
+        if self._window is None and self._step >= WARMUP_STEPS:
+            self._marks = []
+            self._open_window()
+            self._mark("data")
+
+    def transfer(self):
+        """The batch has arrived in host memory; its copy to the device begins."""
+        self._to("transfer")
+
+    def forward(self):
+        """The model's forward pass and the loss begin."""
+        self._to("forward")
+
+    def backward(self):
+        """The backward pass begins."""
+        self._to("backward")
+
+    def update(self):
+        """The optimizer's step, the scheduler and the metrics begin."""
+        self._to("update")
+
+    def validation(self):
+        """Validation begins; its time ends at the next mark."""
+        self._enter("validation")
+        self._close_window()
+        self._phase, self._marks = "validation", [("validation", self._clock(), None)]
+
+    def idle(self):
+        """What follows is no part of the training: a checkpoint, a report."""
+        self._enter("idle")
+        self._end_validation()
+        self._phase = "idle"
+
+    def stop(self):
+        """End of the run: waits for the device and hands over what is left."""
+        self._enter("stopped")
+        self._end_validation()
+        self._close_window()
+        self._phase = "stopped"
+
+    def tac_time(self, clear=False):
+        """A stopwatch: seconds of host time since the last call; None at the first, or to clear.
+
+        It does not wait for the device: on a GPU it times the launches, not the work.
+        """
+        now, before = self._clock(), self._tac
+        self._tac = now
+        return None if before is None or clear else now - before
+
+    def _enter(self, phase):
+        """Raise unless `phase` may follow the present one."""
+        name = MARK.get(phase, phase)
+        if self._phase is None:
+            raise RuntimeError(f"chrono.{name}() came before chrono.start(): call start() first")
+        if phase not in FOLLOWS[self._phase]:
+            expected = [f"chrono.{MARK.get(p, p)}()" for p in FOLLOWS if p in FOLLOWS[self._phase]]
+            raise RuntimeError(
+                f"chrono.{name}() came during the phase {self._phase!r}: expected "
+                f"{' or '.join(expected) or 'nothing more'}; is a mark missing before it?"
+            )
+
+    def _to(self, phase):
+        self._enter(phase)
+        self._phase = phase
+        self._mark(phase)
+
+    def _mark(self, phase, at=None):
+        event = None
+        if self._device_clock:
+            event = self._free_events.pop() if self._free_events else self._device_clock.event()
+            event.record()
+        self._marks.append((phase, self._clock() if at is None else at, event))
+
+    def _end_step(self, values):
+        if self._device_clock:
+            values = {
+                k: self._device_clock.fetch(v) if hasattr(v, "detach") else v
+                for k, v in values.items()
+            }
+        self._mark("data")
+        self._pending.append((values, self._marks, self._window))
+        self._last = self._marks[-1][1:]
+        self._marks = self._marks[-1:]  # the end of this step is the beginning of the next
+        self._step += 1
+
+    def _end_validation(self):
+        if self._phase == "validation":
+            if self._device_clock:
+                self._device_clock.synchronize()
+            if self._sink:
+                self._sink.validation(seconds=self._clock() - self._marks[0][1])
+            self._marks = []
+
+    def _open_window(self):
+        """Begin to measure, once the warm-up is over. The only wait between two steps."""
+        if self._window is not None or self._step < WARMUP_STEPS:
+            return
+        event = None
+        if self._device_clock:
+            self._device_clock.synchronize()
+        self._drain()
+        if self._sink:
+            self._sink.window_opens()
+        if self._device_clock:
+            event = self._device_clock.event()
+            event.record()
+        self._window = (self._step, self._clock(), event)
+
+    def _close_window(self):
+        """Wait for the device, hand over the steps that are left and the window's wall time."""
+        behind = self._device_clock and self._last and not self._last[1].query()
+        if self._device_clock:
+            self._device_clock.synchronize()
+        now = self._clock()
+        self._drain()
+        if self._window is not None and self._step > self._window[0]:
+            first, begin, event = self._window
+            wall = self._last[0] - begin
+            if behind:
+                wall = now - begin
+            elif self._device_clock:  # it had finished, but later than the host's last mark
+                wall = max(wall, event.elapsed_time(self._last[1]) / 1000)
+            if self._sink:
+                self._sink.window(first_step=first, steps=self._step - first, wall_s=wall)
+        self._window, self._marks, self._last = None, [], None
+
+    def _drain(self):
+        """Hand over the steps that the device has finished."""
+        while self._pending and self._finished(self._pending[0]):
+            values, marks, window = self._pending.popleft()
+            host = _durations(marks, lambda a, b: 1000 * (b[1] - a[1]))
+            device = ahead = None
+            if self._device_clock:
+                device = _durations(marks, lambda a, b: a[2].elapsed_time(b[2]))
+                if window:
+                    on_device = window[2].elapsed_time(marks[-1][2])
+                    ahead = on_device - 1000 * (marks[-1][1] - window[1])
+            if self._sink:
+                values = {k: v.item() if hasattr(v, "detach") else v for k, v in values.items()}
+                self._sink.step(values, host, device, ahead)
+            self._recycle(marks)
+
+    def _finished(self, step):
+        event = step[1][-1][2]
+        return event is None or event.query()
+
+    def _recycle(self, marks):
+        """Keep the events for later steps, but for the last, which begins the next step."""
+        if self._device_clock:
+            self._free_events += [event for _, _, event in marks[:-1]]
+
+
+def _durations(marks, between):
+    """Milliseconds in each phase; accumulation passes through a phase more than once."""
+    total = dict.fromkeys(PHASES, 0.0)
+    for a, b in itertools.pairwise(marks):
+        total[a[0]] += between(a, b)
+    return total

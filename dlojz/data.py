@@ -1,0 +1,167 @@
+"""The images that the trainer sees: from files, or synthetic.
+
+Whatever the workers, the ranks or a resume, a sample is the same: its random draws depend only on
+(seed, epoch, index). The sampler hands epoch and index to the worker, and the data set seeds the
+generator for this one sample and puts it back.
+"""
+
+import hashlib
+import struct
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torchvision
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue, in 0..1; as torchvision's recipes
+STD = (0.229, 0.224, 0.225)
+
+
+class DataError(Exception):
+    """No images where they were expected, with what to type."""
+
+
+def open_set(args, split: str, transform):
+    """The split "train" or "val" of the images in the folder `args.data`, or synthetic ones."""
+    if args.data == "synthetic":
+        return Synthetic(split, args.seed, args.image_size, args.pin_memory)
+    return Images(args.data, split, transform, args.seed)
+
+
+@contextmanager
+def draws_of(seed: int, epoch: int, index: int):
+    """Inside, torch's random draws on the CPU depend on these three numbers and on nothing else.
+
+    Takes about 10 microseconds; `torch.manual_seed` would reseed every device as well.
+    """
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, epoch, index), digest_size=8).digest()
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(int.from_bytes(digest, "little", signed=True))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+class Images(torchvision.datasets.ImageFolder):
+    """JPEG files in `root/<split>/<class>/`, as in ImageNet; a key is (epoch, index)."""
+
+    resident = False
+
+    def __init__(self, root, split, transform, seed):
+        folder = Path(root).expanduser() / split
+        if not folder.is_dir():
+            raise DataError(
+                f"no images in {str(root)!r}: expected {folder}/<class>/*.JPEG. Make a small set "
+                f"with `dlojz data {root}`, or give ImageNet's folder with --data or $DLOJZ_DATA, "
+                "or use --data synthetic"
+            )
+        try:
+            super().__init__(folder, transform)
+        except FileNotFoundError as error:  # no class folder, or one without an image
+            raise DataError(
+                f"{folder}: {error}. Expected one folder of JPEG files for each class"
+                + ("; ImageNet's val/ comes flat and must be sorted" if split == "val" else "")
+            ) from error
+        self.seed = seed
+
+    def __getitem__(self, key):
+        epoch, index = key
+        with draws_of(self.seed, epoch, index):
+            return super().__getitem__(index)
+
+    collate = staticmethod(torch.utils.data.default_collate)
+
+
+class Synthetic(torch.utils.data.Dataset):
+    """Random uint8 images that never leave memory: the speed of training without its data.
+
+    Has ImageNet's classes and lengths. The same few images come again and again, as whole
+    batches, so nothing is decoded, copied or collated; nothing can be learned from them either.
+    """
+
+    resident = True  # no worker could bring them faster than they are there
+    LENGTHS: ClassVar = {"train": 1_281_167, "val": 50_000}
+
+    def __init__(self, split, seed, image_size, pin_memory=False):
+        self.split, self.seed, self.image_size, self.pin_memory = (
+            split,
+            seed,
+            image_size,
+            pin_memory,
+        )
+        self.classes = [f"synthetic {i}" for i in range(1000)]
+        self._pool = None
+
+    def __len__(self):
+        return self.LENGTHS[self.split]
+
+    def __getitems__(self, keys):
+        """A whole batch (uint8 [N, 3, H, W], int64 [N]); which of two depends on its first key."""
+        count = len(keys)
+        images, labels = self._resident(count)
+        first = count * (keys[0][1] % 2)
+        return images[first : first + count], labels[first : first + count]
+
+    @staticmethod
+    def collate(batch):
+        return batch
+
+    def _resident(self, count):
+        if self._pool is None or len(self._pool[1]) < 2 * count:
+            generator = torch.Generator().manual_seed(self.seed)
+            shape = (2 * count, 3, self.image_size, self.image_size)
+            images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+            labels = torch.randint(len(self.classes), (2 * count,), generator=generator)
+            if self.pin_memory and torch.cuda.is_available():
+                images, labels = images.pin_memory(), labels.pin_memory()
+            self._pool = images, labels
+        return self._pool
+
+
+class Batches(torch.utils.data.Sampler):
+    """Batches of (epoch, index) from a sampler of indices, beginning at any step of an epoch.
+
+    sampler: `DistributedSampler`, for one process as for many: its permutation is the same.
+    """
+
+    def __init__(self, sampler, batch_size: int, drop_last: bool):
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self.epoch = self.first_step = 0
+
+    def set_epoch(self, epoch: int, first_step: int = 0):
+        """Choose the epoch and its first step; what comes before is skipped, not decoded."""
+        self.epoch, self.first_step = epoch, first_step
+        self.sampler.set_epoch(epoch)
+
+    def __len__(self):
+        """Steps in a whole epoch."""
+        whole, rest = divmod(len(self.sampler), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self):
+        keys = [(self.epoch, index) for index in self.sampler]
+        for step in range(self.first_step, len(self)):
+            yield keys[step * self.batch_size : (step + 1) * self.batch_size]
+
+
+def normalize(images):
+    """uint8 images become normalized floats, on the device where they are; floats pass as they are.
+
+    images: [N, 3, H, W].
+    """
+    if images.dtype != torch.uint8:
+        return images
+    mean, std = _statistics(images.device)
+    return images.float().sub_(mean).div_(std)
+
+
+@cache
+def _statistics(device):
+    # Kept, because a copy from the host in every step would make the host wait for the GPU.
+    def channels(values):
+        return torch.tensor(values, device=device).mul_(255).view(1, 3, 1, 1)
+
+    return channels(MEAN), channels(STD)

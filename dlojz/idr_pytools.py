@@ -1,0 +1,59 @@
+"""The three functions that the slides of DLO-JZ use, over `dlojz.launch`."""
+
+from pathlib import Path
+
+from dlojz import launch
+
+
+def gpu_jobs_submitter(
+    command, n_gpu=1, module=None, *, name="dlojz", account=None, time_max="02:00:00", **recorded
+) -> list[str]:
+    """Submit one command or a list of them; returns the jobs' ids.
+
+    command: with a bare file name and underscores in flags, as in the slides.
+    module, account: recorded with the job; a cluster uses them, this machine does not.
+    """
+    commands = [command] if isinstance(command, str) else list(command)
+    jobs = launch.submit(
+        [_with_dashes(c) for c in commands],
+        n_gpu,
+        name=name,
+        time_max=time_max,
+        module=module,
+        account=account,
+        **recorded,
+    )
+    return [job.id for job in jobs]
+
+
+def display_slurm_queue(name=None):
+    """Show the jobs with this name."""
+    from IPython.display import display
+
+    display(launch.queue(name))
+
+
+def search_log(name=None, contains=None, with_err=False) -> list[Path]:
+    """The standard output (or, `with_err`, standard error) of jobs by name or id, newest first.
+
+    contains: an id, or the list that `gpu_jobs_submitter` returned.
+    """
+    wanted = None if contains is None else [contains] if isinstance(contains, str) else contains
+    file = "stderr.txt" if with_err else "stdout.txt"
+    found = [
+        job.directory / file
+        for job in reversed(launch.jobs())
+        if name in (None, job.name) and (wanted is None or job.id in wanted)
+    ]
+    return [path for path in found if path.exists()]
+
+
+def _with_dashes(command):
+    """--image_size becomes --image-size; values and file names stay."""
+    words = command.split(" ")
+    return " ".join(
+        w.partition("=")[0].replace("_", "-") + "".join(w.partition("=")[1:])
+        if w.startswith("--")
+        else w
+        for w in words
+    )

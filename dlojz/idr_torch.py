@@ -1,0 +1,233 @@
+"""Tells each process of a training who it is, whatever launched it: torchrun, srun, or nothing.
+
+    from dlojz import idr_torch
+    torch.distributed.init_process_group("gloo", rank=idr_torch.rank, world_size=idr_torch.size)
+    model = model.to(idr_torch.device())
+
+The innermost launcher wins, because the variables of the outer ones are inherited:
+  1. torchrun (RANK is set), also inside an srun step or in a notebook that Slurm started;
+  2. srun, when its step has several tasks. Slurm sets SLURM_STEP_* for steps only, but a job
+     submitted from a notebook inherits those of the notebook server's step, which has one task;
+  3. neither: one process, rank 0 of 1. So is `python` in the batch script itself, whatever
+     SLURM_NTASKS and SLURM_PROCID say there: they announce tasks that only srun would start.
+
+Reading the first attribute computes them all and, where the launcher did not set them, sets
+MASTER_ADDR and MASTER_PORT in os.environ for init_process_group. Importing does nothing.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+
+# A process alone meets nobody, and port 0 lets the system pick a free one: two trainings on one
+# machine cannot collide. It is also a mark: a job submitted from here inherits it (see _master).
+ALONE = ("127.0.0.1", 0)
+# Free for users on Linux: below the ephemeral ports (32768 and up) and torchrun's 29500.
+FIRST_PORT, PORTS = 10_000, 19_000
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among those of its training."""
+
+    rank: int  # 0 to size - 1
+    local_rank: int  # 0 to local_size - 1, on this node
+    size: int  # processes, on all nodes
+    local_size: int  # processes on this node
+    num_nodes: int
+    cpus_per_task: int  # CPUs for this process, at least 1
+    gpu_ids: tuple[
+        int | str, ...
+    ]  # as the launcher numbers them: 0, or "GPU-5a1c..." and "MIG-..."
+    nodelist: str  # compact, as Slurm writes it: node[1-3,7]
+    hostnames: tuple[str, ...]  # the same, expanded; empty where the launcher does not tell
+    master_addr: str
+    master_port: int  # 0: any free port, for a process alone
+
+    @property
+    def is_master(self) -> bool:
+        """True in one process of the training: for prints and checkpoints."""
+        return self.rank == 0
+
+
+def from_environment(env: Mapping[str, str], cpus: int = 1) -> Ranks:
+    """Who the process with this environment is; `cpus` is how many CPUs it may run on."""
+    if "RANK" in env:
+        return _from_torchrun(env, cpus)
+    in_step = "SLURM_STEP_ID" in env
+    if in_step and _number(env, "SLURM_STEP_NUM_TASKS") > 1:
+        return _from_srun(env, cpus)
+    if in_step:  # one task, perhaps a notebook server's, and we in one of its notebooks
+        cpus = _cpus_of_task(env, cpus)
+    node = _this_node(env)
+    return Ranks(0, 0, 1, 1, 1, cpus, _gpu_ids(env), node, (node,), *_master(env, *ALONE))
+
+
+def _from_torchrun(env: Mapping[str, str], cpus: int) -> Ranks:
+    size, local_size = _number(env, "WORLD_SIZE", 1), _number(env, "LOCAL_WORLD_SIZE", 1)
+    nodes = _number(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else size // local_size
+    nodelist = _this_node(env) if nodes == 1 else env.get("SLURM_STEP_NODELIST", "")
+    hostnames = expand_nodelist(nodelist) if nodelist else ()
+    if len(hostnames) != nodes:  # torchrun was started on these nodes by something else
+        nodelist, hostnames = "", ()
+    return Ranks(
+        rank=_number(env, "RANK"),
+        local_rank=_number(env, "LOCAL_RANK"),
+        size=size,
+        local_size=local_size,
+        num_nodes=nodes,
+        cpus_per_task=max(1, cpus // local_size),
+        gpu_ids=_gpu_ids(env),
+        nodelist=nodelist,
+        hostnames=hostnames,
+        master_addr=_text(env, "MASTER_ADDR"),
+        master_port=_number(env, "MASTER_PORT"),
+    )
+
+
+def _from_srun(env: Mapping[str, str], cpus: int) -> Ranks:
+    nodelist = _text(env, "SLURM_STEP_NODELIST")
+    hostnames = expand_nodelist(nodelist)
+    local_size = _tasks_of_node(env)
+    master_addr, master_port = _master(env, hostnames[0], _step_port(env))
+    return Ranks(
+        rank=_number(env, "SLURM_PROCID"),
+        local_rank=_number(env, "SLURM_LOCALID"),
+        size=_number(env, "SLURM_STEP_NUM_TASKS"),
+        local_size=local_size,
+        num_nodes=len(hostnames),
+        cpus_per_task=_cpus_of_task(env, max(1, cpus // local_size)),
+        gpu_ids=_gpu_ids(env),
+        nodelist=nodelist,
+        hostnames=hostnames,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+
+
+def _cpus_of_task(env: Mapping[str, str], default: int) -> int:
+    name = "SLURM_CPUS_PER_TASK"  # set where --cpus-per-task was given
+    return _number(env, name, 1) if name in env else default
+
+
+def _master(env: Mapping[str, str], addr: str, port: int) -> tuple[str, int]:
+    """MASTER_ADDR and MASTER_PORT of the launcher or the job script, else those given."""
+    if env.get("MASTER_PORT") == str(ALONE[1]):
+        return addr, port  # left by a process alone, such as the notebook that submitted this job
+    return (
+        env.get("MASTER_ADDR") or addr,
+        _number(env, "MASTER_PORT") if env.get("MASTER_PORT") else port,
+    )
+
+
+def _step_port(env: Mapping[str, str]) -> int:
+    """The same on all ranks; another one for the next job and for the next step on these nodes."""
+    return FIRST_PORT + (_number(env, "SLURM_JOB_ID") + 997 * _number(env, "SLURM_STEP_ID")) % PORTS
+
+
+def _tasks_of_node(env: Mapping[str, str]) -> int:
+    """This node's number in a list such as `2(x2),1`: 2 tasks on two nodes, then 1."""
+    name, node = "SLURM_STEP_TASKS_PER_NODE", _number(env, "SLURM_NODEID")
+    groups = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in _text(env, name).split(",")]
+    if None in groups:
+        raise ValueError(f"{name} is {env[name]!r}; expected numbers of tasks such as 2(x2),1")
+    tasks = [int(g[1]) for g in groups for _ in range(int(g[2] or 1))]
+    if node >= len(tasks):
+        raise ValueError(f"{name} is {env[name]!r}, with no entry for SLURM_NODEID={node}")
+    return tasks[node]
+
+
+def expand_nodelist(nodelist: str) -> tuple[str, ...]:
+    """All names of a compact list: `r1n[08-10],login` is r1n08, r1n09, r1n10 and login."""
+    numbers = r"\d+(?:-\d+)?"
+    name = rf"(?:[^][,\s]|\[{numbers}(?:,{numbers})*\])+"
+    if not re.fullmatch(rf"{name}(?:,{name})*", nodelist):
+        raise ValueError(
+            f"the node list is {nodelist!r}; expected names such as node[1-3,7],r1i[0-2]n[01-03]; "
+            "look at `scontrol show hostnames`"
+        )
+    hosts = []
+    for compact in re.findall(name, nodelist):
+        parts = re.split(r"\[(.*?)\]", compact)  # text, numbers, text, numbers, ... text
+        choices = [_numbers(p) if i % 2 else [p] for i, p in enumerate(parts)]
+        hosts += ["".join(choice) for choice in itertools.product(*choices)]
+    return tuple(hosts)
+
+
+def _numbers(ranges: str) -> list[str]:
+    """`08-10,12` is 08, 09, 10, 12: the width of a range is that of its first number."""
+    found = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise ValueError(
+                f"the node list has the range [{part}]; expected the smaller number first"
+            )
+        found += [f"{i:0{len(first)}d}" for i in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def _gpu_ids(env: Mapping[str, str]) -> tuple[int | str, ...]:
+    """What CUDA shows to this process, else the GPUs of the step."""
+    names = env.get("CUDA_VISIBLE_DEVICES", env.get("SLURM_STEP_GPUS", "")).split(",")
+    hidden = ("", "-1", "NoDevFiles")  # how CUDA and Slurm say: no GPU
+    return tuple(int(n) if n.isdigit() else n for n in map(str.strip, names) if n not in hidden)
+
+
+def _this_node(env: Mapping[str, str]) -> str:
+    return env.get("SLURMD_NODENAME", "localhost")
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    if not env.get(name):
+        launcher = "srun" if name.startswith("SLURM_") else "torchrun"
+        raise ValueError(
+            f"{name} is not set, but other variables of {launcher} are; start with {launcher}, "
+            f"or unset the others: `env | grep -E 'SLURM_STEP|RANK'` shows them"
+        )
+    return env[name]
+
+
+def _number(env: Mapping[str, str], name: str, least: int = 0) -> int:
+    text = _text(env, name)
+    if not re.fullmatch(r"[0-9]+", text) or int(text) < least:
+        raise ValueError(f"{name} is {text!r}; expected a number, {least} or more: `unset {name}`?")
+    return int(text)
+
+
+@cache
+def _this_process() -> Ranks:
+    """Computed once, at the first attribute that is read."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = from_environment(os.environ, cpus)
+    os.environ["MASTER_ADDR"] = ranks.master_addr
+    os.environ["MASTER_PORT"] = str(ranks.master_port)
+    return ranks
+
+
+_NAMES = (*(field.name for field in fields(Ranks)), "is_master")
+
+
+def __getattr__(name: str):
+    if name in _NAMES:
+        return getattr(_this_process(), name)
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_NAMES)}"
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])
+
+
+def device():
+    """This process's GPU, or the CPU."""
+    import torch  # here, because those who only ask for a rank should not wait for it
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Modulo: with --gpus-per-task=1 each task sees one GPU, numbered 0.
+    return torch.device("cuda", __getattr__("local_rank") % torch.cuda.device_count())

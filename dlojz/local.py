@@ -1,0 +1,286 @@
+"""Runs jobs on this machine, in order: `python -m dlojz.local RUN TICKET FD` supervises one.
+
+There is no daemon. Each job has a supervisor process of its own, which outlives the notebook that
+submitted it. It waits its turn by ticket, holds a lock for each device, enforces the time limit,
+ends all that the job started, and writes down how it went.
+
+The tickets and the locks are files in a folder of the machine, shared by all users, and held with
+flock: the kernel lets go of them when their process ends, however it ends. A ticket that nobody
+holds belongs to a supervisor that died.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from dlojz import log, presets
+
+POLL_S = 0.1  # how often a supervisor looks at the queue, the clock and the wish to cancel
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+# What a launcher outside told its own processes: our job is not one of them.
+LAUNCHER_VARIABLES = re.compile(
+    r"(SLURM_|PMI|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
+)
+
+
+def devices() -> tuple[str, ...]:
+    """What one job at a time may hold: each GPU, or else the processor as a whole."""
+    return presets.gpus() or ("cpu",)
+
+
+# The queue ----------------------------------------------------------------------------------
+
+
+def queue_folder() -> Path:
+    """The machine's folder of tickets and locks: $DLOJZ_QUEUE, or one in /tmp for all users."""
+    folder = Path(os.environ.get("DLOJZ_QUEUE") or Path(tempfile.gettempdir()) / "dlojz-queue")
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o1777)  # all users write, none removes another's files
+    return folder
+
+
+def _open(path: Path) -> int:
+    """A descriptor to lock: read only, so that it works on other users' files, and never a link."""
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            pass
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        except FileExistsError:  # somebody was faster
+            continue
+
+
+def _try_lock(fd: int, kind=fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _whole_queue(folder):
+    fd = _open(folder / "lock")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def take_ticket(run: Path) -> tuple[Path, int]:
+    """Join the queue for the job in `run`: the ticket and the open descriptor that holds it."""
+    folder = queue_folder()
+    with _whole_queue(folder):
+        for ticket in (*folder.glob("ticket-*"), *folder.glob("running-*")):
+            if not _is_held(ticket):
+                with suppress(PermissionError):  # another user's: they will
+                    ticket.unlink(missing_ok=True)
+        number = max((int(t.name.split("-")[1]) for t in folder.glob("ticket-*")), default=0) + 1
+        name = f"{number:08d}-{uuid.uuid4().hex[:8]}"
+        fresh = folder / f"new-{name}"
+        fresh.write_text(json.dumps({"run": str(run), "user": os.getuid()}))
+        fd = _open(fresh)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        ticket = folder / f"ticket-{name}"
+        fresh.rename(ticket)  # held before it can be seen
+    return ticket, fd
+
+
+def is_alive(ticket: Path) -> bool:
+    """Is the supervisor with this ticket, waiting or running, alive?"""
+    return _is_held(ticket) or _is_held(_running(ticket))
+
+
+def _running(ticket: Path) -> Path:
+    """The ticket's name once its job runs: it is nobody's predecessor any more."""
+    return ticket.with_name(ticket.name.replace("ticket-", "running-"))
+
+
+def _is_held(ticket: Path) -> bool:
+    try:
+        fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
+
+
+def ahead_of(ticket: Path) -> list[Path]:
+    """The tickets of those who came before and still wait."""
+    earlier = sorted(t for t in ticket.parent.glob("ticket-*") if t.name < ticket.name)
+    return [t for t in earlier if _is_held(t)]
+
+
+def _grab(count: int) -> dict[str, int]:
+    """Locks on `count` free devices, as {device: descriptor}; empty if fewer are free."""
+    held = {}
+    for device in devices():
+        fd = _open(queue_folder() / f"device-{device}")
+        if len(held) < count and _try_lock(fd):
+            held[device] = fd
+        else:
+            os.close(fd)
+    if len(held) < count:
+        for fd in held.values():
+            os.close(fd)
+        return {}
+    return held
+
+
+# The supervisor -----------------------------------------------------------------------------
+
+
+def supervise(run: Path, ticket: Path):
+    """Wait for the turn of the job in `run`, run it, and write down how it went."""
+    job = json.loads((run / "job.json").read_text())
+    try:
+        held = _wait_for_devices(run, ticket, job)
+        if not held:
+            _write_state(run, "CANCELLED", ended=time.time(), reason="cancelled while it waited")
+            return
+        ticket.rename(_running(ticket))  # the next may try
+        _run(run, job, held)
+    finally:
+        ticket.unlink(missing_ok=True)
+        _running(ticket).unlink(missing_ok=True)
+
+
+def _wait_for_devices(run, ticket, job):
+    count = job["n_gpu"] if presets.gpus() else 1
+    while not (run / "cancel").exists():
+        if not ahead_of(ticket) and (held := _grab(count)):
+            return held
+        time.sleep(POLL_S)
+    return {}
+
+
+def _run(run, job, held):
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the job leaves behind becomes ours to end
+    kills_before = _oom_kills()
+    with (run / "stdout.txt").open("ab") as out, (run / "stderr.txt").open("ab") as err:
+        process = subprocess.Popen(
+            job["argv"],
+            cwd=job["cwd"],
+            env=_environment(run, job, held),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            pass_fds=tuple(held.values()),  # a device stays locked until its last user is gone
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+    started = time.time()
+    _write_state(run, "RUNNING", started=started, devices=list(held))
+    stopped = _watch(run, process, time.monotonic() + job["time_max_s"])
+    _end_all()
+    state, reason = stopped or _outcome(run, process.returncode, _oom_kills() > kills_before)
+    _write_state(
+        run,
+        state,
+        started=started,
+        ended=time.time(),
+        devices=list(held),
+        exit_code=process.returncode,
+        reason=reason,
+    )
+
+
+def _environment(run, job, held):
+    environment = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
+    environment |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}
+    if "cpu" not in held:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(held)
+    if job["n_gpu"] > 1:
+        threads = max(1, len(os.sched_getaffinity(0)) // job["n_gpu"])
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    return environment
+
+
+def _watch(run, process, deadline):
+    """Wait for the end of `process`; (state, reason) if it was made to end."""
+    while True:
+        try:
+            process.wait(POLL_S)
+            return None
+        except subprocess.TimeoutExpired:
+            pass
+        if (run / "cancel").exists():
+            stopped = ("CANCELLED", "cancelled while it ran")
+        elif time.monotonic() > deadline:
+            stopped = ("TIMEOUT", "ended at its time limit")
+        else:
+            continue
+        process.terminate()  # torchrun ends its workers in order
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return stopped
+
+
+def _end_all():
+    """End what the job left behind: workers of a loader, ranks of a killed torchrun."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.terminate()
+        _, alive = psutil.wait_procs(children, timeout=GRACE_S)
+        for child in alive:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(alive, timeout=GRACE_S)
+
+
+def _outcome(run, exit_code, kernel_killed):
+    if exit_code == 0:
+        return "COMPLETED", None
+    for file in sorted(run.glob("events*.jsonl")):
+        try:
+            end = log.read(file).end
+        except log.LogError:
+            continue
+        if end.get("outcome") == "out_of_memory":
+            return "OUT_OF_MEMORY", end["error"]
+    if kernel_killed:
+        return "OUT_OF_MEMORY", "killed by the kernel: the machine's memory was full"
+    if exit_code < 0:
+        return "FAILED", f"ended by signal {signal.Signals(-exit_code).name}"
+    return "FAILED", f"exit code {exit_code}"
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it was started."""
+    match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
+    return int(match[1]) if match else 0
+
+
+def _write_state(run, state, **fields):
+    log.write_atomically(run / "state.json", json.dumps({"state": state, **fields}))
+
+
+if __name__ == "__main__":
+    # The descriptor of the ticket was inherited, and stays open as long as this process lives.
+    supervise(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,404 @@
+"""The log of a run: events, one JSON object a line; written and read by this module alone.
+
+Each process of a run writes one file in the run's folder: `events.jsonl` (rank 0),
+`events.rank1.jsonl`, ... Units are in the names. A sample of each event:
+
+{"event": "start", "schema": 1, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "threads": 2}
+{"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "data": "data", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32}
+{"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
+{"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
+{"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2}
+{"event": "validation", "seconds": 0.91}
+{"event": "epoch", "epoch": 0, "train_loss": 2.2, "train_accuracy": 0.21, "val_loss": 2.1, "val_accuracy": 0.25}
+{"event": "memory", "process_peak_bytes": 812345678}
+{"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
+
+`host_ms` and `device_ms` are the two clocks of `dlojz.chronometer`; `ahead_ms` is how far the host ran
+ahead of the device. `outcome` is completed, failed, out_of_memory or interrupted; the last three
+come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
+Python's json does: a loss that diverged must not look like one that is missing.
+"""  # noqa: E501  a sample line must stay one line: a test parses these very lines
+
+import hashlib
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from dlojz import idr_torch, meters
+from dlojz.chronometer import PHASES, WARMUP_STEPS
+
+SCHEMA = 1
+EVENTS = ("start", "setup", "step", "window", "validation", "epoch", "memory", "end")
+MARKER = ".course-root"  # a file that stands in the top folder of a clone
+OUTCOMES = ("completed", "failed", "out_of_memory", "interrupted")
+
+
+class LogError(Exception):
+    """A log that can't be read, with its file, its line and what was expected."""
+
+
+def course_root(start=".") -> Path:
+    """The course's top folder, above `start` (or $DLOJZ_ROOT): paths and runs/ are relative to it.
+
+    A notebook's kernel starts in notebooks/, a job anywhere.
+    """
+    if "DLOJZ_ROOT" in os.environ:
+        return Path(os.environ["DLOJZ_ROOT"]).resolve()
+    here = Path(start).resolve()
+    for folder in (here, *here.parents):
+        if (folder / MARKER).exists():
+            return folder
+    raise FileNotFoundError(
+        f"no course folder at or above {here}: expected a file {MARKER} in one of them; "
+        "cd into your clone, or set DLOJZ_ROOT to it"
+    )
+
+
+def new_run() -> Path:
+    """Make and return a fresh folder runs/<number>; safe against others who do the same."""
+    runs = course_root() / "runs"
+    runs.mkdir(exist_ok=True)
+    number = max((int(p.name) for p in runs.iterdir() if p.name.isdigit()), default=0)
+    while True:
+        number += 1
+        folder = runs / f"{number:04d}"
+        try:
+            folder.mkdir()
+        except FileExistsError:  # somebody was faster
+            continue
+        return folder
+
+
+def write_atomically(path: Path, text: str):
+    """Replace `path` in one step, so that a reader sees the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def events_file(folder, rank: int = 0) -> Path:
+    """The log of one process of the run in `folder`."""
+    return Path(folder) / ("events.jsonl" if rank == 0 else f"events.rank{rank}.jsonl")
+
+
+# Writing ------------------------------------------------------------------------------------
+
+
+def open_run(args) -> "RunLog":
+    """The log of this process: in $DLOJZ_RUN if a launcher set it, else in a fresh runs/ folder."""
+    folder = os.environ.get("DLOJZ_RUN")
+    if folder is None:
+        if idr_torch.size > 1:
+            raise RuntimeError(
+                f"{idr_torch.size} processes, and no folder for their logs: set DLOJZ_RUN to an "
+                "empty folder that all of them see, or submit the run: dlojz submit --help"
+            )
+        folder = new_run()
+    return RunLog(Path(folder), args)
+
+
+class RunLog:
+    """Writes the events of one process, as they come. A Chronometer's sink."""
+
+    def __init__(self, folder: Path, args):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._file = events_file(folder, idr_torch.rank).open("a", encoding="utf-8")
+        self._device = self._energy = None
+        self._progress = _Progress() if idr_torch.is_master else None
+        sys.excepthook = self._on_error
+        self._write("start", schema=SCHEMA, time=_now(), **_origin(), arguments=vars(args))
+
+    def setup(self, device, model, optimizer, train_loader, val_loader, **more):
+        """What is about to be trained, on what; `more` goes into the event as it is."""
+        self._device = device
+        weights = list(model.parameters())
+        self._write(
+            "setup",
+            device=str(device),
+            device_name=_device_name(device),
+            warmup_steps=WARMUP_STEPS,
+            parameters=sum(p.numel() for p in weights),
+            parameter_bytes=sum(p.numel() * p.element_size() for p in weights),
+            optimizer=type(optimizer).__name__,
+            classes=len(train_loader.dataset.classes),
+            train_images=len(train_loader.dataset),
+            val_images=len(val_loader.dataset),
+            steps_per_epoch=len(train_loader.batch_sampler),
+            **more,
+        )
+
+    def step(self, values: dict, host_ms: dict, device_ms: dict | None, ahead_ms: float | None):
+        """One training step, as the Chronometer resolved it."""
+        fields = {**values, "host_ms": _rounded(host_ms)}
+        if device_ms is not None:
+            fields["device_ms"] = _rounded(device_ms)
+        if ahead_ms is not None:
+            fields["ahead_ms"] = round(ahead_ms, 3)
+        self._write("step", **fields)
+        if self._progress:
+            self._progress.step(fields)
+
+    def window_opens(self):
+        """The measured window begins: the device is idle, and its energy is read."""
+        self._energy = meters.energy_joules(self._device) if self._device else None
+
+    def window(self, **fields):
+        """A measured window has ended: `first_step`, `steps`, `wall_s`."""
+        before, now = self._energy, meters.energy_joules(self._device) if self._device else None
+        if before is not None and now is not None:
+            fields["energy_j"] = round(now - before, 3)
+        self._write("window", **fields)
+
+    def epoch(self, epoch: int, train: dict, val: dict):
+        """The end of an epoch: what `train_one_epoch` and `evaluate` returned."""
+        fields = {"epoch": epoch}
+        fields |= {f"train_{name}": value for name, value in train.items()}
+        fields |= {f"val_{name}": value for name, value in val.items()}
+        self._write("epoch", **fields)
+        if self._progress:
+            self._progress.epoch(fields)
+
+    def validation(self, seconds: float):
+        """How long a validation took, between two waits for the device."""
+        self._write("validation", seconds=seconds)
+
+    def end(self):
+        """The run is complete."""
+        self._finish("completed")
+
+    def _finish(self, outcome, **fields):
+        if self._device:
+            self._write("memory", **meters.peak_memory(self._device))
+        self._write("end", outcome=outcome, time=_now(), **fields)
+        if self._progress and outcome == "completed":
+            print(f"log: {self._file.name}", flush=True)
+
+    def _on_error(self, kind, error, traceback):
+        """In place of sys.excepthook: an unfinished run says why."""
+        outcome = "failed"
+        if issubclass(kind, KeyboardInterrupt):
+            outcome = "interrupted"
+        elif kind.__name__ == "OutOfMemoryError" or _host_out_of_memory(error):
+            outcome = "out_of_memory"
+        self._finish(outcome, error=f"{kind.__name__}: {error}"[:2000])
+        if kind.__module__.startswith("dlojz."):  # our own errors say what to do: no traceback
+            print(f"{kind.__name__}: {error}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, traceback)
+
+    def _write(self, event, **fields):
+        line = json.dumps({"event": event, **fields}, default=str)
+        self._file.write(line + "\n")
+        self._file.flush()  # a killed run keeps all that was resolved
+
+
+def _host_out_of_memory(error):
+    # torch's CPU allocator raises a plain RuntimeError
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def _now():
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _rounded(durations):
+    return {phase: round(ms, 4) for phase, ms in durations.items()}
+
+
+def _origin():
+    """What runs, where: the exact source, the versions, the machine."""
+    trainer = Path(sys.argv[0])
+    source = trainer.read_bytes() if trainer.is_file() else b""
+    packages = ("torch", "torchvision", "torchmetrics", "numpy", "pillow")
+    return {
+        "rank": idr_torch.rank,
+        "size": idr_torch.size,
+        "hostname": socket.gethostname(),
+        "trainer": trainer.name,
+        "trainer_sha256": hashlib.sha256(source).hexdigest()[:16],
+        "git": _git_state(),
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in packages},
+        "cpu": cpu_name(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "threads": _threads(),
+    }
+
+
+def _threads():
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else None
+
+
+def _version(package):
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state():
+    """The commit of the course's code, `-dirty` if edited; None outside a clone."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def cpu_name() -> str:
+    """The processor's name, as Linux or Python knows it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    match = (
+        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else 0
+    )
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _device_name(device):
+    if device.type != "cuda":
+        return cpu_name()
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+class _Progress:
+    """A line for people: in a terminal it follows the steps, in a file it tells the epochs."""
+
+    def __init__(self):
+        self._live, self._shown, self._begin = sys.stderr.isatty(), 0.0, None
+
+    def step(self, fields):
+        now = time.monotonic()
+        if self._live and now - self._shown > 0.2:
+            self._shown = now
+            rate = 1000 * fields["images"] / sum(fields["host_ms"].values())
+            print(
+                f"\repoch {fields['epoch']} step {fields['step'] + 1}: loss {fields['loss']:.3f}, "
+                f"{rate:,.0f} images/s \033[K",
+                end="",
+                file=sys.stderr,
+            )
+
+    def epoch(self, fields):
+        if self._live:
+            print("\r\033[K", end="", file=sys.stderr)
+        print(
+            f"epoch {fields['epoch']}: "
+            f"train loss {fields['train_loss']:.3f}, accuracy {fields['train_accuracy']:.1%}; "
+            f"validation loss {fields['val_loss']:.3f}, accuracy {fields['val_accuracy']:.1%}",
+            flush=True,
+        )
+
+
+# Reading ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Steps:
+    """The steps of a run as columns: 10^6 of them are 120 MB, not gigabytes of dicts."""
+
+    epoch: array = field(default_factory=lambda: array("l"))
+    step: array = field(default_factory=lambda: array("l"))
+    images: array = field(default_factory=lambda: array("l"))
+    lr: array = field(default_factory=lambda: array("d"))
+    loss: array = field(default_factory=lambda: array("d"))
+    host_ms: dict = field(default_factory=lambda: {p: array("d") for p in PHASES})
+    device_ms: dict = field(default_factory=lambda: {p: array("d") for p in PHASES})
+    ahead_ms: array = field(default_factory=lambda: array("d"))  # NaN before the window
+
+    def __len__(self):
+        return len(self.step)
+
+    def append(self, event):
+        """Take one `step` event; a missing or wrong field raises KeyError or TypeError."""
+        for name in ("epoch", "step", "images", "lr", "loss"):
+            getattr(self, name).append(event[name])
+        for phase in PHASES:
+            self.host_ms[phase].append(event["host_ms"][phase])
+            if "device_ms" in event:
+                self.device_ms[phase].append(event["device_ms"][phase])
+        self.ahead_ms.append(event.get("ahead_ms", float("nan")))
+
+
+@dataclass
+class Run:
+    """What one process logged. `start`, `setup`, `memory` and `end` are {} where missing."""
+
+    path: Path
+    start: dict = field(default_factory=dict)
+    setup: dict = field(default_factory=dict)
+    steps: Steps = field(default_factory=Steps)
+    windows: list = field(default_factory=list)
+    validations: list = field(default_factory=list)
+    epochs: list = field(default_factory=list)
+    memory: dict = field(default_factory=dict)
+    end: dict = field(default_factory=dict)
+    notes: list = field(default_factory=list)  # what a reader should know: cut, no end
+
+
+def read(path) -> Run:
+    """Read a log: a file, or a run's folder (then rank 0's).
+
+    A last line that was cut and a missing end are normal in a killed run: they become notes.
+    Anything else that is malformed raises LogError with file and line number.
+    """
+    path = Path(path)
+    path = events_file(path) if path.is_dir() else path
+    run = Run(path)
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise LogError(f"{path}: no log to read ({error.strerror}): did the run start?") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            try:
+                _take(run, json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                if not line.endswith("\n"):
+                    run.notes.append(f"line {number} was cut: the run was killed while it wrote")
+                    break
+                raise LogError(f"{path}:{number}: {_complaint(error)}: {line[:80]!r}") from error
+    if not run.end:
+        run.notes.append("no end: the run is still going, or was killed")
+    return run
+
+
+def read_ranks(folder) -> list[Run]:
+    """The logs of all processes of the run in `folder`, by rank."""
+    first = read(folder)
+    return [first, *(read(events_file(folder, r)) for r in range(1, first.start.get("size", 1)))]
+
+
+def _take(run, event):
+    kind = event["event"]
+    if kind == "step":
+        run.steps.append(event)
+    elif kind in ("window", "validation", "epoch"):
+        getattr(run, kind + "s").append(event)
+    elif kind in EVENTS:
+        if kind == "start" and event["schema"] != SCHEMA:
+            raise ValueError(f"schema {event['schema']}, expected {SCHEMA}; update the course")
+        setattr(run, kind, event)
+    else:
+        raise ValueError(f"unknown event {kind!r}, expected one of {', '.join(EVENTS)}")
+
+
+def _complaint(error):
+    if isinstance(error, json.JSONDecodeError):
+        return "not a JSON object"
+    return f"no field {error}" if isinstance(error, KeyError) else str(error)

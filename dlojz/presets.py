@@ -1,0 +1,82 @@
+"""Sizes that fit the hardware, so that one notebook serves a laptop, a GPU and a cluster.
+
+`choose()` picks a preset by what this machine has; DLOJZ_PRESET=smoke|cpu|gpu|cluster forces one.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The sizes that a notebook asks for instead of writing them down."""
+
+    name: str
+    model: str  # a torchvision classifier
+    image_size: int  # pixels, of the square that the model sees
+    batch_size: int  # images per process
+    nsteps: int  # steps of a test run
+    batch_sizes: tuple[int, ...]  # of a sweep
+    classes: int  # of the generated data set
+    images_per_class: int  # in train/
+    val_images_per_class: int  # in val/
+
+    @property
+    def flags(self) -> str:
+        """The trainer's flags for these sizes."""
+        return (
+            f"--model {self.model} --image-size {self.image_size} -b {self.batch_size} "
+            f"--test-nsteps {self.nsteps}"
+        )
+
+
+PRESETS = {
+    p.name: p
+    for p in (
+        Preset("smoke", "resnet18", 32, 8, 4, (4, 8), 4, 16, 8),
+        Preset("cpu", "resnet18", 64, 32, 12, (4, 8, 16, 32, 64, 128), 10, 100, 20),
+        Preset("gpu", "resnet50", 224, 256, 50, (8, 16, 32, 64, 128, 256, 512, 1024), 100, 260, 20),
+        Preset("cluster", "resnet50", 224, 256, 50, (32, 64, 128, 256, 512, 1024), 100, 260, 20),
+    )
+}
+
+
+@cache
+def gpus() -> tuple[str, ...]:
+    """The UUIDs of the GPUs that CUDA would show here, in its order; empty without a driver.
+
+    Asks NVML instead of torch: a command line must not wait seconds for `import torch`.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver, or no card
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [pynvml.nvmlDeviceGetUUID(h) for h in handles]
+    finally:
+        pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(uuids)
+    chosen = []
+    for name in filter(None, (v.strip() for v in visible.split(","))):
+        match = [u for i, u in enumerate(uuids) if name == str(i) or u.startswith(name)]
+        if len(match) != 1:  # as CUDA does: the list ends at the first name that is not a device
+            break
+        chosen += match
+    return tuple(chosen)
+
+
+def choose(name: str | None = None) -> Preset:
+    """The preset `name`, else $DLOJZ_PRESET, else the one that fits this machine."""
+    name = name or os.environ.get("DLOJZ_PRESET") or ("gpu" if gpus() else "cpu")
+    if name not in PRESETS:
+        raise ValueError(
+            f"unknown preset {name!r}: expected one of {', '.join(PRESETS)}; "
+            "set DLOJZ_PRESET to one of them, or unset it"
+        )
+    return PRESETS[name]
