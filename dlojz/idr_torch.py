@@ -12,7 +12,9 @@ The innermost launcher wins, because the variables of the outer ones are inherit
      SLURM_NTASKS and SLURM_PROCID say there: they announce tasks that only srun would start.
 
 Reading the first attribute computes them all and, where the launcher did not set them, sets
-MASTER_ADDR and MASTER_PORT in os.environ for init_process_group. Importing does nothing.
+MASTER_ADDR and MASTER_PORT in os.environ for init_process_group: the step's first node and a port
+made of its job and step ids, or 127.0.0.1 and port 0 (any free one) for a process alone. Importing
+does nothing.
 """
 
 import itertools
@@ -39,9 +41,7 @@ class Ranks:
     local_size: int  # processes on this node
     num_nodes: int
     cpus_per_task: int  # CPUs for this process, at least 1
-    gpu_ids: tuple[
-        int | str, ...
-    ]  # as the launcher numbers them: 0, or "GPU-5a1c..." and "MIG-..."
+    gpu_ids: tuple[int | str, ...]  # 0, or "GPU-5a1c..." and "MIG-..."; empty: none, not told
     nodelist: str  # compact, as Slurm writes it: node[1-3,7]
     hostnames: tuple[str, ...]  # the same, expanded; empty where the launcher does not tell
     master_addr: str
@@ -57,11 +57,10 @@ def from_environment(env: Mapping[str, str], cpus: int = 1) -> Ranks:
     """Who the process with this environment is; `cpus` is how many CPUs it may run on."""
     if "RANK" in env:
         return _from_torchrun(env, cpus)
-    in_step = "SLURM_STEP_ID" in env
-    if in_step and _number(env, "SLURM_STEP_NUM_TASKS") > 1:
-        return _from_srun(env, cpus)
-    if in_step:  # one task, perhaps a notebook server's, and we in one of its notebooks
-        cpus = _cpus_of_task(env, cpus)
+    if "SLURM_STEP_ID" in env:
+        if _number(env, "SLURM_STEP_NUM_TASKS", 1) > 1:
+            return _from_srun(env, cpus)
+        cpus = _cpus_of_task(env, cpus)  # of one task, perhaps a notebook server
     node = _this_node(env)
     return Ranks(0, 0, 1, 1, 1, cpus, _gpu_ids(env), node, (node,), *_master(env, *ALONE))
 
@@ -131,12 +130,16 @@ def _step_port(env: Mapping[str, str]) -> int:
 def _tasks_of_node(env: Mapping[str, str]) -> int:
     """This node's number in a list such as `2(x2),1`: 2 tasks on two nodes, then 1."""
     name, node = "SLURM_STEP_TASKS_PER_NODE", _number(env, "SLURM_NODEID")
-    groups = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in _text(env, name).split(",")]
-    if None in groups:
-        raise ValueError(f"{name} is {env[name]!r}; expected numbers of tasks such as 2(x2),1")
-    tasks = [int(g[1]) for g in groups for _ in range(int(g[2] or 1))]
+    group = r"(\d+)(?:\(x(\d+)\))?"
+    tasks = []
+    if re.fullmatch(f"{group}(,{group})*", _text(env, name)):
+        for count, nodes in re.findall(group, env[name]):
+            tasks += [int(count)] * int(nodes or 1)
     if node >= len(tasks):
-        raise ValueError(f"{name} is {env[name]!r}, with no entry for SLURM_NODEID={node}")
+        raise ValueError(
+            f"{name} is {env[name]!r}; expected numbers of tasks such as 2(x2),1, one of them "
+            f"for SLURM_NODEID={node}; start with srun"
+        )
     return tasks[node]
 
 
@@ -144,35 +147,37 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
     """All names of a compact list: `r1n[08-10],login` is r1n08, r1n09, r1n10 and login."""
     numbers = r"\d+(?:-\d+)?"
     name = rf"(?:[^][,\s]|\[{numbers}(?:,{numbers})*\])+"
-    if not re.fullmatch(rf"{name}(?:,{name})*", nodelist):
-        raise ValueError(
-            f"the node list is {nodelist!r}; expected names such as node[1-3,7],r1i[0-2]n[01-03]; "
-            "look at `scontrol show hostnames`"
-        )
     hosts = []
-    for compact in re.findall(name, nodelist):
-        parts = re.split(r"\[(.*?)\]", compact)  # text, numbers, text, numbers, ... text
-        choices = [_numbers(p) if i % 2 else [p] for i, p in enumerate(parts)]
-        hosts += ["".join(choice) for choice in itertools.product(*choices)]
+    try:
+        if not re.fullmatch(rf"{name}(?:,{name})*", nodelist):
+            raise ValueError("malformed")
+        for compact in re.findall(name, nodelist):
+            parts = re.split(r"\[(.*?)\]", compact)  # text, numbers, text, numbers, ... text
+            choices = [_numbers(p) if i % 2 else [p] for i, p in enumerate(parts)]
+            hosts += ["".join(choice) for choice in itertools.product(*choices)]
+    except ValueError as error:
+        raise ValueError(
+            f"the node list {nodelist!r} is {error}; expected names such as node[1-3,7],"
+            "r1i[0-2]n[01-03]; `scontrol show hostnames` shows Slurm's"
+        ) from None
     return tuple(hosts)
 
 
 def _numbers(ranges: str) -> list[str]:
-    """`08-10,12` is 08, 09, 10, 12: the width of a range is that of its first number."""
+    """`08-10,12` is 08, 09, 10, 12: a range is as wide as its first number."""
     found = []
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
+    for first, _, last in (part.partition("-") for part in ranges.split(",")):
         if int(last or first) < int(first):
-            raise ValueError(
-                f"the node list has the range [{part}]; expected the smaller number first"
-            )
+            raise ValueError(f"running backwards from {first} to {last}")
         found += [f"{i:0{len(first)}d}" for i in range(int(first), int(last or first) + 1)]
     return found
 
 
 def _gpu_ids(env: Mapping[str, str]) -> tuple[int | str, ...]:
     """What CUDA shows to this process, else the GPUs of the step."""
-    names = env.get("CUDA_VISIBLE_DEVICES", env.get("SLURM_STEP_GPUS", "")).split(",")
+    # Without SLURM_GPUS_ON_NODE the job has no GPU, and SLURM_STEP_GPUS is that of a notebook.
+    step = env.get("SLURM_STEP_GPUS", "") if "SLURM_GPUS_ON_NODE" in env else ""
+    names = env.get("CUDA_VISIBLE_DEVICES", step).split(",")
     hidden = ("", "-1", "NoDevFiles")  # how CUDA and Slurm say: no GPU
     return tuple(int(n) if n.isdigit() else n for n in map(str.strip, names) if n not in hidden)
 
@@ -230,4 +235,4 @@ def device():
     if not torch.cuda.is_available():
         return torch.device("cpu")
     # Modulo: with --gpus-per-task=1 each task sees one GPU, numbered 0.
-    return torch.device("cuda", __getattr__("local_rank") % torch.cuda.device_count())
+    return torch.device("cuda", _this_process().local_rank % torch.cuda.device_count())

@@ -24,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from dlojz import local, log
+from dlojz.course import course_root
 
 
 class State(StrEnum):
@@ -179,7 +180,7 @@ def _prepare(command, n_gpu) -> tuple[Path, list[str]]:
 
 
 def _find(name: str) -> Path:
-    root = log.course_root()
+    root = course_root()
     candidates = [f / name for f in (Path.cwd(), root, root / "dlojz", root / "solutions")]
     for path in candidates:
         if path.is_file():
@@ -202,7 +203,7 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded) -> Job:
             "command": words,
             "trainer": str(trainer),
             "argv": trainer_argv(copy, words[1:], n_gpu),
-            "cwd": str(log.course_root()),
+            "cwd": str(course_root()),
             "n_gpu": n_gpu,
             "time_max_s": time_max_s,
             "submitted": time.time(),
@@ -245,7 +246,7 @@ def _seconds(time_max: str) -> float:
 
 def jobs() -> list[Job]:
     """All runs of this course folder, oldest first."""
-    runs = log.course_root() / "runs"
+    runs = course_root() / "runs"
     names = sorted((p.name for p in runs.glob("*") if p.name.isdigit()), key=int)
     return [Job(runs / name) for name in names]
 
@@ -253,7 +254,7 @@ def jobs() -> list[Job]:
 def find(number: str | int) -> Job:
     """The job with this id; 12 and "0012" are the same."""
     text = str(number)
-    directory = log.course_root() / "runs" / (text.zfill(4) if text.isdigit() else text)
+    directory = course_root() / "runs" / (text.zfill(4) if text.isdigit() else text)
     if not text.isdigit() or not directory.is_dir():
         known = ", ".join(j.id for j in jobs()[-5:]) or "none yet"
         raise LookupError(f"no job {text!r} in {directory.parent}; the last ones: {known}")
@@ -267,7 +268,7 @@ def latest(name: str | None = None) -> Job | list[Job]:
             sweep = _read_json(job.directory / "sweep.json")
             return [find(i) for i in sweep] if sweep else job
     wanted = f" named {name!r}" if name else ""
-    raise LookupError(f"no job{wanted} in {log.course_root() / 'runs'}: submit one first")
+    raise LookupError(f"no job{wanted} in {course_root() / 'runs'}: submit one first")
 
 
 class Queue(list):

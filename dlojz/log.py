@@ -4,7 +4,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 `events.rank1.jsonl`, ... Units are in the names. A sample of each event:
 
 {"event": "start", "schema": 1, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "threads": 2}
-{"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "data": "data", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32}
+{"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
 {"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
 {"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
 {"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2}
@@ -36,32 +36,15 @@ from pathlib import Path
 
 from dlojz import idr_torch, meters
 from dlojz.chronometer import PHASES, WARMUP_STEPS
+from dlojz.course import course_root
 
 SCHEMA = 1
 EVENTS = ("start", "setup", "step", "window", "validation", "epoch", "memory", "end")
-MARKER = ".course-root"  # a file that stands in the top folder of a clone
 OUTCOMES = ("completed", "failed", "out_of_memory", "interrupted")
 
 
 class LogError(Exception):
     """A log that can't be read, with its file, its line and what was expected."""
-
-
-def course_root(start=".") -> Path:
-    """The course's top folder, above `start` (or $DLOJZ_ROOT): paths and runs/ are relative to it.
-
-    A notebook's kernel starts in notebooks/, a job anywhere.
-    """
-    if "DLOJZ_ROOT" in os.environ:
-        return Path(os.environ["DLOJZ_ROOT"]).resolve()
-    here = Path(start).resolve()
-    for folder in (here, *here.parents):
-        if (folder / MARKER).exists():
-            return folder
-    raise FileNotFoundError(
-        f"no course folder at or above {here}: expected a file {MARKER} in one of them; "
-        "cd into your clone, or set DLOJZ_ROOT to it"
-    )
 
 
 def new_run() -> Path:
@@ -114,14 +97,17 @@ class RunLog:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._file = events_file(folder, idr_torch.rank).open("a", encoding="utf-8")
+        self._args = args
         self._device = self._energy = None
         self._progress = _Progress() if idr_torch.is_master else None
         sys.excepthook = self._on_error
         self._write("start", schema=SCHEMA, time=_now(), **_origin(), arguments=vars(args))
 
-    def setup(self, device, model, optimizer, train_loader, val_loader, **more):
-        """What is about to be trained, on what; `more` goes into the event as it is."""
+    def setup(self, device, model, optimizer, train_loader, val_loader):
+        """What is about to be trained, on what, for how long."""
         self._device = device
+        steps = len(train_loader.batch_sampler)
+        cut = min(steps, self._args.test_nsteps) if self._args.test else steps
         weights = list(model.parameters())
         self._write(
             "setup",
@@ -134,8 +120,8 @@ class RunLog:
             classes=len(train_loader.dataset.classes),
             train_images=len(train_loader.dataset),
             val_images=len(val_loader.dataset),
-            steps_per_epoch=len(train_loader.batch_sampler),
-            **more,
+            steps_per_epoch=steps,
+            steps=cut * self._args.epochs,
         )
 
     def step(self, values: dict, host_ms: dict, device_ms: dict | None, ahead_ms: float | None):
@@ -337,7 +323,10 @@ class Steps:
 
 @dataclass
 class Run:
-    """What one process logged. `start`, `setup`, `memory` and `end` are {} where missing."""
+    """What one process logged. `start`, `setup`, `memory` and `end` are {} where missing.
+
+    A job that was stopped and went on has several starts: `windows` count from the first of all.
+    """
 
     path: Path
     start: dict = field(default_factory=dict)
@@ -349,6 +338,7 @@ class Run:
     memory: dict = field(default_factory=dict)
     end: dict = field(default_factory=dict)
     notes: list = field(default_factory=list)  # what a reader should know: cut, no end
+    first_step: int = 0  # in `steps`, of the last start: a job may be stopped and go on
 
 
 def read(path) -> Run:
@@ -388,11 +378,16 @@ def _take(run, event):
     kind = event["event"]
     if kind == "step":
         run.steps.append(event)
-    elif kind in ("window", "validation", "epoch"):
+    elif kind == "window":
+        first = event["first_step"] + run.first_step
+        run.windows.append({**event, "first_step": first})
+    elif kind in ("validation", "epoch"):
         getattr(run, kind + "s").append(event)
     elif kind in EVENTS:
         if kind == "start" and event["schema"] != SCHEMA:
             raise ValueError(f"schema {event['schema']}, expected {SCHEMA}; update the course")
+        if kind == "start":
+            run.first_step, run.end = len(run.steps), {}
         setattr(run, kind, event)
     else:
         raise ValueError(f"unknown event {kind!r}, expected one of {', '.join(EVENTS)}")

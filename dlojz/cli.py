@@ -1,0 +1,184 @@
+"""The command `dlojz`: what a notebook does, from a terminal."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from dlojz import course, generate, launch, presets
+
+
+def main(argv=None) -> int:
+    """Run one command; returns the exit status: 0 well, 1 the answer is bad news, 2 bad input."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except (
+        launch.SubmitError,
+        generate.DataError,
+        LookupError,
+        FileNotFoundError,
+        ValueError,
+    ) as error:
+        print(f"dlojz: {error.args[0] if error.args else error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("dlojz: interrupted; jobs go on (dlojz queue)", file=sys.stderr)
+        return 130
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="dlojz",
+        description="The DLO-JZ workshop: make PyTorch training fast, one measured step at a time.",
+        epilog='example: dlojz submit --wait "dlojz/dlojz.py --test --data synthetic -b 32"',
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name, run, summary):
+        sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
+        sub.set_defaults(run=run)
+        return sub.add_argument
+
+    add = command("doctor", _doctor, "what this machine can do, and what is wrong")
+    add("--quick", action="store_true", help="measure no storage, ask no torch")
+    add("--json", action="store_true", help="for programs")
+
+    add = command("data", _data, "make an ImageNet-shaped set of images; no download")
+    add("folder", help="where to, such as data")
+    add("--preset", choices=sorted(presets.PRESETS), help="sizes (default: this machine's)")
+    add("--classes", type=int, help="how many")
+    add("--images-per-class", type=int, help="in train/")
+    add("--val-images-per-class", type=int, help="in val/")
+    add("--seed", type=int, default=0)
+    add("--workers", type=int, help="processes (default: the CPUs of this one)")
+
+    add = command("submit", _submit, "run the trainer as a job, when its turn comes")
+    add("command", nargs="+", help='"dlojz/dlojz.py --test -b 32"; several run in order')
+    add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
+    add("--name", default="dlojz")
+    add("--time-max", default="00:10:00", help="HH:MM:SS, then it is ended")
+    add("--wait", action="store_true", help="wait for the end and show the report")
+
+    add = command("queue", _queue, "the jobs that wait or run, and the last ones")
+    add("name", nargs="?", help="only jobs with this name")
+    add("--last", type=int, default=5, help="how many that have ended")
+
+    add = command("cancel", _cancel, "take a job from the queue, or end it")
+    add("job", nargs="+", help="its number")
+
+    add = command("report", _report, "what a job did: throughput, memory, energy")
+    add("job", nargs="*", help="numbers, folders or recordings (default: the last submission)")
+    add("--png", type=Path, help="draw it into this file")
+
+    add = command("solution", _solution, "show the trainer as it is after a step")
+    add("step", help="01, 02, ...")
+    add = command("diff", _diff, "what differs between your trainer and a step's solution")
+    add("step", help="01, 02, ...")
+    add("--job", help="of this job instead of your trainer")
+    add = command("catch-up", _catch_up, "put the starting point of a step; yours is saved first")
+    add("step", help="01, 02, ...")
+    return parser
+
+
+def _doctor(args):
+    from dlojz import doctor
+
+    found = doctor.examine(quick=args.quick)
+    print(json.dumps(found.to_dict(), indent=1, default=str) if args.json else found)
+    return 1 if found.problems else 0
+
+
+def _data(args):
+    preset = presets.choose(args.preset)
+    folder = generate.generate(
+        args.folder,
+        classes=preset.classes if args.classes is None else args.classes,
+        images_per_class=_or(args.images_per_class, preset.images_per_class),
+        val_images_per_class=_or(args.val_images_per_class, preset.val_images_per_class),
+        seed=args.seed,
+        workers=args.workers,
+    )
+    print(f"{folder}: train it with --data {folder}, or set DLOJZ_DATA={folder}")
+
+
+def _or(value, default):
+    return default if value is None else value
+
+
+def _submit(args):
+    command = args.command if len(args.command) > 1 else args.command[0]
+    jobs = launch.submit(command, args.n_gpu, args.name, args.time_max)
+    jobs = jobs if isinstance(jobs, list) else [jobs]
+    for job in jobs:
+        print(f"job {job.id}: {job.command}", flush=True)
+    if not args.wait:
+        print("see `dlojz queue`, then `dlojz report`")
+        return 0
+    states = [_wait(job) for job in jobs]
+    _show(jobs)
+    return 0 if set(states) <= {launch.State.COMPLETED, launch.State.OUT_OF_MEMORY} else 1
+
+
+def _wait(job):
+    """Wait with a progress bar over the steps of the job."""
+    from tqdm import tqdm
+
+    from dlojz import progress
+
+    with tqdm(total=None, unit="step", desc=f"job {job.id}", leave=False) as bar:
+        for now in progress.follow(job):
+            bar.total = now.total
+            bar.set_postfix_str(str(now.state))
+            bar.update(now.done - bar.n)
+    return job.state
+
+
+def _queue(args):
+    print(launch.queue(args.name, args.last))
+
+
+def _cancel(args):
+    for job in [launch.find(number) for number in args.job]:
+        job.cancel()
+        print(f"job {job.id}: {'cancelling' if not job.state.final else job.state}")
+
+
+def _report(args):
+    if not args.job:
+        found = launch.latest()
+    else:
+        found = [
+            Path(j) if Path(j).exists() and not j.isdigit() else launch.find(j) for j in args.job
+        ]
+    _show(found if isinstance(found, list) else [found], args.png)
+
+
+def _show(runs, png=None):
+    from dlojz import report
+
+    print(report.inspect_run(runs[0]) if len(runs) == 1 else report.compare_runs(runs))
+    if png:
+        print(f"wrote {report.save_figure(runs, png)}")
+
+
+def _solution(args):
+    print(course.solution(args.step).read_text(), end="")
+
+
+def _diff(args):
+    from dlojz import report
+
+    print(repr(report.diff(launch.find(args.job) if args.job else course.trainer(), args.step)))
+
+
+def _catch_up(args):
+    saved = course.catch_up(args.step)
+    print(f"{course.trainer()} is now where step {course.step(args.step)} begins")
+    print(
+        f"yours was saved: {saved}" if saved else "yours was a step of the course: nothing to save"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

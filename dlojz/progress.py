@@ -1,0 +1,92 @@
+"""How far a job is; and what a trainee predicted and answered."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlojz import log
+from dlojz.course import course_root
+
+# How far a job is ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Now:
+    """A job under way: training steps done, of how many (None before it knows), and its pace."""
+
+    state: str
+    done: int = 0
+    total: int | None = None
+    loss: float | None = None
+    images_per_s: float | None = None  # of the last step
+
+
+def follow(job, every_s: float = 0.2) -> Iterator[Now]:
+    """What a job is doing, again and again until it has ended; reads each line of its log once."""
+    file, partial, now = log.events_file(job.directory), b"", Now(str(job.state))
+    position = 0
+    while True:
+        state = job.state
+        if file.exists():
+            with file.open("rb") as stream:
+                stream.seek(position)
+                lines = (partial + stream.read()).split(b"\n")
+                position = stream.tell()
+            partial = lines.pop()  # not ended yet
+            for line in lines:
+                now = _after(now, json.loads(line))
+        now = Now(str(state), now.done, now.total, now.loss, now.images_per_s)
+        yield now
+        if state.final:
+            return
+        time.sleep(every_s)
+
+
+def _after(now, event):
+    kind = event["event"]
+    if kind == "setup":
+        return Now(now.state, 0, event["steps"])
+    if kind == "step":
+        rate = 1000 * event["images"] / sum(event["host_ms"].values())
+        return Now(now.state, now.done + 1, now.total, event["loss"], rate)
+    return now
+
+
+# What a trainee predicted and answered ---------------------------------------------------------
+
+
+def _file() -> Path:
+    return Path(os.environ.get("DLOJZ_PROGRESS") or course_root() / "progress.json")
+
+
+def load() -> dict:
+    """All that was kept: {"predictions": {...}, "quizzes": {...}}."""
+    try:
+        return json.loads(_file().read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ValueError(
+            f"{_file()} is not readable ({error}): repair it, or move it away to begin anew"
+        ) from error
+
+
+def keep(kind: str, key: str, value):
+    """Remember `value` under kind and key, with the time; what was there before stays."""
+    entry = {"value": value, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    with _file().with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may answer at once
+        kept = load()
+        kept.setdefault(kind, {}).setdefault(key, []).append(entry)
+        log.write_atomically(_file(), json.dumps(kept, indent=1))
+
+
+def last(kind: str, key: str):
+    """What was kept last under kind and key, or None."""
+    entries = load().get(kind, {}).get(key)
+    return entries[-1]["value"] if entries else None

@@ -1,0 +1,452 @@
+"""Tables and figures of runs, for the notebook, the terminal and the slide.
+
+Figures take runs and axes, and return the axes; every number comes from `dlojz.stats.summary`.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from dlojz import log, stats
+from dlojz.chronometer import PHASES
+from dlojz.course import course_root, solution
+from dlojz.stats import Summary, summary
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+PALETTE = {
+    "data": "#D55E00",
+    "transfer": "#E69F00",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "update": "#009E73",
+    "speed": "#0072B2",
+    "model": "#5B5B66",
+    "activations": "#CC79A7",
+    "power": "#E69F00",
+    "limit": "#8A8A94",
+    "failure": "#B3261E",
+}
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLE = {
+    "figure.dpi": 110,
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E8",
+    "legend.frameon": False,
+    "savefig.bbox": "tight",
+}
+
+
+# Words ---------------------------------------------------------------------------------------
+
+
+def bytes_text(count: float | None) -> str:
+    """1_234_567_890 as "1.23 GB" (10^9 bytes); "not measured" for None."""
+    if count is None:
+        return "not measured"
+    return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Seconds in the unit that a person would use."""
+    if seconds is None:
+        return "not measured"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h"
+
+
+def setting_text(s: Summary) -> str:
+    """What ran on what, in one line."""
+    processes = f" x {s.size} processes" if s.size > 1 else ""
+    data = ", synthetic data" if s.synthetic else ""
+    return (
+        f"{s.model}, {s.image_size} px, batch {s.batch_size}{processes}{data}; {hardware_text(s)}"
+    )
+
+
+def hardware_text(s: Summary) -> str:
+    """The device that computed, and its kind."""
+    return f"{s.device_name} ({s.device})"
+
+
+def recorded_text(s: Summary) -> str:
+    """The label of a recorded run: hardware, version, date."""
+    return f"recorded on {s.device_name}, torch {s.versions.get('torch', '?')}, {s.date}"
+
+
+# One run: the roadworthiness test -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The roadworthiness test of a run: what it is, how fast, where its time goes, its cost."""
+
+    summary: Summary
+    tail: str = ""  # of a run that failed
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, figure) for each thing that was measured."""
+        s = self.summary
+        lines = [("what", setting_text(s))] if s.model != "?" else []
+        if s.images_per_s:
+            lines += _speed_lines(s)
+        if s.peak_memory_bytes:
+            lines.append(("peak memory", _memory_text(s)))
+        if s.images_per_s:
+            lines.append(("energy", _energy_text(s)))
+        if s.epoch_s:
+            text = f"{duration_text(s.epoch_s)} for {s.train_images:,} images, extrapolated"
+            lines.append(("epoch", text))
+        if s.validation_s:
+            lines.append(("validation", duration_text(s.validation_s)))
+        if s.epochs:
+            lines.append(("accuracy", f"{s.epochs[-1]['val_accuracy']:.1%} in validation"))
+        return lines + [("note", n) for n in s.notes]
+
+    def __repr__(self):
+        s = self.summary
+        head = f"run {s.name}: {s.state}" + (f" ({s.reason})" if s.reason else "")
+        body = [f"  {what:<12} {text}" for what, text in self.lines()]
+        bars = [
+            f"  {phase:<12} {share:6.1%} {'█' * round(40 * share)}"
+            for phase, share in s.shares.items()
+        ]
+        return "\n".join([head, *body, *bars, *(["", self.tail] if self.tail else [])])
+
+    def _repr_html_(self):
+        s = self.summary
+        colour = PALETTE["update"] if s.completed else PALETTE["failure"]
+        reason = f" {escape(str(s.reason))}" if s.reason else ""
+        rows = "".join(
+            f'<tr><td style="text-align:left"><b>{escape(what)}</b></td>'
+            f'<td style="text-align:left">{escape(text)}</td></tr>'
+            for what, text in self.lines()
+        )
+        tail = f"<pre>{escape(self.tail)}</pre>" if self.tail else ""
+        return (
+            f'<div><b>Run {escape(s.name)}</b> <span style="color:white;background:{colour};'
+            f'padding:1px 8px;border-radius:8px">{escape(s.state)}</span>{reason}'
+            f"<table>{rows}</table>{_bar_html(s)}{tail}</div>"
+        )
+
+
+def inspect_run(run) -> Inspection:
+    """The roadworthiness test of a job, a run's folder or a recording."""
+    s = summary(run)
+    failed = hasattr(run, "explain") and s.state not in ("COMPLETED", "RUNNING", "QUEUED")
+    return Inspection(s, run.explain() if failed else "")
+
+
+def _speed_lines(s):
+    low, high = s.step_ms_spread
+    device = ""
+    if s.device_images_per_s:
+        device = f" ({s.device_images_per_s:,.0f} by the device's clock)"
+    lines = [
+        ("throughput", f"{s.images_per_s:,.0f} images/s{device}"),
+        (
+            "step",
+            f"{s.step_ms:,.1f} ms (median of {s.steps}; 80 % within {low:,.1f} to {high:,.1f}; "
+            f"{s.clock} clock)",
+        ),
+    ]
+    if s.ahead_ms is not None:
+        lines.append(("host", f"{s.ahead_ms:,.0f} ms ahead of the device (median)"))
+    return [*lines, ("optimizer", s.optimizer)]
+
+
+def _memory_text(s):
+    of = "of the device" if s.memory_of == "device" else "of the process, on the host"
+    limit = f" of {bytes_text(s.memory_limit_bytes)}" if s.memory_limit_bytes else ""
+    return f"{bytes_text(s.peak_memory_bytes)}{limit}, {of}"
+
+
+def _energy_text(s):
+    if s.energy_per_image_j is None:
+        return "no sensor here"
+    return f"{s.energy_per_image_j:.3g} J per image, {s.power_w:.0f} W"
+
+
+def _bar_html(s):
+    """The shares of a step as one bar, with its legend."""
+    bar = "".join(
+        f'<div title="{p} {share:.1%}" style="width:{100 * share:.2f}%;background:{PALETTE[p]}">'
+        "</div>"
+        for p, share in s.shares.items()
+    )
+    legend = " ".join(
+        f'<span style="white-space:nowrap"><span style="color:{PALETTE[p]}">■</span> '
+        f"{p} {share:.1%}</span>"
+        for p, share in s.shares.items()
+    )
+    if not bar:
+        return ""
+    return (
+        '<div style="display:flex;width:100%;max-width:640px;height:16px;margin:4px 0">'
+        f"{bar}</div><div>{legend}</div>"
+    )
+
+
+# Several runs: a table ------------------------------------------------------------------------
+
+
+class Comparison(list):
+    """Summaries side by side, one row each: text in a terminal, HTML in a notebook."""
+
+    HEAD = ("run", "model", "batch", "images/s", "step", "peak memory", "J/image", "state")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                s.name,
+                s.model,
+                f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size),
+                f"{s.images_per_s:,.0f}" if s.images_per_s else "-",
+                f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
+                bytes_text(s.peak_memory_bytes) if s.completed else "-",
+                f"{s.energy_per_image_j:.3g}" if s.energy_per_image_j else "-",
+                s.state,
+            )
+            for s in self
+        ]
+
+    def __repr__(self):
+        rows = [self.HEAD, *self.rows()]
+        widths = [max(len(r[i]) for r in rows) for i in range(len(self.HEAD))]
+        return "\n".join(
+            "  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows
+        )
+
+    def _repr_html_(self):
+        def row(cells, tag):
+            return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+        return f"<table>{row(self.HEAD, 'th')}{''.join(row(r, 'td') for r in self.rows())}</table>"
+
+
+def compare_runs(runs: Sequence) -> Comparison:
+    """The runs' figures in one table."""
+    return Comparison(summary(r) for r in runs)
+
+
+# Figures --------------------------------------------------------------------------------------
+
+
+def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
+    """Throughput, memory and (where known) energy against batch size; returns the axes.
+
+    runs: of one model, one for each batch size; those out of memory are marked.
+    axes: as many as were returned before, to draw a second sweep into the same figure.
+    label: of this sweep in the legend; by default the model.
+    """
+    found = sorted((summary(r) for r in runs), key=lambda s: s.batch_size)
+    if not found:
+        raise ValueError("no runs to draw: give the list that submit() returned")
+    energy = any(s.energy_per_image_j for s in found)
+    with plt.rc_context(STYLE):
+        if axes is None:
+            _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 3.6))
+            axes[0].figure.suptitle(_sweep_title(found), fontsize=10, x=0.01, ha="left")
+        series = len([line for line in axes[0].lines if not line.get_label().startswith("_")])
+        _plot_speed(found, axes[0], label or found[0].model, SERIES[series % len(SERIES)])
+        _plot_memory(found, axes[1], series)
+        if energy and len(axes) > 2:
+            _plot_energy(found, axes[2], SERIES[series % len(SERIES)])
+    return axes
+
+
+def _sweep_title(found):
+    s = next((s for s in found if s.completed), found[0])
+    data = ", synthetic data" if s.synthetic else ""
+    return f"{s.image_size} px{data}, {s.size} x {hardware_text(s)}, {s.date}"
+
+
+def _plot_speed(found, ax, label, colour):
+    done = [s for s in found if s.images_per_s]
+    batches = [s.batch_size for s in done]
+    rates = np.array([s.images_per_s for s in done])
+    ax.plot(batches, rates, "o-", color=colour, label=label)
+    if done:
+        # The spread of the steps, on the scale of the throughput.
+        low, high = np.array([s.step_ms_spread for s in done]).T
+        median = np.array([s.step_ms for s in done])
+        ax.fill_between(
+            batches, rates * median / high, rates * median / low, color=colour, alpha=0.2
+        )
+    _batch_axis(ax, found, "throughput (images/s)")
+    ax.legend(loc="upper left")
+
+
+def _plot_memory(found, ax, series):
+    """Bars of peak memory: the fitted part that does not grow with the batch, and the rest."""
+    done = [s for s in found if s.completed and s.peak_memory_bytes]
+    fit = stats.fit_memory(found)
+    for s in done:
+        fixed = min(fit.fixed_bytes if fit else 0, s.peak_memory_bytes) / 1e9
+        at, total = np.log2(s.batch_size) - 0.2 + 0.4 * series, s.peak_memory_bytes / 1e9
+        ax.bar(at, fixed, 0.38, color=PALETTE["model"], alpha=1 - 0.35 * series)
+        ax.bar(at, total - fixed, 0.38, fixed, color=SERIES[3 - series], alpha=0.9)
+    for s in found:
+        if s.state == "OUT_OF_MEMORY":
+            at = np.log2(s.batch_size) - 0.2 + 0.4 * series
+            ax.text(at, 0, " out of memory", rotation=90, ha="center", color=PALETTE["failure"])
+    limit = next((s.memory_limit_bytes for s in found if s.memory_limit_bytes), None)
+    if limit and not series:
+        ax.axhline(limit / 1e9, color=PALETTE["limit"], linestyle="--", linewidth=1)
+        ax.text(ax.get_xlim()[0], limit / 1e9, "the device's memory", va="bottom", fontsize=8)
+    batches = sorted({s.batch_size for s in found})
+    ax.set_xticks(np.log2(batches), batches)
+    ax.set(xlabel="batch size (images)", ylabel="peak memory (GB)")
+    if fit and not series:
+        what = "model, optimizer" if done[0].memory_of == "device" else "process, model, optimizer"
+        ax.set_title(f"grey: {what}, {bytes_text(fit.fixed_bytes)}", fontsize=9)
+
+
+def _plot_energy(found, ax, colour):
+    done = [s for s in found if s.energy_per_image_j]
+    batches = [s.batch_size for s in done]
+    ax.plot(batches, [s.energy_per_image_j for s in done], "o-", color=colour)
+    for s in done[:: max(1, len(done) // 4)]:
+        ax.annotate(
+            f"{s.power_w:.0f} W",
+            (s.batch_size, s.energy_per_image_j),
+            textcoords="offset points",
+            xytext=(4, 5),
+            fontsize=8,
+        )
+    _batch_axis(ax, found, "energy (J per image)")
+
+
+def _batch_axis(ax, found, ylabel):
+    batches = sorted({s.batch_size for s in found})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(batches, batches)
+    ax.minorticks_off()
+    ax.set(xlabel="batch size (images)", ylabel=ylabel)
+    ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda v, _: f"{v:,.3g}" if v < 100 else f"{v:,.0f}")
+    )
+
+
+def plot_steps(run, ax=None):
+    """Each step as a bar of its phases: does the model wait for its data?"""
+    path = Path(getattr(run, "directory", run))
+    read = log.read(path)
+    clock, times = stats.step_times(read)
+    warmup = read.setup.get("warmup_steps", 0)
+    with plt.rc_context(STYLE):
+        ax = ax or plt.subplots(figsize=(9, 3.2))[1]
+        bottom = np.zeros(len(read.steps))
+        for phase in PHASES:
+            ax.bar(
+                np.arange(len(bottom)), times[phase], 0.9, bottom, color=PALETTE[phase], label=phase
+            )
+            bottom += times[phase]
+        if 0 < warmup < len(bottom):
+            ax.axvspan(-0.5, warmup - 0.5, color="#EDEDF0", zorder=0)
+            # The first step is many times as long as the others, which are what one looks at.
+            ax.set_ylim(0, 1.5 * np.percentile(bottom[warmup:], 95))
+            ax.text(-0.4, ax.get_ylim()[1], "warm-up", va="top", fontsize=8)
+        ax.set(xlabel="step", ylabel=f"time of the step (ms, {clock} clock)", xlim=(-0.5, None))
+        ax.set_title(setting_text(summary(run)), fontsize=9)
+        ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9)
+    return ax
+
+
+def plot_accuracy(runs, ax=None):
+    """Validation accuracy after each epoch, against the time spent in training steps."""
+    runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    with plt.rc_context(STYLE):
+        ax = ax or plt.subplots(figsize=(6, 3.6))[1]
+        for run, colour in zip(runs, SERIES * len(runs), strict=False):
+            s = summary(run)
+            epochs = [e["epoch"] + 1 for e in s.epochs]
+            ax.plot(
+                epochs,
+                [e["val_accuracy"] for e in s.epochs],
+                "o-",
+                color=colour,
+                label=f"{s.name}: {s.model}, batch {s.batch_size}, {duration_text(s.seconds)}",
+            )
+            ax.plot(epochs, [e["train_accuracy"] for e in s.epochs], ":", color=colour)
+        ax.set(xlabel="epoch", ylabel="accuracy (dotted: of training)", ylim=(0, 1))
+        ax.yaxis.set_major_formatter(PercentFormatter(1))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.legend()
+    return ax
+
+
+# Differences between sources --------------------------------------------------------------------
+
+
+class Diff(str):
+    """A unified diff, coloured in a notebook."""
+
+    def _repr_html_(self):
+        colours = {
+            "+": "rgba(0,158,115,.18)",
+            "-": "rgba(213,94,0,.18)",
+            "@": "rgba(0,114,178,.14)",
+        }
+        lines = "".join(
+            f'<div style="background:{colours.get(line[:1], "none")}">{escape(line) or " "}</div>'
+            for line in self.splitlines()
+        )
+        return f'<pre style="line-height:1.35">{lines or "no difference"}</pre>'
+
+    def __repr__(self):
+        return str(self) or "no difference"
+
+
+def diff(mine, step: str | int) -> Diff:
+    """What differs between a job's trainer (or a file) and the solution of a step."""
+    path = Path(getattr(mine, "directory", mine))
+    path = path / "trainer.py" if path.is_dir() else path
+    theirs = solution(step)
+    return Diff(
+        "\n".join(
+            difflib.unified_diff(
+                path.read_text().splitlines(),
+                theirs.read_text().splitlines(),
+                _relative(path),
+                _relative(theirs),
+                n=2,
+                lineterm="",
+            )
+        )
+    )
+
+
+def _relative(path):
+    root = course_root()
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+def recorded(name: str) -> list[Path]:
+    """The recordings whose file name begins with `name`, such as "h100/resnet50-fp32"."""
+    folder = course_root() / "reference"
+    found = sorted(folder.glob(f"{name}*.jsonl"))
+    if not found:
+        known = ", ".join(
+            sorted({str(p.parent.relative_to(folder)) for p in folder.rglob("*.jsonl")})
+        )
+        raise FileNotFoundError(f"no recording {folder}/{name}*.jsonl; folders there: {known}")
+    return found

@@ -1,0 +1,237 @@
+"""The trainer of the DLO-JZ workshop: an image classifier, which you will make fast.
+
+By hand:   python -m dlojz.dlojz --test --model resnet18 --image-size 64 -b 32
+As a job:  dlojz submit "dlojz/dlojz.py --test --model resnet18 --image-size 64 -b 32"
+Flags:     python -m dlojz.dlojz --help
+
+Edit the paragraphs that begin with `# TODO`, one notebook after the other. Read `main` first.
+"""
+
+import argparse
+import os
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torchmetrics
+import torchvision
+from torchvision import transforms
+
+from dlojz import checkpoint, data, idr_torch, log
+from dlojz.chronometer import Chronometer
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        prog="dlojz.py",
+        description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
+        epilog="example: dlojz.py --test --model resnet50 -b 128 (50 steps, timed)",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    flag, switch = parser.add_argument, argparse.BooleanOptionalAction
+    flag("-b", "--batch-size", type=positive, default=32, help="images per process and step")
+    flag("-e", "--epochs", type=positive, default=1, help="passes over the training images")
+    flag("--image-size", type=positive, default=224, help="pixels: side of the model's input")
+    flag("--model", default="resnet152", help="any classifier of torchvision.models")
+    flag("--lr", type=float, default=0.1, help="highest learning rate of the one-cycle schedule")
+    flag("--wd", type=float, default=5e-4, help="weight decay")
+    flag("--mom", type=float, default=0.9, help="momentum")
+    flag("--clip-norm", type=float, default=0.0, help="clip the gradients' norm to this; 0: off")
+    flag("--test", action="store_true", help="a few steps only, to see how fast they are")
+    flag("--test-nsteps", type=positive, default=50, help="steps of an epoch with --test")
+    flag("--num-workers", type=int, default=10, help="processes that load images; CPUs at most")
+    flag("--persistent-workers", action=switch, default=True, help="keep them between epochs")
+    flag("--prefetch-factor", type=positive, default=3, help="batches that each worker has ready")
+    flag("--pin-memory", action=switch, default=True, help="page-locked batches, for the GPU")
+    flag("--non-blocking", action=switch, default=True, help="do not wait for copies to the GPU")
+    flag("--drop-last", action=switch, default=False, help="leave out a last, smaller batch")
+    flag("--data", default=os.environ.get("DLOJZ_DATA", "data"), help="a folder, or 'synthetic'")
+    flag("--seed", type=int, default=0, help="of the weights, the order and the crops")
+    flag("--deterministic", action="store_true", help="the same bits in every run; slower")
+    flag("--checkpoint", type=Path, help="file to save to (default: in the run's folder, no tests)")
+    flag("--checkpoint-every", type=int, default=0, help="steps between saves; 0: at epoch ends")
+    flag("--resume", type=Path, help="checkpoint to go on from")
+    args = parser.parse_args()
+    if args.model not in torchvision.models.list_models(torchvision.models):
+        parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
+    if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
+        parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
+    return args
+
+
+def positive(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
+    return int(text)
+
+
+def build_model(args, num_classes):
+    options = {"image_size": args.image_size} if args.model.startswith("vit_") else {}
+    return torchvision.models.get_model(
+        args.model, weights=None, num_classes=num_classes, **options
+    )
+
+
+def build_loaders(args):
+    to_tensor = [transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
+    crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
+    train_set = data.open_set(args, "train", transforms.Compose(crop + to_tensor))
+    center = [
+        transforms.Resize(args.image_size * 256 // 224),
+        transforms.CenterCrop(args.image_size),
+    ]
+    val_set = data.open_set(args, "val", transforms.Compose(center + to_tensor))
+
+    train_sampler = torch.utils.data.DistributedSampler(
+        train_set, num_replicas=1, rank=0, shuffle=True, seed=args.seed
+    )
+    val_sampler = torch.utils.data.DistributedSampler(
+        val_set, num_replicas=1, rank=0, shuffle=False
+    )
+
+    return (
+        build_loader(args, train_set, data.Batches(train_sampler, args.batch_size, args.drop_last)),
+        build_loader(args, val_set, data.Batches(val_sampler, args.batch_size, drop_last=False)),
+    )
+
+
+def build_loader(args, dataset, batches):
+    num_workers = 0 if dataset.resident else min(args.num_workers, idr_torch.cpus_per_task)
+    options = {"num_workers": num_workers}
+    if num_workers > 0:  # without workers these two have no meaning, and torch refuses them
+        options["persistent_workers"] = args.persistent_workers
+        options["prefetch_factor"] = args.prefetch_factor
+    return torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=dataset.collate,
+        pin_memory=args.pin_memory and torch.cuda.is_available(),
+        **options,
+    )
+
+
+def build_metrics(num_classes):
+    # Checks of values (NaN, range of labels) are off: each would make the host wait for the GPU.
+    loss = torchmetrics.MeanMetric(nan_strategy="disable")
+    accuracy = torchmetrics.classification.MulticlassAccuracy(
+        num_classes, average="micro", validate_args=False
+    )
+    loss.persistent(True)  # a checkpoint in the middle of an epoch holds their sums
+    accuracy.persistent(True)
+    return torch.nn.ModuleDict({"loss": loss, "accuracy": accuracy})
+
+
+def train_step(training, images, labels, args, chrono):
+    chrono.forward()
+    logits = training.model(data.normalize(images))
+    loss = training.criterion(logits, labels)
+
+    chrono.backward()
+    training.optimizer.zero_grad()
+    loss.backward()
+
+    chrono.update()
+    if args.clip_norm > 0:
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), args.clip_norm)
+    training.optimizer.step()
+    training.scheduler.step()
+    return logits.detach(), loss.detach()
+
+
+def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
+    training.model.train()
+    loader.batch_sampler.set_epoch(epoch, first_step)
+    steps = args.test_nsteps if args.test else len(loader)
+    chrono.next_iter()
+    for step, (images, labels) in enumerate(islice(loader, steps - first_step), first_step):
+        chrono.transfer()
+        # TODO 01: copy the batch to the device
+
+        lr = training.scheduler.get_last_lr()[0]
+        logits, loss = train_step(training, images, labels, args, chrono)
+        training.metrics["loss"].update(loss, len(images))
+        training.metrics["accuracy"].update(logits, labels)
+        if checkpoint.due(args, step + 1):
+            checkpoint.save(training, args, epoch, step + 1)
+        chrono.next_iter(epoch=epoch, step=step, images=len(images), lr=lr, loss=loss)
+    return compute_and_reset(training.metrics)
+
+
+@torch.no_grad()
+def evaluate(loader, training, device, args):
+    training.model.eval()
+    loader.batch_sampler.set_epoch(0)
+    steps = args.test_nsteps if args.test else len(loader)
+    for images, labels in islice(loader, steps):
+        # TODO 01: copy the batch to the device
+
+        logits = training.model(data.normalize(images))
+        loss = training.criterion(logits, labels)
+        training.metrics["loss"].update(loss, len(images))
+        training.metrics["accuracy"].update(logits, labels)
+    return compute_and_reset(training.metrics)
+
+
+def compute_and_reset(metrics):
+    values = {name: metric.compute().item() for name, metric in metrics.items()}  # synchronizes
+    for metric in metrics.values():
+        metric.reset()
+    return values
+
+
+def main():
+    args = parse_args()
+    run = log.open_run(args)
+    if args.checkpoint is None and not args.test:
+        args.checkpoint = run.folder / "checkpoint.pt"
+    checkpoint.listen()
+    torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"  # true float32, no TF32
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        torch.use_deterministic_algorithms(True)
+
+    # TODO 01: choose the device
+    device = torch.device("cpu")
+
+    train_loader, val_loader = build_loaders(args)
+    num_classes = len(train_loader.dataset.classes)
+
+    # TODO 01: put the model on the device
+    model = build_model(args, num_classes)
+
+    # TODO 01: put the metrics on the device
+    metrics = build_metrics(num_classes)
+
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
+    training = SimpleNamespace(
+        model=model,
+        criterion=torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=args.lr, total_steps=args.epochs * len(train_loader)
+        ),
+        metrics=metrics,
+    )
+    first_epoch, first_step = checkpoint.load(training, args, device) if args.resume else (0, 0)
+
+    run.setup(device, model, optimizer, train_loader, val_loader)
+    chrono = Chronometer(device, run)
+    chrono.start()
+    for epoch in range(first_epoch, args.epochs):
+        train = train_one_epoch(epoch, first_step, train_loader, training, device, args, chrono)
+        chrono.validation()
+        val = evaluate(val_loader, training, device, args)
+        chrono.idle()
+        run.epoch(epoch, train, val)
+        first_step = 0
+        if args.checkpoint:
+            checkpoint.save(training, args, epoch + 1, 0)
+    chrono.stop()
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

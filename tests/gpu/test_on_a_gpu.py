@@ -1,0 +1,83 @@
+"""What only a GPU can show. Not part of `make test`: run `pytest tests/gpu` on a machine with one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dlojz import course, generate, log
+from dlojz.stats import summary
+
+SOLUTION = course.solution("01")
+
+
+def run(folder, *flags):
+    """The solution as a process of its own; returns its exit status."""
+    command = [sys.executable, str(SOLUTION), *map(str, flags)]
+    return subprocess.run(command, env={**os.environ, "DLOJZ_RUN": str(folder)}).returncode
+
+
+def test_fifty_steps_never_wait_for_the_gpu(tmp_path, monkeypatch, train):
+    from dlojz import data
+
+    flags = "--test --test-nsteps 50 --epochs 2 --data synthetic --model resnet18 -b 32"
+    set_epoch = data.Batches.set_epoch
+    epochs = []
+
+    def strict_from_the_second_epoch(self, epoch, first_step=0):
+        set_epoch(self, epoch, first_step)
+        epochs.append(epoch)
+        # Called for training and validation in turn: 0, 0, 1, 0
+        torch.cuda.set_sync_debug_mode("error" if len(epochs) == 3 else "default")
+
+    compute = torch.nn.ModuleDict.items
+
+    def relaxed(self):  # reading the metrics at the end of an epoch does wait
+        torch.cuda.set_sync_debug_mode("default")
+        return compute(self)
+
+    monkeypatch.setattr(data.Batches, "set_epoch", strict_from_the_second_epoch)
+    monkeypatch.setattr(torch.nn.ModuleDict, "items", relaxed)
+    train(SOLUTION, tmp_path, *flags.split(), "--clip-norm", 1)
+    assert epochs == [0, 0, 1, 0]
+    assert len(log.read(tmp_path).steps) == 100
+
+
+def test_the_two_clocks_agree_within_one_percent(tmp_path):
+    assert run(tmp_path, *["--test", "--data", "synthetic", "--model", "resnet50", "-b", "64"]) == 0
+    found = summary(tmp_path)
+    assert found.clock == "device"
+    assert found.device_images_per_s == pytest.approx(found.images_per_s, rel=0.01)
+    assert found.energy_per_image_j > 0
+    assert found.ahead_ms > 0
+
+
+def test_a_resumed_run_is_identical_when_deterministic(tmp_path, train, stop_at_first_save):
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    data = generate.generate(tmp_path / "data", 4, 32, 8, progress=False)
+    flags = f"--data {data} --model resnet18 --image-size 64 -b 16 -e 2 --deterministic".split()
+    file = tmp_path / "half.pt"
+    with pytest.raises(KeyboardInterrupt):
+        train(SOLUTION, tmp_path / "first", *flags, "--checkpoint", file, "--checkpoint-every", 3)
+    train(SOLUTION, tmp_path / "resumed", *flags, "--checkpoint", file, "--resume", file)
+    train(SOLUTION, tmp_path / "whole", *flags)
+    torch.use_deterministic_algorithms(False)
+    whole, resumed = log.read(tmp_path / "whole"), log.read(tmp_path / "resumed")
+    assert list(resumed.steps.loss) == list(whole.steps.loss)[3:]
+    assert resumed.epochs == whole.epochs
+
+
+def test_out_of_memory_is_a_result(tmp_path):
+    flags = ["--test", "--test-nsteps", "2", "--data", "synthetic", "--model", "resnet152", "-b", "4096"]
+    assert run(tmp_path, *flags) == 1
+    assert summary(tmp_path).state == "OUT_OF_MEMORY"
+
+
+def test_the_memory_is_what_the_tensors_held(tmp_path):
+    flags = ["--test", "--test-nsteps", "4", "--data", "synthetic", "--model", "resnet50", "-b", "32"]
+    assert run(tmp_path, *flags) == 0
+    found = summary(tmp_path)
+    assert found.memory_of == "device"
+    assert 3 * found.parameter_bytes < found.peak_memory_bytes < found.memory_limit_bytes

@@ -1,0 +1,315 @@
+"""Each process knows who it is, under every launcher: environments/ holds recorded ones."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlojz import idr_torch
+from dlojz.idr_torch import expand_nodelist, from_environment
+
+ENVIRONMENTS = Path(__file__).with_name("environments")
+CPUS = 8  # that each process may run on, here
+
+# Of each process: rank, local_rank, local_size, cpus_per_task, gpu_ids.
+TWO_BY_TWO = [(0, 0, 2, 4, ()), (1, 1, 2, 4, ()), (2, 0, 2, 4, ()), (3, 1, 2, 4, ())]
+TWO_NODES = ("node[1-2]", ("node1", "node2"))
+# file: (size, num_nodes, (nodelist, hostnames), (master_addr, master_port), processes)
+EXPECTED = {
+    "alone": (1, 1, ("localhost", ("localhost",)), ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
+    "torchrun": (
+        2,
+        1,
+        ("localhost", ("localhost",)),
+        ("127.0.0.1", 29500),
+        [(0, 0, 2, 4, ()), (1, 1, 2, 4, ())],
+    ),
+    "srun_2x2": (  # -c2
+        4,
+        2,
+        TWO_NODES,
+        ("node1", 10005),
+        [(0, 0, 2, 2, ()), (1, 1, 2, 2, ()), (2, 0, 2, 2, ()), (3, 1, 2, 2, ())],
+    ),
+    "srun_3_1": (
+        4,
+        2,
+        TWO_NODES,
+        ("node1", 10006),
+        [(0, 0, 3, 2, ()), (1, 1, 3, 2, ()), (2, 2, 3, 2, ()), (3, 0, 1, 8, ())],
+    ),
+    "srun_gpus_per_task": (
+        4,
+        2,
+        TWO_NODES,
+        ("node1", 10007),
+        [(0, 0, 2, 4, (0,)), (1, 1, 2, 4, (1,)), (2, 0, 2, 4, (0,)), (3, 1, 2, 4, (1,))],
+    ),
+    "srun_torchrun": (4, 2, TWO_NODES, ("node1", 37275), TWO_BY_TWO),
+    "batch_script": (1, 1, ("node1", ("node1",)), ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
+    "batch_srun": (4, 2, TWO_NODES, ("node1", 10010), TWO_BY_TWO),
+    "interactive": (1, 1, ("node1", ("node1",)), ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
+    "notebook": (1, 1, ("node2", ("node2",)), ("127.0.0.1", 0), [(0, 0, 1, 2, (0,))]),
+    "notebook_torchrun": (
+        2,
+        1,
+        ("node2", ("node2",)),
+        ("127.0.0.1", 29500),
+        [(0, 0, 2, 4, (0,)), (1, 1, 2, 4, (0,))],
+    ),
+    # A job on node1 that was submitted from a notebook on node2 with a GPU; it has none itself.
+    "notebook_batch": (1, 1, ("node1", ("node1",)), ("127.0.0.1", 0), [(0, 0, 1, 1, ())]),
+    # The notebook's SLURM_DISTRIBUTION=cyclic was inherited too: ranks alternate between nodes.
+    "notebook_batch_srun": (
+        4,
+        2,
+        TWO_NODES,
+        ("node1", 10017),
+        [(0, 0, 2, 1, ()), (1, 0, 2, 1, ()), (2, 1, 2, 1, ()), (3, 1, 2, 1, ())],
+    ),
+}
+
+
+def recorded(name: str) -> list[dict[str, str]]:
+    return json.loads((ENVIRONMENTS / f"{name}.json").read_text())["processes"]
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This one without what a launcher sets: the tests may themselves run under Slurm."""
+    launcher = ("SLURM", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "TORCHELASTIC_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(launcher)} | more
+
+
+def python(code: str, env: dict[str, str]) -> str:
+    """What the code prints in a new process."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_every_recording_has_its_expected_values():
+    assert {file.stem for file in ENVIRONMENTS.glob("*.json")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_processes_of_a_real_launcher_know_who_they_are(name):
+    size, num_nodes, nodes, master, processes = EXPECTED[name]
+    found = [from_environment(env, CPUS) for env in recorded(name)]
+    assert [
+        (r.rank, r.local_rank, r.local_size, r.cpus_per_task, r.gpu_ids) for r in found
+    ] == processes
+    assert {(r.size, r.num_nodes) for r in found} == {(size, num_nodes)}
+    assert {(r.nodelist, r.hostnames) for r in found} == {nodes}
+    assert {(r.master_addr, r.master_port) for r in found} == {master}
+    assert [r.is_master for r in found] == [r.rank == 0 for r in found]
+
+
+def test_recordings_do_not_name_the_machine():
+    for file in ENVIRONMENTS.glob("*.json"):
+        assert "/" not in "".join(v for env in recorded(file.stem) for v in env.values()), file
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "names"),
+    [
+        ("node1", "node1"),
+        ("node[1-3,7]", "node1 node2 node3 node7"),
+        ("a,b[08-10]", "a b08 b09 b10"),
+        ("n[098-101]", "n098 n099 n100 n101"),
+        ("n[8-11]-ib", "n8-ib n9-ib n10-ib n11-ib"),
+        ("r1i[0-1]n[01-02]", "r1i0n01 r1i0n02 r1i1n01 r1i1n02"),
+        ("gpu-a.cluster,x[1]", "gpu-a.cluster x1"),
+    ],
+)
+def test_compact_node_list_expands_in_order_and_keeps_zeros(nodelist, names):
+    assert expand_nodelist(nodelist) == tuple(names.split())
+
+
+@pytest.mark.parametrize("nodelist", ["", "a,", ",a", "a,,b", "n[1", "n1]", "n[]", "n[1-]", "n[x]"])
+def test_malformed_node_list_is_refused_with_what_was_expected(nodelist):
+    with pytest.raises(ValueError, match=r"is malformed; expected names such as node\[1-3,7\]"):
+        expand_nodelist(nodelist)
+
+
+def test_node_range_that_runs_backwards_is_refused():
+    with pytest.raises(ValueError, match=r"'a,n\[3-1\]' is running backwards from 3 to 1"):
+        expand_nodelist("a,n[3-1]")
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [
+        ("srun_2x2", "SLURM_PROCID", "one"),
+        ("srun_2x2", "SLURM_LOCALID", "-1"),
+        ("srun_2x2", "SLURM_STEP_NUM_TASKS", "0"),
+        ("srun_2x2", "SLURM_CPUS_PER_TASK", "2(x2)"),
+        ("srun_2x2", "SLURM_JOB_ID", "5_1"),
+        ("srun_2x2", "MASTER_PORT", "http"),
+        ("notebook", "SLURM_STEP_NUM_TASKS", "?"),
+        ("torchrun", "RANK", ""),
+        ("torchrun", "RANK", "1.0"),
+        ("torchrun", "LOCAL_RANK", "²"),
+        ("torchrun", "WORLD_SIZE", "0"),
+        ("torchrun", "LOCAL_WORLD_SIZE", "0"),
+        ("torchrun", "MASTER_PORT", "auto"),
+    ],
+)
+def test_malformed_number_is_refused_by_its_name(name, variable, value):
+    env = recorded(name)[0] | {variable: value}
+    with pytest.raises(ValueError, match=rf"^{variable} is "):
+        from_environment(env)
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "launcher"),
+    [
+        ("srun_2x2", "SLURM_STEP_NUM_TASKS", "srun"),
+        ("srun_2x2", "SLURM_STEP_NODELIST", "srun"),
+        ("torchrun", "LOCAL_RANK", "torchrun"),
+        ("torchrun", "MASTER_ADDR", "torchrun"),
+    ],
+)
+def test_missing_variable_is_named_with_its_launcher(name, variable, launcher):
+    env = {k: v for k, v in recorded(name)[0].items() if k != variable}
+    with pytest.raises(ValueError, match=f"{variable} is not set.*start with {launcher}"):
+        from_environment(env)
+
+
+@pytest.mark.parametrize("tasks", ["2(x2", "two", "2", "2,"])
+def test_tasks_per_node_without_this_node_are_refused(tasks):
+    env = recorded("srun_2x2")[3] | {"SLURM_STEP_TASKS_PER_NODE": tasks}
+    with pytest.raises(ValueError, match=r"SLURM_STEP_TASKS_PER_NODE is .*SLURM_NODEID=1"):
+        from_environment(env)
+
+
+def test_tasks_per_node_are_those_of_this_node():
+    env = recorded("srun_2x2")[0] | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1,12(x3)"}
+    sizes = [from_environment(env | {"SLURM_NODEID": str(k)}).local_size for k in range(6)]
+    assert sizes == [2, 2, 1, 12, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpu_ids"),
+    [
+        ({}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "2, 3"}, (2, 3)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5a1c,MIG-77"}, ("GPU-5a1c", "MIG-77")),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ()),
+        ({"SLURM_STEP_GPUS": "4,5", "SLURM_GPUS_ON_NODE": "2"}, (4, 5)),
+        ({"SLURM_STEP_GPUS": "4,5"}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "4", "SLURM_GPUS_ON_NODE": "1"}, (0,)),
+    ],
+)
+def test_gpu_ids_are_those_that_cuda_shows_else_those_of_the_step(variables, gpu_ids):
+    assert from_environment(variables).gpu_ids == gpu_ids
+
+
+def test_cpus_per_task_is_at_least_one():
+    assert [from_environment(env, 1).cpus_per_task for env in recorded("torchrun")] == [1, 1]
+
+
+def test_hostnames_are_unknown_when_torchrun_was_started_by_hand_on_two_nodes():
+    ranks = from_environment(recorded("torchrun")[1] | {"GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "4"})
+    assert (ranks.num_nodes, ranks.nodelist, ranks.hostnames) == (2, "", ())
+
+
+def test_master_of_the_job_script_is_kept():
+    env = recorded("srun_2x2")[3] | {"MASTER_ADDR": "node9", "MASTER_PORT": "12345"}
+    assert from_environment(env).master_addr == "node9"
+    assert from_environment(env).master_port == 12345
+
+
+def test_master_left_by_the_notebook_that_submitted_the_job_is_not_believed():
+    env = recorded("srun_2x2")[3] | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    assert from_environment(env) == from_environment(recorded("srun_2x2")[3])
+
+
+def test_master_port_differs_between_jobs_and_steps_and_is_free_for_users():
+    env = recorded("srun_2x2")[0]
+    jobs = [env | {"SLURM_JOB_ID": str(j)} for j in (1, 2, 18_999, 19_000, 4_000_000_000)]
+    steps = [env | {"SLURM_STEP_ID": str(s)} for s in range(1, 5)]
+    ports = [from_environment(e).master_port for e in (env, *jobs, *steps)]
+    assert len(set(ports)) == len(ports)
+    assert all(10_000 <= port < 29_000 for port in ports)
+
+
+def test_import_is_light_and_changes_nothing():
+    code = (
+        "import os, sys; before = dict(os.environ); from dlojz import idr_torch; dir(idr_torch);"
+        "print({'torch', 'socket', 'subprocess'} & set(sys.modules), before == dict(os.environ))"
+    )
+    assert python(code, clean_environment()) == "set() True"
+
+
+@pytest.mark.parametrize("name", ["alone", "srun_2x2", "torchrun", "notebook"])
+def test_first_attribute_sets_master_for_init_process_group(name):
+    code = (
+        "import os; from dlojz import idr_torch; idr_torch.size;"
+        "print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
+    )
+    env = clean_environment() | recorded(name)[-1]
+    assert python(code, env) == "{} {}".format(*EXPECTED[name][3])
+
+
+def test_attributes_are_listed_and_others_are_refused():
+    assert {"rank", "hostnames", "is_master", "device"} <= set(dir(idr_torch))
+    with pytest.raises(AttributeError, match=r"no attribute 'world_size'; it has rank, local_rank"):
+        idr_torch.world_size  # noqa: B018  reading it is the test
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "visible", "device"),
+    [("1", 0, "cpu"), ("1", 4, "cuda:1"), ("3", 1, "cuda:0"), ("3", 2, "cuda:1")],
+)
+def test_device_is_one_of_the_visible_gpus(local_rank, visible, device, monkeypatch):
+    import torch
+
+    ranks = from_environment(recorded("srun_2x2")[0] | {"SLURM_LOCALID": local_rank})
+    monkeypatch.setattr(idr_torch, "_this_process", lambda: ranks)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert str(idr_torch.device()) == device
+
+
+TRAINER = """
+import torch
+from dlojz import idr_torch
+torch.distributed.init_process_group("gloo", rank=idr_torch.rank, world_size=idr_torch.size)
+total = torch.tensor([idr_torch.rank + 1])
+torch.distributed.all_reduce(total)
+line = f"{idr_torch.rank} of {idr_torch.size}: {total.item()}"
+with open(f"{__file__}.{idr_torch.rank}", "w") as file:
+    file.write(line)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "lines"),
+    [
+        ([], ["0 of 1: 1"]),
+        (
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+            ["0 of 2: 3", "1 of 2: 3"],
+        ),
+    ],
+)
+def test_trainer_needs_nothing_else_to_meet_its_peers(launcher, lines, tmp_path):
+    trainer = tmp_path / "trainer.py"
+    trainer.write_text(TRAINER)
+    done = subprocess.run(
+        [sys.executable, *launcher, str(trainer)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [f.read_text() for f in sorted(tmp_path.glob("trainer.py.*"))] == lines
