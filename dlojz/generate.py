@@ -13,9 +13,9 @@ Loading these files costs what loading ImageNet costs, because their sizes and w
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, give 1.28
 million training images in 138 GB). Training on them means something, because a class is an object
 that a network has to recognise: a silhouette with a pattern (a striped star, a dotted heart), in
-any colour, place, size and (small) rotation, on a cluttered background whose spectrum falls as 1/f like
-that of natural images (Field, "Relations between the statistics of natural images and the response
-properties of cortical cells", JOSA A 1987). Colour says nothing about the class.
+any colours, place and size, a little rotated, on a cluttered background whose spectrum falls as 1/f
+like that of natural images (Field, "Relations between the statistics of natural images and the
+response properties of cortical cells", JOSA A 1987). Colour says nothing about the class.
 
 The first 12 classes share neither silhouette nor pattern; up to 144, a class shares each of them
 with others but is alone with the pair; beyond, classes also differ in proportions only.

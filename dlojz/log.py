@@ -103,12 +103,12 @@ class RunLog:
         sys.excepthook = self._on_error
         self._write("start", schema=SCHEMA, time=_now(), **_origin(), arguments=vars(args))
 
-    def setup(self, device, model, optimizer, train_loader, val_loader):
+    def setup(self, device, training, train_loader, val_loader):
         """What is about to be trained, on what, for how long."""
         self._device = device
         steps = len(train_loader.batch_sampler)
         cut = min(steps, self._args.test_nsteps) if self._args.test else steps
-        weights = list(model.parameters())
+        weights = list(training.model.parameters())
         self._write(
             "setup",
             device=str(device),
@@ -116,7 +116,7 @@ class RunLog:
             warmup_steps=WARMUP_STEPS,
             parameters=sum(p.numel() for p in weights),
             parameter_bytes=sum(p.numel() * p.element_size() for p in weights),
-            optimizer=type(optimizer).__name__,
+            optimizer=type(training.optimizer).__name__,
             classes=len(train_loader.dataset.classes),
             train_images=len(train_loader.dataset),
             val_images=len(val_loader.dataset),

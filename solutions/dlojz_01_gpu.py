@@ -152,7 +152,7 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
 
         lr = training.scheduler.get_last_lr()[0]
         logits, loss = train_step(training, images, labels, args, chrono)
-        training.metrics["loss"].update(loss, len(images))
+        training.metrics["loss"].update(loss.expand(len(images)))
         training.metrics["accuracy"].update(logits, labels)
         if checkpoint.due(args, step + 1):
             checkpoint.save(training, args, epoch, step + 1)
@@ -172,7 +172,7 @@ def evaluate(loader, training, device, args):
 
         logits = training.model(data.normalize(images))
         loss = training.criterion(logits, labels)
-        training.metrics["loss"].update(loss, len(images))
+        training.metrics["loss"].update(loss.expand(len(images)))
         training.metrics["accuracy"].update(logits, labels)
     return compute_and_reset(training.metrics)
 
@@ -184,25 +184,8 @@ def compute_and_reset(metrics):
     return values
 
 
-def main():
-    args = parse_args()
-    run = log.open_run(args)
-    if args.checkpoint is None and not args.test:
-        args.checkpoint = run.folder / "checkpoint.pt"
-    checkpoint.listen()
-    torch.manual_seed(args.seed)
-    torch.backends.cuda.matmul.fp32_precision = "ieee"  # true float32, no TF32
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    if args.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
-        torch.use_deterministic_algorithms(True)
-
-    # 01: choose the device
-    device = idr_torch.device()
-
-    train_loader, val_loader = build_loaders(args)
-    num_classes = len(train_loader.dataset.classes)
-
+def build_training(args, device, num_classes, total_steps):
+    """All that has a state: what a checkpoint holds."""
     # 01: put the model on the device
     model = build_model(args, num_classes).to(device)
 
@@ -210,18 +193,41 @@ def main():
     metrics = build_metrics(num_classes).to(device)
 
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
-    training = SimpleNamespace(
+    return SimpleNamespace(
         model=model,
         criterion=torch.nn.CrossEntropyLoss(label_smoothing=0.1),
         optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, max_lr=args.lr, total_steps=args.epochs * len(train_loader)
-        ),
+        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps),
         metrics=metrics,
     )
+
+
+def set_numerics(args):
+    torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"  # true float32, no TF32
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        torch.use_deterministic_algorithms(True)
+
+
+def main():
+    args = parse_args()
+    run = log.open_run(args)
+    if args.checkpoint is None and not args.test:
+        args.checkpoint = run.folder / "checkpoint.pt"
+    checkpoint.listen()
+    set_numerics(args)
+
+    # 01: choose the device
+    device = idr_torch.device()
+
+    train_loader, val_loader = build_loaders(args)
+    num_classes, total_steps = len(train_loader.dataset.classes), args.epochs * len(train_loader)
+    training = build_training(args, device, num_classes, total_steps)
     first_epoch, first_step = checkpoint.load(training, args, device) if args.resume else (0, 0)
 
-    run.setup(device, model, optimizer, train_loader, val_loader)
+    run.setup(device, training, train_loader, val_loader)
     chrono = Chronometer(device, run)
     chrono.start()
     for epoch in range(first_epoch, args.epochs):
@@ -232,7 +238,7 @@ def main():
         run.epoch(epoch, train, val)
         first_step = 0
         if args.checkpoint:
-            checkpoint.save(training, args, epoch + 1, 0)
+            checkpoint.save(training, args, epoch + 1, step=0)
     chrono.stop()
     run.end()
 

@@ -64,8 +64,8 @@ def stop_at_first_save(monkeypatch):
 
     save = checkpoint.save
 
-    def save_and_stop(*args):
-        save(*args)
+    def save_and_stop(*args, **kwargs):
+        save(*args, **kwargs)
         monkeypatch.setattr(checkpoint, "save", save)
         raise KeyboardInterrupt
 

@@ -302,14 +302,13 @@ def test_a_full_disk_names_the_file_and_says_how_to_go_on(tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_an_error_of_a_worker_reaches_the_caller(tmp_path):
+def test_a_file_in_the_place_of_a_class_folder_is_named(tmp_path):
     root = make(tmp_path / "set", images_per_class=0, val_images_per_class=0)
-    # A folder in the place of an image: listed as there, so take the next one's parent instead.
     folder = root / "train" / "n01440764"
     folder.rmdir()
     folder.write_text("")
     with pytest.raises(DataError, match=r"cannot write .*n01440764"):
-        make(root, workers=2)
+        make(root)
 
 
 def test_a_dead_worker_is_explained(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Not part of `make test`: run `pytest tests/gpu` on a machine with one."""
+"""What only a GPU can show; not part of `make test`. With a GPU: pytest tests/gpu."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def test_fifty_steps_never_wait_for_the_gpu(tmp_path, monkeypatch, train):
 
 
 def test_the_two_clocks_agree_within_one_percent(tmp_path):
-    assert run(tmp_path, *["--test", "--data", "synthetic", "--model", "resnet50", "-b", "64"]) == 0
+    assert run(tmp_path, *"--test --data synthetic --model resnet50 -b 64".split()) == 0
     found = summary(tmp_path)
     assert found.clock == "device"
     assert found.device_images_per_s == pytest.approx(found.images_per_s, rel=0.01)
@@ -70,13 +70,13 @@ def test_a_resumed_run_is_identical_when_deterministic(tmp_path, train, stop_at_
 
 
 def test_out_of_memory_is_a_result(tmp_path):
-    flags = ["--test", "--test-nsteps", "2", "--data", "synthetic", "--model", "resnet152", "-b", "4096"]
+    flags = "--test --test-nsteps 2 --data synthetic --model resnet152 -b 4096".split()
     assert run(tmp_path, *flags) == 1
     assert summary(tmp_path).state == "OUT_OF_MEMORY"
 
 
 def test_the_memory_is_what_the_tensors_held(tmp_path):
-    flags = ["--test", "--test-nsteps", "4", "--data", "synthetic", "--model", "resnet50", "-b", "32"]
+    flags = "--test --test-nsteps 4 --data synthetic --model resnet50 -b 32".split()
     assert run(tmp_path, *flags) == 0
     found = summary(tmp_path)
     assert found.memory_of == "device"

@@ -1,0 +1,394 @@
+"""Read what this machine has: processors, memory, GPUs, storage, network, software, torch.
+
+Each reader returns plain facts, ready for JSON, with units in the names. None raises for what
+this machine lacks: an unknown fact is absent, never zero. `dlojz.doctor` says what they mean.
+
+torch is asked in a process of its own, which runs this file as a script: a login node then
+answers at once, and a broken torch is a fact and not a traceback.
+"""
+
+import importlib.metadata
+import json
+import mmap
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+PROC, SYS, SHM = Path("/proc"), Path("/sys"), Path("/dev/shm")
+SHADOWS = ("dlojz.py", "dl.py", "torch.py", "torchvision.py", "numpy.py")
+
+# The CPU flags of Linux that change the speed of training, and the names people use for them.
+INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "amx_bf16": "AMX",
+    "asimd": "NEON",  # ARM, from here on
+    "sve": "SVE",
+    "bf16": "BF16",
+}
+# ARM's /proc/cpuinfo gives a part number and no name (Arm's Technical Reference Manuals, MIDR_EL1).
+ARM_PARTS = {
+    "0xd0c": "ARM Neoverse N1",
+    "0xd40": "ARM Neoverse V1",
+    "0xd4f": "ARM Neoverse V2",
+}
+# How nvidia-smi names the way between two GPUs that NVLink does not join.
+PCIE_PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+def cpu(proc: Path = PROC, sysfs: Path = SYS) -> dict:
+    """Model, counts and instructions; `usable`: how many CPUs this process can keep busy."""
+    info = dict(re.findall(r"^([^\t:\n]+?)\s*: (.+)$", _read(proc / "cpuinfo"), re.M))
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    system, part = sysfs / "devices/system", info.get("CPU part")
+    sockets = {_read(p) for p in system.glob("cpu/cpu*/topology/physical_package_id")}
+    cores = {_read(p) for p in system.glob("cpu/cpu*/topology/thread_siblings_list")}
+    threads = os.cpu_count()
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
+    limit = _cgroup_cpus(proc, sysfs)
+    return _known(
+        model=info.get("model name") or ARM_PARTS.get(part, part and f"ARM part {part}"),
+        sockets=len(sockets - {"-1"}) or None,
+        cores=len(cores) or None,
+        threads=threads,
+        affinity=affinity,
+        cgroup=limit,
+        usable=max(1, int(min(affinity, limit or affinity))),
+        instructions=[name for flag, name in INSTRUCTIONS.items() if flag in flags] or None,
+        numa={p.parent.name: _read(p) for p in sorted(system.glob("node/node*/cpulist"))} or None,
+    )
+
+
+def _cgroup_cpus(proc: Path, sysfs: Path) -> float | None:
+    """The tightest limit, in CPUs, that v2 writes as 'quota period' and v1 as two files."""
+    limits = []
+    for folder in _cgroups("cpu", proc, sysfs):
+        v1 = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+        for text in (_read(folder / "cpu.max"), v1):
+            if match := re.fullmatch(r"(\d+) (\d+)", text):  # "max ..." and "-1 ..." limit nothing
+                limits.append(int(match[1]) / int(match[2]))
+    return min(limits, default=None)
+
+
+def _cgroups(controller: str, proc: Path, sysfs: Path) -> list[Path]:
+    """The folders that limit this process, up to the root: a parent's limit holds as well.
+
+    A container often sees its host's path in /proc/self/cgroup, and only the root below /sys.
+    """
+    folders = []
+    for line in _read(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):  # v2, or this one of v1
+            root = sysfs / "fs/cgroup" / (controller if controllers else "")
+            inside = Path(path.lstrip("/"))
+            folders += [root / p for p in (inside, *inside.parents)]
+    return folders
+
+
+def memory(proc: Path = PROC, sysfs: Path = SYS, shm: Path = SHM) -> dict:
+    """Bytes of memory here, of them available, allowed by the cgroup, and of shared memory."""
+    kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(proc / "meminfo"), re.M))
+    here = {name: int(count) * 1024 for name, count in kib.items()}
+    limits = [
+        int(text)
+        for folder in _cgroups("memory", proc, sysfs)
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (text := _read(folder / name)).isdigit()
+    ]
+    limit, total = min(limits, default=None), here.get("MemTotal")
+    return _known(
+        total_bytes=total,
+        available_bytes=here.get("MemAvailable"),
+        # "No limit" reads as about 2**63 in cgroup v1.
+        limit_bytes=limit if limit and total and limit < total else None,
+        shm_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
+    )
+
+
+def gpus(sysfs: Path = SYS) -> dict:
+    """The NVIDIA cards, whatever CUDA_VISIBLE_DEVICES says, and how each pair is joined."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # no nvidia-ml-py, or no driver that answers
+        nvidia = [v.parent for v in sysfs.glob("bus/pci/devices/*/vendor") if _read(v) == "0x10de"]
+        on_bus = any(_read(device / "class").startswith("0x03") for device in nvidia)  # displays
+        return {"cards": [], "why": str(error), "on_bus": on_bus}
+    count = _ask(pynvml, "DeviceGetCount") or 0
+    handles = [_ask(pynvml, "DeviceGetHandleByIndex", i) for i in range(count)]
+    cuda = _ask(pynvml, "SystemGetCudaDriverVersion_v2")
+    facts = _known(
+        cards=[_card(pynvml, h) for h in handles],
+        links=[["X" if a is b else _link(pynvml, a, b) for b in handles] for a in handles],
+        driver=_ask(pynvml, "SystemGetDriverVersion"),
+        driver_cuda=cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+    _ask(pynvml, "Shutdown")
+    return facts
+
+
+def _ask(nvml, name: str, *args):
+    """One answer of NVML, or None: cards, drivers and containers each lack some of them."""
+    try:
+        return getattr(nvml, f"nvml{name}")(*args)
+    except Exception:  # NVMLError_NotSupported, NoPermission, a missing function, ...
+        return None
+
+
+def _card(nvml, handle) -> dict:
+    def ask(name):
+        return _ask(nvml, f"DeviceGet{name}", handle)
+
+    memory, power, mig = ask("MemoryInfo"), ask("PowerManagementLimit"), ask("MigMode")
+    running = ask("ComputeRunningProcesses") or []
+    return _known(
+        name=ask("Name"),
+        memory_bytes=memory and memory.total,
+        used_bytes=memory and memory.used,
+        capability=ask("CudaComputeCapability"),
+        power_limit_w=power and power / 1000,  # NVML counts milliwatts
+        mig=mig and mig[0] == 1,
+        pcie_generation=ask("MaxPcieLinkGeneration"),  # the current one drops when a card idles
+        pcie_width=ask("CurrPcieLinkWidth"),
+        pids=[p.pid for p in running if p.pid != os.getpid()],
+    )
+
+
+def _link(nvml, a, b) -> str:
+    """'NV18': 18 NVLinks between two cards, directly or through a switch; else the PCIe path."""
+    if _ask(nvml, "DeviceGetP2PStatus", a, b, nvml.NVML_P2P_CAPS_INDEX_NVLINK) != 0:
+        common = _ask(nvml, "DeviceGetTopologyCommonAncestor", a, b)
+        return PCIE_PATHS.get(common, "unknown")
+    links = range(nvml.NVML_NVLINK_MAX_LINKS)
+    active = [i for i in links if _ask(nvml, "DeviceGetNvLinkState", a, i) == 1]
+    ends = [_ask(nvml, "DeviceGetNvLinkRemotePciInfo", a, i) for i in active]
+    there = _ask(nvml, "DeviceGetPciInfo", b)
+    direct = sum(bool(there and end and end.busId == there.busId) for end in ends)
+    return f"NV{direct or len(active) or ''}"
+
+
+def network(sysfs: Path = SYS) -> dict:
+    """Interfaces that are up, with their speed in Gb/s where the driver tells, and InfiniBand."""
+    interfaces = {}
+    for folder in sorted(sysfs.glob("class/net/*")):
+        if (folder / "device").exists() and _read(folder / "operstate") in ("up", "unknown"):
+            speed = _read(folder / "speed")  # Mb/s; -1 or unreadable in virtual machines
+            interfaces[folder.name] = int(speed) / 1000 if speed.isdigit() else None
+    ports = {
+        f"{port.parent.parent.name}:{port.name}": _read(port / "rate") or None
+        for port in sorted(sysfs.glob("class/infiniband/*/ports/*"))
+        if "ACTIVE" in _read(port / "state")
+    }
+    return {"interfaces": interfaces, "infiniband": ports}
+
+
+def storage(folder=".", measure: bool = True, proc: Path = PROC) -> dict:
+    """Type, size and free space of the folder's file system, and its speed if `measure`.
+
+    The measurements take 1.2 s and 256 MiB at most each, in a temporary folder inside `folder`.
+    """
+    folder = Path(folder).expanduser().resolve()
+    facts = {"folder": str(folder), "type": file_system(folder, proc)}
+    try:
+        usage = shutil.disk_usage(folder)
+        facts |= {"total_bytes": usage.total, "free_bytes": usage.free}
+        if measure:
+            with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as scratch:
+                facts |= bandwidth(Path(scratch), min(256 << 20, usage.free // 4))
+                facts["operations_per_s"] = operations(Path(scratch))
+    except OSError as error:
+        facts["error"] = error.strerror or str(error)
+    return _known(**facts)
+
+
+def file_system(folder: Path, proc: Path = PROC) -> str | None:
+    """The type ('ext4', 'lustre', 'tmpfs', ...) of the deepest mount that holds `folder`."""
+    kinds = {}
+    for line in _read(proc / "self/mountinfo").splitlines():
+        mount, kind = line.split()[4], line.partition(" - ")[2].split()[0]
+        kinds[Path(mount.replace("\\040", " "))] = kind  # a later mount covers an earlier one
+    return next((kinds[place] for place in (folder, *folder.parents) if place in kinds), None)
+
+
+def bandwidth(folder: Path, most_bytes: int, seconds: float = 1.2, clock=time.perf_counter) -> dict:
+    """Bytes/s of one sequential stream written, then read back, past the page cache if it can be.
+
+    Without O_DIRECT each write waits for the storage, and the cache is asked to forget the file.
+    """
+    limits = (most_bytes, seconds, clock)
+    try:
+        return {"direct": True, **_streams(folder / "direct", os.O_DIRECT, *limits)}
+    except (AttributeError, OSError):  # macOS has no O_DIRECT, many file systems refuse it
+        return {"direct": False, **_streams(folder / "cached", os.O_SYNC, *limits)}
+
+
+def _streams(path: Path, flag: int, most_bytes: int, seconds: float, clock) -> dict:
+    rates = {}
+    with mmap.mmap(-1, 8 << 20) as block:  # a mapping starts on a page, which O_DIRECT demands
+        block.write(os.urandom(len(block)))  # a file system that compresses gains nothing
+        for name, move in (("write", os.writev), ("read", os.readv)):
+            fd = os.open(path, flag | (os.O_CREAT | os.O_WRONLY if name == "write" else 0), 0o600)
+            try:
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                done, start = 0, clock()
+                while done < most_bytes and clock() - start < seconds:
+                    if not (moved := move(fd, [block])):  # the end of the file
+                        break
+                    done += moved
+                rates[f"{name}_bytes_per_s"] = done / (clock() - start) or None
+            finally:
+                os.close(fd)
+    return rates
+
+
+def operations(folder: Path, seconds: float = 1.2, clock=time.perf_counter) -> float:
+    """Operations/s on 4 KiB files, one after another: create, stat, open, read, unlink."""
+    body, path, done, start = bytes(4096), folder / "small", 0, clock()
+    while done < 5 * 5000 and clock() - start < seconds:
+        path.write_bytes(body)
+        path.stat()
+        path.read_bytes()  # an open and a read
+        path.unlink()
+        done += 5
+    return done / (clock() - start)
+
+
+def software(packages, folder=".") -> dict:
+    """Operating system, versions found and pinned, Slurm, compilers, limits, what may shadow."""
+    try:
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        system = platform.system()
+    has_slurm = shutil.which("sbatch")
+    _, slurm, slurm_error = _run(["sbatch", "--version"], 5) if has_slurm else (0, "", "")
+    files, most_files = _limits(resource.RLIMIT_NOFILE)
+    path = os.environ.get("PYTHONPATH", "")
+    return _known(
+        system=system,
+        kernel=platform.release(),
+        python=platform.python_version(),
+        executable=sys.executable,
+        packages={name: _version(name) for name in packages},
+        pinned=pinned(folder),
+        slurm=slurm.strip() or None,
+        slurm_error=None if slurm.strip() else slurm_error.strip() or None,
+        compiler=shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
+        python_headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
+        open_files=files,
+        open_files_most=most_files,
+        locked_bytes=_limits(resource.RLIMIT_MEMLOCK)[0],
+        pythonpath=path or None,
+        shadows=shadows([os.getcwd(), *path.split(os.pathsep)]),
+    )
+
+
+def _limits(which: int) -> list[int | None]:
+    """What is allowed now, and at most; None is no limit."""
+    return [None if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(which)]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def pinned(folder=".") -> dict[str, str]:
+    """The versions in constraints.txt, in `folder` or the nearest folder above that has one."""
+    folder = Path(folder).expanduser().resolve()
+    for place in (folder, *folder.parents):
+        if text := _read(place / "constraints.txt"):
+            lines = re.findall(r"^([\w.-]+)==([\w.+!]+)", text, re.M)
+            return {name.lower(): version for name, version in lines}
+    return {}
+
+
+def shadows(folders) -> list[str]:
+    """Files that Python would import instead of the package of that name."""
+    paths = [Path(folder, name) for folder in dict.fromkeys(folders) if folder for name in SHADOWS]
+    return [str(path) for path in paths if path.is_file()]
+
+
+def torch_build(python: str = sys.executable, timeout_s: float = 60) -> dict:
+    """What torch says of itself, asked in another process; `version_error` if it cannot answer."""
+    # -P: this file's folder is no place to import from
+    code, out, err = _run([python, "-P", __file__], timeout_s)
+    try:
+        return json.loads(out.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (err.strip().splitlines() or ["it said nothing"])[-1]
+        how = "did not end" if code is None else f"ended with code {code}"
+        return {"version_error": f"`import torch` {how}: {last}"}
+
+
+def _ask_torch() -> dict:
+    """What `torch_build` runs. Each fact by itself: one that fails leaves its error."""
+    import torch
+
+    def decode():
+        from torchvision.io import decode_jpeg, encode_jpeg
+
+        return list(decode_jpeg(encode_jpeg(torch.zeros(3, 8, 8, dtype=torch.uint8))).shape)
+
+    questions = {
+        "version": lambda: torch.__version__,
+        "cuda": lambda: torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version,
+        # torch.cuda.get_arch_list() is empty on a machine without a GPU
+        "architectures": lambda: (torch._C._cuda_getArchFlags() or "").split(),
+        "gpus": torch.cuda.device_count,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability,
+        "threads": torch.get_num_threads,
+        "gloo": lambda: torch.distributed.is_gloo_available(),
+        "nccl": lambda: torch.distributed.is_nccl_available(),
+        "torchvision": lambda: __import__("torchvision").__version__,
+        "decode_jpeg": decode,
+    }
+    facts = {}
+    for name, answer in questions.items():
+        try:
+            facts[name] = answer()
+        except Exception as error:
+            facts[f"{name}_error"] = f"{type(error).__name__}: {error}"
+    return facts
+
+
+def _run(argv: list[str], timeout_s: float) -> tuple[int | None, str, str]:
+    """Exit code, output and errors of a program; no exit code if it did not run to its end."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None, "", f"no answer in {timeout_s:g} s"
+    except OSError as error:
+        return None, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
+def _read(path: Path) -> str:
+    """The file's text, stripped; '' where there is none or it may not be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _known(**facts) -> dict:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_ask_torch()))

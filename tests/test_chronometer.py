@@ -1,0 +1,264 @@
+"""The Chronometer, with clocks that the tests turn by hand."""
+
+import pytest
+
+from dlojz.chronometer import PHASES, WARMUP_STEPS, Chronometer
+
+
+class Clock:
+    """A host clock that stands still until told."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Event:
+    def __init__(self, device):
+        self.device, self.at = device, None
+
+    def record(self):
+        # the device takes up its work when the host asks, or when it is done with what came before
+        self.at = max(self.device.busy_until, self.device.clock.now)
+
+    def query(self):
+        return self.at <= self.device.reached
+
+    def elapsed_time(self, later):
+        if not (self.query() and later.query()):
+            raise RuntimeError("elapsed_time of an event that has not finished")
+        return 1000 * (later.at - self.at)
+
+
+class Device:
+    """A fake GPU: work is queued, and done later than the host asks for it."""
+
+    def __init__(self, clock):
+        self.clock, self.busy_until, self.reached, self.synchronized = clock, 0.0, 0.0, 0
+
+    def event(self):
+        return Event(self)
+
+    def launch(self, seconds):
+        self.busy_until = max(self.busy_until, self.clock.now) + seconds
+
+    def advance_to(self, seconds):
+        self.reached = seconds
+
+    def synchronize(self):
+        self.synchronized += 1
+        self.clock.now = max(self.clock.now, self.busy_until)
+        self.reached = max(self.reached, self.clock.now)
+
+    def fetch(self, tensor):
+        return tensor
+
+
+class Sink:
+    def __init__(self):
+        self.steps, self.windows, self.validations, self.opened = [], [], [], 0
+
+    def step(self, values, host_ms, device_ms, ahead_ms):
+        self.steps.append((values, host_ms, device_ms, ahead_ms))
+
+    def window_opens(self):
+        self.opened += 1
+
+    def window(self, **fields):
+        self.windows.append(fields)
+
+    def validation(self, seconds):
+        self.validations.append(seconds)
+
+
+def run_steps(chrono, clock, count, durations=(0.04, 0.001, 0.02, 0.03, 0.005), device=None):
+    chrono.next_iter()
+    for i in range(count):
+        clock.now += durations[0]
+        chrono.transfer()
+        for phase, seconds in zip(("forward", "backward", "update"), durations[1:4], strict=True):
+            clock.now += seconds
+            if device:
+                device.launch(10 * seconds)
+            getattr(chrono, phase)()
+        clock.now += durations[4]
+        chrono.next_iter(images=32, step=i)
+
+
+def test_phases_sum_to_the_step():
+    clock, sink = Clock(), Sink()
+    chrono = Chronometer(sink=sink, clock=clock)
+    chrono.start()
+    begin = clock.now
+    run_steps(chrono, clock, 5)
+    chrono.stop()
+    assert len(sink.steps) == 5
+    total = sum(sum(host.values()) for _, host, _, _ in sink.steps)
+    assert total == pytest.approx(1000 * (clock.now - begin))
+    assert sink.steps[0][1] == pytest.approx(
+        dict(zip(PHASES, (40, 1, 20, 30, 5), strict=True)), rel=1e-6
+    )
+
+
+def test_a_cpu_has_no_device_clock():
+    clock, sink = Clock(), Sink()
+    chrono = Chronometer("cpu", sink, clock)
+    chrono.start()
+    run_steps(chrono, clock, 1)
+    assert sink.steps[0][2] is None
+    assert sink.steps[0][3] is None
+
+
+@pytest.mark.parametrize(
+    ("marks", "wrong", "message"),
+    [
+        ((), "next_iter", r"next_iter\(\) came before chrono.start\(\)"),
+        (("start",), "forward", r"forward\(\) came during the phase 'idle'"),
+        (("start", "next_iter"), "forward", r"expected chrono.transfer\(\) or chrono.validation"),
+        (
+            ("start", "next_iter", "transfer"),
+            "backward",
+            r"phase 'transfer': expected chrono.forward",
+        ),
+        (("start", "next_iter", "transfer", "forward"), "next_iter", r"phase 'forward'"),
+        (
+            ("start", "next_iter", "transfer", "forward", "backward"),
+            "next_iter",
+            r"phase 'backward': expected chrono.forward\(\) or chrono.update\(\)",
+        ),
+        (("start", "next_iter"), "next_iter", r"next_iter\(\) came during the phase 'data'"),
+        (("start", "stop"), "next_iter", "expected nothing more"),
+    ],
+)
+def test_a_forgotten_mark_raises_with_the_phase(marks, wrong, message):
+    chrono = Chronometer()
+    for mark in marks:
+        getattr(chrono, mark)()
+    with pytest.raises(RuntimeError, match=message):
+        getattr(chrono, wrong)()
+
+
+def test_accumulation_goes_from_backward_to_forward():
+    clock, sink = Clock(), Sink()
+    chrono = Chronometer(sink=sink, clock=clock)
+    chrono.start()
+    chrono.next_iter()
+    chrono.transfer()
+    for _ in range(3):
+        chrono.forward()
+        clock.now += 1
+        chrono.backward()
+        clock.now += 2
+    chrono.update()
+    chrono.next_iter()
+    assert sink.steps[0][1]["forward"] == pytest.approx(3000)
+    assert sink.steps[0][1]["backward"] == pytest.approx(6000)
+
+
+def test_the_window_begins_after_the_warm_up_and_ends_with_the_last_step():
+    clock, sink = Clock(), Sink()
+    chrono = Chronometer(sink=sink, clock=clock)
+    chrono.start()
+    run_steps(chrono, clock, WARMUP_STEPS + 4, (0.1, 0, 0, 0, 0.1))
+    clock.now += 50  # the loader shuts down: no part of a step
+    chrono.validation()
+    assert sink.windows == [{"first_step": WARMUP_STEPS, "steps": 4, "wall_s": pytest.approx(0.8)}]
+
+
+def test_a_second_epoch_has_a_window_of_its_own():
+    clock, sink = Clock(), Sink()
+    chrono = Chronometer(sink=sink, clock=clock)
+    chrono.start()
+    run_steps(chrono, clock, WARMUP_STEPS + 1)
+    chrono.validation()
+    clock.now += 7
+    chrono.idle()
+    clock.now += 100
+    run_steps(chrono, clock, 2)
+    chrono.stop()
+    assert [w["first_step"] for w in sink.windows] == [WARMUP_STEPS, WARMUP_STEPS + 1]
+    assert [w["steps"] for w in sink.windows] == [1, 2]
+    assert sink.validations == [pytest.approx(7)]
+    assert sum(w["wall_s"] for w in sink.windows) == pytest.approx(3 * 0.096)
+
+
+def test_a_run_shorter_than_the_warm_up_has_steps_and_no_window():
+    clock, sink = Clock(), Sink()
+    chrono = Chronometer(sink=sink, clock=clock)
+    chrono.start()
+    run_steps(chrono, clock, WARMUP_STEPS - 1)
+    chrono.stop()
+    assert len(sink.steps) == WARMUP_STEPS - 1
+    assert sink.windows == []
+
+
+def test_on_a_device_steps_wait_for_their_events_and_nothing_synchronizes():
+    clock, sink = Clock(), Sink()
+    device = Device(clock)
+    chrono = Chronometer("cuda", sink, clock, device)
+    chrono.start()
+    run_steps(chrono, clock, WARMUP_STEPS, device=device)
+    assert device.synchronized == 1  # once, to open the window
+    assert len(sink.steps) == WARMUP_STEPS
+    for i in range(4):
+        clock.now += 0.001
+        chrono.transfer()
+        chrono.forward()
+        device.launch(0.5)
+        chrono.backward()
+        chrono.update()
+        chrono.next_iter(step=WARMUP_STEPS + i)
+    assert device.synchronized == 1
+    assert len(sink.steps) == WARMUP_STEPS, "the device is not there yet"
+    chrono.stop()
+    assert device.synchronized == 2
+    assert [values["step"] for values, *_ in sink.steps] == list(range(WARMUP_STEPS + 4))
+
+
+def test_the_device_clock_says_how_long_it_waited_and_how_far_the_host_was_ahead():
+    clock, sink = Clock(), Sink()
+    device = Device(clock)
+    chrono = Chronometer("cuda", sink, clock, device)
+    chrono.start()
+    run_steps(chrono, clock, WARMUP_STEPS, (0, 0, 0, 0, 0), device)
+    for data_s, work_s in ((0.3, 0.1), (0.0, 0.4)):
+        clock.now += data_s
+        chrono.transfer()
+        chrono.forward()
+        device.launch(work_s)
+        chrono.backward()
+        chrono.update()
+        chrono.next_iter()
+    chrono.stop()
+    (_, host, waiting, _), (_, _, busy, ahead) = sink.steps[-2:]
+    assert host["data"] == pytest.approx(300)
+    assert waiting["data"] == pytest.approx(300), "the device had nothing to do"
+    assert busy["data"] == pytest.approx(0), "the device had work while the host fetched data"
+    assert busy["forward"] == pytest.approx(400)
+    assert ahead == pytest.approx(500)
+    device_s = sum(sum(d.values()) for _, _, d, _ in sink.steps[-2:]) / 1000
+    assert sink.windows[-1]["wall_s"] == pytest.approx(device_s, rel=0.01)
+
+
+def test_events_are_used_again():
+    clock, sink = Clock(), Sink()
+    device = Device(clock)
+    made = []
+    device.event = lambda: made.append(1) or Event(device)
+    chrono = Chronometer("cuda", sink, clock, device)
+    chrono.start()
+    device.advance_to(float("inf"))
+    run_steps(chrono, clock, 100)
+    assert len(sink.steps) == 100
+    assert len(made) < 20
+
+
+def test_tac_time_is_a_stopwatch():
+    clock = Clock()
+    chrono = Chronometer(clock=clock)
+    assert chrono.tac_time() is None
+    clock.now += 2.5
+    assert chrono.tac_time() == pytest.approx(2.5)
+    assert chrono.tac_time(clear=True) is None

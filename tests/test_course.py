@@ -1,0 +1,159 @@
+"""The chain of the trainer's steps, its shape, and who imports whom."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlojz import course
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+import steps
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def test_each_solution_differs_from_its_predecessor_only_where_it_says():
+    assert steps.check() == []
+
+
+def test_an_edit_outside_a_marked_paragraph_is_found():
+    before = course.solution(0).read_text()
+    after = course.solution(1).read_text()
+    assert steps.problems(before, after, "01") == []
+    strayed = after.replace("training.model.train()", "training.model.eval()")
+    assert any("training.model.eval()" in p for p in steps.problems(before, strayed, "01"))
+    undone = after.replace("# 01: choose", "# TODO 01: choose")
+    assert steps.problems(before, undone, "01") == ["left to do: # TODO 01: choose the device"]
+
+
+def test_a_paragraph_ends_at_a_blank_line():
+    source = "a\n# TODO 01: do\nb\n\nc\n# TODO 02: other\nd\n"
+    assert steps.skeleton(source, "01") == [
+        "a",
+        "<paragraph of step 01>",
+        "",
+        "c",
+        "# TODO 02: other",
+        "d",
+    ]
+
+
+def test_an_edit_of_the_starter_is_carried_through(course_folder):
+    starter = course.trainer()
+    starter.write_text(starter.read_text().replace("default=0.9", "default=0.8"))
+    steps.carry()
+    assert steps.check() == []
+    assert "default=0.8" in course.solution(1).read_text()
+
+
+def test_an_edit_that_meets_a_step_changes_nothing(course_folder):
+    starter, before = course.trainer(), course.solution(1).read_text()
+    starter.write_text(starter.read_text().replace('torch.device("cpu")', 'torch.device("xpu")'))
+    with pytest.raises(SystemExit, match="edit it by hand"):
+        steps.carry()
+    assert course.solution(1).read_text() == before
+
+
+def test_the_trainer_can_be_read_in_one_sitting():
+    lines = course.solution(0).read_text().splitlines()
+    assert len(lines) < 250
+    assert max(map(len, lines)) <= 100
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 40, node.name
+
+
+@pytest.mark.parametrize("name", ["1", 1, "01", "01_gpu"])
+def test_a_step_has_several_names(name):
+    assert course.step(name) == "01_gpu"
+
+
+@pytest.mark.parametrize("name", ["99", "gpu", "a'; echo foo", ""])
+def test_an_unknown_step_names_those_that_exist(name):
+    with pytest.raises(LookupError, match="expected one of 00_start, 01_gpu"):
+        course.step(name)
+
+
+def test_catching_up_saves_the_trainees_file(course_folder):
+    course.trainer().write_text("mine")
+    saved = course.catch_up(1)
+    assert saved.read_text() == "mine"
+    assert course.trainer().read_text() == course.solution(0).read_text()
+    assert course.catch_up(1) is None, "an unchanged step needs no saving"
+
+
+def test_outside_the_course_one_is_told_where_to_go(tmp_path, monkeypatch):
+    monkeypatch.delenv("DLOJZ_ROOT", raising=False)
+    with pytest.raises(FileNotFoundError, match="cd into your clone, or set DLOJZ_ROOT"):
+        course.course_root(tmp_path)
+
+
+# Who may import whom of ours: the whole architecture in one table.
+MAY_IMPORT = {
+    "__init__": set(),
+    "chronometer": set(),
+    "meters": set(),
+    "idr_torch": set(),
+    "generate": set(),
+    "presets": set(),
+    "course": set(),
+    "data": set(),
+    "machine": set(),
+    "doctor": {"machine"},
+    "log": {"chronometer", "course", "idr_torch", "meters"},
+    "checkpoint": {"idr_torch"},
+    "dlojz": {"checkpoint", "chronometer", "data", "idr_torch", "log"},
+    "stats": {"chronometer", "log"},
+    "local": {"log", "presets"},
+    "launch": {"course", "local", "log"},
+    "progress": {"course", "log"},
+    "report": {"chronometer", "course", "log", "stats"},
+    "widgets": {"progress", "report", "stats"},
+    "idr_pytools": {"launch"},
+    "cli": {"course", "doctor", "generate", "launch", "presets", "progress", "report"},
+}
+
+
+def imports_of_ours(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "dlojz":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dlojz."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("dlojz.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "dlojz").glob("*.py")), ids=lambda p: p.stem)
+def test_imports_go_one_way(path):
+    assert imports_of_ours(path) <= MAY_IMPORT[path.stem]
+
+
+def test_the_table_of_imports_has_no_circle():
+    done = set()
+    while rest := {m for m in MAY_IMPORT if m not in done}:
+        free = {m for m in rest if MAY_IMPORT[m] <= done}
+        assert free, f"a circle among {rest}"
+        done |= free
+
+
+def test_no_file_is_named_like_a_package_that_it_would_hide():
+    names = [p.name for p in REPOSITORY.rglob("dlojz.py") if ".venv" not in p.parts]
+    assert names == ["dlojz.py"]
+    assert not list(REPOSITORY.glob("**/dl.py"))
+
+
+@pytest.mark.parametrize("module", ["cli", "launch", "local", "log", "stats", "generate", "doctor"])
+def test_the_command_line_does_not_wait_for_torch(module):
+    code = f"import dlojz.{module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_nothing_edits_the_path_of_imports():
+    for path in [*(REPOSITORY / "dlojz").glob("*.py"), *(REPOSITORY / "solutions").glob("*.py")]:
+        assert "sys.path" not in path.read_text(), path

@@ -1,0 +1,134 @@
+"""The same images, whatever loads them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torchvision import transforms
+
+from dlojz import data
+
+TRANSFORM = transforms.Compose(
+    [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+)
+
+
+def batches(folder, workers=0, epoch=0, first_step=0, seed=0, size=1):
+    """The batches of an epoch, as lists of (images, labels)."""
+    args = SimpleNamespace(data=str(folder), seed=seed, image_size=32, pin_memory=False)
+    dataset = data.open_set(args, "train", TRANSFORM)
+    sampler = torch.utils.data.DistributedSampler(dataset, size, 0, seed=seed)
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=data.Batches(sampler, 8, drop_last=False),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    loader.batch_sampler.set_epoch(epoch)
+    if epoch and workers:
+        list(loader)  # persistent workers have lived through an epoch before
+    loader.batch_sampler.set_epoch(epoch, first_step)
+    return list(loader)
+
+
+def same(a, b):
+    assert len(a) == len(b) > 0
+    return all(
+        torch.equal(x, y) for pair in zip(a, b, strict=True) for x, y in zip(*pair, strict=True)
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_change_nothing(images, workers):
+    assert same(batches(images), batches(images, workers))
+
+
+def test_persistent_workers_see_the_next_epoch(images):
+    assert same(batches(images, 0, epoch=1), batches(images, 2, epoch=1))
+
+
+def test_epochs_and_seeds_differ(images):
+    first = batches(images)
+    assert not same(first, batches(images, epoch=1))
+    assert not same(first, batches(images, seed=1))
+
+
+def test_a_resume_in_the_middle_of_an_epoch_is_the_rest_of_it(images):
+    assert same(batches(images, epoch=2)[5:], batches(images, epoch=2, first_step=5))
+
+
+def test_a_resume_decodes_no_skipped_image(images, monkeypatch):
+    opened = []
+    load = data.Images.__getitem__
+    monkeypatch.setattr(
+        data.Images, "__getitem__", lambda self, key: opened.append(key) or load(self, key)
+    )
+    batches(images, first_step=6)
+    assert len(opened) == 2 * 8
+
+
+def test_one_of_two_processes_has_half_of_the_same_permutation(images):
+    labels = [label for _, batch in batches(images) for label in batch.tolist()]
+    half = [label for _, batch in batches(images, size=2) for label in batch.tolist()]
+    assert half == labels[::2]
+
+
+def test_a_samples_draws_leave_the_generator_as_it_was():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with data.draws_of(0, 1, 2):
+        inside = torch.rand(3)
+    assert torch.equal(torch.rand(3), expected)
+    with data.draws_of(0, 1, 2):
+        assert torch.equal(torch.rand(3), inside)
+    with data.draws_of(0, 2, 1):
+        assert not torch.equal(torch.rand(3), inside)
+
+
+def test_the_generator_is_put_back_after_an_error():
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="empty"), data.draws_of(0, 0, torch.rand(1) and 0):
+        raise ValueError("empty")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_steps_of_an_epoch_count_the_last_batch():
+    sampler = torch.utils.data.DistributedSampler(range(20), 1, 0)
+    assert len(data.Batches(sampler, 8, drop_last=False)) == 3
+    assert len(data.Batches(sampler, 8, drop_last=True)) == 2
+    assert [len(b) for b in data.Batches(sampler, 8, drop_last=False)] == [8, 8, 4]
+    assert [len(b) for b in data.Batches(sampler, 8, drop_last=True)] == [8, 8]
+
+
+def test_synthetic_batches_are_fixed_and_stay_in_memory():
+    args = SimpleNamespace(data="synthetic", seed=0, image_size=16, pin_memory=False)
+    dataset, again = data.open_set(args, "train", None), data.open_set(args, "train", None)
+    keys = [(0, i) for i in range(6)]
+    images, labels = dataset.__getitems__(keys)
+    assert images.dtype == torch.uint8
+    assert images.shape == (6, 3, 16, 16)
+    assert len(labels) == 6
+    assert torch.equal(images, again.__getitems__(keys)[0])
+    assert images.data_ptr() == dataset.__getitems__(keys)[0].data_ptr()
+    assert len(dataset) == 1_281_167
+
+
+def test_normalize_does_what_the_float_transforms_do():
+    images = torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8)
+    expected = transforms.Normalize(data.MEAN, data.STD)(images / 255)
+    assert torch.allclose(data.normalize(images), expected, atol=1e-5)
+    assert data.normalize(expected) is expected
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a'; echo foo", "a b/c"])
+def test_a_missing_folder_says_what_to_type(tmp_path, name):
+    with pytest.raises(data.DataError, match=r"dlojz data .*--data synthetic"):
+        data.Images(tmp_path / name, "train", None, 0)
+
+
+def test_a_folder_without_classes_says_what_was_expected(tmp_path):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG").touch()
+    with pytest.raises(data.DataError, match=r"one folder of JPEG files for each class.*sorted"):
+        data.Images(tmp_path, "val", None, 0)

@@ -1,0 +1,263 @@
+"""The doctor: lines and problems that follow from fake facts, the report as text and HTML."""
+
+import html.parser
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dlojz import doctor
+
+
+def software(**changes) -> dict:
+    found = {"torch": "2.11.0", "torchvision": "0.26.0", "torchmetrics": "1.9.0"}
+    found |= {"triton": "3.6.0", "numpy": "2.3.5", "pillow": "13.0.0"}
+    found |= {"jupyterlab": None, "matplotlib": None}
+    base = {
+        "system": "Linux",
+        "kernel": "6.1",
+        "python": "3.11.7",
+        "executable": "/usr/bin/python3",
+        "pinned": {},
+        "shadows": [],
+        "python_headers": True,
+    }
+    base |= {"compiler": "/usr/bin/g++", "open_files": 65536, "open_files_most": 65536}
+    return {**base, **changes, "packages": found | changes.pop("packages", {})}
+
+
+def cpu(**changes) -> dict:
+    return {"threads": 8, "affinity": 8, "usable": 8, "instructions": ["AVX2"]} | changes
+
+
+def facts(**changes) -> dict:
+    """A laptop on which all is well, but for the changes."""
+    healthy = {
+        "cpu": cpu(),
+        "memory": {"total_bytes": 16 << 30, "available_bytes": 8 << 30, "shm_bytes": 8 << 30},
+        "gpu": {"cards": []},
+        "network": {"interfaces": {"eth0": 10.0}, "infiniband": {}},
+        "software": software(),
+        "storage": {"folder": "/data", "free_bytes": 10**11, "total_bytes": 10**12},
+        "torch": {"version": "2.11.0", "cuda": "13.0", "torchvision": "0.26.0", "decode_jpeg": [1]},
+    }
+    return healthy | changes
+
+
+H100 = {"name": "H100", "capability": (9, 0), "used_bytes": 600 << 20, "pids": []}
+
+
+def with_gpu(torch=None, **card) -> dict:
+    gpu = {"cards": [H100 | card], "links": [["X"]], "driver": "580.65", "driver_cuda": "13.0"}
+    return facts(gpu=gpu, torch=facts()["torch"] | (torch or {}))
+
+
+def test_a_healthy_machine_has_no_problem():
+    assert doctor.diagnose(facts()).problems == []
+    assert doctor.diagnose(with_gpu({"architectures": ["sm_90"], "gpus": 1})).problems == []
+
+
+NMS = "RuntimeError: operator torchvision::nms does not exist"
+PAIR = {"torch": "2.13.0+cpu", "torchvision": "0.26.0"}
+CASES = {
+    "a CPU-only torch": (
+        facts(
+            software=software(packages=PAIR),
+            torch={"version": "2.13.0+cpu", "torchvision_error": NMS},
+        ),
+        "operator torchvision::nms does not exist",
+        "pip install -c constraints.txt -e .",
+    ),
+    "torch does not import": (
+        facts(torch={"version_error": "OSError: libcudart"}),
+        "OSError: libcudart",
+        "pip install",
+    ),
+    "torch is missing": (
+        facts(software=software(packages={"torch": None}), torch={"version_error": "no torch"}),
+        "torch: not installed",
+        "pip install",
+    ),
+    "numpy too new": (
+        facts(software=software(packages={"numpy": "2.4.1"})),
+        "numpy 2.4.1 with triton 3.6.0",
+        'pip install "numpy<2.4"',
+    ),
+    "a card without kernels": (
+        with_gpu({"architectures": ["sm_75", "sm_80"]}),
+        "H100: torch has kernels for sm_75 sm_80 only",
+        "pytorch.org",
+    ),
+    "an old driver": (
+        facts(gpu={"cards": [H100], "driver_cuda": "12.4", "links": [["X"]]}),
+        "driver for CUDA 12.4, torch built for CUDA 13.0",
+        "nvidia-smi",
+    ),
+    "a CPU build beside a GPU": (with_gpu({"cuda": None}), "built without CUDA", "pip install"),
+    "a GPU that torch does not see": (with_gpu({"gpus": 0}), "does not see", "nvidia-smi"),
+    "a neighbour on the GPU": (with_gpu(pids=[7]), "GPU 0: processes [7] hold", "nvidia-smi"),
+    "a driver that does not answer": (
+        facts(gpu={"cards": [], "why": "Driver/library version mismatch", "on_bus": True}),
+        "Driver/library version mismatch",
+        "nvidia-smi",
+    ),
+    "a shadowing file": (
+        facts(software=software(shadows=["/home/me/dlojz.py"])),
+        "/home/me/dlojz.py hides",
+        "mv /home/me/dlojz.py my_dlojz.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_problem_is_found_alone_and_says_what_to_type(case):
+    unwell, found, remedy = case
+    serious = [p for p in doctor.diagnose(unwell).problems if not p.note]
+    texts = [p.found for p in serious]
+    assert len(texts) == 1, texts
+    assert found in texts[0]
+    assert remedy in serious[0].remedy
+    assert serious[0].expected
+
+
+def test_each_limit_that_is_too_low_is_a_problem():
+    poor = facts(
+        cpu=cpu(cgroup=2.5, usable=2),
+        memory={"shm_bytes": 64 << 20},
+        storage={"folder": "/data", "free_bytes": 1 << 30},
+        network={"interfaces": {}, "infiniband": {"mlx5_0:1": "400 Gb/sec"}},
+        software=software(open_files=256, open_files_most=4096, locked_bytes=8 << 20),
+    )
+    assert [(p.found, p.remedy.split("    ")[0]) for p in doctor.diagnose(poor).problems] == [
+        ("8 CPUs seen, 2.5 allowed by the cgroup", "export OMP_NUM_THREADS=2"),
+        ("/dev/shm of 64 MiB", "docker run --shm-size=8g ..."),
+        ("1.0 GiB free in /data", "df -h ."),
+        ("at most 256 open files", "ulimit -n 4096"),
+        ("at most 8 MiB of locked memory", "ulimit -l unlimited"),
+    ]
+
+
+def test_what_costs_little_is_a_note():
+    changes = {"pinned": {"numpy": "2.3.4", "torch": "2.11.0"}, "pythonpath": "/old"}
+    changes |= {"open_files": 1024, "slurm_error": "sbatch: fatal: no DNS", "python_headers": False}
+    problems = doctor.diagnose(
+        facts(cpu=cpu(affinity=4, threads=64), software=software(**changes))
+    ).problems
+    assert all(p.note for p in problems)
+    assert [p.found for p in problems] == [
+        "numpy 2.3.5",
+        "4 of the machine's 64 CPUs are for this process",
+        "at most 1024 open files",
+        "torch.compile lacks Python.h",
+        "sbatch does not answer: sbatch: fatal: no DNS",
+        "PYTHONPATH=/old comes before the installed packages",
+    ]
+
+
+def test_which_kernels_run_on_which_card():
+    expected = {
+        ("sm_80 sm_90", (9, 0)): True,
+        ("sm_80", (8, 6)): True,
+        ("sm_86", (8, 0)): False,
+        ("sm_75 sm_80", (7, 0)): False,
+        ("sm_90", (10, 0)): False,
+        ("sm_90 compute_90", (10, 0)): True,
+        ("sm_90a", (9, 0)): True,
+        ("sm_100a", (10, 3)): False,
+        ("sm_100 sm_120", (12, 0)): True,
+    }
+    assert {(a, c): doctor.covers(a.split(), c) for a, c in expected} == expected
+
+
+# ---------------------------------------------------------------- lines
+
+
+def test_two_h100_are_shown_with_their_links():
+    card = H100 | {"memory_bytes": 80 << 30, "power_limit_w": 700.0}
+    links = [["X", "NV18"], ["NV18", "X"]]
+    text = str(doctor.diagnose(facts(gpu={"cards": [card, card], "links": links})))
+    assert "80.0 GiB, 700 W" in text
+    assert "NV18 between each pair" in text
+    assert "tensor cores: TF32, fp16, bf16" in text
+
+
+def test_without_a_gpu_recorded_figures_are_announced():
+    entries = doctor.diagnose(facts()).system
+    (gpu,) = [e for e in entries if e.name == "GPU"]
+    assert f"{gpu.value}: {gpu.meaning}" == (
+        "no GPU: figures recorded on an H100 will be shown instead"
+    )
+
+
+def test_instructions_tell_whether_bf16_is_native():
+    assert doctor._bf16_on_cpu({"instructions": ["AVX2", "AMX"]}) == "bf16 native (AMX)"
+    assert doctor._bf16_on_cpu({"instructions": ["AVX2"]}) == "bf16 emulated, slow here"
+
+
+def test_what_is_not_known_is_said_to_be_unknown():
+    unknown = {"threads": 2, "affinity": 2, "usable": 2}
+    gpu = {"cards": [{}], "links": [["X"]]}
+    storage = {"folder": "/data", "error": "Read-only file system"}
+    found = doctor.diagnose(facts(cpu=unknown, memory={}, gpu=gpu, storage=storage, torch={}))
+    names = {e.name for e in [*found.system, *found.stack] if "unknown" in e.value}
+    assert {"CPU", "instructions", "NUMA", "memory", "/dev/shm", "GPU 0", "torch"} <= names
+    assert "cannot write: Read-only file system" in [e.meaning for e in found.system]
+
+
+# ---------------------------------------------------------------- the report
+
+
+class Table(html.parser.HTMLParser):
+    """Counts the cells of each row, and sees that what is opened is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.open = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append(0)
+        self.rows[-1:] = [n + (tag in ("td", "th")) for n in self.rows[-1:]]
+        self.open += [tag] if tag != "br" else []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_text_is_aligned_and_narrow_and_ends_with_the_problems():
+    unwell = with_gpu({"architectures": [f"sm_{n}0" for n in range(5, 20)]}, pids=[7])
+    lines = str(doctor.diagnose(unwell)).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "Problems and notes: 1" in lines
+    assert lines[-1].split()[:2] == ["type", "nvidia-smi"]
+    values = [line for line in lines if line.startswith("  GPU ")]
+    assert {line[18:20] for line in values} == {"  "}  # the gap between two columns
+
+
+def test_html_is_one_well_formed_table_with_text_escaped():
+    unwell = facts(software=software(shadows=["/home/<me>/dlojz.py"]))
+    text = doctor.diagnose(unwell)._repr_html_()
+    table = Table(text)
+    assert table.open == []
+    assert set(table.rows) == {1, 3}  # titles, and lines
+    assert "&lt;me&gt;" in text
+    assert "<me>" not in text
+
+
+def test_the_whole_of_it_becomes_json():
+    found = json.loads(json.dumps(doctor.examine(quick=True).to_dict()))
+    assert list(found) == ["system", "software", "stack", "notebooks", "problems", "facts"]
+    assert found["system"][0]["name"] == "CPU"
+    assert found["facts"]["torch"] == {}
+    assert "operations_per_s" not in found["facts"]["storage"]
+
+
+def test_importing_the_doctor_imports_neither_torch_nor_matplotlib():
+    code = (
+        "import sys; from dlojz import doctor; doctor.examine(quick=True)\n"
+        "print([m for m in ('torch', 'torchvision', 'numpy', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,147 @@
+"""Every solution trains, on 1 and on 2 processes; checkpoints go on to the bit."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dlojz import checkpoint, course, launch, log
+from dlojz.stats import summary
+
+SMOKE = "--model resnet18 --image-size 32 -b 8 --num-workers 0".split()
+TOO_LARGE = ("--image-size", "100000", "-b", "64")  # terabytes
+STEPS = [course.solution(s) for s in course.CHAIN]
+
+
+@pytest.mark.parametrize("solution", STEPS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_every_solution_trains(solution, processes, images, tmp_path):
+    flags = [*SMOKE, "--data", str(images), "--test", "--test-nsteps", "4", "-e", "2"]
+    command = launch.trainer_argv(solution, flags, processes)
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ranks = log.read_ranks(tmp_path)
+    assert len(ranks) == processes
+    for run in ranks:
+        assert len(run.steps) == 8
+        assert run.end["outcome"] == "completed"
+        assert all(0 < loss < 20 for loss in run.steps.loss)
+        assert [e["epoch"] for e in run.epochs] == [0, 1]
+    assert not (tmp_path / "checkpoint.pt").exists(), "a test run saves nothing unless asked"
+
+
+def test_loss_and_accuracy_of_an_epoch_are_those_of_its_images(images, tmp_path, train):
+    train(STEPS[0], tmp_path, *SMOKE, "--data", images, "--lr", 1e-9)
+    run = log.read(tmp_path)
+    assert run.epochs[0]["train_loss"] == pytest.approx(sum(run.steps.loss) / len(run.steps))
+    assert 0 <= run.epochs[0]["val_accuracy"] <= 1
+    assert sum(run.steps.images) == 64
+
+
+def test_the_schedule_is_as_long_as_the_run(images, tmp_path, train):
+    train(STEPS[0], tmp_path, *SMOKE, "--data", images, "-e", 2, "--lr", 0.5)
+    lr = list(log.read(tmp_path).steps.lr)
+    assert len(lr) == 16
+    assert max(lr) == pytest.approx(0.5, rel=0.05)
+    assert lr[-1] < 0.01
+
+
+@pytest.mark.parametrize("flags", [("--checkpoint-every", "3"), ("--checkpoint-every", "11")])
+def test_a_resumed_run_is_identical_to_the_bit(flags, images, tmp_path, train, stop_at_first_save):
+    common = [*SMOKE, "--data", images, "-e", 2, "--clip-norm", 1]
+    file = tmp_path / "half.pt"
+    with pytest.raises(KeyboardInterrupt):
+        train(STEPS[-1], tmp_path / "first", *common, "--checkpoint", file, *flags)
+    train(STEPS[-1], tmp_path / "rest", *common, "--checkpoint", file, "--resume", file)
+    train(STEPS[-1], tmp_path / "whole", *common)
+    whole, rest = log.read(tmp_path / "whole"), log.read(tmp_path / "rest")
+    assert 0 < len(rest.steps) < len(whole.steps)
+    assert list(rest.steps.loss) == list(whole.steps.loss)[-len(rest.steps) :]
+    assert rest.epochs[-1] == whole.epochs[-1]
+    assert (tmp_path / "whole" / "checkpoint.pt").exists()
+
+
+def test_sigusr1_saves_after_the_step(images, tmp_path):
+    file = tmp_path / "saved.pt"
+    command = [sys.executable, STEPS[0], *SMOKE, "--data", images, "-e", "50", "--checkpoint", file]
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        first = log.events_file(tmp_path)
+        while not first.exists() or '"step"' not in first.read_text():
+            assert process.poll() is None
+        process.send_signal(10)
+        line = process.stdout.readline()
+        process.kill()
+    assert line.startswith(f"saved {file}: epoch")
+    assert torch.load(file, weights_only=True)["promises"]["batch_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("-b", "4"), "batch_size 8, this run has 4|total_steps"),
+        (("-e", "3"), "total_steps 8, this run has 24"),
+        (("--seed", "1"), "seed 0, this run has 1"),
+        (("--model", "resnet34"), "model 'resnet18', this run has 'resnet34'"),
+    ],
+)
+def test_resuming_with_something_else_is_refused(changed, message, images, tmp_path, train):
+    file = tmp_path / "saved.pt"
+    if not file.exists():
+        train(STEPS[0], tmp_path / "a", *SMOKE, "--data", images, "--checkpoint", file)
+    flags = [*SMOKE, "--data", images, *changed, "--resume", file]
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        train(STEPS[0], tmp_path / "b", *flags)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a checkpoint", b"PK\x03\x04 torn"])
+def test_an_unreadable_checkpoint_is_refused(content, images, tmp_path, train):
+    file = tmp_path / "saved.pt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint of this trainer"):
+        train(STEPS[0], tmp_path, *SMOKE, "--data", images, "--resume", file)
+
+
+def test_a_checkpoint_is_not_overwritten_silently(images, tmp_path, train, capsys):
+    (tmp_path / "saved.pt").write_bytes(b"precious")
+    with pytest.raises(SystemExit):
+        train(STEPS[0], tmp_path, *SMOKE, "--checkpoint", tmp_path / "saved.pt")
+    assert "exists: name another, or --resume from it" in capsys.readouterr().err
+    assert (tmp_path / "saved.pt").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "resnet1"), "not in torchvision.models"),
+        (("-b", "0"), "expected a whole number from 1"),
+        (("--image-size", "big"), "invalid"),
+        (("--data", "a'; echo foo"), "no images in"),
+    ],
+)
+def test_bad_flags_say_what_is_wrong(flags, message, tmp_path):
+    command = [sys.executable, STEPS[0], *SMOKE, *flags]
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_out_of_memory_is_logged_as_such(tmp_path):
+    command = [sys.executable, STEPS[0], *SMOKE, "--test", "--data", "synthetic", *TOO_LARGE]
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
+    assert summary(tmp_path).state == "OUT_OF_MEMORY"
+
+
+def test_several_processes_by_hand_need_a_folder(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "DLOJZ_RUN"}
+    environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, STEPS[0], *SMOKE, "--test", "--data", "synthetic"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "set DLOJZ_RUN" in done.stderr
