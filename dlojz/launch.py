@@ -215,7 +215,7 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded) -> Job:
         log.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
         with (run / "supervisor.txt").open("wb") as output:
             subprocess.Popen(
-                [sys.executable, "-m", "dlojz.local", str(run), str(ticket)],
+                [sys.executable, "-P", "-m", "dlojz.local", str(run), str(ticket)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -11,6 +11,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "validation", "seconds": 0.91}
 {"event": "epoch", "epoch": 0, "train_loss": 2.2, "train_accuracy": 0.21, "val_loss": 2.1, "val_accuracy": 0.25}
 {"event": "memory", "process_peak_bytes": 812345678}
+{"event": "measure", "what": "kept for backward", "value": 1.2e9, "unit": "bytes"}
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
 `host_ms` and `device_ms` are the two clocks of `dlojz.chronometer`; `ahead_ms` is how far the host ran
@@ -39,7 +40,7 @@ from dlojz.chronometer import PHASES, WARMUP_STEPS
 from dlojz.course import course_root
 
 SCHEMA = 1
-EVENTS = ("start", "setup", "step", "window", "validation", "epoch", "memory", "end")
+EVENTS = ("start", "setup", "step", "window", "validation", "epoch", "memory", "measure", "end")
 OUTCOMES = ("completed", "failed", "out_of_memory", "interrupted")
 
 
@@ -158,6 +159,10 @@ class RunLog:
     def validation(self, seconds: float):
         """How long a validation took, between two waits for the device."""
         self._write("validation", seconds=seconds)
+
+    def measure(self, what: str, value: float, unit: str):
+        """One figure of a small experiment."""
+        self._write("measure", what=what, value=value, unit=unit)
 
     def end(self):
         """The run is complete."""
@@ -335,6 +340,7 @@ class Run:
     windows: list = field(default_factory=list)
     validations: list = field(default_factory=list)
     epochs: list = field(default_factory=list)
+    measures: list = field(default_factory=list)
     memory: dict = field(default_factory=dict)
     end: dict = field(default_factory=dict)
     notes: list = field(default_factory=list)  # what a reader should know: cut, no end
@@ -381,7 +387,7 @@ def _take(run, event):
     elif kind == "window":
         first = event["first_step"] + run.first_step
         run.windows.append({**event, "first_step": first})
-    elif kind in ("validation", "epoch"):
+    elif kind in ("validation", "epoch", "measure"):
         getattr(run, kind + "s").append(event)
     elif kind in EVENTS:
         if kind == "start" and event["schema"] != SCHEMA:

@@ -296,27 +296,35 @@ def _plot_speed(found, ax, label, colour):
 
 def _plot_memory(found, ax, series):
     """Bars of peak memory: the fitted part that does not grow with the batch, and the rest."""
-    done = [s for s in found if s.completed and s.peak_memory_bytes]
     fit = stats.fit_memory(found)
-    for s in done:
-        fixed = min(fit.fixed_bytes if fit else 0, s.peak_memory_bytes) / 1e9
-        at, total = np.log2(s.batch_size) - 0.2 + 0.4 * series, s.peak_memory_bytes / 1e9
-        ax.bar(at, fixed, 0.38, color=PALETTE["model"], alpha=1 - 0.35 * series)
-        ax.bar(at, total - fixed, 0.38, fixed, color=SERIES[3 - series], alpha=0.9)
     for s in found:
+        at = np.log2(s.batch_size) - 0.2 + 0.4 * series
         if s.state == "OUT_OF_MEMORY":
-            at = np.log2(s.batch_size) - 0.2 + 0.4 * series
-            ax.text(at, 0, " out of memory", rotation=90, ha="center", color=PALETTE["failure"])
+            style = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8}
+            ax.text(at, 0, " out of memory", color=PALETTE["failure"], **style)
+        if s.completed and s.peak_memory_bytes:
+            total = s.peak_memory_bytes / 1e9
+            fixed = min(fit.fixed_bytes / 1e9 if fit else 0, total)
+            ax.bar(at, fixed, 0.38, color=PALETTE["model"])
+            ax.bar(at, total - fixed, 0.38, fixed, color=SERIES[series % len(SERIES)])
     limit = next((s.memory_limit_bytes for s in found if s.memory_limit_bytes), None)
     if limit and not series:
         ax.axhline(limit / 1e9, color=PALETTE["limit"], linestyle="--", linewidth=1)
         ax.text(ax.get_xlim()[0], limit / 1e9, "the device's memory", va="bottom", fontsize=8)
-    batches = sorted({s.batch_size for s in found})
+    batches = sorted(
+        {s.batch_size for s in found} | {round(2**t) for t in ax.get_xticks() if series}
+    )
     ax.set_xticks(np.log2(batches), batches)
     ax.set(xlabel="batch size (images)", ylabel="peak memory (GB)")
-    if fit and not series:
-        what = "model, optimizer" if done[0].memory_of == "device" else "process, model, optimizer"
-        ax.set_title(f"grey: {what}, {bytes_text(fit.fixed_bytes)}", fontsize=9)
+    if fit:
+        device = any(s.memory_of == "device" for s in found)
+        what = "model, gradients, optimizer" if device else "process, model, optimizer"
+        lines = [ax.get_title(loc="left")] if series else []
+        lines.append(
+            f"{found[0].model}: {bytes_text(fit.fixed_bytes)} {what} (grey) "
+            f"+ {bytes_text(fit.per_image_bytes)} an image"
+        )
+        ax.set_title("\n".join(lines), fontsize=7.5, fontweight="normal")
 
 
 def _plot_energy(found, ax, colour):
@@ -340,6 +348,7 @@ def _batch_axis(ax, found, ylabel):
     ax.set_xticks(batches, batches)
     ax.minorticks_off()
     ax.set(xlabel="batch size (images)", ylabel=ylabel)
+    ax.autoscale(axis="y")  # a second sweep may be higher than the first
     ax.set_ylim(bottom=0)
     ax.yaxis.set_major_formatter(
         FuncFormatter(lambda v, _: f"{v:,.3g}" if v < 100 else f"{v:,.0f}")
@@ -371,6 +380,98 @@ def plot_steps(run, ax=None):
     return ax
 
 
+def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
+    """The mean step of each run as one bar, by phase, with its throughput at the end."""
+    found = [summary(r) for r in runs]
+    labels = labels or [f"{s.name}\n{s.model}, batch {s.batch_size}" for s in found]
+    shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
+    if not shown:
+        raise ValueError("no run with a measured step: " + ", ".join(map(str, found)))
+    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
+        for row, (s, _) in enumerate(shown):
+            left = 0.0
+            for phase, share in s.shares.items():
+                width = share * s.step_ms
+                ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
+                left += width
+            ax.text(left, row, f"  {s.images_per_s:,.0f} images/s", va="center")
+        ax.set_yticks(range(len(shown)), [label for _, label in shown])
+        ax.invert_yaxis()
+        ax.margins(x=0.22)
+        ax.set(xlabel=f"median step (ms), {hardware_text(shown[0][0])}", xlim=(0, None))
+        ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    return ax
+
+
+def plot_clocks(run, ax=None):
+    """One run by its two clocks: what a stopwatch on the host says, and what the device did."""
+    path = Path(getattr(run, "directory", run))
+    read = log.read(path)
+    chosen = stats.measured(read)
+    clocks = {"host: Python passed the mark": read.steps.host_ms}
+    if len(read.steps.device_ms["data"]) == len(read.steps):
+        clocks["device: the GPU passed it"] = read.steps.device_ms
+    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(clocks)))[1]
+        for row, times in enumerate(clocks.values()):
+            left = 0.0
+            for phase in PHASES:
+                width = np.asarray(times[phase])[chosen].mean()
+                label = phase if not row else None
+                ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=label)
+                left += width
+        ax.set_yticks(range(len(clocks)), list(clocks))
+        ax.invert_yaxis()
+        ax.set(xlabel=f"mean step (ms); {setting_text(summary(run))}", xlim=(0, None))
+        ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    return ax
+
+
+def plot_measures(run, ax=None):
+    """The figures of a small experiment as bars, in the order in which they were measured."""
+    read = log.read(Path(getattr(run, "directory", run)))
+    if not read.measures:
+        raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
+    values = np.array([m["value"] for m in read.measures])
+    unit = read.measures[0]["unit"]
+    scale, name = (1e6, "MB") if unit == "bytes" else (1, unit)
+    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        ax = ax or plt.subplots(figsize=(9, 0.9 + 0.42 * len(values)))[1]
+        rows = np.arange(len(values))
+        ax.barh(rows, values / scale, 0.6, color=PALETTE["speed"])
+        for row, value in zip(rows, values / scale, strict=True):
+            ax.text(value, row, f"  {value:,.3g}", va="center", fontsize=9)
+        ax.set_yticks(rows, [m["what"] for m in read.measures])
+        ax.invert_yaxis()
+        ax.margins(x=0.15)
+        where = read.setup.get("device_name") or read.start.get("cpu", "")
+        ax.set(xlabel=f"{name}; {where}", xlim=(0, None))
+    return ax
+
+
+def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
+    """Some training images of each of the first classes, with their sizes and weights."""
+    from PIL import Image
+
+    found = sorted(p for p in (Path(folder) / "train").iterdir() if p.is_dir())[:classes]
+    with plt.rc_context(STYLE):
+        if axes is None:
+            size = (1.9 * len(found), 1.75 * per_class)
+            _, axes = plt.subplots(per_class, len(found), figsize=size, squeeze=False)
+        for column, directory in enumerate(found):
+            for row, file in enumerate(sorted(directory.iterdir())[:per_class]):
+                ax = axes[row][column]
+                with Image.open(file) as image:
+                    size = f"{image.width} x {image.height}"
+                    ax.imshow(image.convert("RGB"))
+                ax.set_title(
+                    f"{size}, {file.stat().st_size / 1e3:.0f} kB", fontsize=7, loc="center"
+                )
+                ax.set_axis_off()
+    return axes
+
+
 def plot_accuracy(runs, ax=None):
     """Validation accuracy after each epoch, against the time spent in training steps."""
     runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
@@ -392,6 +493,21 @@ def plot_accuracy(runs, ax=None):
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend()
     return ax
+
+
+def save_figure(runs: Sequence, path) -> Path:
+    """Write the figure that fits the runs to `path`: a sweep, the phases, or one run's steps."""
+    path = Path(path)
+    if len(runs) == 1:
+        ax = plot_steps(runs[0])
+    elif len({summary(r).batch_size for r in runs}) == len(runs):
+        ax = plot_batch_sweep(runs)[0]
+    else:
+        ax = plot_phases(runs)
+    figure = ax.figure
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
 
 
 # Differences between sources --------------------------------------------------------------------

@@ -111,7 +111,8 @@ MAY_IMPORT = {
     "launch": {"course", "local", "log"},
     "progress": {"course", "log"},
     "report": {"chronometer", "course", "log", "stats"},
-    "widgets": {"progress", "report", "stats"},
+    "quizzes": set(),
+    "widgets": {"progress", "quizzes", "stats"},
     "idr_pytools": {"launch"},
     "cli": {"course", "doctor", "generate", "launch", "presets", "progress", "report"},
 }

@@ -1,0 +1,48 @@
+# The course's commands. `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PARALLEL ?= 2
+
+.PHONY: help setup demo test lab lint bench record clean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
+
+setup: $(VENV)/.ready  ## make the virtual environment, with the versions that were tested
+
+# uv installs in parallel and compiles once: minutes less than pip for a set with torch in it.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed, $$($(PYTHON) --version) was found: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "No venv: apt-get install python3-venv, then again"; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup  ## the main job, from nothing: data, two jobs, a report, a figure
+	$(BIN)/python tools/demo.py
+
+test: setup  ## all tests: unit, solutions, notebooks, browser
+	PATH="$(abspath $(BIN)):$$PATH" tools/test.sh $(PARALLEL)
+
+lab: setup  ## open JupyterLab on the notebooks
+	$(BIN)/jupyter lab --notebook-dir=. notebooks/00_start.ipynb
+
+lint: setup  ## ruff, and the derived files
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/python tools/steps.py check
+	$(BIN)/python tools/notebooks.py check
+
+bench: setup  ## what the course's own tools cost
+	$(BIN)/python tools/bench.py
+
+record: setup  ## make the recorded runs again (on a GPU; names the folder: make record INTO=reference/h100)
+	$(BIN)/python tools/record.py 01 $(INTO)
+
+clean:  ## remove the environment and caches; runs, data and saved files stay
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

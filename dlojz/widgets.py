@@ -1,0 +1,157 @@
+"""What a trainee touches in a notebook: a run's monitor, a quiz, a prediction and its score.
+
+Shells over `report`, `launch` and `progress`: a control, an output, a call.
+"""
+
+import threading
+from dataclasses import dataclass
+from html import escape
+
+import ipywidgets
+from IPython.display import display
+
+from dlojz import progress, stats
+from dlojz.quizzes import QUIZZES
+
+GOOD, BAD = "#009E73", "#B3261E"
+
+
+# A run under way -----------------------------------------------------------------------------
+
+
+def monitor(job):
+    """A progress bar for a job, or one for each of a list; they move by themselves.
+
+    The cell returns at once, so that the notebook can be used while the job runs.
+    """
+    jobs = job if isinstance(job, list) else [job]
+    for one in jobs:
+        bar, text, cancel = _bar(one)
+        display(ipywidgets.HBox([bar, cancel, text]))
+        threading.Thread(target=_move, args=(one, bar, text, cancel), daemon=True).start()
+
+
+def _bar(job):
+    bar = ipywidgets.IntProgress(description=f"job {job.id}", min=0, max=1)
+    bar.layout.width = "24em"
+    cancel = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
+    cancel.on_click(lambda _: job.cancel())
+    return bar, ipywidgets.Label(), cancel
+
+
+def _move(job, bar, text, cancel):
+    for now in progress.follow(job):
+        bar.max, bar.value = now.total or 1, now.done
+        pace = f", {now.images_per_s:,.0f} images/s, loss {now.loss:.3f}" if now.loss else ""
+        text.value = f"{now.state} {now.done}/{now.total or '?'} steps{pace}"
+    ended_well = job.state == "COMPLETED"
+    bar.bar_style = "success" if ended_well else "danger"
+    if ended_well:
+        bar.value = bar.max
+    cancel.disabled = True
+
+
+# A quiz --------------------------------------------------------------------------------------
+
+
+def quiz(key: str):
+    """Ask the quiz with this key; an answer is told right or wrong, with the reason, and kept."""
+    if key not in QUIZZES:
+        raise KeyError(f"no quiz {key!r}: expected one of {', '.join(QUIZZES)}")
+    asked = QUIZZES[key]
+    choice = ipywidgets.RadioButtons(options=asked.answers, value=None)
+    choice.layout.width = "100%"
+    verdict = ipywidgets.HTML()
+
+    def answer(change):
+        if change["new"] is None:
+            return
+        given = asked.answers.index(change["new"])
+        progress.keep("quizzes", key, given)
+        verdict.value = _verdict(asked, given)
+
+    choice.observe(answer, names="value")
+    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{escape(asked.question)}</b>"), choice, verdict]))
+
+
+def _verdict(asked, given):
+    if given != asked.right:
+        return f'<span style="color:{BAD}"><b>Not so.</b></span> Think again, and choose another.'
+    return f'<span style="color:{GOOD}"><b>Yes.</b></span> {escape(asked.why)}'
+
+
+# A prediction --------------------------------------------------------------------------------
+
+# What can be predicted: its unit, and where it stands in a summary.
+PREDICTABLE = {
+    "images_per_s": ("images/s", lambda s: s.images_per_s),
+    "step_ms": ("ms", lambda s: s.step_ms),
+    "peak_memory_gb": ("GB", lambda s: s.peak_memory_bytes and s.peak_memory_bytes / 1e9),
+    "epoch_s": ("s", lambda s: s.epoch_s),
+    "backward_share": ("of the step", lambda s: s.shares.get("backward")),
+    "data_share": ("of the step", lambda s: s.shares.get("data")),
+}
+
+
+def predict(key: str, **values):
+    """Keep a prediction: predict("baseline", images_per_s=100). None stands for no guess yet."""
+    for name, value in values.items():
+        if name not in PREDICTABLE:
+            raise ValueError(f"{name} can't be predicted: expected one of {', '.join(PREDICTABLE)}")
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise ValueError(f"{name}={value!r}: expected a number above 0, or None for no guess")
+    given = {name: value for name, value in values.items() if value is not None}
+    if given:
+        progress.keep("predictions", key, given)
+    missing = [name for name in values if name not in given]
+    print(f"noted: {given}" if given else f"no guess yet: write a number for {', '.join(missing)}")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A prediction beside what was measured."""
+
+    rows: list  # (name, unit, predicted or None, measured or None)
+
+    def __repr__(self):
+        return "\n".join(
+            f"{name}: predicted {_number(p)}, measured {_number(m)} {unit}: {_word(p, m)}"
+            for name, unit, p, m in self.rows
+        )
+
+    def _repr_html_(self):
+        rows = "".join(
+            f"<tr><td>{name}</td><td>{_number(p)}</td><td>{_number(m)} {unit}</td>"
+            f"<td style='text-align:left'>{_word(p, m)}</td></tr>"
+            for name, unit, p, m in self.rows
+        )
+        head = "<tr><th></th><th>predicted</th><th>measured</th><th></th></tr>"
+        return f"<table>{head}{rows}</table>"
+
+
+def score(key: str, run) -> Score:
+    """The last prediction under `key` beside the figures of `run`."""
+    found, given = stats.summary(run), progress.last("predictions", key) or {}
+    names = given or {"images_per_s": None, "peak_memory_gb": None}
+    return Score([(n, PREDICTABLE[n][0], given.get(n), PREDICTABLE[n][1](found)) for n in names])
+
+
+def _number(value):
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _word(predicted, measured):
+    if predicted is None:
+        return "no prediction"
+    if measured is None:
+        return "not measured"
+    factor = max(predicted / measured, measured / predicted)
+    if factor <= 1.1:
+        return "★★★ within 10 %"
+    if factor <= 1.25:
+        return "★★ within 25 %"
+    if factor <= 2:
+        return f"★ a factor of {factor:.1f}"
+    return f"a factor of {factor:.1f}: what did you not think of?"

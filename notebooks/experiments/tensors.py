@@ -1,0 +1,49 @@
+"""Where a tensor is born: made on the host and copied, or made on the device.
+
+Submitted by a notebook: submit("notebooks/experiments/tensors.py").
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from dlojz import idr_torch, log
+
+REPEATS = 20
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=256, help="images")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    pinned = torch.zeros(shape, pin_memory=device.type == "cuda")
+
+    def wait():
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def measure(what, make):
+        milliseconds = []
+        for _ in range(REPEATS + 3):
+            wait()
+            begin = time.perf_counter()
+            make()
+            wait()
+            milliseconds.append(1000 * (time.perf_counter() - begin))
+        run.measure(what, statistics.median(milliseconds[3:]), "ms")
+
+    megabytes = pinned.numel() * 4 // 10**6
+    measure(f"torch.zeros(...).to(device), {megabytes} MB", lambda: torch.zeros(shape).to(device))
+    measure("the copy alone, from pinned memory", lambda: pinned.to(device, non_blocking=True))
+    measure("torch.zeros(..., device=device)", lambda: torch.zeros(shape, device=device))
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""The launcher, with real processes: states, order, limits, hostile names."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from dlojz import launch, local
+from dlojz.launch import State, SubmitError, find, latest, queue, submit
+
+
+@pytest.fixture
+def script(course_folder):
+    """Write a small trainer: script("code", name="t.py") -> its path."""
+
+    def write(code, name="t.py"):
+        path = course_folder / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return write
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def text(job, file="stdout.txt"):
+    return (job.directory / file).read_text()
+
+
+def test_a_job_runs_with_its_flags_and_is_kept(script):
+    script("import sys; print(sys.argv[1:])")
+    job = submit("t.py --a 'b c' -d", name="first")
+    assert job.wait(30) == State.COMPLETED
+    assert text(job) == "['--a', 'b c', '-d']\n"
+    assert job.command == "t.py --a 'b c' -d"
+    assert job.directory.name == job.id == "0001"
+    assert repr(job) == "<job 0001 'first': COMPLETED>"
+
+
+def test_what_runs_is_what_was_submitted(script):
+    path = script("print('before')")
+    wait = submit((str(script("import time; time.sleep(1)", "wait.py")),))
+    job = submit("t.py")
+    path.write_text("print('after')")
+    assert job.wait(30) == State.COMPLETED
+    assert wait.state == State.COMPLETED
+    assert text(job) == "before\n"
+    assert (job.directory / "trainer.py").read_text() == "print('before')"
+
+
+def test_jobs_run_one_after_the_other_in_the_order_of_submission(script, tmp_path):
+    out = tmp_path / "order"
+    script(f"""
+        import sys, time
+        with open({str(out)!r}, "a") as f:
+            f.write("begin " + sys.argv[1] + "\\n"); f.flush()
+            time.sleep(0.2)
+            f.write("end " + sys.argv[1] + "\\n")
+        """)
+    jobs = submit([f"t.py {i}" for i in range(5)], name="sweep")
+    assert [j.wait(60) for j in jobs] == [State.COMPLETED] * 5
+    expected = [f"{what} {i}" for i in range(5) for what in ("begin", "end")]
+    assert out.read_text().split("\n")[:-1] == expected
+
+
+def test_a_failure_shows_the_end_of_stderr(script):
+    script("raise ValueError('the reason')")
+    job = submit("t.py")
+    assert job.wait(30) == State.FAILED
+    assert "exit code 1" in job.explain()
+    assert "ValueError: the reason" in job.explain()
+    assert str(job.directory) in job.explain()
+
+
+def test_a_time_limit_ends_a_job_and_all_that_it_started(script):
+    script("""
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stubborn = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); time.sleep(99)"
+        child = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
+        print(child.pid, flush=True)
+        time.sleep(99)
+        """)
+    job = submit("t.py", time_max="00:00:01")
+    assert job.wait(60) == State.TIMEOUT
+    assert not psutil.pid_exists(int(text(job)))
+
+
+def test_a_waiting_job_and_a_running_job_can_be_cancelled(script):
+    script("import time; print('runs', flush=True); time.sleep(99)")
+    running, waiting = submit("t.py"), submit("t.py")
+    until(lambda: running.state == State.RUNNING)
+    waiting.cancel()
+    assert waiting.wait(30) == State.CANCELLED
+    assert running.state == State.RUNNING
+    running.cancel()
+    assert running.wait(30) == State.CANCELLED
+    running.cancel()  # of one that has ended: nothing
+    assert not (waiting.directory / "stdout.txt").exists()
+
+
+def test_out_of_memory_is_told_from_the_log(course_folder):
+    job = submit(
+        "dlojz.py --test --data synthetic --model resnet18 --image-size 100000 -b 64", name="big"
+    )
+    assert job.wait(60) == State.OUT_OF_MEMORY
+    assert "can't allocate memory" in job.status["reason"]
+
+
+def test_a_killed_supervisor_is_seen_and_its_job_ends(script):
+    script("import os, time; print(os.getpid(), flush=True); time.sleep(99)")
+    job, following = submit("t.py"), submit((str(script("print('next')", "next.py")),))
+    until(lambda: (job.directory / "stdout.txt").exists() and text(job))
+    trainer = psutil.Process(int(text(job)))
+    trainer.parent().kill()
+    until(lambda: job.state == State.FAILED)
+    assert "lost" in job.status["reason"]
+    assert following.wait(30) == State.COMPLETED
+    assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_trainer_is_a_failure(script):
+    script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    job = submit("t.py")
+    assert job.wait(30) == State.FAILED
+    assert "SIGKILL" in job.status["reason"]
+
+
+def test_jobs_outlive_the_process_that_submitted_them(script, course_folder):
+    script("import time; time.sleep(1); print('done')")
+    code = (
+        "import os; from dlojz.launch import submit; submit(['t.py'] * 2); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=course_folder)
+    assert killed.returncode == -signal.SIGKILL
+    assert find(1).wait(30) == find(2).wait(30) == State.COMPLETED
+
+
+def test_two_submitters_lose_nothing(script, tmp_path):
+    script("import time; time.sleep(0.01)")
+    code = "from dlojz.launch import submit\nfor i in range(8): submit('t.py', name='both')"
+    both = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [p.wait(60) for p in both] == [0, 0]
+    jobs = launch.jobs()
+    assert len(jobs) == 16
+    assert {j.wait(120) for j in jobs} == {State.COMPLETED}
+    spans = sorted((j.status["started"], j.status["ended"]) for j in jobs)
+    assert all(a[1] <= b[0] + 0.2 for a, b in itertools.pairwise(spans))
+
+
+def test_several_processes_know_each_other(script):
+    script("""
+        import os, torch, torch.distributed as dist
+        from dlojz import idr_torch
+        dist.init_process_group("gloo", rank=idr_torch.rank, world_size=idr_torch.size)
+        x = torch.tensor([idr_torch.rank + 1.0]); dist.all_reduce(x)
+        with open(f"{os.environ['DLOJZ_RUN']}/{idr_torch.rank}", "w") as file:
+            print(idr_torch.size, x.item(), file=file)
+        dist.destroy_process_group()
+        """)
+    job = submit("t.py", n_gpu=2)
+    assert job.wait(120) == State.COMPLETED, job.explain()
+    assert text(job, "0") == text(job, "1") == "2 3.0\n"
+
+
+def test_the_variables_of_other_launchers_stay_outside(script, monkeypatch):
+    for name in ("SLURM_PROCID", "SLURM_STEP_ID", "RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "7")
+    script(
+        "import os; print([k for k in os.environ if k[:5] in ('SLURM', 'RANK', 'WORLD', 'MASTE')])"
+    )
+    job = submit("t.py")
+    job.wait(30)
+    assert text(job) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["a'; echo foo", 'q"uote', "sp ace", "$(touch pwned)", "-rf", "é…"]
+)
+def test_hostile_names_are_only_names(name, script, course_folder):
+    folder = course_folder / f"in {name}"
+    folder.mkdir()
+    path = folder / f"{name}.py"
+    path.write_text("import sys; print(sys.argv[1])")
+    job = submit((str(path), name), name=name)
+    assert job.wait(30) == State.COMPLETED
+    assert text(job) == name + "\n"
+    assert job.name == name
+    assert latest(name).id == job.id
+    assert not (course_folder / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("t.py 'unclosed", {}, "can't read the command"),
+        ("", {}, "an empty command"),
+        ([], {}, "an empty list"),
+        ("nowhere.py", {}, "no trainer 'nowhere.py'"),
+        ("a'; echo foo", {}, "can't read the command"),
+        ("t.py", {"n_gpu": 0}, "n_gpu=0: expected a whole number from 1"),
+        ("t.py", {"time_max": "soon"}, "expected HH:MM:SS"),
+        (["t.py", "nowhere.py"], {}, "no trainer"),
+    ],
+)
+def test_a_bad_submission_says_what_to_change_and_leaves_nothing(
+    command, options, message, script, course_folder
+):
+    script("")
+    with pytest.raises(SubmitError, match=message):
+        submit(command, **options)
+    assert not (course_folder / "runs").exists()
+
+
+def test_a_syntax_error_is_told_at_once_with_its_line(script, course_folder):
+    script("x = 1\nfor i in range(3)\n    pass\n")
+    with pytest.raises(SubmitError, match=r"t.py, line 2: expected ':'\n    for i in range\(3\)"):
+        submit("t.py")
+    assert not (course_folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("00:10:00", 600), ("05:00:00", 18000), ("2:30", 150), ("90", 90), ("1-00:00:00", 86400)],
+)
+def test_time_limits_are_read_as_slurm_reads_them(limit, seconds):
+    assert launch._seconds(limit) == seconds
+
+
+def test_latest_finds_a_sweep_again(script, course_folder):
+    script("")
+    one = submit("t.py", name="one")
+    sweep = submit(["t.py", "t.py 2"], name="sweep")
+    assert latest() == sweep
+    assert latest("one") == one
+    assert find(1) == find("0001") == one
+    with pytest.raises(LookupError, match="no job named 'three'"):
+        latest("three")
+    for bad in ("99", "a'; echo foo", "../..", ""):
+        with pytest.raises(LookupError, match="no job"):
+            find(bad)
+    [job.wait(30) for job in [one, *sweep]]
+
+
+def test_the_queue_shows_those_that_run_and_the_last_that_ended(script):
+    script("")
+    jobs = submit([f"t.py {i}" for i in range(4)], name="s")
+    [j.wait(30) for j in jobs]
+    assert [j.id for j in queue("s", last=2)] == ["0003", "0004"]
+    assert "COMPLETED" in repr(queue())
+    assert "<td>t.py 3</td>" in queue()._repr_html_()
+    assert repr(queue("other")) == "no jobs"
+
+
+def test_a_run_by_hand_is_a_job_too(course_folder, train, tmp_path):
+    folder = course_folder / "runs" / "0001"
+    flags = "--test --test-nsteps 1 --data synthetic --model resnet18 --image-size 32 -b 2"
+    train(course_folder / "dlojz" / "dlojz.py", folder, *flags.split())
+    assert find(1).state == State.COMPLETED
+    assert find(1).name == "by hand"
+
+
+def test_a_symbolic_link_in_the_queues_folder_is_not_followed(script, tmp_path):
+    victim = tmp_path / "victim"
+    (local.queue_folder() / "lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        submit((str(script("")),))
+    assert not victim.exists()
+
+
+def test_all_users_may_queue(script):
+    folder = local.queue_folder()
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user: needs root")
+def test_another_user_gets_no_device_that_is_held(script, tmp_path):
+    script("import time; time.sleep(2)")
+    first = submit("t.py")
+    until(lambda: first.state == State.RUNNING)
+    code = """
+        import os
+        from pathlib import Path
+        from dlojz import local
+        local.devices()  # the last import: the interpreter may lie in a private home
+        os.setgid(65534)
+        os.setuid(65534)
+        ticket, fd = local.take_ticket(Path("/somewhere"))
+        print(os.getuid(), bool(local._grab(1)))
+        """
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.is_relative_to("/tmp/pytest-of-root"):
+            folder.chmod(0o755)  # let the other user reach the queue
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    other = subprocess.run(command, capture_output=True, text=True)
+    assert other.stdout == "65534 False\n", other.stderr
+    assert first.wait(30) == State.COMPLETED
+
+
+def test_job_files_are_plain_json(script):
+    script("")
+    job = submit("t.py", account="xyz@a100", module="pytorch")
+    job.wait(30)
+    info = json.loads((job.directory / "job.json").read_text())
+    assert (info["account"], info["module"]) == ("xyz@a100", "pytorch")
+    assert json.loads((job.directory / "state.json").read_text())["state"] == "COMPLETED"

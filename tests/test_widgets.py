@@ -1,0 +1,88 @@
+"""The monitor, the quizzes and the predictions, without a browser."""
+
+import threading
+
+import ipywidgets
+import pytest
+from test_stats import write_log
+
+from dlojz import progress, widgets
+from dlojz.launch import submit
+from dlojz.quizzes import QUIZZES
+
+
+@pytest.fixture
+def shown(course_folder, monkeypatch):
+    """What was displayed."""
+    found = []
+    monkeypatch.setattr(widgets, "display", found.append)
+    return found
+
+
+@pytest.mark.parametrize("key", QUIZZES)
+def test_a_quiz_has_one_right_answer_and_a_reason(key):
+    quiz = QUIZZES[key]
+    assert 0 <= quiz.right < len(quiz.answers)
+    assert len(set(quiz.answers)) == len(quiz.answers) >= 3
+    assert len(quiz.why) > 40
+
+
+def test_an_answer_is_judged_and_kept(shown):
+    widgets.quiz("gpu-timer")
+    _, choice, verdict = shown[0].children
+    choice.value = choice.options[0]
+    assert "Not so" in verdict.value
+    assert QUIZZES["gpu-timer"].why not in verdict.value, "the reason would give it away"
+    choice.value = choice.options[QUIZZES["gpu-timer"].right]
+    assert "Yes." in verdict.value
+    assert [e["value"] for e in progress.load()["quizzes"]["gpu-timer"]] == [0, 1]
+
+
+def test_an_unknown_quiz_names_the_others(shown):
+    with pytest.raises(KeyError, match="expected one of start-epoch"):
+        widgets.quiz("nothing")
+
+
+def test_a_prediction_is_scored(course_folder, tmp_path, capsys):
+    run = write_log(tmp_path / "r.jsonl")
+    widgets.predict("b", images_per_s=300, step_ms=50, peak_memory_gb=None)
+    assert capsys.readouterr().out == "noted: {'images_per_s': 300, 'step_ms': 50}\n"
+    text = repr(widgets.score("b", run))
+    assert "images_per_s: predicted 300, measured 320 images/s: ★★★" in text
+    assert "step_ms: predicted 50, measured 100 ms: ★ a factor of 2.0" in text
+
+
+def test_no_prediction_is_no_error(course_folder, tmp_path, capsys):
+    widgets.predict("b", images_per_s=None)
+    assert "no guess yet: write a number for images_per_s" in capsys.readouterr().out
+    assert "no prediction" in widgets.score("b", write_log(tmp_path / "r.jsonl"))._repr_html_()
+
+
+@pytest.mark.parametrize("value", [0, -3, "fast"])
+def test_a_prediction_is_a_number(value, course_folder):
+    with pytest.raises(ValueError, match="expected a number above 0"):
+        widgets.predict("b", images_per_s=value)
+    with pytest.raises(ValueError, match="speed can't be predicted"):
+        widgets.predict("b", speed=1)
+
+
+def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder):
+    (course_folder / "t.py").write_text("import time; time.sleep(1)")
+    job = submit("t.py")
+    widgets.monitor(job)
+    bar, cancel, text = shown[0].children
+    assert isinstance(bar, ipywidgets.IntProgress)
+    assert not cancel.disabled
+    job.wait(30)
+    [t.join(10) for t in threading.enumerate() if t.name.endswith("(_move)")]
+    assert bar.bar_style == "success"
+    assert text.value.startswith("COMPLETED")
+    assert cancel.disabled
+
+
+def test_the_monitor_can_cancel(shown, course_folder):
+    (course_folder / "t.py").write_text("import time; time.sleep(99)")
+    job = submit("t.py")
+    widgets.monitor(job)
+    shown[0].children[1].click()
+    assert job.wait(30) == "CANCELLED"

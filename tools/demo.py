@@ -1,0 +1,49 @@
+"""The main job of the course, from nothing: `make demo`.
+
+Makes a small set of images, submits the trainer as it is handed out and the solution of its first
+step, and shows what their logs say.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from dlojz import course, generate, launch, presets, progress, report
+
+
+def main():
+    begin = time.monotonic()
+    preset = presets.choose()
+    print(f"1. images, sizes of the preset {preset.name!r}", flush=True)
+    folder = generate.generate(
+        "data",
+        classes=preset.classes,
+        images_per_class=preset.images_per_class,
+        val_images_per_class=preset.val_images_per_class,
+    )
+
+    print(f"2. two jobs, on {folder}", flush=True)
+    trainers = [course.solution(step).relative_to(course.course_root()) for step in ("00", "01")]
+    jobs = launch.submit([f"{t} --test {preset.flags} --data data" for t in trainers], name="demo")
+    for job in jobs:
+        print(f"   job {job.id}: {job.command}", flush=True)
+        for now in progress.follow(job):
+            if sys.stderr.isatty():
+                print(f"\r   {now.state} {now.done}/{now.total} steps ", end="", file=sys.stderr)
+        if job.state != launch.State.COMPLETED:
+            sys.exit(job.explain())
+
+    print("\n3. what their logs say\n")
+    print(report.inspect_run(jobs[0]), "\n")
+    print(report.compare_runs(jobs))
+    if not presets.gpus():
+        print(
+            "No GPU here: the solution moves to the device it finds, and finds the same processor."
+        )
+    figure = report.save_figure(jobs, Path("runs") / "demo.png")
+    print(f"\nfigure: {figure}   ({time.monotonic() - begin:.0f} s in all)")
+    print("next: `make lab`, and open notebooks/00_start.ipynb")
+
+
+if __name__ == "__main__":
+    main()
