@@ -26,7 +26,9 @@ demo: setup  ## the main job, from nothing: data, two jobs, a report, a figure
 	$(BIN)/python tools/demo.py
 
 test: setup  ## all tests: unit, solutions, notebooks, browser
-	PATH="$(abspath $(BIN)):$$PATH" tools/test.sh $(PARALLEL)
+	tools/system.sh
+	$(BIN)/pytest -n $(PARALLEL) --dist=loadfile --durations=15 \
+	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
 
 lab: setup  ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab --notebook-dir=. notebooks/00_start.ipynb

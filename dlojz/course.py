@@ -28,6 +28,11 @@ def course_root(start=".") -> Path:
     )
 
 
+def data_folder() -> Path:
+    """The images that the trainer takes if it is told nothing: $DLOJZ_DATA, or data/."""
+    return course_root() / os.environ.get("DLOJZ_DATA", "data")
+
+
 def trainer() -> Path:
     """The file that the trainee edits."""
     return course_root() / "dlojz" / "dlojz.py"

@@ -30,6 +30,14 @@ class Preset:
             f"--test-nsteps {self.nsteps}"
         )
 
+    @property
+    def cpu_flags(self) -> str:
+        """The same model while it is still trained on the processor: few images, few steps."""
+        return (
+            f"--model {self.model} --image-size {self.image_size} -b {min(32, self.batch_size)} "
+            f"--test-nsteps {min(12, self.nsteps)}"
+        )
+
 
 PRESETS = {
     p.name: p

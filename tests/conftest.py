@@ -1,4 +1,4 @@
-"""Fixtures: a small data set, a course folder of one's own, the trainer run in this process."""
+"""Fixtures: small images, a course folder for one test, the trainer run in this process."""
 
 import importlib.util
 import os
@@ -8,20 +8,13 @@ from pathlib import Path
 
 import pytest
 
-# Two test processes and their jobs share few cores: with more threads each they would wait for
-# each other, many times longer than they compute.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["DLOJZ_PRESET"] = "smoke"
-
 REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory):
+def images():
     """A folder of 4 classes with 16 training and 8 validation images each."""
-    from dlojz import generate
-
-    return generate.generate(tmp_path_factory.mktemp("data"), 4, 16, 8, workers=1, progress=False)
+    return Path(os.environ["DLOJZ_DATA"])
 
 
 @pytest.fixture

@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import steps
 
 from dlojz import course
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import steps
 
 REPOSITORY = Path(__file__).parent.parent
 

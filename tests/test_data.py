@@ -88,8 +88,14 @@ def test_a_samples_draws_leave_the_generator_as_it_was():
 
 def test_the_generator_is_put_back_after_an_error():
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="empty"), data.draws_of(0, 0, torch.rand(1) and 0):
-        raise ValueError("empty")
+
+    def fail():
+        with data.draws_of(0, 0, 0):
+            torch.rand(1)
+            raise OSError("a broken file")
+
+    with pytest.raises(OSError, match="broken"):
+        fail()
     assert torch.equal(before, torch.get_rng_state())
 
 

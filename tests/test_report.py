@@ -128,5 +128,6 @@ def test_every_recording_can_be_read_and_names_no_machine():
     for path in sorted((course.course_root() / "reference").rglob("*.jsonl")):
         s = summary(path)
         assert s.state in ("COMPLETED", "OUT_OF_MEMORY")
-        assert "NVIDIA" in s.device_name
+        assert s.versions["torch"]
+        assert s.date
         assert '"hostname": "recorded"' in path.read_text()

@@ -12,28 +12,30 @@ from pathlib import Path
 
 from dlojz import course, launch, report
 
-RECORDINGS = {
-    "01": {
-        "models": ("resnet50", "resnet152"),
-        "batch_sizes": (8, 16, 32, 64, 128, 256, 512, 1024),
-        "flags": "--image-size 224 --test --data synthetic",
-        "name": "{model}-fp32-b{batch:04d}",
-    },
-}
+SYNTHETIC = "--image-size 224 --test --data synthetic"
 IMAGES_PER_RUN = 20_000  # large batches take fewer steps: seconds are enough for the energy counter
 
 
-def commands(step: str) -> dict[str, str]:
-    """The command of each recording of a step, by the recording's name."""
-    plan = RECORDINGS[step]
-    found = {}
-    for model, batch in product(plan["models"], plan["batch_sizes"]):
+def _sweep(step, models, batch_sizes):
+    """One run for each model and batch size, by the recording's name."""
+    trainer = f"solutions/dlojz_{course.step(step)}.py"
+    for model, batch in product(models, batch_sizes):
         nsteps = max(15, min(50, IMAGES_PER_RUN // batch))
-        found[plan["name"].format(model=model, batch=batch)] = (
-            f"{course.solution(step)} --model {model} -b {batch} --test-nsteps {nsteps} "
-            + plan["flags"]
-        )
-    return found
+        name = f"{step}-{model}-fp32-b{batch:04d}"
+        yield name, f"{trainer} --model {model} -b {batch} --test-nsteps {nsteps} {SYNTHETIC}"
+
+
+RECORDINGS = {
+    "00": {
+        "00-resnet50-cpu-b0032": "solutions/dlojz_00_start.py --model resnet50 -b 32 "
+        f"--test-nsteps 12 {SYNTHETIC}",
+    },
+    "01": {
+        **dict(_sweep("01", ("resnet50", "resnet152"), (8, 16, 32, 64, 128, 256, 512, 1024))),
+        "01-memory": "notebooks/experiments/memory.py --model resnet50 -b 64",
+        "01-tensors": "notebooks/experiments/tensors.py -b 256",
+    },
+}
 
 
 def anonymous(log_text: str, command: str) -> str:
@@ -54,21 +56,17 @@ def main():
     parser.add_argument("folder", type=Path, help="such as reference/h100; files there are kept")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    wanted = {n: c for n, c in commands(args.step).items() if not _path(args, n).exists()}
+    plan = RECORDINGS[args.step]
+    wanted = {n: c for n, c in plan.items() if not (args.folder / f"{n}.jsonl").exists()}
     jobs = launch.submit(list(wanted.values()), name=f"record-{args.step}") if wanted else []
     for name, job in zip(wanted, jobs, strict=True):
         state = job.wait()
         print(f"{name}: {state}", flush=True)
         if state not in ("COMPLETED", "OUT_OF_MEMORY"):
             sys.exit(job.explain())
-        again = f"python tools/record.py {args.step} {args.folder}"
         text = (job.directory / "events.jsonl").read_text()
-        _path(args, name).write_text(anonymous(text, again))
-    print(report.compare_runs([_path(args, n) for n in commands(args.step)]))
-
-
-def _path(args, name):
-    return args.folder / f"{args.step}-{name}.jsonl"
+        (args.folder / f"{name}.jsonl").write_text(anonymous(text, wanted[name]))
+    print(report.compare_runs([args.folder / f"{name}.jsonl" for name in plan]))
 
 
 if __name__ == "__main__":

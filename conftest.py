@@ -1,0 +1,40 @@
+"""Where tests and notebooks run: a course folder of their own, with small images, on one thread.
+
+Each process of pytest-xdist has its own, so that their jobs do not wait for each other. Nothing is
+written into the clone's runs/ or data/.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent
+SHARED = (".course-root", "dlojz", "notebooks", "reference", "solutions", "tools")
+
+
+def pytest_configure(config):
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # the process that only hands out the tests
+    folder = Path(tempfile.mkdtemp(prefix="dlojz-tests-"))
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    root = folder / "course"
+    root.mkdir()
+    for name in SHARED:
+        (root / name).symlink_to(REPOSITORY / name)
+    os.environ |= {
+        "DLOJZ_ROOT": str(root),
+        "DLOJZ_QUEUE": str(folder / "queue"),
+        "DLOJZ_PROGRESS": str(folder / "progress.json"),
+        "DLOJZ_DATA": str(folder / "data"),
+        "DLOJZ_PRESET": "smoke",
+        # Two test processes and their jobs share few cores: with more threads each they would
+        # wait for each other, many times longer than they compute.
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "Agg",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    from dlojz import generate
+
+    generate.generate(folder / "data", 4, 16, 8, workers=1, progress=False)

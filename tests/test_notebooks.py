@@ -1,0 +1,73 @@
+"""The notebooks are derived, short-celled and without outputs. nbval runs them."""
+
+import ast
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import notebooks
+from dlojz.quizzes import QUIZZES
+
+REPOSITORY = Path(__file__).parent.parent
+FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
+MAY_IMPORT = {"course", "doctor", "generate", "launch", "presets", "report", "widgets"}
+
+
+def code_cells(path):
+    return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+
+
+def test_the_notebooks_are_derived_from_the_solved_ones():
+    assert notebooks.check() == []
+    assert len(FILES) >= 4
+
+
+def test_a_line_becomes_what_is_handed_out():
+    cell = nbformat.v4.new_code_cell("x = 3  # exercise: x = None\ny = 4")
+    solved = nbformat.v4.new_notebook(cells=[cell])
+    assert notebooks.exercise(solved).cells[0].source == "x = None\ny = 4"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_code_cell_is_short_and_defines_nothing(path):
+    for cell in code_cells(path):
+        assert len(cell.source.splitlines()) <= 10, cell.source
+        assert not cell.outputs
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, ast.FunctionDef | ast.ClassDef), cell.source
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("dlojz"):
+                names = [a.name for a in node.names] if node.module == "dlojz" else []
+                used = {n for n in names} | set(node.module.split(".")[1:])
+                assert used <= MAY_IMPORT, cell.source
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_notebook_has_the_skeleton(path):
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n".join(c.source for c in cells if c.cell_type == "markdown")
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert headings[0].startswith("# ")
+    for part in ("The idea", "Predict", "Edit", "Run", "Check", "Read", "Question", "Further"):
+        assert f"## {part}" in headings, part
+    for row in ("You will gain", "You need", "It takes", "Last verified on"):
+        assert f"**{row}**" in text
+    further = text.split("## Further")[1]
+    assert further.count("](http") <= 2
+
+
+def test_every_quiz_is_asked_and_every_asked_quiz_exists():
+    asked = {
+        ast.literal_eval(cell.source[5:-1])
+        for path in FILES
+        for cell in code_cells(path)
+        if cell.source.startswith("quiz(")
+    }
+    assert asked == set(QUIZZES)
+
+
+def test_the_exercise_notebooks_do_not_name_the_answer():
+    for path in REPOSITORY.glob("notebooks/*.ipynb"):
+        for cell in code_cells(path):
+            assert "solutions/dlojz_01" not in cell.source
+            assert "exercise:" not in cell.source

@@ -1,0 +1,67 @@
+"""Derive notebooks/ from the solved ones in solutions/: `tools/notebooks.py write | check`.
+
+Outputs are stripped. A line `solved  # exercise: as handed out` becomes what it is handed out as.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+
+from dlojz.course import course_root
+
+HANDED_OUT = re.compile(r"^(\s*).*?  # exercise: (.*)$", re.M)
+
+
+def stripped(notebook):
+    """The notebook without outputs, counts, and what editors leave behind."""
+    for number, cell in enumerate(notebook.cells):
+        cell.metadata = {k: v for k, v in cell.metadata.items() if k == "tags"}
+        cell.id = f"cell-{number:02d}"
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return notebook
+
+
+def exercise(notebook):
+    """The notebook as it is handed out."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = HANDED_OUT.sub(r"\1\2", cell.source)
+    return stripped(notebook)
+
+
+def wanted() -> dict[Path, str]:
+    """What each notebook file should hold, by its path."""
+    files = {}
+    for path in sorted((course_root() / "solutions").glob("*.ipynb")):
+        files[path] = stripped(nbformat.read(path, as_version=4))
+        derived = course_root() / "notebooks" / path.name
+        files[derived] = exercise(nbformat.read(path, as_version=4))
+    return {path: nbformat.writes(notebook) + "\n" for path, notebook in files.items()}
+
+
+def check() -> list[str]:
+    """The notebooks that are not what they should be."""
+    return [str(p) for p, text in wanted().items() if not p.exists() or p.read_text() != text]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=("write", "check"))
+    if parser.parse_args().command == "write":
+        for path, text in wanted().items():
+            path.write_text(text)
+    if found := check():
+        sys.exit("not as derived: " + ", ".join(found) + "; run python tools/notebooks.py write")
+    print(f"{len(wanted()) // 2} notebooks, each as derived from its solved one")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# What the tests need from the system: a browser and a font. Installs them on Debian
+# and Ubuntu as root; elsewhere it says what is missing (and the tests that need it are skipped,
+# but not in CI).
+set -euo pipefail
+
+packages=()
+command -v chromium >/dev/null || command -v chromium-browser >/dev/null || packages+=(chromium)
+fc-list 2>/dev/null | grep -qi dejavu || packages+=(fonts-dejavu-core fontconfig)
+[ ${#packages[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  echo "installing ${packages[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+else
+  echo "missing: ${packages[*]} (sudo apt-get install ${packages[*]})" >&2
+  [ -z "${CI:-}" ]
+fi
