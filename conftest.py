@@ -32,7 +32,6 @@ def pytest_configure(config):
         # Two test processes and their jobs share few cores: with more threads each they would
         # wait for each other, many times longer than they compute.
         "OMP_NUM_THREADS": "1",
-        "MPLBACKEND": "Agg",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     from dlojz import generate

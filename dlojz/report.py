@@ -5,10 +5,12 @@ Figures take runs and axes, and return the axes; every number comes from `dlojz.
 
 import difflib
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FuncFormatter, PercentFormatter
@@ -43,12 +45,21 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "axes.grid.axis": "y",
     "axes.axisbelow": True,
     "grid.color": "#E3E3E8",
     "legend.frameon": False,
     "savefig.bbox": "tight",
 }
+
+
+@contextmanager
+def _style(grid="y"):
+    """The context to draw in."""
+    with plt.rc_context({**STYLE, "axes.grid.axis": grid}):
+        yield
+        interactive = mpl.is_interactive()
+    # A notebook's first figure loads its backend, which switches this on: leave it on.
+    mpl.interactive(interactive)
 
 
 # Words ---------------------------------------------------------------------------------------
@@ -260,7 +271,7 @@ def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
     if not found:
         raise ValueError("no runs to draw: give the list that submit() returned")
     energy = any(s.energy_per_image_j for s in found)
-    with plt.rc_context(STYLE):
+    with _style():
         if axes is None:
             _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 3.6))
             axes[0].figure.suptitle(_sweep_title(found), fontsize=10, x=0.01, ha="left")
@@ -361,7 +372,7 @@ def plot_steps(run, ax=None):
     read = log.read(path)
     clock, times = stats.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
-    with plt.rc_context(STYLE):
+    with _style():
         ax = ax or plt.subplots(figsize=(9, 3.2))[1]
         bottom = np.zeros(len(read.steps))
         for phase in PHASES:
@@ -387,7 +398,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
     if not shown:
         raise ValueError("no run with a measured step: " + ", ".join(map(str, found)))
-    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+    with _style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
         for row, (s, _) in enumerate(shown):
             left = 0.0
@@ -399,7 +410,8 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         ax.set_yticks(range(len(shown)), [label for _, label in shown])
         ax.invert_yaxis()
         ax.margins(x=0.22)
-        ax.set(xlabel=f"median step (ms), {hardware_text(shown[0][0])}", xlim=(0, None))
+        hardware = {hardware_text(s) for s, _ in shown}
+        ax.set(xlabel="; ".join(["median step (ms)", *sorted(hardware)]), xlim=(0, None))
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 
@@ -412,7 +424,7 @@ def plot_clocks(run, ax=None):
     clocks = {"host: Python passed the mark": read.steps.host_ms}
     if len(read.steps.device_ms["data"]) == len(read.steps):
         clocks["device: the GPU passed it"] = read.steps.device_ms
-    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+    with _style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(clocks)))[1]
         for row, times in enumerate(clocks.values()):
             left = 0.0
@@ -436,7 +448,7 @@ def plot_measures(run, ax=None):
     values = np.array([m["value"] for m in read.measures])
     unit = read.measures[0]["unit"]
     scale, name = (1e6, "MB") if unit == "bytes" else (1, unit)
-    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+    with _style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 0.9 + 0.42 * len(values)))[1]
         rows = np.arange(len(values))
         ax.barh(rows, values / scale, 0.6, color=PALETTE["speed"])
@@ -455,7 +467,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
     from PIL import Image
 
     found = sorted(p for p in (Path(folder) / "train").iterdir() if p.is_dir())[:classes]
-    with plt.rc_context(STYLE):
+    with _style():
         if axes is None:
             size = (1.9 * len(found), 1.75 * per_class)
             _, axes = plt.subplots(per_class, len(found), figsize=size, squeeze=False)
@@ -475,7 +487,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
 def plot_accuracy(runs, ax=None):
     """Validation accuracy after each epoch, against the time spent in training steps."""
     runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
-    with plt.rc_context(STYLE):
+    with _style():
         ax = ax or plt.subplots(figsize=(6, 3.6))[1]
         for run, colour in zip(runs, SERIES * len(runs), strict=False):
             s = summary(run)

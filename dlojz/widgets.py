@@ -3,6 +3,7 @@
 Shells over `report`, `launch` and `progress`: a control, an output, a call.
 """
 
+import re
 import threading
 from dataclasses import dataclass
 from html import escape
@@ -71,13 +72,18 @@ def quiz(key: str):
         verdict.value = _verdict(asked, given)
 
     choice.observe(answer, names="value")
-    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{escape(asked.question)}</b>"), choice, verdict]))
+    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{_html(asked.question)}</b>"), choice, verdict]))
+
+
+def _html(text):
+    """Plain text with `code` as HTML."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _verdict(asked, given):
     if given != asked.right:
         return f'<span style="color:{BAD}"><b>Not so.</b></span> Think again, and choose another.'
-    return f'<span style="color:{GOOD}"><b>Yes.</b></span> {escape(asked.why)}'
+    return f'<span style="color:{GOOD}"><b>Yes.</b></span> {_html(asked.why)}'
 
 
 # A prediction --------------------------------------------------------------------------------

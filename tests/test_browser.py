@@ -1,0 +1,95 @@
+"""A notebook as a trainee sees it: JupyterLab in Chromium."""
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dlojz import progress
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+if CHROMIUM is None and not os.environ.get("CI"):
+    pytest.skip("needs Chromium: tools/system.sh", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A JupyterLab on loopback; its address with the token."""
+    home = tmp_path_factory.mktemp("home")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    # `jupyter lab` itself, with the kernel of this environment and no settings of the user's
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command += ["--ip=127.0.0.1", f"--port={port}", f"--IdentityProvider.token={token}"]
+    shutil.copytree(NOTEBOOKS, home / "notebooks")  # JupyterLab saves what it shows
+    command += [f"--ServerApp.root_dir={home}"]
+    environment = {**os.environ, "HOME": str(home), "JUPYTER_PLATFORM_DIRS": "0"}
+    settings = home / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
+    settings.mkdir(parents=True)
+    # All cells in the page, not only those in sight: the test looks at each.
+    (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+    log = (home / "lab.log").open("w")
+    server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert server.poll() is None, (home / "lab.log").read_text()
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/lab/tree/{{}}?token={token}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+@pytest.fixture
+def page(tmp_path):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        page = browser.new_page(viewport={"width": 1300, "height": 1400})
+        page.set_default_timeout(60_000)
+        yield page
+        page.screenshot(path=tmp_path / "last.png")
+        browser.close()
+
+
+def open_notebook(page, address):
+    page.goto(address)
+    page.locator(".jp-NotebookPanel:visible .jp-Cell:visible").first.wait_for()
+    # The status bar: the notebook's own indicator says idle before the kernel is connected.
+    page.locator("#jp-main-statusbar", has_text=re.compile(r"\| Idle")).wait_for()
+
+
+def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
+    open_notebook(page, lab.format("notebooks/00_start.ipynb"))
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
+    # The last cell compares two runs.
+    page.locator(".jp-OutputArea-output td", has_text="COMPLETED").nth(1).wait_for(timeout=240_000)
+    assert page.locator(".jp-OutputArea-output[data-mime-type*=error]").count() == 0
+    assert page.locator(".jp-OutputArea-output img").count() >= 4, "figures"
+    answer = page.locator(".widget-radio-box label", has_text="number of training images").first
+    answer.scroll_into_view_if_needed()
+    answer.click()
+    page.locator(".widget-html-content", has_text="10,010 steps").first.wait_for()
+    assert progress.last("quizzes", "start-epoch") == 1
+    bar = page.locator(".widget-hbox", has_text=re.compile(r"COMPLETED \d+/\d+ steps")).first
+    bar.wait_for()
