@@ -26,37 +26,46 @@ def parse_args():
     parser = argparse.ArgumentParser(
         prog="dlojz.py",
         description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
-        epilog="example: dlojz.py --test --model resnet50 -b 128 (50 steps, timed)",
+        epilog="example: dlojz.py --test --model resnet50 -b 128 --data synthetic",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    flag, switch = parser.add_argument, argparse.BooleanOptionalAction
-    flag("-b", "--batch-size", type=positive, default=32, help="images per process and step")
-    flag("-e", "--epochs", type=positive, default=1, help="passes over the training images")
-    flag("--image-size", type=positive, default=224, help="pixels: side of the model's input")
+    switch = argparse.BooleanOptionalAction
+    flag = parser.add_argument_group("what is trained").add_argument
     flag("--model", default="resnet152", help="any classifier of torchvision.models")
+    flag("--image-size", type=positive, default=224, metavar="PIXELS", help="side of the input")
+    flag("-b", "--batch-size", type=positive, default=32, metavar="N", help="images per process")
+    flag("-e", "--epochs", type=positive, default=1, metavar="N", help="passes over the images")
     flag("--lr", type=float, default=0.1, help="highest learning rate of the one-cycle schedule")
     flag("--wd", type=float, default=5e-4, help="weight decay")
     flag("--mom", type=float, default=0.9, help="momentum")
-    flag("--clip-norm", type=float, default=0.0, help="clip the gradients' norm to this; 0: off")
-    flag("--test", action="store_true", help="a few steps only, to see how fast they are")
-    flag("--test-nsteps", type=positive, default=50, help="steps of an epoch with --test")
-    flag("--num-workers", type=int, default=10, help="processes that load images; CPUs at most")
+    flag("--clip-norm", type=float, default=0.0, help="largest norm of the gradients; 0: any")
+    flag("--seed", type=int, default=0, help="of the weights, the order and the crops")
+    flag("--deterministic", action="store_true", help="the same bits in every run; slower")
+    flag = parser.add_argument_group("a short run, to see how fast it is").add_argument
+    flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
+    flag("--test-nsteps", type=positive, default=50, metavar="N", help="how many")
+    flag = parser.add_argument_group("the images and how they are loaded").add_argument
+    flag("--data", default=os.environ.get("DLOJZ_DATA", "data"), help="a folder, or 'synthetic'")
+    flag("--num-workers", type=int, default=10, metavar="N", help="processes; CPUs at most")
     flag("--persistent-workers", action=switch, default=True, help="keep them between epochs")
-    flag("--prefetch-factor", type=positive, default=3, help="batches that each worker has ready")
+    flag("--prefetch-factor", type=positive, default=3, metavar="N", help="batches ready in each")
     flag("--pin-memory", action=switch, default=True, help="page-locked batches, for the GPU")
     flag("--non-blocking", action=switch, default=True, help="do not wait for copies to the GPU")
     flag("--drop-last", action=switch, default=False, help="leave out a last, smaller batch")
-    flag("--data", default=os.environ.get("DLOJZ_DATA", "data"), help="a folder, or 'synthetic'")
-    flag("--seed", type=int, default=0, help="of the weights, the order and the crops")
-    flag("--deterministic", action="store_true", help="the same bits in every run; slower")
-    flag("--checkpoint", type=Path, help="file to save to (default: in the run's folder, no tests)")
-    flag("--checkpoint-every", type=int, default=0, help="steps between saves; 0: at epoch ends")
-    flag("--resume", type=Path, help="checkpoint to go on from")
-    args = parser.parse_args()
+    flag = parser.add_argument_group("stopping and going on").add_argument
+    flag("--checkpoint", type=Path, metavar="FILE", help="None: in the run's folder, but for tests")
+    flag("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: at epoch ends only")
+    flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
+    return check_args(parser, parser.parse_args())
+
+
+def check_args(parser, args):
     if args.model not in torchvision.models.list_models(torchvision.models):
         parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
     if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
+    if args.num_workers == 0 and idr_torch.is_master:
+        print("note: without workers, --persistent-workers and --prefetch-factor mean nothing")
     return args
 
 
@@ -68,9 +77,9 @@ def positive(text):
 
 def build_model(args, num_classes):
     options = {"image_size": args.image_size} if args.model.startswith("vit_") else {}
-    return torchvision.models.get_model(
-        args.model, weights=None, num_classes=num_classes, **options
-    )
+    if args.model in ("googlenet", "inception_v3"):
+        options = {"aux_logits": False}  # one loss, as for all others
+    return torchvision.models.get_model(args.model, num_classes=num_classes, **options)
 
 
 def build_loaders(args):
@@ -83,12 +92,9 @@ def build_loaders(args):
     ]
     val_set = data.open_set(args, "val", transforms.Compose(center + to_tensor))
 
-    train_sampler = torch.utils.data.DistributedSampler(
-        train_set, num_replicas=1, rank=0, shuffle=True, seed=args.seed
-    )
-    val_sampler = torch.utils.data.DistributedSampler(
-        val_set, num_replicas=1, rank=0, shuffle=False
-    )
+    sampler = torch.utils.data.DistributedSampler  # for one process as for many
+    train_sampler = sampler(train_set, num_replicas=1, rank=0, seed=args.seed)
+    val_sampler = sampler(val_set, num_replicas=1, rank=0, shuffle=False)
 
     return (
         build_loader(args, train_set, data.Batches(train_sampler, args.batch_size, args.drop_last)),
@@ -113,10 +119,9 @@ def build_loader(args, dataset, batches):
 
 def build_metrics(num_classes):
     # Checks of values (NaN, range of labels) are off: each would make the host wait for the GPU.
+    # MeanMetric then ignores weights, so it is given a batch's loss once for each image.
     loss = torchmetrics.MeanMetric(nan_strategy="disable")
-    accuracy = torchmetrics.classification.MulticlassAccuracy(
-        num_classes, average="micro", validate_args=False
-    )
+    accuracy = torchmetrics.Accuracy("multiclass", num_classes=num_classes, validate_args=False)
     loss.persistent(True)  # a checkpoint in the middle of an epoch holds their sums
     accuracy.persistent(True)
     return torch.nn.ModuleDict({"loss": loss, "accuracy": accuracy})
