@@ -160,6 +160,10 @@ class RunLog:
         """How long a validation took, between two waits for the device."""
         self._write("validation", seconds=seconds)
 
+    def experiment(self, device):
+        """In place of `setup`, for a small experiment: where it is measured."""
+        self._write("setup", device=str(device), device_name=_device_name(device))
+
     def measure(self, what: str, value: float, unit: str):
         """One figure of a small experiment."""
         self._write("measure", what=what, value=value, unit=unit)

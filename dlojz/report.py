@@ -376,9 +376,8 @@ def plot_steps(run, ax=None):
         ax = ax or plt.subplots(figsize=(9, 3.2))[1]
         bottom = np.zeros(len(read.steps))
         for phase in PHASES:
-            ax.bar(
-                np.arange(len(bottom)), times[phase], 0.9, bottom, color=PALETTE[phase], label=phase
-            )
+            at, width = np.arange(len(bottom)), 0.9 if len(bottom) <= 100 else 1.0
+            ax.bar(at, times[phase], width, bottom, color=PALETTE[phase], label=phase)
             bottom += times[phase]
         if 0 < warmup < len(bottom):
             ax.axvspan(-0.5, warmup - 0.5, color="#EDEDF0", zorder=0)
@@ -447,7 +446,9 @@ def plot_measures(run, ax=None):
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
     values = np.array([m["value"] for m in read.measures])
     unit = read.measures[0]["unit"]
-    scale, name = (1e6, "MB") if unit == "bytes" else (1, unit)
+    scale, name = 1, unit
+    if unit == "bytes":
+        scale, name = (1e9, "GB") if values.max() >= 1e9 else (1e6, "MB")
     with _style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 0.9 + 0.42 * len(values)))[1]
         rows = np.arange(len(values))
@@ -457,8 +458,7 @@ def plot_measures(run, ax=None):
         ax.set_yticks(rows, [m["what"] for m in read.measures])
         ax.invert_yaxis()
         ax.margins(x=0.15)
-        where = read.setup.get("device_name") or read.start.get("cpu", "")
-        ax.set(xlabel=f"{name}; {where}", xlim=(0, None))
+        ax.set(xlabel=f"{name}; {read.setup['device_name']}", xlim=(0, None))
     return ax
 
 

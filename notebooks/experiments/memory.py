@@ -31,6 +31,7 @@ def main():
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
+    run.experiment(device)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     shape = (args.batch_size, 3, args.image_size, args.image_size)
     images, labels = (

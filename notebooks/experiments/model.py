@@ -19,6 +19,7 @@ def main():
     parser.add_argument("--of", choices=("parameters", "flops", "activations"), default="flops")
     args = parser.parse_args()
     run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
     model = torchvision.models.get_model(args.model, weights=None).eval()
     images = torch.randn(1, 3, args.image_size, args.image_size)
 

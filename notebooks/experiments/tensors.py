@@ -21,6 +21,7 @@ def main():
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
+    run.experiment(device)
     shape = (args.batch_size, 3, args.image_size, args.image_size)
     pinned = torch.zeros(shape, pin_memory=device.type == "cuda")
 
