@@ -15,6 +15,9 @@ import torch
 
 from dlojz import idr_torch
 
+# The flags that decide which images come when, at which learning rate.
+SAME_FLAGS = ("model", "image_size", "batch_size", "drop_last", "lr", "wd", "mom", "seed")
+
 _SAVE_NOW = threading.Event()
 
 
@@ -78,10 +81,8 @@ def load(training, args, device) -> tuple[int, int]:
 
 def _promises(training, args):
     return {
-        "model": args.model,
-        "total_steps": training.scheduler.total_steps,  # the length of the schedule
-        "batch_size": args.batch_size,
+        **{name: getattr(args, name) for name in SAME_FLAGS},
         "world_size": idr_torch.size,
-        "seed": args.seed,
+        "total_steps": training.scheduler.total_steps,  # the length of the schedule
         "parts": sorted(vars(training)),
     }

@@ -32,13 +32,13 @@ WARMUP_STEPS = (
 
 # The marks that may follow each phase. backward -> forward is gradient accumulation.
 FOLLOWS = {
-    "idle": {"data", "validation", "stopped"},
-    "data": {"transfer", "validation", "stopped"},
+    "data": {"transfer", "validation", "idle", "stopped"},
     "transfer": {"forward"},
     "forward": {"backward"},
     "backward": {"update", "forward"},
     "update": {"data"},
     "validation": {"idle", "data", "stopped"},
+    "idle": {"data", "validation", "stopped"},
     "stopped": set(),
 }
 MARK = {"data": "next_iter", "stopped": "stop"}  # where the names differ
@@ -53,8 +53,12 @@ class CudaClock:
         self._torch, self._device = torch, device
 
     def event(self):
-        """An event that the stream has not reached yet."""
+        """An event, to be recorded and read."""
         return self._torch.cuda.Event(enable_timing=True)
+
+    def record(self, event):
+        """Put `event` behind all that the device was asked so far."""
+        event.record(self._torch.cuda.current_stream(self._device))
 
     def synchronize(self):
         """Wait until the device has done all it was asked."""
@@ -144,6 +148,8 @@ class Chronometer:
         """What follows is no part of the training: a checkpoint, a report."""
         self._enter("idle")
         self._end_validation()
+        if self._phase == "data":  # in the middle of an epoch
+            self._close_window()
         self._phase = "idle"
 
     def stop(self):
@@ -183,7 +189,7 @@ class Chronometer:
         event = None
         if self._device_clock:
             event = self._free_events.pop() if self._free_events else self._device_clock.event()
-            event.record()
+            self._device_clock.record(event)
         self._marks.append((phase, self._clock() if at is None else at, event))
 
     def _end_step(self, values):
@@ -218,7 +224,7 @@ class Chronometer:
             self._sink.window_opens()
         if self._device_clock:
             event = self._device_clock.event()
-            event.record()
+            self._device_clock.record(event)
         self._window = (self._step, self._clock(), event)
 
     def _close_window(self):

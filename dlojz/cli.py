@@ -5,7 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from dlojz import course, generate, launch, presets
+from dlojz import course, generate, launch, log, presets
+
+BAD_INPUT = (launch.SubmitError, generate.DataError, log.LogError)
 
 
 def main(argv=None) -> int:
@@ -13,14 +15,9 @@ def main(argv=None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.run(args) or 0
-    except (
-        launch.SubmitError,
-        generate.DataError,
-        LookupError,
-        FileNotFoundError,
-        ValueError,
-    ) as error:
-        print(f"dlojz: {error.args[0] if error.args else error}", file=sys.stderr)
+    except (*BAD_INPUT, LookupError, OSError, ValueError) as error:
+        told = error.args[0] if isinstance(error, KeyError) else error  # str() would quote it
+        print(f"dlojz: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("dlojz: interrupted; jobs go on (dlojz queue)", file=sys.stderr)
@@ -86,14 +83,14 @@ def _doctor(args):
 
     found = doctor.examine(quick=args.quick)
     print(json.dumps(found.to_dict(), indent=1, default=str) if args.json else found)
-    return 1 if found.problems else 0
+    return 1 if any(not problem.note for problem in found.problems) else 0
 
 
 def _data(args):
     preset = presets.choose(args.preset)
     folder = generate.generate(
         args.folder,
-        classes=preset.classes if args.classes is None else args.classes,
+        classes=_or(args.classes, preset.classes),
         images_per_class=_or(args.images_per_class, preset.images_per_class),
         val_images_per_class=_or(args.val_images_per_class, preset.val_images_per_class),
         seed=args.seed,

@@ -30,7 +30,7 @@ def course_root(start=".") -> Path:
 
 def data_folder() -> Path:
     """The images that the trainer takes if it is told nothing: $DLOJZ_DATA, or data/."""
-    return course_root() / os.environ.get("DLOJZ_DATA", "data")
+    return course_root() / (os.environ.get("DLOJZ_DATA") or "data")
 
 
 def trainer() -> Path:

@@ -6,6 +6,7 @@ generator for this one sample and puts it back.
 """
 
 import hashlib
+import json
 import struct
 from contextlib import contextmanager
 from functools import cache
@@ -26,7 +27,7 @@ class DataError(Exception):
 def open_set(args, split: str, transform):
     """The split "train" or "val" of the images in the folder `args.data`, or synthetic ones."""
     if args.data == "synthetic":
-        return Synthetic(split, args.seed, args.image_size, args.pin_memory)
+        return Synthetic(split, args)
     return Images(args.data, split, transform, args.seed)
 
 
@@ -58,6 +59,9 @@ class Images(torchvision.datasets.ImageFolder):
                 f"with `dlojz data {root}`, or give ImageNet's folder with --data or $DLOJZ_DATA, "
                 "or use --data synthetic"
             )
+        marker = Path(root).expanduser() / "dataset.json"  # of the images that `dlojz data` makes
+        if marker.exists() and not json.loads(marker.read_text())["complete"]:
+            raise DataError(f"{root} is not finished: `dlojz data {root}` goes on where it stopped")
         try:
             super().__init__(folder, transform)
         except FileNotFoundError as error:  # no class folder, or one without an image
@@ -85,13 +89,9 @@ class Synthetic(torch.utils.data.Dataset):
     resident = True  # no worker could bring them faster than they are there
     LENGTHS: ClassVar = {"train": 1_281_167, "val": 50_000}
 
-    def __init__(self, split, seed, image_size, pin_memory=False):
-        self.split, self.seed, self.image_size, self.pin_memory = (
-            split,
-            seed,
-            image_size,
-            pin_memory,
-        )
+    def __init__(self, split, args):
+        self.split, self.seed, self.batch_size = split, args.seed, args.batch_size
+        self.image_size, self.pin_memory = args.image_size, args.pin_memory
         self.classes = [f"synthetic {i}" for i in range(1000)]
         self._pool = None
 
@@ -100,21 +100,20 @@ class Synthetic(torch.utils.data.Dataset):
 
     def __getitems__(self, keys):
         """A whole batch (uint8 [N, 3, H, W], int64 [N]); which of two depends on its first key."""
-        count = len(keys)
-        images, labels = self._resident(count)
-        first = count * (keys[0][1] % 2)
-        return images[first : first + count], labels[first : first + count]
+        images, labels = self._resident()
+        first = self.batch_size * (keys[0][1] % 2)
+        return images[first : first + len(keys)], labels[first : first + len(keys)]
 
     @staticmethod
     def collate(batch):
         return batch
 
-    def _resident(self, count):
-        if self._pool is None or len(self._pool[1]) < 2 * count:
+    def _resident(self):
+        if self._pool is None:
             generator = torch.Generator().manual_seed(self.seed)
-            shape = (2 * count, 3, self.image_size, self.image_size)
+            shape = (2 * self.batch_size, 3, self.image_size, self.image_size)
             images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
-            labels = torch.randint(len(self.classes), (2 * count,), generator=generator)
+            labels = torch.randint(len(self.classes), shape[:1], generator=generator)
             if self.pin_memory and torch.cuda.is_available():
                 images, labels = images.pin_memory(), labels.pin_memory()
             self._pool = images, labels
@@ -142,9 +141,10 @@ class Batches(torch.utils.data.Sampler):
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self):
-        keys = [(self.epoch, index) for index in self.sampler]
+        indices = list(self.sampler)
         for step in range(self.first_step, len(self)):
-            yield keys[step * self.batch_size : (step + 1) * self.batch_size]
+            batch = indices[step * self.batch_size : (step + 1) * self.batch_size]
+            yield [(self.epoch, index) for index in batch]
 
 
 def normalize(images):

@@ -6,7 +6,7 @@ from dlojz import launch
 
 
 def gpu_jobs_submitter(
-    command, n_gpu=1, module=None, *, name="dlojz", account=None, time_max="02:00:00", **recorded
+    command, n_gpu=1, module=None, *, name="dlojz", account=None, time_max="02:00:00"
 ) -> list[str]:
     """Submit one command or a list of them; returns the jobs' ids.
 
@@ -21,7 +21,6 @@ def gpu_jobs_submitter(
         time_max=time_max,
         module=module,
         account=account,
-        **recorded,
     )
     return [job.id for job in jobs]
 

@@ -11,8 +11,8 @@ Jobs run one after the other and outlive whoever submitted them.
 
 import json
 import os
+import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,8 +23,11 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
+import psutil
+
 from dlojz import local, log
 from dlojz.course import course_root
+from dlojz.table import Table
 
 
 class State(StrEnum):
@@ -74,12 +77,13 @@ class Job:
     @property
     def status(self) -> dict:
         """The state and what goes with it: started, ended (Unix seconds), exit_code, reason."""
-        info, status = self.info, _read_json(self.directory / "state.json")
+        info, file = self.info, self.directory / "state.json"
         if not info:
             return _status_by_hand(self.directory)
+        status = _read_json(file)
         here = info["host"] == socket.gethostname()  # elsewhere nobody can tell
         if not State(status["state"]).final and here and not local.is_alive(Path(info["ticket"])):
-            status = _read_json(self.directory / "state.json")  # it may have ended just now
+            status = _read_json(file)  # it may have ended just now
             if not State(status["state"]).final:
                 reason = "lost: its supervisor was killed, or the machine was restarted"
                 status |= {"state": "FAILED", "reason": reason}
@@ -106,8 +110,9 @@ class Job:
     def explain(self, lines: int = 12) -> str:
         """The state, the last lines of stderr, and where to read more."""
         reason = self.status.get("reason")
-        error = self.directory / "stderr.txt"
-        tail = error.read_text(errors="replace").splitlines()[-lines:] if error.exists() else []
+        files = (self.directory / name for name in ("supervisor.txt", "stderr.txt"))
+        text = "".join(f.read_text(errors="replace") for f in files if f.exists())
+        tail = text.splitlines()[-lines:]
         head = f"job {self.id} {self.state}" + (f": {reason}" if reason else "")
         return "\n".join([head, *(f"  | {line}" for line in tail), f"  in {self.directory}"])
 
@@ -120,17 +125,19 @@ def submit(
     n_gpu: int = 1,
     name: str = "dlojz",
     time_max: str = "00:10:00",
-    **recorded,
+    module: str | None = None,
+    account: str | None = None,
 ) -> Job | list[Job]:
     """Run the trainer with its flags as a job, when its turn comes.
 
     command: "dlojz/dlojz.py --test -b 128". A list of commands submits each, to run in order. A
         tuple is one command in words, for paths that a shell would trip over.
     n_gpu: GPUs, one process for each; on a machine without a GPU, processes.
-    time_max: "HH:MM:SS"; then the job is ended.
-    recorded: kept in the job's job.json (account, module, ...).
+    time_max: "HH:MM:SS", or another form that Slurm knows; then the job is ended.
+    module, account: recorded; a cluster uses them.
     """
     seconds = _seconds(time_max)
+    recorded = {"module": module, "account": account}
     if isinstance(command, list):
         if not command:
             raise SubmitError("an empty list of commands: expected at least one")
@@ -150,8 +157,8 @@ def trainer_argv(trainer: Path, flags: Sequence[str], n_gpu: int) -> list[str]:
     return [*torchrun, "--local-addr=127.0.0.1", f"--nproc-per-node={n_gpu}", str(trainer), *flags]
 
 
-def _prepare(command, n_gpu) -> tuple[Path, list[str]]:
-    """The trainer's file and its flags; raises SubmitError for what could only fail later."""
+def _prepare(command, n_gpu) -> tuple[Path, bytes, list[str]]:
+    """The trainer, its source, and all words; raises SubmitError for what could only fail later."""
     try:
         words = shlex.split(command) if isinstance(command, str) else [str(w) for w in command]
     except ValueError as error:
@@ -167,7 +174,7 @@ def _prepare(command, n_gpu) -> tuple[Path, list[str]]:
     if local.devices() != ("cpu",) and n_gpu > found:
         raise SubmitError(f"n_gpu={n_gpu}: this machine has {found}; ask for at most that")
     trainer = _find(words[0])
-    source = trainer.read_text()
+    source = trainer.read_bytes()
     try:
         compile(source, str(trainer), "exec")
     except SyntaxError as error:
@@ -176,7 +183,7 @@ def _prepare(command, n_gpu) -> tuple[Path, list[str]]:
             f"{trainer}, line {error.lineno}: {error.msg}\n    {line}\n"
             f"    {' ' * ((error.offset or 1) - 1)}^\nnothing was submitted"
         ) from None
-    return trainer, words
+    return trainer, source, words
 
 
 def _find(name: str) -> Path:
@@ -192,10 +199,10 @@ def _find(name: str) -> Path:
 
 
 def _submit_one(prepared, n_gpu, name, time_max_s, recorded) -> Job:
-    trainer, words = prepared
+    trainer, source, words = prepared
     run = log.new_run()
     copy = run / "trainer.py"
-    shutil.copyfile(trainer, copy)
+    copy.write_bytes(source)
     ticket, fd = local.take_ticket(run)
     try:
         job = {
@@ -211,8 +218,10 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded) -> Job:
             "ticket": str(ticket),
             **recorded,
         }
-        log.write_atomically(run / "job.json", json.dumps(job, indent=1, default=str))
+        (run / "stdout.txt").touch()
+        (run / "stderr.txt").touch()
         log.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
+        log.write_atomically(run / "job.json", json.dumps(job, indent=1, default=str))
         with (run / "supervisor.txt").open("wb") as output:
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "dlojz.local", str(run), str(ticket)],
@@ -227,18 +236,17 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded) -> Job:
     return Job(run)
 
 
-def _seconds(time_max: str) -> float:
-    try:
-        days, _, clock = str(time_max).rpartition("-")
-        fields = [int(f) for f in clock.split(":")]
-        if not 1 <= len(fields) <= 3 or min(fields) < 0:
-            raise ValueError
-    except ValueError:
-        raise SubmitError(f"time_max={time_max!r}: expected HH:MM:SS, such as 00:10:00") from None
-    seconds = 0
-    for value in fields:
-        seconds = 60 * seconds + value
-    return seconds + 86400 * int(days or 0)
+def _seconds(time_max: str) -> int:
+    """Slurm's forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time_max))
+    if not match:
+        raise SubmitError(f"time_max={time_max!r}: expected HH:MM:SS, such as 00:10:00")
+    days, *fields = (None if f is None else int(f) for f in match.groups())
+    fields = [f for f in fields if f is not None]
+    if days is None and len(fields) < 3:
+        fields.insert(0, 0)  # without days, a single number is minutes
+    hours, minutes, seconds = (*fields, 0, 0)[:3]
+    return 86400 * (days or 0) + 3600 * hours + 60 * minutes + seconds
 
 
 # Finding jobs again -------------------------------------------------------------------------
@@ -248,7 +256,8 @@ def jobs() -> list[Job]:
     """All runs of this course folder, oldest first."""
     runs = course_root() / "runs"
     names = sorted((p.name for p in runs.glob("*") if p.name.isdigit()), key=int)
-    return [Job(runs / name) for name in names]
+    begun = ("job.json", "events.jsonl")  # neither: somebody is submitting just now
+    return [Job(runs / n) for n in names if any((runs / n / f).exists() for f in begun)]
 
 
 def find(number: str | int) -> Job:
@@ -271,44 +280,17 @@ def latest(name: str | None = None) -> Job | list[Job]:
     raise LookupError(f"no job{wanted} in {course_root() / 'runs'}: submit one first")
 
 
-class Queue(list):
-    """Jobs as a table: text in a terminal, HTML in a notebook."""
-
-    HEAD = ("job", "name", "state", "time", "GPUs", "command")
-
-    def rows(self) -> list[tuple]:
-        return [
-            (j.id, j.name, str(j.state), _time(j), str(j.info.get("n_gpu", 1)), j.command)
-            for j in self
-        ]
-
-    def __repr__(self):
-        rows = [self.HEAD, *self.rows()]
-        if len(rows) == 1:
-            return "no jobs"
-        widths = [max(len(r[i]) for r in rows) for i in range(5)]
-        return "\n".join(
-            "  ".join([*(c.ljust(w) for c, w in zip(r[:5], widths, strict=True)), r[5]])
-            for r in rows
-        )
-
-    def _repr_html_(self):
-        from html import escape
-
-        def row(cells, tag):
-            return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        if not self:
-            return "<p>no jobs</p>"
-        return f"<table>{row(self.HEAD, 'th')}{''.join(row(r, 'td') for r in self.rows())}</table>"
-
-
-def queue(name: str | None = None, last: int = 5) -> Queue:
+def queue(name: str | None = None, last: int = 5) -> Table:
     """The jobs that wait or run, and the `last` ones that have ended."""
-    wanted = [j for j in jobs() if name in (None, j.name)]
-    ended = [j for j in wanted if j.state.final]
+    wanted = [(j, j.state) for j in jobs() if name in (None, j.name)]
+    ended = [j for j, state in wanted if state.final]
     hidden = set(ended[: max(0, len(ended) - last)])
-    return Queue(j for j in wanted if j not in hidden)
+    rows = [
+        (j.id, j.name, str(state), _time(j), str(j.info.get("n_gpu", 1)), j.command)
+        for j, state in wanted
+        if j not in hidden
+    ]
+    return Table(("job", "name", "state", "time", "GPUs", "command"), rows, "<<<>><", "no jobs")
 
 
 def _time(job):
@@ -328,7 +310,10 @@ def _status_by_hand(directory):
     except log.LogError:
         return {"state": "FAILED", "reason": "no log"}
     if not run.end:
-        return {"state": "RUNNING"}
+        gone = run.start["hostname"] == socket.gethostname() and not psutil.pid_exists(
+            run.start.get("pid", os.getpid())
+        )
+        return {"state": "FAILED", "reason": "killed"} if gone else {"state": "RUNNING"}
     names = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY"}
     begin, end = (datetime.fromisoformat(e["time"]).timestamp() for e in (run.start, run.end))
     state = names.get(run.end["outcome"], "FAILED")

@@ -17,7 +17,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from contextlib import contextmanager, suppress
@@ -48,10 +47,16 @@ def devices() -> tuple[str, ...]:
 
 def queue_folder() -> Path:
     """The machine's folder of tickets and locks: $DLOJZ_QUEUE, or one in /tmp for all users."""
-    folder = Path(os.environ.get("DLOJZ_QUEUE") or Path(tempfile.gettempdir()) / "dlojz-queue")
+    # Not tempfile's folder: TMPDIR may be one for each session, and all must meet.
+    folder = Path(os.environ.get("DLOJZ_QUEUE") or "/tmp/dlojz-queue").resolve()
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o1777)  # all users write, none removes another's files
+        fresh = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+        fresh.mkdir(parents=True)
+        fresh.chmod(0o1777)  # all users write, none removes another's files
+        try:
+            fresh.rename(folder)
+        except OSError:  # somebody was faster
+            fresh.rmdir()
     return folder
 
 
@@ -63,7 +68,9 @@ def _open(path: Path) -> int:
         except FileNotFoundError:
             pass
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            os.fchmod(fd, 0o644)  # others must be able to lock it, whatever this user's umask
+            os.close(fd)
         except FileExistsError:  # somebody was faster
             continue
 
@@ -98,6 +105,7 @@ def take_ticket(run: Path) -> tuple[Path, int]:
         name = f"{number:08d}-{uuid.uuid4().hex[:8]}"
         fresh = folder / f"new-{name}"
         fresh.write_text(json.dumps({"run": str(run), "user": os.getuid()}))
+        fresh.chmod(0o644)
         fd = _open(fresh)
         fcntl.flock(fd, fcntl.LOCK_EX)
         ticket = folder / f"ticket-{name}"
@@ -126,10 +134,10 @@ def _is_held(ticket: Path) -> bool:
         os.close(fd)
 
 
-def ahead_of(ticket: Path) -> list[Path]:
-    """The tickets of those who came before and still wait."""
-    earlier = sorted(t for t in ticket.parent.glob("ticket-*") if t.name < ticket.name)
-    return [t for t in earlier if _is_held(t)]
+def is_first(ticket: Path) -> bool:
+    """Has nobody who waits come before?"""
+    earlier = (t for t in ticket.parent.glob("ticket-*") if t.name < ticket.name)
+    return not any(_is_held(t) for t in earlier)
 
 
 def _grab(count: int) -> dict[str, int]:
@@ -161,6 +169,9 @@ def supervise(run: Path, ticket: Path):
             return
         ticket.rename(_running(ticket))  # the next may try
         _run(run, job, held)
+    except OSError as error:
+        _write_state(run, "FAILED", ended=time.time(), reason=f"could not be run: {error}")
+        raise
     finally:
         ticket.unlink(missing_ok=True)
         _running(ticket).unlink(missing_ok=True)
@@ -169,9 +180,10 @@ def supervise(run: Path, ticket: Path):
 def _wait_for_devices(run, ticket, job):
     count = job["n_gpu"] if presets.gpus() else 1
     while not (run / "cancel").exists():
-        if not ahead_of(ticket) and (held := _grab(count)):
+        first = is_first(ticket)
+        if first and (held := _grab(count)):
             return held
-        time.sleep(POLL_S)
+        time.sleep(POLL_S if first else 5 * POLL_S)  # a long queue must not disturb the job
     return {}
 
 
@@ -179,6 +191,8 @@ def _run(run, job, held):
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the job leaves behind becomes ours to end
     kills_before = _oom_kills()
+    # If this process is killed the job ends with it; torchrun must be left time to end its ranks.
+    end_signal = signal.SIGKILL if job["n_gpu"] == 1 else signal.SIGTERM
     with (run / "stdout.txt").open("ab") as out, (run / "stderr.txt").open("ab") as err:
         process = subprocess.Popen(
             job["argv"],
@@ -189,13 +203,14 @@ def _run(run, job, held):
             stderr=err,
             start_new_session=True,
             pass_fds=tuple(held.values()),  # a device stays locked until its last user is gone
-            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, end_signal),
         )
     started = time.time()
     _write_state(run, "RUNNING", started=started, devices=list(held))
     stopped = _watch(run, process, time.monotonic() + job["time_max_s"])
     _end_all()
-    state, reason = stopped or _outcome(run, process.returncode, _oom_kills() > kills_before)
+    memory_was_full = _oom_kills() > kills_before  # for some process of this machine
+    state, reason = stopped or _outcome(run, process.returncode, memory_was_full)
     _write_state(
         run,
         state,
@@ -254,7 +269,7 @@ def _end_all():
         psutil.wait_procs(alive, timeout=GRACE_S)
 
 
-def _outcome(run, exit_code, kernel_killed):
+def _outcome(run, exit_code, memory_was_full):
     if exit_code == 0:
         return "COMPLETED", None
     for file in sorted(run.glob("events*.jsonl")):
@@ -264,7 +279,9 @@ def _outcome(run, exit_code, kernel_killed):
             continue
         if end.get("outcome") == "out_of_memory":
             return "OUT_OF_MEMORY", end["error"]
-    if kernel_killed:
+    errors = (run / "stderr.txt").read_text(errors="replace")
+    killed = exit_code == -signal.SIGKILL or re.search(r"Signal 9|signal: Killed", errors)
+    if killed and memory_was_full:
         return "OUT_OF_MEMORY", "killed by the kernel: the machine's memory was full"
     if exit_code < 0:
         return "FAILED", f"ended by signal {signal.Signals(-exit_code).name}"

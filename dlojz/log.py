@@ -3,7 +3,7 @@
 Each process of a run writes one file in the run's folder: `events.jsonl` (rank 0),
 `events.rank1.jsonl`, ... Units are in the names. A sample of each event:
 
-{"event": "start", "schema": 1, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "threads": 2}
+{"event": "start", "schema": 1, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "pid": 4711, "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "threads": 2}
 {"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
 {"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
 {"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
@@ -41,7 +41,10 @@ from dlojz.course import course_root
 
 SCHEMA = 1
 EVENTS = ("start", "setup", "step", "window", "validation", "epoch", "memory", "measure", "end")
-OUTCOMES = ("completed", "failed", "out_of_memory", "interrupted")
+# torch's allocators, the CUDA runtime, cuBLAS and cuDNN, the operating system
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemory|out of memory|ALLOC_FAILED|can('|no)t allocate memory", re.I
+)
 
 
 class LogError(Exception):
@@ -97,7 +100,11 @@ class RunLog:
     def __init__(self, folder: Path, args):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._file = events_file(folder, idr_torch.rank).open("a", encoding="utf-8")
+        path = events_file(folder, idr_torch.rank)
+        cut = path.exists() and not path.read_bytes().endswith(b"\n")
+        self._file = path.open("a", encoding="utf-8")
+        if cut:  # whoever wrote here before was killed in the middle of a line
+            self._file.write("\n")
         self._args = args
         self._device = self._energy = None
         self._progress = _Progress() if idr_torch.is_master else None
@@ -184,7 +191,7 @@ class RunLog:
         outcome = "failed"
         if issubclass(kind, KeyboardInterrupt):
             outcome = "interrupted"
-        elif kind.__name__ == "OutOfMemoryError" or _host_out_of_memory(error):
+        elif isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{kind.__name__} {error}"):
             outcome = "out_of_memory"
         self._finish(outcome, error=f"{kind.__name__}: {error}"[:2000])
         if kind.__module__.startswith("dlojz."):  # our own errors say what to do: no traceback
@@ -196,11 +203,6 @@ class RunLog:
         line = json.dumps({"event": event, **fields}, default=str)
         self._file.write(line + "\n")
         self._file.flush()  # a killed run keeps all that was resolved
-
-
-def _host_out_of_memory(error):
-    # torch's CPU allocator raises a plain RuntimeError
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _now():
@@ -220,6 +222,7 @@ def _origin():
         "rank": idr_torch.rank,
         "size": idr_torch.size,
         "hostname": socket.gethostname(),
+        "pid": os.getpid(),
         "trainer": trainer.name,
         "trainer_sha256": hashlib.sha256(source).hexdigest()[:16],
         "git": _git_state(),
@@ -364,15 +367,24 @@ def read(path) -> Run:
         file = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
         raise LogError(f"{path}: no log to read ({error.strerror}): did the run start?") from error
+    torn = None  # the error of a line that is no JSON; forgiven at the end, and before a restart
     with file:
         for number, line in enumerate(file, 1):
+            if torn and not line.startswith('{"event": "start"'):
+                raise torn
+            torn = None
             try:
-                _take(run, json.loads(line))
+                event = json.loads(line)
+            except ValueError:
+                torn = LogError(f"{path}:{number}: not a JSON object: {line[:80]!r}")
+                run.notes.append(f"line {number} was cut: the run was killed while it wrote")
+                continue
+            try:
+                _take(run, event)
             except (ValueError, KeyError, TypeError) as error:
-                if not line.endswith("\n"):
-                    run.notes.append(f"line {number} was cut: the run was killed while it wrote")
-                    break
                 raise LogError(f"{path}:{number}: {_complaint(error)}: {line[:80]!r}") from error
+    if torn and line.endswith("\n"):
+        raise torn
     if not run.end:
         run.notes.append("no end: the run is still going, or was killed")
     return run
@@ -404,6 +416,4 @@ def _take(run, event):
 
 
 def _complaint(error):
-    if isinstance(error, json.JSONDecodeError):
-        return "not a JSON object"
     return f"no field {error}" if isinstance(error, KeyError) else str(error)

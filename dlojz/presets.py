@@ -52,8 +52,9 @@ PRESETS = {
 
 @cache
 def gpus() -> tuple[str, ...]:
-    """The UUIDs of the GPUs that CUDA would show here, in its order; empty without a driver.
+    """The UUIDs of the GPUs that a job may use here; empty without a driver.
 
+    Numbers in CUDA_VISIBLE_DEVICES are NVML's, by PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
     Asks NVML instead of torch: a command line must not wait seconds for `import torch`.
     """
     import pynvml
@@ -70,12 +71,24 @@ def gpus() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return tuple(uuids)
+    return visible_devices(visible, uuids)
+
+
+def visible_devices(visible: str, uuids: list[str]) -> tuple[str, ...]:
+    """The devices that a value of CUDA_VISIBLE_DEVICES names, among those with these UUIDs.
+
+    As in CUDA, the list ends at the first name that is empty, unknown or there twice. Slices of a
+    card (MIG-...) are taken as they are.
+    """
     chosen = []
-    for name in filter(None, (v.strip() for v in visible.split(","))):
-        match = [u for i, u in enumerate(uuids) if name == str(i) or u.startswith(name)]
-        if len(match) != 1:  # as CUDA does: the list ends at the first name that is not a device
+    for name in (v.strip() for v in visible.split(",")):
+        matches = [
+            u for i, u in enumerate(uuids) if name == str(i) or (name and u.startswith(name))
+        ]
+        found = [name] if name.startswith("MIG-") else matches
+        if len(found) != 1 or found[0] in chosen:
             break
-        chosen += match
+        chosen += found
     return tuple(chosen)
 
 

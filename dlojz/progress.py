@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +40,8 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
                 position = stream.tell()
             partial = lines.pop()  # not ended yet
             for line in lines:
-                now = _after(now, json.loads(line))
+                with suppress(ValueError):  # cut when the run was killed, before it went on
+                    now = _after(now, json.loads(line))
         now = Now(str(state), now.done, now.total, now.loss, now.images_per_s)
         yield now
         if state.final:

@@ -19,6 +19,7 @@ from dlojz import log, stats
 from dlojz.chronometer import PHASES
 from dlojz.course import course_root, solution
 from dlojz.stats import Summary, summary
+from dlojz.table import Table
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 PALETTE = {
@@ -93,13 +94,9 @@ def setting_text(s: Summary) -> str:
 
 
 def hardware_text(s: Summary) -> str:
-    """The device that computed, and its kind."""
-    return f"{s.device_name} ({s.device})"
-
-
-def recorded_text(s: Summary) -> str:
-    """The label of a recorded run: hardware, version, date."""
-    return f"recorded on {s.device_name}, torch {s.versions.get('torch', '?')}, {s.date}"
+    """The device that computed, and its kind; a recording says so, and when it was made."""
+    text = f"{s.device_name} ({s.device})"
+    return f"recorded on {text}, torch {s.versions.get('torch')}, {s.date}" if s.recorded else text
 
 
 # One run: the roadworthiness test -------------------------------------------------------------
@@ -218,43 +215,23 @@ def _bar_html(s):
 # Several runs: a table ------------------------------------------------------------------------
 
 
-class Comparison(list):
-    """Summaries side by side, one row each: text in a terminal, HTML in a notebook."""
-
-    HEAD = ("run", "model", "batch", "images/s", "step", "peak memory", "J/image", "state")
-
-    def rows(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                s.name,
-                s.model,
-                f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size),
-                f"{s.images_per_s:,.0f}" if s.images_per_s else "-",
-                f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
-                bytes_text(s.peak_memory_bytes) if s.completed else "-",
-                f"{s.energy_per_image_j:.3g}" if s.energy_per_image_j else "-",
-                s.state,
-            )
-            for s in self
-        ]
-
-    def __repr__(self):
-        rows = [self.HEAD, *self.rows()]
-        widths = [max(len(r[i]) for r in rows) for i in range(len(self.HEAD))]
-        return "\n".join(
-            "  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows
-        )
-
-    def _repr_html_(self):
-        def row(cells, tag):
-            return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        return f"<table>{row(self.HEAD, 'th')}{''.join(row(r, 'td') for r in self.rows())}</table>"
+def compare_runs(runs: Sequence) -> Table:
+    """The runs' figures side by side, one row each."""
+    head = ("run", "model", "batch", "images/s", "step", "peak memory", "J/image", "state")
+    return Table(head, [_row(summary(r)) for r in runs], "<<>>>>><", "no runs")
 
 
-def compare_runs(runs: Sequence) -> Comparison:
-    """The runs' figures in one table."""
-    return Comparison(summary(r) for r in runs)
+def _row(s):
+    return (
+        s.name,
+        s.model,
+        f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size),
+        f"{s.images_per_s:,.0f}" if s.images_per_s else "-",
+        f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
+        bytes_text(s.peak_memory_bytes) if s.completed else "-",
+        f"{s.energy_per_image_j:.3g}" if s.energy_per_image_j else "-",
+        s.state,
+    )
 
 
 # Figures --------------------------------------------------------------------------------------
@@ -267,9 +244,10 @@ def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
     axes: as many as were returned before, to draw a second sweep into the same figure.
     label: of this sweep in the legend; by default the model.
     """
-    found = sorted((summary(r) for r in runs), key=lambda s: s.batch_size)
+    found = [s for s in map(summary, runs) if s.batch_size]  # without a log there is no point
+    found.sort(key=lambda s: s.batch_size)
     if not found:
-        raise ValueError("no runs to draw: give the list that submit() returned")
+        raise ValueError("no runs to draw: give the list that submit() returned, once they ran")
     energy = any(s.energy_per_image_j for s in found)
     with _style():
         if axes is None:
@@ -286,11 +264,12 @@ def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
 def _sweep_title(found):
     s = next((s for s in found if s.completed), found[0])
     data = ", synthetic data" if s.synthetic else ""
-    return f"{s.image_size} px{data}, {s.size} x {hardware_text(s)}, {s.date}"
+    processes = f", {s.size} processes" if s.size > 1 else ""
+    return f"{s.image_size} px{data}{processes}; {hardware_text(s)}"
 
 
 def _plot_speed(found, ax, label, colour):
-    done = [s for s in found if s.images_per_s]
+    done = [s for s in found if s.completed and s.images_per_s]
     batches = [s.batch_size for s in done]
     rates = np.array([s.images_per_s for s in done])
     ax.plot(batches, rates, "o-", color=colour, label=label)
@@ -375,10 +354,14 @@ def plot_steps(run, ax=None):
     with _style():
         ax = ax or plt.subplots(figsize=(9, 3.2))[1]
         bottom = np.zeros(len(read.steps))
+        at = np.arange(len(bottom))
         for phase in PHASES:
-            at, width = np.arange(len(bottom)), 0.9 if len(bottom) <= 100 else 1.0
-            ax.bar(at, times[phase], width, bottom, color=PALETTE[phase], label=phase)
-            bottom += times[phase]
+            style = {"color": PALETTE[phase], "label": phase}
+            if len(at) <= 200:
+                ax.bar(at, times[phase], 0.9, bottom, **style)
+            else:  # thousands of bars would take minutes
+                ax.fill_between(at, bottom, bottom + times[phase], step="mid", lw=0, **style)
+            bottom = bottom + times[phase]
         if 0 < warmup < len(bottom):
             ax.axvspan(-0.5, warmup - 0.5, color="#EDEDF0", zorder=0)
             # The first step is many times as long as the others, which are what one looks at.
@@ -401,8 +384,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
         for row, (s, _) in enumerate(shown):
             left = 0.0
-            for phase, share in s.shares.items():
-                width = share * s.step_ms
+            for phase, width in s.phase_ms.items():
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
                 left += width
             ax.text(left, row, f"  {s.images_per_s:,.0f} images/s", va="center")
@@ -410,7 +392,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         ax.invert_yaxis()
         ax.margins(x=0.22)
         hardware = {hardware_text(s) for s, _ in shown}
-        ax.set(xlabel="; ".join(["median step (ms)", *sorted(hardware)]), xlim=(0, None))
+        ax.set(xlabel="; ".join(["mean step (ms)", *sorted(hardware)]), xlim=(0, None))
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 
@@ -458,7 +440,7 @@ def plot_measures(run, ax=None):
         ax.set_yticks(rows, [m["what"] for m in read.measures])
         ax.invert_yaxis()
         ax.margins(x=0.15)
-        ax.set(xlabel=f"{name}; {read.setup['device_name']}", xlim=(0, None))
+        ax.set(xlabel=f"{name}; {hardware_text(summary(run))}", xlim=(0, None))
     return ax
 
 
@@ -485,7 +467,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
 
 
 def plot_accuracy(runs, ax=None):
-    """Validation accuracy after each epoch, against the time spent in training steps."""
+    """Accuracy after each epoch, of validation and of training."""
     runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     with _style():
         ax = ax or plt.subplots(figsize=(6, 3.6))[1]

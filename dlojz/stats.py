@@ -8,6 +8,8 @@ import numpy as np
 from dlojz import log
 from dlojz.chronometer import PHASES
 
+MIN_ENERGY_WINDOW_S = 2.0  # the counter moves every 100 ms: 5 % of this
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -32,6 +34,7 @@ class Summary:
     versions: dict = field(default_factory=dict)
     date: str = ""
     arguments: dict = field(default_factory=dict)
+    recorded: bool = False  # kept in reference/, not made by the reader
     parameter_bytes: int | None = None
 
     steps: int = 0  # measured, of one process
@@ -40,6 +43,7 @@ class Summary:
     device_images_per_s: float | None = None  # the same by the device's clock
     step_ms: float | None = None  # median
     step_ms_spread: tuple[float, float] | None = None  # 10th and 90th percentile
+    phase_ms: dict = field(default_factory=dict)  # mean over the steps, by phase
     shares: dict = field(default_factory=dict)  # of the step's time, by phase; sums to 1
     ahead_ms: float | None = None  # median: how far the host ran ahead of the device
     epoch_s: float | None = None  # all training images at images_per_s
@@ -109,6 +113,7 @@ def _identity(run):
         "versions": run.start.get("versions", {}),
         "date": run.start.get("time", "")[:10],
         "arguments": arguments,
+        "recorded": "command" in run.start,
         "parameter_bytes": setup.get("parameter_bytes"),
         "train_images": setup.get("train_images"),
         "validation_s": run.validations[-1]["seconds"] if run.validations else None,
@@ -147,6 +152,7 @@ def _speed(ranks):
         "images_per_s": images / wall_s,
         "step_ms": float(np.median(steps_ms)),
         "step_ms_spread": tuple(np.percentile(steps_ms, (10, 90)).tolist()),
+        "phase_ms": {p: float(v.mean()) for p, v in times.items()},
         "shares": {p: float(v.sum() / steps_ms.sum()) for p, v in times.items()},
         "seconds": seconds,
     }
@@ -155,7 +161,8 @@ def _speed(ranks):
     if clock == "device":
         found["device_images_per_s"] = 1000 * images / steps_ms.sum()
         found["ahead_ms"] = float(np.nanmedian(np.asarray(first.steps.ahead_ms)[chosen]))
-    if all("energy_j" in w for r in ranks for w in r.windows) and first.windows:
+    long_enough = wall_s >= MIN_ENERGY_WINDOW_S
+    if long_enough and first.windows and all("energy_j" in w for r in ranks for w in r.windows):
         energy = sum(w["energy_j"] for r in ranks for w in r.windows)
         found["energy_per_image_j"] = energy / images
         found["power_w"] = energy / wall_s

@@ -45,7 +45,7 @@ def parse_args():
     flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
     flag("--test-nsteps", type=positive, default=50, metavar="N", help="how many")
     flag = parser.add_argument_group("the images and how they are loaded").add_argument
-    flag("--data", default=os.environ.get("DLOJZ_DATA", "data"), help="a folder, or 'synthetic'")
+    flag("--data", default=os.environ.get("DLOJZ_DATA") or "data", help="a folder, or 'synthetic'")
     flag("--num-workers", type=int, default=10, metavar="N", help="processes; CPUs at most")
     flag("--persistent-workers", action=switch, default=True, help="keep them between epochs")
     flag("--prefetch-factor", type=positive, default=3, metavar="N", help="batches ready in each")
@@ -84,12 +84,10 @@ def build_model(args, num_classes):
 
 def build_loaders(args):
     to_tensor = [transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
-    crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
+    size = args.image_size
+    crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    center = [transforms.Resize(size * 256 // 224), transforms.CenterCrop(size)]
     train_set = data.open_set(args, "train", transforms.Compose(crop + to_tensor))
-    center = [
-        transforms.Resize(args.image_size * 256 // 224),
-        transforms.CenterCrop(args.image_size),
-    ]
     val_set = data.open_set(args, "val", transforms.Compose(center + to_tensor))
 
     sampler = torch.utils.data.DistributedSampler  # for one process as for many
@@ -113,6 +111,7 @@ def build_loader(args, dataset, batches):
         batch_sampler=batches,
         collate_fn=dataset.collate,
         pin_memory=args.pin_memory and torch.cuda.is_available(),
+        generator=torch.Generator(),  # its own: a resume must find the default one as it was
         **options,
     )
 
@@ -147,9 +146,9 @@ def train_step(training, images, labels, args, chrono):
 def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
     training.model.train()
     loader.batch_sampler.set_epoch(epoch, first_step)
-    steps = args.test_nsteps if args.test else len(loader)
+    steps = max(0, (args.test_nsteps if args.test else len(loader)) - first_step)
     chrono.next_iter()
-    for step, (images, labels) in enumerate(islice(loader, steps - first_step), first_step):
+    for step, (images, labels) in enumerate(islice(loader, steps), first_step):
         chrono.transfer()
         # 01: copy the batch to the device
         images = images.to(device, non_blocking=args.non_blocking)
@@ -159,9 +158,11 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
         logits, loss = train_step(training, images, labels, args, chrono)
         training.metrics["loss"].update(loss.expand(len(images)))
         training.metrics["accuracy"].update(logits, labels)
-        if checkpoint.due(args, step + 1):
-            checkpoint.save(training, args, epoch, step + 1)
         chrono.next_iter(epoch=epoch, step=step, images=len(images), lr=lr, loss=loss)
+        if checkpoint.due(args, step + 1):
+            chrono.idle()
+            checkpoint.save(training, args, epoch, step + 1)
+            chrono.next_iter()
     return compute_and_reset(training.metrics)
 
 

@@ -19,10 +19,6 @@ class Event:
     def __init__(self, device):
         self.device, self.at = device, None
 
-    def record(self):
-        # the device takes up its work when the host asks, or when it is done with what came before
-        self.at = max(self.device.busy_until, self.device.clock.now)
-
     def query(self):
         return self.at <= self.device.reached
 
@@ -40,6 +36,10 @@ class Device:
 
     def event(self):
         return Event(self)
+
+    def record(self, event):
+        # it takes up its work when the host asks, or when it is done with what came before
+        event.at = max(self.busy_until, self.clock.now)
 
     def launch(self, seconds):
         self.busy_until = max(self.busy_until, self.clock.now) + seconds
@@ -182,6 +182,20 @@ def test_a_second_epoch_has_a_window_of_its_own():
     assert [w["steps"] for w in sink.windows] == [1, 2]
     assert sink.validations == [pytest.approx(7)]
     assert sum(w["wall_s"] for w in sink.windows) == pytest.approx(3 * 0.096)
+
+
+def test_a_checkpoint_in_the_middle_of_an_epoch_is_no_part_of_a_step():
+    clock, sink = Clock(), Sink()
+    chrono = Chronometer(sink=sink, clock=clock)
+    chrono.start()
+    run_steps(chrono, clock, WARMUP_STEPS + 2)
+    chrono.idle()
+    clock.now += 1000
+    run_steps(chrono, clock, 2)
+    chrono.stop()
+    assert [w["steps"] for w in sink.windows] == [2, 2]
+    assert sum(w["wall_s"] for w in sink.windows) == pytest.approx(4 * 0.096)
+    assert max(sum(host.values()) for _, host, _, _ in sink.steps) == pytest.approx(96)
 
 
 def test_a_run_shorter_than_the_warm_up_has_steps_and_no_window():

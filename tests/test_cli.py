@@ -42,9 +42,11 @@ def test_submit_wait_report(course_folder, capsys, tmp_path):
         (["cancel", "5"], "no job '5'"),
         (["solution", "99"], "expected one of"),
         (["data", "."], "dlojz: "),
+        (["report", "t.py"], "not a JSON object"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(words, message, course_folder, capsys):
+    (course_folder / "t.py").write_text("print(1)\n")
     assert cli.main(words) == 2
     err = capsys.readouterr().err
     assert message in err

@@ -98,6 +98,7 @@ MAY_IMPORT = {
     "generate": set(),
     "presets": set(),
     "course": set(),
+    "table": set(),
     "data": set(),
     "machine": set(),
     "doctor": {"machine"},
@@ -106,13 +107,13 @@ MAY_IMPORT = {
     "dlojz": {"checkpoint", "chronometer", "data", "idr_torch", "log"},
     "stats": {"chronometer", "log"},
     "local": {"log", "presets"},
-    "launch": {"course", "local", "log"},
+    "launch": {"course", "local", "log", "table"},
     "progress": {"course", "log"},
-    "report": {"chronometer", "course", "log", "stats"},
+    "report": {"chronometer", "course", "log", "stats", "table"},
     "quizzes": set(),
     "widgets": {"progress", "quizzes", "stats"},
     "idr_pytools": {"launch"},
-    "cli": {"course", "doctor", "generate", "launch", "presets", "progress", "report"},
+    "cli": {"course", "doctor", "generate", "launch", "log", "presets", "progress", "report"},
 }
 
 

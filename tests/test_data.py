@@ -108,7 +108,7 @@ def test_the_steps_of_an_epoch_count_the_last_batch():
 
 
 def test_synthetic_batches_are_fixed_and_stay_in_memory():
-    args = SimpleNamespace(data="synthetic", seed=0, image_size=16, pin_memory=False)
+    args = SimpleNamespace(data="synthetic", seed=0, image_size=16, pin_memory=False, batch_size=6)
     dataset, again = data.open_set(args, "train", None), data.open_set(args, "train", None)
     keys = [(0, i) for i in range(6)]
     images, labels = dataset.__getitems__(keys)
@@ -118,6 +118,8 @@ def test_synthetic_batches_are_fixed_and_stay_in_memory():
     assert torch.equal(images, again.__getitems__(keys)[0])
     assert images.data_ptr() == dataset.__getitems__(keys)[0].data_ptr()
     assert len(dataset) == 1_281_167
+    short = data.open_set(args, "train", None)  # a run that begins with a last, smaller batch
+    assert torch.equal(short.__getitems__(keys[:2])[1], labels[:2])
 
 
 def test_normalize_does_what_the_float_transforms_do():
@@ -131,6 +133,13 @@ def test_normalize_does_what_the_float_transforms_do():
 def test_a_missing_folder_says_what_to_type(tmp_path, name):
     with pytest.raises(data.DataError, match=r"dlojz data .*--data synthetic"):
         data.Images(tmp_path / name, "train", None, 0)
+
+
+def test_an_unfinished_set_of_images_is_refused(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "dataset.json").write_text('{"complete": false}')
+    with pytest.raises(data.DataError, match="is not finished: `dlojz data"):
+        data.Images(tmp_path, "train", None, 0)
 
 
 def test_a_folder_without_classes_says_what_was_expected(tmp_path):

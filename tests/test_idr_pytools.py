@@ -34,13 +34,12 @@ def test_the_slides_snippets_run(slides, capsys):
     from dlojz import launch
 
     here = dict(slides)
-    wait_first = SNIPPETS.replace("display_slurm", "wait(jobid); display_slurm", 1)
-    here["wait"] = lambda ids: [launch.find(i).wait(30) for i in ids]
-    exec(wait_first, here)
+    exec(SNIPPETS, here)
+    [launch.find(i).wait(30) for i in here["jobid"]]
     assert here["out"].read_text() == "['--batch-size', '128', '--image-size', '176']\n"
     assert here["err"].is_file()
     assert launch.find(here["jobid"][0]).info["module"] == "pytorch-gpu/py3/2.1.1"
-    assert "COMPLETED" in capsys.readouterr().out
+    assert "dlojz.py --batch-size 128 --image-size 176" in capsys.readouterr().out
 
 
 def test_several_commands_are_several_jobs(slides):

@@ -109,7 +109,7 @@ def test_a_waiting_job_and_a_running_job_can_be_cancelled(script):
     running.cancel()
     assert running.wait(30) == State.CANCELLED
     running.cancel()  # of one that has ended: nothing
-    assert not (waiting.directory / "stdout.txt").exists()
+    assert text(waiting) == "", "it never ran"
 
 
 def test_out_of_memory_is_told_from_the_log(course_folder):
@@ -123,7 +123,7 @@ def test_out_of_memory_is_told_from_the_log(course_folder):
 def test_a_killed_supervisor_is_seen_and_its_job_ends(script):
     script("import os, time; print(os.getpid(), flush=True); time.sleep(99)")
     job, following = submit("t.py"), submit((str(script("print('next')", "next.py")),))
-    until(lambda: (job.directory / "stdout.txt").exists() and text(job))
+    until(lambda: text(job))
     trainer = psutil.Process(int(text(job)))
     trainer.parent().kill()
     until(lambda: job.state == State.FAILED)
@@ -137,6 +137,55 @@ def test_a_killed_trainer_is_a_failure(script):
     job = submit("t.py")
     assert job.wait(30) == State.FAILED
     assert "SIGKILL" in job.status["reason"]
+
+
+def test_a_stubborn_trainer_ends_with_its_supervisor(script):
+    script("""
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(os.getpid(), flush=True); time.sleep(99)
+        """)
+    job, following = submit("t.py"), submit((str(script("", "next.py")),))
+    until(lambda: text(job))
+    psutil.Process(int(text(job))).parent().kill()
+    assert following.wait(30) == State.COMPLETED
+
+
+def test_a_failure_beside_a_kernel_that_kills_others_is_a_failure(course_folder):
+    (course_folder / "stderr.txt").write_text("ValueError: my bug")
+    assert local._outcome(course_folder, 1, memory_was_full=True)[0] == "FAILED"
+    assert local._outcome(course_folder, -9, memory_was_full=True)[0] == "OUT_OF_MEMORY"
+    assert local._outcome(course_folder, -9, memory_was_full=False)[0] == "FAILED"
+
+
+def test_a_submission_that_was_cut_short_disturbs_nobody(script, course_folder):
+    script("")
+    job = submit("t.py")
+    (course_folder / "runs" / "0002").mkdir()
+    job.wait(30)
+    assert [row[0] for row in queue().rows] == ["0001"]
+    assert latest() == job
+
+
+def test_a_job_that_cannot_be_started_says_why(script, monkeypatch):
+    script("")
+    monkeypatch.setattr(launch, "trainer_argv", lambda *_: ["/nowhere/python"])
+    job = submit("t.py")
+    assert job.wait(30) == State.FAILED
+    assert "/nowhere/python" in job.explain()
+
+
+def test_a_mistyped_option_is_an_error(script):
+    script("")
+    with pytest.raises(TypeError, match="timemax"):
+        submit("t.py", timemax="00:00:01")
+
+
+def test_a_source_in_another_encoding_runs(script):
+    path = script("")
+    path.write_bytes("# coding: latin-1\nprint('é')".encode("latin-1"))
+    job = submit("t.py")
+    assert job.wait(30) == State.COMPLETED
 
 
 def test_jobs_outlive_the_process_that_submitted_them(script, course_folder):
@@ -213,6 +262,8 @@ def test_hostile_names_are_only_names(name, script, course_folder):
         ("a'; echo foo", {}, "can't read the command"),
         ("t.py", {"n_gpu": 0}, "n_gpu=0: expected a whole number from 1"),
         ("t.py", {"time_max": "soon"}, "expected HH:MM:SS"),
+        ("t.py", {"time_max": "a-1:00"}, "expected HH:MM:SS"),
+        ("t.py", {"time_max": "-1:00"}, "expected HH:MM:SS"),
         (["t.py", "nowhere.py"], {}, "no trainer"),
     ],
 )
@@ -234,7 +285,7 @@ def test_a_syntax_error_is_told_at_once_with_its_line(script, course_folder):
 
 @pytest.mark.parametrize(
     ("limit", "seconds"),
-    [("00:10:00", 600), ("05:00:00", 18000), ("2:30", 150), ("90", 90), ("1-00:00:00", 86400)],
+    [("00:10:00", 600), ("05:00:00", 18000), ("2:30", 150), ("90", 5400), ("1-2", 93600)],
 )
 def test_time_limits_are_read_as_slurm_reads_them(limit, seconds):
     assert launch._seconds(limit) == seconds
@@ -259,9 +310,9 @@ def test_the_queue_shows_those_that_run_and_the_last_that_ended(script):
     script("")
     jobs = submit([f"t.py {i}" for i in range(4)], name="s")
     [j.wait(30) for j in jobs]
-    assert [j.id for j in queue("s", last=2)] == ["0003", "0004"]
+    assert [row[0] for row in queue("s", last=2).rows] == ["0003", "0004"]
     assert "COMPLETED" in repr(queue())
-    assert "<td>t.py 3</td>" in queue()._repr_html_()
+    assert ">t.py 3</td>" in queue()._repr_html_()
     assert repr(queue("other")) == "no jobs"
 
 
@@ -289,8 +340,11 @@ def test_all_users_may_queue(script):
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user: needs root")
 def test_another_user_gets_no_device_that_is_held(script, tmp_path):
     script("import time; time.sleep(2)")
+    before = os.umask(0o077)  # a careful user: the others must be able to wait all the same
     first = submit("t.py")
     until(lambda: first.state == State.RUNNING)
+    behind = submit("t.py")
+    os.umask(before)
     code = """
         import os
         from pathlib import Path
@@ -299,14 +353,15 @@ def test_another_user_gets_no_device_that_is_held(script, tmp_path):
         os.setgid(65534)
         os.setuid(65534)
         ticket, fd = local.take_ticket(Path("/somewhere"))
-        print(os.getuid(), bool(local._grab(1)))
+        print(os.getuid(), local.is_first(ticket), bool(local._grab(1)))
         """
     for folder in (tmp_path, *tmp_path.parents):
         if folder.is_relative_to("/tmp/pytest-of-root"):
             folder.chmod(0o755)  # let the other user reach the queue
     command = [sys.executable, "-c", textwrap.dedent(code)]
     other = subprocess.run(command, capture_output=True, text=True)
-    assert other.stdout == "65534 False\n", other.stderr
+    assert other.stdout == "65534 False False\n", other.stderr
+    behind.cancel()
     assert first.wait(30) == State.COMPLETED
 
 

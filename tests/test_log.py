@@ -76,6 +76,36 @@ def test_a_missing_log_says_so(tmp_path):
         log.read(tmp_path)
 
 
+def test_a_run_that_goes_on_after_a_cut_line_can_be_read(file, monkeypatch):
+    from types import SimpleNamespace
+
+    file.write_text(file.read_text()[:-30])
+    monkeypatch.setattr("sys.excepthook", None)
+    log.RunLog(file.parent, SimpleNamespace(model="resnet18")).end()
+    run = log.read(file)
+    assert run.end["outcome"] == "completed"
+    assert "was cut" in run.notes[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_all_ways_to_run_out_of_memory_are_one_outcome(error, tmp_path, monkeypatch, capsys):
+    from types import SimpleNamespace
+
+    monkeypatch.setattr("sys.excepthook", None)
+    run = log.RunLog(tmp_path, SimpleNamespace())
+    run._on_error(type(error), error, None)
+    assert log.read(tmp_path).end["outcome"] == "out_of_memory"
+
+
 def test_a_job_that_went_on_has_one_row_of_steps(file):
     file.write_text(file.read_text() * 2)
     run = log.read(file)

@@ -20,7 +20,8 @@ def sweep(tmp_path):
             tmp_path / f"{b:03d}.jsonl",
             batch=b,
             device=True,
-            window={"first_step": 3, "steps": 7, "wall_s": 0.7, "energy_j": 10.0 * b},
+            steps=43,
+            window={"first_step": 3, "steps": 40, "wall_s": 4.0, "energy_j": 57.25 * b},
             memory={"device_peak_bytes": 10**9 + b * 10**8, "device_total_bytes": 80 * 10**9},
         )
         for b in (8, 16, 32)
@@ -36,7 +37,7 @@ def test_the_inspection_tells_what_was_measured(sweep):
     text = repr(report.inspect_run(sweep[1]))
     assert "resnet18, 64 px, batch 16, synthetic data; X1 (cuda:0)" in text
     assert "160 images/s (160 by the device's clock)" in text
-    assert "100.0 ms (median of 7; 80 % within 100.0 to 100.0; device clock)" in text
+    assert "100.0 ms (median of 40; 80 % within 100.0 to 100.0; device clock)" in text
     assert "2.6 GB of 80 GB, of the device" in text
     assert "J per image, 229 W" in text
     assert "backward      60.0% ████████████████████████" in text
@@ -50,7 +51,7 @@ def test_the_inspection_of_a_failure_says_why(sweep):
 
 def test_html_escapes_what_comes_from_a_run(sweep):
     hostile = dataclasses.replace(summary(sweep[0]), model="<script>", reason="<b>", name="<i>")
-    html = report.Inspection(hostile)._repr_html_() + report.Comparison([hostile])._repr_html_()
+    html = report.Inspection(hostile)._repr_html_() + report.compare_runs([hostile])._repr_html_()
     assert "<script>" not in html
     assert "<i>" not in html
 
@@ -84,6 +85,26 @@ def test_a_second_sweep_can_be_drawn_beside_the_first(sweep):
 
 def test_a_sweep_without_energy_has_two_panels(tmp_path):
     assert len(report.plot_batch_sweep([write_log(tmp_path / "r.jsonl")])) == 2
+
+
+def test_a_job_without_a_log_spoils_no_sweep(sweep, tmp_path):
+    cancelled = dataclasses.replace(summary(sweep[0]), state="CANCELLED", batch_size=0)
+    axes = report.plot_batch_sweep([*sweep, cancelled])
+    assert axes[0].get_xlim()[0] > 1
+
+
+def test_thousands_of_steps_are_drawn_in_seconds(tmp_path):
+    import time
+
+    begin = time.monotonic()
+    report.plot_steps(write_log(tmp_path / "r.jsonl", steps=5000)).figure.canvas.draw()
+    assert time.monotonic() - begin < 10
+
+
+def test_a_recording_says_that_it_is_one():
+    (run,) = report.recorded("h100/01-resnet50-fp32-b0256")
+    assert "recorded on NVIDIA H100" in report.hardware_text(summary(run))
+    assert "recorded on" in report.plot_clocks(run).get_xlabel()
 
 
 def test_an_empty_sweep_says_what_to_give():

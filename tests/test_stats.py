@@ -75,7 +75,8 @@ def test_the_figures_of_a_gpu_run(tmp_path):
     path = write_log(
         tmp_path / "run.jsonl",
         device=True,
-        window={"first_step": 3, "steps": 7, "wall_s": 0.7, "energy_j": 350.0},
+        steps=43,
+        window={"first_step": 3, "steps": 40, "wall_s": 4.0, "energy_j": 2000.0},
         memory={"device_peak_bytes": 7, "device_total_bytes": 80, "process_peak_bytes": 9},
     )
     s = summary(path)
@@ -83,8 +84,13 @@ def test_the_figures_of_a_gpu_run(tmp_path):
     assert s.device_images_per_s == pytest.approx(320)
     assert s.ahead_ms == 40
     assert s.power_w == pytest.approx(500)
-    assert s.energy_per_image_j == pytest.approx(350 / 224)
+    assert s.energy_per_image_j == pytest.approx(2000 / (40 * 32))
     assert (s.peak_memory_bytes, s.memory_of, s.memory_limit_bytes) == (7, "device", 80)
+
+
+def test_energy_over_less_than_seconds_is_not_shown(tmp_path):
+    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "energy_j": 350.0}
+    assert summary(write_log(tmp_path / "r.jsonl", window=window)).energy_per_image_j is None
 
 
 def test_several_processes_add_their_images_and_take_the_slowest_wall(tmp_path):

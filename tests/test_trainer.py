@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,9 +50,14 @@ def test_the_schedule_is_as_long_as_the_run(images, tmp_path, train):
     assert lr[-1] < 0.01
 
 
-@pytest.mark.parametrize("flags", [("--checkpoint-every", "3"), ("--checkpoint-every", "11")])
-def test_a_resumed_run_is_identical_to_the_bit(flags, images, tmp_path, train, stop_at_first_save):
+@pytest.mark.parametrize("every", [3, 11], ids=["in an epoch", "at its end"])
+@pytest.mark.parametrize(("model", "workers"), [("resnet18", 0), ("mobilenet_v3_small", 1)])
+def test_a_resumed_run_is_identical_to_the_bit(
+    every, model, workers, images, tmp_path, train, stop_at_first_save
+):
+    flags = ("--checkpoint-every", every)
     common = [*SMOKE, "--data", images, "-e", 2, "--clip-norm", 1]
+    common += ["--model", model, "--num-workers", workers]  # mobilenet drops out: it draws
     file = tmp_path / "half.pt"
     with pytest.raises(KeyboardInterrupt):
         train(STEPS[-1], tmp_path / "first", *common, "--checkpoint", file, *flags)
@@ -82,7 +88,9 @@ def test_sigusr1_saves_after_the_step(images, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (("-b", "4"), "batch_size 8, this run has 4|total_steps"),
+        (("-b", "4"), "batch_size 8, this run has 4"),
+        (("--lr", "0.5"), "lr 0.1, this run has 0.5"),
+        (("--image-size", "64"), "image_size 32, this run has 64"),
         (("-e", "3"), "total_steps 8, this run has 24"),
         (("--seed", "1"), "seed 0, this run has 1"),
         (("--model", "resnet34"), "model 'resnet18', this run has 'resnet34'"),
@@ -90,11 +98,18 @@ def test_sigusr1_saves_after_the_step(images, tmp_path):
 )
 def test_resuming_with_something_else_is_refused(changed, message, images, tmp_path, train):
     file = tmp_path / "saved.pt"
-    if not file.exists():
-        train(STEPS[0], tmp_path / "a", *SMOKE, "--data", images, "--checkpoint", file)
+    train(STEPS[0], tmp_path / "a", *SMOKE, "--data", images, "--checkpoint", file)
     flags = [*SMOKE, "--data", images, *changed, "--resume", file]
     with pytest.raises(checkpoint.CheckpointError, match=message):
         train(STEPS[0], tmp_path / "b", *flags)
+
+
+def test_resuming_with_another_world_size_is_refused(images, tmp_path, train, monkeypatch):
+    file = tmp_path / "saved.pt"
+    train(STEPS[0], tmp_path / "a", *SMOKE, "--data", images, "--checkpoint", file)
+    monkeypatch.setattr(checkpoint, "idr_torch", SimpleNamespace(size=2))
+    with pytest.raises(checkpoint.CheckpointError, match="world_size 1, this run has 2"):
+        train(STEPS[0], tmp_path / "b", *SMOKE, "--data", images, "--resume", file)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a checkpoint", b"PK\x03\x04 torn"])

@@ -1,0 +1,40 @@
+"""Rows of words as a table: text in a terminal, HTML in a notebook."""
+
+from html import escape
+
+
+class Table:
+    """Shown by its representation. An empty table shows `empty`.
+
+    align: for each column "<" (left) or ">" (right), as in a format.
+    """
+
+    def __init__(self, head, rows, align: str, empty: str = "nothing to show"):
+        self.head, self.rows, self.align, self.empty = tuple(head), list(rows), align, empty
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __repr__(self):
+        if not self.rows:
+            return self.empty
+        rows = [self.head, *self.rows]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.head))]
+        cells = [
+            [f"{c:{a}{w}}" for c, a, w in zip(r, self.align, widths, strict=True)] for r in rows
+        ]
+        return "\n".join("  ".join(row).rstrip() for row in cells)
+
+    def _repr_html_(self):
+        if not self.rows:
+            return f"<p>{escape(self.empty)}</p>"
+        sides = {"<": "left", ">": "right"}
+
+        def row(cells, tag):
+            pairs = zip(cells, self.align, strict=True)
+            return "".join(
+                f'<{tag} style="text-align:{sides[a]}">{escape(c)}</{tag}>' for c, a in pairs
+            )
+
+        body = "".join(f"<tr>{row(r, 'td')}</tr>" for r in self.rows)
+        return f"<table><tr>{row(self.head, 'th')}</tr>{body}</table>"

@@ -1,0 +1,54 @@
+"""Which sizes, and which devices."""
+
+import pytest
+
+from dlojz import presets
+
+UUIDS = ["GPU-aa11", "GPU-bb22", "GPU-bb33"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("", ()),
+        ("0", ("GPU-aa11",)),
+        ("2, 0", ("GPU-bb33", "GPU-aa11")),
+        ("GPU-aa", ("GPU-aa11",)),
+        ("GPU-bb", ()),  # two of them
+        ("0,0", ("GPU-aa11",)),
+        ("0,,1", ("GPU-aa11",)),
+        ("0,-1,1", ("GPU-aa11",)),
+        ("7", ()),
+        ("MIG-1234", ("MIG-1234",)),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(visible, expected):
+    assert presets.visible_devices(visible, UUIDS) == expected
+
+
+def test_a_preset_is_chosen_by_name_then_environment_then_hardware(monkeypatch):
+    monkeypatch.setenv("DLOJZ_PRESET", "smoke")
+    assert presets.choose().name == "smoke"
+    assert presets.choose("gpu").name == "gpu"
+    monkeypatch.delenv("DLOJZ_PRESET")
+    monkeypatch.setattr(presets, "gpus", lambda: ())
+    assert presets.choose().name == "cpu"
+    monkeypatch.setattr(presets, "gpus", lambda: ("GPU-1",))
+    assert presets.choose().name == "gpu"
+
+
+def test_an_unknown_preset_names_those_that_exist():
+    with pytest.raises(ValueError, match="expected one of smoke, cpu, gpu, cluster"):
+        presets.choose("huge")
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS.values(), ids=lambda p: p.name)
+def test_the_flags_of_a_preset_are_flags_of_the_trainer(preset):
+    words = preset.flags.split() + preset.cpu_flags.split()
+    assert {w for w in words if w.startswith("-")} == {
+        "--model",
+        "--image-size",
+        "-b",
+        "--test-nsteps",
+    }
+    assert preset.batch_size in preset.batch_sizes
