@@ -79,7 +79,7 @@ def test_sigusr1_saves_after_the_step(images, tmp_path):
         while not first.exists() or '"step"' not in first.read_text():
             assert process.poll() is None
         process.send_signal(10)
-        line = process.stdout.readline()
+        line = next(line for line in process.stdout if line.startswith("saved"))
         process.kill()
     assert line.startswith(f"saved {file}: epoch")
     assert torch.load(file, weights_only=True)["promises"]["batch_size"] == 8
