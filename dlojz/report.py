@@ -368,7 +368,7 @@ def plot_steps(run, ax=None):
             ax.set_ylim(0, 1.5 * np.percentile(bottom[warmup:], 95))
             ax.text(-0.4, ax.get_ylim()[1], "warm-up", va="top", fontsize=8)
         ax.set(xlabel="step", ylabel=f"time of the step (ms, {clock} clock)", xlim=(-0.5, None))
-        ax.set_title(setting_text(summary(run)), fontsize=9)
+        ax.set_title(setting_text(summary(run)), fontsize=8, fontweight="normal")
         ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9)
     return ax
 
@@ -392,7 +392,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         ax.invert_yaxis()
         ax.margins(x=0.22)
         hardware = {hardware_text(s) for s, _ in shown}
-        ax.set(xlabel="; ".join(["mean step (ms)", *sorted(hardware)]), xlim=(0, None))
+        ax.set(xlabel="\n".join(["mean step (ms)", *sorted(hardware)]), xlim=(0, None))
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 
@@ -416,8 +416,9 @@ def plot_clocks(run, ax=None):
                 left += width
         ax.set_yticks(range(len(clocks)), list(clocks))
         ax.invert_yaxis()
-        ax.set(xlabel=f"mean step (ms); {setting_text(summary(run))}", xlim=(0, None))
-        ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        ax.set(xlabel="mean step (ms)", xlim=(0, None))
+        ax.set_title(setting_text(summary(run)), fontsize=8, fontweight="normal")
+        ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.32), fontsize=9)
     return ax
 
 

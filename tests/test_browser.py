@@ -78,18 +78,29 @@ def open_notebook(page, address):
     page.locator("#jp-main-statusbar", has_text=re.compile(r"\| Idle")).wait_for()
 
 
-def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
-    open_notebook(page, lab.format("notebooks/00_start.ipynb"))
+def run_all(page, cells):
+    """Run all cells of the notebook in sight, and wait until the last of them is done."""
     page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
-    # The last cell compares two runs.
-    page.locator(".jp-OutputArea-output td", has_text="COMPLETED").nth(1).wait_for(timeout=240_000)
-    assert page.locator(".jp-OutputArea-output[data-mime-type*=error]").count() == 0
-    assert page.locator(".jp-OutputArea-output img").count() >= 4, "figures"
+    page.locator(".jp-InputPrompt", has_text=f"[{cells}]:").wait_for(timeout=240_000)
+    errors = page.locator(".jp-OutputArea-output[data-mime-type*=error]")
+    assert errors.count() == 0, errors.first.inner_text()
+
+
+def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
+    open_notebook(page, lab.format("notebooks/00_start.ipynb"))
+    run_all(page, 15)
+    assert page.locator(".jp-OutputArea-output img").count() == 4, "figures"
     answer = page.locator(".widget-radio-box label", has_text="number of training images").first
     answer.scroll_into_view_if_needed()
     answer.click()
     page.locator(".widget-html-content", has_text="10,010 steps").first.wait_for()
     assert progress.last("quizzes", "start-epoch") == 1
-    bar = page.locator(".widget-hbox", has_text=re.compile(r"COMPLETED \d+/\d+ steps")).first
-    bar.wait_for()
+    page.locator(".widget-hbox", has_text=re.compile(r"COMPLETED \d+/\d+ steps")).first.wait_for()
+
+
+def test_the_untouched_starter_runs_the_second_notebook(lab, page):
+    open_notebook(page, lab.format("notebooks/01_gpu.ipynb"))
+    run_all(page, 21)
+    assert page.locator(".jp-OutputArea-output img").count() == 9, "figures"
+    assert page.locator(".jp-OutputArea-output td", has_text="COMPLETED").count() == 2

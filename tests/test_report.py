@@ -104,7 +104,7 @@ def test_thousands_of_steps_are_drawn_in_seconds(tmp_path):
 def test_a_recording_says_that_it_is_one():
     (run,) = report.recorded("h100/01-resnet50-fp32-b0256")
     assert "recorded on NVIDIA H100" in report.hardware_text(summary(run))
-    assert "recorded on" in report.plot_clocks(run).get_xlabel()
+    assert "recorded on" in report.plot_clocks(run).get_title(loc="left")
 
 
 def test_an_empty_sweep_says_what_to_give():
