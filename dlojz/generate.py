@@ -38,6 +38,7 @@ import operator
 import os
 import pathlib
 import secrets
+import shlex
 import signal
 import threading
 from concurrent import futures
@@ -491,9 +492,13 @@ def _names(folder):
 
 
 def _call(root, wanted):
-    """The Python call that makes `wanted`, to be pasted."""
-    counts = ", ".join(f"{key}={wanted[key]}" for key in (*COUNTS, "seed"))
-    return f"generate({str(root)!r}, {counts})"
+    """The command that makes `wanted`, to be pasted."""
+    flags = " ".join(f"{_flag(key)} {wanted[key]}" for key in (*COUNTS, "seed"))
+    return f"dlojz data {flags} {shlex.quote(str(root))}"
+
+
+def _flag(key):
+    return "--" + key.replace("_", "-")
 
 
 def _read_marker(root):
@@ -509,7 +514,7 @@ def _read_marker(root):
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} exists but is not a marker of dlojz.generate ({error!r}). An image set is made"
-            f" in an empty folder or in one made before. Type generate(...) with another folder."
+            f" in an empty folder or in one made before. Type `dlojz data` with another folder."
         ) from error
     return held
 
@@ -525,7 +530,7 @@ def _refuse_other_content(root, names):
         some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
         raise DataError(
             f"{root} is not empty (found {some}) and was not made by dlojz.generate (no {MARKER});"
-            f" nothing was written. Type generate(...) with a new or empty folder; if these are"
+            f" nothing was written. Type `dlojz data` with a new or empty folder; if these are"
             f" images that you want to train on, no generation is needed: pass the folder to"
             f" --data."
         )
@@ -537,7 +542,7 @@ def _refuse_another_set(root, held, wanted):
         if held[key] != wanted[key]:
             raise DataError(
                 f"{root} holds images of {what} {held[key]}, but {what} {wanted[key]} was asked"
-                f" for, and the two cannot be mixed. Type generate(...) with a new folder"
+                f" for, and the two cannot be mixed. Type `dlojz data` with a new folder"
                 + (f", or {_call(root, held)}." if key == "seed" else ".")
             )
     for key in COUNTS:
@@ -561,10 +566,10 @@ def _check_arguments(wanted, workers):
         if not low <= wanted[key] <= high:
             raise DataError(
                 f"{key} is {wanted[key]}, expected {low} to {high}."
-                f" Type generate(..., {key}={min(max(wanted[key], low), high)})."
+                f" Give {_flag(key)} {min(max(wanted[key], low), high)}."
             )
     if workers < 1:
-        raise DataError(f"workers is {workers}, expected 1 or more. Type generate(..., workers=1).")
+        raise DataError(f"workers is {workers}, expected 1 or more. Give --workers 1.")
 
 
 def _missing(root, wanted):
@@ -651,7 +656,7 @@ def _explain(error, root, again):
         return DataError(
             f"a worker process died while making images in {root}: out of memory, or killed, or"
             f" generate() was called at the top level of a script. What is finished is kept."
-            f" Type {again[:-1]}, workers=1)."
+            f" Type {again} --workers 1."
         )
     hints = {
         errno.ENOSPC: "Free some space (an image takes about 110 kB)",

@@ -157,3 +157,11 @@ def test_the_command_line_does_not_wait_for_torch(module):
 def test_nothing_edits_the_path_of_imports():
     for path in [*(REPOSITORY / "dlojz").glob("*.py"), *(REPOSITORY / "solutions").glob("*.py")]:
         assert "sys.path" not in path.read_text(), path
+
+
+def test_the_readme_says_what_each_file_is():
+    readme = (REPOSITORY / "README.md").read_text()
+    for path in (REPOSITORY / "dlojz").glob("[a-z]*.py"):
+        assert f"\ndlojz/{path.name} " in readme, path.name
+    for path in REPOSITORY.glob("notebooks/*.ipynb"):
+        assert f"`{path.stem}`" in readme

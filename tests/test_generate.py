@@ -212,8 +212,8 @@ def test_a_temporary_file_removed_by_another_process_is_written_again(tmp_path, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 1}, r"holds images of seed 0, but seed 1 was asked for.* Type generate"),
-        ({"classes": 1}, r"holds a set of classes=2, but classes=1.* Type generate\(.*classes=2"),
+        ({"seed": 1}, r"holds images of seed 0, but seed 1 was asked for.* Type `dlojz data"),
+        ({"classes": 1}, r"holds a set of classes=2, but classes=1.* Type dlojz data --classes 2"),
         ({"images_per_class": 2}, r"images_per_class=3, but images_per_class=2"),
         ({"val_images_per_class": 0}, r"val_images_per_class=1, but val_images_per_class=0"),
     ],
@@ -227,7 +227,7 @@ def test_another_set_is_refused(small, changes, message):
 
 def test_another_format_version_is_refused(small, monkeypatch):
     monkeypatch.setattr(module, "FORMAT_VERSION", module.FORMAT_VERSION + 1)
-    with pytest.raises(DataError, match=r"format version.* Type generate"):
+    with pytest.raises(DataError, match=r"format version.* Type `dlojz data"):
         make(small)
 
 
@@ -250,12 +250,12 @@ def test_a_foreign_marker_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": 0}, r"classes is 0, expected 1 to 5000. Type generate\(..., classes=1\)"),
+        ({"classes": 0}, r"classes is 0, expected 1 to 5000. Give --classes 1"),
         ({"classes": 5001}, "classes is 5001, expected 1 to 5000"),
         ({"images_per_class": -1}, "images_per_class is -1, expected 0 to"),
         ({"val_images_per_class": -1}, "val_images_per_class is -1, expected 0 to"),
         ({"seed": -1}, "seed is -1, expected 0 to"),
-        ({"workers": 0}, r"workers is 0, expected 1 or more. Type generate\(..., workers=1\)"),
+        ({"workers": 0}, r"workers is 0, expected 1 or more. Give --workers 1"),
     ],
 )
 def test_counts_out_of_range_are_refused(tmp_path, changes, message):
@@ -282,7 +282,7 @@ def test_a_hostile_path_is_just_a_folder(tmp_path, monkeypatch, name):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_path_that_cannot_be_a_folder_is_named(tmp_path, workers):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write .*file/set: .*then type generate\("):
+    with pytest.raises(DataError, match=r"cannot write .*file/set: .*then type dlojz data "):
         make(tmp_path / "file" / "set", workers=workers)
 
 
@@ -296,7 +296,7 @@ def test_a_full_disk_names_the_file_and_says_how_to_go_on(tmp_path, monkeypatch)
         return true_write(path, data)
 
     monkeypatch.setattr(pathlib.Path, "write_bytes", write)
-    message = r"cannot write .*n01440764_0.JPEG: No space left.*Free some space.*generate\("
+    message = r"cannot write .*n01440764_0.JPEG: No space left.*Free some space.*dlojz data "
     with pytest.raises(DataError, match=message):
         make(tmp_path / "set")
     assert not list(tmp_path.rglob("*.tmp"))
@@ -317,7 +317,7 @@ def test_a_dead_worker_is_explained(tmp_path, monkeypatch):
         yield
 
     monkeypatch.setattr(module, "_run", broken)
-    with pytest.raises(DataError, match=r"a worker process died.*, workers=1\)"):
+    with pytest.raises(DataError, match=r"a worker process died.* --workers 1"):
         make(tmp_path / "set")
 
 
