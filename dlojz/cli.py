@@ -51,7 +51,7 @@ def _parser():
     add("--workers", type=int, help="processes (default: the CPUs of this one)")
 
     add = command("submit", _submit, "run the trainer as a job, when its turn comes")
-    add("command", nargs="+", help='"dlojz/dlojz.py --test -b 32"; several run in order')
+    add("command", nargs="+", help='in quotes: "dlojz/dlojz.py --test -b 32"; several: in order')
     add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
     add("--name", default="dlojz")
     add("--time-max", default="00:10:00", help="HH:MM:SS, then it is ended")
@@ -123,7 +123,8 @@ def _wait(job):
 
     from dlojz import progress
 
-    with tqdm(total=None, unit="step", desc=f"job {job.id}", leave=False) as bar:
+    bar = tqdm(total=None, unit="step", desc=f"job {job.id}", leave=False, disable=None)
+    with bar:  # none where the output is no terminal
         for now in progress.follow(job):
             bar.total = now.total
             bar.set_postfix_str(str(now.state))

@@ -112,12 +112,19 @@ class Job:
         reason = self.status.get("reason")
         files = (self.directory / name for name in ("supervisor.txt", "stderr.txt"))
         text = "".join(f.read_text(errors="replace") for f in files if f.exists())
-        tail = text.splitlines()[-lines:]
+        tail = text.splitlines()
+        tail = _lines_of_the_trainer(tail[:-lines]) + tail[-lines:]
         head = f"job {self.id} {self.state}" + (f": {reason}" if reason else "")
         return "\n".join([head, *(f"  | {line}" for line in tail), f"  in {self.directory}"])
 
     def __repr__(self):
         return f"<job {self.id} {self.name!r}: {self.state}>"
+
+
+def _lines_of_the_trainer(lines):
+    """Of a traceback, where the trainee's own file was last seen."""
+    places = [i for i, line in enumerate(lines) if 'trainer.py", line' in line]
+    return [*lines[places[-1] : places[-1] + 2], "    ..."] if places else []
 
 
 def submit(
@@ -170,9 +177,12 @@ def _prepare(command, n_gpu) -> tuple[Path, bytes, list[str]]:
         raise SubmitError('an empty command: expected one like "dlojz/dlojz.py --test -b 32"')
     if not isinstance(n_gpu, int) or n_gpu < 1:
         raise SubmitError(f"n_gpu={n_gpu!r}: expected a whole number from 1")
-    found = len(local.devices())
-    if local.devices() != ("cpu",) and n_gpu > found:
-        raise SubmitError(f"n_gpu={n_gpu}: this machine has {found}; ask for at most that")
+    if local.devices() == ("cpu",):
+        most, what = max(2, len(os.sched_getaffinity(0))), "no GPU, and CPUs for so many processes"
+    else:
+        most, what = len(local.devices()), "so many GPUs"
+    if n_gpu > most:
+        raise SubmitError(f"n_gpu={n_gpu}: this machine has {what}: {most}; ask for at most that")
     trainer = _find(words[0])
     source = trainer.read_bytes()
     try:
@@ -192,8 +202,9 @@ def _find(name: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path.resolve()
+    looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(root)]))
     raise SubmitError(
-        f"no trainer {name!r} in {Path.cwd()} or {root}: the command begins with the file to run, "
+        f"no trainer {name!r} in {looked}: the command begins with the file to run, "
         'as in "dlojz/dlojz.py --test"'
     )
 

@@ -44,22 +44,23 @@ QUIZZES = {
     ),
     "start-accelerate": Quiz(
         "A run spends 5 % of each step waiting for data and 95 % computing. You make the loading "
-        "of data twice as fast. The step becomes about ...",
-        ("2 times as fast", "5 % faster", "2.5 % faster", "no faster at all"),
+        "of data twice as fast. The step then takes about ...",
+        ("50 % less time", "5 % less time", "2.5 % less time", "just as much time"),
         2,
         "Half of 5 % is saved. First look where the time goes, then optimise: this is Amdahl's "
-        "law, and the reason for the figure above.",
+        "law, and the reason to measure before anything else.",
     ),
     "gpu-where": Quiz(
         "The model is on the GPU and the batch is still on the CPU. What happens?",
         (
             "PyTorch copies the batch by itself, slowly",
             "The step runs on the CPU",
-            "An error: expected all tensors to be on the same device",
+            "An error: the input and the weights are not of the same type",
             "The first layer runs on the CPU, the others on the GPU",
         ),
         2,
-        "PyTorch never moves a tensor unasked. An operation wants all its tensors on one device.",
+        "PyTorch never moves a tensor unasked. An operation wants all its tensors on one device; "
+        "to PyTorch, a tensor of the GPU is of another type (torch.cuda.FloatTensor).",
     ),
     "gpu-timer": Quiz(
         "You time `loss.backward()` on a GPU with two calls of time.perf_counter(), and nothing "

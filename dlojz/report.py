@@ -224,8 +224,8 @@ def compare_runs(runs: Sequence) -> Table:
 def _row(s):
     return (
         s.name,
-        s.model,
-        f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size),
+        s.model if s.model != "?" else "-",
+        f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size or "-"),
         f"{s.images_per_s:,.0f}" if s.images_per_s else "-",
         f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
         bytes_text(s.peak_memory_bytes) if s.completed else "-",

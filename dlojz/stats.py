@@ -91,7 +91,7 @@ def summary(run) -> Summary:
         name=path.stem if path.is_file() else path.name,
         state=status["state"] if status else outcome.get(ended, "FAILED"),
         reason=(status or {}).get("reason") or first.end.get("error"),
-        notes=tuple(first.notes),
+        notes=tuple(first.notes) if status is None or status["state"] == "RUNNING" else (),
         **_identity(first),
         **_speed(ranks),
         **_memory(ranks),

@@ -104,11 +104,14 @@ def predict(key: str, **values):
     for name, value in values.items():
         if name not in PREDICTABLE:
             raise ValueError(f"{name} can't be predicted: expected one of {', '.join(PREDICTABLE)}")
-        if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise ValueError(f"{name}={value!r}: expected a number above 0, or None for no guess")
+        most = 1 if name.endswith("_share") else float("inf")
+        if value is not None and not (isinstance(value, int | float) and 0 < value <= most):
+            limit = ", at most 1" if most == 1 else ""
+            raise ValueError(
+                f"{name}={value!r}: expected a number above 0{limit}, or None for no guess"
+            )
+    progress.keep("predictions", key, values)
     given = {name: value for name, value in values.items() if value is not None}
-    if given:
-        progress.keep("predictions", key, given)
     missing = [name for name in values if name not in given]
     print(f"noted: {given}" if given else f"no guess yet: write a number for {', '.join(missing)}")
 
@@ -138,8 +141,7 @@ class Score:
 def score(key: str, run) -> Score:
     """The last prediction under `key` beside the figures of `run`."""
     found, given = stats.summary(run), progress.last("predictions", key) or {}
-    names = given or {"images_per_s": None, "peak_memory_gb": None}
-    return Score([(n, PREDICTABLE[n][0], given.get(n), PREDICTABLE[n][1](found)) for n in names])
+    return Score([(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()])
 
 
 def _number(value):

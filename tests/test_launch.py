@@ -85,6 +85,17 @@ def test_a_failure_shows_the_end_of_stderr(script):
     assert str(job.directory) in job.explain()
 
 
+def test_a_long_traceback_still_shows_the_trainees_own_line(script):
+    script("""
+        def forever(n): raise ValueError("\\n" * 30 + "the end")
+        forever(1)  # the trainee's line
+        """)
+    job = submit("t.py")
+    assert job.wait(30) == State.FAILED
+    assert "trainer.py" in job.explain()
+    assert "the end" in job.explain()
+
+
 def test_a_time_limit_ends_a_job_and_all_that_it_started(script):
     script("""
         import signal, subprocess, sys, time
@@ -261,6 +272,7 @@ def test_hostile_names_are_only_names(name, script, course_folder):
         ("nowhere.py", {}, "no trainer 'nowhere.py'"),
         ("a'; echo foo", {}, "can't read the command"),
         ("t.py", {"n_gpu": 0}, "n_gpu=0: expected a whole number from 1"),
+        ("t.py", {"n_gpu": 9999}, "this machine has no GPU, and CPUs for so many processes"),
         ("t.py", {"time_max": "soon"}, "expected HH:MM:SS"),
         ("t.py", {"time_max": "a-1:00"}, "expected HH:MM:SS"),
         ("t.py", {"time_max": "-1:00"}, "expected HH:MM:SS"),

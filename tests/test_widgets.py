@@ -64,6 +64,8 @@ def test_a_prediction_is_a_number(value, course_folder):
         widgets.predict("b", images_per_s=value)
     with pytest.raises(ValueError, match="speed can't be predicted"):
         widgets.predict("b", speed=1)
+    with pytest.raises(ValueError, match="at most 1"):
+        widgets.predict("b", backward_share=50)
 
 
 def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder):
