@@ -379,7 +379,8 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     labels = labels or [f"{s.name}\n{s.model}, batch {s.batch_size}" for s in found]
     shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
     if not shown:
-        raise ValueError("no run with a measured step: " + ", ".join(map(str, found)))
+        states = ", ".join(f"{s.name} {s.state}" for s in found)
+        raise ValueError(f"no run with a measured step: {states}; job.explain() says why")
     with _style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
         for row, (s, _) in enumerate(shown):

@@ -83,7 +83,7 @@ def run_all(page, cells):
     page.locator(".lm-MenuBar-itemLabel", has_text=re.compile("^Run$")).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
     page.locator(".jp-InputPrompt", has_text=f"[{cells}]:").wait_for(timeout=240_000)
-    errors = page.locator(".jp-OutputArea-output[data-mime-type*=error]")
+    errors = page.locator(".jp-OutputArea-output", has_text="Traceback (most recent call last)")
     assert errors.count() == 0, errors.first.inner_text()
 
 
