@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PARALLEL ?= 2
+TIMES ?= 10
+STEP ?= 03
 
-.PHONY: help setup demo test lab lint bench record clean
+.PHONY: help setup demo test lab lint bench bench-gpu verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -42,8 +44,15 @@ lint: setup  ## ruff, and the derived files
 bench: setup  ## what the course's own tools cost
 	$(BIN)/python tools/bench.py
 
-record: setup  ## make the recorded runs again (on a GPU; names the folder: make record INTO=reference/h100)
-	$(BIN)/python tools/record.py 01 $(INTO)
+bench-gpu: setup  ## our step beside timm's, on a GPU
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt timm
+	$(BIN)/python tools/bench_gpu.py
+
+verify: setup  ## many verdicts: solutions must pass, wrong answers must not (TIMES=100: an hour and more)
+	$(BIN)/python tools/verify.py --times $(TIMES)
+
+record: setup  ## make recorded runs again, on a GPU: make record STEP=03 INTO=reference/h100
+	$(BIN)/python tools/record.py $(STEP) $(INTO)
 
 clean:  ## remove the environment and caches; runs, data and saved files stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

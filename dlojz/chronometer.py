@@ -26,9 +26,9 @@ import time
 from collections import deque
 
 PHASES = ("data", "transfer", "forward", "backward", "update")
-WARMUP_STEPS = (
-    3  # of each run, not measured: cuDNN picks kernels, the allocator grows, workers start
-)
+# Of each run, not measured: cuDNN picks kernels, the allocator grows, workers start. More, up to
+# the second number, while the witness has not seen an update: a gradient scaler skips the first.
+WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
 
 # The marks that may follow each phase. backward -> forward is gradient accumulation.
 FOLLOWS = {
@@ -82,12 +82,18 @@ class Chronometer:
         keeps nothing.
     clock: seconds, as `time.perf_counter`.
     device_clock: an object like `CudaClock`; by default one where `device` is a CUDA device.
+    witness: looks at one step after the window, `witness.last` (None: at none): it is told by
+        `begins()` and `ends()`; see `dlojz.evidence`.
     """
 
-    def __init__(self, device="cpu", sink=None, clock=time.perf_counter, device_clock=None):
+    def __init__(
+        self, device="cpu", sink=None, clock=time.perf_counter, device_clock=None, witness=None
+    ):
         if device_clock is None and str(device).startswith("cuda"):
             device_clock = CudaClock(device)
         self._sink, self._clock, self._device_clock = sink, clock, device_clock
+        self._look_at = getattr(witness, "last", None)  # a step, by its number since start()
+        self._witness = witness
         self._phase = None
         self._step = 0  # steps begun and finished since start()
         self._marks = []  # of the step under way: (phase that begins, seconds, event)
@@ -116,8 +122,14 @@ class Chronometer:
             return
         self._phase = "data"
         self._end_step(values)
+        if self._look_at is not None and self._step > self._look_at:
+            self._witness.ends()  # before the drain, which reads what the step computed
         self._drain()
-        if self._window is None and self._step >= WARMUP_STEPS:
+        if self._step == self._look_at:
+            self._close_window()
+            self._witness.begins()
+            self._mark("data")
+        elif self._window is None and self._warm():
             self._marks = []
             self._open_window()
             self._mark("data")
@@ -212,9 +224,15 @@ class Chronometer:
                 self._sink.validation(seconds=self._clock() - self._marks[0][1])
             self._marks = []
 
+    def _warm(self):
+        settled = self._witness is None or self._witness.settled
+        return self._step >= (WARMUP_STEPS if settled else MOST_WARMUP_STEPS)
+
     def _open_window(self):
         """Begin to measure, once the warm-up is over. The only wait between two steps."""
-        if self._window is not None or self._step < WARMUP_STEPS:
+        if self._window is not None or not self._warm():
+            return
+        if self._look_at is not None and self._step >= self._look_at:
             return
         event = None
         if self._device_clock:
@@ -257,7 +275,7 @@ class Chronometer:
                     on_device = window[2].elapsed_time(marks[-1][2])
                     ahead = on_device - 1000 * (marks[-1][1] - window[1])
             if self._sink:
-                values = {k: v.item() if hasattr(v, "detach") else v for k, v in values.items()}
+                values = {k: _number(v) for k, v in values.items()}
                 self._sink.step(values, host, device, ahead)
             self._recycle(marks)
 
@@ -269,6 +287,13 @@ class Chronometer:
         """Keep the events for later steps, but for the last, which begins the next step."""
         if self._device_clock:
             self._free_events += [event for _, _, event in marks[:-1]]
+
+
+def _number(value):
+    """A scalar tensor's value; NaN on the meta device, whose tensors have none."""
+    if not hasattr(value, "detach"):
+        return value
+    return float("nan") if value.is_meta else value.item()
 
 
 def _durations(marks, between):

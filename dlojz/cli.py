@@ -68,6 +68,13 @@ def _parser():
     add("job", nargs="*", help="numbers, folders or recordings (default: the last submission)")
     add("--png", type=Path, help="draw it into this file")
 
+    add = command("check", _check, "the verdict: same training, faster, by the mechanism")
+    add("step", help="01, 02, ...")
+    add("job", nargs="?", help="its number (default: the last submission)")
+    add("--pairs", type=int, help="runs before and after (default: 6 where a gain is asked)")
+    add("--hint", action="store_true", help="help with what fails; each time more")
+    add("--json", action="store_true", help="for programs")
+
     add = command("solution", _solution, "show the trainer as it is after a step")
     add("step", help="01, 02, ...")
     add = command("diff", _diff, "what differs between your trainer and a step's solution")
@@ -158,6 +165,16 @@ def _show(runs, png=None):
     print(report.inspect_run(runs[0]) if len(runs) == 1 else report.compare_runs(runs))
     if png:
         print(f"wrote {report.save_figure(runs, png)}")
+
+
+def _check(args):
+    from dlojz import check
+
+    verdict = check.check(args.step, args.job, args.pairs)
+    print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
+    if args.hint:
+        print(verdict.hint())
+    return 0 if verdict.passed else 1
 
 
 def _solution(args):

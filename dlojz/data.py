@@ -8,6 +8,7 @@ generator for this one sample and puts it back.
 import hashlib
 import json
 import struct
+import zlib
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ import torchvision
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue, in 0..1; as torchvision's recipes
 STD = (0.229, 0.224, 0.225)
+CHECKED_BATCHES = 8  # of the first batches, which images they hold is known: two runs can compare
 
 
 class DataError(Exception):
@@ -129,6 +131,7 @@ class Batches(torch.utils.data.Sampler):
     def __init__(self, sampler, batch_size: int, drop_last: bool):
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.epoch = self.first_step = 0
+        self.drawn = []  # a checksum of the indices of each of the first batches
 
     def set_epoch(self, epoch: int, first_step: int = 0):
         """Choose the epoch and its first step; what comes before is skipped, not decoded."""
@@ -144,6 +147,8 @@ class Batches(torch.utils.data.Sampler):
         indices = list(self.sampler)
         for step in range(self.first_step, len(self)):
             batch = indices[step * self.batch_size : (step + 1) * self.batch_size]
+            if len(self.drawn) < CHECKED_BATCHES:
+                self.drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
             yield [(self.epoch, index) for index in batch]
 
 

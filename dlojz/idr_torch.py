@@ -229,9 +229,11 @@ def __dir__() -> list[str]:
 
 
 def device():
-    """This process's GPU, or the CPU."""
+    """This process's GPU, or the CPU; $DLOJZ_DEVICE, such as `meta`, forces another."""
     import torch  # here, because those who only ask for a rank should not wait for it
 
+    if forced := os.environ.get("DLOJZ_DEVICE"):
+        return torch.device(forced)
     if not torch.cuda.is_available():
         return torch.device("cpu")
     # Modulo: with --gpus-per-task=1 each task sees one GPU, numbered 0.

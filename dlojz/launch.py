@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -134,6 +134,7 @@ def submit(
     time_max: str = "00:10:00",
     module: str | None = None,
     account: str | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Job | list[Job]:
     """Run the trainer with its flags as a job, when its turn comes.
 
@@ -142,18 +143,20 @@ def submit(
     n_gpu: GPUs, one process for each; on a machine without a GPU, processes.
     time_max: "HH:MM:SS", or another form that Slurm knows; then the job is ended.
     module, account: recorded; a cluster uses them.
+    files: what the job finds in its folder, by name.
     """
     seconds = _seconds(time_max)
     recorded = {"module": module, "account": account}
+    files = files or {}
     if isinstance(command, list):
         if not command:
             raise SubmitError("an empty list of commands: expected at least one")
         prepared = [_prepare(c, n_gpu) for c in command]  # all are right before any is submitted
-        jobs = [_submit_one(p, n_gpu, name, seconds, recorded) for p in prepared]
+        jobs = [_submit_one(p, n_gpu, name, seconds, recorded, files) for p in prepared]
         for job in jobs:
             log.write_atomically(job.directory / "sweep.json", json.dumps([j.id for j in jobs]))
         return jobs
-    return _submit_one(_prepare(command, n_gpu), n_gpu, name, seconds, recorded)
+    return _submit_one(_prepare(command, n_gpu), n_gpu, name, seconds, recorded, files)
 
 
 def trainer_argv(trainer: Path, flags: Sequence[str], n_gpu: int) -> list[str]:
@@ -209,11 +212,13 @@ def _find(name: str) -> Path:
     )
 
 
-def _submit_one(prepared, n_gpu, name, time_max_s, recorded) -> Job:
+def _submit_one(prepared, n_gpu, name, time_max_s, recorded, files) -> Job:
     trainer, source, words = prepared
     run = log.new_run()
     copy = run / "trainer.py"
     copy.write_bytes(source)
+    for file, content in files.items():
+        (run / file).write_bytes(content)
     ticket, fd = local.take_ticket(run)
     try:
         job = {

@@ -7,16 +7,18 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
 {"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
 {"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
-{"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2}
+{"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2, "others_cpu": 0.13, "sm_clock_mhz": [1980, 1755], "throttled": ["power cap"]}
 {"event": "validation", "seconds": 0.91}
 {"event": "epoch", "epoch": 0, "train_loss": 2.2, "train_accuracy": 0.21, "val_loss": 2.1, "val_accuracy": 0.25}
 {"event": "memory", "process_peak_bytes": 812345678}
 {"event": "measure", "what": "kept for backward", "value": 1.2e9, "unit": "bytes"}
+{"event": "evidence", "when": "probe", "logits": {"dtype": "bfloat16", "device": "cuda:0"}}
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
+`evidence` is what the run really did, as `dlojz.evidence` saw it: `when` is probe, last or run.
 `host_ms` and `device_ms` are the two clocks of `dlojz.chronometer`; `ahead_ms` is how far the host ran
-ahead of the device. `outcome` is completed, failed, out_of_memory or interrupted; the last three
-come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
+ahead of the device. A window's last fields tell what may have disturbed it, see `dlojz.meters`.
+`outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
 Python's json does: a loss that diverged must not look like one that is missing.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
 
@@ -40,7 +42,10 @@ from dlojz.chronometer import PHASES, WARMUP_STEPS
 from dlojz.course import course_root
 
 SCHEMA = 1
-EVENTS = ("start", "setup", "step", "window", "validation", "epoch", "memory", "measure", "end")
+EVENTS = (
+    *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
+    "end",
+)
 # torch's allocators, the CUDA runtime, cuBLAS and cuDNN, the operating system
 OUT_OF_MEMORY = re.compile(
     r"OutOfMemory|out of memory|ALLOC_FAILED|can('|no)t allocate memory", re.I
@@ -106,7 +111,9 @@ class RunLog:
         if cut:  # whoever wrote here before was killed in the middle of a line
             self._file.write("\n")
         self._args = args
-        self._device = self._energy = None
+        self._device = self._sensors = None
+        self._last_words = []  # what others want to log before the end
+        self._memory = {}
         self._progress = _Progress() if idr_torch.is_master else None
         sys.excepthook = self._on_error
         self._write("start", schema=SCHEMA, time=_now(), **_origin(), arguments=vars(args))
@@ -144,15 +151,12 @@ class RunLog:
             self._progress.step(fields)
 
     def window_opens(self):
-        """The measured window begins: the device is idle, and its energy is read."""
-        self._energy = meters.energy_joules(self._device) if self._device else None
+        """The measured window begins: the device is idle, and the sensors are read."""
+        self._sensors = meters.Sensors(self._device, idr_torch.size) if self._device else None
 
     def window(self, **fields):
         """A measured window has ended: `first_step`, `steps`, `wall_s`."""
-        before, now = self._energy, meters.energy_joules(self._device) if self._device else None
-        if before is not None and now is not None:
-            fields["energy_j"] = round(now - before, 3)
-        self._write("window", **fields)
+        self._write("window", **fields, **(self._sensors.window() if self._sensors else {}))
 
     def epoch(self, epoch: int, train: dict, val: dict):
         """The end of an epoch: what `train_one_epoch` and `evaluate` returned."""
@@ -167,6 +171,20 @@ class RunLog:
         """How long a validation took, between two waits for the device."""
         self._write("validation", seconds=seconds)
 
+    def evidence(self, when: str, **seen):
+        """What the run really did, in its first step, in its last, or in all of them."""
+        self._write("evidence", when=when, **seen)
+
+    def before_end(self, call):
+        """Call `call()` just before the log ends, well or badly."""
+        self._last_words.append(call)
+
+    def note_memory(self):
+        """Keep the process's peak as it is now: what follows is not the training's own."""
+        self._memory = {
+            "process_peak_bytes": meters.peak_memory(self._device).get("process_peak_bytes")
+        }
+
     def experiment(self, device):
         """In place of `setup`, for a small experiment: where it is measured."""
         self._write("setup", device=str(device), device_name=_device_name(device))
@@ -180,8 +198,10 @@ class RunLog:
         self._finish("completed")
 
     def _finish(self, outcome, **fields):
+        for call in self._last_words:
+            call()
         if self._device:
-            self._write("memory", **meters.peak_memory(self._device))
+            self._write("memory", **(meters.peak_memory(self._device) | self._memory))
         self._write("end", outcome=outcome, time=_now(), **fields)
         if self._progress and outcome == "completed":
             print(f"log: {self._file.name}", flush=True)
@@ -348,6 +368,7 @@ class Run:
     validations: list = field(default_factory=list)
     epochs: list = field(default_factory=list)
     measures: list = field(default_factory=list)
+    evidence: dict = field(default_factory=dict)  # by when: probe, last, run
     memory: dict = field(default_factory=dict)
     end: dict = field(default_factory=dict)
     notes: list = field(default_factory=list)  # what a reader should know: cut, no end
@@ -405,6 +426,8 @@ def _take(run, event):
         run.windows.append({**event, "first_step": first})
     elif kind in ("validation", "epoch", "measure"):
         getattr(run, kind + "s").append(event)
+    elif kind == "evidence":
+        run.evidence[event["when"]] = event
     elif kind in EVENTS:
         if kind == "start" and event["schema"] != SCHEMA:
             raise ValueError(f"schema {event['schema']}, expected {SCHEMA}; update the course")

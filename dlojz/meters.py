@@ -1,12 +1,130 @@
-"""Energy and memory, read where the hardware has a sensor; None where it has not.
+"""Energy, memory and disturbance, read where the hardware has a sensor; None where it has not.
 
-Nothing here is read inside a training step: the run log reads the energy counter at the two ends of
-a measured window, and the peak of the memory once, at the end.
+Nothing here is read inside a training step: the run log reads the sensors at the two ends of a
+measured window, and the peak of the memory once, at the end.
 """
 
+import os
 import re
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+PROC_STAT = Path("/proc/stat")
+BUSY = (0, 1, 2, 5, 6, 7)  # its columns: user, nice, system, irq, softirq, and stolen by a host
+# The bits of NVML's clocks event reasons (nvml.h). Those left out are no disturbance: 0x1 idle, 0x2
+# clocks that somebody set, 0x10 cards kept in step, 0x100 a display's clocks, 0x400 top voltage.
+THROTTLES = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat, seen by the driver",
+    0x40: "heat, seen by the hardware",
+    0x80: "power brake",
+    0x200: "board limit",
+}
+
+
+class Reading(NamedTuple):
+    """What the sensors say at one moment; None where there is none."""
+
+    at_s: float
+    energy_j: float | None
+    others_s: float | None  # CPU time of others
+    sm_clock_mhz: int | None
+    reasons: int | None  # NVML's bits
+
+
+class Sensors:
+    """What the sensors say at the beginning of a measured window, to be compared with its end."""
+
+    def __init__(self, device, size: int = 1):
+        """device: a torch.device; size: processes of this run, which do not disturb each other."""
+        self._device = device
+        # torchrun and Slurm start the processes of a run from one parent: its tree is the run.
+        self._root = os.getpid() if size == 1 else os.getppid()
+        self._begin = self._read()
+
+    def window(self) -> dict:
+        """The fields of a window that ends now; what cannot be read is absent.
+
+        energy_j: used by the GPU.
+        others_cpu: of the CPUs that this process may use, how many others kept busy, on average.
+        sm_clock_mhz: of the GPU, at the beginning and at the end.
+        throttled: why the GPU had lowered its clock, at either end.
+        """
+        begin, end = self._begin, self._read()
+        fields = {}
+        if None not in (begin.energy_j, end.energy_j):
+            fields["energy_j"] = round(end.energy_j - begin.energy_j, 3)
+        if None not in (begin.others_s, end.others_s):
+            mean = (end.others_s - begin.others_s) / (end.at_s - begin.at_s)
+            fields["others_cpu"] = round(max(0.0, mean), 3)  # below: both counts tick by 10 ms
+        if None not in (begin.sm_clock_mhz, end.sm_clock_mhz):
+            fields["sm_clock_mhz"] = [begin.sm_clock_mhz, end.sm_clock_mhz]
+        if None not in (begin.reasons, end.reasons):
+            seen = begin.reasons | end.reasons
+            fields["throttled"] = [word for bit, word in THROTTLES.items() if seen & bit]
+        return fields
+
+    def _read(self):
+        return Reading(
+            time.perf_counter(),
+            energy_joules(self._device),
+            cpu_seconds_of_others(self._root),
+            *gpu_clock(self._device),
+        )
+
+
+def cpu_seconds_of_others(root: int) -> float | None:
+    """CPU time spent by all but the processes below `root`, on the CPUs that this process may use.
+
+    It counts from an unknown beginning: only differences mean anything. Linux only: /proc/stat is
+    the machine's, so that in a container the neighbours count too, and should. A sandbox that
+    shows zeros there has told nothing, and a share of a CPU (a cgroup's quota) is not seen.
+    """
+    try:
+        cpus = os.sched_getaffinity(0)
+        lines = re.findall(r"^cpu(\d+) (.+)$", PROC_STAT.read_text(), re.M)
+        ours = _cpu_seconds(root, cpus)
+    except (AttributeError, OSError, psutil.Error):
+        return None
+    columns = [[int(n) for n in line.split()] for cpu, line in lines if int(cpu) in cpus]
+    ticks = sum(c[i] for c in columns for i in BUSY if i < len(c))
+    return ticks / os.sysconf("SC_CLK_TCK") - ours if ticks else None
+
+
+def _cpu_seconds(root: int, cpus: set[int]) -> float:
+    """CPU time of a process, its descendants and those of them that have ended, on these CPUs."""
+    top, seconds = psutil.Process(root), 0.0
+    for process in (top, *top.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            if cpus & set(process.cpu_affinity()):  # ranks may be bound to CPUs of their own
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
+
+
+def gpu_clock(device) -> tuple[int | None, int | None]:
+    """The SM clock of a CUDA device in MHz, and NVML's bits of why it is not higher."""
+    handle = _nvml_handle(str(device)) if device.type == "cuda" else None
+    if handle is None:
+        return None, None
+    import pynvml
+
+    def ask(name, *args):
+        try:
+            return getattr(pynvml, name)(handle, *args)
+        except (AttributeError, pynvml.NVMLError):  # an old driver, a slice of a card, a hypervisor
+            return None
+
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # the name until driver 535
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM), reasons
 
 
 def energy_joules(device) -> float | None:

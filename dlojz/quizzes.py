@@ -98,4 +98,109 @@ QUIZZES = {
         "Each loss holds the graph that made it, and the graph holds the activations until a "
         "backward pass frees them. `loss.item()` or `loss.detach()` hold neither.",
     ),
+    "amp-tf32": Quiz(
+        "A stock PyTorch 2.11 on an H100, and nobody touched a switch. Which operations on float32 "
+        "tensors compute in TF32?",
+        (
+            "None",
+            "The matrix products",
+            "The convolutions",
+            "Both",
+        ),
+        2,
+        "For cuDNN's convolutions TF32 is on, for matrix products it is off. Our starter switches "
+        "both off, so that the whole gain is seen.",
+    ),
+    "amp-autocast": Quiz(
+        "Inside `torch.autocast`, with fp16: what is still computed in float32?",
+        (
+            "The convolutions",
+            "The classifier, a linear layer",
+            "The cross-entropy",
+            "Nothing: all of it is in fp16",
+        ),
+        2,
+        "The cross-entropy takes exponentials and adds them up. Autocast has a list of such "
+        "operations, and gives them float32.",
+    ),
+    "amp-skip": Quiz(
+        "The loss was multiplied by 65,536. Now one gradient of the step is infinite. What does "
+        "the scaler do?",
+        (
+            "It sets this gradient to zero, and updates the weights",
+            "It leaves the weights as they are, and halves the scale",
+            "It repeats the step with half the scale",
+            "It stops the training",
+        ),
+        1,
+        "One infinite gradient would spoil the weights for ever. A step that is left out costs "
+        "nothing but its time.",
+    ),
+    "amp-unscale": Quiz(
+        "Somebody clips the gradients to a norm of 1, and forgets to unscale them before. The "
+        "scale is 65,536. What becomes of the training?",
+        (
+            "An error: the gradients are too large",
+            "Nothing: the scaler divides by the scale later",
+            "It runs as fast as before, and hardly learns",
+            "It runs slower, and learns as before",
+        ),
+        2,
+        "The scaled gradients are clipped to 1. Then the scaler divides them by 65,536. Each "
+        "update is thousands of times too small, and no figure of speed shows it.",
+    ),
+    "amp-memory": Quiz(
+        "Autocast with Adam: how many bytes does each parameter take between two steps, with its "
+        "gradient and its optimizer state?",
+        ("8", "10", "12", "16"),
+        3,
+        "The weight 4, its gradient 4, Adam's two moments 8: all in float32, as without autocast. "
+        "The copies in 16 bits come and go within a step.",
+    ),
+    "amp-pure": Quiz(
+        "A weight is 1, in bf16. The optimizer takes 0.001 from it, in each of 500 steps. Where "
+        "does it end?",
+        ("At 0.5", "At 0.5, give or take a rounding", "At 0.996", "At 1"),
+        3,
+        "Below 1 the numbers of bf16 are 1/256 apart. An update of less than half of that is "
+        "rounded away, each time.",
+    ),
+    "layout-shape": Quiz(
+        "`x` has the shape (32, 3, 224, 224). What is the shape of "
+        "`x.to(memory_format=torch.channels_last)`?",
+        ("(32, 3, 224, 224)", "(32, 224, 224, 3)", "(3, 32, 224, 224)"),
+        0,
+        "The indices keep their meaning, so no line of your model changes. Only the order in "
+        "memory is new, and `x.stride()` tells it.",
+    ),
+    "layout-stride": Quiz(
+        "The same tensor with its channels next to each other: what is its stride?",
+        ("(12, 4, 2, 1)", "(12, 6, 3, 1)", "(12, 1, 6, 3)", "(1, 12, 6, 3)"),
+        2,
+        "The next channel is the next element: 1. The next column comes after 3 channels, the "
+        "next row after 2 columns of 3. The next image is as far as before: 12.",
+    ),
+    "layout-half": Quiz(
+        "You convert the weights to channels_last and forget the images. What happens?",
+        (
+            "An error: the layouts do not match",
+            "All stays as it was: NCHW",
+            "The first convolution converts the images, and all that follows is channels_last",
+            "Each convolution converts its input, and its output back",
+        ),
+        2,
+        "A convolution of PyTorch works in channels_last as soon as its input or its weights are, "
+        "and its output is channels_last too. The figures show what it costs.",
+    ),
+    "layout-autotuner": Quiz(
+        "A training shows its model images of a new size in each step. Then cuDNN's autotuner ...",
+        (
+            "finds the fastest kernel for each image, and pays off at once",
+            "tries kernels for each convolution in each step: slower",
+            "does nothing: it is switched off for changing sizes",
+        ),
+        1,
+        "What it found is kept for each shape. A shape that comes only once costs the search and "
+        "never pays it back.",
+    ),
 }

@@ -3,7 +3,6 @@
 Figures take runs and axes, and return the axes; every number comes from `dlojz.stats.summary`.
 """
 
-import difflib
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from dlojz import log, stats
 from dlojz.chronometer import PHASES
-from dlojz.course import course_root, solution
+from dlojz.course import course_root
+from dlojz.diffs import diff as diff  # report.diff, beside the other things that a notebook shows
 from dlojz.stats import Summary, summary
 from dlojz.table import Table
 
@@ -54,7 +54,7 @@ STYLE = {
 
 
 @contextmanager
-def _style(grid="y"):
+def style(grid="y"):
     """The context to draw in."""
     with plt.rc_context({**STYLE, "axes.grid.axis": grid}):
         yield
@@ -249,7 +249,7 @@ def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
     if not found:
         raise ValueError("no runs to draw: give the list that submit() returned, once they ran")
     energy = any(s.energy_per_image_j for s in found)
-    with _style():
+    with style():
         if axes is None:
             _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 3.6))
             axes[0].figure.suptitle(_sweep_title(found), fontsize=10, x=0.01, ha="left")
@@ -351,16 +351,16 @@ def plot_steps(run, ax=None):
     read = log.read(path)
     clock, times = stats.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
-    with _style():
+    with style():
         ax = ax or plt.subplots(figsize=(9, 3.2))[1]
         bottom = np.zeros(len(read.steps))
         at = np.arange(len(bottom))
         for phase in PHASES:
-            style = {"color": PALETTE[phase], "label": phase}
+            look = {"color": PALETTE[phase], "label": phase}
             if len(at) <= 200:
-                ax.bar(at, times[phase], 0.9, bottom, **style)
+                ax.bar(at, times[phase], 0.9, bottom, **look)
             else:  # thousands of bars would take minutes
-                ax.fill_between(at, bottom, bottom + times[phase], step="mid", lw=0, **style)
+                ax.fill_between(at, bottom, bottom + times[phase], step="mid", lw=0, **look)
             bottom = bottom + times[phase]
         if 0 < warmup < len(bottom):
             ax.axvspan(-0.5, warmup - 0.5, color="#EDEDF0", zorder=0)
@@ -381,7 +381,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     if not shown:
         states = ", ".join(f"{s.name} {s.state}" for s in found)
         raise ValueError(f"no run with a measured step: {states}; job.explain() says why")
-    with _style(grid="x"):
+    with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
         for row, (s, _) in enumerate(shown):
             left = 0.0
@@ -406,7 +406,7 @@ def plot_clocks(run, ax=None):
     clocks = {"host: Python passed the mark": read.steps.host_ms}
     if len(read.steps.device_ms["data"]) == len(read.steps):
         clocks["device: the GPU passed it"] = read.steps.device_ms
-    with _style(grid="x"):
+    with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(clocks)))[1]
         for row, times in enumerate(clocks.values()):
             left = 0.0
@@ -433,7 +433,7 @@ def plot_measures(run, ax=None):
     scale, name = 1, unit
     if unit == "bytes":
         scale, name = (1e9, "GB") if values.max() >= 1e9 else (1e6, "MB")
-    with _style(grid="x"):
+    with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 0.9 + 0.42 * len(values)))[1]
         rows = np.arange(len(values))
         ax.barh(rows, values / scale, 0.6, color=PALETTE["speed"])
@@ -451,7 +451,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
     from PIL import Image
 
     found = sorted(p for p in (Path(folder) / "train").iterdir() if p.is_dir())[:classes]
-    with _style():
+    with style():
         if axes is None:
             size = (1.9 * len(found), 1.75 * per_class)
             _, axes = plt.subplots(per_class, len(found), figsize=size, squeeze=False)
@@ -471,7 +471,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
 def plot_accuracy(runs, ax=None):
     """Accuracy after each epoch, of validation and of training."""
     runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
-    with _style():
+    with style():
         ax = ax or plt.subplots(figsize=(6, 3.6))[1]
         for run, colour in zip(runs, SERIES * len(runs), strict=False):
             s = summary(run)
@@ -504,52 +504,6 @@ def save_figure(runs: Sequence, path) -> Path:
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
-
-
-# Differences between sources --------------------------------------------------------------------
-
-
-class Diff(str):
-    """A unified diff, coloured in a notebook."""
-
-    def _repr_html_(self):
-        colours = {
-            "+": "rgba(0,158,115,.18)",
-            "-": "rgba(213,94,0,.18)",
-            "@": "rgba(0,114,178,.14)",
-        }
-        lines = "".join(
-            f'<div style="background:{colours.get(line[:1], "none")}">{escape(line) or " "}</div>'
-            for line in self.splitlines()
-        )
-        return f'<pre style="line-height:1.35">{lines or "no difference"}</pre>'
-
-    def __repr__(self):
-        return str(self) or "no difference"
-
-
-def diff(mine, step: str | int) -> Diff:
-    """What differs between a job's trainer (or a file) and the solution of a step."""
-    path = Path(getattr(mine, "directory", mine))
-    path = path / "trainer.py" if path.is_dir() else path
-    theirs = solution(step)
-    return Diff(
-        "\n".join(
-            difflib.unified_diff(
-                path.read_text().splitlines(),
-                theirs.read_text().splitlines(),
-                _relative(path),
-                _relative(theirs),
-                n=2,
-                lineterm="",
-            )
-        )
-    )
-
-
-def _relative(path):
-    root = course_root()
-    return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
 def recorded(name: str) -> list[Path]:

@@ -1,5 +1,12 @@
-"""Computes the figures of a run from its log; all tables, figures and checks take theirs here."""
+"""Computes the figures of a run from its log, and the speed of runs against that of others.
 
+All tables, figures and checks take theirs here. `summary` is one run in figures; `compare` says
+from pairs of runs whether a change made the training faster.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +16,17 @@ from dlojz import log
 from dlojz.chronometer import PHASES
 
 MIN_ENERGY_WINDOW_S = 2.0  # the counter moves every 100 ms: 5 % of this
+
+MIN_PAIRS = 6  # with fewer, an interval says more of Student's t than of the runs
+# A ratio so near to 1 is no difference: memory and neighbours favour one of two equal runs so much.
+MARGIN_GPU, MARGIN_CPU = 0.01, 0.03
+FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
+
+# What is worth a warning, as a share.
+SPREAD_GPU, SPREAD_CPU = 0.02, 0.05  # standard deviation of one side's speeds, of their mean
+CLOCK_FALL = 0.05  # of the GPU's SM clock
+OTHERS_CPU = 0.10  # of the CPUs that the run may use
+DATA_BOUND = 0.20  # of a step, waiting for images
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,9 @@ class Summary:
     arguments: dict = field(default_factory=dict)
     recorded: bool = False  # kept in reference/, not made by the reader
     parameter_bytes: int | None = None
+    cpus: int | None = None  # that each process may use
 
+    windows: int = 0  # measured to their end
     steps: int = 0  # measured, of one process
     clock: str = "host"  # which clock step_ms and shares come from
     images_per_s: float | None = None  # wall clock, over the measured windows
@@ -56,12 +76,20 @@ class Summary:
     energy_per_image_j: float | None = None
     power_w: float | None = None  # mean over the measured windows
 
+    others_cpu: float | None = None  # CPUs that others kept busy, in the worst window
+    sm_clock_mhz: tuple[int, int] | None = None  # of the GPU: highest, and lowest as a window ended
+    throttled: tuple[str, ...] = ()  # why the GPU had lowered its clock
+
     epochs: tuple[dict, ...] = ()  # losses and accuracies, as logged
     seconds: float | None = None  # spent in training steps, all of them, by the host's clock
 
     @property
     def synthetic(self) -> bool:
         return self.data == "synthetic"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
 
     @property
     def completed(self) -> bool:
@@ -95,6 +123,7 @@ def summary(run) -> Summary:
         **_identity(first),
         **_speed(ranks),
         **_memory(ranks),
+        **_disturbance(ranks),
         epochs=tuple(first.epochs),
     )
 
@@ -115,6 +144,8 @@ def _identity(run):
         "arguments": arguments,
         "recorded": "command" in run.start,
         "parameter_bytes": setup.get("parameter_bytes"),
+        "cpus": run.start.get("cpu_count"),
+        "windows": len(run.windows),
         "train_images": setup.get("train_images"),
         "validation_s": run.validations[-1]["seconds"] if run.validations else None,
     }
@@ -187,6 +218,16 @@ def _memory(ranks):
     }
 
 
+def _disturbance(ranks):
+    windows = [w for r in ranks for w in r.windows]
+    clocks = [w["sm_clock_mhz"] for w in windows if "sm_clock_mhz" in w]
+    return {
+        "others_cpu": max((w["others_cpu"] for w in windows if "others_cpu" in w), default=None),
+        "sm_clock_mhz": (max(map(max, clocks)), min(c[1] for c in clocks)) if clocks else None,
+        "throttled": tuple(dict.fromkeys(word for w in windows for word in w.get("throttled", ()))),
+    }
+
+
 @dataclass(frozen=True)
 class MemoryFit:
     """Peak memory as a straight line over the batch size: bytes = fixed + per_image * images."""
@@ -205,3 +246,176 @@ def fit_memory(summaries) -> MemoryFit | None:
     batches = np.array(list(points), float)
     slope, fixed = np.polyfit(batches, np.array(list(points.values()), float), 1, w=1 / batches)
     return MemoryFit(max(0.0, fixed), slope)
+
+
+# Paired comparison --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The speed after a change over the speed before it, from pairs of runs."""
+
+    ratio: float  # geometric mean over the pairs
+    low: float | None  # of the ratio's 95 % interval; None with fewer than MIN_PAIRS
+    high: float | None
+    margin: float  # a ratio within 1 + margin of 1 counts as 1
+    pairs: int
+    word: str  # FASTER, SLOWER or NO_DIFFERENCE
+    comparable: bool = True  # the same training on the same hardware, but for the change
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self):
+        count = f"{self.pairs} pair{'s' if self.pairs > 1 else ''}"
+        digits, interval = 2, ""
+        if self.low is not None:
+            digits = 3 if self.high - self.low < 0.02 else 2
+            interval = f"95 % interval {self.low:.{digits}f} to {self.high:.{digits}f}, "
+        but = "" if self.comparable else ", but the runs are not comparable"
+        return f"{self.ratio:.{digits}f} times as fast ({interval}{count}): {self.word}{but}"
+
+
+def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = True) -> Comparison:
+    """Is the training faster after a change? From pairs of completed runs, by their wall clock.
+
+    before_runs, after_runs: anything `summary` takes; the first of one side and the first of the
+        other make a pair, made shortly after each other, and so on.
+    same_hardware: False admits another device after than before.
+
+    Speeds are taken over the measured windows, so that neither warm-up nor compilation counts.
+    Raises ValueError for runs that have no such speed.
+    """
+    if len(before_runs) != len(after_runs) or not before_runs:
+        raise ValueError(
+            f"{len(before_runs)} runs before and {len(after_runs)} after: expected pairs, as many "
+            "of one as of the other, and at least one"
+        )
+    before = [_measured_run(r, "before") for r in before_runs]
+    after = [_measured_run(r, "after") for r in after_runs]
+    pairs = list(zip(before, after, strict=True))
+    margin = MARGIN_GPU if all(s.on_gpu for s in before + after) else MARGIN_CPU
+    ratio, low, high, word = judge([a.images_per_s / b.images_per_s for b, a in pairs], margin)
+    different = _differences(pairs, same_hardware)
+    warnings = (
+        *_too_few(len(pairs)),
+        *different,
+        *_disturbed(before, "before"),
+        *_disturbed(after, "after"),
+        *_data_bound(before, "before"),
+        *_data_bound(after, "after"),
+    )
+    return Comparison(ratio, low, high, margin, len(pairs), word, not different, warnings)
+
+
+def judge(ratios: Sequence[float], margin: float) -> tuple[float, float | None, float | None, str]:
+    """The rule: the ratios' geometric mean, its interval, and the word that it allows."""
+    if len(ratios) < MIN_PAIRS:
+        return statistics.geometric_mean(ratios), None, None, NO_DIFFERENCE
+    mean, low, high = interval(ratios)
+    slower = SLOWER if high <= 1 / (1 + margin) else NO_DIFFERENCE
+    return mean, low, high, FASTER if low >= 1 + margin else slower
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean of paired ratios, and the ends of its 95 % interval."""
+    logs = [math.log(r) for r in ratios]
+    mean, half = statistics.fmean(logs), half_width(logs)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean, by Student's t."""
+    from scipy.special import stdtrit  # 0.4 s of import, that only a comparison needs
+
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} value: an interval needs at least 2")
+    return float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / len(values) ** 0.5
+
+
+def _measured_run(run, side):
+    """The summary of a run that has a speed to compare."""
+    s = summary(run)
+    if s.state in ("QUEUED", "RUNNING"):
+        raise ValueError(
+            f"run {s.name} ({side}) is {s.state}, expected COMPLETED: wait for it, job.wait(), or "
+            "submit it again if it was killed"
+        )
+    if not s.completed:
+        why = f" ({s.reason})" if s.reason else ""
+        raise ValueError(
+            f"run {s.name} ({side}) is {s.state}{why}, expected COMPLETED: see its "
+            "stderr.txt, then submit it again"
+        )
+    if not s.windows or not s.images_per_s:
+        raise ValueError(
+            f"run {s.name} ({side}) measured nothing: all its steps are warm-up; submit it again "
+            "with more, such as --test-nsteps 12"
+        )
+    return s
+
+
+def _too_few(pairs):
+    if pairs < MIN_PAIRS:
+        yield (
+            f"too few: {pairs} pair{'s' if pairs > 1 else ''}, {MIN_PAIRS} are needed for an "
+            f"interval; submit {MIN_PAIRS - pairs} more"
+        )
+
+
+COMPARED = {
+    "batch_size": "batch size",
+    "image_size": "image size",
+    "model": "model",
+    "data": "data",
+    "size": "number of processes",
+    "device_name": "device",
+}
+
+
+def _differences(pairs, same_hardware):
+    found = {}
+    for b, a in pairs:
+        for name, text in COMPARED.items():
+            was, now = getattr(b, name), getattr(a, name)
+            if was != now and (same_hardware or name != "device_name"):
+                found.setdefault(
+                    name,
+                    f"not comparable: {text} {was} before, {now} after; submit both alike",
+                )
+    return list(found.values())
+
+
+def _disturbed(runs, side):
+    """What may have made some runs of one side slower than others."""
+    speeds = [s.images_per_s for s in runs]
+    limit = SPREAD_GPU if all(s.on_gpu for s in runs) else SPREAD_CPU
+    if len(runs) > 1 and (spread := statistics.stdev(speeds) / statistics.fmean(speeds)) > limit:
+        yield (
+            f"disturbed: the speeds {side} spread by {spread:.1%}, more than the {limit:.0%} of a "
+            "quiet machine; measure again when nothing else runs"
+        )
+    throttled = [s for s in runs if s.throttled]
+    if throttled:
+        why = ", ".join(dict.fromkeys(word for s in throttled for word in s.throttled))
+        count = f"{len(throttled)} of {len(runs)} runs {side}"
+        yield f"disturbed: the GPU had lowered its clock in {count} ({why})"
+    clocks = [s.sm_clock_mhz for s in runs if s.sm_clock_mhz]
+    if clocks:
+        top, low = max(c[0] for c in clocks), min(c[1] for c in clocks)
+        if low < (1 - CLOCK_FALL) * top:
+            yield f"disturbed: the GPU's clock fell from {top} to {low} MHz in the runs {side}"
+    crowded = [s for s in runs if s.others_cpu and s.cpus and s.others_cpu > OTHERS_CPU * s.cpus]
+    if crowded:
+        worst = max(crowded, key=lambda s: s.others_cpu)
+        yield (
+            f"disturbed: other processes used the CPUs in {len(crowded)} of {len(runs)} runs "
+            f"{side}, up to {worst.others_cpu:.1f} of {worst.cpus}; stop them and measure again"
+        )
+
+
+def _data_bound(runs, side):
+    waited = statistics.median(s.shares["data"] for s in runs)
+    if waited > DATA_BOUND and not any(s.synthetic for s in runs):
+        yield (
+            f"data-bound: the runs {side} waited for images for {waited:.0%} of a step, which "
+            "hides the rest; compare with --data synthetic"
+        )

@@ -14,11 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-import torchmetrics
 import torchvision
 from torchvision import transforms
 
-from dlojz import checkpoint, data, idr_torch, log
+from dlojz import checkpoint, data, evidence, idr_torch, log, metrics
 from dlojz.chronometer import Chronometer
 
 
@@ -41,6 +40,10 @@ def parse_args():
     flag("--clip-norm", type=float, default=0.0, help="largest norm of the gradients; 0: any")
     flag("--seed", type=int, default=0, help="of the weights, the order and the crops")
     flag("--deterministic", action="store_true", help="the same bits in every run; slower")
+    # TODO 02: a flag --precision
+
+    # TODO 03: a flag --channels-last
+
     flag = parser.add_argument_group("a short run, to see how fast it is").add_argument
     flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
     flag("--test-nsteps", type=positive, default=50, metavar="N", help="how many")
@@ -89,15 +92,12 @@ def build_loaders(args):
     center = [transforms.Resize(size * 256 // 224), transforms.CenterCrop(size)]
     train_set = data.open_set(args, "train", transforms.Compose(crop + to_tensor))
     val_set = data.open_set(args, "val", transforms.Compose(center + to_tensor))
-
     sampler = torch.utils.data.DistributedSampler  # for one process as for many
     train_sampler = sampler(train_set, num_replicas=1, rank=0, seed=args.seed)
     val_sampler = sampler(val_set, num_replicas=1, rank=0, shuffle=False)
-
-    return (
-        build_loader(args, train_set, data.Batches(train_sampler, args.batch_size, args.drop_last)),
-        build_loader(args, val_set, data.Batches(val_sampler, args.batch_size, drop_last=False)),
-    )
+    train_batches = data.Batches(train_sampler, args.batch_size, args.drop_last)
+    val_batches = data.Batches(val_sampler, args.batch_size, drop_last=False)
+    return build_loader(args, train_set, train_batches), build_loader(args, val_set, val_batches)
 
 
 def build_loader(args, dataset, batches):
@@ -116,29 +116,31 @@ def build_loader(args, dataset, batches):
     )
 
 
-def build_metrics(num_classes):
-    # Checks of values (NaN, range of labels) are off: each would make the host wait for the GPU.
-    # MeanMetric then ignores weights, so it is given a batch's loss once for each image.
-    loss = torchmetrics.MeanMetric(nan_strategy="disable")
-    accuracy = torchmetrics.Accuracy("multiclass", num_classes=num_classes, validate_args=False)
-    loss.persistent(True)  # a checkpoint in the middle of an epoch holds their sums
-    accuracy.persistent(True)
-    return torch.nn.ModuleDict({"loss": loss, "accuracy": accuracy})
+def forward(training, images, labels, args):
+    # TODO 03: the images in channels_last
+
+    # TODO 02: the model and the loss under autocast
+    logits = training.model(data.normalize(images))
+    loss = training.criterion(logits, labels)
+
+    return logits, loss
 
 
 def train_step(training, images, labels, args, chrono):
     chrono.forward()
-    logits = training.model(data.normalize(images))
-    loss = training.criterion(logits, labels)
+    logits, loss = forward(training, images, labels, args)
 
     chrono.backward()
     training.optimizer.zero_grad()
+    # TODO 02: scale the loss
     loss.backward()
 
     chrono.update()
+    # TODO 02: unscale the gradients before they are clipped, and step through the scaler
     if args.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), args.clip_norm)
     training.optimizer.step()
+
     training.scheduler.step()
     return logits.detach(), loss.detach()
 
@@ -156,14 +158,13 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
 
         lr = training.scheduler.get_last_lr()[0]
         logits, loss = train_step(training, images, labels, args, chrono)
-        training.metrics["loss"].update(loss.expand(len(images)))
-        training.metrics["accuracy"].update(logits, labels)
+        metrics.update(training.metrics, loss, logits, labels)
         chrono.next_iter(epoch=epoch, step=step, images=len(images), lr=lr, loss=loss)
         if checkpoint.due(args, step + 1):
             chrono.idle()
             checkpoint.save(training, args, epoch, step + 1)
             chrono.next_iter()
-    return compute_and_reset(training.metrics)
+    return metrics.compute_and_reset(training.metrics)
 
 
 @torch.no_grad()
@@ -176,18 +177,9 @@ def evaluate(loader, training, device, args):
         images = images.to(device, non_blocking=args.non_blocking)
         labels = labels.to(device, non_blocking=args.non_blocking)
 
-        logits = training.model(data.normalize(images))
-        loss = training.criterion(logits, labels)
-        training.metrics["loss"].update(loss.expand(len(images)))
-        training.metrics["accuracy"].update(logits, labels)
-    return compute_and_reset(training.metrics)
-
-
-def compute_and_reset(metrics):
-    values = {name: metric.compute().item() for name, metric in metrics.items()}  # synchronizes
-    for metric in metrics.values():
-        metric.reset()
-    return values
+        logits, loss = forward(training, images, labels, args)
+        metrics.update(training.metrics, loss, logits, labels)
+    return metrics.compute_and_reset(training.metrics)
 
 
 def build_training(args, device, num_classes, total_steps):
@@ -195,23 +187,31 @@ def build_training(args, device, num_classes, total_steps):
     # 01: put the model on the device
     model = build_model(args, num_classes).to(device)
 
-    # 01: put the metrics on the device
-    metrics = build_metrics(num_classes).to(device)
+    # TODO 03: the weights in channels_last
 
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
-    return SimpleNamespace(
+    training = SimpleNamespace(
         model=model,
         criterion=torch.nn.CrossEntropyLoss(label_smoothing=0.1),
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps),
-        metrics=metrics,
     )
+    # 01: put the metrics on the device
+    training.metrics = metrics.build(num_classes).to(device)
+
+    # TODO 02: training.scaler, a gradient scaler for fp16
+
+    return training
 
 
 def set_numerics(args):
     torch.manual_seed(args.seed)
-    torch.backends.cuda.matmul.fp32_precision = "ieee"  # true float32, no TF32
+    # TODO 02: TF32, unless fp32 is asked for
+    torch.backends.cuda.matmul.fp32_precision = "ieee"  # true float32
     torch.backends.cudnn.conv.fp32_precision = "ieee"
+
+    # TODO 03: cuDNN's autotuner
+
     if args.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(True)
@@ -232,9 +232,9 @@ def main():
     num_classes, total_steps = len(train_loader.dataset.classes), args.epochs * len(train_loader)
     training = build_training(args, device, num_classes, total_steps)
     first_epoch, first_step = checkpoint.load(training, args, device) if args.resume else (0, 0)
-
     run.setup(device, training, train_loader, val_loader)
-    chrono = Chronometer(device, run)
+    witness = evidence.watch(run, training, train_loader, args)
+    chrono = Chronometer(device, run, witness=witness)
     chrono.start()
     for epoch in range(first_epoch, args.epochs):
         train = train_one_epoch(epoch, first_step, train_loader, training, device, args, chrono)

@@ -101,6 +101,6 @@ def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
 
 def test_the_untouched_starter_runs_the_second_notebook(lab, page):
     open_notebook(page, lab.format("notebooks/01_gpu.ipynb"))
-    run_all(page, 21)
+    run_all(page, 23)
     assert page.locator(".jp-OutputArea-output img").count() == 9, "figures"
     assert page.locator(".jp-OutputArea-output td", has_text="COMPLETED").count() == 2

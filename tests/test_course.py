@@ -71,7 +71,7 @@ def test_a_step_has_several_names(name):
 
 @pytest.mark.parametrize("name", ["99", "gpu", "a'; echo foo", ""])
 def test_an_unknown_step_names_those_that_exist(name):
-    with pytest.raises(LookupError, match="expected one of 00_start, 01_gpu"):
+    with pytest.raises(LookupError, match="expected one of 00_start, 01_gpu, 02_amp"):
         course.step(name)
 
 
@@ -102,18 +102,33 @@ MAY_IMPORT = {
     "data": set(),
     "machine": set(),
     "doctor": {"machine"},
+    "metrics": set(),
+    "evidence": set(),
     "log": {"chronometer", "course", "idr_torch", "meters"},
     "checkpoint": {"idr_torch"},
-    "dlojz": {"checkpoint", "chronometer", "data", "idr_torch", "log"},
+    "dlojz": {"checkpoint", "chronometer", "data", "evidence", "idr_torch", "log", "metrics"},
     "stats": {"chronometer", "log"},
     "local": {"log", "presets"},
     "launch": {"course", "local", "log", "table"},
+    "series": {"launch", "local", "log", "metrics"},
     "progress": {"course", "log"},
-    "report": {"chronometer", "course", "log", "stats", "table"},
+    "diffs": {"course"},
+    "report": {"chronometer", "course", "diffs", "log", "stats", "table"},
+    "formats": {"log", "table"},
+    "precision": {"formats", "report", "stats"},
+    "layouts": {"log", "report", "stats", "table"},
+    "exercises": {"log"},
+    "check": {
+        *("course", "diffs", "exercises", "launch", "log", "machine", "presets", "progress"),
+        *("series", "stats"),
+    },
     "quizzes": set(),
     "widgets": {"progress", "quizzes", "stats"},
     "idr_pytools": {"launch"},
-    "cli": {"course", "doctor", "generate", "launch", "log", "presets", "progress", "report"},
+    "cli": {
+        *("check", "course", "doctor", "generate", "launch", "log", "presets", "progress"),
+        "report",
+    },
 }
 
 
@@ -134,6 +149,11 @@ def test_imports_go_one_way(path):
     assert imports_of_ours(path) <= MAY_IMPORT[path.stem]
 
 
+def test_exercises_run_nothing():
+    for path in (REPOSITORY / "dlojz" / "exercises").glob("*.py"):
+        assert imports_of_ours(path) <= MAY_IMPORT["exercises"] | {"exercises"}, path.name
+
+
 def test_the_table_of_imports_has_no_circle():
     done = set()
     while rest := {m for m in MAY_IMPORT if m not in done}:
@@ -148,7 +168,9 @@ def test_no_file_is_named_like_a_package_that_it_would_hide():
     assert not list(REPOSITORY.glob("**/dl.py"))
 
 
-@pytest.mark.parametrize("module", ["cli", "launch", "local", "log", "stats", "generate", "doctor"])
+@pytest.mark.parametrize(
+    "module", ["cli", "launch", "local", "log", "stats", "generate", "doctor", "check"]
+)
 def test_the_command_line_does_not_wait_for_torch(module):
     code = f"import dlojz.{module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

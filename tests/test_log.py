@@ -135,6 +135,27 @@ def test_new_runs_are_numbered_and_never_shared(course_folder):
     assert sorted(f.name for f in folders) == [f"{i:04d}" for i in range(1, 41)]
 
 
+def test_a_window_tells_what_the_sensors_saw_between_its_ends(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    class Sensors:
+        def __init__(self, device, size):
+            self.seen = {"others_cpu": 0.25, "throttled": [], "of": [device, size]}
+
+        def window(self):
+            return self.seen
+
+    monkeypatch.setattr("sys.excepthook", None)
+    monkeypatch.setattr(log.meters, "Sensors", Sensors)
+    run = log.RunLog(tmp_path, SimpleNamespace())
+    run._device = "cpu"
+    run.window_opens()
+    run.window(first_step=3, steps=9, wall_s=1.5)
+    window = log.read(tmp_path).windows[0]
+    assert (window["wall_s"], window["others_cpu"], window["throttled"]) == (1.5, 0.25, [])
+    assert window["of"] == ["cpu", 1]
+
+
 def test_replacing_a_file_leaves_no_other(tmp_path):
     log.write_atomically(tmp_path / "state.json", "old")
     log.write_atomically(tmp_path / "state.json", "new")

@@ -1,12 +1,16 @@
-"""The figures of a run, computed from logs whose answers are known."""
+"""The figures of a run, computed from logs whose answers are known; and those of pairs of runs."""
 
 import json
+import math
+import random
+import subprocess
+import sys
 
 import pytest
 
 from dlojz import stats
 from dlojz.chronometer import PHASES
-from dlojz.stats import summary
+from dlojz.stats import Summary, compare, summary
 
 
 def write_log(path, steps=10, warmup=3, batch=32, device=False, ms=None, rank=0, size=1, **changes):
@@ -137,3 +141,275 @@ def test_the_memory_that_does_not_grow_with_the_batch_is_found(tmp_path):
     assert fit.fixed_bytes == pytest.approx(1000)
     assert fit.per_image_bytes == pytest.approx(30)
     assert stats.fit_memory(runs[:1]) is None
+
+
+def test_what_disturbed_a_run_is_that_of_its_worst_window(tmp_path):
+    path = write_log(tmp_path / "r.jsonl", device=True)
+    calm = {"others_cpu": 0.1, "sm_clock_mhz": [1980, 1950], "throttled": []}
+    bad = {"others_cpu": 0.7, "sm_clock_mhz": [1965, 1410], "throttled": ["power cap"]}
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"window"' in line)
+    window = json.loads(lines[at])
+    lines[at : at + 1] = [json.dumps(window | extra) for extra in (calm, bad, calm)]
+    path.write_text("\n".join(lines) + "\n")
+    s = summary(path)
+    assert s.windows == 3
+    assert s.others_cpu == 0.7
+    assert s.sm_clock_mhz == (1980, 1410)
+    assert s.throttled == ("power cap",)
+
+
+def test_a_log_from_before_these_sensors_says_nothing_of_them(tmp_path):
+    s = summary(write_log(tmp_path / "r.jsonl"))
+    assert (s.others_cpu, s.sm_clock_mhz, s.throttled) == (None, None, ())
+
+
+# Paired comparison --------------------------------------------------------------------------
+
+
+def ran(speed, device="cpu", **changes):
+    """The summary of a run at this speed, in images/s, that nothing disturbed."""
+    fields = {
+        "state": "COMPLETED",
+        "model": "resnet18",
+        "data": "synthetic",
+        "image_size": 64,
+        "batch_size": 32,
+        "device": device,
+        "device_name": "X1",
+        "cpus": 8,
+        "windows": 1,
+        "images_per_s": speed,
+        "shares": {"data": 0.01, "forward": 0.99},
+    }
+    return Summary("0042", **fields | changes)
+
+
+def pairs(ratios, device="cpu"):
+    return [ran(100, device) for _ in ratios], [ran(100 * r, device) for r in ratios]
+
+
+def test_the_ratio_and_its_interval_as_computed_by_hand():
+    # The logarithms are 0.1 ... 0.6: mean 0.35, s = sqrt(0.175 / 5), t(5) = 2.5706 in any table.
+    found = compare(*pairs([math.exp(k / 10) for k in range(1, 7)]))
+    half = 2.5706 * math.sqrt(0.175 / 5) / math.sqrt(6)
+    assert found.ratio == pytest.approx(math.exp(0.35))
+    assert found.low == pytest.approx(math.exp(0.35 - half), rel=1e-4)
+    assert found.high == pytest.approx(math.exp(0.35 + half), rel=1e-4)
+    assert (found.pairs, found.word, found.margin) == (6, "faster", 0.03)
+    assert found.warnings[1:] == ()
+    assert "disturbed: the speeds after spread" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "t"), [(2, 12.706), (6, 2.571), (8, 2.365), (12, 2.201), (20, 2.093), (31, 2.042)]
+)
+def test_students_t_is_that_of_the_tables(values, t):
+    numbers = [math.sin(k) for k in range(values)]
+    mean = sum(numbers) / values
+    error = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (values - 1) / values)
+    assert stats.half_width(numbers) / error == pytest.approx(t, abs=5e-4)
+
+
+def test_one_value_has_no_interval():
+    with pytest.raises(ValueError, match="1 value: an interval needs at least 2"):
+        stats.half_width([1.0])
+
+
+@pytest.mark.parametrize(
+    ("device", "ratio", "word"),
+    [
+        ("cpu", 1.031, "faster"),
+        ("cpu", 1.029, "no difference shown"),
+        ("cpu", 1 / 1.029, "no difference shown"),
+        ("cpu", 1 / 1.031, "slower"),
+        ("cuda:0", 1.011, "faster"),
+        ("cuda:0", 1.009, "no difference shown"),
+        ("cuda:0", 1 / 1.009, "no difference shown"),
+        ("cuda:0", 1 / 1.011, "slower"),
+    ],
+)
+def test_a_difference_must_clear_the_margin_of_the_hardware(device, ratio, word):
+    found = compare(*pairs([ratio] * 6, device))
+    assert found.word == word
+    assert found.warnings == ()
+
+
+def test_the_interval_must_clear_the_margin_and_not_the_mean_alone():
+    assert compare(*pairs([1.0, 1.2] * 3)).word == "no difference shown"
+    assert compare(*pairs([1.0, 1 / 1.2] * 3)).word == "no difference shown"
+
+
+def test_each_run_is_compared_with_its_own_partner():
+    drifting = [100 * 1.5**i for i in range(6)]
+    found = compare([ran(v) for v in drifting], [ran(1.2 * v) for v in drifting])
+    assert found.ratio == pytest.approx(1.2)
+    assert found.low == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_too_few_pairs_show_no_difference_whatever_their_ratio(count):
+    found = compare(*pairs([2.0] * count))
+    assert (found.ratio, found.low, found.high) == (pytest.approx(2), None, None)
+    assert found.word == "no difference shown"
+    assert f"{count} pair" in found.warnings[0]
+    assert "6 are needed" in found.warnings[0]
+    assert f"submit {6 - count} more" in found.warnings[0]
+
+
+def test_a_comparison_is_one_readable_line():
+    noisy = compare(*pairs([1.36, 1.48] * 3))
+    assert str(noisy) == "1.42 times as fast (95 % interval 1.35 to 1.49, 6 pairs): faster"
+    narrow = compare(*pairs([1.0231] * 6, "cuda:0"))
+    assert str(narrow) == "1.023 times as fast (95 % interval 1.023 to 1.023, 6 pairs): faster"
+    assert str(compare(*pairs([1.4]))) == "1.40 times as fast (1 pair): no difference shown"
+
+
+@pytest.mark.parametrize(
+    ("field", "was", "now", "text"),
+    [
+        ("batch_size", 32, 64, "batch size 32 before, 64 after"),
+        ("image_size", 64, 128, "image size 64 before, 128 after"),
+        ("model", "resnet18", "resnet50", "model resnet18 before, resnet50 after"),
+        ("data", "synthetic", "data", "data synthetic before, data after"),
+        ("size", 1, 2, "number of processes 1 before, 2 after"),
+        ("device_name", "X1", "Y2", "device X1 before, Y2 after"),
+    ],
+)
+def test_runs_of_something_else_are_not_comparable(field, was, now, text):
+    before = [ran(100, **{field: was}) for _ in range(6)]
+    after = [ran(200, **{field: was if i < 5 else now}) for i in range(6)]
+    found = compare(before, after)
+    assert not found.comparable
+    assert found.warnings == (f"not comparable: {text}; submit both alike",)
+    assert str(found).endswith("faster, but the runs are not comparable")
+
+
+def test_another_device_can_be_what_is_compared():
+    before = [ran(10) for _ in range(6)]
+    after = [ran(500, "cuda:0", device_name="H100") for _ in range(6)]
+    found = compare(before, after, same_hardware=False)
+    assert found.comparable
+    assert found.warnings == ()
+    assert found.margin == 0.03, "one of them is a CPU"
+    after = [ran(500, "cuda:0", device_name="H100", batch_size=64) for _ in range(6)]
+    assert not compare(before, after, same_hardware=False).comparable
+
+
+def spreading(spread):
+    """Speeds of a mean of 100 with this standard deviation."""
+    half = 100 * spread * math.sqrt(5 / 6)
+    return [100 - half, 100 + half] * 3
+
+
+@pytest.mark.parametrize(("device", "limit"), [("cpu", 0.05), ("cuda:0", 0.02)])
+def test_speeds_that_spread_are_disturbed(device, limit):
+    calm = [ran(v, device) for v in spreading(0.98 * limit)]
+    assert compare(calm, calm).warnings == ()
+    wild = [ran(v, device) for v in spreading(1.02 * limit)]
+    (warning,) = compare(wild, calm).warnings
+    assert warning.startswith(f"disturbed: the speeds before spread by {1.02 * limit:.1%}")
+    (warning,) = compare(calm, wild).warnings
+    assert warning.startswith("disturbed: the speeds after spread by")
+
+
+@pytest.mark.parametrize(
+    ("calm", "changes", "text"),
+    [
+        (
+            {"throttled": ()},
+            {"throttled": ("power cap", "board limit")},
+            "the GPU had lowered its clock in 1 of 6 runs after (power cap, board limit)",
+        ),
+        (
+            {"sm_clock_mhz": (1980, 1890)},
+            {"sm_clock_mhz": (1900, 1860)},
+            "the GPU's clock fell from 1980 to 1860 MHz in the runs after",
+        ),
+        (
+            {"others_cpu": 0.79},
+            {"others_cpu": 0.81},
+            "other processes used the CPUs in 1 of 6 runs after, up to 0.8 of 8; stop them and "
+            "measure again",
+        ),
+    ],
+)
+def test_what_disturbed_one_run_is_said(calm, changes, text):
+    before = [ran(100, "cuda:0", **calm) for _ in range(6)]
+    assert compare(before, before).warnings == ()
+    after = [*before[:5], ran(100, "cuda:0", **calm | changes)]
+    assert compare(before, after).warnings == (f"disturbed: {text}",)
+
+
+def test_runs_that_wait_for_images_say_so_and_synthetic_ones_do_not():
+    def waiting(share, data):
+        return [ran(100, data=data, shares={"data": share}) for _ in range(6)]
+
+    assert compare(waiting(0.19, "files"), waiting(0.19, "files")).warnings == ()
+    (warning,) = compare(waiting(0.21, "files"), waiting(0.19, "files")).warnings
+    assert warning.startswith("data-bound: the runs before waited for images for 21% of a step")
+    assert warning.endswith("--data synthetic")
+    assert compare(waiting(0.5, "synthetic"), waiting(0.5, "synthetic")).warnings == ()
+    once = [*waiting(0.1, "files")[:5], *waiting(0.9, "files")[:1]]  # a hiccup of the storage
+    assert compare(once, once).warnings == ()
+
+
+def test_warm_up_and_compilation_are_no_part_of_the_speed(tmp_path):
+    quick = write_log(tmp_path / "1.jsonl", warmup=3)
+    compiled = tmp_path / "2.jsonl"  # a second step of a minute
+    lines = [json.loads(line) for line in quick.read_text().splitlines()]
+    lines[3]["host_ms"]["forward"] = 60_000
+    compiled.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = compare([quick] * 6, [compiled] * 6)
+    assert found.ratio == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 2, "window": None}, r"run r \(after\) measured nothing: .* --test-nsteps 12"),
+        ({"window": None}, r"run r \(after\) measured nothing"),
+        (
+            {"end": {"outcome": "failed", "time": "2026-01-02", "error": "Boom"}},
+            r"run r \(after\) is FAILED \(Boom\), expected COMPLETED: see its stderr.txt",
+        ),
+        ({"end": None}, r"run r \(after\) is RUNNING, expected COMPLETED: wait for it"),
+    ],
+)
+def test_a_run_without_a_speed_is_named_with_what_to_do(changes, message, tmp_path):
+    good = write_log(tmp_path / "good.jsonl")
+    bad = write_log(tmp_path / "r.jsonl", **changes)
+    with pytest.raises(ValueError, match=message):
+        compare([good, good], [good, bad])
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (5, 6)])
+def test_runs_come_in_pairs(before, after):
+    with pytest.raises(ValueError, match=f"{before} runs before and {after} after: expected pairs"):
+        compare([ran(100)] * before, [ran(100)] * after)
+
+
+def share_of(word, gain, noise, margin, trials=1000):
+    draw, count = random.Random(7), 0
+    for _ in range(trials):
+        speeds = [(1 + draw.gauss(0, noise), gain * (1 + draw.gauss(0, noise))) for _ in range(6)]
+        count += stats.judge([a / b for b, a in speeds], margin)[-1] == word
+    return count / trials
+
+
+def test_equal_runs_with_noise_are_told_apart_in_one_trial_of_twenty():
+    error = 3 * math.sqrt(0.05 * 0.95 / 1000)
+    shares = [share_of(word, 1, 0.02, margin=0) for word in ("faster", "slower")]
+    assert sum(shares) == pytest.approx(0.05, abs=error)
+    assert min(shares) > 0.01, "as often the one as the other"
+
+
+def test_a_gain_of_5_percent_is_found_through_noise_of_1_percent():
+    assert share_of("faster", 1.05, 0.01, stats.MARGIN_GPU, 200) > 0.97
+    assert share_of("slower", 1 / 1.05, 0.01, stats.MARGIN_GPU, 200) > 0.97
+    assert share_of("faster", 1.05, 0.01, stats.MARGIN_CPU, 200) > 0.6, "2 % beyond the margin"
+
+
+def test_reading_figures_imports_neither_torch_nor_scipy():
+    code = "import sys, dlojz.stats; sys.exit(bool({'torch', 'scipy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

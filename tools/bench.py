@@ -1,4 +1,4 @@
-"""What the tools themselves cost: `python tools/bench.py [chronometer] [log] [submit]`.
+"""What the tools themselves cost: `python tools/bench.py [chronometer] [evidence] [log] [submit]`.
 
 Each benchmark prints its figure, its own resolution, and the bound it is held to. Where the
 resolution is wider than what the bound leaves, the answer is "cannot tell".
@@ -6,29 +6,20 @@ resolution is wider than what the bound leaves, the answer is "cannot tell".
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torchvision
 
-from dlojz import course, launch, log
+from dlojz import course, evidence, launch, log, stats
 from dlojz.chronometer import Chronometer
 
 MARKS_PER_STEP = 5
-STUDENT_T = {5: 2.571, 7: 2.365, 9: 2.262, 11: 2.201, 15: 2.131, 19: 2.093}  # 95 %, by freedom
-
-
-def interval(ratios) -> tuple[float, float]:
-    """The mean of paired ratios (geometric) and the half-width of its 95 % interval."""
-    logs = [math.log(r) for r in ratios]
-    t = STUDENT_T[len(logs) - 1]
-    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(statistics.mean(logs)), math.expm1(half)
 
 
 class Sink:
@@ -92,8 +83,9 @@ def chronometer_on_a_gpu(pairs=20, steps=25):
             times[which] = loop(a if which == "a" else b, steps)
         with_marks.append(times["a"] / times["b"])
         same.append(loop(Unmarked(), steps) / loop(Unmarked(), steps))
-    ratio, half = interval(with_marks)
-    _, resolution = interval(same)
+    ratio, _, high = stats.interval(with_marks)
+    same_ratio, _, same_high = stats.interval(same)
+    half, resolution = high / ratio - 1, same_high / same_ratio - 1
     verdict = "cannot tell" if resolution > 0.005 else "holds" if ratio >= 0.995 else "FAILS"
     print(
         f"chronometer, {torch.cuda.get_device_name()}: speed with / without {ratio:.4f} "
@@ -103,11 +95,76 @@ def chronometer_on_a_gpu(pairs=20, steps=25):
     return verdict != "FAILS"
 
 
-def _training_loop(device, model, batch, size):
+def evidence_on_a_cpu(calls=20_000):
+    """Microseconds that the hooks which stay take in a step, over a small model's step."""
+    model, images, labels = torch.nn.Linear(4, 4), torch.zeros(2, 4), torch.zeros(2).long()
+    witness = _watch(model, torch.optim.SGD(model.parameters()), torch.nn.CrossEntropyLoss())
+    loss, per_step = torch.zeros(()), []
+    for _ in range(6):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            witness._on_input(model, (images,))
+            witness._on_loss(None, (images, labels), loss)
+            witness._on_gradient(None)
+            witness._counts["optimizer_steps"] += 1
+        per_step.append((time.perf_counter() - begin) / calls)
+    step = _step_seconds("cpu", "resnet18", 32, 64)
+    share, spread = statistics.median(per_step) / step, (max(per_step) - min(per_step)) / 2 / step
+    verdict = "holds" if share + spread < 0.002 else "FAILS"
+    print(
+        f"evidence, CPU: {1e6 * statistics.median(per_step):.1f} us a step of {1e3 * step:.0f} ms "
+        f"(resnet18, 64 px, batch 32): {share:.4%} +- {spread:.4%}; bound 0.2 %: {verdict}"
+    )
+    return verdict == "holds"
+
+
+def evidence_on_a_gpu(pairs=20, steps=40):
+    """The paired ratio of speeds with the hooks that stay, over without, A B B A ..."""
+    watched, free, other = (
+        _training_loop("cuda", "resnet50", 64, 224, watched=w) for w in (True, False, False)
+    )
+    for loop in (watched, free, other):
+        loop(Unmarked(), 20)
+    with_hooks, same = [], []
+    for i in range(pairs):
+        pair, null = [watched, free], [other, free]
+        times = [loop(Unmarked(), steps) for loop in (pair if i % 2 else pair[::-1])]
+        with_hooks.append(times[1] / times[0] if i % 2 else times[0] / times[1])
+        times = [loop(Unmarked(), steps) for loop in (null if i % 2 else null[::-1])]
+        same.append(times[1] / times[0] if i % 2 else times[0] / times[1])
+    ratio, low, high = stats.interval(with_hooks)
+    null, null_low, null_high = stats.interval(same)
+    verdict = "holds" if low >= 0.998 else "FAILS" if high < 0.998 else "cannot tell"
+    print(
+        f"evidence, {torch.cuda.get_device_name()}: speed with / without {ratio:.4f} ({low:.4f} to "
+        f"{high:.4f}; resnet50, TF32, batch 64, {pairs} pairs); A/A {null:.4f} ({null_low:.4f} to "
+        f"{null_high:.4f}); bound 0.998: {verdict}"
+    )
+    return verdict != "FAILS"
+
+
+class Unwritten:
+    """A log that keeps nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+def _watch(model, optimizer, criterion):
+    training = SimpleNamespace(model=model, optimizer=optimizer, criterion=criterion)
+    loader = torch.utils.data.DataLoader([0] * 8)
+    args = SimpleNamespace(test=False, test_nsteps=1, epochs=1)
+    return evidence.watch(Unwritten(), training, loader, args)
+
+
+def _training_loop(device, model, batch, size, watched=False):
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     network = torchvision.models.get_model(model, weights=None).to(device)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
+    criterion = torch.nn.CrossEntropyLoss()
+    if watched:
+        _watch(network, optimizer, criterion)
     images = torch.randn(batch, 3, size, size, device=device)
     labels = torch.randint(1000, (batch,), device=device)
 
@@ -119,7 +176,7 @@ def _training_loop(device, model, batch, size):
         for _ in range(steps):
             chrono.transfer()
             chrono.forward()
-            loss = torch.nn.functional.cross_entropy(network(images), labels)
+            loss = criterion(network(images), labels)
             chrono.backward()
             optimizer.zero_grad()
             loss.backward()
@@ -191,8 +248,7 @@ def submitting(pairs=6):
         begin = time.perf_counter()
         launch.submit(f"{trainer} {flags}").wait()
         added.append(time.perf_counter() - begin - by_hand)
-    mean, spread = statistics.mean(added), statistics.stdev(added)
-    half = STUDENT_T[pairs - 1] * spread / math.sqrt(pairs)
+    mean, half = statistics.mean(added), stats.half_width(added)
     verdict = "holds" if mean + half <= 1 else "FAILS" if mean - half > 1 else "cannot tell"
     print(f"submit: adds {mean:.2f} +- {half:.2f} s ({pairs} pairs); bound 1 s: {verdict}")
     return verdict != "FAILS"
@@ -201,6 +257,7 @@ def submitting(pairs=6):
 def main():
     benchmarks = {
         "chronometer": chronometer_on_a_gpu if torch.cuda.is_available() else chronometer_on_a_cpu,
+        "evidence": evidence_on_a_gpu if torch.cuda.is_available() else evidence_on_a_cpu,
         "log": reading_a_log,
         "submit": submitting,
     }

@@ -1,0 +1,489 @@
+"""The verdict of an exercise: same training, faster, by the mechanism.
+
+    verdict = check("02_amp", job)      # takes the trainer and the flags of `job`
+    verdict.passed; verdict.hint()
+
+`check` submits one job, which runs the step before (A) and the trainee's trainer (B) in turn,
+A B B A ..., on the same devices, and beside them the solution once: what the trainee's losses and
+evidence are compared with. Runs that are finished are used again, so a check can be repeated, and
+goes on after an interrupt. `judge` then reads the logs, and nothing else.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+
+from dlojz import course, exercises, launch, log, machine, presets, progress, series, stats
+from dlojz.diffs import diff
+from dlojz.exercises import FASTER, PARTS, SAME, Exercise, Finding, Runs, bars, common
+
+PAIRS = stats.MIN_PAIRS
+IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
+CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
+MEASURING = ("chronometer", "data", "evidence", "log", "series")  # another version, other runs
+GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"
+
+
+NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
+
+
+class CheckError(ValueError):
+    """A run that can't be checked, with what to do."""
+
+
+def check(step: str | int, job=None, pairs: int | None = None) -> "Verdict":
+    """The verdict on a job's trainer, for this step of the course.
+
+    job: a Job or its number; by default the last one that was submitted.
+    pairs: runs before and after; by default 6 where a gain is asked for, else 1.
+
+    Waits for the runs that it needs, with a progress bar. Raises CheckError for a job that can't be
+    checked: not ended, or not a test run.
+    """
+    exercise = exercises.find(course.step(step))
+    job = _job(job)
+    started = time.monotonic()
+    if job.state != launch.State.COMPLETED:
+        verdict = _failed(exercise, job)
+    else:
+        entries = _entries(exercise, job, pairs)
+        runs = _run(entries, exercise, job)
+        verdict = judge(exercise, runs, job)
+    verdict.seconds = time.monotonic() - started
+    progress.keep("verdicts", exercise.step, verdict.to_dict())
+    return verdict
+
+
+# What is to be run ----------------------------------------------------------------------------
+
+
+def _job(job):
+    if job is None or isinstance(job, list):
+        job = job[-1] if job else launch.latest()
+    job = job if isinstance(job, launch.Job) else launch.find(job)
+    if not job.state.final:
+        raise CheckError(f"job {job.id} is {job.state}: wait for its end, with job.wait()")
+    if not job.info:
+        raise CheckError(f"{job.directory} was run by hand: submit it, and check that job")
+    if "--test" not in _flags(job):
+        raise CheckError(
+            f"job {job.id} is no test run: submit it again with --test, as in "
+            f'submit("{job.command} --test")'
+        )
+    return job
+
+
+def _flags(job):
+    return job.info["command"][1:]
+
+
+def _entries(exercise: Exercise, job, pairs):
+    """The series: the solution once, what else the exercise needs, and the pairs A B B A ..."""
+    mine, flags = job.directory / "trainer.py", _flags(job)
+    solution, before = course.solution(exercise.step), course.before(exercise.step)
+    known = [*_without(flags, exercise.own_flags), *exercise.before_flags]
+    entries = [series.Entry("solution", solution, flags)]
+    for extra in exercise.extras(bool(presets.gpus())):
+        entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
+        entries.append(
+            series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
+        )
+    if pairs is None:
+        wanted = bars.bar(exercise.step, _hardware_here(job), _arguments(job))
+        pairs = 1 if wanted.at_least is None else PAIRS
+    for i in range(1, pairs + 1):
+        pair = [
+            series.Entry(f"before-{i}", before, known),
+            series.Entry(f"after-{i}", mine, flags),
+        ]
+        entries += pair if i % 2 else reversed(pair)
+    return entries
+
+
+def _without(flags: Sequence[str], own: Mapping[str, int]) -> list[str]:
+    """The flags that the step before knows: its own are left out, with the words that follow."""
+    kept, skip = [], 0
+    for word in flags:
+        name, assigned, _ = word.partition("=")
+        if skip:
+            skip -= 1
+        elif name in own:
+            skip = 0 if assigned else own[name]
+        else:
+            kept.append(word)
+    return kept
+
+
+def _arguments(job):
+    return log.read(job.directory).start["arguments"]
+
+
+def _hardware_here(job):
+    """Where the solution will compute: on this machine's GPU, if it has one."""
+    setup = log.read(job.directory).setup
+    if presets.gpus() and not setup["device"].startswith("cuda"):
+        return f"cuda: {machine.gpus()[0]['name']}"
+    return _hardware(setup)
+
+
+def _hardware(setup):
+    return f"{setup['device'].split(':')[0]}: {setup['device_name']}"
+
+
+# Running it -------------------------------------------------------------------------------------
+
+
+def _run(entries, exercise, job) -> dict[str, Path]:
+    """The folder of each entry's run, finished; submits those that no earlier check has run."""
+    pair = b"".join(e.trainer.read_bytes() for e in entries if e.name in ("before-1", "after-1"))
+    keys = {entry.name: _key(entry, pair) for entry in entries}
+    while missing := {n: k for n, k in keys.items() if k not in (known := _known_runs())}:
+        active = _active_check(missing.values())
+        if active is None:
+            wanted = [e for e in entries if e.name in missing]
+            active = _submit(wanted, keys, exercise, job)
+        _wait(active, exercise)
+        known = _known_runs()
+        if still := [n for n, k in missing.items() if k not in known]:
+            raise CheckError(
+                f"the check's job ended without {', '.join(still)}: {active.explain()}"
+            )
+    return {name: known[key] for name, key in keys.items()}
+
+
+def _key(entry, pair: bytes) -> str:
+    """Equal for runs that may stand for each other: same sources, flags, name and devices.
+
+    pair: the sources of both sides; what ran in a pair is compared with its partner only.
+    """
+    sources = [course.course_root() / "dlojz" / f"{m}.py" for m in MEASURING]
+    words = json.dumps([entry.name, list(entry.flags), entry.rehearse, presets.gpus()])
+    in_pair = entry.name.startswith(("before-", "after-"))
+    parts = (pair if in_pair else b"", entry.trainer.read_bytes(), words.encode())
+    return hashlib.sha256(b"\0".join([*parts, *(f.read_bytes() for f in sources)])).hexdigest()[:20]
+
+
+def _checks():
+    """The jobs that checks submitted, with the key of each run."""
+    for job in reversed(launch.jobs()):
+        file = job.directory / CHECK_FILE
+        if file.exists():
+            yield job, json.loads(file.read_text())
+
+
+def _known_runs() -> dict[str, Path]:
+    """The runs of earlier checks that are finished, by key; the latest first."""
+    known = {}
+    for job, keys in _checks():
+        for name, key in keys.items():
+            folder = job.directory / name
+            if (folder / "exit_code").exists():
+                known.setdefault(key, folder)
+    return known
+
+
+def _active_check(missing):
+    """A check under way that will bring all that is missing: another kernel submitted it."""
+    for job, keys in _checks():
+        if not job.state.final and set(missing) <= set(keys.values()):
+            return job
+    return None
+
+
+def _submit(entries, keys, exercise, job):
+    status = job.status
+    each = max(2.0, status["ended"] - status["started"] - IMPORTS_S)
+    about = IMPORTS_S + each * len(entries)
+    text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
+    output = sys.stdout if _in_a_notebook() else sys.stderr  # a terminal's is for the verdict
+    print(f"check {exercise.step}: {len(entries)} runs, about {text}", file=output, flush=True)
+    hours = 1 + int(3 * about // 3600)
+    files = {CHECK_FILE: json.dumps({e.name: keys[e.name] for e in entries}).encode()}
+    return series.submit(entries, f"check-{exercise.step}", f"{hours:02d}:00:00", files)
+
+
+def _in_a_notebook():
+    return "ipykernel" in sys.modules
+
+
+def _wait(job, exercise):
+    from tqdm.auto import tqdm
+
+    total, silent = len(series.folders(job)), False if _in_a_notebook() else None
+    with tqdm(total=total, desc=exercise.step, unit="run", leave=False, disable=silent) as bar:
+        while not job.state.final:
+            bar.update(series.finished(job) - bar.n)
+            time.sleep(0.2)
+        bar.update(series.finished(job) - bar.n)
+
+
+# Judging ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """The answer to `check`: three parts, each with what was found."""
+
+    step: str
+    findings: list[Finding]
+    hints: dict  # of the exercise, by key, in order
+    job: launch.Job | None = None
+    comparison: stats.Comparison | None = None
+    advice: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return all(f.ok is not False for f in self.findings)
+
+    def part(self, name: str) -> bool | None:
+        """Is this part well? None where nothing is asked."""
+        found = [f.ok for f in self.findings if f.part == name]
+        return False if False in found else True if True in found else None
+
+    @property
+    def failing(self) -> list[Finding]:
+        return [f for f in self.findings if f.ok is False]
+
+    @property
+    def hint_key(self) -> str | None:
+        """The hint that applies first; the order is the exercise's."""
+        asked = {f.hint for f in self.failing}
+        return next((key for key in self.hints if key in asked), None)
+
+    def hint(self) -> "Advice":
+        """Help with the first thing that fails; each call says more: a nudge, the API, the diff."""
+        key = self.hint_key
+        if key is None:
+            text = "nothing to do" if self.passed else "no hint for this: see what failed"
+            return Advice(f"{self.step}: {text}")
+        name = f"{self.step}/{key}"
+        rung = (progress.last("hints", name) or 0) % 3 + 1
+        progress.keep("hints", name, rung)
+        hint = self.hints[key]
+        if rung == 1:
+            return Advice(f"Hint 1 of 3. {hint.nudge}")
+        if rung == 2:
+            return Advice(f"Hint 2 of 3. {hint.api}", link=hint.link)
+        return Advice(
+            "Hint 3 of 3. What differs from the solution:", diff=diff(self.job, self.step)
+        )
+
+    def to_dict(self) -> dict:
+        """For programs: JSON's types only."""
+        return {
+            "step": self.step,
+            "passed": self.passed,
+            "job": self.job.id if self.job else None,
+            "parts": {name: self.part(name) for name in PARTS},
+            "findings": [asdict(f) for f in self.findings],
+            "comparison": asdict(self.comparison) if self.comparison else None,
+            "hint": self.hint_key,
+            "advice": list(self.advice),
+            "seconds": round(self.seconds, 1),
+        }
+
+    def __repr__(self):
+        lines = [f"{self.step}: {'passed' if self.passed else 'not yet'}"]
+        for name in PARTS:
+            lines.append(f"  {_sign(self.part(name))} {name}")
+            for f in self._shown(name):
+                lines.append(f"      {_sign(f.ok)} {f.what}: {f.yours}")
+                if f.ok is not True:
+                    lines.append(f"        expected: {f.expected}")
+        lines += [f"  note: {text}" for text in self.advice]
+        if self.hint_key:
+            lines.append(f"  next: {self.hints[self.hint_key].nudge}")
+        return "\n".join(lines)
+
+    def _shown(self, part):
+        """Of a part that is well, one line or none; of another, what fails, and the speed."""
+        found = [f for f in self.findings if f.part == part]
+        return [f for f in found if f.ok is not True or part == FASTER]
+
+    def _repr_html_(self):
+        return _card(self)
+
+
+def _sign(ok):
+    return {True: "✓", False: "✗", None: "–"}[ok]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A rung of the ladder of hints."""
+
+    text: str
+    link: str | None = None
+    diff: str | None = None
+
+    def __repr__(self):
+        return "\n".join(filter(None, (self.text, self.link, self.diff)))
+
+    def _repr_html_(self):
+        code = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(self.text))
+        link = f' <a href="{escape(self.link)}">documentation</a>' if self.link else ""
+        return f"<p>{code}{link}</p>" + (self.diff._repr_html_() if self.diff else "")
+
+
+def judge(exercise: Exercise, folders: Mapping[str, Path], job=None) -> Verdict:
+    """The verdict on runs that are finished: "solution", "before-1", "after-1" and so on."""
+    mine, reference = _names(folders, "after-"), folders["solution"]
+    extras = [n for n in folders if f"{n}-solution" in folders]
+    for name in mine:
+        if _exit_code(folders[name]) != 0:
+            return _failed(exercise, job, folders[name], reference)
+    runs = Runs(
+        log.read(folders[mine[0]]),
+        log.read(reference),
+        {n: (log.read(folders[n]), log.read(folders[f"{n}-solution"])) for n in extras},
+    )
+    mechanism = exercise.mechanism(runs)
+    if failed := [folders[n] for n in extras if _exit_code(folders[n]) != 0]:
+        mechanism = [f for f in mechanism if f.ok is not False or f.yours not in NOT_REACHED]
+    findings = [
+        *common.same_work(runs.mine, runs.reference),
+        common.same_losses(runs.mine, runs.reference, tolerance(exercise.step, runs)),
+        *mechanism,
+    ]
+    # What was seen names the cause; an error only names the place where it came out.
+    seen = any(f.ok is False for f in findings)
+    findings += [_ended(exercise, folder, give_hint=not seen) for folder in failed]
+    comparison, faster = _speed(exercise, folders, runs)
+    findings.append(faster)
+    # A single pair has no spread to warn of, and was not asked for more.
+    advice = [w for w in (comparison.warnings if comparison else ()) if _tells(w, len(mine))]
+    return Verdict(exercise.step, findings, exercise.hints, job, comparison, tuple(advice))
+
+
+def _tells(warning, pairs):
+    return pairs >= PAIRS or warning.startswith(("data-bound", "not comparable"))
+
+
+def _names(folders, prefix):
+    names = [n for n in folders if n.startswith(prefix)]
+    return sorted(names, key=lambda n: int(n.removeprefix(prefix)))
+
+
+def _exit_code(folder):
+    return int((folder / "exit_code").read_text())
+
+
+def _failed(exercise, job, folder=None, reference=None) -> Verdict:
+    """The verdict on a run that did not get to its end."""
+    folder = folder or job.directory
+    seen = []
+    with suppress(log.LogError, KeyError):  # it may have ended before it logged anything
+        found = exercise.mechanism(Runs(log.read(folder), log.read(reference or folder)))
+        seen = [f for f in found if f.ok is False and f.yours not in NOT_REACHED]
+    ended = _ended(exercise, folder, give_hint=not seen)
+    return Verdict(exercise.step, [ended, *seen], exercise.hints, job)
+
+
+def _ended(exercise, folder, give_hint) -> Finding:
+    """What a run that failed said at its end."""
+    errors = (folder / "stderr.txt").read_text(errors="replace")
+    hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), "failed")
+    state = stats.summary(folder).state if log.events_file(folder).exists() else "FAILED"
+    said = next((line for line in reversed(errors.splitlines()) if line.strip()), state)
+    text = f"{state}: {said.strip()[:200]}"
+    return Finding(
+        SAME, f"run {folder.name}", False, text, "COMPLETED", hint if give_hint else None
+    )
+
+
+def tolerance(step: str, runs: Runs) -> list[float] | None:
+    """How far the losses of the first steps may be from the solution's, as a share, by step.
+
+    Measured: `tools/envelope.py` runs the solution with initial weights that are off by a rounding
+    error, and writes how far the losses went, for some sizes: the nearest smaller one counts. None
+    where that was not done.
+    """
+    file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
+    if not file.exists():
+        return None
+    kept = json.loads(file.read_text())["tolerance"].get("cuda" if runs.on_gpu else "cpu", {})
+    sizes = sorted(kept.get(runs.arguments.get("precision", "fp32"), []), key=lambda s: s["pixels"])
+    pixels = runs.arguments["batch_size"] * runs.arguments["image_size"] ** 2
+    smaller = [size for size in sizes if size["pixels"] <= pixels]
+    return (smaller or sizes[:1] or [{"tolerance": None}])[-1]["tolerance"]
+
+
+def _speed(exercise, folders, runs):
+    """The comparison of the pairs, and what the bar of this hardware says to it."""
+    before, after = (
+        [stats.summary(folders[n]) for n in _names(folders, prefix)]
+        for prefix in ("before-", "after-")
+    )
+    bar = bars.bar(exercise.step, _hardware(runs.reference.setup), runs.arguments)
+    try:
+        found = stats.compare(before, after, exercise.same_hardware)
+    except ValueError as error:  # too short to measure anything
+        return None, Finding(FASTER, "speed", None, str(error), "steps to measure")
+    if bar.at_least is None:
+        instructions = ", ".join(machine.cpu().get("instructions", ["unknown instructions"]))
+        why = bar.source.format(instructions=instructions)
+        return found, Finding(FASTER, "speed", None, _speed_text(found), f"no gain asked: {why}")
+    if not found.comparable:
+        return found, Finding(
+            *(FASTER, "speed", False, "; ".join(found.warnings), "equal settings", "speed")
+        )
+    if bar.not_slower:
+        ok = found.low is not None and found.word != stats.SLOWER
+        text = f"not slower: {bar.source}"
+        return found, Finding(FASTER, "speed", ok, str(found), text, "speed")
+    ok = found.low is not None and found.low >= bar.at_least
+    wanted = f"at least {bar.at_least:g} times as fast (bar of this hardware; {bar.source})"
+    return found, Finding(FASTER, "speed", ok, str(found), wanted, "speed")
+
+
+def _speed_text(found):
+    if found.low is None:
+        return f"{found.ratio:.2f} times as fast in {found.pairs} pair{'s' * (found.pairs > 1)}"
+    return str(found)
+
+
+# The card of the notebook -------------------------------------------------------------------------
+
+
+def _card(verdict):
+    colour = GOOD if verdict.passed else BAD
+    word = "passed" if verdict.passed else "not yet"
+    parts = "".join(_part_html(verdict, name) for name in PARTS)
+    notes = "".join(f"<p>Note: {escape(text)}</p>" for text in verdict.advice)
+    hint = ""
+    if verdict.hint_key:
+        nudge = escape(verdict.hints[verdict.hint_key].nudge)
+        hint = f"<p><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></p>"
+    return (
+        f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px">'
+        f'<b>{verdict.step}</b> <span style="color:white;background:{colour};padding:1px 8px;'
+        f'border-radius:8px">{word}</span>{parts}{notes}{hint}</div>'
+    )
+
+
+def _part_html(verdict, name):
+    ok = verdict.part(name)
+    colour = {True: GOOD, False: BAD, None: QUIET}[ok]
+    asked = {True: "", False: "", None: " (nothing asked here)"}[ok]
+    rows = "".join(
+        f'<tr><td style="color:{GOOD if f.ok else BAD if f.ok is False else QUIET}">{_sign(f.ok)}'
+        f'</td><td style="text-align:left">{escape(f.what)}</td>'
+        f'<td style="text-align:left">{escape(f.yours)}</td>'
+        f'<td style="text-align:left">{escape(f.expected)}</td></tr>'
+        for f in verdict.findings
+        if f.part == name
+    )
+    head = "<tr><th></th><th></th><th style='text-align:left'>yours</th>"
+    return (
+        f"<details {'open' if ok is False or name == FASTER else ''}>"
+        f'<summary><b style="color:{colour}">{_sign(ok)} {name}</b>{asked}</summary>'
+        f"<table>{head}<th style='text-align:left'>expected</th></tr>{rows}</table></details>"
+    )

@@ -1,0 +1,358 @@
+"""What a run really did, as it was seen from outside the trainer's text.
+
+The trainer calls `watch` once. Three looks follow, each an `evidence` event of the log:
+
+probe  the first training step, under hooks: devices, dtypes and strides of weights, of what enters
+       and leaves each layer, of the loss; autocast, the gradient scaler, the gradients' norm.
+last   the last step of a test run, under the profiler, outside the measured window: which matrix
+       products and convolutions ran in which dtype, copies, waits, what autograd still holds.
+run    all steps, from what the host knows without waiting: shapes of the inputs, how many backward
+       passes and optimizer steps, and whether the weights changed.
+
+The hooks of the probe are removed when it ends. Those that stay touch no data of the device: they
+cost microseconds, and do nothing while `torch.compile` traces them.
+"""
+
+import gc
+import os
+import sys
+import zlib
+from collections import Counter
+from contextlib import suppress
+
+import torch
+
+# The operations that tensor cores can do, by the names that the dispatcher knows them by.
+MATRIX_OPS = {
+    "aten::convolution": "convolution",
+    "aten::convolution_backward": "convolution backward",
+    "aten::addmm": "matrix product",
+    "aten::mm": "matrix product",
+    "aten::bmm": "matrix product",
+    "aten::baddbmm": "matrix product",
+}
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+def watch(run, training, loader, args) -> "Witness":
+    """Watch a training that is about to begin, and write what is seen into `run`, its log.
+
+    training: as `build_training` returned it; loader: of the training images.
+    """
+    return Witness(run, training, loader, args)
+
+
+class Witness:
+    """Watches one run; the Chronometer tells it when its last step begins and ends."""
+
+    def __init__(self, run, training, loader, args):
+        self._run, self._training, self._loader = run, training, loader
+        self._model, self._args = training.model, args
+        steps = min(args.test_nsteps, len(loader)) * args.epochs
+        self.last = steps - 1 if args.test and steps > 1 else None
+        self._inputs, self._losses = Counter(), Counter()
+        self._counts = Counter()
+        self._layers, self._first = Counter(), {}
+        self._loss_gradient = None
+        self._weights = digest(self._model)
+        self._profiler = None
+        self._stay, self._probe = [], []
+        self._hook()
+        run.before_end(self._finish)
+
+    def _hook(self):
+        if (
+            "torch._dynamo" in sys.modules
+        ):  # the probe looks at the layers, before any graph is made
+            torch.compiler.set_stance("force_eager")
+        self._stay = [
+            self._model.register_forward_pre_hook(self._on_input),
+            self._training.criterion.register_forward_hook(self._on_loss),
+            self._training.optimizer.register_step_post_hook(self._on_update),
+        ]
+        weights = [p for p in self._model.parameters() if p.requires_grad]
+        if weights:
+            self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
+        self._probe = [
+            *(
+                layer.register_forward_hook(self._on_layer)
+                for layer in self._model.modules()
+                if not any(True for _ in layer.children())
+            ),
+            self._training.optimizer.register_step_pre_hook(self._on_gradients),
+        ]
+
+    @property
+    def settled(self) -> bool:
+        """Is the probe over, and so what it costs?"""
+        return not self._probe
+
+    # Every step: host data only ------------------------------------------------------------
+
+    def _on_input(self, model, inputs):
+        if torch.compiler.is_compiling():
+            return
+        images = inputs[0]
+        self._inputs[
+            "train" if model.training else "val",
+            tuple(images.shape),
+            images.dtype,
+            images.device,
+            layout(images),
+            torch.get_autocast_dtype(images.device.type)
+            if _has_autocast(images) and torch.is_autocast_enabled(images.device.type)
+            else None,
+            torch.is_grad_enabled(),
+        ] += 1
+
+    def _on_loss(self, criterion, inputs, loss):
+        if torch.compiler.is_compiling():
+            return
+        logits, labels = inputs[:2]
+        mode = "train" if self._model.training else "val"
+        self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
+        if self._probe and loss.requires_grad and not self._first:
+            self._first = {
+                "labels": _crc(labels),
+                "logits": _tensor(logits),
+                "loss": _tensor(loss),
+            }
+            loss.register_hook(self._on_loss_gradient)
+
+    def _on_gradient(self, weight):
+        self._counts["backward"] += 1
+
+    def _on_update(self, optimizer, args, kwargs):
+        self._counts["optimizer_steps"] += 1
+        if self._probe:
+            self._end_probe()
+
+    # The probe: the first step that changes the weights ----------------------------------------
+
+    def _on_layer(self, layer, inputs, output):
+        if self._first or not layer.training or not torch.is_tensor(output):
+            return  # the first forward pass is enough
+        entered = inputs[0] if inputs and torch.is_tensor(inputs[0]) else output
+        self._layers[
+            type(layer).__name__,
+            entered.dtype,
+            output.dtype,
+            output.device,
+            layout(entered),
+            layout(output),
+        ] += 1
+
+    def _on_loss_gradient(self, gradient):
+        if self._loss_gradient is None:
+            self._loss_gradient = gradient.detach().clone()
+
+    def _on_gradients(self, optimizer, args, kwargs):
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        self._first["gradients"] = {
+            "dtypes": _dtypes(gradients),
+            "missing": sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
+            "norm": _value(torch.nn.utils.get_total_norm(gradients)) if gradients else None,
+        }
+
+    def _end_probe(self):
+        if not self._probe:
+            return
+        for hook in self._probe:
+            hook.remove()
+        self._probe = []
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.set_stance("default")
+        self._run.evidence(
+            "probe",
+            weights=self._weights,
+            parameters=_parameters(self._model),
+            metrics_devices=_devices(self._training),
+            layers=_rows(self._layers, "layer in out device in_layout out_layout"),
+            **self._first,
+            loss_gradient=_value(self._loss_gradient),
+            optimizer_state=_dtypes(
+                value
+                for state in self._training.optimizer.state.values()
+                for value in state.values()
+                if torch.is_tensor(value) and value.ndim
+            ),
+            numerics=_numerics(),
+            loader=_loader(self._loader),
+        )
+
+    # The last step: under the profiler -----------------------------------------------------------
+
+    def begins(self):
+        """The last step begins: what the device was asked before is done."""
+        self._end_probe()
+        self._run.note_memory()
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(
+            activities=activities, record_shapes=True, acc_events=True
+        )
+        self._profiler.start()
+
+    def ends(self):
+        """The last step has ended."""
+        if self._profiler is None:
+            return
+        self._profiler.stop()  # waits for the device
+        events = self._profiler.profiler.kineto_results.events()
+        self._profiler = None
+        self._run.evidence("last", **_profile(events), graphs_alive=_graphs_alive())
+
+    # The whole run -------------------------------------------------------------------------------
+
+    def _finish(self):
+        self._end_probe()
+        for hook in self._stay:
+            hook.remove()
+        with suppress(RuntimeError):  # a device that has failed answers no more
+            self._run.evidence(
+                "run",
+                inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
+                losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
+                drawn=getattr(self._loader.batch_sampler, "drawn", None),
+                backward=self._counts["backward"],
+                optimizer_steps=self._counts["optimizer_steps"],
+                scale=self._scale(),
+                weights_changed=self._weights != digest(self._model),
+            )
+
+    def _scale(self):
+        """Of the gradient scaler, at the end; None without one that scales."""
+        scaler = getattr(self._training, "scaler", None)
+        return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
+
+
+def layout(tensor) -> str:
+    """How the elements of a [N, C, H, W] tensor follow each other: by its strides, not its shape.
+
+    "any" where both are true, as for 1x1 images, or where there are not four dimensions.
+    """
+    if tensor.ndim != 4:
+        return "any"
+    nchw = tensor.is_contiguous()
+    nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
+    if nchw and nhwc:
+        return "any"
+    return "NCHW" if nchw else "channels_last" if nhwc else "other"
+
+
+def digest(model) -> str | None:
+    """A checksum of all weights, whatever their device and layout; None on the meta device.
+
+    Without the buffers: a forward pass is enough to change those.
+    """
+    total = 0
+    for weight in model.parameters():
+        if weight.is_meta:
+            return None
+        total = _crc(weight, total)
+    return f"{total:08x}"
+
+
+def _crc(tensor, start=0):
+    if tensor.is_meta:
+        return None
+    flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+    return zlib.crc32(flat.numpy(), start)
+
+
+def _has_autocast(tensor):
+    return torch.amp.is_autocast_available(tensor.device.type)
+
+
+def _value(tensor):
+    return None if tensor is None or tensor.is_meta else float(tensor)
+
+
+def _word(value):
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return value if isinstance(value, bool | int | str | tuple | None) else str(value)
+
+
+def _rows(counter, names):
+    """What was counted as one dict for each kind, with its count."""
+    return [
+        dict(zip(names.split(), map(_word, key), strict=True)) | {"count": count}
+        for key, count in counter.items()
+    ]
+
+
+def _tensor(tensor):
+    return {"dtype": _word(tensor.dtype), "device": str(tensor.device)}
+
+
+def _dtypes(tensors):
+    return dict(Counter(_word(t.dtype) for t in tensors))
+
+
+def _parameters(model):
+    weights = list(model.parameters())
+    return {
+        "dtypes": _dtypes(weights),
+        "devices": dict(Counter(str(p.device) for p in weights)),
+        "layouts": dict(Counter(layout(p) for p in weights)),
+    }
+
+
+def _devices(training):
+    """Where the sums of the metrics are kept."""
+    found = Counter()
+    for metric in getattr(training, "metrics", torch.nn.ModuleDict()).values():
+        found[str(metric.device)] += 1
+    return dict(found)
+
+
+def _numerics():
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "matmul_fp32": cuda.fp32_precision,
+        "conv_fp32": cudnn.conv.fp32_precision,
+        "fp16_reduction": cuda.allow_fp16_reduced_precision_reduction,
+        "bf16_reduction": cuda.allow_bf16_reduced_precision_reduction,
+        "cudnn": cudnn.enabled,
+        "cudnn_benchmark": cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _loader(loader):
+    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+    return {name: getattr(loader, name, None) for name in names} | {
+        "resident": getattr(loader.dataset, "resident", None)
+    }
+
+
+def _profile(events):
+    """What ran in a step, from the profiler's records."""
+    matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
+    for event in events:
+        name = event.name()
+        if kind := MATRIX_OPS.get(name):
+            matrix[kind, next((d for d in event.dtypes() if d), "?")] += 1
+        elif name == "aten::_local_scalar_dense":
+            calls["item"] += 1
+        elif name in WAITS:
+            calls[name] += 1
+        elif name.startswith("Memcpy"):
+            copies[name] += 1
+        elif event.device_type() != torch.autograd.DeviceType.CPU:
+            kernels[name[:120]] += event.duration_ns()
+    return {
+        "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
+        "calls": dict(calls),
+        "copies": dict(copies),
+        "kernels_us": {name: ns / 1000 for name, ns in kernels.most_common(12)},
+    }
+
+
+def _graphs_alive():
+    """Tensors that still hold the graph which made them, after the step is over."""
+    kept = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    return sum(t.grad_fn is not None for t in kept)

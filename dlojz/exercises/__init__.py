@@ -1,0 +1,89 @@
+"""The exercises: what each one asks of a run, and the hints for what is missing.
+
+An exercise is a table of facts: flags of its own, the further runs that it needs, the findings
+that it draws from the evidence, and its hints in the order in which they are given. `dlojz.check`
+submits the runs and puts the findings together; nothing here runs anything.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from dlojz import log
+
+SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
+PARTS = (SAME, FASTER, MECHANISM)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    part: str  # one of PARTS
+    what: str
+    ok: bool | None  # None: not asked for here
+    yours: str
+    expected: str
+    hint: str | None = None  # which hint helps, if it is not ok
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A ladder of help: a nudge, then the API; the last rung is the difference to the solution."""
+
+    nudge: str
+    api: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A further pair of runs: the trainee's trainer and the solution, with these flags."""
+
+    name: str  # of a folder
+    flags: tuple[str, ...]
+    rehearse: bool = False  # on the meta device
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What an exercise judges: logs of the trainee's trainer, and of the solution's beside them.
+
+    mine, reference: with the flags of the job; extras: by name, (mine, reference).
+    """
+
+    mine: log.Run
+    reference: log.Run
+    extras: dict[str, tuple[log.Run, log.Run]] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.reference.setup.get("device", "").startswith("cuda")
+
+    @property
+    def arguments(self) -> dict:
+        return self.reference.start["arguments"]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What a step asks for."""
+
+    step: str  # of the chain, such as "02_amp"
+    own_flags: dict[str, int]  # flags that the step before does not know: how many words follow
+    mechanism: Callable[[Runs], list[Finding]]
+    hints: dict[str, Hint]  # in the order in which they are given
+    extras: Callable[[bool], list[Extra]] = lambda on_gpu: []
+    errors: tuple[tuple[str, str], ...] = ()  # (pattern in stderr, hint): why a run may fail
+    before_flags: tuple[str, ...] = ()  # of the runs before the step: shorter, where they are slow
+    same_hardware: bool = True
+
+
+MODULES = {"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"}
+
+
+def find(step: str) -> Exercise:
+    """The exercise of this step of the chain."""
+    if step not in MODULES:
+        raise LookupError(f"no exercise {step!r}: expected one of {', '.join(MODULES)}")
+    return import_module(f"dlojz.exercises.{MODULES[step]}").EXERCISE

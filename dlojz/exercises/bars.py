@@ -1,0 +1,77 @@
+"""How much faster a step must make the training, by hardware: the bars of the verdict.
+
+A bar stands well below what was recorded: it asks for the gain, not for our machine. Where no gain
+is to be expected there is no bar, and the reason is told. The first row that fits counts.
+"""
+
+import re
+from dataclasses import dataclass
+
+RECORDED = "reference/h100"
+SURF = "SURF's course, ResNet-50 on an A100: fp32 456, TF32 751, fp16 1,088 images/s"
+HOPPER, AMPERE = r"H100|H200|GH200", r"A100"
+CPU = r"^cpu: "
+EMULATED = (
+    "without AVX512_BF16 or AMX, bf16 is emulated: 2 to 2.8 times slower was measured with "
+    "AVX-512, 20 to 30 times with AVX2; this processor has {instructions}"
+)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row: for which runs, how many times as fast, and who says so."""
+
+    step: str
+    hardware: str  # a regular expression on "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
+    at_least: float | None  # times as fast; None: no gain is asked
+    source: str
+    model: str = ""  # regular expressions; "" fits all
+    precision: str = ""
+    image_size: int = 0  # pixels, and more
+    batch_size: int = 0  # images per process, and more
+    not_slower: bool = False  # instead of a gain: not slower, beyond the margin
+
+
+RESNETS = {"model": r"resnet\d+$|vgg", "image_size": 160, "batch_size": 64}
+
+BARS = (
+    Bar("01_gpu", HOPPER, 8.0, f"{RECORDED}/00-* and 01-*", image_size=160, batch_size=16),
+    Bar("01_gpu", AMPERE, 5.0, f"{SURF}; 16 CPU cores: {RECORDED}/00-*", **RESNETS),
+    Bar("01_gpu", CPU, None, "before and after, the device is this processor"),
+    Bar("02_amp", HOPPER, 1.5, f"{RECORDED}/03-*-nchw-*", precision="tf32|16", **RESNETS),
+    Bar("02_amp", AMPERE, 1.3, SURF, precision="tf32|16", **RESNETS),
+    Bar("02_amp", CPU, None, EMULATED, precision="bf16"),
+    Bar("02_amp", CPU, None, "a processor has no tensor cores", precision="fp16|tf32|fp32"),
+    Bar("03_channels_last", HOPPER, 1.15, f"{RECORDED}/03-resnet*", precision="16", **RESNETS),
+    Bar(
+        "03_channels_last",
+        CPU,
+        1.0,
+        "at 128 px and more a processor may gain; it must not lose",
+        precision="fp32",
+        image_size=128,
+        not_slower=True,
+    ),
+    Bar(
+        "03_channels_last",
+        CPU,
+        None,
+        "below 128 px a processor gains nothing: 0.93 to 0.95 times was measured at 64 px",
+    ),
+)
+NOTHING_KNOWN = "nothing is recorded for this hardware, this model and these sizes"
+
+
+def bar(step: str, hardware: str, arguments: dict) -> Bar:
+    """The bar for a run on this hardware ("cpu: AMD EPYC") with these arguments of the trainer."""
+    for row in BARS:
+        if (
+            row.step == step
+            and re.search(row.hardware, hardware)
+            and re.search(row.model, arguments["model"])
+            and re.search(row.precision, arguments.get("precision", ""))
+            and arguments["image_size"] >= row.image_size
+            and arguments["batch_size"] >= row.batch_size
+        ):
+            return row
+    return Bar(step, hardware, None, NOTHING_KNOWN)

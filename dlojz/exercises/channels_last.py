@@ -1,0 +1,97 @@
+"""03_channels_last: weights, images and activations have their channels next to each other."""
+
+from dlojz.exercises import MECHANISM, SAME, Exercise, Finding, Hint, Runs
+from dlojz.exercises.common import DOCS, hints, inputs, like, no_brake, probe, words
+
+TUTORIAL = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
+WANTED = "channels_last"
+
+OWN_HINTS = {
+    "flag": Hint(
+        "The trainer does not know the flag --channels-last yet.",
+        'In `parse_args`: `flag("--channels-last", action=switch, default=True, help=...)`.',
+        "https://docs.python.org/3/library/argparse.html#argparse.BooleanOptionalAction",
+    ),
+    "which": Hint(
+        "This run was told --no-channels-last: there is nothing to prove.",
+        "Submit it without that flag.",
+        TUTORIAL,
+    ),
+    "weights-layout": Hint(
+        "The images have their channels last, the weights have not: each convolution converts its "
+        "weights, in every step.",
+        "`model = model.to(memory_format=torch.channels_last)`, before the optimizer is built.",
+        TUTORIAL,
+    ),
+    "images-layout": Hint(
+        "The weights have their channels last, the images have not: the first convolution converts "
+        "them.",
+        "`images = images.to(memory_format=torch.channels_last)`: it returns the copy.",
+        TUTORIAL,
+    ),
+    "undone": Hint(
+        "Weights and images are right, and on the way through the model the layout is lost.",
+        "`.contiguous()` without a memory format means NCHW; so do some `view`s and `reshape`s.",
+        DOCS + "tensor_attributes.html#torch.memory_format",
+    ),
+    "autotuner": Hint(
+        "cuDNN has several algorithms for a convolution. Who chooses?",
+        "`torch.backends.cudnn.benchmark = True`: the first step tries them; not with "
+        "`--deterministic`.",
+        DOCS + "backends.html#torch.backends.cudnn.torch.backends.cudnn.benchmark",
+    ),
+}
+
+
+def mechanism(runs: Runs) -> list[Finding]:
+    """The layouts, by strides; "any" where a tensor's shape leaves no choice."""
+    mine, reference = runs.mine, runs.reference
+    wanted = runs.arguments["channels_last"]
+    weights = probe(mine).get("parameters", {}).get("layouts", {})
+    images = [i["layout"] for mode in ("train", "val") for i in inputs(mine, mode)]
+    layers = [entry["out_layout"] for entry in probe(mine).get("layers", [])]
+    layouts = (
+        ("layout of the images", images, "images-layout"),
+        ("layout of the weights", weights, "weights-layout"),
+        ("layout of the activations", layers, "undone"),
+    )
+    return [
+        _multiple_of_8(mine, reference),
+        Finding(MECHANISM, "flag", wanted, f"--channels-last: {wanted}", "True", "which"),
+        *(
+            Finding(MECHANISM, what, _choices(found) == WANTED, _choices(found), WANTED, hint)
+            for what, found, hint in layouts
+        ),
+        like(
+            *(MECHANISM, "cuDNN's autotuner", mine, reference),
+            lambda run: probe(run).get("numerics", {}).get("cudnn_benchmark"),
+            "autotuner",
+        ),
+        *no_brake(mine, reference),
+    ]
+
+
+def _multiple_of_8(mine, reference):
+    odd = [{i["shape"][0] % 8 for i in inputs(r, "train")} - {0} for r in (mine, reference)]
+    batches = words(i["shape"][0] for i in inputs(mine, "train"))
+    return Finding(SAME, "batches", bool(odd[1]) or not odd[0], batches, "multiples of 8", "eights")
+
+
+def _choices(layouts):
+    return words(layout for layout in layouts if layout != "any")
+
+
+EIGHTS = Hint(
+    "Not the batch that the flags say, and no multiple of 8, which tensor cores want. A "
+    "comparison wants the same work.",
+    "Leave the batch as the loader gives it; another size is another experiment: `-b`.",
+    "https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
+)
+
+EXERCISE = Exercise(
+    step="03_channels_last",
+    own_flags={"--channels-last": 0, "--no-channels-last": 0},
+    mechanism=mechanism,
+    hints={"eights": EIGHTS} | hints(OWN_HINTS),
+    errors=((r"unrecognized arguments: .*--(no-)?channels-last", "flag"),),
+)

@@ -1,0 +1,253 @@
+"""Where the elements of a tensor lie in memory, and what it costs: the figures of notebook 03.
+
+Each figure takes tensors, runs of `notebooks/experiments/` or recordings, and returns its axes.
+"""
+
+import re
+from collections import Counter, defaultdict
+from itertools import product
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from dlojz import log, report
+from dlojz.stats import summary
+from dlojz.table import Table
+
+CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
+NCHW, NHWC, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
+
+# What a kernel of a GPU, or an operation of a CPU, is for: its colour, and a pattern of its name;
+# the first that fits. An elementwise_kernel that is neither vectorized nor unrolled copies between
+# unlike strides.
+KINDS = {
+    "change of layout": (
+        report.PALETTE["data"],
+        r"nchwto|nhwcto|transpose|^aten::(copy_|clone)$"
+        r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy",
+    ),
+    "batch normalization": (report.PALETTE["forward"], r"batch_?norm|\bbn_[fb]w"),
+    "convolution": (
+        report.PALETTE["backward"],
+        r"conv|gemm|mma|cudnn|cutlass|nvjet|splitk|winograd|wgrad|dgrad|\b(add)?mm\b",
+    ),
+    "the rest": (report.PALETTE["limit"], r""),
+}
+
+
+def addresses(tensor) -> dict[int, tuple[int, ...]]:
+    """What lies where: the indices (n, c, h, w) of each element, by its place in memory."""
+    indices = product(*(range(n) for n in tensor.shape))
+    at = {sum(np.multiply(index, tensor.stride())): index for index in indices}
+    return dict(sorted(at.items()))
+
+
+def plot_memory(tensors, axes=None):
+    """Each [N, C, H, W] tensor as it lies in memory, coloured by channel; its shape and stride."""
+    with report.style(grid="x"):
+        if axes is None:
+            axes = plt.subplots(len(tensors), 1, figsize=(11, 2.1 * len(tensors)), squeeze=False)[1]
+        for ax, tensor in zip(np.ravel(axes), tensors, strict=True):
+            for at, (_, c, h, w) in addresses(tensor).items():
+                ax.bar(at, 1, 0.94, color=CHANNELS[c % 3])
+                style = {"color": "white", "ha": "center", "va": "center", "fontsize": 9}
+                ax.text(at, 0.5, f"{'RGB'[c % 3]}\n{h},{w}", **style)
+            for n in range(1, tensor.shape[0]):
+                ax.axvline(n * tensor.stride()[0] - 0.5, color="black", linewidth=2, ymax=0.6)
+            _plot_strides(ax, tensor)
+            ax.set(xlim=(-0.6, tensor.numel() - 0.4), ylim=(0, 2.4), yticks=[])
+            ax.set_title(f"shape {tuple(tensor.shape)}    stride {tensor.stride()}", fontsize=12)
+            ax.spines["left"].set_visible(False)
+        ax.set_xlabel(
+            "place in memory (elements); in each: channel; row, column. Black: next image"
+        )
+    return axes
+
+
+def _plot_strides(ax, tensor):
+    """From the first element a bridge to its neighbour in each direction."""
+    words = zip(tensor.stride()[1:], ("channel", "row", "column"), strict=True)
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    for level, (stride, word) in enumerate(sorted(words)):
+        top = 1.25 + 0.4 * level
+        ax.plot([0, 0, stride, stride], [1, top, top, 1], color="black", linewidth=1)
+        text = f"next {word}: +{stride}"
+        ax.text(stride + 0.15, top, text, va="center", fontsize=9, bbox=white)
+
+
+def seen(run) -> Table:
+    """What entered and left the layers of a trainer's run, by its own log: in which layout."""
+    try:
+        rows = log.read(Path(getattr(run, "directory", run))).evidence["probe"]["layers"]
+    except (log.LogError, KeyError):  # it failed before its first step was over
+        rows = []
+    count = Counter()
+    for row in rows:
+        if "any" not in (row["in_layout"], row["out_layout"]):
+            count[row["layer"], row["in_layout"], row["out_layout"]] += row["count"]
+    head = ("layer", "how many", "entered in", "left in")
+    cells = [(layer, str(n), *layouts) for (layer, *layouts), n in sorted(count.items())]
+    return Table(head, cells, "<><<", "this run left no evidence: see inspect_run above")
+
+
+def kind_of(name: str) -> str:
+    """What a kernel or an operation is for, one of KINDS; told by its name."""
+    return next(kind for kind, (_, pattern) in KINDS.items() if re.search(pattern, name, re.I))
+
+
+def gain(case: dict, first: dict) -> float:
+    """How many times as fast as the first case: the median over steps made after each other."""
+    return float(np.median(np.divide(first["step_ms"], case["step_ms"])))
+
+
+def step_by_kind(case: dict, first: dict) -> dict[str, float]:
+    """Milliseconds of a step by kind: a median step, split as the profiled step was."""
+    spent = dict.fromkeys(KINDS, 0.0)
+    for name, ms in case["times_ms"].items():
+        spent[kind_of(name)] += ms
+    step_ms = np.median(first["step_ms"]) / gain(case, first)
+    return {kind: step_ms * ms / sum(spent.values()) for kind, ms in spent.items()}
+
+
+def plot_kinds(runs, axes=None):
+    """The runs of experiments/layouts.py, one panel each: a step by case and kind of kernel."""
+    with report.style(grid="x"):
+        if axes is None:
+            size = (10, 0.5 + 2.2 * len(runs))
+            axes = plt.subplots(len(runs), 1, figsize=size, squeeze=False)[1][:, 0]
+        for ax, run in zip(axes, runs, strict=True):
+            cases = _read(run).evidence
+            first = next(iter(cases.values()))
+            split = [step_by_kind(case, first) for case in cases.values()]
+            left = np.zeros(len(cases))
+            for kind, (colour, _) in KINDS.items():
+                width = np.array([spent[kind] for spent in split])
+                ax.barh(range(len(cases)), width, 0.7, left, color=colour, label=kind)
+                left += width
+            for row, case in enumerate(cases.values()):
+                text = f"  {left[row]:,.0f} ms, x {gain(case, first):.2f}"
+                ax.text(left[row], row, text, va="center")
+            ax.set_yticks(range(len(cases)), list(cases))
+            ax.invert_yaxis()
+            ax.set(xlim=(0, 1.25 * max(left)))
+            ax.set_title(_what(run), fontsize=9, fontweight="normal")
+        ax.set_xlabel("step (ms); x: times as fast as the first")
+        axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
+    return axes
+
+
+def plot_trace(run, cases=("neither", "both"), ax=None):
+    """The first kernels of a step in time, coloured by kind: what comes between convolutions."""
+    traces = [_read(run).evidence[case]["trace_ms"] for case in cases]
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(11, 1.1 + 0.7 * len(cases)))[1]
+        for row, trace in enumerate(traces):
+            for name, start, span in trace:
+                colour = KINDS[kind_of(name)][0]
+                ax.barh(row, span, 0.7, start - trace[0][1], color=colour, edgecolor="white")
+        ax.set_yticks(range(len(cases)), cases)
+        ax.invert_yaxis()
+        end = min(trace[-1][1] - trace[0][1] for trace in traces)
+        ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
+        ax.set_title(_what(run), fontsize=9, fontweight="normal")
+        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in KINDS.values()]
+        ax.legend(handles, KINDS, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
+    return ax
+
+
+def plot_multiples(run, axes=None):
+    """The speeds that experiments/multiples.py measured, by size; multiples of 8 in colour."""
+    found = defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
+    for m in _read(run).measures:
+        what, size = m["what"].split()
+        found[what].append((int(size), m["value"], m["unit"]))
+    with report.style():
+        if axes is None:
+            axes = plt.subplots(len(found), 1, figsize=(11, 2.2 * len(found)))[1]
+        for ax, (what, points) in zip(axes, found.items(), strict=True):
+            sizes, values, (unit, *_) = zip(*points, strict=True)
+            if unit == "GFLOP/s" and max(values) >= 1000:
+                values, unit = np.divide(values, 1000), "TFLOP/s"
+            colours = [NCHW if size % 8 else NHWC for size in sizes]
+            ax.bar([str(size) for size in sizes], values, 0.7, color=colours)
+            ax.set(ylabel=unit, xlabel=what)
+        axes[0].set_title(f"blue: multiples of 8; {_what(run)}", fontsize=9, fontweight="normal")
+    return axes
+
+
+def plot_autotuner(runs, axes=None):
+    """The time of each step of two runs of experiments/autotuner.py, without and with it."""
+    with report.style():
+        if axes is None:
+            axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)[1]
+        for run, colour in zip(runs, (NCHW, NHWC), strict=True):
+            found, read = defaultdict(list), _read(run)
+            tuned = "on" if read.start["arguments"]["autotuner"] else "off"
+            for m in read.measures:
+                found[m["what"]].append(m["value"])
+            for ax, (sizes, ms) in zip(axes, found.items(), strict=True):
+                label = f"{tuned}: {sum(ms) / 1000:,.1f} s in all, last {ms[-1]:,.0f} ms"
+                ax.plot(range(1, len(ms) + 1), ms, "o-", color=colour, label=label)
+                ax.set(xlabel=f"step, images of {sizes}")
+                ax.xaxis.get_major_locator().set_params(integer=True)
+                ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=9)
+        steps = np.concatenate([line.get_ydata() for ax in axes for line in ax.lines])
+        if steps.max() > 5 * np.median(steps):  # else only noise would fill a logarithmic axis
+            axes[0].set_yscale("log")
+        else:
+            axes[0].set_ylim(bottom=0)
+        axes[0].set_ylabel("time of the step (ms)")
+        axes[0].figure.suptitle(_what(runs[0]), fontsize=9, x=0.01, ha="left")
+    return axes
+
+
+def plot_matrix(recordings, batch_size=256, axes=None):
+    """NCHW and channels_last side by side by model and precision: throughput, and energy."""
+    chosen = [s for s in map(summary, recordings) if s.images_per_s and s.batch_size == batch_size]
+    table = {(s.model, s.arguments["precision"], s.arguments["channels_last"]): s for s in chosen}
+    models = list(dict.fromkeys(s.model for s in chosen))
+    with report.style():
+        if axes is None:
+            axes = plt.subplots(2, len(models), figsize=(12, 5.6), squeeze=False)[1]
+        for column, model in enumerate(models):
+            pairs = {
+                p: (table.get((model, p, False)), table.get((model, p, True)))
+                for p in ("fp32", "tf32", "fp16", "bf16")
+            }
+            _plot_pairs(axes[0][column], pairs, "images_per_s", better=max)
+            _plot_pairs(axes[1][column], pairs, "energy_per_image_j", better=min)
+            axes[0][column].set_title(model)
+        axes[0][0].set_ylabel("throughput (images/s)")
+        axes[1][0].set_ylabel("energy (J per image)")
+        title = f"grey: NCHW, blue: channels_last; batch {batch_size}, {chosen[0].image_size} px; "
+        title += report.hardware_text(chosen[0])
+        axes[0][0].figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return axes
+
+
+def _plot_pairs(ax, pairs, figure, better):
+    """Two bars for each precision, and their ratio; in red where channels_last does not gain."""
+    for at, pair in enumerate(pairs.values()):
+        values = [getattr(s, figure, None) or 0 for s in pair]
+        ax.bar((at - 0.2, at + 0.2), values, 0.38, color=(NCHW, NHWC))
+        if all(values):
+            won = better(values) == values[1]
+            style = {"color": "black" if won else WORSE, "weight": "normal" if won else "bold"}
+            text = f"x {values[1] / values[0]:.2f}"
+            ax.text(at, max(values), text, ha="center", va="bottom", fontsize=8.5, **style)
+    ax.set_xticks(range(len(pairs)), list(pairs))
+    ax.margins(y=0.12)
+
+
+def _read(run):
+    read = log.read(Path(getattr(run, "directory", run)))
+    if not read.measures:
+        raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
+    return read
+
+
+def _what(run):
+    s = summary(run)
+    sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}, {s.arguments['precision']}"
+    return f"{sizes}; {report.hardware_text(s)}"

@@ -1,0 +1,260 @@
+"""Figures of number formats: what they hold, what they lose and what they cost.
+
+They take runs (jobs, folders or recordings) and axes, and return the axes, as in `dlojz.report`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import PercentFormatter
+
+from dlojz import stats
+from dlojz.formats import FORMATS, fate, points, skipped
+from dlojz.formats import dtypes as dtypes  # beside the figures, for the notebook
+from dlojz.report import PALETTE, SERIES, hardware_text, style
+from dlojz.stats import summary
+
+COLOURS = {"fp32": PALETTE["model"], "tf32": SERIES[4], "bf16": SERIES[2], "fp16": SERIES[0]}
+
+
+# Formats ----------------------------------------------------------------------------
+
+
+def plot_formats(ax=None):
+    """The bits of each format, and what they make of it."""
+    parts = {"sign": PALETTE["limit"], "exponent: the range": SERIES[1]}
+    parts |= {"mantissa: the steps": SERIES[5], "not used": "#E3E3E8"}
+    with style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 2.6))[1]
+        for row, (name, f) in enumerate(FORMATS.items()):
+            used = 1 + f.exponent_bits + f.mantissa_bits
+            widths = (1, f.exponent_bits, f.mantissa_bits, 8 * f.bytes - used)
+            left = 0
+            for (part, colour), width in zip(parts.items(), widths, strict=True):
+                label = part if name == "tf32" else None  # the one that has all four
+                ax.barh(row, width, 0.6, left, color=colour, edgecolor="white", label=label)
+                if width > 4:
+                    ax.text(left + width / 2, row, width, ha="center", va="center")
+                left += width
+            largest = f"{f.largest:,.0f}" if f.largest < 1e6 else f"{f.largest:.0e}"
+            text = f"{2.0**f.normal:.0e} to {largest}; after 1 comes {1 + f.spacing:.7f}"
+            ax.text(33, row, text, va="center", fontsize=9)
+        ax.set_yticks(range(len(FORMATS)), FORMATS)
+        ax.invert_yaxis()
+        ax.set(xlim=(0, 58), xticks=(0, 8, 16, 24, 32), xlabel="bits in memory")
+        ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    return ax
+
+
+def plot_underflow(run, scale_exponent: int = 16, axes=None):
+    """The gradients of a step by their size, as they are and scaled, above the formats' ranges."""
+    found = {
+        name: dict(zip(map(int, xs), counts, strict=True))
+        for name, (xs, counts) in points(run, "gradients").items()
+    }
+    with style(grid="x"):
+        if axes is None:
+            options = {"sharex": True, "height_ratios": (2, 2, 1.3)}
+            _, axes = plt.subplots(3, 1, figsize=(9, 6.4), **options)
+        for ax, shift in zip(axes, (0, scale_exponent), strict=False):
+            for colour, (name, counts) in zip(SERIES[1::2], found.items(), strict=False):
+                lost = fate(counts, FORMATS["fp16"], shift)
+                text = f"of {name}: {lost.zero:.2%} become zero, {lost.subnormal:.0%} lose bits"
+                text += f", {lost.infinite:.1%} are infinite" if lost.infinite else ""
+                shares = np.array(list(counts.values())) / sum(counts.values())
+                at = np.array(list(counts)) + shift + 0.5
+                ax.bar(at, shares, 1.0, color=colour, alpha=0.65, label=text)
+            ax.axvspan(-99, FORMATS["fp16"].subnormal - 1, color=PALETTE["failure"], alpha=0.12)
+            what = f"times $2^{{{shift}}}$" if shift else "as they are"
+            ax.set(ylabel="share", title=f"gradients {what}, in fp16")
+            ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
+            ax.legend(loc="lower right", bbox_to_anchor=(1, 0.97), fontsize=8)
+        axes[0].set_xlim(-52, 40)
+        _plot_ranges(axes[2], hardware_text(summary(run)))
+    return axes
+
+
+def _plot_ranges(ax, hardware):
+    for row, (name, f) in enumerate(FORMATS.items()):
+        ax.barh(row, f.normal - f.subnormal, 0.6, f.subnormal, color=COLOURS[name], alpha=0.35)
+        ax.barh(row, f.largest_exponent + 1 - f.normal, 0.6, f.normal, color=COLOURS[name])
+    ax.set_yticks(range(len(FORMATS)), FORMATS)
+    ax.invert_yaxis()
+    ticks = range(-48, 41, 8)
+    ax.set_xticks(ticks, [f"$2^{{{t}}}$" for t in ticks])
+    ax.set(
+        xlabel=f"size of a number, with the range of each format (pale: bits get lost)\n{hardware}"
+    )
+
+
+def plot_scale(run, ax=None):
+    """The loss scale from step to step, and the steps that were skipped."""
+    scales = points(run, "loss scale")["scale"][1]
+    lost = skipped(scales)
+    with style():
+        ax = ax or plt.subplots(figsize=(9, 3))[1]
+        ax.step(range(len(scales)), np.log2(scales), where="mid", color=COLOURS["fp16"])
+        ax.plot(range(len(scales)), np.log2(scales), ".", color=COLOURS["fp16"], label="taken")
+        style_of_lost = {"color": PALETTE["failure"], "label": "skipped: a gradient was infinite"}
+        ax.plot(lost, np.log2(scales)[lost], "X", **style_of_lost)
+        ax.set(xlabel=f"step; {hardware_text(summary(run))}", ylabel="loss scale (power of two)")
+        ax.set_title(f"{len(lost)} of {len(scales) - 1} steps skipped")
+        ax.yaxis.get_major_locator().set_params(integer=True)
+        ax.legend()
+    return ax
+
+
+def _plot_lines(run, unit, ax):
+    """One line for each name; those of a format in its colour."""
+    for name, (xs, values) in points(run, unit).items():
+        colour = COLOURS[name.partition(",")[0]]
+        mark = "o--" if "refused" in name else "o-"
+        shown = np.where(np.array(values) > 0, values, np.nan)  # an error of zero has no logarithm
+        ax.plot(np.array(xs, float), shown, mark, ms=3, color=colour, label=name)
+    ax.set_ylabel(unit)
+    ax.legend()
+
+
+def plot_sums(run, axes=None):
+    """Long sums, added up in each format: counting by ones, and a dot product's error."""
+    with style():
+        axes = plt.subplots(1, 2, figsize=(10, 3.4))[1] if axes is None else axes
+        for ax, unit in zip(axes, ("sum of ones", "relative error of a dot product"), strict=True):
+            _plot_lines(run, unit, ax)
+            ax.set_xscale("log", base=2)
+            ax.set(xlabel="terms", yscale="log")
+        axes[0].set_yscale("log", base=2)
+        axes[0].lines[0].set_linewidth(5)  # what lies on it can be seen
+        axes[0].figure.suptitle(hardware_text(summary(run)), fontsize=8, x=0.01, ha="left")
+    return axes
+
+
+def plot_reductions(run, ax=None):
+    """A GPU's long dot products, with reductions in 16 bits allowed and refused."""
+    with style():
+        ax = ax or plt.subplots(figsize=(6, 3.4))[1]
+        _plot_lines(run, "relative error of a matrix product", ax)
+        ax.set_xscale("log", base=2)
+        ax.set(xlabel=f"terms\n{hardware_text(summary(run))}", yscale="log")
+    return ax
+
+
+def plot_updates(formats_run, gradients_run, axes=None):
+    """Small updates: of one weight from step to step, and of all weights of a model in one step."""
+    shares = points(gradients_run, "share of weights that a step does not change")
+    with style():
+        axes = plt.subplots(1, 2, figsize=(10, 3.4))[1] if axes is None else axes
+        _plot_lines(formats_run, "weight, 0.001 less each step", axes[0])
+        axes[0].set(xlabel="step", ylim=(0, 1.05))
+        axes[0].lines[0].set_linewidth(5)  # what lies on it can be seen
+        for i, (name, (rates, values)) in enumerate(shares.items()):
+            at = np.arange(len(rates)) + 0.27 * (i - 1)
+            bars = axes[1].bar(at, values, 0.25, color=COLOURS[name], label=name)
+            axes[1].bar_label(bars, [f"{v:.0%}" for v in values], fontsize=8)
+        axes[1].set_xticks(range(len(rates)), rates)
+        axes[1].set(xlabel="learning rate", ylabel="weights left as they were")
+        axes[1].yaxis.set_major_formatter(PercentFormatter(1))
+        axes[1].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+        axes[0].figure.suptitle(
+            hardware_text(summary(gradients_run)), fontsize=8, x=0.01, ha="left"
+        )
+    return axes
+
+
+# Memory and speed -------------------------------------------------------------------
+
+
+def plot_footprint(run, axes=None):
+    """Bytes per parameter and bytes per image, by precision; counted, not fitted."""
+    colours = (PALETTE["model"], PALETTE["backward"], PALETTE["update"], PALETTE["transfer"])
+    images = points(run, "activations (bytes per image)")
+    with style(grid="x"):
+        if axes is None:
+            _, axes = plt.subplots(1, 2, figsize=(10, 3), width_ratios=(1.6, 1))
+        left = 0
+        found = points(run, "bytes per parameter")
+        for colour, (part, (recipes, values)) in zip(colours, found.items(), strict=True):
+            axes[0].barh(recipes, values, 0.6, left, color=colour, label=part)
+            left = left + np.array(values)
+        for row, total in enumerate(left):
+            axes[0].text(total, row, f" {total:.1f}", va="center", fontsize=9)
+        axes[0].set(xlabel="bytes per parameter")
+        axes[0].legend(ncols=2, loc="lower left", bbox_to_anchor=(-0.2, 1), fontsize=8)
+        sizes = [values[0] / 1e6 for _, values in images.values()]
+        bars = axes[1].barh(list(images), sizes, 0.6, color=PALETTE["activations"])
+        axes[1].bar_label(bars, fmt=" %.1f", fontsize=9)
+        axes[1].set(xlabel="activations (MB per image)")
+        for ax in axes:
+            ax.invert_yaxis()
+            ax.margins(x=0.15)
+        s = summary(run)
+        axes[1].set_title(f"{s.model}, {s.image_size} px", fontsize=8, fontweight="normal")
+    return axes
+
+
+def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None):
+    """Peak memory by precision: the fixed part and that of a batch, fitted over batch sizes."""
+    with style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 0.9 + 0.5 * len(runs_of)))[1]
+        for row, (name, runs) in enumerate(runs_of.items()):
+            found = [summary(r) for r in runs]
+            fit = stats.fit_memory(found)
+            if fit is None:
+                raise ValueError(f"{name}: expected completed runs of two batch sizes or more")
+            fixed, images = fit.fixed_bytes / 1e9, fit.per_image_bytes * batch_size / 1e9
+            ax.barh(row, fixed, 0.6, color=PALETTE["model"], label="fixed" if not row else None)
+            label = f"{batch_size} images" if not row else None
+            ax.barh(row, images, 0.6, fixed, color=PALETTE["activations"], label=label)
+            text = f" {fixed:.2f} + {images:.1f} GB; {1000 * images / batch_size:.1f} MB an image"
+            ax.text(fixed + images, row, text, va="center", fontsize=9)
+        ax.set_yticks(range(len(runs_of)), runs_of)
+        ax.invert_yaxis()
+        ax.margins(x=0.45)
+        ax.set(xlabel=f"peak memory (GB); {found[0].model}\n{hardware_text(found[0])}")
+        ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    return ax
+
+
+def plot_precisions(runs: Sequence, axes=None):
+    """Throughput and energy per image by model and precision; what ran out of memory has no bar."""
+    found = [summary(r) for r in runs]
+    models = list(dict.fromkeys(s.model for s in found))
+    names = [n for n in FORMATS if any(s.arguments["precision"] == n for s in found)]
+    figures = {
+        "throughput (images/s)": "images_per_s",
+        "energy (J per image)": "energy_per_image_j",
+    }
+    with style():
+        axes = plt.subplots(1, 2, figsize=(11, 3.6))[1] if axes is None else axes
+        for ax, (label, of) in zip(axes, figures.items(), strict=True):
+            for i, name in enumerate(names):
+                chosen = [s for s in found if s.arguments["precision"] == name and getattr(s, of)]
+                at = [models.index(s.model) + 0.21 * (i - 1.5) for s in chosen]
+                values = [getattr(s, of) for s in chosen]
+                bars = ax.bar(at, values, 0.2, color=COLOURS[name], label=name)
+                short = [f"{v:,.0f}" if v >= 100 else f"{v:.2g}" for v in values]
+                ax.bar_label(bars, short, fontsize=7, rotation=90, padding=2)
+            ax.set_xticks(range(len(models)), models)
+            ax.set(ylabel=label)
+            ax.margins(y=0.2)
+        axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        s = found[0]
+        text = f"batch {s.batch_size}, {s.image_size} px; {hardware_text(s)}"
+        axes[1].set_title(text, fontsize=8, fontweight="normal")
+    return axes
+
+
+def plot_sizes(runs: Sequence, axes=None):
+    """The speed of matrix products against their size, one panel for each run."""
+    with style():
+        if axes is None:
+            _, axes = plt.subplots(1, len(runs), figsize=(5.5 * len(runs), 3.4), squeeze=False)
+        for ax, run in zip(np.ravel(axes), runs, strict=True):
+            _plot_lines(run, "TFLOP/s", ax)
+            sizes = sorted({int(x) for xs, _ in points(run, "TFLOP/s").values() for x in xs})
+            ax.set_xticks([n for n in sizes if n % 8 == 0])
+            text = f"rows and columns; ticks at multiples of 8\n{hardware_text(summary(run))}"
+            ax.set(xlabel=text, ylim=(0, None))
+            ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return axes

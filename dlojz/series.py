@@ -1,0 +1,112 @@
+"""Run several trainings one after the other in one job: the same devices, the same hour.
+
+    job = series.submit([Entry("before-1", solution, flags), Entry("after-1", mine, flags)], "pair")
+    series.folders(job)         # {"before-1": runs/0007/before-1, ...}: each with a log of its own
+
+Each training is a process of its own, forked from one that has already imported torch: a run then
+costs its computing, and not the seconds of its imports. A training that fails, or is out of memory,
+does not end the series.
+"""
+
+import ctypes
+import json
+import math
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dlojz import launch, local, log
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One training of a series."""
+
+    name: str  # of its folder
+    trainer: Path
+    flags: Sequence[str]
+    rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
+
+
+def submit(
+    entries: Sequence[Entry],
+    name: str,
+    time_max: str = "01:00:00",
+    files: Mapping[str, bytes] | None = None,
+) -> launch.Job:
+    """Submit the trainings as one job, with copies of the trainers as they are now, and `files`."""
+    sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(entries)}
+    files = dict(files or {})
+    files |= {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
+    plan = [asdict(e) | {"trainer": sources[str(e.trainer)]} for e in entries]
+    files[PLAN] = json.dumps(plan, indent=1).encode()
+    return launch.submit((__file__,), name=name, time_max=time_max, files=files)
+
+
+def folders(job: launch.Job) -> dict[str, Path]:
+    """The folder of each training of a series, by name and in order; not all may exist yet."""
+    return {e["name"]: job.directory / e["name"] for e in _plan(job.directory)}
+
+
+def finished(job: launch.Job) -> int:
+    """How many trainings of the series have ended, well or badly."""
+    return sum((folder / "exit_code").exists() for folder in folders(job).values())
+
+
+def _plan(folder):
+    return json.loads((folder / PLAN).read_text())
+
+
+def main():
+    job = Path(os.environ["DLOJZ_RUN"])
+    import torch._dynamo  # noqa: F401  here, once, for all of them; the first optimizer would
+    import torchmetrics  # noqa: F401
+    import torchvision  # noqa: F401
+
+    for entry in _plan(job):
+        folder = job / entry["name"]
+        if (folder / "exit_code").exists():  # the job was stopped, and goes on
+            continue
+        folder.mkdir(exist_ok=True)
+        child = os.fork()
+        if child == 0:
+            _become(job, folder, entry)
+            return  # an exception leaves as from any script: through the log's hook
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        log.write_atomically(folder / "exit_code", f"{code}\n")
+        print(f"{entry['name']}: exit code {code}", flush=True)
+
+
+def _become(job, folder, entry):
+    """Be this training, from here to the end of the process."""
+    ctypes.CDLL(None).prctl(local.PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the series
+    for stream, file in ((sys.stdout, "stdout.txt"), (sys.stderr, "stderr.txt")):
+        stream.flush()
+        descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, stream.fileno())
+    os.environ["DLOJZ_RUN"] = str(folder)
+    if entry["rehearse"]:
+        _rehearse()
+    trainer = folder / "trainer.py"
+    trainer.write_bytes((job / entry["trainer"]).read_bytes())
+    sys.argv = [str(trainer), *entry["flags"]]
+    runpy.run_path(str(trainer), run_name="__main__")
+
+
+def _rehearse():
+    """Compute without values: only the mean of an epoch would ask for one."""
+    from dlojz import metrics
+
+    os.environ["DLOJZ_DEVICE"] = "meta"
+    metrics.compute_and_reset = lambda found: dict.fromkeys(found.keys(), math.nan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""cuDNN's autotuner, off or on: the time of each step, for images of one size and of many.
+
+Submitted by a notebook: submit("notebooks/experiments/autotuner.py --autotuner -b 256").
+
+Off and on are two jobs, because PyTorch keeps what it once chose for a convolution until the
+process ends. Each step is waited for, so that its time is its own. One step on other images comes
+before all, so that no case pays for starting the libraries.
+"""
+
+import argparse
+import time
+
+import torch
+import torchvision
+
+from dlojz import idr_torch, log
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+SIZES, APART = 6, 16  # how many sizes of images, and how many pixels lie between two
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--autotuner", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels, of the one size")
+    parser.add_argument("-b", "--batch-size", type=int, default=256, help="images")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    parser.add_argument("--steps", type=int, default=3 * SIZES, help="of each case")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    float32 = "ieee" if args.precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = float32
+    torch.backends.cudnn.conv.fp32_precision = float32
+    step = training(args, device)
+    size = args.image_size
+    step(size + APART)
+    torch.backends.cudnn.benchmark = args.autotuner
+    many = [max(32, size - APART * n) for n in range(1, SIZES + 1)]
+    for case, sizes in {"one size": [size], f"{SIZES} sizes in turn": many}.items():
+        for number in range(args.steps):
+            begin = time.perf_counter()
+            step(sizes[number % len(sizes)])
+            run.measure(case, 1000 * (time.perf_counter() - begin), "ms")
+    run.end()
+
+
+def training(args, device):
+    """A training step on images of any size: step(pixels), which waits for the device."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(args.model, weights=None).to(device)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    labels = torch.zeros(args.batch_size, dtype=int, device=device)
+    dtype = DTYPES.get(args.precision)
+
+    def step(pixels):
+        images = torch.randn((args.batch_size, 3, pixels, pixels), device=device)
+        images = images.to(memory_format=torch.channels_last)
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Where the memory of a training goes, by precision: bytes per parameter and bytes per image.
+
+Counted on tensors that have a shape and a type and no values, so that any machine can count any
+model. Submitted by a notebook: submit("notebooks/experiments/footprint.py --model resnet50").
+"""
+
+import argparse
+
+import torch
+import torchvision
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dlojz import log
+
+OPTIMIZERS = {
+    "SGD": lambda weights: torch.optim.SGD(weights, 0.1, 0.9),
+    "Adam": lambda weights: torch.optim.AdamW(weights),
+}
+RECIPES = ("fp32", "autocast", "pure bf16")
+
+
+def size(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def kept_bytes(model, recipe, shape):
+    """The loss of one batch, and the bytes that autograd keeps for it, but for the weights."""
+    images = torch.randn(shape)
+    labels = torch.zeros(shape[0], dtype=int)
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage  # several views of one storage count once
+        return tensor
+
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=recipe == "autocast")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    return loss, sum(s.nbytes() for at, s in kept.items() if at not in weights)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
+    shape = (3, args.image_size, args.image_size)
+    with FakeTensorMode():
+        for recipe in RECIPES:
+            # Of all weights and images that are made from here on.
+            torch.set_default_dtype(torch.bfloat16 if recipe == "pure bf16" else torch.float32)
+            model = torchvision.models.get_model(args.model, weights=None)
+            _, few = kept_bytes(model, recipe, (8, *shape))
+            loss, many = kept_bytes(model, recipe, (16, *shape))
+            loss.backward()
+            per_image = (many - few) / 8
+            run.measure(recipe, per_image, "activations (bytes per image)")
+            weights = list(model.parameters())
+            count = sum(w.numel() for w in weights)
+            for name, build in OPTIMIZERS.items():
+                optimizer = build(weights)
+                optimizer.step()
+                state = [v for s in optimizer.state.values() for v in s.values() if v.ndim]
+                parts = {
+                    "weights": size(weights),
+                    "gradients": size(w.grad for w in weights),
+                    "optimizer": size(state),
+                    "weights in 16 bits, during a step": few - 8 * per_image,
+                }
+                for part, total in parts.items():
+                    run.measure(f"{part} / {recipe}, {name}", total / count, "bytes per parameter")
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

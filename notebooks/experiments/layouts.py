@@ -1,0 +1,137 @@
+"""Where a change of layout hides: what a training step spends its time on, in five cases.
+
+Submitted by a notebook: submit("notebooks/experiments/layouts.py --model resnet18 -b 32").
+
+Times whole steps first, the cases in turn, so that what disturbs one disturbs all. Then looks at
+one step of each under the profiler: kernels on a GPU, operations on a CPU.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections import Counter
+from functools import partial
+
+import torch
+import torchvision
+
+from dlojz import evidence, idr_torch, log
+
+CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
+    "neither": (False, False, False),
+    "images only": (False, True, False),
+    "weights only": (True, False, False),
+    "both": (True, True, False),
+    "both, and .contiguous()": (True, True, True),
+}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TRACED = 60  # first kernels of the step, kept with their times
+SHORT_US = 20  # a kernel or operation that is too short to be seen in a trace
+NAME = 160  # letters kept of a kernel's name
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=64, help="images")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    float32 = "ieee" if args.precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = float32
+    torch.backends.cudnn.conv.fp32_precision = float32
+    torch.backends.cudnn.benchmark = True  # as the solution of this step
+
+    steps = {case: training(args, device, *choice) for case, choice in CASES.items()}
+    for step in steps.values():
+        step()
+        step()
+    milliseconds = {case: [] for case in steps}
+    for _ in range(args.steps):
+        for case, step in steps.items():
+            begin = time.perf_counter()
+            step()
+            wait(device)
+            milliseconds[case].append(1000 * (time.perf_counter() - begin))
+    for case, step in steps.items():
+        run.measure(case, statistics.median(milliseconds[case]), "ms per step")
+        run.evidence(case, step_ms=milliseconds[case], **profile(step, device))
+    run.end()
+
+
+def training(args, device, weights_last, images_last, interrupted):
+    """A training step of its own model: step()."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(args.model, weights=None).to(device)
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    images, labels = torch.randn(shape, device=device), torch.zeros(shape[0], dtype=int)
+    labels = labels.to(device)
+    if weights_last:
+        model = model.to(memory_format=torch.channels_last)
+    if images_last:
+        images = images.to(memory_format=torch.channels_last)
+    if interrupted:
+        for stage in model.children():
+            if any(True for _ in stage.children()):
+                stage.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    return partial(one_step, model, optimizer, images, labels, DTYPES.get(args.precision))
+
+
+def one_step(model, optimizer, images, labels, dtype):
+    with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    loss.backward()  # fp16 without a scaler: for the time it takes, its values do not matter
+    optimizer.step()
+
+
+def profile(step, device):
+    """What one step spends its time on, by name; its first kernels; the layouts that it saw."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    layouts = Counter()
+    model = step.args[0]
+    hooks = [
+        m.register_forward_hook(lambda _, __, out: layouts.update([evidence.layout(out)]))
+        for m in model.modules()
+        if isinstance(m, torch.nn.Conv2d)
+    ]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+        step()
+        wait(device)
+    [hook.remove() for hook in hooks]
+    times, trace = Counter(), []
+    events = sorted(profiler.events(), key=lambda e: e.time_range.start)
+    for event in events:
+        on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
+        if event.is_user_annotation or on_gpu != (device.type == "cuda"):
+            continue
+        # A CPU operation holds those that it calls: its own time only, and no span that is theirs.
+        span = event.time_range.elapsed_us()
+        own = span if on_gpu else event.self_cpu_time_total
+        times[event.name[:NAME]] += own / 1000
+        if SHORT_US < own >= span / 2 and len(trace) < TRACED:
+            start = (event.time_range.start - events[0].time_range.start) / 1000
+            trace.append([event.name[:NAME], round(start, 4), round(span / 1000, 4)])
+    return {
+        "times_ms": {name: round(ms, 4) for name, ms in times.most_common()},
+        "trace_ms": trace,
+        "convolutions": dict(layouts),
+    }
+
+
+def wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

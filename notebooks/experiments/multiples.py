@@ -1,0 +1,97 @@
+"""Round numbers: how fast are channels, batches and classes around a multiple of 8?
+
+Submitted by a notebook: submit("notebooks/experiments/multiples.py --channels 64 -b 8").
+
+All sizes are timed in turn, and again, so that what disturbs one disturbs all; the median counts.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torchvision
+
+from dlojz import idr_torch, log
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+WARM_UP, ROUNDS = 2, 5
+CLASSES = (10, 16, 1000, 1001, 1008, 50257, 50304)
+FEATURES = 2048  # that enter the last layer of a ResNet-50
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=256, help="the middle one")
+    parser.add_argument("--channels", type=int, default=256, help="the middle one")
+    parser.add_argument("--classes", type=int, nargs="+", default=CLASSES, help="of the last layer")
+    parser.add_argument("--rows", type=int, default=16384, help="that enter the last layer")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    float32 = "ieee" if args.precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = float32
+    torch.backends.cudnn.conv.fp32_precision = float32
+    torch.backends.cudnn.benchmark = True  # each size with the kernels that are best for it
+
+    for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):
+        for what, rate in rates(sizes(args, device), args, device).items():
+            run.measure(what, rate, unit)
+    run.end()
+
+
+def channels(args, device):
+    """A 3 x 3 convolution of 28 x 28 pixels, as in the middle of a ResNet, by its channels."""
+    for c in range(args.channels - 8, args.channels + 9):
+        layer = torch.nn.Conv2d(c, c, 3, padding=1, bias=False)
+        yield f"channels {c}", layer, (args.batch_size, c, 28, 28), 6e-9 * 9 * c * c * 28 * 28
+
+
+def batches(args, device):
+    """The whole model, by its batch size."""
+    model = torchvision.models.get_model(args.model, weights=None).to(device)
+    for offset in (-6, -4, -2, -1, 0, 1, 2, 4, 8):
+        batch = args.batch_size + offset
+        yield f"batch {batch}", model, (batch, 3, args.image_size, args.image_size), 1
+
+
+def classes(args, device):
+    """The last layer alone, by its classes: those of images, and those of a language's words."""
+    for count in args.classes:
+        layer = torch.nn.Linear(FEATURES, count)
+        yield f"classes {count}", layer, (args.rows, FEATURES), 6e-9 * FEATURES * count
+
+
+def rates(sizes, args, device):
+    """Work per second of a forward and a backward pass. The work is given for each image or row."""
+    steps, work = {}, {}
+    for what, layer, shape, for_each in sizes:
+        last = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        layer = layer.to(device).to(memory_format=last)
+        steps[what] = layer, torch.randn(shape, device=device).to(memory_format=last)
+        work[what] = for_each * shape[0]
+    seconds = {what: [] for what in steps}
+    for _ in range(WARM_UP + ROUNDS):
+        for what, (layer, inputs) in steps.items():
+            begin = time.perf_counter()
+            one_step(layer, inputs, DTYPES.get(args.precision))
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[what].append(time.perf_counter() - begin)
+    return {w: work[w] / statistics.median(taken[WARM_UP:]) for w, taken in seconds.items()}
+
+
+def one_step(layer, inputs, dtype):
+    layer.zero_grad()
+    inputs.requires_grad_(inputs.shape[1] > 3)  # images need no gradient, activations do
+    with torch.autocast(inputs.device.type, dtype, enabled=dtype is not None):
+        outputs = layer(inputs)
+    outputs.backward(outputs.detach())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Square matrix products of sizes around a round one: which sizes are fast?
+
+Submitted by a notebook: submit("notebooks/experiments/sizes.py --size 512").
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from dlojz import idr_torch, log
+
+OFFSETS = (-16, -8, -6, -4, -2, -1, 0, 1, 2, 4, 6, 8, 16)
+ROUNDS, WARM_UP = 15, 3
+FORMATS = {
+    "fp32": (torch.float32, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+    "bf16": (torch.bfloat16, "ieee"),
+    "fp16": (torch.float16, "ieee"),
+}
+
+
+def seconds(device, x, y):
+    """The time of a product, waited for."""
+    begin = time.perf_counter()
+    x @ y
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=4096, help="rows and columns, give or take 16")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    # A processor without instructions for 16 bits would take minutes for them.
+    names = FORMATS if device.type == "cuda" else ["fp32"]
+    sizes = [args.size + offset for offset in OFFSETS]
+    for name in names:
+        dtype, torch.backends.cuda.matmul.fp32_precision = FORMATS[name]
+        pairs = [[torch.randn(n, n, device=device).to(dtype) for _ in "xy"] for n in sizes]
+        # All sizes in turn, and again: what disturbs one disturbs all.
+        rounds = [[seconds(device, *pair) for pair in pairs] for _ in range(WARM_UP + ROUNDS)]
+        for size, times in zip(sizes, zip(*rounds[WARM_UP:], strict=True), strict=True):
+            speed = 2 * size**3 / statistics.median(times)
+            run.measure(f"{name} / {size}", speed / 1e12, "TFLOP/s")
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

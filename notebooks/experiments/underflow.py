@@ -1,0 +1,84 @@
+"""How large the gradients of a training step are: counted by powers of two, in fp32.
+
+Submitted by a notebook: submit("notebooks/experiments/underflow.py --model resnet18 -b 32").
+"""
+
+import argparse
+from collections import Counter
+
+import torch
+import torchvision
+
+from dlojz import idr_torch, log
+
+LOWEST = -149  # the exponent of the smallest number of fp32
+LEARNING_RATES = (1e-3, 1e-2, 1e-1)
+FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def by_exponent(tensor):
+    """How many numbers lie in [2^e, 2^(e+1)), by e; zeros are in none."""
+    numbers = tensor.detach().abs()
+    exponents = torch.frexp(numbers[numbers > 0]).exponent - 1  # frexp's mantissa is below 1
+    counts = torch.bincount(exponents - LOWEST).tolist()
+    return Counter({e: count for e, count in enumerate(counts, LOWEST) if count})
+
+
+def unchanged(weights, gradients, lr, dtype):
+    """The share of weights that w - lr * g leaves as they were, of those with a gradient."""
+    same = total = 0
+    for w, g in zip(weights, gradients, strict=True):
+        w, g = w[g != 0].to(dtype), g[g != 0].to(dtype)
+        same += ((w - lr * g) == w).sum().item()
+        total += w.numel()
+    return same / total
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=32, help="images")
+    parser.add_argument("--steps", type=int, default=10, help="of training, before the counting")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(args.model, weights=None).to(device)
+    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
+    labels = torch.randint(1000, (args.batch_size,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
+
+    def backward():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1).backward()
+
+    for _ in range(args.steps):
+        backward()
+        optimizer.step()
+
+    counts = {"activations": Counter(), "weights": Counter()}
+
+    def count_gradient(layer, inputs, output):
+        output.register_hook(lambda g: counts["activations"].update(by_exponent(g)))
+
+    for layer in model.modules():  # whose backward pass autocast would do in 16 bits
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            layer.register_forward_hook(count_gradient)
+    backward()
+    weights = list(model.parameters())
+    for w in weights:
+        counts["weights"].update(by_exponent(w.grad))
+    for name, found in counts.items():
+        for exponent, count in sorted(found.items()):
+            run.measure(f"{name} / {exponent}", count, "gradients")
+    for name, dtype in FORMATS.items():
+        for lr in LEARNING_RATES:
+            share = unchanged(weights, [w.grad for w in weights], lr, dtype)
+            run.measure(f"{name} / {lr}", share, "share of weights that a step does not change")
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

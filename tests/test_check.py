@@ -1,0 +1,253 @@
+"""The verdict: what it runs, uses again, and says. Wrong answers are in test_wrong.py."""
+
+import json
+
+import pytest
+from test_stats import write_log
+
+from dlojz import check, cli, course, exercises, launch, log, progress
+from dlojz.exercises import FASTER, MECHANISM, SAME, Finding, bars
+
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 5"
+H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
+RESNET = {"model": "resnet50", "image_size": 224, "batch_size": 256}
+
+
+@pytest.fixture
+def job(course_folder):
+    """The solution of 01, submitted and ended."""
+    submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}", name="mine")
+    submitted.wait()
+    return submitted
+
+
+def verdict(*findings):
+    return check.Verdict("02_amp", list(findings), exercises.find("02_amp").hints)
+
+
+def test_a_check_submits_once_and_then_knows(job, capsys):
+    found = check.check("01", job)
+    assert found.passed, found
+    assert "5 runs" in capsys.readouterr().err
+    submitted = len(launch.jobs())
+    assert check.check("01", job).passed
+    assert len(launch.jobs()) == submitted, "finished runs are used again"
+    assert progress.last("verdicts", "01_gpu")["passed"]
+    json.dumps(found.to_dict())
+
+
+def test_an_edit_makes_new_runs_of_what_it_touches(job, course_folder, capsys):
+    check.check("01", job)
+    trainer = course_folder / "mine.py"
+    trainer.write_text(course.solution(1).read_text() + "# another text\n")
+    edited = launch.submit(f"{trainer} {SMALL}")
+    edited.wait()
+    capsys.readouterr()
+    assert check.check("01", edited).passed
+    # The pair and the rehearsal of the trainee; the solution's runs are known.
+    assert "3 runs" in capsys.readouterr().err
+
+
+def test_a_check_goes_on_with_the_job_that_an_interrupt_left(job, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            check.check("01", job)
+    submitted = len(launch.jobs())
+    assert check.check("01", job).passed
+    assert len(launch.jobs()) == submitted
+
+
+def test_the_runs_of_a_pair_come_a_b_b_a(job):
+    names = [e.name for e in check._entries(exercises.find("01_gpu"), job, pairs=3)]
+    assert names[-6:] == ["before-1", "after-1", "after-2", "before-2", "before-3", "after-3"]
+    assert names[0] == "solution"
+
+
+@pytest.mark.parametrize(
+    ("flags", "known"),
+    [
+        ("--test --precision bf16 -b 8", "--test -b 8"),
+        ("--test --precision=bf16 -b 8", "--test -b 8"),
+        ("--precision", ""),
+        ("--test -b 8", "--test -b 8"),
+    ],
+)
+def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
+    assert check._without(flags.split(), {"--precision": 1}) == known.split()
+
+
+def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
+    submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
+    with pytest.raises(check.CheckError, match=r"wait for its end, with job\.wait"):
+        check.check("01", submitted)
+    submitted.wait()
+    long = launch.submit("solutions/dlojz_01_gpu.py --data a'; echo foo'")
+    long.wait()
+    with pytest.raises(check.CheckError, match="submit it again with --test"):
+        check.check("01", long)
+
+
+def test_a_trainer_that_fails_gets_a_verdict(course_folder):
+    trainer = course_folder / "broken.py"
+    text = course.solution(1).read_text()
+    trainer.write_text(text.replace("    chrono.forward()\n", "    planted\n"))
+    job = launch.submit(f"{trainer} {SMALL}")
+    job.wait()
+    found = check.check("01", job)
+    assert not found.passed
+    assert "NameError: name 'planted' is not defined" in repr(found)
+    assert found.hint_key == "failed"
+
+
+@pytest.mark.parametrize("step", ["9", "gpu", "a'; echo foo", "00"])
+def test_an_unknown_exercise_names_those_that_exist(step, course_folder):
+    with pytest.raises(LookupError, match="expected one of"):
+        check.check(step)
+
+
+def test_in_a_terminal_the_exit_code_tells(job, capsys):
+    assert cli.main(["check", "01", job.id]) == 0
+    assert "passed" in capsys.readouterr().out
+    assert cli.main(["check", "01", job.id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parts"]["mechanism"] is True
+    starter = launch.submit(f"solutions/dlojz_00_start.py {SMALL}")
+    starter.wait()
+    assert cli.main(["check", "01", starter.id, "--hint"]) == 1
+    assert "Hint 1 of 3" in capsys.readouterr().out
+    assert cli.main(["check", "99"]) == 2
+
+
+def test_hints_climb_a_ladder(course_folder, tmp_path):
+    found = verdict(Finding(MECHANISM, "dtype", False, "float32", "bfloat16", "autocast"))
+    found.job = launch.Job(tmp_path)
+    (tmp_path / "trainer.py").write_text(course.solution("01").read_text())
+    first, second, third = found.hint(), found.hint(), found.hint()
+    assert "Hint 1 of 3" in repr(first)
+    assert second.link.startswith("https://docs.pytorch.org/")
+    assert "+    with torch.autocast" in third.diff
+    assert "Hint 1 of 3" in repr(found.hint()), "and begins again"
+
+
+def test_the_first_hint_is_the_exercises_first(course_folder):
+    late = Finding(SAME, "losses", False, "1", "2", "losses")
+    early = Finding(SAME, "images", False, "1", "2", "images")
+    own = Finding(MECHANISM, "dtype", False, "1", "2", "autocast")
+    assert verdict(late, own, early).hint_key == "images"
+    assert verdict(late, own).hint_key == "autocast"
+    assert verdict(late).hint_key == "losses"
+
+
+def test_what_is_not_asked_does_not_fail():
+    asked = Finding(SAME, "images", True, "1", "1")
+    found = verdict(asked, Finding(FASTER, "speed", None, "0.4 times", "no gain asked"))
+    assert found.passed
+    assert found.part(FASTER) is None
+    assert "no gain asked" in repr(found)
+
+
+def test_the_card_shows_hostile_text_as_text():
+    found = verdict(Finding(SAME, "<script>", False, "<b>yours</b>", "1", "images"))
+    assert "<script>" not in found._repr_html_()
+    assert "&lt;b&gt;yours" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("step", "hardware", "changes", "at_least"),
+    [
+        ("01_gpu", H100, {}, 8.0),
+        ("01_gpu", EPYC, {}, None),
+        ("02_amp", H100, {"precision": "fp16"}, 1.5),
+        ("02_amp", H100, {"precision": "fp16", "batch_size": 8}, None),
+        ("02_amp", "cuda: Some Card", {"precision": "fp16"}, None),
+        ("02_amp", EPYC, {"precision": "bf16"}, None),
+        ("03_channels_last", H100, {"precision": "fp16"}, 1.15),
+        ("03_channels_last", H100, {"precision": "fp32"}, None),
+        ("03_channels_last", EPYC, {"precision": "fp32"}, 1.0),
+        ("03_channels_last", EPYC, {"precision": "fp32", "image_size": 64}, None),
+    ],
+)
+def test_each_hardware_has_its_bar(step, hardware, changes, at_least):
+    assert bars.bar(step, hardware, RESNET | changes).at_least == at_least
+
+
+def test_every_bar_has_a_source():
+    assert all(bar.source for bar in bars.BARS)
+
+
+def timed(folder, name, ms, device_name="NVIDIA H100 80GB HBM3", **arguments):
+    """The log of a run with this step time, on a GPU."""
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1,
+             "versions": {}, "arguments": RESNET | {"data": "synthetic"} | arguments}  # fmt: skip
+    path = write_log(
+        folder / name / "events.jsonl",
+        batch=256,
+        device=True,
+        ms=dict.fromkeys(("data", "transfer", "forward", "backward", "update"), ms / 5),
+        start=start,
+        setup={"device": "cuda:0", "device_name": device_name, "warmup_steps": 3, "steps": 10},
+    )
+    return path.parent
+
+
+def judged_speed(tmp_path, before_ms, after_ms, **arguments):
+    """The finding on the speed, of six pairs with these times."""
+    folders = {}
+    for i in range(6):
+        wobble = 1 + 0.002 * (-1) ** i
+        folders[f"before-{i + 1}"] = timed(tmp_path, f"b{i}", before_ms * wobble, **arguments)
+        folders[f"after-{i + 1}"] = timed(tmp_path, f"a{i}", after_ms / wobble, **arguments)
+    run = log.read(folders["after-1"])
+    return check._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
+
+
+def test_a_gain_that_clears_the_bar_passes(tmp_path):
+    finding = judged_speed(tmp_path, 200, 100, precision="fp16")
+    assert finding.ok
+    assert "2.000 times as fast" in finding.yours
+    assert "at least 1.5" in finding.expected
+
+
+def test_a_gain_below_the_bar_fails(tmp_path):
+    finding = judged_speed(tmp_path, 140, 100, precision="fp16")
+    assert finding.ok is False
+    assert finding.hint == "speed"
+
+
+def test_without_a_bar_the_speed_is_told_and_not_asked(tmp_path):
+    finding = judged_speed(tmp_path, 100, 250, precision="fp16", batch_size=256, image_size=64)
+    assert finding.ok is None
+    assert finding.yours.startswith("0.40")
+
+
+def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
+    folders = {"before-1": timed(tmp_path, "b", 200, precision="fp16")}
+    folders["after-1"] = timed(tmp_path, "a", 100, precision="fp16")
+    run = log.read(folders["after-1"])
+    finding = check._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
+    assert finding.ok is False
+
+
+@pytest.mark.parametrize(("batch", "size", "expected"), [(8, 32, 1), (32, 64, 2), (4, 16, 1)])
+def test_the_envelope_of_the_nearest_smaller_size_counts(batch, size, expected, course_folder):
+    sizes = [{"pixels": 8 * 32**2, "tolerance": [1]}, {"pixels": 32 * 64**2, "tolerance": [2]}]
+    file = course_folder / "reference" / "envelopes" / "02_amp.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"tolerance": {"cpu": {"bf16": sizes}}}))
+    run = log.Run(file)
+    run.setup = {"device": "cpu"}
+    run.start = {"arguments": {"batch_size": batch, "image_size": size, "precision": "bf16"}}
+    assert check.tolerance("02_amp", exercises.Runs(run, run)) == [expected]
+
+
+def test_every_exercise_has_an_envelope_for_the_cpu():
+    folder = course.course_root() / "reference" / "envelopes"
+    for step in exercises.MODULES:
+        kept = json.loads((folder / f"{step}.json").read_text())
+        assert kept["measured"]["cpu"]["command"] == f"python tools/envelope.py {step[:2]}"
+        for sizes in kept["tolerance"]["cpu"].values():
+            for size in sizes:
+                assert all(t > 0 for t in size["tolerance"])

@@ -1,0 +1,180 @@
+"""The evidence says what the run did, not what its text says; and it disturbs nothing."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlojz import course, evidence, log
+
+FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
+
+
+@pytest.fixture
+def seen(tmp_path, train):
+    """Run a solution with these flags; returns its log."""
+
+    def call(step, *flags):
+        train(course.solution(step), tmp_path, *FLAGS, *flags)
+        return log.read(tmp_path)
+
+    return call
+
+
+def test_a_float32_run(seen):
+    run = seen("01")
+    probe, last, whole = (run.evidence[when] for when in ("probe", "last", "run"))
+    assert probe["parameters"]["dtypes"] == {"float32": 62}
+    assert probe["parameters"]["layouts"]["NCHW"] == 17
+    assert probe["loss_gradient"] == 1.0
+    assert probe["gradients"]["missing"] == 0
+    assert probe["optimizer_state"] == {"float32": 62}
+    assert {op["dtype"] for op in last["matrix_ops"]} == {"float"}
+    assert last["calls"] == {}, "the Chronometer's own reading is not the trainer's"
+    assert last["graphs_alive"] == 0
+    assert whole["backward"] == whole["optimizer_steps"] == 6
+    assert whole["weights_changed"]
+    assert [(i["mode"], i["shape"], i["count"]) for i in whole["inputs"]] == [
+        ("train", [4, 3, 32, 32], 6),
+        ("val", [4, 3, 32, 32], 6),
+    ]
+    assert len(whole["drawn"]) == 6
+
+
+def test_autocast_is_seen_where_it_acts(seen):
+    run = seen("02", "--precision", "bf16", "-b", "2")
+    probe = run.evidence["probe"]
+    layers = {entry["layer"]: entry["out"] for entry in probe["layers"]}
+    assert layers["Conv2d"] == layers["Linear"] == "bfloat16"
+    assert probe["loss"]["dtype"] == "float32"
+    assert probe["parameters"]["dtypes"] == {"float32": 62}
+    assert {op["dtype"] for op in run.evidence["last"]["matrix_ops"]} == {"c10::BFloat16"}
+    assert probe["numerics"]["matmul_fp32"] == "tf32"
+
+
+def test_layouts_are_seen_by_strides(seen):
+    probe = seen("03", "--precision", "fp32").evidence["probe"]
+    assert probe["parameters"]["layouts"]["channels_last"] == 17
+    assert {entry["out_layout"] for entry in probe["layers"]} == {"channels_last", "any"}
+
+
+def test_the_gradients_norm_is_that_after_clipping(seen):
+    norm = seen("02", "--precision", "fp32", "--clip-norm", "0.5").evidence["probe"]["gradients"]
+    assert norm["norm"] == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "expected"),
+    [((2, 3, 4, 4), False, "NCHW"), ((2, 3, 4, 4), True, "channels_last"),
+     ((2, 3, 1, 1), False, "any"), ((2, 3), False, "any")],
+)  # fmt: skip
+def test_a_layout_is_told_by_strides(shape, last, expected):
+    tensor = torch.zeros(shape)
+    if last:
+        tensor = tensor.to(memory_format=torch.channels_last)
+    assert evidence.layout(tensor) == expected
+
+
+def test_a_sliced_tensor_has_another_layout():
+    assert evidence.layout(torch.zeros(2, 3, 8, 8)[:, :, ::2, ::2]) == "other"
+
+
+def test_a_checksum_ignores_the_layout_and_sees_one_bit():
+    model = torch.nn.Conv2d(4, 8, 3)
+    before = evidence.digest(model)
+    assert evidence.digest(model.to(memory_format=torch.channels_last)) == before
+    with torch.no_grad():
+        model.bias[0] += 1e-3
+    assert evidence.digest(model) != before
+    assert evidence.digest(torch.nn.Conv2d(4, 8, 3, device="meta")) is None
+
+
+class Log:
+    """Keeps what the witness writes."""
+
+    def __init__(self):
+        self.kept, self.calls = {}, []
+
+    def evidence(self, when, **fields):
+        self.kept[when] = fields
+
+    def before_end(self, call):
+        self.calls.append(call)
+
+    def note_memory(self):
+        pass
+
+
+def watched(model, compiled=None):
+    """A training of a small model, watched; returns (step, log)."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    criterion = torch.nn.CrossEntropyLoss()
+    training = SimpleNamespace(
+        model=model if compiled is None else compiled, criterion=criterion, optimizer=optimizer
+    )
+    loader = torch.utils.data.DataLoader([0] * 8, batch_size=2)
+    args = SimpleNamespace(test=True, test_nsteps=4, epochs=1)
+    kept = Log()
+    evidence.watch(kept, training, loader, args)
+
+    def step():
+        loss = criterion(training.model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step, kept
+
+
+class Small(torch.nn.Module):
+    """A model of our own: Dynamo leaves torch's own containers uncompiled in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 10)
+
+    def forward(self, images):
+        return self.linear(self.convolution(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize("how", ["function", "in place"])
+def test_a_compiled_model_is_probed_before_it_is_compiled(how):
+    graphs = []
+
+    def backend(graph, inputs):  # what Inductor would be given
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    model = compiled = Small()
+    if how == "in place":
+        model.compile(backend=backend, fullgraph=True)
+    else:
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+    step, kept = watched(model, compiled)
+    step()
+    assert graphs == [], "the probe's step is eager"
+    assert {entry["layer"] for entry in kept.kept["probe"]["layers"]} >= {"Conv2d", "Linear"}
+    for _ in range(3):
+        step()
+    assert len(graphs) == 1, "one graph, not broken by a hook, not compiled again"
+    kept.calls[0]()
+    assert kept.kept["run"]["backward"] == 4
+    torch.compiler.reset()
+
+
+def test_hooks_of_the_probe_do_not_stay():
+    model = Small()
+    step, kept = watched(model)
+    step()
+    assert not model.convolution._forward_hooks
+    kept.calls[0]()
+    assert not model._forward_pre_hooks
+
+
+def test_a_graph_that_is_kept_is_found():
+    before = evidence._graphs_alive()
+    kept = (torch.ones(3, requires_grad=True) * 2).sum()
+    assert evidence._graphs_alive() == before + 2 or evidence._graphs_alive() == before + 1
+    del kept
+    assert evidence._graphs_alive() == before

@@ -1,0 +1,256 @@
+"""Places in memory, kinds of kernels, and the figures of notebook 03."""
+
+import json
+import subprocess
+import sys
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+import torch
+from test_stats import write_log
+
+from dlojz import layouts, report
+from dlojz.stats import summary
+
+ARGUMENTS = {"model": "resnet50", "image_size": 224, "batch_size": 256, "precision": "fp16"}
+
+
+def experiment(path, *events, **arguments):
+    """The log of a small experiment."""
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {}}
+    start |= {"event": "start", "arguments": ARGUMENTS | arguments}
+    setup = {"event": "setup", "device": "cuda:0", "device_name": "X1"}
+    end = {"event": "end", "outcome": "completed", "time": "2026-01-02T03:05:05"}
+    path.write_text("".join(json.dumps(e) + "\n" for e in (start, setup, *events, end)))
+    return path
+
+
+def measure(what, value, unit="ms"):
+    return {"event": "measure", "what": what, "value": value, "unit": unit}
+
+
+def case(name, step_ms, **times_ms):
+    """A case of experiments/layouts.py: one convolution, one transpose, in a trace."""
+    trace = [["nchwToNhwcKernel", 5.0, 1.0], ["sm90_xmma_fprop", 6.0, 2.0], ["relu", 8.0, 1.0]]
+    seen = {"step_ms": step_ms, "times_ms": times_ms, "trace_ms": trace}
+    return {"event": "evidence", "when": name, **seen}
+
+
+# Strides -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_addresses_are_those_of_the_memory(memory_format):
+    x = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).contiguous(memory_format=memory_format)
+    memory = torch.as_strided(x, (x.numel(),), (1,))
+    found = layouts.addresses(x)
+    assert list(found) == list(range(x.numel()))
+    assert [x[index].item() for index in found.values()] == memory.tolist()
+
+
+def test_the_memory_is_coloured_by_channel_in_its_order():
+    x = torch.zeros(1, 3, 1, 2)
+    y = x.to(memory_format=torch.channels_last)
+    red, green, blue = (mpl.colors.to_rgba(c) for c in layouts.CHANNELS)
+    axes = layouts.plot_memory([x, y]).ravel()
+    colours = [[bar.get_facecolor() for bar in ax.patches] for ax in axes]
+    assert colours == [[red, red, green, green, blue, blue], [red, green, blue] * 2]
+    titles = [ax.get_title(loc="left") for ax in axes]
+    assert "stride (6, 2, 2, 1)" in titles[0]
+    assert "stride (6, 1, 6, 3)" in titles[1]
+    assert all("shape (1, 3, 1, 2)" in title for title in titles)
+    assert any(t.get_text() == "next channel: +1" for t in axes[1].texts)
+
+
+# What a run saw ----------------------------------------------------------------------------------
+
+
+def test_the_layers_of_a_run_are_told_by_layout(tmp_path):
+    layer = {"layer": "Conv2d", "in_layout": "NCHW", "out_layout": "channels_last", "count": 2}
+    linear = layer | {"layer": "Linear", "in_layout": "any", "out_layout": "any"}
+    run = write_log(tmp_path / "run.jsonl", evidence={"when": "probe", "layers": [layer, linear]})
+    table = layouts.seen(run)
+    assert table.rows == [("Conv2d", "2", "NCHW", "channels_last")]
+
+
+def test_a_run_without_evidence_says_so(tmp_path):
+    assert "no evidence" in repr(layouts.seen(write_log(tmp_path / "run.jsonl")))
+    assert "no evidence" in repr(layouts.seen(tmp_path / "no-such-run"))
+
+
+# Kernels -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half>", "change of layout"),
+        ("void cudnn::ops::nhwcToNchwKernel<float, float>", "change of layout"),
+        (
+            "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<"
+            "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>",
+            "change of layout",
+        ),
+        (
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>",
+            "the rest",
+        ),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::float16_copy>", "the rest"),
+        ("void at::native::elementwise_kernel<128, 2, at::native::CUDAFunctor_add>", "the rest"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<__half2, 512, true>", "batch normalization"),
+        (
+            "void at::native::batch_norm_backward_reduce_channels_last_kernel<4>",
+            "batch normalization",
+        ),
+        ("sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_nhwckrsc_nhwc_tilesize128x64", "convolution"),
+        ("cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816wgrad_optimized>", "convolution"),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "convolution"),
+        ("void at::native::max_pool_forward_nhwc<__half, int>", "the rest"),
+        ("void at::native::multi_tensor_apply_kernel<...>", "the rest"),
+        ("aten::copy_", "change of layout"),
+        ("aten::mkldnn_convolution", "convolution"),
+        ("aten::convolution_backward", "convolution"),
+        ("aten::addmm", "convolution"),
+        ("aten::native_batch_norm_backward", "batch normalization"),
+        ("aten::add_", "the rest"),
+        ("aten::max_pool2d_with_indices", "the rest"),
+    ],
+)
+def test_a_kernel_is_told_by_its_name(name, kind):
+    assert layouts.kind_of(name) == kind
+
+
+def test_a_gain_compares_steps_made_after_each_other():
+    """The machine became three times as slow in the middle: the pairs do not mind."""
+    first = {"step_ms": [100, 100, 300, 300, 300]}
+    second = {"step_ms": [50, 50, 50, 150, 150]}
+    assert layouts.gain(second, first) == 2
+
+
+@pytest.fixture
+def kinds(tmp_path):
+    events = [
+        measure("neither", 100.0),
+        case("neither", [100.0, 100.0], nchwToNhwcKernel=4.0, sm90_xmma_fprop=6.0),
+        measure("both", 50.0),
+        case("both", [50.0, 50.0], sm90_xmma_fprop=6.0),
+    ]
+    return experiment(tmp_path / "layouts.jsonl", *events)
+
+
+def test_a_step_is_split_as_the_profiled_one(kinds):
+    found = report.log.read(kinds).evidence
+    split = layouts.step_by_kind(found["neither"], found["neither"])
+    assert split["change of layout"] == pytest.approx(40)
+    assert split["convolution"] == pytest.approx(60)
+    both = layouts.step_by_kind(found["both"], found["neither"])
+    assert both["change of layout"] == 0
+    assert sum(both.values()) == pytest.approx(50)
+
+
+def test_the_kinds_are_stacked_to_the_step(kinds):
+    (ax,) = layouts.plot_kinds([kinds])
+    ends = {round(p.get_x() + p.get_width(), 3) for p in ax.patches}
+    assert {100.0, 50.0} <= ends
+    assert [t.get_text().strip() for t in ax.texts] == ["100 ms, x 1.00", "50 ms, x 2.00"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["neither", "both"]
+    assert "fp16" in ax.get_title(loc="left")
+
+
+def test_a_trace_is_drawn_from_its_first_kernel(kinds):
+    ax = layouts.plot_trace(kinds)
+    assert min(p.get_x() for p in ax.patches) == 0
+    orange = mpl.colors.to_rgba(layouts.KINDS["change of layout"][0])
+    assert sum(p.get_facecolor() == orange for p in ax.patches) == 2, "one in each case"
+    assert "ms" in ax.get_xlabel()
+
+
+# Round numbers and the autotuner -----------------------------------------------------------------
+
+
+def test_multiples_of_8_are_coloured(tmp_path):
+    events = [
+        *(measure(f"channels {c}", 1000.0 * c, "GFLOP/s") for c in (255, 256)),
+        *(measure(f"batch {b}", 10.0 * b, "images/s") for b in (7, 8, 9)),
+    ]
+    axes = layouts.plot_multiples(experiment(tmp_path / "m.jsonl", *events))
+    assert [ax.get_ylabel() for ax in axes] == ["TFLOP/s", "images/s"]
+    assert [p.get_height() for p in axes[0].patches] == [255, 256]
+    colours = [p.get_facecolor() == mpl.colors.to_rgba(layouts.NHWC) for p in axes[1].patches]
+    assert colours == [False, True, False]
+
+
+@pytest.mark.parametrize(("first_ms", "scale"), [(5000.0, "log"), (110.0, "linear")])
+def test_the_autotuners_steps_are_told_off_and_on(tmp_path, first_ms, scale):
+    off, on = (
+        experiment(
+            tmp_path / f"{word}.jsonl",
+            *(measure(sizes, ms) for sizes in ("one size", "6 sizes") for ms in times),
+            autotuner=word == "on",
+        )
+        for word, times in (("off", [100.0] * 4), ("on", [first_ms, 80.0, 80.0, 80.0]))
+    )
+    axes = layouts.plot_autotuner([off, on])
+    assert [ax.get_xlabel() for ax in axes] == [
+        "step, images of one size",
+        "step, images of 6 sizes",
+    ]
+    labels = [t.get_text() for t in axes[0].get_legend().get_texts()]
+    assert labels[0] == "off: 0.4 s in all, last 100 ms"
+    assert labels[1].startswith("on: ")
+    assert axes[0].get_yscale() == scale
+
+
+def test_an_experiment_that_failed_says_where_to_look(tmp_path):
+    with pytest.raises(ValueError, match=r"nothing was measured; see the job's stderr.txt"):
+        layouts.plot_multiples(experiment(tmp_path / "m.jsonl"))
+
+
+# The matrix --------------------------------------------------------------------------------------
+
+
+def recording(folder, precision, last, images_per_s, batch=256):
+    """A training of resnet50 in one layout."""
+    steps, wall = 20, 17 * batch / images_per_s
+    given = {"model": "resnet50", "batch_size": batch, "image_size": 224, "data": "synthetic"}
+    given |= {"precision": precision, "channels_last": last}
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "command": "x"}
+    return write_log(
+        folder / f"{precision}-{last}-{batch}.jsonl",
+        steps=steps,
+        device=True,
+        batch=batch,
+        start=start | {"arguments": given, "versions": {}},
+        window={"first_step": 3, "steps": 17, "wall_s": wall, "energy_j": 500 * wall},
+    )
+
+
+def test_the_matrix_shows_where_channels_last_loses(tmp_path):
+    runs = [
+        recording(tmp_path, "fp32", False, 900),
+        recording(tmp_path, "fp32", True, 720),
+        recording(tmp_path, "fp16", False, 1000),
+        recording(tmp_path, "fp16", True, 1500),
+        recording(tmp_path, "fp16", True, 9999, batch=512),
+        recording(tmp_path, "bf16", True, 1400),  # its pair was not recorded
+    ]
+    axes = layouts.plot_matrix(runs)
+    texts = {t.get_text(): t.get_color() for t in axes[0][0].texts}
+    assert texts == {"x 0.80": layouts.WORSE, "x 1.50": "black"}
+    assert max(p.get_height() for p in axes[0][0].patches) == pytest.approx(1500)
+    assert all("(" in ax.get_ylabel() for ax in axes[:, 0]), "units"
+    assert "recorded on X1" in axes[0][0].figure.get_suptitle()
+
+
+def test_energy_is_better_when_there_is_less(tmp_path):
+    ran = [recording(tmp_path, "fp32", last, rate) for last, rate in ((False, 100), (True, 80))]
+    assert summary(ran[0]).energy_per_image_j
+    axes = layouts.plot_matrix(ran)
+    assert {t.get_text(): t.get_color() for t in axes[1][0].texts} == {"x 1.25": layouts.WORSE}
+
+
+def test_the_figures_do_not_wait_for_torch():
+    code = "import dlojz.layouts, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

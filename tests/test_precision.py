@@ -1,0 +1,268 @@
+"""Number formats are what torch says, and the figures show what was measured."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import torch
+
+mpl.use("Agg")
+from test_stats import write_log
+
+from dlojz import formats, precision
+from dlojz.formats import FORMATS
+from dlojz.stats import summary
+
+EXPERIMENTS = Path(__file__).parent.parent / "notebooks" / "experiments"
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """measured({unit: {what: value}}) -> the log of an experiment that measured this."""
+
+    def write(units):
+        measures = [
+            {"event": "measure", "what": what, "value": value, "unit": unit}
+            for unit, values in units.items()
+            for what, value in values.items()
+        ]
+        path = write_log(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", steps=0, window=None)
+        with path.open("a") as file:
+            file.writelines(json.dumps(m) + "\n" for m in measures)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """ran(experiment, flags) -> its folder, after it ran in this process."""
+
+    def run(name, *flags):
+        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / name))
+        monkeypatch.setattr(sys, "argv", [name, *flags])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        load(name).main()
+        return tmp_path / name
+
+    return run
+
+
+def legend(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+# Computed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_format_is_what_torch_says(name):
+    f, info = FORMATS[name], torch.finfo(TORCH[name])
+    assert (f.largest, f.spacing) == (info.max, info.eps)
+    assert 2.0**f.normal == info.smallest_normal
+    assert f.bytes * 8 == info.bits
+    smallest = torch.tensor([2.0**f.subnormal], dtype=torch.float64).to(TORCH[name])
+    assert smallest > 0
+    assert (smallest / 2 == 0).all()
+
+
+def test_tf32_has_the_range_of_bf16_and_the_steps_of_fp16():
+    assert FORMATS["tf32"].largest_exponent == FORMATS["bf16"].largest_exponent
+    assert FORMATS["tf32"].spacing == FORMATS["fp16"].spacing
+
+
+@pytest.mark.parametrize("scale", [-8, 0, 16, 40])
+def test_the_fate_of_numbers_is_what_rounding_does_to_them(scale):
+    numbers = 2.0 ** torch.empty(20_000, dtype=torch.float64).uniform_(-40, 10)
+    counts = load("underflow").by_exponent(numbers)
+    assert sum(counts.values()) == len(numbers)
+    rounded = (numbers * 2.0**scale).half()
+    found = formats.fate(counts, FORMATS["fp16"], scale)
+    few = (rounded.abs() < 2.0**-14) & (rounded != 0)
+    # Numbers that are rounded up to the next power of two are 0.0005 of those near it.
+    assert found.zero == pytest.approx((rounded == 0).double().mean().item(), abs=1e-3)
+    assert found.subnormal == pytest.approx(few.double().mean().item(), abs=1e-3)
+    assert found.infinite == pytest.approx(rounded.isinf().double().mean().item(), abs=1e-3)
+
+
+def test_a_step_is_skipped_if_the_scale_falls_after_it():
+    assert formats.skipped([8, 4, 4, 8, 4]) == [0, 3]
+    assert formats.skipped([8]) == []
+
+
+def test_an_unknown_unit_is_named_with_those_that_were_measured(measured):
+    with pytest.raises(ValueError, match=r"no 'kg' among \['m'\]"):
+        formats.points(measured({"m": {"a / 1": 2}}), "kg")
+
+
+def test_a_run_without_a_first_step_has_no_dtypes_and_says_so(tmp_path):
+    for run in (tmp_path, write_log(tmp_path / "r.jsonl")):
+        assert repr(formats.dtypes(run)) == "nothing was seen: the run ended before its first step"
+
+
+def test_the_dtypes_of_a_run_are_counted_by_layer(tmp_path):
+    conv = {"layer": "Conv2d", "in": "bfloat16", "out": "bfloat16", "count": 3}
+    seen = {
+        "when": "probe",
+        "layers": [conv | {"in_layout": "NCHW"}, conv | {"in_layout": "any", "count": 4}],
+        "logits": {"dtype": "bfloat16"},
+        "loss": {"dtype": "float32"},
+        "parameters": {"dtypes": {"float32": 5}},
+        "gradients": {"dtypes": {"float32": 5}},
+        "optimizer_state": {"float32": 5},
+    }
+    text = repr(formats.dtypes(write_log(tmp_path / "r.jsonl", evidence=seen)))
+    assert "7 x Conv2d                bfloat16  bfloat16" in text
+    assert "the loss                  bfloat16  float32" in text
+
+
+# Experiments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "stops"), [("fp32", 4096), ("fp16", 2048), ("bf16", 256)])
+def test_counting_by_ones_stops_where_the_next_number_is_two_away(name, stops):
+    sums = dict(load("formats").sum_in(TORCH[name], torch.ones(1, 4096)))
+    assert sums[4096] == stops
+
+
+def test_a_small_update_is_lost_in_bf16_and_not_in_fp32():
+    weights, gradients = [torch.ones(10)], [torch.ones(10)]
+    unchanged = load("underflow").unchanged
+    assert unchanged(weights, gradients, 0.001, torch.bfloat16) == 1
+    assert unchanged(weights, gradients, 0.1, torch.bfloat16) == 0
+    assert unchanged(weights, gradients, 0.001, torch.float32) == 0
+    none = [torch.tensor([0.0, 1.0])]
+    assert unchanged([torch.ones(2)], none, 0.1, torch.bfloat16) == 0, (
+        "a zero gradient is no update"
+    )
+
+
+def test_a_parameter_takes_12_or_16_bytes_with_autocast_and_without(ran):
+    run = ran("footprint", "--model", "squeezenet1_1", "--image-size", "64")
+    parts = formats.points(run, "bytes per parameter")
+    copies = dict(zip(*parts.pop("weights in 16 bits, during a step"), strict=True))
+    totals = {}
+    for names, values in parts.values():
+        for name, value in zip(names, values, strict=True):
+            totals[name] = totals.get(name, 0) + value
+    assert [totals[f"{r}, SGD"] for r in ("fp32", "autocast", "pure bf16")] == [12, 12, 6]
+    assert [totals[f"{r}, Adam"] for r in ("fp32", "autocast", "pure bf16")] == [16, 16, 8]
+    assert copies["autocast, SGD"] == pytest.approx(2, abs=0.1)
+    assert copies["fp32, SGD"] == pytest.approx(0, abs=0.1)
+    images = {n: v[0] for n, (_, v) in formats.points(run, "activations (bytes per image)").items()}
+    assert images["autocast"] == pytest.approx(images["fp32"] / 2, rel=0.2)
+
+
+def test_sizes_are_measured_around_the_given_one(ran):
+    (xs, values), *others = formats.points(ran("sizes", "--size", "64"), "TFLOP/s").values()
+    assert xs[0] == "48"
+    assert "65" in xs
+    assert min(values) > 0
+    assert bool(others) == torch.cuda.is_available()
+
+
+# Figures -------------------------------------------------------------------------------------
+
+
+def test_the_formats_are_drawn_with_all_their_bits():
+    ax = precision.plot_formats()
+    widths = [p.get_width() for p in ax.patches]
+    assert sum(widths) == 8 * (4 + 4 + 2 + 2)
+    assert "65,504" in ax.texts[-1].get_text()
+
+
+def test_the_underflow_is_told_before_and_after_scaling(measured):
+    run = measured({"gradients": {"activations / -30": 30, "activations / -10": 70}})
+    axes = precision.plot_underflow(run)
+    assert legend(axes[0]) == ["of activations: 30.00% become zero, 0% lose bits"]
+    assert legend(axes[1]) == ["of activations: 0.00% become zero, 0% lose bits"]
+    assert "of activations: 0.00% become zero, 0% lose bits, 70.0% are infinite" in legend(
+        precision.plot_underflow(run, scale_exponent=30)[1]
+    )
+
+
+def test_skipped_steps_are_marked(measured):
+    scales = dict(zip(("scale / 0", "scale / 1", "scale / 2"), (8.0, 4.0, 4.0), strict=True))
+    ax = precision.plot_scale(measured({"loss scale": scales}))
+    assert ax.get_title(loc="left") == "1 of 2 steps skipped"
+    assert [list(line.get_xdata()) for line in ax.lines][-1] == [0]
+
+
+def test_sums_updates_and_reductions_are_lines_and_bars(measured):
+    sums = {f"{n} / {x}": x for n in TORCH for x in (1, 2)}
+    shares = {f"{n} / {x}": 0.5 for n in TORCH for x in (0.1, 1.0)}
+    parts = {f"{n}, {w} / {x}": 0.1 for n in ("fp16", "bf16") for w in ("allowed", "refused")
+             for x in (1, 2)}  # fmt: skip
+    run = measured(
+        {
+            "sum of ones": sums,
+            "relative error of a dot product": sums,
+            "weight, 0.001 less each step": sums,
+            "share of weights that a step does not change": shares,
+            "relative error of a matrix product": parts,
+        }
+    )
+    assert [len(ax.lines) for ax in precision.plot_sums(run)] == [3, 3]
+    lines, bars = precision.plot_updates(run, run)
+    assert (len(lines.lines), len(bars.patches)) == (3, 6)
+    assert len(precision.plot_reductions(run).lines) == 4
+    sizes = measured({"TFLOP/s": {"fp16 / 15": 1.0, "fp16 / 16": 2.0}})
+    axes = precision.plot_sizes([sizes, sizes])
+    assert list(axes[0][0].get_xticks()) == [16]
+
+
+def test_the_footprint_is_stacked(measured):
+    units = {
+        "bytes per parameter": {
+            **{f"{part} / fp32, SGD": 4.0 for part in ("weights", "gradients", "optimizer")},
+            "weights in 16 bits, during a step / fp32, SGD": 2.0,
+        },
+        "activations (bytes per image)": {"fp32": 5e6},
+    }
+    left, right = precision.plot_footprint(measured(units))
+    assert left.texts[0].get_text().strip() == "14.0"
+    assert right.patches[0].get_width() == 5
+
+
+def with_precision(path, name, **changes):
+    run = write_log(path, device=True, **changes)
+    lines = [json.loads(line) for line in run.read_text().splitlines()]
+    lines[0]["arguments"]["precision"] = name
+    run.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_memory_is_split_into_what_is_fixed_and_what_a_batch_adds(tmp_path):
+    runs = [
+        write_log(tmp_path / f"{b}.jsonl", batch=b, device=True,
+                  memory={"device_peak_bytes": 10**9 + b * 10**7})
+        for b in (64, 128)
+    ]  # fmt: skip
+    ax = precision.plot_memory({"fp32": runs})
+    assert [p.get_width() for p in ax.patches] == pytest.approx([1.0, 2.56])
+    assert "1.00 + 2.6 GB; 10.0 MB an image" in ax.texts[0].get_text()
+    with pytest.raises(ValueError, match="fp16: expected completed runs of two batch sizes"):
+        precision.plot_memory({"fp16": runs[:1]})
+
+
+def test_each_precision_has_its_bar_and_what_did_not_fit_has_none(tmp_path):
+    end = {"outcome": "out_of_memory", "time": "2026-01-02T03:05:05", "error": "CUDA out of memory"}
+    runs = [
+        with_precision(tmp_path / "a.jsonl", "fp32", steps=0, window=None, end=end),
+        with_precision(tmp_path / "b.jsonl", "fp16"),
+    ]
+    speed, energy = precision.plot_precisions(runs)
+    assert [p.get_height() for p in speed.patches] == [summary(runs[1]).images_per_s]
+    assert len(energy.patches) == 0
+    assert legend(speed) == ["fp32", "fp16"]

@@ -1,0 +1,55 @@
+"""Several trainings in one job: in order, each with its own log; a failure ends only itself."""
+
+import json
+import os
+import subprocess
+
+from dlojz import course, launch, log, series
+
+FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 2"
+
+
+def test_each_training_has_a_log_and_a_failure_ends_only_itself(course_folder):
+    wrong = course_folder / "wrong.py"
+    wrong.write_text("raise RuntimeError('planted')\n")
+    entries = [
+        series.Entry("first", course.solution(1), FLAGS.split()),
+        series.Entry("wrong", wrong, []),
+        series.Entry("last", course.solution(1), [*FLAGS.split(), "--seed", "1"]),
+    ]
+    job = series.submit(entries, "three", files={"note.txt": b"kept"})
+    wrong.unlink()  # what runs is what was submitted
+    assert job.wait() == launch.State.COMPLETED, job.explain()
+    folders = series.folders(job)
+    codes = {name: (folder / "exit_code").read_text().strip() for name, folder in folders.items()}
+    assert codes == {"first": "0", "wrong": "1", "last": "0"}
+    assert series.finished(job) == 3
+    first, last = (log.read(folders[name]) for name in ("first", "last"))
+    assert first.start["arguments"]["seed"] == 0
+    assert last.start["arguments"]["seed"] == 1
+    assert first.steps.loss[0] != last.steps.loss[0]
+    assert first.start["pid"] != last.start["pid"]
+    assert "planted" in (folders["wrong"] / "stderr.txt").read_text()
+    assert (job.directory / "note.txt").read_bytes() == b"kept"
+
+
+def test_a_rehearsal_computes_on_meta_without_values(course_folder):
+    job = series.submit([series.Entry("dry", course.solution(1), FLAGS.split(), True)], "dry")
+    job.wait()
+    run = log.read(series.folders(job)["dry"])
+    assert run.end["outcome"] == "completed", job.explain()
+    assert run.setup["device"] == "meta"
+    assert {i["device"] for i in run.evidence["run"]["inputs"]} == {"meta"}
+    assert all(loss != loss for loss in run.steps.loss), "no values: NaN"
+
+
+def test_a_series_that_goes_on_leaves_what_is_finished(course_folder):
+    job = series.submit([series.Entry("one", course.solution(1), FLAGS.split())], "again")
+    job.wait()
+    plan = json.loads((job.directory / series.PLAN).read_text())
+    assert [e["name"] for e in plan] == ["one"]
+    log_file = series.folders(job)["one"] / "events.jsonl"
+    before = log_file.read_bytes()
+    environment = {**os.environ, "DLOJZ_RUN": str(job.directory)}
+    subprocess.run(job.info["argv"], env=environment, check=True, capture_output=True)
+    assert log_file.read_bytes() == before

@@ -1,0 +1,91 @@
+"""Every check is itself tested: solutions pass, starters fail, each wrong answer gets its hint."""
+
+from pathlib import Path
+
+import pytest
+import wrong
+
+from dlojz import check, course, exercises, series
+
+FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
+OWN = {
+    "01_gpu": " -b 8",
+    "02_amp": " -b 8 --precision bf16",
+    "03_channels_last": " -b 16 --precision fp32",
+}
+EXPECTED = {  # of the trainer as it is before the step
+    "01_gpu": "device",
+    "02_amp": "flag",
+    "03_channels_last": "weights-layout",
+}
+
+
+def entries(step, prefix, trainer, flags):
+    """What a check runs of one trainer."""
+    found = [series.Entry(f"{prefix}after-1", trainer, flags)]
+    for extra in exercises.find(step).extras(False):
+        found.append(series.Entry(f"{prefix}{extra.name}", trainer, extra.flags, extra.rehearse))
+    return found
+
+
+@pytest.fixture(scope="module", params=exercises.MODULES)
+def runs(request, tmp_path_factory):
+    """(step, its job): solution, starter and all wrong answers of a step, run in one job."""
+    step, folder = request.param, tmp_path_factory.mktemp("wrong")
+    flags = (FLAGS + OWN[step]).split()
+    before = check._without(flags, exercises.find(step).own_flags)
+    plan = [series.Entry("solution", course.solution(step), flags)]
+    plan += [series.Entry("before-1", course.before(step), before)]
+    plan += entries(step, "right--", course.solution(step), flags)
+    plan += entries(step, "starter--", course.before(step), flags)
+    for extra in exercises.find(step).extras(False):
+        name = f"{extra.name}-solution"
+        plan.append(series.Entry(name, course.solution(step), extra.flags, extra.rehearse))
+    for answer in wrong.every(step):
+        trainer = Path(folder, f"{answer.name}.py")
+        trainer.write_text(wrong.source(answer))
+        plan += entries(step, f"{answer.name}--", trainer, flags)
+    job = series.submit(plan, f"wrong-{step}")
+    job.wait()
+    return step, job
+
+
+def verdict(runs, who):
+    step, job = runs
+    folders = {}
+    for name, folder in series.folders(job).items():
+        prefix, _, own = name.rpartition("--")
+        if prefix in ("", who):
+            folders[own] = folder
+    return check.judge(exercises.find(step), folders)
+
+
+def test_the_solution_passes(runs):
+    found = verdict(runs, "right")
+    assert found.passed, found
+    assert found.part("same training") is True
+    assert found.part("mechanism") is True
+    assert found.hint_key is None
+
+
+def test_the_starter_fails(runs):
+    found = verdict(runs, "starter")
+    assert not found.passed
+    assert found.hint_key == EXPECTED[runs[0]], found
+
+
+def test_each_wrong_answer_fails_with_its_own_hint(runs):
+    answers = wrong.every(runs[0])
+    assert len(answers) >= 5
+    missed = {}
+    for answer in answers:
+        found = verdict(runs, answer.name)
+        if found.passed or found.hint_key != answer.expect:
+            missed[answer.name] = f"expected {answer.expect}, got {found.hint_key}\n{found}"
+    assert not missed, "\n\n".join(f"{name}: {text}" for name, text in missed.items())
+
+
+@pytest.mark.parametrize("answer", wrong.every(), ids=lambda a: f"{a.step}-{a.name}")
+def test_a_wrong_answer_names_a_hint_of_its_exercise(answer):
+    assert answer.expect in exercises.find(answer.step).hints
+    assert wrong.source(answer) != course.solution(answer.step).read_text()

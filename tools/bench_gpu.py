@@ -1,0 +1,160 @@
+"""The course's step beside timm's, in one process, interleaved: `make bench-gpu`, with a GPU.
+
+Both train resnet50 at 224 px on the same synthetic images: same batch, same precision, same layout,
+same optimizer and loss. Ours is `train_step` of the solution, with its metrics, scheduler and
+Chronometer; timm's (its model and a plain loop as in its train.py) has none of these. The ratio is
+of speeds, ours over timm's, with its 95 % interval over pairs A B B A ...; goal: at least 1.00.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from types import SimpleNamespace
+
+import torch
+
+from dlojz import course, data, evidence, metrics, stats
+from dlojz.chronometer import Chronometer
+
+GOAL = 1.00
+PAIRS, STEPS, BATCH, SIZE = 12, 30, 256, 224
+SETTINGS = {  # step, precision, channels_last
+    "02 fp16": ("02", "fp16", False),
+    "02 bf16": ("02", "bf16", False),
+    "03 fp16": ("03", "fp16", True),
+    "03 bf16": ("03", "bf16", True),
+}
+
+
+def _trainer(step):
+    spec = importlib.util.spec_from_file_location(f"solution_{step}", course.solution(step))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _arguments(trainer, flags):
+    sys.argv = ["dlojz.py", *flags.split()]
+    return trainer.parse_args()
+
+
+class Sink:
+    """A log that writes nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+def ours(step, precision, channels_last, images, labels, batch):
+    """A loop over the solution's own step: call it with a number of steps."""
+    trainer = _trainer(step)
+    layout = "" if step == "02" else f"--{'' if channels_last else 'no-'}channels-last"
+    flags = f"--test --data synthetic --model resnet50 -b {batch} --precision {precision} {layout}"
+    args = _arguments(trainer, flags)
+    trainer.set_numerics(args)
+    device = torch.device("cuda")
+    loader, _ = trainer.build_loaders(args)
+    training = trainer.build_training(args, device, 1000, 100_000)
+    evidence.watch(Sink(), training, loader, args)
+    training.model.train()
+
+    def loop(steps):
+        chrono = Chronometer(device, Sink())
+        chrono.start()
+        chrono.next_iter()
+        for _ in range(steps):
+            chrono.transfer()
+            x, y = (t.to(device, non_blocking=True) for t in (images, labels))
+            logits, loss = trainer.train_step(training, x, y, args, chrono)
+            metrics.update(training.metrics, loss, logits, y)
+            chrono.next_iter(images=len(x), loss=loss)
+        chrono.stop()
+
+    return loop
+
+
+def timm_loop(precision, channels_last, images, labels):
+    """timm's resnet50 in a loop like that of its train.py."""
+    import timm
+
+    device = torch.device("cuda")
+    model = timm.create_model("resnet50", num_classes=1000).to(device)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.004, 0.9, weight_decay=5e-4)
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model.train()
+
+    def loop(steps):
+        for _ in range(steps):
+            x, y = (t.to(device, non_blocking=True) for t in (images, labels))
+            x = data.normalize(x.contiguous(memory_format=layout))
+            with torch.autocast("cuda", dtype):
+                loss = criterion(model(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return loop
+
+
+def _seconds(loop, steps):
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    loop(steps)
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def compare(name, args) -> bool:
+    """Time one setting, and print the ratio; is the goal reached?"""
+    step, precision, channels_last = SETTINGS[name]
+    synthetic = SimpleNamespace(seed=0, batch_size=args.batch, image_size=SIZE, pin_memory=True)
+    images, labels = data.Synthetic("train", synthetic).__getitems__([(0, 0)] * args.batch)
+    mine = ours(step, precision, channels_last, images, labels, args.batch)
+    theirs = timm_loop(precision, channels_last, images, labels)
+    # The solution's switches count for both: cuDNN's autotuner, TF32.
+    for loop in (mine, theirs):
+        loop(15)
+    ratios, speeds = [], {"a": [], "b": []}
+    for i in range(args.pairs):
+        seconds = {}
+        for which in ("ab", "ba")[i % 2]:
+            seconds[which] = _seconds(mine if which == "a" else theirs, STEPS)
+            speeds[which].append(args.batch * STEPS / seconds[which])
+        ratios.append(seconds["b"] / seconds["a"])
+    mean, low, high = stats.interval(ratios)
+    a, b = (sum(s) / len(s) for s in speeds.values())
+    word = "reached" if high >= GOAL else "MISSED"
+    print(
+        f"{name} {'channels_last' if channels_last else 'NCHW'}: ours {a:,.0f}, timm {b:,.0f} "
+        f"images/s; ours / timm {mean:.4f} ({low:.4f} to {high:.4f}, {args.pairs} pairs of {STEPS} "
+        f"steps, batch {args.batch}); goal {GOAL:.2f}: {word}",
+        flush=True,
+    )
+    torch.cuda.empty_cache()
+    return high >= GOAL
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("which", nargs="*", help=f"of {', '.join(SETTINGS)}; default: all")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("no GPU here: this benchmark needs one")
+    import timm
+
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, timm {timm.__version__}")
+    wanted = args.which or list(SETTINGS)
+    sys.exit(not all([compare(name, args) for name in wanted]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Measure how far rounding alone moves the losses: `python tools/envelope.py 01 02 03`.
+
+Runs each step's solution as it is, and with initial weights that are off by one rounding error
+(`tools/perturbed.py`), at several sizes. The largest distance seen up to each step, times FACTOR,
+is what the verdict tolerates: reference/envelopes/<step>.json, a part for "cpu" and one for "cuda".
+Run it on each kind of hardware; it keeps the part of the other. Small batches of small images are
+chaotic after two steps; larger ones stay together, so the verdict takes the nearest smaller size.
+"""
+
+import argparse
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+
+from dlojz import course, log, presets, series
+
+FACTOR = 4  # other processors round elsewhere, and the perturbations are few
+FLOOR = 1e-5
+PERTURBATIONS = 5
+STEPS = 8  # whose losses are compared
+SMALL = "--model shufflenet_v2_x0_5 --image-size 32 -b 8"
+SIZES = {
+    "cpu": (SMALL, "--model resnet18 --image-size 64 -b 32"),
+    "cuda": (SMALL, "--model resnet50 --image-size 224 -b 64"),
+}
+# Without instructions for them, a CPU takes minutes for larger ones.
+EMULATED = {"fp16": (SMALL,), "bf16": (SMALL, "--model shufflenet_v2_x0_5 --image-size 64 -b 16")}
+PRECISIONS = {"01_gpu": ("fp32",), "02_amp": ("fp32", "tf32", "fp16", "bf16")}
+PRECISIONS["03_channels_last"] = PRECISIONS["02_amp"]
+
+
+def entries(step: str, kind: str) -> list[series.Entry]:
+    """The runs of a step, by name: precision, size, and 0 for the solution as it is."""
+    solution, found = course.solution(step), []
+    perturbed = course.course_root() / "tools" / "perturbed.py"
+    for precision in PRECISIONS[step]:
+        sizes = EMULATED.get(precision, SIZES["cpu"]) if kind == "cpu" else SIZES[kind]
+        for size, flags in enumerate(sizes):
+            flags = f"--test --data synthetic --test-nsteps {STEPS} {flags}".split()
+            flags += [] if step == "01_gpu" else ["--precision", precision]
+            for seed in range(PERTURBATIONS + 1):
+                name = f"{step}-{precision}-{size}-{seed}"
+                if seed == 0:
+                    found.append(series.Entry(name, solution, flags))
+                else:
+                    found.append(series.Entry(name, perturbed, [str(seed), str(solution), *flags]))
+    return found
+
+
+def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
+    """By precision and size: the tolerance in each of the first steps, as a share of the loss."""
+    found = {}
+    for name, folder in folders.items():
+        if name.startswith(step) and name.endswith("-0"):  # a solution as it is
+            run = log.read(folder)
+            arguments, size = run.start["arguments"], name.removesuffix("-0")
+            away = [FLOOR / FACTOR] * STEPS
+            for other in (f for n, f in folders.items() if n.startswith(f"{size}-")):
+                for k, (loss, base) in enumerate(
+                    zip(log.read(other).steps.loss, run.steps.loss, strict=True)
+                ):
+                    away[k] = max(away[k], abs(loss - base) / base)
+            largest = [max(away[: k + 1]) for k in range(STEPS)]
+            entry = {
+                "pixels": arguments["batch_size"] * arguments["image_size"] ** 2,
+                "model": arguments["model"],
+                "tolerance": [float(f"{FACTOR * a:.3g}") for a in largest],
+            }
+            found.setdefault(arguments.get("precision", "fp32"), []).append(entry)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("step", nargs="+", type=course.step)
+    steps = parser.parse_args().step
+    kind = "cuda" if presets.gpus() else "cpu"
+    plan = [entry for step in steps for entry in entries(step, kind)]
+    print(f"{len(plan)} runs", flush=True)
+    job = series.submit(plan, "envelope", "03:00:00")
+    job.wait()
+    folders = series.folders(job)
+    if any((f / "exit_code").read_text().strip() != "0" for f in folders.values()):
+        sys.exit(job.explain())
+    for step in steps:
+        write(step, kind, tolerances(step, folders), log.read(folders[f"{step}-fp32-0-0"]))
+
+
+def write(step, kind, tolerance, run):
+    """Keep what was measured here, beside what was measured on other hardware."""
+    file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(file.read_text()) if file.exists() else {"tolerance": {}, "measured": {}}
+    kept["tolerance"][kind] = tolerance
+    kept["measured"][kind] = {
+        "hardware": run.setup["device_name"],
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "trainer_sha256": run.start["trainer_sha256"],
+        "command": f"python tools/envelope.py {step[:2]}",
+    }
+    log.write_atomically(file, json.dumps(kept, indent=1) + "\n")
+    for precision, sizes in tolerance.items():
+        for size in sizes:
+            print(step, kind, precision, size["model"], size["pixels"], size["tolerance"])
+
+
+if __name__ == "__main__":
+    main()

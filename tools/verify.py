@@ -1,0 +1,98 @@
+"""Is the verdict itself right? `python tools/verify.py --times 100`
+
+Checks the solution of each exercise again and again, each time with fresh runs: all must pass. Then
+runs every wrong answer, as often as `--wrong` says: none may pass, each must be given its own hint.
+Prints each verdict that was wrong, and the counts.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import wrong
+from tqdm import tqdm
+
+from dlojz import check, course, exercises, launch, presets
+
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 7"
+SIZES = {  # by preset and step: what a verdict is asked for
+    "smoke": {
+        "01_gpu": f"{SMALL} -b 8",
+        "02_amp": f"{SMALL} -b 8 --precision bf16",
+        "03_channels_last": f"{SMALL} -b 16 --precision fp32",
+    },
+    "gpu": dict.fromkeys(
+        exercises.MODULES,
+        "--test --data synthetic --model resnet50 --image-size 224 -b 128 --test-nsteps 24",
+    ),
+}
+
+
+def flags(step: str) -> list[str]:
+    """Of the runs of a verdict, on this machine."""
+    words = SIZES["gpu" if presets.gpus() else "smoke"][step]
+    if presets.gpus() and step != "01_gpu":
+        words += " --precision fp16"
+    return words.replace("-b 128", "-b 32").split() if step == "01_gpu" else words.split()
+
+
+def trainees_job(step: str, source: str) -> launch.Job:
+    """A job as a trainee would have submitted it, with this trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Path(folder, "dlojz.py")
+        trainer.write_text(source)
+        job = launch.submit((str(trainer), *flags(step)), name=f"verify-{step}")
+    job.wait()
+    return job
+
+
+def forget():
+    """Earlier runs of checks do not count: the next verdict makes its own."""
+    for job in launch.jobs():
+        (job.directory / check.CHECK_FILE).unlink(missing_ok=True)
+
+
+def solutions(steps, times) -> int:
+    """How many verdicts on solutions were wrong."""
+    failed = 0
+    for step in steps:
+        job = trainees_job(step, course.solution(step).read_text())
+        for _ in tqdm(range(times), desc=f"solution {step}", unit="verdict"):
+            forget()
+            verdict = check.check(step, job)
+            if not verdict.passed:
+                failed += 1
+                print(verdict, flush=True)
+    print(f"solutions: {times * len(steps)} verdicts, {failed} wrong", flush=True)
+    return failed
+
+
+def wrong_answers(steps, times) -> int:
+    """How many verdicts on wrong answers were wrong: passed, or another hint."""
+    failed = count = 0
+    for step in steps:
+        for answer in tqdm(wrong.every(step) * times, desc=f"wrong {step}", unit="verdict"):
+            job = trainees_job(step, wrong.source(answer))
+            verdict = check.check(step, job, pairs=1)
+            count += 1
+            if verdict.passed or verdict.hint_key != answer.expect:
+                failed += 1
+                print(f"{step}/{answer.name}: expected {answer.expect}\n{verdict}", flush=True)
+    print(f"wrong answers: {count} verdicts, {failed} wrong", flush=True)
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("step", nargs="*", help="default: all exercises")
+    parser.add_argument("--times", type=int, default=10, help="verdicts on each solution")
+    parser.add_argument("--wrong", type=int, default=1, help="verdicts on each wrong answer")
+    args = parser.parse_args()
+    steps = [course.step(s) for s in args.step] or list(exercises.MODULES)
+    failed = solutions(steps, args.times) + wrong_answers(steps, args.wrong)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Wrong answers of the exercises: `python tools/wrong.py check | rebase | show FILE`.
+
+Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, with two
+lines before it: the hint that it must be given, and what it stands for. `check` tells which do not
+apply; `rebase` carries those over an edit of the solution, by a three-way merge with the solution
+as it was when the diff was last committed.
+"""
+
+import argparse
+import difflib
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlojz import course
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "wrong"
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A plausible mistake, or a cheat."""
+
+    path: Path
+    expect: str  # the hint that must come first
+    why: str
+
+    @property
+    def step(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def read(path: Path) -> Wrong:
+    """The wrong answer in this file. Raises ValueError without its two lines."""
+    match = re.match(r"expect: (\S+)\nwhy: (.+)\n", path.read_text())
+    if not match:
+        raise ValueError(f"{path}: expected to begin with 'expect: <hint>' and 'why: <sentence>'")
+    return Wrong(path, *match.groups())
+
+
+def every(step: str = "*") -> list[Wrong]:
+    """All wrong answers, or those of one step."""
+    return [read(path) for path in sorted(FOLDER.glob(f"{step}/*.diff"))]
+
+
+def source(wrong: Wrong, solution: str | None = None) -> str:
+    """The wrong trainer. Raises ValueError, with what to type, if the diff applies no more."""
+    if solution is None:
+        solution = course.solution(wrong.step).read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, f"dlojz_{wrong.step}.py")
+        target.write_text(solution)
+        done = subprocess.run(
+            ["git", "apply", str(wrong.path.resolve())], cwd=folder, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise ValueError(
+                f"{wrong.path} does not apply to {target.name} any more: python tools/wrong.py "
+                f"rebase\n{done.stderr}"
+            )
+        return target.read_text()
+
+
+def write(path: Path, expect: str, why: str, solution: str, changed: str):
+    """Write the diff from the solution to the changed trainer."""
+    name = f"dlojz_{path.parent.name}.py"
+    lines = difflib.unified_diff(
+        solution.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"expect: {expect}\nwhy: {why}\n" + "".join(lines))
+
+
+def rebase(wrong: Wrong):
+    """Carry a diff over what happened to its solution since the diff was committed."""
+    solution = course.solution(wrong.step)
+    commit = _git("log", "-1", "--format=%H", "--", str(wrong.path)).strip()
+    if not commit:
+        sys.exit(f"{wrong.path} was never committed: make it again by hand")
+    old = _git("show", f"{commit}:solutions/{solution.name}")
+    with tempfile.TemporaryDirectory() as folder:
+        mine, base = Path(folder, "the wrong answer"), Path(folder, "the old solution")
+        mine.write_text(source(wrong, old))
+        base.write_text(old)
+        merge = ["git", "merge-file", "-p", str(mine), str(base), str(solution)]
+        done = subprocess.run(merge, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\n{wrong.path}: the edit meets this mistake; write it anew")
+    write(wrong.path, wrong.expect, wrong.why, solution.read_text(), done.stdout)
+
+
+def _git(*words):
+    root = FOLDER.parent.parent
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True).stdout
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=("check", "rebase", "show"))
+    parser.add_argument("file", nargs="?", type=Path, help="for show")
+    args = parser.parse_args()
+    if args.command == "show":
+        print(source(read(args.file)), end="")
+        return
+    stale = []
+    for wrong in every():
+        try:
+            source(wrong)
+        except ValueError as error:
+            stale.append(wrong)
+            print(error if args.command == "check" else f"rebasing {wrong.path}")
+    if args.command == "rebase":
+        for wrong in stale:
+            rebase(wrong)
+        return
+    print(f"{len(every()) - len(stale)} of {len(every())} wrong answers apply")
+    sys.exit(bool(stale))
+
+
+if __name__ == "__main__":
+    main()
