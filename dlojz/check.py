@@ -16,19 +16,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 
 from dlojz import course, exercises, launch, log, machine, presets, progress, series, stats
-from dlojz.diffs import diff
-from dlojz.exercises import FASTER, PARTS, SAME, Exercise, Finding, Runs, bars, common
+from dlojz.exercises import FASTER, SAME, Exercise, Finding, Runs, bars, common
+from dlojz.verdict import Verdict
 
 PAIRS = stats.MIN_PAIRS
 IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 MEASURING = ("chronometer", "data", "evidence", "log", "series")  # another version, other runs
-GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"
 
 
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
@@ -38,7 +35,7 @@ class CheckError(ValueError):
     """A run that can't be checked, with what to do."""
 
 
-def check(step: str | int, job=None, pairs: int | None = None) -> "Verdict":
+def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     """The verdict on a job's trainer, for this step of the course.
 
     job: a Job or its number; by default the last one that was submitted.
@@ -227,112 +224,6 @@ def _wait(job, exercise):
 # Judging ----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Verdict:
-    """The answer to `check`: three parts, each with what was found."""
-
-    step: str
-    findings: list[Finding]
-    hints: dict  # of the exercise, by key, in order
-    job: launch.Job | None = None
-    comparison: stats.Comparison | None = None
-    advice: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def passed(self) -> bool:
-        return all(f.ok is not False for f in self.findings)
-
-    def part(self, name: str) -> bool | None:
-        """Is this part well? None where nothing is asked."""
-        found = [f.ok for f in self.findings if f.part == name]
-        return False if False in found else True if True in found else None
-
-    @property
-    def failing(self) -> list[Finding]:
-        return [f for f in self.findings if f.ok is False]
-
-    @property
-    def hint_key(self) -> str | None:
-        """The hint that applies first; the order is the exercise's."""
-        asked = {f.hint for f in self.failing}
-        return next((key for key in self.hints if key in asked), None)
-
-    def hint(self) -> "Advice":
-        """Help with the first thing that fails; each call says more: a nudge, the API, the diff."""
-        key = self.hint_key
-        if key is None:
-            text = "nothing to do" if self.passed else "no hint for this: see what failed"
-            return Advice(f"{self.step}: {text}")
-        name = f"{self.step}/{key}"
-        rung = (progress.last("hints", name) or 0) % 3 + 1
-        progress.keep("hints", name, rung)
-        hint = self.hints[key]
-        if rung == 1:
-            return Advice(f"Hint 1 of 3. {hint.nudge}")
-        if rung == 2:
-            return Advice(f"Hint 2 of 3. {hint.api}", link=hint.link)
-        return Advice(
-            "Hint 3 of 3. What differs from the solution:", diff=diff(self.job, self.step)
-        )
-
-    def to_dict(self) -> dict:
-        """For programs: JSON's types only."""
-        return {
-            "step": self.step,
-            "passed": self.passed,
-            "job": self.job.id if self.job else None,
-            "parts": {name: self.part(name) for name in PARTS},
-            "findings": [asdict(f) for f in self.findings],
-            "comparison": asdict(self.comparison) if self.comparison else None,
-            "hint": self.hint_key,
-            "advice": list(self.advice),
-            "seconds": round(self.seconds, 1),
-        }
-
-    def __repr__(self):
-        lines = [f"{self.step}: {'passed' if self.passed else 'not yet'}"]
-        for name in PARTS:
-            lines.append(f"  {_sign(self.part(name))} {name}")
-            for f in self._shown(name):
-                lines.append(f"      {_sign(f.ok)} {f.what}: {f.yours}")
-                if f.ok is not True:
-                    lines.append(f"        expected: {f.expected}")
-        lines += [f"  note: {text}" for text in self.advice]
-        if self.hint_key:
-            lines.append(f"  next: {self.hints[self.hint_key].nudge}")
-        return "\n".join(lines)
-
-    def _shown(self, part):
-        """Of a part that is well, one line or none; of another, what fails, and the speed."""
-        found = [f for f in self.findings if f.part == part]
-        return [f for f in found if f.ok is not True or part == FASTER]
-
-    def _repr_html_(self):
-        return _card(self)
-
-
-def _sign(ok):
-    return {True: "✓", False: "✗", None: "–"}[ok]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A rung of the ladder of hints."""
-
-    text: str
-    link: str | None = None
-    diff: str | None = None
-
-    def __repr__(self):
-        return "\n".join(filter(None, (self.text, self.link, self.diff)))
-
-    def _repr_html_(self):
-        code = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(self.text))
-        link = f' <a href="{escape(self.link)}">documentation</a>' if self.link else ""
-        return f"<p>{code}{link}</p>" + (self.diff._repr_html_() if self.diff else "")
-
-
 def judge(exercise: Exercise, folders: Mapping[str, Path], job=None) -> Verdict:
     """The verdict on runs that are finished: "solution", "before-1", "after-1" and so on."""
     mine, reference = _names(folders, "after-"), folders["solution"]
@@ -429,8 +320,8 @@ def _speed(exercise, folders, runs):
         return None, Finding(FASTER, "speed", None, str(error), "steps to measure")
     if bar.at_least is None:
         instructions = ", ".join(machine.cpu().get("instructions", ["unknown instructions"]))
-        why = bar.source.format(instructions=instructions)
-        return found, Finding(FASTER, "speed", None, _speed_text(found), f"no gain asked: {why}")
+        why = f"no gain asked: {bar.source.format(instructions=instructions)}{_recorded(exercise)}"
+        return found, Finding(FASTER, "speed", None, _speed_text(found), why)
     if not found.comparable:
         return found, Finding(
             *(FASTER, "speed", False, "; ".join(found.warnings), "equal settings", "speed")
@@ -444,46 +335,21 @@ def _speed(exercise, folders, runs):
     return found, Finding(FASTER, "speed", ok, str(found), wanted, "speed")
 
 
+def _recorded(exercise):
+    """What the step gained on a GPU, for those who have none."""
+    folder = course.course_root() / "reference"
+    files = [folder / f"{name}.jsonl" for name in exercise.recorded or ()]
+    if not files or not all(file.exists() for file in files):
+        return ""
+    before, after = (stats.summary(file) for file in files)
+    ratio = after.images_per_s / before.images_per_s
+    return (
+        f". Recorded on {after.device_name}: {ratio:.1f} times ({after.model}, batch "
+        f"{after.batch_size})"
+    )
+
+
 def _speed_text(found):
     if found.low is None:
         return f"{found.ratio:.2f} times as fast in {found.pairs} pair{'s' * (found.pairs > 1)}"
     return str(found)
-
-
-# The card of the notebook -------------------------------------------------------------------------
-
-
-def _card(verdict):
-    colour = GOOD if verdict.passed else BAD
-    word = "passed" if verdict.passed else "not yet"
-    parts = "".join(_part_html(verdict, name) for name in PARTS)
-    notes = "".join(f"<p>Note: {escape(text)}</p>" for text in verdict.advice)
-    hint = ""
-    if verdict.hint_key:
-        nudge = escape(verdict.hints[verdict.hint_key].nudge)
-        hint = f"<p><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></p>"
-    return (
-        f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px">'
-        f'<b>{verdict.step}</b> <span style="color:white;background:{colour};padding:1px 8px;'
-        f'border-radius:8px">{word}</span>{parts}{notes}{hint}</div>'
-    )
-
-
-def _part_html(verdict, name):
-    ok = verdict.part(name)
-    colour = {True: GOOD, False: BAD, None: QUIET}[ok]
-    asked = {True: "", False: "", None: " (nothing asked here)"}[ok]
-    rows = "".join(
-        f'<tr><td style="color:{GOOD if f.ok else BAD if f.ok is False else QUIET}">{_sign(f.ok)}'
-        f'</td><td style="text-align:left">{escape(f.what)}</td>'
-        f'<td style="text-align:left">{escape(f.yours)}</td>'
-        f'<td style="text-align:left">{escape(f.expected)}</td></tr>'
-        for f in verdict.findings
-        if f.part == name
-    )
-    head = "<tr><th></th><th></th><th style='text-align:left'>yours</th>"
-    return (
-        f"<details {'open' if ok is False or name == FASTER else ''}>"
-        f'<summary><b style="color:{colour}">{_sign(ok)} {name}</b>{asked}</summary>'
-        f"<table>{head}<th style='text-align:left'>expected</th></tr>{rows}</table></details>"
-    )

@@ -7,6 +7,7 @@ from test_stats import write_log
 
 from dlojz import check, cli, course, exercises, launch, log, progress
 from dlojz.exercises import FASTER, MECHANISM, SAME, Finding, bars
+from dlojz.verdict import Verdict
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 5"
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
@@ -22,7 +23,7 @@ def job(course_folder):
 
 
 def verdict(*findings):
-    return check.Verdict("02_amp", list(findings), exercises.find("02_amp").hints)
+    return Verdict("02_amp", list(findings), exercises.find("02_amp").hints)
 
 
 def test_a_check_submits_once_and_then_knows(job, capsys):

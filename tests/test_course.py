@@ -118,9 +118,10 @@ MAY_IMPORT = {
     "precision": {"formats", "report", "stats"},
     "layouts": {"log", "report", "stats", "table"},
     "exercises": {"log"},
+    "verdict": {"diffs", "exercises", "launch", "progress", "stats"},
     "check": {
-        *("course", "diffs", "exercises", "launch", "log", "machine", "presets", "progress"),
-        *("series", "stats"),
+        *("course", "exercises", "launch", "log", "machine", "presets", "progress", "series"),
+        *("stats", "verdict"),
     },
     "quizzes": set(),
     "widgets": {"progress", "quizzes", "stats"},

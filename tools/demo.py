@@ -1,14 +1,14 @@
 """The main job of the course, from nothing: `make demo`.
 
 Makes a small set of images, submits the trainer as it is handed out and the solution of its first
-step, and shows what their logs say.
+step, shows what their logs say, and the verdict on the solution.
 """
 
 import sys
 import time
 from pathlib import Path
 
-from dlojz import course, generate, launch, presets, progress, report
+from dlojz import check, course, generate, launch, presets, progress, report
 
 
 def main():
@@ -40,6 +40,9 @@ def main():
         print(
             "No GPU here: the solution moves to the device it finds, and finds the same processor."
         )
+
+    print("\n4. the verdict: is the solution the same training, faster, by the mechanism?\n")
+    print(check.check("01", jobs[1]))
     figure = report.save_figure(jobs, Path("runs") / "demo.png")
     print(f"\nfigure: {figure}   ({time.monotonic() - begin:.0f} s in all)")
     print("next: `make lab`, and open notebooks/00_start.ipynb")

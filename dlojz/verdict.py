@@ -1,0 +1,158 @@
+"""What a check answers: the verdict and its hints, as text and as a card of the notebook."""
+
+import re
+from dataclasses import asdict, dataclass
+from html import escape
+
+from dlojz import launch, progress, stats
+from dlojz.diffs import diff
+from dlojz.exercises import FASTER, PARTS, Finding
+
+GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"
+
+
+@dataclass
+class Verdict:
+    """The answer to `check`: three parts, each with what was found."""
+
+    step: str
+    findings: list[Finding]
+    hints: dict  # of the exercise, by key, in order
+    job: launch.Job | None = None
+    comparison: stats.Comparison | None = None
+    advice: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return all(f.ok is not False for f in self.findings)
+
+    def part(self, name: str) -> bool | None:
+        """Is this part well? None where nothing is asked."""
+        found = [f.ok for f in self.findings if f.part == name]
+        return False if False in found else True if True in found else None
+
+    @property
+    def failing(self) -> list[Finding]:
+        return [f for f in self.findings if f.ok is False]
+
+    @property
+    def hint_key(self) -> str | None:
+        """The hint that applies first; the order is the exercise's."""
+        asked = {f.hint for f in self.failing}
+        return next((key for key in self.hints if key in asked), None)
+
+    def hint(self) -> "Advice":
+        """Help with the first thing that fails; each call says more: a nudge, the API, the diff."""
+        key = self.hint_key
+        if key is None:
+            text = "nothing to do" if self.passed else "no hint for this: see what failed"
+            return Advice(f"{self.step}: {text}")
+        name = f"{self.step}/{key}"
+        rung = (progress.last("hints", name) or 0) % 3 + 1
+        progress.keep("hints", name, rung)
+        hint = self.hints[key]
+        if rung == 1:
+            return Advice(f"Hint 1 of 3. {hint.nudge}")
+        if rung == 2:
+            return Advice(f"Hint 2 of 3. {hint.api}", link=hint.link)
+        return Advice(
+            "Hint 3 of 3. What differs from the solution:", diff=diff(self.job, self.step)
+        )
+
+    def to_dict(self) -> dict:
+        """For programs: JSON's types only."""
+        return {
+            "step": self.step,
+            "passed": self.passed,
+            "job": self.job.id if self.job else None,
+            "parts": {name: self.part(name) for name in PARTS},
+            "findings": [asdict(f) for f in self.findings],
+            "comparison": asdict(self.comparison) if self.comparison else None,
+            "hint": self.hint_key,
+            "advice": list(self.advice),
+            "seconds": round(self.seconds, 1),
+        }
+
+    def __repr__(self):
+        lines = [f"{self.step}: {'passed' if self.passed else 'not yet'}"]
+        for name in PARTS:
+            lines.append(f"  {_sign(self.part(name))} {name}")
+            for f in self._shown(name):
+                lines.append(f"      {_sign(f.ok)} {f.what}: {f.yours}")
+                if f.ok is not True:
+                    lines.append(f"        expected: {f.expected}")
+        lines += [f"  note: {text}" for text in self.advice]
+        if self.hint_key:
+            lines.append(f"  next: {self.hints[self.hint_key].nudge}")
+        return "\n".join(lines)
+
+    def _shown(self, part):
+        """Of a part that is well, one line or none; of another, what fails, and the speed."""
+        found = [f for f in self.findings if f.part == part]
+        return [f for f in found if f.ok is not True or part == FASTER]
+
+    def _repr_html_(self):
+        return _card(self)
+
+
+def _sign(ok):
+    return {True: "✓", False: "✗", None: "–"}[ok]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A rung of the ladder of hints."""
+
+    text: str
+    link: str | None = None
+    diff: str | None = None
+
+    def __repr__(self):
+        return "\n".join(filter(None, (self.text, self.link, self.diff)))
+
+    def _repr_html_(self):
+        code = _code_html(self.text)
+        link = f' <a href="{escape(self.link)}">documentation</a>' if self.link else ""
+        return f"<p>{code}{link}</p>" + (self.diff._repr_html_() if self.diff else "")
+
+
+def _code_html(text):
+    """Plain text with `code` as HTML."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _card(verdict):
+    colour = GOOD if verdict.passed else BAD
+    word = "passed" if verdict.passed else "not yet"
+    parts = "".join(_part_html(verdict, name) for name in PARTS)
+    notes = "".join(f"<p>Note: {escape(text)}</p>" for text in verdict.advice)
+    hint = ""
+    if verdict.hint_key:
+        nudge = _code_html(verdict.hints[verdict.hint_key].nudge)
+        hint = f"<p><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></p>"
+    return (
+        f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px">'
+        f'<b>{verdict.step}</b> <span style="color:white;background:{colour};padding:1px 8px;'
+        f'border-radius:8px">{word}</span>{parts}{notes}{hint}</div>'
+    )
+
+
+def _part_html(verdict, name):
+    ok = verdict.part(name)
+    colour = {True: GOOD, False: BAD, None: QUIET}[ok]
+    asked = {True: "", False: "", None: " (nothing asked here)"}[ok]
+    rows = "".join(
+        f'<tr><td style="color:{GOOD if f.ok else BAD if f.ok is False else QUIET}">{_sign(f.ok)}'
+        f'</td><td style="text-align:left">{escape(f.what)}</td>'
+        f'<td style="text-align:left">{escape(f.yours)}</td>'
+        f'<td style="text-align:left">{escape(f.expected)}</td></tr>'
+        for f in verdict.findings
+        if f.part == name
+    )
+    head = "<tr><th></th><th></th><th style='text-align:left'>yours</th>"
+    return (
+        f"<details {'open' if ok is False or name == FASTER else ''}>"
+        f'<summary><b style="color:{colour}">{_sign(ok)} {name}</b>{asked}</summary>'
+        f"<table>{head}<th style='text-align:left'>expected</th></tr>{rows}</table></details>"
+    )
