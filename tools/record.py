@@ -27,6 +27,7 @@ IMAGES_PER_S = {
     "vgg19": {"fp32": 500, "tf32": 1500, "fp16": 2000, "bf16": 2000},
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
+EXPERIMENTS = "notebooks/experiments"
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
 
 
@@ -62,10 +63,22 @@ RECORDINGS = {
     },
     "01": {
         **dict(_sweep_01()),
-        "01-memory": "notebooks/experiments/memory.py --model resnet50 -b 64",
-        "01-tensors": "notebooks/experiments/tensors.py -b 256",
+        "01-memory": f"{EXPERIMENTS}/memory.py --model resnet50 -b 64",
+        "01-tensors": f"{EXPERIMENTS}/tensors.py -b 256",
     },
-    "03": dict(_matrix_03()),
+    "02": {
+        "02-underflow": f"{EXPERIMENTS}/underflow.py --model resnet50 -b 256 --steps 20",
+        "02-formats": f"{EXPERIMENTS}/formats.py",
+        "02-sizes": f"{EXPERIMENTS}/sizes.py --size 8192",
+    },
+    "03": {
+        "03-layouts": f"{EXPERIMENTS}/layouts.py -b 128",
+        "03-layouts-fp16": f"{EXPERIMENTS}/layouts.py -b 128 --precision fp16",
+        "03-multiples": f"{EXPERIMENTS}/multiples.py --precision fp16",
+        "03-autotuner-off": f"{EXPERIMENTS}/autotuner.py --no-autotuner --precision fp16",
+        "03-autotuner-on": f"{EXPERIMENTS}/autotuner.py --autotuner --precision fp16",
+        **dict(_matrix_03()),
+    },
 }
 
 
