@@ -207,7 +207,9 @@ def _submit(entries, keys, exercise, job):
 
 
 def _in_a_notebook():
-    return "ipykernel" in sys.modules
+    """Is this a notebook's kernel? Without importing IPython for it."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _wait(job, exercise):

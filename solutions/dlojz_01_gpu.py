@@ -136,13 +136,14 @@ def train_step(training, images, labels, args, chrono):
     loss.backward()
 
     chrono.update()
+    metrics.update(training.metrics, loss.detach(), logits.detach(), labels)  # before any wait
     # TODO 02: unscale the gradients before they are clipped, and step through the scaler
     if args.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), args.clip_norm)
     training.optimizer.step()
 
     training.scheduler.step()
-    return logits.detach(), loss.detach()
+    return loss.detach()
 
 
 def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
@@ -157,8 +158,7 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
         labels = labels.to(device, non_blocking=args.non_blocking)
 
         lr = training.scheduler.get_last_lr()[0]
-        logits, loss = train_step(training, images, labels, args, chrono)
-        metrics.update(training.metrics, loss, logits, labels)
+        loss = train_step(training, images, labels, args, chrono)
         chrono.next_iter(epoch=epoch, step=step, images=len(images), lr=lr, loss=loss)
         if checkpoint.due(args, step + 1):
             chrono.idle()
@@ -197,7 +197,7 @@ def build_training(args, device, num_classes, total_steps):
         scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps),
     )
     # 01: put the metrics on the device
-    training.metrics = metrics.build(num_classes).to(device)
+    training.metrics = metrics.build().to(device)
 
     # TODO 02: training.scaler, a gradient scaler for fp16
 

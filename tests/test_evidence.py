@@ -22,6 +22,7 @@ def seen(tmp_path, train):
 
 
 def test_a_float32_run(seen):
+    others = evidence._graphs_alive()  # of earlier tests in this process
     run = seen("01")
     probe, last, whole = (run.evidence[when] for when in ("probe", "last", "run"))
     assert probe["parameters"]["dtypes"] == {"float32": 62}
@@ -31,7 +32,7 @@ def test_a_float32_run(seen):
     assert probe["optimizer_state"] == {"float32": 62}
     assert {op["dtype"] for op in last["matrix_ops"]} == {"float"}
     assert last["calls"] == {}, "the Chronometer's own reading is not the trainer's"
-    assert last["graphs_alive"] == 0
+    assert last["graphs_alive"] <= others
     assert whole["backward"] == whole["optimizer_steps"] == 6
     assert whole["weights_changed"]
     assert [(i["mode"], i["shape"], i["count"]) for i in whole["inputs"]] == [

@@ -73,6 +73,7 @@ def main():
                 }
                 for part, total in parts.items():
                     run.measure(f"{part} / {recipe}, {name}", total / count, "bytes per parameter")
+    torch.set_default_dtype(torch.float32)
     run.end()
 
 
