@@ -330,8 +330,7 @@ def _speed(exercise, folders, runs):
         )
     if bar.not_slower:
         ok = found.low is not None and found.word != stats.SLOWER
-        text = f"not slower: {bar.source}"
-        return found, Finding(FASTER, "speed", ok, str(found), text, "speed")
+        return found, Finding(FASTER, "not slower", ok, str(found), bar.source, "speed")
     ok = found.low is not None and found.low >= bar.at_least
     wanted = f"at least {bar.at_least:g} times as fast (bar of this hardware; {bar.source})"
     return found, Finding(FASTER, "speed", ok, str(found), wanted, "speed")

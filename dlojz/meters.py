@@ -38,6 +38,9 @@ class Reading(NamedTuple):
     reasons: int | None  # NVML's bits
 
 
+MIN_OTHERS_WINDOW_S = 0.5  # the counts tick by 10 ms on each CPU
+
+
 class Sensors:
     """What the sensors say at the beginning of a measured window, to be compared with its end."""
 
@@ -60,8 +63,9 @@ class Sensors:
         fields = {}
         if None not in (begin.energy_j, end.energy_j):
             fields["energy_j"] = round(end.energy_j - begin.energy_j, 3)
-        if None not in (begin.others_s, end.others_s):
-            mean = (end.others_s - begin.others_s) / (end.at_s - begin.at_s)
+        seconds = end.at_s - begin.at_s
+        if None not in (begin.others_s, end.others_s) and seconds >= MIN_OTHERS_WINDOW_S:
+            mean = (end.others_s - begin.others_s) / seconds
             fields["others_cpu"] = round(max(0.0, mean), 3)  # below: both counts tick by 10 ms
         if None not in (begin.sm_clock_mhz, end.sm_clock_mhz):
             fields["sm_clock_mhz"] = [begin.sm_clock_mhz, end.sm_clock_mhz]

@@ -105,9 +105,12 @@ def test_the_processes_of_one_run_do_not_disturb_each_other(monkeypatch):
 
 
 def test_this_machine_can_be_read():
-    told = meters.Sensors(CPU).window()
-    if "others_cpu" in told:  # a sandbox may hide it
-        assert 0 <= told["others_cpu"] <= 2 * len(os.sched_getaffinity(0))
+    total = meters.cpu_seconds_of_others(os.getpid())
+    assert total is None or total >= 0  # a sandbox may hide it
+
+
+def test_a_window_too_short_for_the_ticks_of_the_counts_tells_nothing():
+    assert "others_cpu" not in meters.Sensors(CPU).window()
 
 
 @pytest.fixture

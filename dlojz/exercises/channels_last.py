@@ -82,9 +82,10 @@ def _choices(layouts):
 
 
 EIGHTS = Hint(
-    "Not the batch that the flags say, and no multiple of 8, which tensor cores want. A "
-    "comparison wants the same work.",
-    "Leave the batch as the loader gives it; another size is another experiment: `-b`.",
+    "Not the batch that the flags say: images are missing. Another batch is another experiment, "
+    "and no gain.",
+    "Leave the batch as the loader gives it; its size is `-b`. (Multiples of 8 matter to tensor "
+    "cores for channels and classes; measured, hardly for batches.)",
     "https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/index.html",
 )
 
