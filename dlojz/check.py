@@ -26,8 +26,6 @@ PAIRS = stats.MIN_PAIRS
 IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 MEASURING = ("chronometer", "data", "evidence", "log", "series")  # another version, other runs
-
-
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
 
 
@@ -126,7 +124,7 @@ def _hardware_here(job):
     """Where the solution will compute: on this machine's GPU, if it has one."""
     setup = log.read(job.directory).setup
     if presets.gpus() and not setup["device"].startswith("cuda"):
-        return f"cuda: {machine.gpus()[0]['name']}"
+        return f"cuda: {machine.gpus()['cards'][0]['name']}"
     return _hardware(setup)
 
 

@@ -287,13 +287,20 @@ def find(number: str | int) -> Job:
 
 
 def latest(name: str | None = None) -> Job | list[Job]:
-    """The last submission (with this name), as `submit` returned it: a job, or a sweep's list."""
+    """The last submission (with this name), as `submit` returned it: a job, or a sweep's list.
+
+    Without a name, a series that a check or a tool submitted does not count: it has no log.
+    """
     for job in reversed(jobs()):
-        if job.info and name in (None, job.name):
+        if job.info and (name == job.name or (name is None and not _is_series(job))):
             sweep = _read_json(job.directory / "sweep.json")
             return [find(i) for i in sweep] if sweep else job
     wanted = f" named {name!r}" if name else ""
     raise LookupError(f"no job{wanted} in {course_root() / 'runs'}: submit one first")
+
+
+def _is_series(job):
+    return (job.directory / "plan.json").exists()  # of `dlojz.series`
 
 
 def queue(name: str | None = None, last: int = 5) -> Table:

@@ -37,6 +37,20 @@ def test_a_check_submits_once_and_then_knows(job, capsys):
     json.dumps(found.to_dict())
 
 
+def test_the_last_job_is_the_trainees_not_the_checks(job):
+    check.check("01")
+    assert launch.latest() == job
+    assert launch.latest("check-01_gpu") != job
+    assert check.check("01").job == job
+
+
+def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(job, monkeypatch):
+    assert check._hardware_here(job).startswith("cpu: ")
+    monkeypatch.setattr(check.presets, "gpus", lambda: ("GPU-1",))
+    monkeypatch.setattr(check.machine, "gpus", lambda: {"cards": [{"name": "NVIDIA H100"}]})
+    assert check._hardware_here(job) == "cuda: NVIDIA H100"
+
+
 def test_an_edit_makes_new_runs_of_what_it_touches(job, course_folder, capsys):
     check.check("01", job)
     trainer = course_folder / "mine.py"
