@@ -709,9 +709,11 @@ def generate(
 def _fill(root, wanted, workers, progress):
     """Bring the folder to `wanted`: marker, images, marker again with `complete`."""
     root.mkdir(parents=True, exist_ok=True)
+    # Listed before the marker is read: what another process made since then is not foreign.
+    names = {n for n in os.listdir(root) if not _is_temporary(n)}
     held = _read_marker(root)
     if held is None:
-        _refuse_other_content(root, {n for n in os.listdir(root) if not _is_temporary(n)})
+        _refuse_other_content(root, names)
     else:
         _refuse_another_set(root, held, wanted)
     _names(root)  # removes leftovers
