@@ -37,6 +37,12 @@ def _parser():
         sub.set_defaults(run=run)
         return sub.add_argument
 
+    _add_job_commands(command)
+    _add_course_commands(command)
+    return parser
+
+
+def _add_job_commands(command):
     add = command("doctor", _doctor, "what this machine can do, and what is wrong")
     add("--quick", action="store_true", help="measure no storage, ask no torch")
     add("--json", action="store_true", help="for programs")
@@ -68,6 +74,8 @@ def _parser():
     add("job", nargs="*", help="numbers, folders or recordings (default: the last submission)")
     add("--png", type=Path, help="draw it into this file")
 
+
+def _add_course_commands(command):
     add = command("check", _check, "the verdict: same training, faster, by the mechanism")
     add("step", help="01, 02, ...")
     add("job", nargs="?", help="its number (default: the last submission)")
@@ -82,7 +90,6 @@ def _parser():
     add("--job", help="of this job instead of your trainer")
     add = command("catch-up", _catch_up, "put the starting point of a step; yours is saved first")
     add("step", help="01, 02, ...")
-    return parser
 
 
 def _doctor(args):

@@ -310,7 +310,7 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     precisions = "fp16" if not modern else "TF32, fp16, bf16" if cards else "fp32, bf16"
     yield Entry("02 precision", precisions, _bf16_on_cpu(cpu))
     layout = (
-        "tensor cores want it" if cards else "no gain at 64 px, little at 128; asked: not slower"
+        "tensor cores want it" if cards else "little at 128 px and below; asked at 128: not slower"
     )
     yield Entry("03 channels_last", "everywhere", layout)
     yield Entry("05 DataLoader", f"CPUs: {cpu['usable']}", "more workers only queue")

@@ -7,8 +7,7 @@ import torchmetrics
 def build() -> torch.nn.ModuleDict:
     """The metrics "loss" and "accuracy", on the CPU; `.to(device)` moves them.
 
-    Two means over images. torchmetrics' Accuracy would say the same with many more kernels, which
-    an H100 feels: 0.1 % of a step.
+    Two means over images. torchmetrics' Accuracy would say the same with many more kernels.
     """
     # The check for NaN is off: it would make the host wait for the GPU. MeanMetric then ignores
     # weights, so it is given a batch's loss once for each image.

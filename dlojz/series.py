@@ -15,7 +15,8 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,6 +58,19 @@ def folders(job: launch.Job) -> dict[str, Path]:
 def finished(job: launch.Job) -> int:
     """How many trainings of the series have ended, well or badly."""
     return sum((folder / "exit_code").exists() for folder in folders(job).values())
+
+
+def as_they_end(job: launch.Job) -> Iterator[tuple[str, Path]]:
+    """Name and folder of each training of a series, in order, as soon as it has ended.
+
+    Raises RuntimeError, with what the job said, if the job ends before one of them.
+    """
+    for name, folder in folders(job).items():
+        while not (folder / "exit_code").exists():
+            if job.state.final and not (folder / "exit_code").exists():
+                raise RuntimeError(f"the series ended before {name}: {job.explain()}")
+            time.sleep(0.2)
+        yield name, folder
 
 
 def _plan(folder):

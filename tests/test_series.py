@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 
+import pytest
+
 from dlojz import course, launch, log, series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 2"
@@ -24,6 +26,10 @@ def test_each_training_has_a_log_and_a_failure_ends_only_itself(course_folder):
     codes = {name: (folder / "exit_code").read_text().strip() for name, folder in folders.items()}
     assert codes == {"first": "0", "wrong": "1", "last": "0"}
     assert series.finished(job) == 3
+    assert [name for name, _ in series.as_they_end(job)] == ["first", "wrong", "last"]
+    (folders["last"] / "exit_code").unlink()  # as if the job had been killed before its end
+    with pytest.raises(RuntimeError, match="ended before last"):
+        list(series.as_they_end(job))
     first, last = (log.read(folders[name]) for name in ("first", "last"))
     assert first.start["arguments"]["seed"] == 0
     assert last.start["arguments"]["seed"] == 1

@@ -14,7 +14,6 @@ import math
 import random
 import statistics
 import sys
-import time
 from pathlib import Path
 
 from record import anonymous
@@ -42,13 +41,11 @@ def record(folder: Path, trainer: Path, flags: list[str], runs: int) -> Path:
     job = series.submit(entries, "aa")
     made = list(series.folders(job).values())
     try:
-        for run in tqdm(made, unit="run"):
-            while not (run / "exit_code").exists():
-                if job.state.final:
-                    sys.exit(job.explain())
-                time.sleep(0.5)
+        for _, run in tqdm(series.as_they_end(job), total=runs, unit="run"):
             if stats.summary(run).state != "COMPLETED":
                 sys.exit(f"{run}:\n{(run / 'stderr.txt').read_text()[-2000:]}")
+    except RuntimeError as error:  # the job has ended
+        sys.exit(str(error))
     except BaseException:  # interrupted, or a run failed: the others are not worth their time
         job.cancel()
         raise

@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from itertools import product
 from pathlib import Path
 
@@ -101,11 +100,7 @@ def record(wanted: dict[str, str], folder: Path, name: str):
         trainer, *flags = command.split()
         entries.append(series.Entry(recording, course.course_root() / trainer, flags))
     job = series.submit(entries, name, "04:00:00")
-    for recording, run in tqdm(series.folders(job).items(), unit="run"):
-        while not (run / "exit_code").exists():
-            if job.state.final:
-                sys.exit(job.explain())
-            time.sleep(0.2)
+    for recording, run in tqdm(series.as_they_end(job), total=len(entries), unit="run"):
         state = stats.summary(run).state
         if state not in ("COMPLETED", "OUT_OF_MEMORY"):
             sys.exit(f"{recording}: {state}\n{(run / 'stderr.txt').read_text()[-2000:]}")
@@ -123,7 +118,10 @@ def main():
     plan = {n: c for n, c in RECORDINGS[args.step].items() if args.only in n}
     wanted = {n: c for n, c in plan.items() if not (args.folder / f"{n}.jsonl").exists()}
     if wanted:
-        record(wanted, args.folder, f"record-{args.step}")
+        try:
+            record(wanted, args.folder, f"record-{args.step}")
+        except RuntimeError as error:
+            sys.exit(str(error))
     print(report.compare_runs([args.folder / f"{name}.jsonl" for name in plan]))
 
 
