@@ -123,8 +123,7 @@ class Chronometer:
         self._phase = "data"
         self._end_step(values)
         if self._look_at is not None and self._step > self._look_at:
-            self._witness.ends()  # before the drain, which reads what the step computed
-        self._drain()
+            self._witness.ends()
         if self._step == self._look_at:
             self._close_window()
             self._witness.begins()
@@ -145,6 +144,7 @@ class Chronometer:
     def backward(self):
         """The backward pass begins."""
         self._to("backward")
+        self._drain()  # here the device is busy: it never waits for what the host does now
 
     def update(self):
         """The optimizer's step, the scheduler and the metrics begin."""

@@ -136,14 +136,15 @@ def train_step(training, images, labels, args, chrono):
     loss.backward()
 
     chrono.update()
-    metrics.update(training.metrics, loss.detach(), logits.detach(), labels)  # before any wait
+    logits, loss = logits.detach(), loss.detach()  # frees the graph before any wait
+    metrics.update(training.metrics, loss, logits, labels)
     # TODO 02: unscale the gradients before they are clipped, and step through the scaler
     if args.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), args.clip_norm)
     training.optimizer.step()
 
     training.scheduler.step()
-    return loss.detach()
+    return loss
 
 
 def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
@@ -169,8 +170,7 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
 def evaluate(loader, training, device, args):
     training.model.eval()
     loader.batch_sampler.set_epoch(0)
-    steps = args.test_nsteps if args.test else len(loader)
-    for images, labels in islice(loader, steps):
+    for images, labels in islice(loader, args.test_nsteps if args.test else None):
         # TODO 01: copy the batch to the device
 
         logits, loss = forward(training, images, labels, args)

@@ -141,7 +141,8 @@ def train_step(training, images, labels, args, chrono):
     training.scaler.scale(loss).backward()
 
     chrono.update()
-    metrics.update(training.metrics, loss.detach(), logits.detach(), labels)  # before any wait
+    logits, loss = logits.detach(), loss.detach()  # frees the graph before any wait
+    metrics.update(training.metrics, loss, logits, labels)
     # 02: unscale the gradients before they are clipped, and step through the scaler
     if args.clip_norm > 0:
         training.scaler.unscale_(training.optimizer)
@@ -150,7 +151,7 @@ def train_step(training, images, labels, args, chrono):
     training.scaler.update()
 
     training.scheduler.step()
-    return loss.detach()
+    return loss
 
 
 def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
@@ -178,8 +179,7 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
 def evaluate(loader, training, device, args):
     training.model.eval()
     loader.batch_sampler.set_epoch(0)
-    steps = args.test_nsteps if args.test else len(loader)
-    for images, labels in islice(loader, steps):
+    for images, labels in islice(loader, args.test_nsteps if args.test else None):
         # 01: copy the batch to the device
         images = images.to(device, non_blocking=args.non_blocking)
         labels = labels.to(device, non_blocking=args.non_blocking)

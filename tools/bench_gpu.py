@@ -59,16 +59,16 @@ def ours(step, precision, channels_last, images, labels, batch):
     evidence.watch(Sink(), training, loader, args)
     training.model.train()
 
+    chrono = Chronometer(device, Sink())
+    chrono.start()
+    chrono.next_iter()
+
     def loop(steps):
-        chrono = Chronometer(device, Sink())
-        chrono.start()
-        chrono.next_iter()
         for _ in range(steps):
             chrono.transfer()
             x, y = (t.to(device, non_blocking=True) for t in (images, labels))
             loss = trainer.train_step(training, x, y, args, chrono)
             chrono.next_iter(images=len(x), loss=loss)
-        chrono.stop()
 
     return loop
 
@@ -86,12 +86,16 @@ def timm_loop(precision, channels_last, images, labels):
     scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     layout = torch.channels_last if channels_last else torch.contiguous_format
+    mean, std = (
+        torch.tensor(values, device=device).mul(255).view(1, 3, 1, 1)
+        for values in (timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD)
+    )
     model.train()
 
     def loop(steps):
         for _ in range(steps):
             x, y = (t.to(device, non_blocking=True) for t in (images, labels))
-            x = data.normalize(x.contiguous(memory_format=layout))
+            x = x.contiguous(memory_format=layout).float().sub_(mean).div_(std)  # as its loader
             with torch.autocast("cuda", dtype):
                 loss = criterion(model(x), y)
             optimizer.zero_grad()
