@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,10 @@ from dlojz import idr_torch
 
 # The flags that decide which images come when, at which learning rate.
 SAME_FLAGS = ("model", "image_size", "batch_size", "drop_last", "lr", "wd", "mom", "seed")
+
+LAST = (
+    "checkpoint.txt"  # in a run's folder: where its last checkpoint is; slurm/job.sbatch reads it
+)
 
 _SAVE_NOW = threading.Event()
 
@@ -28,6 +33,8 @@ class CheckpointError(Exception):
 def listen():
     """From now on SIGUSR1 asks for a checkpoint after the present step: a time limit is near."""
     signal.signal(signal.SIGUSR1, lambda *_: _SAVE_NOW.set())
+    if folder := os.environ.get("DLOJZ_RUN"):  # says that the signal may come: it would end others
+        Path(folder, LAST).touch()
 
 
 def due(args, steps_done: int) -> bool:
@@ -48,6 +55,8 @@ def save(training, args, epoch: int, step: int):
     temporary = args.checkpoint.with_name(f".{args.checkpoint.name}.{os.getpid()}")
     torch.save(state, temporary)
     temporary.replace(args.checkpoint)  # a reader, or a kill, finds the old file or the new one
+    if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
+        Path(folder, LAST).write_text(str(args.checkpoint.resolve()))
     _SAVE_NOW.clear()
     print(f"saved {args.checkpoint}: epoch {epoch}, step {step}", flush=True)
 

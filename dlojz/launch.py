@@ -1,4 +1,4 @@
-"""Submit the trainer as a job, watch it, cancel it.
+"""Submit the trainer as a job, watch it, cancel it: on this machine, or on Slurm.
 
     from dlojz.launch import submit, queue, latest
     job = submit("dlojz/dlojz.py --test -b 128")          # one job
@@ -6,13 +6,13 @@
     job.wait(); job.state; job.directory; job.cancel()
 
 What runs is what was submitted: the trainer is copied into the job's folder, and the copy is run.
-Jobs run one after the other and outlive whoever submitted them.
+Jobs outlive whoever submitted them; on one machine they run one after the other.
 """
 
 import json
 import os
-import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,13 +21,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 import psutil
 
-from dlojz import local, log
+from dlojz import local, log, sites, slurm
 from dlojz.course import course_root
 from dlojz.table import Table
+
+MESSAGES = ("supervisor.txt", "slurm.txt", "stderr.txt")  # in a job's folder: what went wrong
 
 
 class State(StrEnum):
@@ -40,6 +43,8 @@ class State(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     CANCELLED = "CANCELLED"
     TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"  # these two on a cluster only
+    PREEMPTED = "PREEMPTED"
 
     @property
     def final(self) -> bool:
@@ -48,6 +53,13 @@ class State(StrEnum):
 
 class SubmitError(Exception):
     """A job that can't be submitted, with what to change."""
+
+
+class Script(str):
+    """What a job would run; shown as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,8 @@ class Job:
         info, file = self.info, self.directory / "state.json"
         if not info:
             return _status_by_hand(self.directory)
+        if "slurm" in info:
+            return slurm.status(self.directory, info["slurm"])
         status = _read_json(file)
         here = info["host"] == socket.gethostname()  # elsewhere nobody can tell
         if not State(status["state"]).final and here and not local.is_alive(Path(info["ticket"])):
@@ -99,18 +113,22 @@ class Job:
         while not (state := self.state).final:
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"job {self.id} is still {state} after {timeout} s")
-            time.sleep(0.05)
+            time.sleep(1 if "slurm" in self.info else 0.05)  # a controller serves many
         return state
 
     def cancel(self):
         """Take it from the queue, or end it. Nothing happens to one that has ended."""
-        if not self.state.final:
+        if self.state.final:
+            return
+        if "slurm" in self.info:
+            slurm.cancel(self.info["slurm"])
+        else:
             (self.directory / "cancel").touch()
 
     def explain(self, lines: int = 12) -> str:
         """The state, the last lines of stderr, and where to read more."""
         reason = self.status.get("reason")
-        files = (self.directory / name for name in ("supervisor.txt", "stderr.txt"))
+        files = (self.directory / name for name in MESSAGES)
         text = "".join(f.read_text(errors="replace") for f in files if f.exists())
         tail = text.splitlines()
         tail = _lines_of_the_trainer(tail[:-lines]) + tail[-lines:]
@@ -135,19 +153,30 @@ def submit(
     module: str | None = None,
     account: str | None = None,
     files: Mapping[str, bytes] | None = None,
-) -> Job | list[Job]:
-    """Run the trainer with its flags as a job, when its turn comes.
+    dry_run: bool = False,
+) -> Job | list[Job] | Script:
+    """Run the trainer with its flags as a job, when its turn comes: here, or on Slurm.
 
     command: "dlojz/dlojz.py --test -b 128". A list of commands submits each, to run in order. A
         tuple is one command in words, for paths that a shell would trip over.
-    n_gpu: GPUs, one process for each; on a machine without a GPU, processes.
-    time_max: "HH:MM:SS", or another form that Slurm knows; then the job is ended.
-    module, account: recorded; a cluster uses them.
+    n_gpu: GPUs, one process for each; on a machine without a GPU, processes. On a cluster more than
+        one node has takes whole nodes.
+    time_max: "HH:MM:SS", or another form that Slurm knows; then the job is ended. On a cluster it
+        is stopped before, goes back to the queue and on from its checkpoint, if it keeps one.
+    module, account: a cluster loads the one, in place of its site's, and charges the other;
+        "xyz@a100" asks for nodes with A100s.
     files: what the job finds in its folder, by name.
+    dry_run: submit nothing, show the script or the command.
     """
-    seconds = _seconds(time_max)
+    try:
+        seconds = sites.seconds(time_max)
+    except ValueError as error:
+        raise SubmitError(f"time_max={error}") from None
     recorded = {"module": module, "account": account}
     files = files or {}
+    if dry_run:
+        one = command[0] if isinstance(command, list) and command else command
+        return _script(_prepare(one, n_gpu), n_gpu, name, seconds, recorded)
     if isinstance(command, list):
         if not command:
             raise SubmitError("an empty list of commands: expected at least one")
@@ -180,12 +209,8 @@ def _prepare(command, n_gpu) -> tuple[Path, bytes, list[str]]:
         raise SubmitError('an empty command: expected one like "dlojz/dlojz.py --test -b 32"')
     if not isinstance(n_gpu, int) or n_gpu < 1:
         raise SubmitError(f"n_gpu={n_gpu!r}: expected a whole number from 1")
-    if local.devices() == ("cpu",):
-        most, what = max(2, len(os.sched_getaffinity(0))), "no GPU, and CPUs for so many processes"
-    else:
-        most, what = len(local.devices()), "so many GPUs"
-    if n_gpu > most:
-        raise SubmitError(f"n_gpu={n_gpu}: this machine has {what}: {most}; ask for at most that")
+    if launcher() == "local":
+        _fits_here(n_gpu)
     trainer = _find(words[0])
     source = trainer.read_bytes()
     try:
@@ -197,6 +222,15 @@ def _prepare(command, n_gpu) -> tuple[Path, bytes, list[str]]:
             f"    {' ' * ((error.offset or 1) - 1)}^\nnothing was submitted"
         ) from None
     return trainer, source, words
+
+
+def _fits_here(n_gpu):
+    if local.devices() == ("cpu",):
+        most, what = max(2, len(os.sched_getaffinity(0))), "no GPU, and CPUs for so many processes"
+    else:
+        most, what = len(local.devices()), "so many GPUs"
+    if n_gpu > most:
+        raise SubmitError(f"n_gpu={n_gpu}: this machine has {what}: {most}; ask for at most that")
 
 
 def _find(name: str) -> Path:
@@ -212,32 +246,80 @@ def _find(name: str) -> Path:
     )
 
 
+def launcher() -> str:
+    """Who runs jobs: "slurm" where a controller answers, else "local"; $DLOJZ_LAUNCHER decides."""
+    chosen = os.environ.get("DLOJZ_LAUNCHER")
+    if chosen is None:
+        return "slurm" if _slurm_is_here() else "local"
+    if chosen not in ("local", "slurm"):
+        raise SubmitError(f"DLOJZ_LAUNCHER={chosen!r}: expected local or slurm, or nothing")
+    return chosen
+
+
+_slurm_is_here = cache(slurm.is_here)
+
+
+def _slurm_script(n_gpu, name, seconds, recorded):
+    try:
+        return slurm.script(n_gpu, seconds, name, recorded["account"], recorded["module"])
+    except (slurm.SlurmError, sites.SiteError, OSError) as error:
+        raise SubmitError(f"{error}\nnothing was submitted") from None
+
+
+def _script(prepared, n_gpu, name, seconds, recorded) -> Script:
+    trainer, _, words = prepared
+    if launcher() == "slurm":
+        return Script(_slurm_script(n_gpu, name, seconds, recorded)[0])
+    return Script(shlex.join(trainer_argv(trainer, words[1:], n_gpu)))
+
+
 def _submit_one(prepared, n_gpu, name, time_max_s, recorded, files) -> Job:
     trainer, source, words = prepared
+    on_slurm = launcher() == "slurm"
+    if on_slurm:
+        script, site = _slurm_script(n_gpu, name, time_max_s, recorded)
     run = log.new_run()
     copy = run / "trainer.py"
     copy.write_bytes(source)
     for file, content in files.items():
         (run / file).write_bytes(content)
+    for file in ("stdout.txt", "stderr.txt"):
+        (run / file).touch()
+    job = {
+        "name": name,
+        "command": words,
+        "trainer": str(trainer),
+        "cwd": str(course_root()),
+        "n_gpu": n_gpu,
+        "time_max_s": time_max_s,
+        "submitted": time.time(),
+        "host": socket.gethostname(),
+        **recorded,
+    }
+    log.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
+    if on_slurm:
+        _start_on_slurm(run, job, script, site, [str(copy), *words[1:]])
+    else:
+        _start_here(run, job | {"argv": trainer_argv(copy, words[1:], n_gpu)})
+    return Job(run)
+
+
+def _start_on_slurm(run, job, script, site, words):
+    try:
+        number = slurm.sbatch(run, script, site, words)
+    except slurm.SlurmError as error:
+        shutil.rmtree(run)  # it was never a job
+        raise SubmitError(
+            f"Slurm refused the job: {error}\nthe site is {site.name} (slurm/sites, DLOJZ_SITE); "
+            "submit(..., dry_run=True) shows the script; nothing was submitted"
+        ) from None
+    _keep(run, job | {"slurm": number, "site": site.name})
+
+
+def _start_here(run, job):
     ticket, fd = local.take_ticket(run)
     try:
-        job = {
-            "name": name,
-            "command": words,
-            "trainer": str(trainer),
-            "argv": trainer_argv(copy, words[1:], n_gpu),
-            "cwd": str(course_root()),
-            "n_gpu": n_gpu,
-            "time_max_s": time_max_s,
-            "submitted": time.time(),
-            "host": socket.gethostname(),
-            "ticket": str(ticket),
-            **recorded,
-        }
-        (run / "stdout.txt").touch()
-        (run / "stderr.txt").touch()
-        log.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
-        log.write_atomically(run / "job.json", json.dumps(job, indent=1, default=str))
+        _keep(run, job | {"ticket": str(ticket)})
         with (run / "supervisor.txt").open("wb") as output:
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "dlojz.local", str(run), str(ticket)],
@@ -249,20 +331,10 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded, files) -> Job:
             )
     finally:
         os.close(fd)
-    return Job(run)
 
 
-def _seconds(time_max: str) -> int:
-    """Slurm's forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time_max))
-    if not match:
-        raise SubmitError(f"time_max={time_max!r}: expected HH:MM:SS, such as 00:10:00")
-    days, *fields = (None if f is None else int(f) for f in match.groups())
-    fields = [f for f in fields if f is not None]
-    if days is None and len(fields) < 3:
-        fields.insert(0, 0)  # without days, a single number is minutes
-    hours, minutes, seconds = (*fields, 0, 0)[:3]
-    return 86400 * (days or 0) + 3600 * hours + 60 * minutes + seconds
+def _keep(run, job):
+    log.write_atomically(run / "job.json", json.dumps(job, indent=1, default=str))
 
 
 # Finding jobs again -------------------------------------------------------------------------

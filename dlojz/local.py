@@ -210,7 +210,7 @@ def _run(run, job, held):
     stopped = _watch(run, process, time.monotonic() + job["time_max_s"])
     _end_all()
     memory_was_full = _oom_kills() > kills_before  # for some process of this machine
-    state, reason = stopped or _outcome(run, process.returncode, memory_was_full)
+    state, reason = stopped or outcome(run, process.returncode, memory_was_full)
     _write_state(
         run,
         state,
@@ -269,7 +269,8 @@ def _end_all():
         psutil.wait_procs(alive, timeout=GRACE_S)
 
 
-def _outcome(run, exit_code, memory_was_full):
+def outcome(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, str | None]:
+    """(state, reason) of a job that ended by itself, from its exit code, logs and errors."""
     if exit_code == 0:
         return "COMPLETED", None
     for file in sorted(run.glob("events*.jsonl")):

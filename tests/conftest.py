@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,67 @@ def stop_at_first_save(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "save", save_and_stop)
+
+
+class Slurm:
+    """A throw-away cluster of two nodes with two fake GPUs each; see tests/slurm/cluster.sh."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.env = {**os.environ, "SLURM_FIXTURE_DIR": str(folder)}
+        self.conf = self.folder / "slurm.conf"
+
+    def script(self, command):
+        script = REPOSITORY / "tests" / "slurm" / "cluster.sh"
+        done = subprocess.run(
+            [script, command],
+            env=self.env,
+            timeout=90,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+
+    def call(self, *command, timeout=30):
+        env = {**os.environ, "SLURM_CONF": str(self.conf)}
+        done = subprocess.run(
+            [str(c) for c in command], env=env, timeout=timeout, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def nodes(self):
+        """{node: state}."""
+        return dict(
+            line.split()
+            for line in self.call("sinfo", "-hN", "-p", "main", "-o", "%N %T").splitlines()
+        )
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The cluster, up; it ends with the session, and all that it runs with it."""
+    if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "sbatch"))):
+        refuse = pytest.fail if os.environ.get("CI") else pytest.skip
+        refuse("needs root, and tools/system.sh: apt-get install slurm-wlm munge iproute2")
+    # A short path: a unix socket's is limited to 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="dlojz-slurm-", dir="/tmp") as folder:
+        slurm = Slurm(folder)
+        slurm.script("start")
+        try:
+            yield slurm
+        finally:
+            slurm.script("stop")
+
+
+@pytest.fixture
+def on_slurm(cluster, course_folder, monkeypatch):
+    """A course folder whose jobs go to the cluster."""
+    shutil.copytree(REPOSITORY / "slurm", course_folder / "slurm")
+    shutil.copy(REPOSITORY / "tests" / "slurm" / "fixture.toml", course_folder / "slurm" / "sites")
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "slurm")
+    yield cluster
+    cluster.call("bash", "-c", "squeue -h -o %A | sort -u | xargs -r scancel")

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from dlojz import launch, local
+from dlojz import launch, local, sites
 from dlojz.launch import State, SubmitError, find, latest, queue, submit
 
 
@@ -164,9 +164,9 @@ def test_a_stubborn_trainer_ends_with_its_supervisor(script):
 
 def test_a_failure_beside_a_kernel_that_kills_others_is_a_failure(course_folder):
     (course_folder / "stderr.txt").write_text("ValueError: my bug")
-    assert local._outcome(course_folder, 1, memory_was_full=True)[0] == "FAILED"
-    assert local._outcome(course_folder, -9, memory_was_full=True)[0] == "OUT_OF_MEMORY"
-    assert local._outcome(course_folder, -9, memory_was_full=False)[0] == "FAILED"
+    assert local.outcome(course_folder, 1, memory_was_full=True)[0] == "FAILED"
+    assert local.outcome(course_folder, -9, memory_was_full=True)[0] == "OUT_OF_MEMORY"
+    assert local.outcome(course_folder, -9, memory_was_full=False)[0] == "FAILED"
 
 
 def test_a_submission_that_was_cut_short_disturbs_nobody(script, course_folder):
@@ -300,7 +300,7 @@ def test_a_syntax_error_is_told_at_once_with_its_line(script, course_folder):
     [("00:10:00", 600), ("05:00:00", 18000), ("2:30", 150), ("90", 5400), ("1-2", 93600)],
 )
 def test_time_limits_are_read_as_slurm_reads_them(limit, seconds):
-    assert launch._seconds(limit) == seconds
+    assert sites.seconds(limit) == seconds
 
 
 def test_latest_finds_a_sweep_again(script, course_folder):

@@ -1,0 +1,387 @@
+"""The launcher on a real Slurm: two nodes, four fake GPUs; states, limits, failures, names."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from dlojz import launch, slurm
+from dlojz.launch import State, SubmitError, find, latest, queue, submit
+
+
+@pytest.fixture
+def script(course_folder):
+    """Write a small trainer: script("code", name="t.py") -> its path."""
+
+    def write(code, name="t.py"):
+        path = course_folder / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return write
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+    return found
+
+
+def text(job, file="stdout.txt"):
+    return (job.directory / file).read_text()
+
+
+def completed(job, seconds=120):
+    assert job.wait(seconds) == State.COMPLETED, job.explain()
+    return text(job)
+
+
+# One job ---------------------------------------------------------------------------------------
+
+
+def test_a_job_runs_on_a_node_with_its_flags_and_is_kept(on_slurm, script):
+    script("import socket, sys; print(socket.gethostname(), sys.argv[1:])")
+    job = submit("t.py --a 'b c' -d", name="first")
+    assert job.info["slurm"].isdigit()
+    assert completed(job).split(" ", 1)[1] == "['--a', 'b c', '-d']\n"
+    assert text(job).startswith("node")
+    assert repr(job) == "<job 0001 'first': COMPLETED>"
+    assert job.status["ended"] >= job.status["started"]
+    assert find(1) == latest() == job
+
+
+def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
+    script("import sys; sys.exit(int(sys.argv[1]))")
+    well, badly = submit(["t.py 0", "t.py 3"])
+    until(lambda: all((j.directory / "exit_code").exists() for j in (well, badly)))
+    monkeypatch.setattr(slurm, "show", lambda number: {})  # as minutes after the end
+    assert well.state == State.COMPLETED
+    assert badly.state == State.FAILED
+    assert badly.status["reason"] == "exit code 3"
+    lost = submit("t.py 0")
+    (lost.directory / "exit_code").unlink(missing_ok=True)
+    assert "Slurm knows it no more" in lost.status["reason"] or lost.state == State.COMPLETED
+
+
+def test_a_controller_that_does_not_answer_is_told(on_slurm, script, monkeypatch, tmp_path):
+    script("import time; time.sleep(99)")
+    job = submit("t.py")
+    until(lambda: job.state == State.RUNNING)
+    elsewhere = tmp_path / "slurm.conf"
+    elsewhere.write_text(on_slurm.conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1"))
+    monkeypatch.setenv("SLURM_CONF", str(elsewhere))
+    assert job.state == State.RUNNING, "what was last known"
+    assert "Slurm does not answer" in job.status["reason"]
+
+
+def test_a_failure_shows_the_end_of_stderr(on_slurm, script):
+    script("raise ValueError('the reason')")
+    job = submit("t.py")
+    assert job.wait(60) == State.FAILED
+    assert "ValueError: the reason" in job.explain()
+
+
+def test_out_of_memory_is_told_from_the_log(on_slurm):
+    job = submit("dlojz.py --test --data synthetic --model resnet18 --image-size 100000 -b 64")
+    assert job.wait(120) == State.OUT_OF_MEMORY, job.explain()
+
+
+@pytest.mark.parametrize(
+    "name", ["a'; echo foo", 'q"uote', "sp ace", "$(touch pwned)", "-rf", "é…"]
+)
+def test_hostile_names_are_only_names(on_slurm, name, script, course_folder):
+    folder = course_folder / f"in {name}"
+    folder.mkdir()
+    path = folder / f"{name}.py"
+    path.write_text("import sys; print(sys.argv[1:])")
+    job = submit((str(path), name, "%j", "JobState=FAILED"), name=name)
+    assert completed(job) == f"{[name, '%j', 'JobState=FAILED']}\n"
+    assert job.name == name
+    assert latest(name).id == job.id
+    assert not (course_folder / "pwned").exists()
+
+
+def test_a_hostile_course_folder_is_only_a_folder(on_slurm, script, course_folder, monkeypatch):
+    root = course_folder.parent / "a'; echo foo $(touch pwned) %j JobState=FAILED"
+    course_folder.rename(root)
+    monkeypatch.setenv("DLOJZ_ROOT", str(root))
+    monkeypatch.chdir(root)
+    (root / "t.py").write_text("print('well')")
+    assert completed(submit("t.py")) == "well\n"
+
+
+# Several processes -----------------------------------------------------------------------------
+
+WHO = """
+    import dataclasses, json, os, sys
+    from dlojz import idr_torch
+    found = {name: getattr(idr_torch, name) for name in
+             (*(f.name for f in dataclasses.fields(idr_torch.Ranks)), "is_master")}
+    found["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with open(f"{os.environ['DLOJZ_RUN']}/{found['rank']}.json", "w") as file:
+        json.dump(found, file)
+    """
+
+
+def who(job, size):
+    return [json.loads(text(job, f"{rank}.json")) for rank in range(size)]
+
+
+def test_every_field_of_idr_torch_on_two_nodes_with_two_tasks(on_slurm, script):
+    script(WHO)
+    job = submit("t.py", n_gpu=4)
+    completed(job)
+    for rank, found in enumerate(who(job, 4)):
+        port = found.pop("master_port")
+        assert 10_000 <= port < 29_500
+        assert found == {
+            "rank": rank,
+            "local_rank": rank % 2,
+            "size": 4,
+            "local_size": 2,
+            "num_nodes": 2,
+            "cpus_per_task": 2,
+            "gpu_ids": [0, 1],
+            "nodelist": "node[1-2]",
+            "hostnames": ["node1", "node2"],
+            "master_addr": "node1",
+            "is_master": rank == 0,
+            "visible": "0,1",
+        }
+
+
+def test_every_field_of_idr_torch_under_srun_torchrun(on_slurm, script, course_folder):
+    path = script(WHO)
+    out = course_folder / "runs" / "by-hand"
+    out.mkdir(parents=True)
+    run = (
+        "srun --export=ALL --ntasks-per-node=1 --cpus-per-task=4 "
+        f"{sys.executable} -P -m torch.distributed.run --nnodes=2 --nproc-per-node=2 "
+        f"--rdzv-backend=c10d --rdzv-endpoint=node1:23456 --rdzv-id=1 {path}"
+    )
+    number = on_slurm.call(
+        *("sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--cpus-per-task=4"),
+        *("--gres=gpu:2", f"--output={out}/out", f"--export=ALL,DLOJZ_RUN={out}", "--wrap", run),
+    ).strip()
+    until(lambda: slurm.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
+    assert slurm.show(number)["JobState"] == "COMPLETED", (out / "out").read_text()
+    job = launch.Job(out)
+    for rank, found in enumerate(who(job, 4)):
+        assert found.pop("master_addr") == "node1"
+        found.pop("master_port")
+        assert found == {
+            "rank": rank,
+            "local_rank": rank % 2,
+            "size": 4,
+            "local_size": 2,
+            "num_nodes": 2,
+            "cpus_per_task": found["cpus_per_task"],
+            "gpu_ids": [0, 1],
+            "nodelist": "node[1-2]",
+            "hostnames": ["node1", "node2"],
+            "is_master": rank == 0,
+            "visible": "0,1",
+        }
+
+
+def test_every_field_of_idr_torch_alone(on_slurm, script):
+    script(WHO)
+    job = submit("t.py")
+    completed(job)
+    (found,) = who(job, 1)
+    node = found["nodelist"]
+    assert node in ("node1", "node2")
+    assert found == {
+        "rank": 0,
+        "local_rank": 0,
+        "size": 1,
+        "local_size": 1,
+        "num_nodes": 1,
+        "cpus_per_task": 2,
+        "gpu_ids": [0],
+        "nodelist": node,
+        "hostnames": [node],
+        "master_addr": "127.0.0.1",
+        "master_port": 0,
+        "is_master": True,
+        "visible": "0",
+    }
+
+
+def test_one_process_that_fails_ends_the_others(on_slurm, script):
+    script("""
+        import os, sys, time
+        if os.environ["SLURM_PROCID"] == "3": sys.exit(7)
+        time.sleep(99)
+        """)
+    job = submit("t.py", n_gpu=4)
+    assert job.wait(60) == State.FAILED, job.explain()
+
+
+def test_a_job_never_takes_part_of_two_nodes(on_slurm, script):
+    script("")
+    with pytest.raises(SubmitError, match=r"2 GPUs each.*ask for 2 or 4"):
+        submit("t.py", n_gpu=3)
+    assert launch.jobs() == []
+
+
+def test_what_slurm_refuses_is_told_and_leaves_nothing(on_slurm, script, course_folder):
+    script("")
+    site = course_folder / "slurm" / "sites" / "fixture.toml"
+    site.write_text(site.read_text().replace('"main"', '"nowhere"'))
+    with pytest.raises(SubmitError, match=r"(?s)refused the job.*partition.*nothing was submitted"):
+        submit("t.py")
+    assert launch.jobs() == []
+
+
+def test_a_job_that_can_never_start_says_why(on_slurm, script):
+    script("")
+    job = submit("t.py", n_gpu=64)
+    until(lambda: "nodes" in (job.status["reason"] or ""))
+    assert job.state == State.QUEUED
+
+
+# The queue -------------------------------------------------------------------------------------
+
+
+def test_a_full_partition_queues_a_job_which_then_runs(on_slurm, script, tmp_path):
+    go = tmp_path / "go"
+    script(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)")
+    fill = submit("t.py", n_gpu=4)
+    until(lambda: fill.state == State.RUNNING)
+    script("print('at last')", "next.py")
+    waiting = submit("next.py", name="next")
+    until(lambda: waiting.status.get("reason") == "waits for free nodes")
+    assert waiting.state == State.QUEUED
+    row = next(r for r in queue().rows if r[0] == waiting.id)
+    assert row[2] == "QUEUED"
+    go.touch()
+    assert completed(waiting) == "at last\n"
+
+
+def test_a_sweep_runs_side_by_side(on_slurm, script):
+    script("import sys, time; print(sys.argv[1]); time.sleep(1)")
+    jobs = submit([f"t.py {i}" for i in range(4)], name="sweep")
+    assert [completed(j) for j in jobs] == ["0\n", "1\n", "2\n", "3\n"]
+    assert latest("sweep") == jobs
+
+
+def test_a_waiting_job_and_a_running_job_can_be_cancelled(on_slurm, script):
+    script("import time; print('runs', flush=True); time.sleep(99)")
+    running, waiting = submit("t.py", n_gpu=4), submit("t.py", n_gpu=4)
+    until(lambda: running.state == State.RUNNING)
+    waiting.cancel()
+    assert waiting.wait(30) == State.CANCELLED
+    running.cancel()
+    assert running.wait(60) == State.CANCELLED
+    running.cancel()  # of one that has ended: nothing
+    assert text(waiting) == "", "it never ran"
+    assert "cancelled" in running.explain()
+
+
+def test_from_a_notebook_that_runs_in_slurm(on_slurm, script, course_folder):
+    """A kernel in a job of its own has Slurm's variables of that job: none reaches the new one."""
+    script(WHO)
+    outer = script(
+        "from dlojz.launch import submit; import sys; job = submit('t.py', n_gpu=2);"
+        "job.wait(60); print(job.id, job.state)",
+        "kernel.py",
+    )
+    out = course_folder / "out"
+    number = on_slurm.call(
+        *("sbatch", "--parsable", "-n1", "--cpus-per-task=1", f"--output={out}", "--wrap"),
+        f"srun --export=HOME,PATH,SLURM_CONF,DLOJZ_ROOT,DLOJZ_LAUNCHER {sys.executable} {outer}",
+    ).strip()
+    until(lambda: slurm.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
+    assert "0001 COMPLETED" in out.read_text()
+    assert [found["size"] for found in who(find(1), 2)] == [2, 2]
+
+
+# What goes wrong on a cluster ------------------------------------------------------------------
+
+STUBBORN = """
+    import os, time
+    with open(f"{os.environ['DLOJZ_RUN']}/begun", "a") as file:
+        file.write(os.environ.get("SLURM_RESTART_COUNT", "0") + "\\n")
+    while not os.path.exists(f"{os.environ['DLOJZ_RUN']}/go"): time.sleep(0.1)
+    """
+
+
+def begun(job):
+    file = job.directory / "begun"
+    return file.read_text().split() if file.exists() else []
+
+
+def test_a_time_limit_ends_a_job_that_keeps_no_checkpoint(on_slurm, script):
+    script(STUBBORN)
+    job = submit("t.py", time_max="00:01:00")
+    assert job.wait(180) == State.TIMEOUT
+    assert "without a checkpoint" in job.explain()
+
+
+def test_a_preempted_job_goes_back_to_the_queue_and_runs_again(on_slurm, script, course_folder):
+    site = course_folder / "slurm" / "sites" / "fixture.toml"
+    site.write_text(site.read_text().replace('"main"', '"low"'))
+    script(STUBBORN)
+    job = submit("t.py", n_gpu=4)
+    until(lambda: begun(job) == ["0", "0", "0", "0"])
+    on_slurm.call("srun", "-p", "high", "-N2", "--exclusive", "true", timeout=60)
+    until(lambda: len(begun(job)) == 8)
+    assert "begun 2 times" in job.status["reason"]
+    (job.directory / "go").touch()
+    completed(job)
+
+
+def test_a_node_that_fails_sends_the_job_back_to_the_queue(on_slurm, script, cluster):
+    script(STUBBORN)
+    job = submit("t.py", n_gpu=4)
+    until(lambda: begun(job) == ["0"] * 4)
+    kill_node(cluster, "node2")
+    until(lambda: cluster.nodes()["node2"].startswith("down"), 90)
+    until(lambda: job.state == State.QUEUED, 30)
+    start_node("node2", cluster)
+    until(lambda: len(begun(job)) == 8, 90)
+    (job.directory / "go").touch()
+    completed(job)
+
+
+def kill_node(cluster, node):
+    daemon = psutil.Process(int((cluster.folder / "run" / f"slurmd.{node}.pid").read_text()))
+    daemon.kill()
+
+
+def start_node(node, cluster):
+    subprocess.run(
+        ["unshare", "--uts", "sh", "-c", f"hostname {node} && exec slurmd -N {node}"],
+        env={**os.environ, "SLURM_CONF": str(cluster.conf)},
+        check=True,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize(
+    ("slurm_state", "state", "words"),
+    [
+        ("NODE_FAIL", "NODE_FAIL", "one of its nodes failed"),
+        ("PREEMPTED", "PREEMPTED", "higher priority"),
+        ("BOOT_FAIL", "FAILED", "a node did not start"),
+        ("DEADLINE", "FAILED", "its deadline passed"),
+        ("OUT_OF_MEMORY", "OUT_OF_MEMORY", "more memory"),
+        ("CANCELLED", "CANCELLED", "cancelled"),
+        ("SUSPENDED", "RUNNING", "goes on by itself"),
+        ("REQUEUE_HOLD", "QUEUED", "scontrol release"),
+    ],
+)
+def test_every_state_is_told_in_words(tmp_path, slurm_state, state, words):
+    fields = {"JobState": slurm_state, "ExitCode": "1:0", "NodeList": "node[1-2]"}
+    found = slurm._status(tmp_path, fields)
+    assert found["state"] == state
+    assert words in found["reason"]
+    assert State(state)
