@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dlojz import course, generate, launch, log, presets
 
-BAD_INPUT = (launch.SubmitError, generate.DataError, log.LogError)
+BAD_INPUT = (launch.SubmitError, launch.SlurmError, generate.DataError, log.LogError)
 
 
 def main(argv=None) -> int:
@@ -61,6 +61,9 @@ def _add_job_commands(command):
     add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
     add("--name", default="dlojz")
     add("--time-max", default="00:10:00", help="HH:MM:SS, then it is ended")
+    add("--account", help="on a cluster: whose hours; xyz@a100 asks for nodes with A100s")
+    add("--module", help="on a cluster: what to load, in place of its site's")
+    add("--dry-run", action="store_true", help="show the script or the command, submit nothing")
     add("--wait", action="store_true", help="wait for the end and show the report")
 
     add = command("queue", _queue, "the jobs that wait or run, and the last ones")
@@ -119,7 +122,18 @@ def _or(value, default):
 
 def _submit(args):
     command = args.command if len(args.command) > 1 else args.command[0]
-    jobs = launch.submit(command, args.n_gpu, args.name, args.time_max)
+    jobs = launch.submit(
+        command,
+        args.n_gpu,
+        args.name,
+        args.time_max,
+        module=args.module,
+        account=args.account,
+        dry_run=args.dry_run,
+    )
+    if args.dry_run:
+        print(jobs)
+        return 0
     jobs = jobs if isinstance(jobs, list) else [jobs]
     for job in jobs:
         print(f"job {job.id}: {job.command}", flush=True)

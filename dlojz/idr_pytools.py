@@ -11,7 +11,7 @@ def gpu_jobs_submitter(
     """Submit one command or a list of them; returns the jobs' ids.
 
     command: with a bare file name and underscores in flags, as in the slides.
-    module, account: recorded with the job; a cluster uses them, this machine does not.
+    module, account: a cluster loads the one and charges the other; this machine ignores them.
     """
     commands = [command] if isinstance(command, str) else list(command)
     jobs = launch.submit(
@@ -26,10 +26,10 @@ def gpu_jobs_submitter(
 
 
 def display_slurm_queue(name=None):
-    """Show the jobs with this name."""
-    from IPython.display import display
+    """Show the jobs with this name, live where there are widgets; does not wait for them."""
+    from dlojz import widgets
 
-    display(launch.queue(name))
+    widgets.queue(name)
 
 
 def search_log(name=None, contains=None, with_err=False) -> list[Path]:

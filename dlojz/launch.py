@@ -28,8 +28,10 @@ import psutil
 
 from dlojz import local, log, sites, slurm
 from dlojz.course import course_root
+from dlojz.slurm import SlurmError
 from dlojz.table import Table
 
+QUEUE = ("job", "name", "state", "time", "GPUs", "note", "command")
 MESSAGES = ("supervisor.txt", "slurm.txt", "stderr.txt")  # in a job's folder: what went wrong
 
 
@@ -262,7 +264,7 @@ _slurm_is_here = cache(slurm.is_here)
 def _slurm_script(n_gpu, name, seconds, recorded):
     try:
         return slurm.script(n_gpu, seconds, name, recorded["account"], recorded["module"])
-    except (slurm.SlurmError, sites.SiteError, OSError) as error:
+    except (SlurmError, sites.SiteError, OSError) as error:
         raise SubmitError(f"{error}\nnothing was submitted") from None
 
 
@@ -307,7 +309,7 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded, files) -> Job:
 def _start_on_slurm(run, job, script, site, words):
     try:
         number = slurm.sbatch(run, script, site, words)
-    except slurm.SlurmError as error:
+    except SlurmError as error:
         shutil.rmtree(run)  # it was never a job
         raise SubmitError(
             f"Slurm refused the job: {error}\nthe site is {site.name} (slurm/sites, DLOJZ_SITE); "
@@ -376,20 +378,44 @@ def _is_series(job):
 
 
 def queue(name: str | None = None, last: int = 5) -> Table:
-    """The jobs that wait or run, and the `last` ones that have ended."""
-    wanted = [(j, j.state) for j in jobs() if name in (None, j.name)]
-    ended = [j for j, state in wanted if state.final]
-    hidden = set(ended[: max(0, len(ended) - last)])
-    rows = [
-        (j.id, j.name, str(state), _time(j), str(j.info.get("n_gpu", 1)), j.command)
-        for j, state in wanted
-        if j not in hidden
+    """The jobs that wait or run, and the `last` ones that have ended; `widgets.queue` is live."""
+    rows = [tuple(row.values()) for row in queue_rows(in_queue(name, last))]
+    return Table(QUEUE, rows, "<<<>><<", "no jobs")
+
+
+def queue_rows(found: list[tuple[Job, dict]]) -> list[dict[str, str]]:
+    """What `queue` says of each job, by column."""
+    return [
+        dict(
+            zip(
+                QUEUE,
+                (
+                    *(job.id, job.name, status["state"], _time(job, status)),
+                    *(str(job.info.get("n_gpu", 1)), _note(status), job.command),
+                ),
+                strict=True,
+            )
+        )
+        for job, status in found
     ]
-    return Table(("job", "name", "state", "time", "GPUs", "command"), rows, "<<<>><", "no jobs")
 
 
-def _time(job):
-    status, info = job.status, job.info
+def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
+    """The jobs that `queue` shows, oldest first, each with its status as it is now."""
+    wanted = [(j, j.status) for j in jobs() if name in (None, j.name)]
+    ended = [j for j, status in wanted if State(status["state"]).final]
+    hidden = set(ended[: max(0, len(ended) - last)])
+    return [(j, status) for j, status in wanted if j not in hidden]
+
+
+def _note(status):
+    """Why a job waits, or ended as it did, in one line."""
+    reason = (status.get("reason") or "").splitlines() or [""]
+    return reason[0] if len(reason[0]) <= 60 else reason[0][:57] + "..."
+
+
+def _time(job, status):
+    info = job.info
     begin = status.get("started") or info.get("submitted")
     if begin is None:
         return ""

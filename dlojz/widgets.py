@@ -1,17 +1,18 @@
-"""What a trainee touches in a notebook: a run's monitor, a quiz, a prediction and its score.
+"""What a trainee touches in a notebook: a run's monitor, the queue, a quiz, a prediction.
 
 Shells over `report`, `launch` and `progress`: a control, an output, a call.
 """
 
 import re
 import threading
+import time
 from dataclasses import dataclass
 from html import escape
 
 import ipywidgets
 from IPython.display import display
 
-from dlojz import progress, stats
+from dlojz import launch, progress, stats
 from dlojz.quizzes import QUIZZES
 
 GOOD, BAD = "#009E73", "#B3261E"
@@ -50,6 +51,69 @@ def _move(job, bar, text, cancel):
     if ended_well:
         bar.value = bar.max
     cancel.disabled = True
+
+
+# The queue ------------------------------------------------------------------------------------
+
+COLUMNS = {"job": "4em", "name": "9em", "state": "10em", "time": "6em", "note": "24em"}
+COLOURS = {"RUNNING": GOOD, "COMPLETED": GOOD, "QUEUED": "#666666", "CANCELLED": "#666666"}
+
+
+def queue(name: str | None = None, last: int = 5, every: float = 2.0):
+    """The jobs that wait or run, live, each with a button to cancel it; returns at once.
+
+    name: only jobs with this name; last: how many that have ended; every: seconds between looks.
+    Goes on by itself until no job is left, so that the notebook can be used meanwhile.
+    """
+    view = _Queue(name, last)
+    view.look()
+    display(view.box)
+    threading.Thread(target=view.follow, args=(every,), daemon=True).start()
+
+
+class _Queue:
+    """One line of widgets for each job; kept from look to look, so that a click is not lost."""
+
+    def __init__(self, name, last):
+        self._name, self._last = name, last
+        self._lines = {}  # job id: (cells by column, button, line)
+
+        class Box(ipywidgets.VBox):
+            def __repr__(self):  # where there are no widgets: text
+                return repr(launch.queue(name, last))
+
+        self.box = Box()
+
+    def follow(self, every):
+        while self.look():
+            time.sleep(every)
+
+    def look(self) -> bool:
+        """Show the jobs as they are now; are there any that wait or run?"""
+        found = launch.in_queue(self._name, self._last)
+        table = launch.queue_rows(found)
+        for (job, status), row in zip(found, table, strict=True):
+            cells, button, _ = self._lines.setdefault(job.id, self._line(job))
+            for column, cell in cells.items():
+                colour = COLOURS.get(row["state"], BAD) if column == "state" else "inherit"
+                cell.value = f'<span style="color:{colour}">{escape(row[column])}</span>'
+            button.disabled = launch.State(status["state"]).final
+        head = ipywidgets.HBox([_cell(f"<b>{c}</b>", width) for c, width in COLUMNS.items()])
+        lines = [self._lines[job.id][2] for job, _ in found]
+        wanted = [head, *lines] if lines else [ipywidgets.HTML("no jobs")]
+        if len(wanted) != len(self.box.children) or lines != list(self.box.children[1:]):
+            self.box.children = wanted
+        return any(not launch.State(status["state"]).final for _, status in found)
+
+    def _line(self, job):
+        cells = {column: _cell("", width) for column, width in COLUMNS.items()}
+        button = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
+        button.on_click(lambda _: job.cancel())
+        return cells, button, ipywidgets.HBox([*cells.values(), button])
+
+
+def _cell(html, width):
+    return ipywidgets.HTML(html, layout=ipywidgets.Layout(width=width))
 
 
 # A quiz --------------------------------------------------------------------------------------

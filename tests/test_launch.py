@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from dlojz import launch, local, sites
+from dlojz import launch, local
 from dlojz.launch import State, SubmitError, find, latest, queue, submit
 
 
@@ -295,14 +295,6 @@ def test_a_syntax_error_is_told_at_once_with_its_line(script, course_folder):
     assert not (course_folder / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("limit", "seconds"),
-    [("00:10:00", 600), ("05:00:00", 18000), ("2:30", 150), ("90", 5400), ("1-2", 93600)],
-)
-def test_time_limits_are_read_as_slurm_reads_them(limit, seconds):
-    assert sites.seconds(limit) == seconds
-
-
 def test_latest_finds_a_sweep_again(script, course_folder):
     script("")
     one = submit("t.py", name="one")
@@ -384,3 +376,23 @@ def test_job_files_are_plain_json(script):
     info = json.loads((job.directory / "job.json").read_text())
     assert (info["account"], info["module"]) == ("xyz@a100", "pytorch")
     assert json.loads((job.directory / "state.json").read_text())["state"] == "COMPLETED"
+
+
+def test_a_dry_run_shows_what_would_run_and_submits_nothing(script, course_folder):
+    script("")
+    shown = submit("t.py --a 1", n_gpu=2, dry_run=True)
+    assert "torch.distributed.run" in repr(shown)
+    assert repr(shown).endswith("t.py --a 1")
+    assert launch.jobs() == []
+
+
+def test_the_launcher_is_chosen_by_what_is_there(script, monkeypatch):
+    script("")
+    monkeypatch.delenv("DLOJZ_LAUNCHER", raising=False)
+    monkeypatch.setattr(launch, "_slurm_is_here", lambda: True)
+    assert launch.launcher() == "slurm"
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
+    assert launch.launcher() == "local"
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "a'; echo foo")
+    with pytest.raises(SubmitError, match="expected local or slurm"):
+        submit("t.py")

@@ -88,3 +88,26 @@ def test_the_monitor_can_cancel(shown, course_folder):
     widgets.monitor(job)
     shown[0].children[1].click()
     assert job.wait(30) == "CANCELLED"
+
+
+def test_the_queue_is_live_and_its_buttons_cancel(shown, course_folder):
+    (course_folder / "t.py").write_text("import time; time.sleep(99)")
+    first, second = submit(["t.py 1", "t.py 2"], name="a'; <b>echo foo")
+    widgets.queue(every=0.05)
+    (box,) = shown
+    assert "t.py 2" in repr(box), "text where there are no widgets"
+    head, *lines = box.children
+    assert [cell.value for cell in head.children] == [f"<b>{c}</b>" for c in widgets.COLUMNS]
+    assert "&lt;b&gt;echo" in lines[0].children[1].value
+    lines[1].children[-1].click()
+    assert second.wait(30) == "CANCELLED"
+    lines[0].children[-1].click()
+    assert first.wait(30) == "CANCELLED"
+    [t.join(30) for t in threading.enumerate() if t.daemon and "follow" in t.name]
+    assert all("CANCELLED" in line.children[2].value for line in lines)
+    assert all(line.children[-1].disabled for line in lines)
+
+
+def test_an_empty_queue_says_so(shown):
+    widgets.queue()
+    assert shown[0].children[0].value == "no jobs"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the tests need from the system: a browser and a font. Installs them on Debian
+# What the tests need from the system: a browser, a font, a Slurm. Installs them on Debian
 # and Ubuntu as root; elsewhere it says what is missing (and the tests that need it are skipped,
 # but not in CI).
 set -euo pipefail
@@ -7,6 +7,9 @@ set -euo pipefail
 packages=()
 command -v chromium >/dev/null || command -v chromium-browser >/dev/null || packages+=(chromium)
 fc-list 2>/dev/null | grep -qi dejavu || packages+=(fonts-dejavu-core fontconfig)
+command -v slurmctld >/dev/null && command -v munged >/dev/null || packages+=(slurm-wlm munge)
+command -v ip >/dev/null || packages+=(iproute2)
+command -v pgrep >/dev/null || packages+=(procps)
 [ ${#packages[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -1,0 +1,25 @@
+"""What is asked of the trainer's flags, beyond what argparse asks by itself."""
+
+import argparse
+
+import torchvision
+
+from dlojz import idr_torch
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, if they fit together; else the parser's error, with what to give instead."""
+    if args.model not in torchvision.models.list_models(torchvision.models):
+        parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
+    if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
+        parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
+    if args.num_workers == 0 and idr_torch.is_master:
+        print("note: without workers, --persistent-workers and --prefetch-factor mean nothing")
+    return args
+
+
+def positive(text: str) -> int:
+    """A type of flag: a whole number from 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
+    return int(text)
