@@ -30,20 +30,25 @@ class CheckpointError(Exception):
     """A checkpoint that can't be used, and why."""
 
 
-def listen():
-    """From now on SIGUSR1 asks for a checkpoint after the present step: a time limit is near."""
+def prepare(args, run):
+    """Choose where this run keeps its checkpoint, and listen for the wish to save.
+
+    From now on SIGUSR1 asks for a checkpoint after the present step: a time limit is near. A test
+    run keeps none, unless --checkpoint says where.
+    """
+    if args.checkpoint is None and not args.test:
+        args.checkpoint = run.folder / "checkpoint.pt"
     signal.signal(signal.SIGUSR1, lambda *_: _SAVE_NOW.set())
-    if folder := os.environ.get("DLOJZ_RUN"):  # says that the signal may come: it would end others
-        Path(folder, LAST).touch()
+    (run.folder / LAST).touch()  # says that the signal may come: it would end other programs
 
 
 def due(args, steps_done: int) -> bool:
     """Is it time to save, `steps_done` steps into the epoch?"""
     if args.checkpoint is None:
         return False
-    return _SAVE_NOW.is_set() or (
-        args.checkpoint_every > 0 and steps_done % args.checkpoint_every == 0
-    )
+    asked = _SAVE_NOW.is_set()
+    _SAVE_NOW.clear()  # in each process, whichever of them saves
+    return asked or (args.checkpoint_every > 0 and steps_done % args.checkpoint_every == 0)
 
 
 def save(training, args, epoch: int, step: int):
@@ -57,7 +62,6 @@ def save(training, args, epoch: int, step: int):
     temporary.replace(args.checkpoint)  # a reader, or a kill, finds the old file or the new one
     if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
         Path(folder, LAST).write_text(str(args.checkpoint.resolve()))
-    _SAVE_NOW.clear()
     print(f"saved {args.checkpoint}: epoch {epoch}, step {step}", flush=True)
 
 

@@ -126,10 +126,13 @@ class Batches(torch.utils.data.Sampler):
     """Batches of (epoch, index) from a sampler of indices, beginning at any step of an epoch.
 
     sampler: `DistributedSampler`, for one process as for many: its permutation is the same.
+    together: so many batches are dealt like cards, as DistributedSampler deals to that many
+        processes. One process that accumulates N batches sees those that N processes see.
     """
 
-    def __init__(self, sampler, batch_size: int, drop_last: bool):
+    def __init__(self, sampler, batch_size: int, drop_last: bool, together: int = 1):
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self.together = together
         self.epoch = self.first_step = 0
         self.drawn = []  # a checksum of the indices of each of the first batches
 
@@ -146,10 +149,17 @@ class Batches(torch.utils.data.Sampler):
     def __iter__(self):
         indices = list(self.sampler)
         for step in range(self.first_step, len(self)):
-            batch = indices[step * self.batch_size : (step + 1) * self.batch_size]
+            batch = self._batch(indices, step)
             if len(self.drawn) < CHECKED_BATCHES:
                 self.drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
             yield [(self.epoch, index) for index in batch]
+
+    def _batch(self, indices, step):
+        first = step - step % self.together
+        if first + self.together > len(indices) // self.batch_size:  # too few are left to deal
+            return indices[step * self.batch_size : (step + 1) * self.batch_size]
+        hand = indices[first * self.batch_size : (first + self.together) * self.batch_size]
+        return hand[step % self.together :: self.together]
 
 
 def normalize(images):

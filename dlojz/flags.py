@@ -2,14 +2,12 @@
 
 import argparse
 
-import torchvision
-
-from dlojz import idr_torch
+from dlojz import idr_torch, models
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
     """The arguments, if they fit together; else the parser's error, with what to give instead."""
-    if args.model not in torchvision.models.list_models(torchvision.models):
+    if args.model not in models.names():
         parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
     if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")

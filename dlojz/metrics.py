@@ -5,7 +5,7 @@ import torchmetrics
 
 
 class Mean(torchmetrics.Metric):
-    """A mean over images, of all processes where there are several.
+    """A mean over the images of this process.
 
     In place, and without torchmetrics' look for NaN: two kernels a batch, where its MeanMetric has
     eight and its look would make the host wait for the GPU.
@@ -14,7 +14,8 @@ class Mean(torchmetrics.Metric):
     full_state_update = False
 
     def __init__(self):
-        super().__init__()
+        # torchmetrics would gather each state by itself; `compute_and_reset` sums all in one go.
+        super().__init__(sync_on_compute=False)
         for name in ("total", "images"):
             # Persistent: a checkpoint in the middle of an epoch holds them.
             self.add_state(name, torch.zeros(()), dist_reduce_fx="sum", persistent=True)
@@ -42,8 +43,14 @@ def update(metrics, loss, logits, labels):
 
 
 def compute_and_reset(metrics) -> dict[str, float]:
-    """The values by name; then begins anew. Waits for the device."""
-    values = {name: metric.compute().item() for name, metric in metrics.items()}
+    """The values by name, over all processes; then begins anew. Waits for the device."""
+    sums = torch.stack([s for metric in metrics.values() for s in (metric.total, metric.images)])
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(sums)
     for metric in metrics.values():
         metric.reset()
-    return values
+    totals = sums.tolist()
+    return {
+        name: total / images if images else float("nan")
+        for name, total, images in zip(metrics, totals[::2], totals[1::2], strict=True)
+    }

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-import torchvision
 from torchvision import transforms
 
-from dlojz import checkpoint, data, evidence, idr_torch, log, metrics
+from dlojz import checkpoint, data, evidence, flags, idr_torch, log, metrics, models
 from dlojz.chronometer import Chronometer
 
 
@@ -28,7 +27,7 @@ def parse_args():
         epilog="example: dlojz.py --test --model resnet50 -b 128 --data synthetic",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    switch = argparse.BooleanOptionalAction
+    positive, switch = flags.positive, argparse.BooleanOptionalAction
     flag = parser.add_argument_group("what is trained").add_argument
     flag("--model", default="resnet152", help="any classifier of torchvision.models")
     flag("--image-size", type=positive, default=224, metavar="PIXELS", help="side of the input")
@@ -43,6 +42,8 @@ def parse_args():
     # TODO 02: a flag --precision
 
     # TODO 03: a flag --channels-last
+
+    # TODO 06: a flag --accumulate
 
     flag = parser.add_argument_group("a short run, to see how fast it is").add_argument
     flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
@@ -59,30 +60,11 @@ def parse_args():
     flag("--checkpoint", type=Path, metavar="FILE", help="None: in the run's folder, but for tests")
     flag("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: at epoch ends only")
     flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
-    return check_args(parser, parser.parse_args())
-
-
-def check_args(parser, args):
-    if args.model not in torchvision.models.list_models(torchvision.models):
-        parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
-    if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
-        parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
-    if args.num_workers == 0 and idr_torch.is_master:
-        print("note: without workers, --persistent-workers and --prefetch-factor mean nothing")
-    return args
-
-
-def positive(text):
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
-    return int(text)
+    return flags.check(parser, parser.parse_args())
 
 
 def build_model(args, num_classes):
-    options = {"image_size": args.image_size} if args.model.startswith("vit_") else {}
-    if args.model in ("googlenet", "inception_v3"):
-        options = {"aux_logits": False}  # one loss, as for all others
-    return torchvision.models.get_model(args.model, num_classes=num_classes, **options)
+    return models.build(args.model, num_classes, args.image_size)
 
 
 def build_loaders(args):
@@ -93,9 +75,11 @@ def build_loaders(args):
     train_set = data.open_set(args, "train", transforms.Compose(crop + to_tensor))
     val_set = data.open_set(args, "val", transforms.Compose(center + to_tensor))
     sampler = torch.utils.data.DistributedSampler  # for one process as for many
+    # TODO 06c: for each process its share of the images; batches that accumulate
     train_sampler = sampler(train_set, num_replicas=1, rank=0, seed=args.seed)
     val_sampler = sampler(val_set, num_replicas=1, rank=0, shuffle=False)
     train_batches = data.Batches(train_sampler, args.batch_size, args.drop_last)
+
     val_batches = data.Batches(val_sampler, args.batch_size, drop_last=False)
     return build_loader(args, train_set, train_batches), build_loader(args, val_set, val_batches)
 
@@ -126,18 +110,24 @@ def forward(training, images, labels, args):
     return logits, loss
 
 
-def train_step(training, images, labels, args, chrono):
+def train_step(step, training, images, labels, args, chrono):
+    # TODO 06d: does this step begin an update, does it end one?
+
     chrono.forward()
     logits, loss = forward(training, images, labels, args)
 
     chrono.backward()
+    # TODO 06d: where an update begins
     training.optimizer.zero_grad()
+
     # TODO 02: scale the loss
     loss.backward()
 
     chrono.update()
+    # TODO 06d: the metrics in each step; what follows where an update ends
     logits, loss = logits.detach(), loss.detach()  # frees the graph before any wait
     metrics.update(training.metrics, loss, logits, labels)
+
     # TODO 02: unscale the gradients before they are clipped, and step through the scaler
     if args.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), args.clip_norm)
@@ -157,13 +147,18 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
         # TODO 01: copy the batch to the device
 
         lr = training.scheduler.get_last_lr()[0]
-        loss = train_step(training, images, labels, args, chrono)
+        loss = train_step(step, training, images, labels, args, chrono)
         chrono.next_iter(epoch=epoch, step=step, images=len(images), lr=lr, loss=loss)
         if checkpoint.due(args, step + 1):
             chrono.idle()
-            checkpoint.save(training, args, epoch, step + 1)
+            save(training, args, epoch, step + 1)
             chrono.next_iter()
     return metrics.compute_and_reset(training.metrics)
+
+
+def save(training, args, epoch, step):
+    # TODO 06e: one process writes, for all
+    checkpoint.save(training, args, epoch, step)
 
 
 @torch.no_grad()
@@ -184,6 +179,8 @@ def build_training(args, device, num_classes, total_steps):
     model = build_model(args, num_classes)
 
     # TODO 03: the weights in channels_last
+
+    # TODO 06b: the model in DDP
 
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
     training = SimpleNamespace(
@@ -216,16 +213,19 @@ def set_numerics(args):
 def main():
     args = parse_args()
     run = log.open_run(args)
-    if args.checkpoint is None and not args.test:
-        args.checkpoint = run.folder / "checkpoint.pt"
-    checkpoint.listen()
+    checkpoint.prepare(args, run)
     set_numerics(args)
 
     # TODO 01: choose the device
     device = torch.device("cpu")
 
+    # TODO 06a: the processes meet, each on its device
+
     train_loader, val_loader = build_loaders(args)
-    num_classes, total_steps = len(train_loader.dataset.classes), args.epochs * len(train_loader)
+    num_classes = len(train_loader.dataset.classes)
+    # TODO 06d: updates may be rarer than batches
+    total_steps = args.epochs * len(train_loader)
+
     training = build_training(args, device, num_classes, total_steps)
     first_epoch, first_step = checkpoint.load(training, args, device) if args.resume else (0, 0)
     run.setup(device, training, train_loader, val_loader)
@@ -240,7 +240,7 @@ def main():
         run.epoch(epoch, train, val)
         first_step = 0
         if args.checkpoint:
-            checkpoint.save(training, args, epoch + 1, step=0)
+            save(training, args, epoch + 1, step=0)
     chrono.stop()
     run.end()
 

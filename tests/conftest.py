@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
@@ -72,7 +73,13 @@ class Slurm:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        self.env = {**os.environ, "SLURM_FIXTURE_DIR": str(folder)}
+        # Ports of its own: another session may have a cluster too. Below the ephemeral ones.
+        port = 20_000 + 10 * (os.getpid() % 1200)
+        self.env = {
+            **os.environ,
+            "SLURM_FIXTURE_DIR": str(folder),
+            "SLURM_FIXTURE_PORT": str(port),
+        }
         self.conf = self.folder / "slurm.conf"
 
     def script(self, command):
@@ -110,8 +117,13 @@ def cluster():
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "sbatch"))):
         refuse = pytest.fail if os.environ.get("CI") else pytest.skip
         refuse("needs root, and tools/system.sh: apt-get install slurm-wlm munge iproute2")
+    for left in Path("/tmp").glob("dlojz-slurm-*"):  # by a session that was killed
+        if not psutil.pid_exists(int(left.name.split("-")[2])):
+            Slurm(left).script("stop")
+            shutil.rmtree(left)
     # A short path: a unix socket's is limited to 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="dlojz-slurm-", dir="/tmp") as folder:
+    prefix = f"dlojz-slurm-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp") as folder:
         slurm = Slurm(folder)
         slurm.script("start")
         try:

@@ -106,9 +106,11 @@ MAY_IMPORT = {
     "evidence": set(),
     "log": {"chronometer", "course", "idr_torch", "meters"},
     "checkpoint": {"idr_torch"},
-    "flags": {"idr_torch"},
+    "models": set(),
+    "flags": {"idr_torch", "models"},
     "dlojz": {
         *("checkpoint", "chronometer", "data", "evidence", "flags", "idr_torch", "log", "metrics"),
+        "models",
     },
     "stats": {"chronometer", "log"},
     "local": {"log", "presets"},

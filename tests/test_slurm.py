@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from dlojz import launch, slurm
+from dlojz import launch, log, slurm
 from dlojz.launch import State, SubmitError, find, latest, queue, submit
 
 
@@ -147,7 +147,7 @@ def test_every_field_of_idr_torch_on_two_nodes_with_two_tasks(on_slurm, script):
             "size": 4,
             "local_size": 2,
             "num_nodes": 2,
-            "cpus_per_task": 2,
+            "cpus_per_task": 1,
             "gpu_ids": [0, 1],
             "nodelist": "node[1-2]",
             "hostnames": ["node1", "node2"],
@@ -204,7 +204,7 @@ def test_every_field_of_idr_torch_alone(on_slurm, script):
         "size": 1,
         "local_size": 1,
         "num_nodes": 1,
-        "cpus_per_task": 2,
+        "cpus_per_task": 1,
         "gpu_ids": [0],
         "nodelist": node,
         "hostnames": [node],
@@ -326,6 +326,29 @@ def test_a_time_limit_ends_a_job_that_keeps_no_checkpoint(on_slurm, script):
     assert "without a checkpoint" in job.explain()
 
 
+LISTENS = """
+    import os, signal, sys, time
+    from pathlib import Path
+    run = Path(os.environ["DLOJZ_RUN"])
+    asked = []
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+    (run / "checkpoint.txt").touch()
+    print(sys.argv[1:], flush=True)
+    while "--resume" not in sys.argv:
+        time.sleep(0.1)
+        if asked:
+            (run / "checkpoint.txt").write_text("where it was")
+            asked.clear()
+    """
+
+
+def test_a_job_longer_than_its_time_limit_finishes(on_slurm, script):
+    """By Slurm's own signal before the limit."""
+    script(LISTENS)
+    job = submit("t.py --mine", time_max="00:01:00")
+    assert completed(job, 180) == "['--mine']\n['--mine', '--resume', 'where it was']\n"
+
+
 def test_a_preempted_job_goes_back_to_the_queue_and_runs_again(on_slurm, script, course_folder):
     site = course_folder / "slurm" / "sites" / "fixture.toml"
     site.write_text(site.read_text().replace('"main"', '"low"'))
@@ -385,3 +408,56 @@ def test_every_state_is_told_in_words(tmp_path, slurm_state, state, words):
     assert found["state"] == state
     assert words in found["reason"]
     assert State(state)
+
+
+# A training ------------------------------------------------------------------------------------
+
+SMOKE = "--model resnet18 --image-size 32 -b 4 --num-workers 0 --precision fp32 --lr 0.01"
+
+
+def losses(job):
+    return [list(run.steps.loss) for run in log.read_ranks(job.directory)]
+
+
+def test_a_training_on_two_nodes_is_the_one_on_two_processes_here(on_slurm, images, monkeypatch):
+    flags = f"{SMOKE} --data {images} --test --test-nsteps 4"
+    far = submit(f"solutions/dlojz_06_ddp.py {flags}", n_gpu=4)
+    completed(far, 240)
+    hosts = {run.start["hostname"] for run in log.read_ranks(far.directory)}
+    assert hosts == {"node1", "node2"}
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
+    near = submit(f"solutions/dlojz_06_ddp.py {flags} --accumulate 2", n_gpu=2)
+    assert near.wait(240) == State.COMPLETED, near.explain()
+    far, near = losses(far), losses(near)
+    # Process 0 of 2 accumulates the batches of processes 0 and 2 of 4.
+    for rank in range(4):
+        mine = near[rank % 2][rank // 2 :: 2]
+        assert far[rank][: len(mine)] == pytest.approx(mine, rel=1e-3)
+
+
+def test_a_training_that_is_stopped_goes_on_with_the_same_losses(on_slurm, images):
+    flags = f"solutions/dlojz_06_ddp.py {SMOKE} --data {images} -e 3 --model shufflenet_v2_x0_5"
+    job = submit(flags, n_gpu=2)
+    first = job.directory / "events.jsonl"
+    until(lambda: first.exists() and first.read_text().count('"step",') >= 5, 120)
+    on_slurm.call("scancel", "--batch", "--signal=USR1", job.info["slurm"])  # as before the limit
+    until(lambda: (job.directory / "checkpoint.txt").read_text(), 60)
+    completed(job, 240)
+    whole = submit(flags, n_gpu=2)
+    completed(whole, 240)
+    for stopped, straight in zip(
+        log.read_ranks(job.directory), log.read_ranks(whole.directory), strict=True
+    ):
+        assert stopped.first_step > 0, "it began twice"
+        assert len(stopped.steps) > stopped.first_step
+        places = list(zip(stopped.steps.epoch, stopped.steps.step, strict=True))
+        assert places[stopped.first_step] > (0, 0), "and went on where it was"
+        losses = dict(
+            zip(
+                zip(straight.steps.epoch, straight.steps.step, strict=True),
+                straight.steps.loss,
+                strict=True,
+            )
+        )
+        assert list(stopped.steps.loss) == [losses[place] for place in places]
+        assert places[-1] == max(losses)

@@ -160,3 +160,57 @@ def test_several_processes_by_hand_need_a_folder(tmp_path):
     command = [sys.executable, STEPS[0], *SMOKE, "--test", "--data", "synthetic"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert "set DLOJZ_RUN" in done.stderr
+
+
+# Several processes: from step 06 on ------------------------------------------------------------
+
+DDP = course.solution("06")
+
+
+def train_with(processes, folder, *flags):
+    """Run the solution of 06 on so many processes; their logs, by rank."""
+    command = launch.trainer_argv(DDP, [str(f) for f in flags], processes)
+    environment = {**os.environ, "DLOJZ_RUN": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return log.read_ranks(folder)
+
+
+def test_two_processes_train_as_one_that_accumulates_the_same_batches(images, tmp_path):
+    """The losses of each batch, pointwise: the same images, batch statistics and updates."""
+    flags = [*SMOKE, "--data", images, "--test", "-b", 4, "--precision", "fp32", "--clip-norm", 1]
+    one = train_with(1, tmp_path / "one", *flags, "--accumulate", 2, "--test-nsteps", 8)[0]
+    two = train_with(2, tmp_path / "two", *flags, "--test-nsteps", 4)
+    for rank in (0, 1):
+        assert list(two[rank].steps.loss) == pytest.approx(list(one.steps.loss)[rank::2], rel=2e-4)
+    assert one.evidence["run"]["optimizer_steps"] == two[0].evidence["run"]["optimizer_steps"]
+    assert two[0].epochs[0]["train_loss"] == pytest.approx(one.epochs[0]["train_loss"], rel=1e-3)
+    assert two[0].epochs == two[1].epochs, "averaged over the processes"
+
+
+def test_processes_share_the_images_and_hold_the_same_weights(images, tmp_path):
+    flags = [*SMOKE, "--data", images, "--checkpoint", tmp_path / "end.pt"]
+    ranks = train_with(2, tmp_path / "run", *flags)
+    drawn = [r.evidence["run"]["drawn"] for r in ranks]
+    assert not set(drawn[0]) & set(drawn[1])
+    assert len(ranks[0].steps) == 4, "64 images, 8 a batch, 2 processes"
+    assert (tmp_path / "end.pt").exists()
+    saves = (tmp_path / "run").glob("stdout.txt")
+    assert not list(saves), "run by hand"
+
+
+def test_a_resume_on_two_processes_is_identical(images, tmp_path):
+    flags = [*SMOKE, "--data", images, "-e", 2]
+    whole = train_with(2, tmp_path / "whole", *flags, "--checkpoint-every", 3)
+    half = tmp_path / "half.pt"
+    first = [*flags, "--checkpoint", half, "--checkpoint-every", 3, "-e", 2]
+    command = launch.trainer_argv(DDP, [str(f) for f in first], 2)
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path / "first"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        while not half.exists():
+            assert process.poll() is None
+        process.terminate()
+    rest = train_with(2, tmp_path / "rest", *flags, "--checkpoint", half, "--resume", half)
+    for a, b in zip(whole, rest, strict=True):
+        assert 0 < len(b.steps) < len(a.steps)
+        assert list(b.steps.loss) == list(a.steps.loss)[-len(b.steps) :]

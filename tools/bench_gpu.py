@@ -67,7 +67,7 @@ def ours(step, precision, channels_last, images, labels, batch):
         for _ in range(steps):
             chrono.transfer()
             x, y = (t.to(device, non_blocking=True) for t in (images, labels))
-            loss = trainer.train_step(training, x, y, args, chrono)
+            loss = trainer.train_step(0, training, x, y, args, chrono)
             chrono.next_iter(images=len(x), loss=loss)
 
     return loop
