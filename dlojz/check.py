@@ -50,7 +50,7 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     else:
         entries = _entries(exercise, job, pairs)
         runs = _run(entries, exercise, job)
-        verdict = judge(exercise, runs, job)
+        verdict = judge(exercise, runs, job, timed=len(runs) == len(entries))
     verdict.seconds = time.monotonic() - started
     progress.keep("verdicts", exercise.step, verdict.to_dict())
     return verdict
@@ -136,21 +136,40 @@ def _hardware(setup):
 
 
 def _run(entries, exercise, job) -> dict[str, Path]:
-    """The folder of each entry's run, finished; submits those that no earlier check has run."""
+    """The folder of each entry's run, finished; submits those that no earlier check has run.
+
+    Where the first of them show that something is wrong, the other pairs are not waited for.
+    """
     pair = b"".join(e.trainer.read_bytes() for e in entries if e.name in ("before-1", "after-1"))
     keys = {entry.name: _key(entry, pair) for entry in entries}
     while missing := {n: k for n, k in keys.items() if k not in (known := _known_runs())}:
+        if (first := _first(keys)) and len(first) < len(keys) and not _right(exercise, first):
+            return first
         active = _active_check(missing.values())
         if active is None:
             wanted = [e for e in entries if e.name in missing]
             active = _submit(wanted, keys, exercise, job)
-        _wait(active, exercise)
-        known = _known_runs()
-        if still := [n for n, k in missing.items() if k not in known]:
+        _wait(active, exercise, lambda: _first(keys) and not _right(exercise, _first(keys)))
+        known, first = _known_runs(), _first(keys)
+        still = [n for n, k in missing.items() if k not in known]
+        if still and not (first and not _right(exercise, first)):
             raise CheckError(
                 f"the check's job ended without {', '.join(still)}: {active.explain()}"
             )
     return {name: known[key] for name, key in keys.items()}
+
+
+def _first(keys) -> dict[str, Path]:
+    """The runs that are judged but for their speed, if all of them are finished; else none."""
+    known = _known_runs()
+    first = {n: k for n, k in keys.items() if not re.fullmatch(r"(before|after)-(?!1$)\d+", n)}
+    return {n: known[k] for n, k in first.items()} if set(first.values()) <= set(known) else {}
+
+
+def _right(exercise, folders):
+    """Is it the same training, by the mechanism?"""
+    found = judge(exercise, folders, timed=False).findings
+    return all(finding.ok is not False for finding in found)
 
 
 def _key(entry, pair: bytes) -> str:
@@ -210,13 +229,19 @@ def _in_a_notebook():
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-def _wait(job, exercise):
+def _wait(job, exercise, enough):
+    """Wait for the end of the job; ends it as soon as there is `enough()` to judge."""
     from tqdm.auto import tqdm
 
     total, silent = len(series.folders(job)), False if _in_a_notebook() else None
     with tqdm(total=total, desc=exercise.step, unit="run", leave=False, disable=silent) as bar:
+        asked = False
         while not job.state.final:
-            bar.update(series.finished(job) - bar.n)
+            if series.finished(job) > bar.n:
+                bar.update(series.finished(job) - bar.n)
+                if not asked and enough():
+                    asked = True
+                    job.cancel()
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
 
@@ -224,8 +249,11 @@ def _wait(job, exercise):
 # Judging ----------------------------------------------------------------------------------------
 
 
-def judge(exercise: Exercise, folders: Mapping[str, Path], job=None) -> Verdict:
-    """The verdict on runs that are finished: "solution", "before-1", "after-1" and so on."""
+def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool = True) -> Verdict:
+    """The verdict on runs that are finished: "solution", "before-1", "after-1" and so on.
+
+    timed: are there all the pairs that tell the speed?
+    """
     mine, reference = _names(folders, "after-"), folders["solution"]
     extras = [n for n in folders if f"{n}-solution" in folders]
     for name in mine:
@@ -247,6 +275,9 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None) -> Verdict:
     # What was seen names the cause; an error only names the place where it came out.
     seen = any(f.ok is False for f in findings)
     findings += [_ended(exercise, folder, give_hint=not seen) for folder in failed]
+    if not timed:
+        later = Finding(FASTER, "speed", None, "not timed", "first what is red above")
+        return Verdict(exercise.step, [*findings, later], exercise.hints, job)
     comparison, faster = _speed(exercise, folders, runs)
     findings.append(faster)
     # A single pair has no spread to warn of, and was not asked for more.

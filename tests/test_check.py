@@ -266,3 +266,20 @@ def test_every_exercise_has_an_envelope_for_the_cpu():
         for sizes in kept["tolerance"]["cpu"].values():
             for size in sizes:
                 assert all(t > 0 for t in size["tolerance"])
+
+
+def test_a_wrong_edit_is_not_timed(course_folder, capsys):
+    """The first pair shows what is wrong: the others are not waited for."""
+    trainer = course_folder / "mine.py"
+    wrong = course.solution(1).read_text().replace("    loss.backward()\n", "    pass\n")
+    trainer.write_text(wrong)
+    submitted = launch.submit(f"{trainer} {SMALL}")
+    submitted.wait()
+    found = check.check("01", submitted, pairs=12)
+    assert not found.passed
+    assert found.part("faster") is None
+    assert "not timed" in repr(found)
+    series_job = launch.jobs()[-1]
+    assert series_job.state == launch.State.CANCELLED
+    assert check.check("01", submitted, pairs=12).hint_key == found.hint_key
+    assert launch.jobs()[-1] == series_job, "it is known, and not run again"

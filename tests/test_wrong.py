@@ -19,7 +19,7 @@ OWN = {
 NEED_EXTRAS = {
     "01_gpu": {*gpu.OWN_HINTS, "item"},
     "02_amp": {"scaler", "unscale"},
-    "03_channels_last": set(),
+    "03_channels_last": {"autotuner"},
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step

@@ -1,5 +1,7 @@
 """02_amp: matrix products and convolutions in a low precision, weights and loss in float32."""
 
+import math
+
 from dlojz.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
 from dlojz.exercises.common import DOCS, hints, inputs, last, like, losses, no_brake, probe, words
 
@@ -123,7 +125,7 @@ def _scaled(mine, reference):
     clipped = None not in (norm, expected) and abs(norm - expected) <= 0.1 * expected
     return [
         Finding(
-            *(MECHANISM, "factor on the loss in fp16", scale is not None and scale > 1),
+            *(MECHANISM, "factor on the loss in fp16", scale is not None and 1 < scale < math.inf),
             *(_number(scale), f"above 1, such as {_number(usual)}", "scaler"),
         ),
         Finding(

@@ -1,10 +1,12 @@
 """03_channels_last: weights, images and activations have their channels next to each other."""
 
-from dlojz.exercises import MECHANISM, SAME, Exercise, Finding, Hint, Runs
+from dlojz.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
 from dlojz.exercises.common import DOCS, hints, inputs, like, no_brake, probe, words
 
 TUTORIAL = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
 WANTED = "channels_last"
+DETERMINISTIC = "deterministic"
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2"
 
 OWN_HINTS = {
     "flag": Hint(
@@ -62,13 +64,23 @@ def mechanism(runs: Runs) -> list[Finding]:
             Finding(MECHANISM, what, _choices(found) == WANTED, _choices(found), WANTED, hint)
             for what, found, hint in layouts
         ),
-        like(
-            *(MECHANISM, "cuDNN's autotuner", mine, reference),
-            lambda run: probe(run).get("numerics", {}).get("cudnn_benchmark"),
-            "autotuner",
+        like(MECHANISM, "cuDNN's autotuner", mine, reference, _autotuner, "autotuner"),
+        *(
+            like(MECHANISM, "the same with --deterministic", *pair, _autotuner, "autotuner")
+            for pair in [runs.extras.get(DETERMINISTIC)]
+            if pair
         ),
         *no_brake(mine, reference),
     ]
+
+
+def _autotuner(run):
+    return {True: "on", False: "off"}.get(probe(run).get("numerics", {}).get("cudnn_benchmark"))
+
+
+def extras(on_gpu: bool) -> list[Extra]:
+    """A short run with --deterministic: an autotuner that chooses anew would break its promise."""
+    return [Extra(DETERMINISTIC, (*SMALL.split(), "--deterministic"))]
 
 
 def _multiple_of_8(mine, reference):
@@ -93,6 +105,7 @@ EXERCISE = Exercise(
     step="03_channels_last",
     own_flags={"--channels-last": 0, "--no-channels-last": 0},
     mechanism=mechanism,
+    extras=extras,
     hints={"eights": EIGHTS} | hints(OWN_HINTS),
     errors=((r"unrecognized arguments: .*--(no-)?channels-last", "flag"),),
     recorded=("h100/03-resnet50-fp16-nchw-b0256", "h100/03-resnet50-fp16-nhwc-b0256"),
