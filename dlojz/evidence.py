@@ -14,7 +14,9 @@ cost microseconds, and do nothing while `torch.compile` traces them.
 """
 
 import gc
+import math
 import os
+import re
 import sys
 import zlib
 from collections import Counter
@@ -31,6 +33,23 @@ MATRIX_OPS = {
     "aten::bmm": "matrix product",
     "aten::baddbmm": "matrix product",
 }
+# A collective as the profiler names it on the host, and as a kernel of NCCL.
+COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
+NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
+DTYPES = {
+    **{"float": "float32", "double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
+    **{"long int": "int64", "long": "int64", "int": "int32", "unsigned char": "uint8"},
+}
+ITEM_BYTES = {
+    **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
+    "uint8": 1,
+}
+# Of what DDP logs about itself.
+DDP_FACTS = (
+    *("backend_name", "world_size", "bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"),
+    *("find_unused_parameters", "unused_parameter_size", "gradient_as_bucket_view"),
+    *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
+)
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -202,7 +221,8 @@ class Witness:
         self._profiler.stop()  # waits for the device
         events = self._profiler.profiler.kineto_results.events()
         self._profiler = None
-        self._run.evidence("last", **_profile(events), graphs_alive=_graphs_alive())
+        seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
+        self._run.evidence("last", **seen, graphs_alive=_graphs_alive())
 
     # The whole run -------------------------------------------------------------------------------
 
@@ -219,7 +239,8 @@ class Witness:
                 backward=self._counts["backward"],
                 optimizer_steps=self._counts["optimizer_steps"],
                 scale=self._scale(),
-                weights_changed=self._weights != digest(self._model),
+                weights_changed=self._weights != (after := digest(self._model)),
+                weights_after=after,
             )
 
     def _scale(self):
@@ -335,7 +356,7 @@ def _profile(events):
     for event in events:
         name = event.name()
         if kind := MATRIX_OPS.get(name):
-            matrix[kind, next((d for d in event.dtypes() if d), "?")] += 1
+            matrix[kind, _dtype(next((d for d in event.dtypes() if d), "?"))] += 1
         elif name == "aten::_local_scalar_dense":
             calls["item"] += 1
         elif name in WAITS:
@@ -345,11 +366,83 @@ def _profile(events):
         elif event.device_type() != torch.autograd.DeviceType.CPU:
             kernels[name[:120]] += event.duration_ns()
     return {
+        **_communication(events),
         "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
         "calls": dict(calls),
         "copies": dict(copies),
         "kernels_us": {name: ns / 1000 for name, ns in kernels.most_common(12)},
     }
+
+
+def _dtype(name):
+    """The profiler's name of a dtype as torch's own: float is float32, c10::Half float16."""
+    return DTYPES.get(name.removeprefix("c10::"), name)
+
+
+def _communication(events):
+    """What the processes said to each other in a step; {} where there was nothing to say.
+
+    Each collective with the size of its operand and, from the step's first record on, when it began
+    and how long it took on this host; the span of the backward pass beside it. On a GPU also the
+    kernels: how long they ran, and how much of it no other kernel hid.
+    """
+    told, backward, ours, others = [], [], [], []
+    begin = min((e.start_ns() for e in events), default=0)
+    for event in events:
+        name, start, ms = event.name(), event.start_ns() - begin, event.duration_ns() / 1e6
+        span = (start / 1e6, start / 1e6 + ms)
+        if event.device_type() != torch.autograd.DeviceType.CPU:
+            (ours if NCCL_KERNEL.match(name) else others).append(span)
+        elif match := COLLECTIVE.fullmatch(name):
+            dtype = _dtype(next(iter(event.dtypes()), "?"))
+            size = math.prod(next(iter(event.shapes()), [])) * ITEM_BYTES.get(dtype, 4)
+            told.append((match[1], match[2], size, dtype, round(span[0], 3), round(ms, 3)))
+        elif name.startswith("autograd::engine::evaluate_function"):
+            backward.append(span)
+    if not told:
+        return {}
+    names = ("backend", "op", "bytes", "dtype", "begin_ms", "ms")
+    found = {"collectives": [dict(zip(names, c, strict=True)) for c in sorted(told, key=_begin)]}
+    if backward:
+        found["backward_ms"] = [
+            round(f, 3) for f in (min(backward)[0], max(e for _, e in backward))
+        ]
+    if ours:
+        found["communication_ms"] = round(sum(b - a for a, b in _union(ours)), 3)
+        found["exposed_ms"] = round(_uncovered(_union(ours), _union(others)), 3)
+    return found
+
+
+def _begin(collective):
+    return collective[4]
+
+
+def _union(spans):
+    """The same time in spans that do not overlap, in order."""
+    merged = []
+    for a, b in sorted(spans):
+        if merged and a <= merged[-1][1]:
+            merged[-1][1] = max(b, merged[-1][1])
+        else:
+            merged.append([a, b])
+    return merged
+
+
+def _uncovered(spans, cover) -> float:
+    """How much of `spans` no span of `cover` hides; both as `_union` returns them."""
+    hidden = sum(
+        max(0.0, min(b, d) - max(a, c)) for a, b in spans for c, d in cover if c < b and a < d
+    )
+    return sum(b - a for a, b in spans) - hidden
+
+
+def _distributed(model):
+    """How DDP wraps the model; {} where it does not."""
+    data = getattr(model, "_get_ddp_logging_data", None)
+    if data is None:
+        return {}
+    found = data()
+    return {"wrapper": type(model).__name__} | {k: found[k] for k in DDP_FACTS if k in found}
 
 
 def _graphs_alive():

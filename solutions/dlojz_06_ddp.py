@@ -24,7 +24,6 @@ def parse_args():
     parser = argparse.ArgumentParser(
         prog="dlojz.py",
         description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
-        epilog="example: dlojz.py --test --model resnet50 -b 128 --data synthetic",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     positive, switch = flags.positive, argparse.BooleanOptionalAction

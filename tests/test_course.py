@@ -124,6 +124,7 @@ MAY_IMPORT = {
     "formats": {"log", "table"},
     "precision": {"formats", "report", "stats"},
     "layouts": {"log", "report", "stats", "table"},
+    "communication": {"chronometer", "log", "report", "stats", "table"},
     "exercises": {"log"},
     "verdict": {"diffs", "exercises", "launch", "progress", "stats"},
     "check": {

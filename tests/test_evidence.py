@@ -1,11 +1,13 @@
 """The evidence says what the run did, not what its text says; and it disturbs nothing."""
 
+import os
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dlojz import course, evidence, log
+from dlojz import course, evidence, launch, log
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 
@@ -30,7 +32,8 @@ def test_a_float32_run(seen):
     assert probe["loss_gradient"] == 1.0
     assert probe["gradients"]["missing"] == 0
     assert probe["optimizer_state"] == {"float32": 62}
-    assert {op["dtype"] for op in last["matrix_ops"]} == {"float"}
+    assert {op["dtype"] for op in last["matrix_ops"]} == {"float32"}
+    assert "collectives" not in last, "one process has nobody to talk to"
     assert last["calls"] == {}, "the Chronometer's own reading is not the trainer's"
     assert last["graphs_alive"] <= others
     assert whole["backward"] == whole["optimizer_steps"] == 6
@@ -49,7 +52,7 @@ def test_autocast_is_seen_where_it_acts(seen):
     assert layers["Conv2d"] == layers["Linear"] == "bfloat16"
     assert probe["loss"]["dtype"] == "float32"
     assert probe["parameters"]["dtypes"] == {"float32": 62}
-    assert {op["dtype"] for op in run.evidence["last"]["matrix_ops"]} == {"c10::BFloat16"}
+    assert {op["dtype"] for op in run.evidence["last"]["matrix_ops"]} == {"bfloat16"}
     assert probe["numerics"]["matmul_fp32"] == "tf32"
 
 
@@ -179,3 +182,52 @@ def test_a_graph_that_is_kept_is_found():
     assert evidence._graphs_alive() == before + 2 or evidence._graphs_alive() == before + 1
     del kept
     assert evidence._graphs_alive() == before
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """The logs of solution 06 on two processes, by rank."""
+    folder = tmp_path_factory.mktemp("two")
+    flags = [*FLAGS, "--precision", "fp32"]
+    command = launch.trainer_argv(course.solution("06"), flags, 2)
+    environment = {**os.environ, "DLOJZ_RUN": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return log.read_ranks(folder)
+
+
+def test_the_collectives_of_a_step_are_all_gradients_once(two_processes):
+    for run in two_processes:
+        last = run.evidence["last"]
+        reduced = [c for c in last["collectives"] if c["op"] == "all_reduce"]
+        assert sum(c["bytes"] for c in reduced) == run.setup["parameter_bytes"]
+        assert {c["dtype"] for c in reduced} == {"float32"}
+        assert {c["backend"] for c in last["collectives"]} == {"gloo"}
+        assert {c["op"] for c in last["collectives"]} == {"all_reduce", "broadcast"}
+        begin, end = last["backward_ms"]
+        assert begin < reduced[0]["begin_ms"] < end, "it begins within the backward pass"
+        assert last["world_size"] == 2
+        assert last["wrapper"] == "DistributedDataParallel"
+
+
+def test_the_processes_end_with_the_same_weights(two_processes):
+    first, second = (run.evidence["run"] for run in two_processes)
+    assert first["weights_after"] == second["weights_after"]
+    assert first["weights_changed"]
+
+
+@pytest.mark.parametrize(
+    ("spans", "cover", "left"),
+    [
+        ([[0, 10]], [], 10),
+        ([[0, 10]], [[2, 4], [6, 20]], 4),
+        ([[0, 1], [5, 9]], [[0, 7]], 2),
+        ([], [[0, 1]], 0),
+    ],
+)
+def test_exposed_is_what_nothing_hides(spans, cover, left):
+    assert evidence._uncovered(spans, cover) == left
+
+
+def test_a_union_counts_time_once():
+    assert evidence._union([(5, 6), (0, 2), (1, 3)]) == [[0, 3], [5, 6]]

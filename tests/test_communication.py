@@ -1,0 +1,76 @@
+"""Who says how much to whom, when; and for whom the others wait."""
+
+import json
+
+import pytest
+
+from dlojz import communication, log
+from dlojz.chronometer import PHASES
+
+BUCKETS = [  # op, bytes, begin_ms, ms
+    ("broadcast", 4_096, 0.1, 0.5),
+    ("all_reduce", 1_000_000, 30.0, 10.0),
+    ("all_reduce", 25_000_000, 50.0, 20.0),
+]
+
+
+def write(folder, size, slow=None, evidence=True):
+    """The logs of `size` processes; the others wait 15 ms for `slow`."""
+    folder.mkdir(exist_ok=True)
+    for rank in range(size):
+        start = {"event": "start", "schema": 1, "time": "2026-11-21T08:00:00+00:00", "rank": rank}
+        start |= {"size": size, "hostname": f"node{rank}", "arguments": {"batch_size": 8}}
+        lines = [start, {"event": "setup", "device": "cpu", "warmup_steps": 0}]
+        for step in range(4):
+            host = dict.fromkeys(PHASES, 10.0)
+            values = {"epoch": 0, "step": step, "images": 8, "lr": 0.1, "loss": 2.0}
+            lines.append({"event": "step", **values, "host_ms": host})
+        told = [
+            {
+                "backend": "gloo",
+                "op": op,
+                "bytes": size_,
+                "dtype": "float32",
+                "begin_ms": begin,
+                "ms": ms + (5.0 if rank != slow else 0.0),
+            }
+            for op, size_, begin, ms in BUCKETS
+        ]
+        if evidence:
+            seen = {"collectives": told, "backward_ms": [25.0, 60.0]}
+            lines.append({"event": "evidence", "when": "last", **seen})
+        lines.append({"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        log.events_file(folder, rank).write_text(text)
+    return folder
+
+
+def test_a_table_of_what_is_said(tmp_path):
+    rows = communication.collectives(write(tmp_path / "r", 3, slow=1)).rows
+    assert rows == [
+        ("all_reduce", "float32", "gloo", "2", "26 MB", "30.0 to 40.0 ms"),
+        ("broadcast", "float32", "gloo", "1", "0.0041 MB", "0.5 to 5.5 ms"),
+    ]
+
+
+def test_the_straggler_is_the_one_that_waits_least(tmp_path):
+    rank, waits = communication.straggler(write(tmp_path / "r", 3, slow=2))
+    assert rank == 2
+    assert waits == pytest.approx(15)
+
+
+def test_the_figures_are_drawn(tmp_path):
+    run = write(tmp_path / "r", 3, slow=1)
+    when, much = communication.plot_collectives(run)
+    assert len(when.patches) == 3 * (1 + len(BUCKETS))
+    assert sum(p.get_width() for p in much.patches) == pytest.approx(3 * 26.004096)
+    assert "wait 15.0 ms for process 1" in communication.plot_ranks(run).get_title(loc="left")
+
+
+@pytest.mark.parametrize(
+    ("size", "evidence", "message"),
+    [(1, True, "one process, which talks to nobody"), (2, False, "submit it with --test")],
+)
+def test_a_run_without_communication_says_what_to_do(size, evidence, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        communication.plot_collectives(write(tmp_path / "r", size, evidence=evidence))
