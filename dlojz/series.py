@@ -5,7 +5,8 @@
 
 Each training is a process of its own, forked from one that has already imported torch: a run then
 costs its computing, and not the seconds of its imports. A training that fails, or is out of memory,
-does not end the series.
+does not end the series. With several processes (n_gpu) each runs this program: they go from one
+training to the next together, and one that fails ends its training in all of them.
 """
 
 import ctypes
@@ -20,9 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlojz import launch, local, log
+from dlojz import idr_torch, launch, local, log
 
 PLAN = "plan.json"
+POLL_S = 0.02  # between looks at a child
+GRACE_S = 3.0  # for a process whose partner has failed
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,18 @@ def submit(
     name: str,
     time_max: str = "01:00:00",
     files: Mapping[str, bytes] | None = None,
+    n_gpu: int = 1,
 ) -> launch.Job:
-    """Submit the trainings as one job, with copies of the trainers as they are now, and `files`."""
+    """Submit the trainings as one job, with copies of the trainers as they are now, and `files`.
+
+    n_gpu: GPUs, and processes of each training.
+    """
     sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(entries)}
     files = dict(files or {})
     files |= {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
     plan = [asdict(e) | {"trainer": sources[str(e.trainer)]} for e in entries]
     files[PLAN] = json.dumps(plan, indent=1).encode()
-    return launch.submit((__file__,), name=name, time_max=time_max, files=files)
+    return launch.submit((__file__,), n_gpu, name=name, time_max=time_max, files=files)
 
 
 def folders(job: launch.Job) -> dict[str, Path]:
@@ -83,19 +90,57 @@ def main():
     import torchmetrics  # noqa: F401
     import torchvision  # noqa: F401
 
-    for entry in _plan(job):
+    for number, entry in enumerate(_plan(job)):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # the job was stopped, and goes on
             continue
         folder.mkdir(exist_ok=True)
         child = os.fork()
         if child == 0:
+            # torchrun's store outlives a training: a name of its own for what is said in this one.
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
             _become(job, folder, entry)
             return  # an exception leaves as from any script: through the log's hook
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        log.write_atomically(folder / "exit_code", f"{code}\n")
-        print(f"{entry['name']}: exit code {code}", flush=True)
+        log.write_atomically(_code_of(folder, idr_torch.rank), f"{_wait(child, folder)}\n")
+        if idr_torch.is_master:
+            code = _all_codes(folder)
+            log.write_atomically(folder / "exit_code", f"{code}\n")
+            print(f"{entry['name']}: exit code {code}", flush=True)
+        while not (folder / "exit_code").exists():  # the next training begins in all together
+            time.sleep(POLL_S)
+
+
+def _code_of(folder, rank):
+    return folder / f"exit_code.rank{rank}"
+
+
+def _wait(child, folder) -> int:
+    """The exit code of this process's part; ended if another part has failed: it would wait."""
+    ends = None
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if ends is None and any(_failed_elsewhere(folder)):
+            ends = time.monotonic() + GRACE_S  # it may see by itself, and say so
+        if ends and time.monotonic() > ends:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _failed_elsewhere(folder):
+    for rank in range(idr_torch.size):
+        file = _code_of(folder, rank)
+        if rank != idr_torch.rank and file.exists():
+            yield int(file.read_text()) != 0
+
+
+def _all_codes(folder) -> int:
+    """The first exit code that is not 0, when all processes have theirs."""
+    files = [_code_of(folder, rank) for rank in range(idr_torch.size)]
+    while not all(file.exists() for file in files):
+        time.sleep(POLL_S)
+    return next((c for c in (int(f.read_text()) for f in files) if c), 0)
 
 
 def _become(job, folder, entry):
@@ -109,7 +154,9 @@ def _become(job, folder, entry):
     if entry["rehearse"]:
         _rehearse()
     trainer = folder / "trainer.py"
-    trainer.write_bytes((job / entry["trainer"]).read_bytes())
+    mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process brings the same
+    mine.write_bytes((job / entry["trainer"]).read_bytes())
+    mine.replace(trainer)
     sys.argv = [str(trainer), *entry["flags"]]
     runpy.run_path(str(trainer), run_name="__main__")
 

@@ -117,7 +117,7 @@ MAY_IMPORT = {
     "sites": {"course"},
     "slurm": {"course", "local", "log", "sites"},
     "launch": {"course", "local", "log", "sites", "slurm", "table"},
-    "series": {"launch", "local", "log", "metrics"},
+    "series": {"idr_torch", "launch", "local", "log", "metrics"},
     "progress": {"course", "log"},
     "diffs": {"course"},
     "report": {"chronometer", "course", "diffs", "log", "stats", "table"},

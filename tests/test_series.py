@@ -59,3 +59,29 @@ def test_a_series_that_goes_on_leaves_what_is_finished(course_folder):
     environment = {**os.environ, "DLOJZ_RUN": str(job.directory)}
     subprocess.run(job.info["argv"], env=environment, check=True, capture_output=True)
     assert log_file.read_bytes() == before
+
+
+def test_a_series_of_several_processes(course_folder):
+    """The trainings follow each other in all processes; a failure in one ends it in all."""
+    fails = course_folder / "fails.py"
+    text = course.solution("06").read_text()
+    fails.write_text(
+        text.replace("    chrono.start()\n", "    assert idr_torch.rank == 0\n    chrono.start()\n")
+    )
+    assert fails.read_text() != text
+    flags = FLAGS.split()
+    plan = [
+        series.Entry("one", course.solution("06"), flags),
+        series.Entry("fails", fails, flags),
+        series.Entry("two", course.solution("06"), flags),
+    ]
+    job = series.submit(plan, "both", n_gpu=2)
+    assert job.wait(240) == "COMPLETED", job.explain()
+    codes = {n: int((f / "exit_code").read_text()) for n, f in series.folders(job).items()}
+    assert codes["one"] == codes["two"] == 0
+    assert codes["fails"] != 0
+    one, two = (log.read_ranks(series.folders(job)[n]) for n in ("one", "two"))
+    assert len(one) == len(two) == 2
+    for a, b in zip(one, two, strict=True):
+        assert list(a.steps.loss) == list(b.steps.loss)
+    assert list(one[0].steps.loss) != list(one[1].steps.loss)
