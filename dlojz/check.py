@@ -141,6 +141,7 @@ def _run(entries, exercise, job) -> dict[str, Path]:
     Where the first of them show that something is wrong, the other pairs are not waited for.
     """
     pair = b"".join(e.trainer.read_bytes() for e in entries if e.name in ("before-1", "after-1"))
+    pair += str(job.info["n_gpu"]).encode()
     keys = {entry.name: _key(entry, pair) for entry in entries}
     while missing := {n: k for n, k in keys.items() if k not in (known := _known_runs())}:
         if (first := _first(keys)) and len(first) < len(keys) and not _right(exercise, first):
@@ -220,7 +221,8 @@ def _submit(entries, keys, exercise, job):
     print(f"check {exercise.step}: {len(entries)} runs, about {text}", file=output, flush=True)
     hours = 1 + int(3 * about // 3600)
     files = {CHECK_FILE: json.dumps({e.name: keys[e.name] for e in entries}).encode()}
-    return series.submit(entries, f"check-{exercise.step}", f"{hours:02d}:00:00", files)
+    time_max, n_gpu = f"{hours:02d}:00:00", job.info["n_gpu"]
+    return series.submit(entries, f"check-{exercise.step}", time_max, files, n_gpu)
 
 
 def _in_a_notebook():

@@ -15,6 +15,7 @@ import math
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,15 +91,15 @@ def main():
     import torchmetrics  # noqa: F401
     import torchvision  # noqa: F401
 
-    for number, entry in enumerate(_plan(job)):
+    for entry in _plan(job):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # the job was stopped, and goes on
             continue
         folder.mkdir(exist_ok=True)
+        if idr_torch.size > 1:
+            _meet(folder)
         child = os.fork()
         if child == 0:
-            # torchrun's store outlives a training: a name of its own for what is said in this one.
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
             _become(job, folder, entry)
             return  # an exception leaves as from any script: through the log's hook
         log.write_atomically(_code_of(folder, idr_torch.rank), f"{_wait(child, folder)}\n")
@@ -108,6 +109,22 @@ def main():
             print(f"{entry['name']}: exit code {code}", flush=True)
         while not (folder / "exit_code").exists():  # the next training begins in all together
             time.sleep(POLL_S)
+
+
+def _meet(folder):
+    """Tell all processes a free port of the first one, for the store of the next training.
+
+    Not torchrun's store, which outlives a training: the next would find the addresses of the last.
+    """
+    file = folder / f"port.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    if idr_torch.is_master:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            log.write_atomically(file, f"{free.getsockname()[1]}\n")
+    while not file.exists():
+        time.sleep(POLL_S)
+    os.environ["MASTER_PORT"] = file.read_text().strip()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 
 
 def _code_of(folder, rank):

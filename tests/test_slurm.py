@@ -75,7 +75,8 @@ def test_a_controller_that_does_not_answer_is_told(on_slurm, script, monkeypatch
     job = submit("t.py")
     until(lambda: job.state == State.RUNNING)
     elsewhere = tmp_path / "slurm.conf"
-    elsewhere.write_text(on_slurm.conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1"))
+    conf = on_slurm.conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1")
+    elsewhere.write_text(conf + "MessageTimeout=2\n")
     monkeypatch.setenv("SLURM_CONF", str(elsewhere))
     assert job.state == State.RUNNING, "what was last known"
     assert "Slurm does not answer" in job.status["reason"]
@@ -319,13 +320,6 @@ def begun(job):
     return file.read_text().split() if file.exists() else []
 
 
-def test_a_time_limit_ends_a_job_that_keeps_no_checkpoint(on_slurm, script):
-    script(STUBBORN)
-    job = submit("t.py", time_max="00:01:00")
-    assert job.wait(180) == State.TIMEOUT
-    assert "without a checkpoint" in job.explain()
-
-
 LISTENS = """
     import os, signal, sys, time
     from pathlib import Path
@@ -342,11 +336,14 @@ LISTENS = """
     """
 
 
-def test_a_job_longer_than_its_time_limit_finishes(on_slurm, script):
-    """By Slurm's own signal before the limit."""
+def test_a_job_longer_than_its_time_limit_finishes_if_it_keeps_a_checkpoint(on_slurm, script):
+    """By Slurm's own signal before the limit; one that keeps none ends there."""
     script(LISTENS)
-    job = submit("t.py --mine", time_max="00:01:00")
+    script(STUBBORN, "without.py")
+    job, without = submit(["t.py --mine", "without.py"], time_max="00:01:00")
     assert completed(job, 180) == "['--mine']\n['--mine', '--resume', 'where it was']\n"
+    assert without.wait(180) == State.TIMEOUT
+    assert "without a checkpoint" in without.explain()
 
 
 def test_a_preempted_job_goes_back_to_the_queue_and_runs_again(on_slurm, script, course_folder):
