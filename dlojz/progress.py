@@ -18,7 +18,10 @@ from dlojz.course import course_root
 
 @dataclass(frozen=True)
 class Now:
-    """A job under way: training steps done, of how many (None before it knows), and its pace."""
+    """A job under way: training steps done, of how many, and its pace.
+
+    total: None before it knows; 0 of a small experiment, which has no steps of training.
+    """
 
     state: str
     done: int = 0
@@ -52,7 +55,7 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
 def _after(now, event):
     kind = event["event"]
     if kind == "setup":
-        return Now(now.state, 0, event["steps"])
+        return Now(now.state, 0, event.get("steps", 0))
     if kind == "step":
         rate = 1000 * event["images"] / sum(event["host_ms"].values())
         return Now(now.state, now.done + 1, now.total, event["loss"], rate)
