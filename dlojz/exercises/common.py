@@ -184,7 +184,8 @@ def _waits(run):
 
 def _at_most(what, yours, expected, hint):
     ok = None not in (yours, expected) and yours <= expected
-    return Finding(MECHANISM, what, ok, str(yours), f"at most {expected}", hint)
+    most = f"at most {expected}" if expected else "none"
+    return Finding(MECHANISM, what, ok, str(yours), most, hint)
 
 
 def hints(own: dict[str, Hint]) -> dict[str, Hint]:
