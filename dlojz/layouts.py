@@ -204,9 +204,11 @@ def plot_autotuner(runs, axes=None):
 
 def plot_matrix(recordings, batch_size=256, axes=None):
     """NCHW and channels_last side by side by model and precision: throughput, and energy."""
-    chosen = [s for s in map(summary, recordings) if s.images_per_s and s.batch_size == batch_size]
-    table = {(s.model, s.arguments["precision"], s.arguments["channels_last"]): s for s in chosen}
-    models = list(dict.fromkeys(s.model for s in chosen))
+    ran = [s for s in map(summary, recordings) if s.batch_size == batch_size]
+    ran = [s for s in ran if "channels_last" in s.arguments]  # of the trainer, not an experiment
+    table = {(s.model, *_variant(s)): s for s in ran}
+    models = report.complete_models(ran, _variant)
+    chosen = [s for s in ran if s.images_per_s and s.model in models]
     with report.style():
         if axes is None:
             axes = plt.subplots(2, len(models), figsize=(12, 5.6), squeeze=False)[1]
@@ -224,6 +226,10 @@ def plot_matrix(recordings, batch_size=256, axes=None):
         title += report.hardware_text(chosen[0])
         axes[0][0].figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return axes
+
+
+def _variant(s):
+    return s.arguments["precision"], s.arguments["channels_last"]
 
 
 def _plot_pairs(ax, pairs, figure, better):

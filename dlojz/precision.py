@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from dlojz import stats
 from dlojz.formats import FORMATS, fate, points, skipped
 from dlojz.formats import dtypes as dtypes  # beside the figures, for the notebook
-from dlojz.report import PALETTE, SERIES, hardware_text, style
+from dlojz.report import PALETTE, SERIES, complete_models, hardware_text, style
 from dlojz.stats import summary
 
 COLOURS = {"fp32": PALETTE["model"], "tf32": SERIES[4], "bf16": SERIES[2], "fp16": SERIES[0]}
@@ -94,12 +94,13 @@ def plot_scale(run, ax=None):
     lost = skipped(scales)
     with style():
         ax = ax or plt.subplots(figsize=(9, 3))[1]
-        ax.step(range(len(scales)), np.log2(scales), where="mid", color=COLOURS["fp16"])
-        ax.plot(range(len(scales)), np.log2(scales), ".", color=COLOURS["fp16"], label="taken")
+        used = np.log2(scales[:-1])  # the last one is what the next step would use
+        ax.step(range(len(used)), used, where="mid", color=COLOURS["fp16"])
+        ax.plot(range(len(used)), used, ".", color=COLOURS["fp16"], label="taken")
         style_of_lost = {"color": PALETTE["failure"], "label": "skipped: a gradient was infinite"}
-        ax.plot(lost, np.log2(scales)[lost], "X", **style_of_lost)
+        ax.plot(lost, used[lost], "X", **style_of_lost)
         ax.set(xlabel=f"step; {hardware_text(summary(run))}", ylabel="loss scale (power of two)")
-        ax.set_title(f"{len(lost)} of {len(scales) - 1} steps skipped")
+        ax.set_title(f"{len(lost)} of {len(used)} steps skipped")
         ax.yaxis.get_major_locator().set_params(integer=True)
         ax.legend()
     return ax
@@ -124,6 +125,7 @@ def plot_sums(run, axes=None):
             _plot_lines(run, unit, ax)
             ax.set_xscale("log", base=2)
             ax.set(xlabel="terms", yscale="log")
+        axes[1].set_xlabel("terms; an error of zero is not drawn")
         axes[0].set_yscale("log", base=2)
         axes[0].lines[0].set_linewidth(5)  # what lies on it can be seen
         axes[0].figure.suptitle(hardware_text(summary(run)), fontsize=8, x=0.01, ha="left")
@@ -219,7 +221,8 @@ def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None)
 def plot_precisions(runs: Sequence, axes=None):
     """Throughput and energy per image by model and precision; what ran out of memory has no bar."""
     found = [summary(r) for r in runs]
-    models = list(dict.fromkeys(s.model for s in found))
+    models = complete_models(found, lambda s: s.arguments["precision"])
+    found = [s for s in found if s.model in models]
     names = [n for n in FORMATS if any(s.arguments["precision"] == n for s in found)]
     figures = {
         "throughput (images/s)": "images_per_s",
@@ -241,7 +244,7 @@ def plot_precisions(runs: Sequence, axes=None):
         axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
         s = found[0]
         text = f"batch {s.batch_size}, {s.image_size} px; {hardware_text(s)}"
-        axes[1].set_title(text, fontsize=8, fontweight="normal")
+        axes[0].figure.suptitle(text, fontsize=8, x=0.01, ha="left")
     return axes
 
 

@@ -124,7 +124,7 @@ class Inspection:
             lines.append(("epoch", text))
         if s.validation_s:
             lines.append(("validation", duration_text(s.validation_s)))
-        if s.epochs:
+        if s.epochs and not s.synthetic:  # a few batches again and again are soon known by heart
             lines.append(("accuracy", f"{s.epochs[-1]['val_accuracy']:.1%} in validation"))
         return lines + [("note", n) for n in s.notes]
 
@@ -221,6 +221,18 @@ def compare_runs(runs: Sequence) -> Table:
     return Table(head, [_row(summary(r)) for r in runs], "<<>>>>><", "no runs")
 
 
+def complete_models(runs: Sequence[Summary], variant) -> list[str]:
+    """The models that ran, in whatever state they ended, in each variant that any of them ran in.
+
+    A matrix may grow from day to day: a model of which only a part is there is not drawn yet.
+    """
+    ran = {}
+    for s in runs:
+        ran.setdefault(s.model, set()).add(variant(s))
+    every = set().union(*ran.values())
+    return [model for model, variants in ran.items() if variants == every] or list(ran)
+
+
 def _row(s):
     return (
         s.name,
@@ -287,8 +299,12 @@ def _plot_speed(found, ax, label, colour):
 def _plot_memory(found, ax, series):
     """Bars of peak memory: the fitted part that does not grow with the batch, and the rest."""
     fit = stats.fit_memory(found)
+    for bar in ax.patches:  # of earlier sweeps: they make room
+        bar.set_x(bar.get_x() - 0.2)
+    for text in ax.texts:
+        text.set_x(text.get_position()[0] - 0.2)
     for s in found:
-        at = np.log2(s.batch_size) - 0.2 + 0.4 * series
+        at = np.log2(s.batch_size) + 0.2 * series
         if s.state == "OUT_OF_MEMORY":
             style = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8}
             ax.text(at, 0, " out of memory", color=PALETTE["failure"], **style)
@@ -299,19 +315,22 @@ def _plot_memory(found, ax, series):
             ax.bar(at, total - fixed, 0.38, fixed, color=SERIES[series % len(SERIES)])
     limit = next((s.memory_limit_bytes for s in found if s.memory_limit_bytes), None)
     if limit and not series:
-        ax.axhline(limit / 1e9, color=PALETTE["limit"], linestyle="--", linewidth=1)
-        ax.text(ax.get_xlim()[0], limit / 1e9, "the device's memory", va="bottom", fontsize=8)
+        line = {"color": PALETTE["limit"], "linestyle": "--", "linewidth": 1}
+        ax.axhline(limit / 1e9, label="the device's memory", **line)
+        ax.legend(loc="center left", fontsize=8)
     batches = sorted(
         {s.batch_size for s in found} | {round(2**t) for t in ax.get_xticks() if series}
     )
     ax.set_xticks(np.log2(batches), batches)
+    ax.set_xlim(np.log2(batches[0]) - 0.6, np.log2(batches[-1]) + 0.6)
     ax.set(xlabel="batch size (images)", ylabel="peak memory (GB)")
     if fit:
         device = any(s.memory_of == "device" for s in found)
         what = "model, gradients, optimizer" if device else "process, model, optimizer"
+        grey = " (grey)" if fit.fixed_bytes / 1e9 > 0.02 * ax.get_ylim()[1] else ""  # to be seen
         lines = [ax.get_title(loc="left")] if series else []
         lines.append(
-            f"{found[0].model}: {bytes_text(fit.fixed_bytes)} {what} (grey) "
+            f"{found[0].model}: {bytes_text(fit.fixed_bytes)} {what}{grey} "
             f"+ {bytes_text(fit.per_image_bytes)} an image"
         )
         ax.set_title("\n".join(lines), fontsize=7.5, fontweight="normal")
@@ -415,11 +434,11 @@ def plot_clocks(run, ax=None):
                 label = phase if not row else None
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=label)
                 left += width
+        what = setting_text(summary(run)).split("; ")  # too long for one line
         ax.set_yticks(range(len(clocks)), list(clocks))
         ax.invert_yaxis()
-        ax.set(xlabel="mean step (ms)", xlim=(0, None))
-        ax.set_title(setting_text(summary(run)), fontsize=8, fontweight="normal")
-        ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.32), fontsize=9)
+        ax.set(xlabel="\n".join(["mean step (ms)", *what]), xlim=(0, None))
+        ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 
 

@@ -195,6 +195,7 @@ def test_the_underflow_is_told_before_and_after_scaling(measured):
 def test_skipped_steps_are_marked(measured):
     scales = dict(zip(("scale / 0", "scale / 1", "scale / 2"), (8.0, 4.0, 4.0), strict=True))
     ax = precision.plot_scale(measured({"loss scale": scales}))
+    assert list(ax.lines[1].get_xdata()) == [0, 1], "as many marks as steps"
     assert ax.get_title(loc="left") == "1 of 2 steps skipped"
     assert [list(line.get_xdata()) for line in ax.lines][-1] == [0]
 

@@ -43,6 +43,22 @@ def test_the_inspection_tells_what_was_measured(sweep):
     assert "backward      60.0% ████████████████████████" in text
 
 
+def test_an_accuracy_on_a_few_synthetic_batches_is_not_shown(sweep, tmp_path):
+    s = summary(sweep[1])
+    assert s.synthetic
+    assert "accuracy" not in repr(report.inspect_run(s))
+    assert "40.0% in validation" in repr(report.inspect_run(dataclasses.replace(s, data="data")))
+
+
+def test_a_model_is_complete_if_it_ran_in_each_variant(sweep):
+    runs = [
+        dataclasses.replace(summary(sweep[i]), model=model)
+        for i, model in ((0, "a"), (1, "a"), (0, "b"), (3, "a"), (0, "c"), (1, "c"), (3, "c"))
+    ]
+    assert report.complete_models(runs, lambda s: s.batch_size) == ["a", "c"]
+    assert report.complete_models([], lambda s: s.batch_size) == []
+
+
 def test_the_inspection_of_a_failure_says_why(sweep):
     text = repr(report.inspect_run(sweep[-1]))
     assert "OUT_OF_MEMORY (CUDA out of memory)" in text
@@ -70,6 +86,7 @@ def test_a_batch_sweep_draws_each_point_and_marks_what_did_not_fit(sweep):
     assert [t.get_text().strip() for t in axes[1].texts].count("out of memory") == 1
     tops = {round(p.get_y() + p.get_height(), 3) for p in axes[1].patches}
     assert {1.8, 2.6, 4.2} <= tops
+    assert {p.get_x() + p.get_width() / 2 for p in axes[1].patches} == {3, 4, 5}, "on their ticks"
     assert "1 GB" in axes[1].get_title(loc="left")
     for ax in axes:
         assert "(" in ax.get_ylabel(), "units"
@@ -81,6 +98,8 @@ def test_a_second_sweep_can_be_drawn_beside_the_first(sweep):
     report.plot_batch_sweep(sweep[:2], axes=axes, label="recorded")
     labels = [t.get_text() for t in axes[0].get_legend().get_texts()]
     assert labels == ["yours", "recorded"]
+    middles = {round(p.get_x() + p.get_width() / 2, 3) for p in axes[1].patches}
+    assert middles == {2.8, 3.8, 4.8, 3.2, 4.2}, "side by side"
 
 
 def test_a_sweep_without_energy_has_two_panels(tmp_path):
@@ -104,7 +123,7 @@ def test_thousands_of_steps_are_drawn_in_seconds(tmp_path):
 def test_a_recording_says_that_it_is_one():
     (run,) = report.recorded("h100/01-resnet50-fp32-b0256")
     assert "recorded on NVIDIA H100" in report.hardware_text(summary(run))
-    assert "recorded on" in report.plot_clocks(run).get_title(loc="left")
+    assert "recorded on" in report.plot_clocks(run).get_xlabel()
 
 
 def test_an_empty_sweep_says_what_to_give():
