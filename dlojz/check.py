@@ -141,8 +141,7 @@ def _run(entries, exercise, job) -> dict[str, Path]:
     Where the first of them show that something is wrong, the other pairs are not waited for.
     """
     pair = b"".join(e.trainer.read_bytes() for e in entries if e.name in ("before-1", "after-1"))
-    pair += str(job.info["n_gpu"]).encode()
-    keys = {entry.name: _key(entry, pair) for entry in entries}
+    keys = {entry.name: _key(entry, pair, job.info["n_gpu"]) for entry in entries}
     while missing := {n: k for n, k in keys.items() if k not in (known := _known_runs())}:
         if (first := _first(keys)) and len(first) < len(keys) and not _right(exercise, first):
             return first
@@ -173,13 +172,13 @@ def _right(exercise, folders):
     return all(finding.ok is not False for finding in found)
 
 
-def _key(entry, pair: bytes) -> str:
+def _key(entry, pair: bytes, n_gpu: int) -> str:
     """Equal for runs that may stand for each other: same sources, flags, name and devices.
 
     pair: the sources of both sides; what ran in a pair is compared with its partner only.
     """
     sources = [course.course_root() / "dlojz" / f"{m}.py" for m in MEASURING]
-    words = json.dumps([entry.name, list(entry.flags), entry.rehearse, presets.gpus()])
+    words = json.dumps([entry.name, list(entry.flags), entry.rehearse, presets.gpus(), n_gpu])
     in_pair = entry.name.startswith(("before-", "after-"))
     parts = (pair if in_pair else b"", entry.trainer.read_bytes(), words.encode())
     return hashlib.sha256(b"\0".join([*parts, *(f.read_bytes() for f in sources)])).hexdigest()[:20]
