@@ -12,7 +12,12 @@ BAD_INPUT = (launch.SubmitError, launch.SlurmError, generate.DataError, log.LogE
 
 def main(argv=None) -> int:
     """Run one command; returns the exit status: 0 well, 1 the answer is bad news, 2 bad input."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        quoted = " ".join([*args.command, *unknown]) if args.run is _submit else ""
+        tip = f'; the trainer\'s flags belong into the quotes: dlojz submit "{quoted}"'
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{tip if quoted else ''}")
     try:
         return args.run(args) or 0
     except (*BAD_INPUT, LookupError, OSError, ValueError) as error:

@@ -79,3 +79,19 @@ def test_data_makes_a_set_of_the_size_asked_for(course_folder, capsys):
     words = "data d --preset smoke --classes 2 --images-per-class 3 --val-images-per-class 1"
     assert cli.main([*words.split(), "--workers", "1"]) == 0
     assert len(list((course_folder / "d").rglob("*.JPEG"))) == 8
+
+
+def test_flags_outside_the_quotes_are_told_where_they_belong(course_folder, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["submit", "dlojz/dlojz.py", "--test", "-b", "4"])
+    assert 'dlojz submit "dlojz/dlojz.py --test -b 4"' in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["queue", "--nothing"])
+    assert "unrecognized arguments: --nothing\n" in capsys.readouterr().err
+
+
+def test_a_dry_run_submits_nothing(course_folder, capsys):
+    assert cli.main(["submit", "--dry-run", "dlojz/dlojz.py --test"]) == 0
+    assert capsys.readouterr().out.endswith("dlojz.py --test\n")
+    assert cli.main(["queue"]) == 0
+    assert "no jobs" in capsys.readouterr().out

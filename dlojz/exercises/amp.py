@@ -9,8 +9,6 @@ FP16 = "fp16-clipped"
 CLIP_NORM = 1.0
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 8"
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-# As the profiler writes them.
-PROFILED = {"c10::BFloat16": "bfloat16", "c10::Half": "float16", "float": "float32"}
 AMP = DOCS + "amp.html"
 EXAMPLES = DOCS + "notes/amp_examples.html"
 
@@ -109,8 +107,7 @@ def _outputs(run):
 
 
 def _matrix_ops(run):
-    ops = last(run).get("matrix_ops", [])
-    return words(PROFILED.get(op["dtype"], op["dtype"]) for op in ops)
+    return words(op["dtype"] for op in last(run).get("matrix_ops", []))
 
 
 def _loss_dtypes(run):

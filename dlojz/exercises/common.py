@@ -63,9 +63,9 @@ HINTS = {
         DOCS + "notes/cuda.html#asynchronous-execution",
     ),
     "failed": Hint(
-        "The run did not get to its end. Read the last lines of the error: they name the line of "
-        "your file.",
-        "`job.explain()` shows the state, the error and where the output is.",
+        "The run did not get to its end. The error says why, and what to do where the fault is not "
+        "in your file.",
+        "`job.explain()` shows the error, the line of your file and where the output is.",
         DOCS + "notes/faq.html",
     ),
 }
