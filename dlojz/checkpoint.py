@@ -24,10 +24,16 @@ LAST = (
 )
 
 _SAVE_NOW = threading.Event()
+_saves = []
 
 
 class CheckpointError(Exception):
     """A checkpoint that can't be used, and why."""
+
+
+def saves() -> int:
+    """How many checkpoints this process has written."""
+    return len(_saves)
 
 
 def prepare(args, run):
@@ -62,6 +68,7 @@ def save(training, args, epoch: int, step: int):
     temporary.replace(args.checkpoint)  # a reader, or a kill, finds the old file or the new one
     if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
         Path(folder, LAST).write_text(str(args.checkpoint.resolve()))
+    _saves.append(args.checkpoint)
     print(f"saved {args.checkpoint}: epoch {epoch}, step {step}", flush=True)
 
 

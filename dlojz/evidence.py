@@ -24,6 +24,8 @@ from contextlib import suppress
 
 import torch
 
+from dlojz import checkpoint
+
 # The operations that tensor cores can do, by the names that the dispatcher knows them by.
 MATRIX_OPS = {
     "aten::convolution": "convolution",
@@ -241,6 +243,7 @@ class Witness:
                 scale=self._scale(),
                 weights_changed=self._weights != (after := digest(self._model)),
                 weights_after=after,
+                saves=checkpoint.saves(),
             )
 
     def _scale(self):

@@ -35,7 +35,7 @@ class Entry:
 
     name: str  # of its folder
     trainer: Path
-    flags: Sequence[str]
+    flags: Sequence[str]  # in them, {run} is the folder of this training
     rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
 
 
@@ -174,7 +174,7 @@ def _become(job, folder, entry):
     mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process brings the same
     mine.write_bytes((job / entry["trainer"]).read_bytes())
     mine.replace(trainer)
-    sys.argv = [str(trainer), *entry["flags"]]
+    sys.argv = [str(trainer), *(f.replace("{run}", str(folder)) for f in entry["flags"])]
     runpy.run_path(str(trainer), run_name="__main__")
 
 

@@ -103,7 +103,7 @@ MAY_IMPORT = {
     "machine": set(),
     "doctor": {"machine"},
     "metrics": set(),
-    "evidence": set(),
+    "evidence": {"checkpoint"},
     "log": {"chronometer", "course", "idr_torch", "meters"},
     "checkpoint": {"idr_torch"},
     "models": set(),

@@ -13,6 +13,7 @@ OWN = {
     "01_gpu": " -b 8",
     "02_amp": " -b 4 --precision bf16",
     "03_channels_last": " -b 16 --precision fp32",
+    "06_ddp": " -b 8 --precision fp32",
 }
 # What the further runs of an exercise are for: a wrong answer with another hint is judged without
 # them here, to save minutes. `make verify` leaves nothing out.
@@ -20,12 +21,15 @@ NEED_EXTRAS = {
     "01_gpu": {*gpu.OWN_HINTS, "item"},
     "02_amp": {"scaler", "unscale"},
     "03_channels_last": {"autotuner"},
+    "06_ddp": {"epoch", "accumulate", "no-sync", "one-writer"},
 }
+PROCESSES = {"06_ddp": 2}
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step
     "01_gpu": "device",
     "02_amp": "flag",
     "03_channels_last": "weights-layout",
+    "06_ddp": "share",
 }
 
 
@@ -56,7 +60,7 @@ def runs(request, tmp_path_factory):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         plan += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
-    job = series.submit(plan, f"wrong-{step}")
+    job = series.submit(plan, f"wrong-{step}", n_gpu=PROCESSES.get(step, 1))
     job.wait()
     return step, job
 

@@ -28,7 +28,7 @@ SIZES = {
 # Without instructions for them, a CPU takes minutes for larger ones.
 EMULATED = {"fp16": (SMALL,), "bf16": (SMALL, "--model shufflenet_v2_x0_5 --image-size 64 -b 16")}
 PRECISIONS = {"01_gpu": ("fp32",), "02_amp": ("fp32", "tf32", "fp16", "bf16")}
-PRECISIONS["03_channels_last"] = PRECISIONS["02_amp"]
+PRECISIONS["03_channels_last"] = PRECISIONS["06_ddp"] = PRECISIONS["02_amp"]
 
 
 def entries(step: str, kind: str) -> list[series.Entry]:
@@ -75,20 +75,23 @@ def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", nargs="+", type=course.step)
-    steps = parser.parse_args().step
+    parser.add_argument("--n-gpu", type=int, default=1, help="processes; 06 asks for 2")
+    args = parser.parse_args()
+    steps = args.step
     kind = "cuda" if presets.gpus() else "cpu"
     plan = [entry for step in steps for entry in entries(step, kind)]
     print(f"{len(plan)} runs", flush=True)
-    job = series.submit(plan, "envelope", "03:00:00")
+    job = series.submit(plan, "envelope", "03:00:00", n_gpu=args.n_gpu)
     job.wait()
     folders = series.folders(job)
     if any((f / "exit_code").read_text().strip() != "0" for f in folders.values()):
         sys.exit(job.explain())
     for step in steps:
-        write(step, kind, tolerances(step, folders), log.read(folders[f"{step}-fp32-0-0"]))
+        found = tolerances(step, folders)
+        write(step, kind, found, log.read(folders[f"{step}-fp32-0-0"]), args.n_gpu)
 
 
-def write(step, kind, tolerance, run):
+def write(step, kind, tolerance, run, n_gpu):
     """Keep what was measured here, beside what was measured on other hardware."""
     file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,7 @@ def write(step, kind, tolerance, run):
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
         "trainer_sha256": run.start["trainer_sha256"],
-        "command": f"python tools/envelope.py {step[:2]}",
+        "command": f"python tools/envelope.py {step[:2]} --n-gpu {n_gpu}",
     }
     log.write_atomically(file, json.dumps(kept, indent=1) + "\n")
     for precision, sizes in tolerance.items():

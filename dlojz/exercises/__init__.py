@@ -80,7 +80,10 @@ class Exercise:
     recorded: tuple[str, str] | None = None  # before and after, in reference/
 
 
-MODULES = {"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"}
+MODULES = {
+    **{"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"},
+    "06_ddp": "ddp",
+}
 
 
 def find(step: str) -> Exercise:

@@ -1,0 +1,168 @@
+"""06_ddp: several processes share the images and hold the same weights."""
+
+from dlojz import log
+from dlojz.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
+from dlojz.exercises.common import DOCS, hints, last, like, no_brake, words
+
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
+EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
+DDP = DOCS + "generated/torch.nn.parallel.DistributedDataParallel.html"
+SAMPLER = DOCS + "data.html#torch.utils.data.distributed.DistributedSampler"
+
+OWN_HINTS = {
+    "flag": Hint(
+        "The trainer does not know the flag --accumulate yet.",
+        'In `parse_args`: `flag("--accumulate", type=positive, default=1, help=...)`.',
+        "https://docs.python.org/3/library/argparse.html#type",
+    ),
+    "alone": Hint(
+        "This run had one process: there is nothing to prove.",
+        "Submit it with `n_gpu=2`, or more.",
+        DDP,
+    ),
+    "share": Hint(
+        "Processes train on the same images: together they learn no more than one of them.",
+        "`DistributedSampler(..., num_replicas=idr_torch.size, rank=idr_torch.rank)`.",
+        SAMPLER,
+    ),
+    "epoch": Hint(
+        "The second epoch brings the images in another order than the solution's.",
+        "`loader.batch_sampler.set_epoch(epoch, first_step)` at the beginning of each epoch: "
+        "without it DistributedSampler shuffles every epoch alike.",
+        SAMPLER,
+    ),
+    "wrap": Hint(
+        "The processes do not tell each other their gradients: each trains a model of its own.",
+        "`model = torch.nn.parallel.DistributedDataParallel(model, ...)`, before the optimizer is "
+        "built.",
+        DDP,
+    ),
+    "accumulate": Hint(
+        "With --accumulate 2 there must be an update after every second batch, of both batches.",
+        "`(step + 1) % args.accumulate == 0` ends an update; `zero_grad` only where one begins.",
+        DDP + "#torch.nn.parallel.DistributedDataParallel.no_sync",
+    ),
+    "no-sync": Hint(
+        "The processes meet in each step, also where none of them will update its weights.",
+        "`model.require_backward_grad_sync = False` before the forward pass of such a step; the "
+        "context `model.no_sync()` does the same.",
+        DDP + "#torch.nn.parallel.DistributedDataParallel.no_sync",
+    ),
+    "device": Hint(
+        "Two processes compute on the same GPU.",
+        "`idr_torch.device()` is this process's own; `torch.cuda.set_device(device)` before the "
+        "processes meet.",
+        DDP,
+    ),
+    "unused": Hint(
+        "DDP looks for parameters without a gradient in every step. This model has none.",
+        "Leave `find_unused_parameters` as it is, False.",
+        DDP,
+    ),
+    "one-writer": Hint(
+        "Several processes write the same checkpoint, over each other.",
+        "`if idr_torch.is_master:` before `checkpoint.save`.",
+        DOCS + "distributed.html",
+    ),
+}
+
+
+def mechanism(runs: Runs) -> list[Finding]:
+    """Who drew which images, who told whom the gradients, who wrote."""
+    mine, reference = (log.read_ranks(run.path.parent) for run in (runs.mine, runs.reference))
+    epochs = [_ranks(run) for run in runs.extras.get(EPOCHS, ())]
+    accumulates = [_ranks(run) for run in runs.extras.get(ACCUMULATES, ())]
+    return [
+        Finding(MECHANISM, "processes", len(mine) > 1, str(len(mine)), "2 or more", "alone"),
+        like(SAME, "processes with images of their own", mine, reference, _shares, "share"),
+        *(like(SAME, "images in two epochs", *pair, _drawn, "epoch") for pair in [epochs] if pair),
+        like(MECHANISM, "gradients reduced in a step", mine, reference, _reduced, "wrap"),
+        like(MECHANISM, "processes with the same weights", mine, reference, _agree, "wrap"),
+        *(
+            finding
+            for pair in [accumulates]
+            if pair
+            for finding in (
+                like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
+                like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
+            )
+        ),
+        like(MECHANISM, "devices", mine, reference, _devices, "device"),
+        like(MECHANISM, "search for unused parameters", mine, reference, _unused, "unused"),
+        *(
+            like(MECHANISM, "processes that wrote it", *pair, _writers, "one-writer")
+            for pair in [epochs]
+            if pair
+        ),
+        *no_brake(runs.mine, runs.reference),
+    ]
+
+
+def _ranks(run):
+    return log.read_ranks(run.path.parent)
+
+
+def _seen(run, name):
+    return run.evidence.get("run", {}).get(name)
+
+
+def _shares(ranks):
+    return len({tuple(_seen(run, "drawn") or ()) for run in ranks})
+
+
+def _drawn(ranks):
+    found = (_seen(run, "drawn") or [] for run in ranks)
+    return "; ".join(f"{len(d)} batches, checksum {sum(d) % 2**32:08x}" for d in found)
+
+
+def _reduced(ranks):
+    sizes = (
+        sum(c["bytes"] for c in last(run).get("collectives", []) if _is_of_gradients(c))
+        for run in ranks
+    )
+    return ", ".join(f"{size / 1e6:.4g} MB" for size in sizes)
+
+
+def _is_of_gradients(collective):
+    return collective["op"] == "all_reduce" and "float" in collective["dtype"]
+
+
+def _agree(ranks):
+    weights = [_seen(run, "weights_after") for run in ranks]
+    return max(weights.count(w) for w in weights)
+
+
+def _updates(ranks):
+    return ", ".join(str(_seen(run, "optimizer_steps")) for run in ranks)
+
+
+def _devices(ranks):
+    return words(run.setup.get("device") for run in ranks)
+
+
+def _unused(ranks):
+    return words(bool(last(run).get("find_unused_parameters")) for run in ranks)
+
+
+def _writers(ranks):
+    return sum(bool(_seen(run, "saves")) for run in ranks)
+
+
+def extras(on_gpu: bool) -> list[Extra]:
+    """Two epochs and a checkpoint; and seven batches, of which the last ends no update."""
+    two = f"{SMALL} --test-nsteps 2 -e 2 --checkpoint {{run}}/checkpoint.pt"
+    return [
+        Extra(EPOCHS, tuple(two.split())),
+        Extra(ACCUMULATES, tuple(f"{SMALL} --test-nsteps 7 --accumulate 2".split())),
+    ]
+
+
+EXERCISE = Exercise(
+    step="06_ddp",
+    own_flags={"--accumulate": 1},
+    mechanism=mechanism,
+    extras=extras,
+    # Whose images these are comes before which they are.
+    hints={"share": OWN_HINTS["share"]} | hints(OWN_HINTS),
+    errors=((r"unrecognized arguments: .*--accumulate", "flag"),),
+)
