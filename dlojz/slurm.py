@@ -3,8 +3,8 @@
 The script is `slurm/job.sbatch` with the lines of a site. What a user gives (names, paths, flags)
 never stands in it: it travels as arguments and environment, where no shell reads it.
 
-Asked are `squeue -o`, `scontrol -o` and, where a job is long over, `sacct`: their text is the same
-from Slurm 22.05 to the present, which `--json` is not.
+Asked are `scontrol -o` and, where a job is long over, `sacct`: their text is the same from Slurm
+22.05 to the present, which `--json` is not.
 """
 
 import json
@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -139,8 +138,8 @@ def shape(n_gpu: int, gpus: sites.Gpus) -> tuple[int, int]:
     return nodes, gpus.gpus_per_node
 
 
-def kind_of(site: sites.Site, account: str | None) -> tuple[str, sites.Gpus, str]:
-    """The kind of node, its table and the account: "xyz@a100" asks for the kind a100."""
+def kind_of(site: sites.Site, account: str | None) -> tuple[sites.Gpus, str]:
+    """The nodes to ask for and the account to charge: "xyz@a100" asks for the kind a100."""
     name, _, kind = (account or site.account).partition("@")
     kind = kind or site.default
     if kind not in site.gpus:
@@ -156,7 +155,7 @@ def kind_of(site: sites.Site, account: str | None) -> tuple[str, sites.Gpus, str
         )
     if not re.fullmatch(r"[\w.-]*", name):
         raise SlurmError(f"account {account!r}: expected a project's name, such as xyz@{kind}")
-    return kind, gpus, gpus.account.replace("{account}", name) or name
+    return gpus, gpus.account.replace("{account}", name) or name
 
 
 def render(
@@ -169,7 +168,7 @@ def render(
     module: str | None = None,
 ) -> str:
     """The whole script: `template` is slurm/job.sbatch. Computes only."""
-    _, gpus, account = kind_of(site, account)
+    gpus, account = kind_of(site, account)
     nodes, per_node = shape(n_gpu, gpus)
     qos = next((q for limit, q in gpus.qos if time_max_s <= sites.seconds(limit)), "")
     if gpus.qos and not qos:
@@ -327,17 +326,3 @@ def _when(text):
 def cancel(number: str):
     """End the job, or take it from the queue. Raises SlurmError."""
     _call("scancel", number)
-
-
-def others(name: str | None = None) -> list[tuple]:
-    """This user's jobs in Slurm, ours or not: (number, name, state, reason, seconds, nodes)."""
-    text = _call("squeue", "-h", "-u", str(os.getuid()), "-o", "%A|%T|%r|%S|%D|%j")
-    rows = []
-    for line in text.splitlines():
-        number, slurm, why, start, nodes, job = line.split("|", 5)
-        state, reason = STATES.get(slurm, ("RUNNING", slurm))
-        if name is None or job == name:
-            begun = _when(start)
-            seconds = time.time() - begun if begun and state == "RUNNING" else None
-            rows.append((number, job, state, reason or WAITS.get(why, why), seconds, nodes))
-    return rows
