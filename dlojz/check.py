@@ -263,7 +263,11 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
     runs = Runs(
         log.read(folders[mine[0]]),
         log.read(reference),
-        {n: (log.read(folders[n]), log.read(folders[f"{n}-solution"])) for n in extras},
+        {
+            n: (log.read(folders[n]), log.read(folders[f"{n}-solution"]))
+            for n in extras
+            if log.events_file(folders[n]).exists()  # else it ended at its flags
+        },
     )
     mechanism = exercise.mechanism(runs)
     if failed := [folders[n] for n in extras if _exit_code(folders[n]) != 0]:
