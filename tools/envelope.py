@@ -103,7 +103,7 @@ def write(step, kind, tolerance, run, n_gpu):
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
         "trainer_sha256": run.start["trainer_sha256"],
-        "command": f"python tools/envelope.py {step[:2]} --n-gpu {n_gpu}",
+        "command": f"python tools/envelope.py {step[:2]}" + f" --n-gpu {n_gpu}" * (n_gpu > 1),
     }
     log.write_atomically(file, json.dumps(kept, indent=1) + "\n")
     for precision, sizes in tolerance.items():
