@@ -143,33 +143,36 @@ def _run(entries, exercise, job) -> dict[str, Path]:
     pair = b"".join(e.trainer.read_bytes() for e in entries if e.name in ("before-1", "after-1"))
     keys = {entry.name: _key(entry, pair, job.info["n_gpu"]) for entry in entries}
     while missing := {n: k for n, k in keys.items() if k not in (known := _known_runs())}:
-        if (first := _first(keys)) and len(first) < len(keys) and not _right(exercise, first):
-            return first
+        if wrong := _wrong_already(exercise, keys):
+            return wrong
         active = _active_check(missing.values())
         if active is None:
             wanted = [e for e in entries if e.name in missing]
             active = _submit(wanted, keys, exercise, job)
-        _wait(active, exercise, lambda: _first(keys) and not _right(exercise, _first(keys)))
-        known, first = _known_runs(), _first(keys)
-        still = [n for n, k in missing.items() if k not in known]
-        if still and not (first and not _right(exercise, first)):
+        if _wait(active, exercise, lambda: _wrong_already(exercise, keys)):
+            continue
+        known = _known_runs()
+        if still := [n for n, k in missing.items() if k not in known]:
             raise CheckError(
                 f"the check's job ended without {', '.join(still)}: {active.explain()}"
             )
     return {name: known[key] for name, key in keys.items()}
 
 
-def _first(keys) -> dict[str, Path]:
-    """The runs that are judged but for their speed, if all of them are finished; else none."""
-    known = _known_runs()
+def _wrong_already(exercise, keys) -> dict[str, Path] | None:
+    """The runs up to the first pair, if they show something wrong without the other pairs.
+
+    {} if all is right, or if there are no other pairs; None while one of them is not finished.
+    """
     first = {n: k for n, k in keys.items() if not re.fullmatch(r"(before|after)-(?!1$)\d+", n)}
-    return {n: known[k] for n, k in first.items()} if set(first.values()) <= set(known) else {}
-
-
-def _right(exercise, folders):
-    """Is it the same training, by the mechanism?"""
-    found = judge(exercise, folders, timed=False).findings
-    return all(finding.ok is not False for finding in found)
+    known = _known_runs()
+    if not set(first.values()) <= set(known):
+        return None
+    if len(first) == len(keys):
+        return {}
+    folders = {name: known[key] for name, key in first.items()}
+    findings = judge(exercise, folders, timed=False).findings
+    return folders if any(finding.ok is False for finding in findings) else {}
 
 
 def _key(entry, pair: bytes, n_gpu: int) -> str:
@@ -230,21 +233,24 @@ def _in_a_notebook():
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-def _wait(job, exercise, enough):
-    """Wait for the end of the job; ends it as soon as there is `enough()` to judge."""
+def _wait(job, exercise, enough) -> bool:
+    """Wait for the end of the job; True if it was ended because `enough()` was known.
+
+    enough: None until it can tell; then it is asked no more.
+    """
     from tqdm.auto import tqdm
 
     total, silent = len(series.folders(job)), False if _in_a_notebook() else None
     with tqdm(total=total, desc=exercise.step, unit="run", leave=False, disable=silent) as bar:
-        asked = False
+        answer = None
         while not job.state.final:
             if series.finished(job) > bar.n:
                 bar.update(series.finished(job) - bar.n)
-                if not asked and enough():
-                    asked = True
+                if answer is None and (answer := enough()):
                     job.cancel()
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
+    return bool(answer)
 
 
 # Judging ----------------------------------------------------------------------------------------

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import torch
 
-from dlojz import idr_torch
+from dlojz import idr_torch, log
 
 # The flags that decide which images come when, at which learning rate.
 SAME_FLAGS = ("model", "image_size", "batch_size", "drop_last", "lr", "wd", "mom", "seed")
 
-LAST = (
-    "checkpoint.txt"  # in a run's folder: where its last checkpoint is; slurm/job.sbatch reads it
-)
+LAST = "checkpoint.txt"  # in a run's folder; its last one's path, for slurm/job.sbatch
 
 _SAVE_NOW = threading.Event()
 _saves = []
@@ -67,7 +65,7 @@ def save(training, args, epoch: int, step: int):
     torch.save(state, temporary)
     temporary.replace(args.checkpoint)  # a reader, or a kill, finds the old file or the new one
     if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
-        Path(folder, LAST).write_text(str(args.checkpoint.resolve()))
+        log.write_atomically(Path(folder, LAST), str(args.checkpoint.resolve()))
     _saves.append(args.checkpoint)
     print(f"saved {args.checkpoint}: epoch {epoch}, step {step}", flush=True)
 

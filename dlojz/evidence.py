@@ -21,6 +21,7 @@ import sys
 import zlib
 from collections import Counter
 from contextlib import suppress
+from operator import itemgetter
 
 import torch
 
@@ -405,7 +406,9 @@ def _communication(events):
     if not told:
         return {}
     names = ("backend", "op", "bytes", "dtype", "begin_ms", "ms")
-    found = {"collectives": [dict(zip(names, c, strict=True)) for c in sorted(told, key=_begin)]}
+    found = {
+        "collectives": [dict(zip(names, c, strict=True)) for c in sorted(told, key=itemgetter(4))]
+    }
     if backward:
         found["backward_ms"] = [
             round(f, 3) for f in (min(backward)[0], max(e for _, e in backward))
@@ -414,10 +417,6 @@ def _communication(events):
         found["communication_ms"] = round(sum(b - a for a, b in _union(ours)), 3)
         found["exposed_ms"] = round(_uncovered(_union(ours), _union(others)), 3)
     return found
-
-
-def _begin(collective):
-    return collective[4]
 
 
 def _union(spans):

@@ -379,25 +379,14 @@ def _is_series(job):
 
 def queue(name: str | None = None, last: int = 5) -> Table:
     """The jobs that wait or run, and the `last` ones that have ended; `widgets.queue` is live."""
-    rows = [tuple(row.values()) for row in queue_rows(in_queue(name, last))]
+    rows = [queue_row(job, status) for job, status in in_queue(name, last)]
     return Table(QUEUE, rows, "<<<>><<", "no jobs")
 
 
-def queue_rows(found: list[tuple[Job, dict]]) -> list[dict[str, str]]:
-    """What `queue` says of each job, by column."""
-    return [
-        dict(
-            zip(
-                QUEUE,
-                (
-                    *(job.id, job.name, status["state"], _time(job, status)),
-                    *(str(job.info.get("n_gpu", 1)), _note(status), job.command),
-                ),
-                strict=True,
-            )
-        )
-        for job, status in found
-    ]
+def queue_row(job: Job, status: dict) -> tuple[str, ...]:
+    """What `queue` says of a job with this status, by the columns of QUEUE."""
+    who = (job.id, job.name, status["state"], _time(job, status))
+    return (*who, str(job.info.get("n_gpu", 1)), _note(status), job.command)
 
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:

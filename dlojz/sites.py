@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlojz.course import course_root
 
-TIME = r"(\d+-)?\d+(:\d\d){0,2}"
+TIME = r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?"
 WORD = r"[\w@.,:/+=\[\]-]+"  # what stands in an #SBATCH line or after `module load`
 EXPANDED = r"[\w@.,:/+=${}-]*"  # also a variable, which the job's shell expands
 
@@ -82,7 +82,7 @@ GPU_KEYS = {
 
 def seconds(time_max: str) -> int:
     """Slurm's forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S. Raises ValueError."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time_max))
+    match = re.fullmatch(TIME, str(time_max))
     if not match:
         raise ValueError(f"{time_max!r}: expected HH:MM:SS, such as 00:10:00")
     days, *fields = (None if f is None else int(f) for f in match.groups())

@@ -224,8 +224,8 @@ def sbatch(run: Path, script: str, here: sites.Site, words: list[str]) -> str:
     file = run / SCRIPT
     file.write_text(script)
     # What belongs to the job that we are in, such as a notebook's, must not reach the new one.
-    mine = re.compile(r"SLURM_(?!CONF$)|SBATCH_|" + local.LAUNCHER_VARIABLES.pattern)
-    env = {k: v for k, v in os.environ.items() if not mine.match(k) or k == "SLURM_CONF"}
+    mine = (local.LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
+    env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not any(m(k) for m in mine)}
     env |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
     if not here.modules and not here.activate:  # else the site's own Python
         env["DLOJZ_PYTHON"] = sys.executable

@@ -110,6 +110,8 @@ class _Queue:
     def __init__(self, name, last):
         self._name, self._last = name, last
         self._lines = {}  # job id: (cells by column, button, line)
+        self._head = ipywidgets.HBox([_cell(f"<b>{c}</b>", width) for c, width in COLUMNS.items()])
+        self._nothing = ipywidgets.HTML("no jobs")
 
         class Box(ipywidgets.VBox):
             def __repr__(self):  # where there are no widgets: text
@@ -124,17 +126,18 @@ class _Queue:
     def look(self) -> bool:
         """Show the jobs as they are now; are there any that wait or run?"""
         found = launch.in_queue(self._name, self._last)
-        table = launch.queue_rows(found)
-        for (job, status), row in zip(found, table, strict=True):
-            cells, button, _ = self._lines.setdefault(job.id, self._line(job))
+        for job, status in found:
+            if job.id not in self._lines:
+                self._lines[job.id] = self._line(job)
+            cells, button, _ = self._lines[job.id]
+            row = dict(zip(launch.QUEUE, launch.queue_row(job, status), strict=True))
             for column, cell in cells.items():
                 colour = COLOURS.get(row["state"], BAD) if column == "state" else "inherit"
                 cell.value = f'<span style="color:{colour}">{escape(row[column])}</span>'
             button.disabled = launch.State(status["state"]).final
-        head = ipywidgets.HBox([_cell(f"<b>{c}</b>", width) for c, width in COLUMNS.items()])
         lines = [self._lines[job.id][2] for job, _ in found]
-        wanted = [head, *lines] if lines else [ipywidgets.HTML("no jobs")]
-        if len(wanted) != len(self.box.children) or lines != list(self.box.children[1:]):
+        wanted = (self._head, *lines) if lines else (self._nothing,)
+        if self.box.children != wanted:
             self.box.children = wanted
         return any(not launch.State(status["state"]).final for _, status in found)
 

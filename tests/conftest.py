@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,18 @@ def course_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DLOJZ_QUEUE", str(tmp_path / "queue"))
     monkeypatch.setenv("DLOJZ_PROGRESS", str(tmp_path / "progress.json"))
     return root
+
+
+@pytest.fixture
+def script(course_folder):
+    """Write a small trainer: script("code", name="t.py") -> its path."""
+
+    def write(code, name="t.py"):
+        path = course_folder / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return write
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ MAY_IMPORT = {
     "metrics": set(),
     "evidence": {"checkpoint"},
     "log": {"chronometer", "course", "idr_torch", "meters"},
-    "checkpoint": {"idr_torch"},
+    "checkpoint": {"idr_torch", "log"},
     "models": set(),
     "flags": {"idr_torch", "models"},
     "dlojz": {

@@ -16,18 +16,6 @@ from dlojz import launch, local
 from dlojz.launch import State, SubmitError, find, latest, queue, submit
 
 
-@pytest.fixture
-def script(course_folder):
-    """Write a small trainer: script("code", name="t.py") -> its path."""
-
-    def write(code, name="t.py"):
-        path = course_folder / name
-        path.write_text(textwrap.dedent(code))
-        return path
-
-    return write
-
-
 def until(condition, seconds=30):
     end = time.monotonic() + seconds
     while not (found := condition()):

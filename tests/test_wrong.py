@@ -23,7 +23,6 @@ NEED_EXTRAS = {
     "03_channels_last": {"autotuner"},
     "06_ddp": {"epoch", "accumulate", "no-sync", "one-writer"},
 }
-PROCESSES = {"06_ddp": 2}
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step
     "01_gpu": "device",
@@ -60,7 +59,7 @@ def runs(request, tmp_path_factory):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         plan += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
-    job = series.submit(plan, f"wrong-{step}", n_gpu=PROCESSES.get(step, 1))
+    job = series.submit(plan, f"wrong-{step}", n_gpu=exercises.find(step).processes)
     job.wait()
     return step, job
 

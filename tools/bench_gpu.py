@@ -1,9 +1,10 @@
 """The course's step beside timm's, in one process, interleaved: `make bench-gpu`, with a GPU.
 
 Both train resnet50 at 224 px on the same synthetic images: same batch, same precision, same layout,
-same optimizer and loss. Ours is `train_step` of the solution, with its metrics, scheduler and
-Chronometer; timm's (its model and a plain loop as in its train.py) has none of these. The ratio is
-of speeds, ours over timm's, with its 95 % interval over pairs A B B A ...; goal: at least 1.00.
+same optimizer and loss; each normalizes the images in its own way. Ours is `train_step` of the
+solution, with its metrics, scheduler and Chronometer; timm's (its model and a plain loop as in its
+train.py) has none of these. The ratio is of speeds, ours over timm's, with its 95 % interval over
+pairs A B B A ...; goal: at least 1.00.
 """
 
 import argparse

@@ -14,7 +14,7 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 
-from dlojz import course, log, presets, series
+from dlojz import course, exercises, log, presets, series
 
 FACTOR = 4  # other processors round elsewhere, and the perturbations are few
 FLOOR = 1e-5
@@ -75,23 +75,19 @@ def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", nargs="+", type=course.step)
-    parser.add_argument("--n-gpu", type=int, default=1, help="processes; 06 asks for 2")
-    args = parser.parse_args()
-    steps = args.step
     kind = "cuda" if presets.gpus() else "cpu"
-    plan = [entry for step in steps for entry in entries(step, kind)]
-    print(f"{len(plan)} runs", flush=True)
-    job = series.submit(plan, "envelope", "03:00:00", n_gpu=args.n_gpu)
-    job.wait()
-    folders = series.folders(job)
-    if any((f / "exit_code").read_text().strip() != "0" for f in folders.values()):
-        sys.exit(job.explain())
-    for step in steps:
-        found = tolerances(step, folders)
-        write(step, kind, found, log.read(folders[f"{step}-fp32-0-0"]), args.n_gpu)
+    for step in parser.parse_args().step:
+        plan, n_gpu = entries(step, kind), exercises.find(step).processes
+        print(f"{step}: {len(plan)} runs", flush=True)
+        job = series.submit(plan, f"envelope-{step}", "03:00:00", n_gpu=n_gpu)
+        job.wait()
+        folders = series.folders(job)
+        if any((f / "exit_code").read_text().strip() != "0" for f in folders.values()):
+            sys.exit(job.explain())
+        write(step, kind, tolerances(step, folders), log.read(folders[f"{step}-fp32-0-0"]))
 
 
-def write(step, kind, tolerance, run, n_gpu):
+def write(step, kind, tolerance, run):
     """Keep what was measured here, beside what was measured on other hardware."""
     file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +99,7 @@ def write(step, kind, tolerance, run, n_gpu):
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
         "trainer_sha256": run.start["trainer_sha256"],
-        "command": f"python tools/envelope.py {step[:2]}" + f" --n-gpu {n_gpu}" * (n_gpu > 1),
+        "command": f"python tools/envelope.py {step[:2]}",
     }
     log.write_atomically(file, json.dumps(kept, indent=1) + "\n")
     for precision, sizes in tolerance.items():

@@ -6,6 +6,7 @@ Prints each verdict that was wrong, and the counts.
 """
 
 import argparse
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -43,7 +44,7 @@ def trainees_job(step: str, source: str) -> launch.Job:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Path(folder, "dlojz.py")
         trainer.write_text(source)
-        n_gpu = 2 if step == "06_ddp" else 1
+        n_gpu = exercises.find(step).processes
         job = launch.submit((str(trainer), *flags(step)), n_gpu, name=f"verify-{step}")
     job.wait()
     return job
@@ -91,9 +92,11 @@ def main():
     parser.add_argument("--times", type=int, default=10, help="verdicts on each solution")
     parser.add_argument("--wrong", type=int, default=1, help="verdicts on each wrong answer")
     args = parser.parse_args()
-    steps = [course.step(s) for s in args.step] or list(exercises.MODULES)
-    if len(presets.gpus()) == 1 and not args.step:
-        steps.remove("06_ddp")  # it asks for two
+    # Without a GPU, processes share the processor.
+    most = len(presets.gpus()) or math.inf
+    steps = [course.step(s) for s in args.step] or [
+        s for s in exercises.MODULES if exercises.find(s).processes <= most
+    ]
     failed = solutions(steps, args.times) + wrong_answers(steps, args.wrong)
     sys.exit(bool(failed))
 

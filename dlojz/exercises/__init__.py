@@ -77,6 +77,7 @@ class Exercise:
     errors: tuple[tuple[str, str], ...] = ()  # (pattern in stderr, hint): why a run may fail
     before_flags: tuple[str, ...] = ()  # of the runs before the step: shorter, where they are slow
     same_hardware: bool = True
+    processes: int = 1  # at least, of a run that can be judged
     recorded: tuple[str, str] | None = None  # before and after, in reference/
 
 

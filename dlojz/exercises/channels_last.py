@@ -65,12 +65,14 @@ def mechanism(runs: Runs) -> list[Finding]:
             for what, found, hint in layouts
         ),
         like(MECHANISM, "cuDNN's autotuner", mine, reference, _autotuner, "autotuner"),
-        *(
-            like(MECHANISM, "the same with --deterministic", *pair, _autotuner, "autotuner")
-            for pair in [runs.extras.get(DETERMINISTIC)]
-            if pair
-        ),
+        *(_promised(*runs.extras[DETERMINISTIC]) if DETERMINISTIC in runs.extras else []),
         *no_brake(mine, reference),
+    ]
+
+
+def _promised(mine, reference):
+    return [
+        like(MECHANISM, "the same with --deterministic", mine, reference, _autotuner, "autotuner")
     ]
 
 

@@ -69,32 +69,33 @@ OWN_HINTS = {
 
 def mechanism(runs: Runs) -> list[Finding]:
     """Who drew which images, who told whom the gradients, who wrote."""
-    mine, reference = (log.read_ranks(run.path.parent) for run in (runs.mine, runs.reference))
-    epochs = [_ranks(run) for run in runs.extras.get(EPOCHS, ())]
-    accumulates = [_ranks(run) for run in runs.extras.get(ACCUMULATES, ())]
+    pair = _ranks(runs.mine), _ranks(runs.reference)
     return [
-        Finding(MECHANISM, "processes", len(mine) > 1, str(len(mine)), "2 or more", "alone"),
-        like(SAME, "processes with images of their own", mine, reference, _shares, "share"),
-        *(like(SAME, "images in two epochs", *pair, _drawn, "epoch") for pair in [epochs] if pair),
-        like(MECHANISM, "gradients reduced in a step", mine, reference, _reduced, "wrap"),
-        like(MECHANISM, "processes with the same weights", mine, reference, _agree, "wrap"),
-        *(
-            finding
-            for pair in [accumulates]
-            if pair
-            for finding in (
-                like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
-                like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
-            )
-        ),
-        like(MECHANISM, "devices", mine, reference, _devices, "device"),
-        like(MECHANISM, "search for unused parameters", mine, reference, _unused, "unused"),
-        *(
-            like(MECHANISM, "processes that wrote it", *pair, _writers, "one-writer")
-            for pair in [epochs]
-            if pair
-        ),
+        Finding(MECHANISM, "processes", len(pair[0]) > 1, str(len(pair[0])), "2 or more", "alone"),
+        like(SAME, "processes with images of their own", *pair, _shares, "share"),
+        like(MECHANISM, "gradients reduced in a step", *pair, _reduced, "wrap"),
+        like(MECHANISM, "processes with the same weights", *pair, _agree, "wrap"),
+        like(MECHANISM, "devices", *pair, _devices, "device"),
+        like(MECHANISM, "search for unused parameters", *pair, _unused, "unused"),
+        *(_two_epochs(*runs.extras[EPOCHS]) if EPOCHS in runs.extras else []),
+        *(_accumulates(*runs.extras[ACCUMULATES]) if ACCUMULATES in runs.extras else []),
         *no_brake(runs.mine, runs.reference),
+    ]
+
+
+def _two_epochs(mine, reference):
+    pair = _ranks(mine), _ranks(reference)
+    return [
+        like(SAME, "images in two epochs", *pair, _drawn, "epoch"),
+        like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "one-writer"),
+    ]
+
+
+def _accumulates(mine, reference):
+    pair = _ranks(mine), _ranks(reference)
+    return [
+        like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
+        like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
     ]
 
 
@@ -160,6 +161,7 @@ def extras(on_gpu: bool) -> list[Extra]:
 EXERCISE = Exercise(
     step="06_ddp",
     own_flags={"--accumulate": 1},
+    processes=2,
     mechanism=mechanism,
     extras=extras,
     # Whose images these are comes before which they are.

@@ -23,59 +23,70 @@ class Kept:
         self.tensor = tensor.detach()
 
 
+class Step:
+    """A forward pass on a batch that stays the same; counts what autograd keeps of it."""
+
+    def __init__(self, args, device):
+        self.model = torchvision.models.get_model(args.model, weights=None).to(device)
+        shape = (args.batch_size, 3, args.image_size, args.image_size)
+        self.images = torch.randn(shape, device=device)
+        self.labels = torch.zeros(shape[0], dtype=int, device=device)
+        self._alive = weakref.WeakSet()
+
+    def loss(self):
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor):
+            return torch.nn.functional.cross_entropy(self.model(self.images), self.labels)
+
+    def _keep(self, tensor):
+        kept = Kept(tensor)
+        self._alive.add(kept)
+        return kept
+
+    def kept_bytes(self):
+        """Without the parameters, which stay anyway; a storage of several tensors counts once."""
+        gc.collect()
+        storages = [kept.tensor.untyped_storage() for kept in self._alive]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        parameters = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        return sum(size for at, size in sizes.items() if at not in parameters)
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("-b", "--batch-size", type=int, default=32, help="images")
-    args = parser.parse_args()
+    args = parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    model = torchvision.models.get_model(args.model, weights=None).to(device)
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    images, labels = (
-        torch.randn(shape, device=device),
-        torch.zeros(shape[0], dtype=int, device=device),
-    )
-    alive = weakref.WeakSet()
-
-    def keep(tensor):
-        kept = Kept(tensor)
-        alive.add(kept)
-        return kept
-
-    def loss_of_a_step():
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
-            return torch.nn.functional.cross_entropy(model(images), labels)
+    step = Step(args, device)
 
     def measure(what):
-        gc.collect()
-        storages = {
-            k.tensor.untyped_storage().data_ptr(): k.tensor.untyped_storage() for k in alive
-        }
-        parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        kept = sum(s.nbytes() for at, s in storages.items() if at not in parameters)
-        run.measure(what, kept, "bytes")
+        run.measure(what, step.kept_bytes(), "bytes")
 
-    loss = loss_of_a_step()
+    loss = step.loss()
     measure("one forward pass, in training")
     loss.backward()
     measure("... and its backward pass")
     del loss
     with torch.no_grad():
-        loss_of_a_step()
+        step.loss()
     measure("one forward pass, under no_grad")
     losses = []
     for _ in range(STEPS):
-        losses.append(loss_of_a_step())
+        losses.append(step.loss())
         losses[-1].backward()
     measure(f"{STEPS} losses in a list, each after backward")
-    losses = [loss_of_a_step() for _ in range(STEPS)]
+    losses = [step.loss() for _ in range(STEPS)]
     measure(f"{STEPS} losses in a list, no backward (a validation)")
     losses = [loss.detach() for loss in losses]
     measure(f"{STEPS} detached losses in a list")
     run.end()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=32, help="images")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
