@@ -221,11 +221,10 @@ def main():
     # TODO 06a: the processes meet, each on its device
 
     train_loader, val_loader = build_loaders(args)
-    num_classes = len(train_loader.dataset.classes)
     # TODO 06d: updates may be rarer than batches
     total_steps = args.epochs * len(train_loader)
 
-    training = build_training(args, device, num_classes, total_steps)
+    training = build_training(args, device, len(train_loader.dataset.classes), total_steps)
     first_epoch, first_step = checkpoint.load(training, args, device) if args.resume else (0, 0)
     run.setup(device, training, train_loader, val_loader)
     witness = evidence.watch(run, training, train_loader, args)
@@ -242,6 +241,7 @@ def main():
             save(training, args, epoch + 1, step=0)
     chrono.stop()
     run.end()
+    # TODO 06a: the processes part
 
 
 if __name__ == "__main__":

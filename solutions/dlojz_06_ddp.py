@@ -262,11 +262,10 @@ def main():
         )
 
     train_loader, val_loader = build_loaders(args)
-    num_classes = len(train_loader.dataset.classes)
     # 06d: updates may be rarer than batches
     total_steps = args.epochs * max(1, len(train_loader) // args.accumulate)
 
-    training = build_training(args, device, num_classes, total_steps)
+    training = build_training(args, device, len(train_loader.dataset.classes), total_steps)
     first_epoch, first_step = checkpoint.load(training, args, device) if args.resume else (0, 0)
     run.setup(device, training, train_loader, val_loader)
     witness = evidence.watch(run, training, train_loader, args)
@@ -283,6 +282,9 @@ def main():
             save(training, args, epoch + 1, step=0)
     chrono.stop()
     run.end()
+    # 06a: the processes part
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
