@@ -370,7 +370,7 @@ def _profile(events):
         elif event.device_type() != torch.autograd.DeviceType.CPU:
             kernels[name[:120]] += event.duration_ns()
     return {
-        **_communication(events),
+        **communication(events),
         "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
         "calls": dict(calls),
         "copies": dict(copies),
@@ -383,7 +383,7 @@ def _dtype(name):
     return DTYPES.get(name.removeprefix("c10::"), name)
 
 
-def _communication(events):
+def communication(events):
     """What the processes said to each other in a step; {} where there was nothing to say.
 
     Each collective with the size of its operand and, from the step's first record on, when it began

@@ -526,9 +526,12 @@ def save_figure(runs: Sequence, path) -> Path:
 
 
 def recorded(name: str) -> list[Path]:
-    """The recordings whose file name begins with `name`, such as "h100/resnet50-fp32"."""
+    """The recordings whose file name begins with `name`, such as "h100/01-resnet50-fp32".
+
+    Those of several processes are folders.
+    """
     folder = course_root() / "reference"
-    found = sorted(folder.glob(f"{name}*.jsonl"))
+    found = sorted(p for p in folder.glob(f"{name}*") if p.is_dir() or p.suffix == ".jsonl")
     if not found:
         known = ", ".join(
             sorted({str(p.parent.relative_to(folder)) for p in folder.rglob("*.jsonl")})

@@ -31,11 +31,11 @@ PRECISIONS = {"01_gpu": ("fp32",), "02_amp": ("fp32", "tf32", "fp16", "bf16")}
 PRECISIONS["03_channels_last"] = PRECISIONS["06_ddp"] = PRECISIONS["02_amp"]
 
 
-def entries(step: str, kind: str) -> list[series.Entry]:
+def entries(step: str, kind: str, precisions) -> list[series.Entry]:
     """The runs of a step, by name: precision, size, and 0 for the solution as it is."""
     solution, found = course.solution(step), []
     perturbed = course.course_root() / "tools" / "perturbed.py"
-    for precision in PRECISIONS[step]:
+    for precision in precisions:
         sizes = EMULATED.get(precision, SIZES["cpu"]) if kind == "cpu" else SIZES[kind]
         for size, flags in enumerate(sizes):
             flags = f"--test --data synthetic --test-nsteps {STEPS} {flags}".split()
@@ -75,16 +75,20 @@ def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", nargs="+", type=course.step)
+    parser.add_argument("--precision", help="this one only; what is kept of others stays")
+    args = parser.parse_args()
     kind = "cuda" if presets.gpus() else "cpu"
-    for step in parser.parse_args().step:
-        plan, n_gpu = entries(step, kind), exercises.find(step).processes
+    for step in args.step:
+        precisions = [p for p in PRECISIONS[step] if args.precision in (None, p)]
+        plan, n_gpu = entries(step, kind, precisions), exercises.find(step).processes
         print(f"{step}: {len(plan)} runs", flush=True)
         job = series.submit(plan, f"envelope-{step}", "03:00:00", n_gpu=n_gpu)
         job.wait()
         folders = series.folders(job)
         if any((f / "exit_code").read_text().strip() != "0" for f in folders.values()):
             sys.exit(job.explain())
-        write(step, kind, tolerances(step, folders), log.read(folders[f"{step}-fp32-0-0"]))
+        first = log.read(folders[f"{step}-{precisions[0]}-0-0"])
+        write(step, kind, tolerances(step, folders), first)
 
 
 def write(step, kind, tolerance, run):
@@ -92,7 +96,7 @@ def write(step, kind, tolerance, run):
     file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(file.read_text()) if file.exists() else {"tolerance": {}, "measured": {}}
-    kept["tolerance"][kind] = tolerance
+    kept["tolerance"][kind] = kept["tolerance"].get(kind, {}) | tolerance
     kept["measured"][kind] = {
         "hardware": run.setup["device_name"],
         "date": datetime.now(UTC).date().isoformat(),

@@ -2,19 +2,22 @@
 
 Runs a step's solution over models and batch sizes on this machine, as one job, and copies each log,
 without the machine's name. Recordings that are there are kept: to make one again, remove it. A run
-out of memory is a result and is kept.
+out of memory is a result and is kept. A name with -x4 is a run of four processes: its recording is
+a folder with a log of each.
 """
 
 import argparse
 import json
 import math
+import re
 import sys
+from collections import defaultdict
 from itertools import product
 from pathlib import Path
 
 from tqdm import tqdm
 
-from dlojz import course, log, report, series, stats
+from dlojz import course, log, presets, report, series, stats
 
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured
@@ -51,6 +54,22 @@ def _matrix_03():
             yield name, f"{_solution('03')} {_flags(model, precision, batch)} {how}"
 
 
+def _scaling_06():
+    flags = _flags("resnet50", "bf16", 256)
+    for processes, again in product((1, 2, 4, 8), (1, 2, 3)):
+        name = f"06-resnet50-bf16-x{processes}-{again}"
+        yield name, f"{_solution('06')} {flags} --precision bf16"
+
+
+def _experiments_06():
+    step = "--model resnet50 -b 256 --precision bf16"
+    for n in (2, 4, 8):
+        yield f"06-all-reduce-x{n}", f"{EXPERIMENTS}/all_reduce.py --largest 29"
+        yield f"06-ddp-x{n}", f"{EXPERIMENTS}/ddp.py {step} --rounds 6 --steps 10 --variants all"
+        yield f"06-batchnorm-x{n}", f"{EXPERIMENTS}/batchnorm.py --model resnet50"
+        yield f"06-unused-x{n}", f"{EXPERIMENTS}/unused.py"
+
+
 def _solution(step):
     return f"solutions/dlojz_{course.step(step)}.py"
 
@@ -78,7 +97,19 @@ RECORDINGS = {
         "03-autotuner-on": f"{EXPERIMENTS}/autotuner.py --autotuner --precision fp16",
         **dict(_matrix_03()),
     },
+    "06": {**dict(_scaling_06()), **dict(_experiments_06())},
 }
+
+
+def processes(name: str) -> int:
+    """How many a recording is of."""
+    found = re.search(r"-x(\d+)", name)
+    return int(found[1]) if found else 1
+
+
+def place(folder: Path, name: str) -> Path:
+    """The file of a recording; of several processes the folder."""
+    return folder / (name if processes(name) > 1 else f"{name}.jsonl")
 
 
 def anonymous(log_text: str, command: str) -> str:
@@ -93,19 +124,31 @@ def anonymous(log_text: str, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def record(wanted: dict[str, str], folder: Path, name: str):
+def keep(recording: str, run: Path, folder: Path, command: str):
+    """Copy the logs of a run that is complete."""
+    if processes(recording) == 1:
+        text = anonymous((run / "events.jsonl").read_text(), command)
+        log.write_atomically(place(folder, recording), text)
+        return
+    fresh = folder / f".{recording}"
+    fresh.mkdir(exist_ok=True)
+    for file in run.glob("events*.jsonl"):
+        (fresh / file.name).write_text(anonymous(file.read_text(), command))
+    fresh.rename(place(folder, recording))
+
+
+def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int):
     """Run the commands as one job, and keep each log as soon as it is complete."""
     entries = []
     for recording, command in wanted.items():
         trainer, *flags = command.split()
         entries.append(series.Entry(recording, course.course_root() / trainer, flags))
-    job = series.submit(entries, name, "04:00:00")
+    job = series.submit(entries, name, "04:00:00", n_gpu=n_gpu)
     for recording, run in tqdm(series.as_they_end(job), total=len(entries), unit="run"):
         state = stats.summary(run).state
         if state not in ("COMPLETED", "OUT_OF_MEMORY"):
             sys.exit(f"{recording}: {state}\n{(run / 'stderr.txt').read_text()[-2000:]}")
-        text = (run / "events.jsonl").read_text()
-        log.write_atomically(folder / f"{recording}.jsonl", anonymous(text, wanted[recording]))
+        keep(recording, run, folder, wanted[recording])
 
 
 def main():
@@ -116,13 +159,21 @@ def main():
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     plan = {n: c for n, c in RECORDINGS[args.step].items() if args.only in n}
-    wanted = {n: c for n, c in plan.items() if not (args.folder / f"{n}.jsonl").exists()}
-    if wanted:
+    wanted = defaultdict(dict)  # by the number of processes
+    for name, command in plan.items():
+        if not place(args.folder, name).exists():
+            wanted[processes(name)][name] = command
+    most = max(1, len(presets.gpus()))
+    for n_gpu, commands in wanted.items():
+        if n_gpu > most:
+            print(f"left out: {', '.join(commands)}: this machine has {most}, not {n_gpu} GPUs")
+            continue
         try:
-            record(wanted, args.folder, f"record-{args.step}")
+            record(commands, args.folder, f"record-{args.step}", n_gpu)
         except RuntimeError as error:
             sys.exit(str(error))
-    print(report.compare_runs([args.folder / f"{name}.jsonl" for name in plan]))
+    made = [place(args.folder, name) for name in plan]
+    print(report.compare_runs([path for path in made if path.exists()]))
 
 
 if __name__ == "__main__":

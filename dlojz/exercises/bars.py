@@ -52,6 +52,7 @@ BARS = (
         image_size=128,
         not_slower=True,
     ),
+    Bar("06_ddp", HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **RESNETS),
     Bar("06_ddp", CPU, None, "processes of one machine share its processor"),
     Bar(
         "03_channels_last",

@@ -1,0 +1,66 @@
+"""What the small experiments with several processes share. The trainer does it by itself: 06a."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from dlojz import idr_torch
+
+
+@contextmanager
+def met(device):
+    """A process group of all processes of this job, on `device`; also of one alone."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        rank=idr_torch.rank,
+        world_size=idr_torch.size,
+        device_id=device if on_gpu else None,
+    )
+    try:
+        yield
+    finally:
+        # gloo's thread may still hold the tensor of the last call, and needs Python's lock to let
+        # go of it. A DDP model that ends now would hold that lock, and wait for that thread.
+        time.sleep(0.1)
+        torch.distributed.destroy_process_group()
+
+
+def milliseconds(call: Callable, device, times: int = 1) -> float:
+    """Of one of `times` calls made after each other, in the slowest process.
+
+    All processes begin together; on a GPU the wait for it comes after the last call.
+    """
+    torch.distributed.barrier()
+    _wait(device)
+    begin = time.perf_counter()
+    for _ in range(times):
+        call()
+    _wait(device)
+    spent = torch.tensor(1000 * (time.perf_counter() - begin) / times, device=device)
+    torch.distributed.all_reduce(spent, torch.distributed.ReduceOp.MAX)
+    return spent.item()
+
+
+def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) -> dict:
+    """Milliseconds of each call in each round. What disturbs one of them disturbs all."""
+    spent = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            spent[name].append(milliseconds(call, device, times))
+    return spent
+
+
+def median(values) -> float:
+    """Of numbers, rounded for a log."""
+    return round(statistics.median(values), 5)
+
+
+def _wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,40 @@
+"""How long the processes need to sum a tensor, by its size: what the link between them can do.
+
+Submitted by a notebook: submit("notebooks/experiments/all_reduce.py", n_gpu=2).
+"""
+
+import argparse
+
+import torch
+
+from dlojz import idr_torch, log, processes
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--smallest", type=int, default=10, help="2 to this many bytes")
+    parser.add_argument("--largest", type=int, default=27, help="2 to this many bytes")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each size")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    with processes.met(device):
+        tensors = {
+            str(2**e): torch.zeros(2**e // 4, device=device)  # float32: four bytes each
+            for e in range(args.smallest, args.largest + 1)
+        }
+        calls = {
+            size: lambda tensor=tensor: torch.distributed.all_reduce(tensor)
+            for size, tensor in tensors.items()
+        }
+        processes.in_turn(calls, device, rounds=2)  # connections are made at the first need
+        times = 20 if device.type == "cuda" else 1
+        for size, spent in processes.in_turn(calls, device, args.rounds, times).items():
+            for ms in spent:
+                run.measure(size, ms, "ms")
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Batch normalization in several processes: each sees the statistics of its own images only.
+
+Submitted by a notebook: submit("notebooks/experiments/batchnorm.py", n_gpu=2).
+
+A few steps of training in DDP; then `statistics`, which is yours to write, on a batch that is dealt
+to the processes, against what one process computes from the whole batch.
+"""
+
+import argparse
+
+import torch
+import torchvision
+
+from dlojz import idr_torch, log, processes
+
+
+def statistics(x):
+    """Mean and variance of each channel of x, [N, C, H, W], over the images of all processes."""
+    # TODO 06f: over all processes, by one all_reduce: about 10 lines
+    mean = x.mean((0, 2, 3))
+    variance = x.var((0, 2, 3), unbiased=False)
+
+    return mean, variance
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet18", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=32, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=8, help="images per process")
+    parser.add_argument("--steps", type=int, default=5, help="of training")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    with processes.met(device):
+        train(args, device, run)
+        compare(device, run)
+    run.end()
+
+
+def train(args, device, run):
+    """The running means of the first normalization, as each process keeps them."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(args.model, weights=None).to(device)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    generator = torch.Generator().manual_seed(idr_torch.rank)  # its own images
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    for _ in range(args.steps):
+        images = torch.randn(shape, generator=generator).to(device)
+        optimizer.zero_grad()
+        wrapped(images).logsumexp(1).mean().backward()
+        optimizer.step()
+    first = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    run.evidence("running means", channels=first.running_mean.tolist())
+
+
+def compare(device, run):
+    """The statistics of a batch dealt to the processes, beside those of the whole batch."""
+    size, rank = idr_torch.size, idr_torch.rank
+    # Channels of small values and of large ones.
+    scale = torch.tensor([0.1, 1.0, 10.0, 100.0]).view(1, 4, 1, 1)
+    generator = torch.Generator().manual_seed(0)
+    whole = (scale * (1 + torch.randn((8 * size, 4, 5, 5), generator=generator))).to(device)
+    found = statistics(whole[rank::size])
+    expected = whole.mean((0, 2, 3)), whole.var((0, 2, 3), unbiased=False)
+    for name, yours, one in zip(("mean", "variance"), found, expected, strict=True):
+        run.evidence(name, yours=yours.tolist(), one_process=one.tolist())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What DistributedDataParallel costs, and which of its options change it: a step in many variants.
+
+Submitted by a notebook: submit("notebooks/experiments/ddp.py --model resnet18", n_gpu=2).
+
+All variants live in the same processes and are timed in turn, so that what disturbs one disturbs
+all. Then one step of each is looked at under the profiler.
+"""
+
+import argparse
+import gc
+import os
+from contextlib import nullcontext
+
+import torch
+import torchvision
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from dlojz import evidence, idr_torch, log, processes
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+MB_OF_ONE_BUCKET = 4096
+# Of DistributedDataParallel.
+OPTIONS = {
+    "DDP": {},
+    "buckets of 1 MB": {"bucket_cap_mb": 1},
+    "buckets of 5 MB": {"bucket_cap_mb": 5},
+    "buckets of 100 MB": {"bucket_cap_mb": 100},
+    "one bucket": {"bucket_cap_mb": MB_OF_ONE_BUCKET},
+    "gradients live in the buckets": {"gradient_as_bucket_view": True},
+    "static graph": {"static_graph": True},
+    "unused parameters looked for": {"find_unused_parameters": True},
+    "buffers not sent": {"broadcast_buffers": False},
+}
+ACCUMULATED = 4
+VARIANTS = (
+    *("no communication", *OPTIONS, "gradients travel as bf16", "stream of high priority"),
+    *("no garbage collection", "metrics summed in each step", "SyncBatchNorm"),
+    *(f"update every {ACCUMULATED}", f"update every {ACCUMULATED}, reduced in each step"),
+)
+NEED_GPU = ("stream of high priority", "SyncBatchNorm")
+FEW = ("no communication", "DDP", "buckets of 1 MB", "one bucket")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=32, help="images per process")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    parser.add_argument("--rounds", type=int, default=8, help="how often each is timed")
+    parser.add_argument("--steps", type=int, default=1, help="steps that are timed together")
+    of = {"nargs": "+", "metavar": "VARIANT"}
+    parser.add_argument("--variants", default=FEW, choices=(*VARIANTS, "all"), **of)
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    float32 = "ieee" if args.precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = float32
+    torch.backends.cudnn.conv.fp32_precision = float32
+    torch.backends.cudnn.benchmark = True  # as the solution of this step
+    wanted = VARIANTS if "all" in args.variants else args.variants
+    wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
+    with processes.met(device):
+        steps = {name: training(name, args, device) for name in wanted}
+        for step in steps.values():
+            for _ in range(3):  # DDP makes its final buckets in the second step
+                step()
+        for name, ms in processes.in_turn(steps, device, args.rounds, args.steps).items():
+            per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
+            run.measure(name, processes.median(per_batch), "ms per batch")
+            run.evidence(name, step_ms=per_batch, **seen(steps[name], device))
+    run.end()
+
+
+def training(name, args, device):
+    """A training step of its own model, in this variant: step()."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(args.model, weights=None).to(device)
+    model = model.to(memory_format=torch.channels_last)
+    if name == "SyncBatchNorm":
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if name != "no communication":
+        model = wrapped(name, model, device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
+    labels = torch.zeros(args.batch_size, dtype=int, device=device)
+    dtype = DTYPES.get(args.precision)
+    accumulated = ACCUMULATED if name.startswith("update") else 1
+    sums = torch.zeros(4, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        for i in range(accumulated):
+            silent = name == f"update every {ACCUMULATED}" and i < accumulated - 1
+            with model.no_sync() if silent else nullcontext():
+                with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                    loss = torch.nn.functional.cross_entropy(model(images), labels)
+                (loss / accumulated).backward()
+        optimizer.step()
+        if name == "metrics summed in each step":
+            torch.distributed.all_reduce(sums)
+            sums.tolist()
+
+    return without_collection(step) if name == "no garbage collection" else step
+
+
+def wrapped(name, model, device):
+    """The model in DDP, in this variant."""
+    options, ids = dict(OPTIONS.get(name, {})), [device] if device.type == "cuda" else None
+    if name == "stream of high priority":
+        kind = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options["process_group"] = torch.distributed.new_group(pg_options=kind)
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, **options)
+    if name == "gradients travel as bf16":
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    return model
+
+
+def without_collection(step):
+    """The step while Python's garbage collector waits."""
+
+    def quiet():
+        gc.disable()
+        step()
+        gc.enable()
+
+    return quiet
+
+
+def seen(step, device):
+    """What the processes say to each other in one step, and when."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    torch.distributed.barrier()
+    profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
+    with profiler:
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    return evidence.communication(profiler.profiler.kineto_results.events())
+
+
+if __name__ == "__main__":
+    main()

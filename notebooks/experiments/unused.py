@@ -1,0 +1,94 @@
+"""When must DDP look for parameters without a gradient? Two models, with and without the search.
+
+Submitted by a notebook: submit("notebooks/experiments/unused.py", n_gpu=2).
+
+`two heads` uses one head in each step, so the other's weights get no gradient. `stochastic depth`
+leaves out blocks by chance: it multiplies by 0, and a gradient of 0 is a gradient.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torchvision.ops import StochasticDepth
+
+from dlojz import idr_torch, log, processes
+
+WIDTH, DEPTH = 512, 8
+
+
+class TwoHeads(nn.Module):
+    """A trunk and two heads; each forward pass takes the other head."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, 10) for _ in range(2))
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        return self.heads[self.passes % 2](self.trunk(x))
+
+
+class Deep(nn.Module):
+    """Residual blocks, half of which are left out in each forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
+        self.drop = StochasticDepth(0.5, "batch")
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + self.drop(block(x))
+        return self.head(x)
+
+
+MODELS = {"two heads": TwoHeads, "stochastic depth": Deep}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-b", "--batch-size", type=int, default=32, help="vectors per process")
+    parser.add_argument("--steps", type=int, default=30, help="of each case")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    with processes.met(device):
+        for name, model in MODELS.items():
+            for search in (False, True):
+                step = training(model(), search, args, device)
+                case = f"{name}, {'with' if search else 'without'} the search"
+                try:
+                    for _ in range(3):
+                        step()
+                    ms = [processes.milliseconds(step, device) for _ in range(args.steps)]
+                except RuntimeError as error:  # in all processes alike
+                    run.evidence(case, error=str(error))
+                else:
+                    run.evidence(case, step_ms=ms)
+    run.end()
+
+
+def training(model, search, args, device):
+    """A training step of this model in DDP: step()."""
+    ids = [device] if device.type == "cuda" else None
+    model = nn.parallel.DistributedDataParallel(
+        model.to(device), device_ids=ids, find_unused_parameters=search
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x = torch.randn(args.batch_size, WIDTH, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).logsumexp(1).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
