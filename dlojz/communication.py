@@ -40,8 +40,15 @@ def spoken(run: log.Run) -> list[dict]:
     return run.evidence["last"].get("collectives", [])
 
 
+def _on_gpu(run) -> bool:
+    return "communication_ms" in run.evidence["last"]
+
+
 def collectives(job) -> Table:
-    """What one process says in a step, by operation; and how long it takes, over the processes."""
+    """What one process says in a step, by operation; and how long it takes, over the processes.
+
+    Through NCCL the time is that of asking: the GPU does it later, beside its other work.
+    """
     runs = ranks(job)
     count, size, times = Counter(), Counter(), defaultdict(lambda: [0.0] * len(runs))
     for rank, run in enumerate(runs):
@@ -60,7 +67,8 @@ def collectives(job) -> Table:
         )
         for key in sorted(times)
     ]
-    head = ("operation", "dtype", "through", "calls", "bytes", "time, by process")
+    asked = "time to ask, by process" if _on_gpu(runs[0]) else "time, by process"
+    head = ("operation", "dtype", "through", "calls", "bytes", asked)
     return Table(head, rows, "<<<>>>", "no collectives: is the model wrapped?")
 
 
@@ -78,7 +86,7 @@ def plot_collectives(job, axes=None):
         for ax in axes:
             ax.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5))
         when.set(xlabel="in the last step (ms, clock of each process)", ylabel="process")
-        when.set_title("when: buckets leave while the backward pass goes on")
+        when.set_title(_title(runs))
         much.set(xlabel="said in a step (MB)", xlim=(0, None))
         much.set_title("how much")
         handles, labels = when.get_legend_handles_labels()
@@ -89,12 +97,25 @@ def plot_collectives(job, axes=None):
     return axes
 
 
+def _title(runs):
+    if not _on_gpu(runs[0]):
+        return "when: buckets leave while the backward pass goes on"
+    spent, exposed = (
+        max(run.evidence["last"][name] for run in runs)
+        for name in ("communication_ms", "exposed_ms")
+    )
+    return f"when asked for; on the GPU {spent:.1f} ms, {exposed:.1f} ms not behind other work"
+
+
 def _plot_rank(ax, rank, run):
     begin, end = run.evidence["last"].get("backward_ms", (0, 0))
     ax.barh(rank, end - begin, 0.8, left=begin, color="#E3E3E8", label="backward")
     for c in spoken(run):
         look = {"color": COLOURS.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
-        ax.barh(rank, c["ms"], 0.45, left=c["begin_ms"], label=c["op"], ec="white", **look)
+        if _on_gpu(run):  # only asked for here: no span to see
+            ax.plot(c["begin_ms"], rank, ">", ms=9, label=c["op"], **look)
+        else:
+            ax.barh(rank, c["ms"], 0.45, left=c["begin_ms"], label=c["op"], ec="white", **look)
 
 
 def _plot_bytes(ax, rank, run):
@@ -108,9 +129,15 @@ def _plot_bytes(ax, rank, run):
 def straggler(job) -> tuple[int, float]:
     """(rank, ms): the process for which the others wait in a step, and how long on average.
 
-    It speaks last, so its own collectives are the shortest: it finds all others waiting there.
+    It speaks last, so its own collectives are the shortest: it finds all others waiting there. On
+    a GPU it is NCCL's kernels that wait.
     """
-    times = [sum(c["ms"] for c in spoken(run)) for run in ranks(job)]
+    times = [
+        run.evidence["last"]["communication_ms"]
+        if _on_gpu(run)
+        else sum(c["ms"] for c in spoken(run))
+        for run in ranks(job)
+    ]
     rank = int(np.argmin(times))
     others = [t for i, t in enumerate(times) if i != rank]
     return rank, float(np.mean(others) - times[rank])

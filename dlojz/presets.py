@@ -74,6 +74,17 @@ def gpus() -> tuple[str, ...]:
     return visible_devices(visible, uuids)
 
 
+def several() -> tuple[Preset, int]:
+    """The preset, and how many processes a notebook about several asks for: all GPUs, or 2.
+
+    One GPU is one too few: then such a notebook, with its jobs, stays on the processor.
+    """
+    if len(gpus()) == 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        gpus.cache_clear()
+    return choose(), len(gpus()) or 2
+
+
 def visible_devices(visible: str, uuids: list[str]) -> tuple[str, ...]:
     """The devices that a value of CUDA_VISIBLE_DEVICES names, among those with these UUIDs.
 

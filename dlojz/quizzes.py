@@ -203,4 +203,68 @@ QUIZZES = {
         "What it found is kept for each shape. A shape that comes only once costs the search and "
         "never pays it back.",
     ),
+    "ddp-batch": Quiz(
+        "A job of 4 processes with `-b 32`. How many images does one update of the weights see?",
+        ("8", "32", "128"),
+        2,
+        "`-b` counts the images of one process. The batch of the update, the global batch, is 4 "
+        "times as large. So 4 processes make a quarter of the updates in an epoch, and the best "
+        "learning rate may be another one.",
+    ),
+    "ddp-bytes": Quiz(
+        "ResNet-50 has 25.6 million parameters, in fp32. Two processes sum their gradients once a "
+        "step. About how much does each of them send?",
+        ("25.6 MB", "102 MB", "205 MB"),
+        1,
+        "4 bytes for each parameter are 102 MB. In a ring each of n processes sends 2 (n - 1) / n "
+        "times that: once for two, nearly twice for many. It does not depend on the batch.",
+    ),
+    "ddp-epoch": Quiz(
+        "You forget `set_epoch`. What happens in the second epoch?",
+        (
+            "DistributedSampler raises an error",
+            "All processes see the same images",
+            "The images come in the same order as in the first, and in the same batches",
+            "The images are no longer shuffled at all",
+        ),
+        2,
+        "The order is drawn from seed + epoch. An epoch that stays 0 draws the same order again. "
+        "No error tells you: only the accuracy, perhaps, in the end.",
+    ),
+    "ddp-sync": Quiz(
+        "SyncBatchNorm sends half a megabyte a step, the gradients are 102 MB. On the GPUs above "
+        "it costs more than ten times as much time as all gradients. Why?",
+        (
+            "Its messages are sent in fp64",
+            "Each of the 53 layers waits for all processes, forward and backward: nothing hides it",
+            "NCCL is slow for tensors that are not a power of two",
+        ),
+        1,
+        "Gradients travel behind the rest of the backward pass. A layer that needs the mean of all "
+        "processes can't go on without it. 106 small waits add up, and each of them waits for the "
+        "slowest process.",
+    ),
+    "ddp-unused": Quiz(
+        "Stochastic depth leaves out some blocks in each step, by chance. Must DDP look for unused "
+        "parameters?",
+        (
+            "Yes: the weights of a block that was left out get no gradient",
+            "No: torchvision's multiplies the block by 0, and a gradient of 0 is a gradient",
+            "Only if the processes leave out different blocks",
+        ),
+        1,
+        "What counts is the graph: the block was computed, and is part of it. Were the call itself "
+        "skipped by an `if`, as with the two heads, the answer would be yes.",
+    ),
+    "ddp-accumulate": Quiz(
+        "Four batches are accumulated before each update, and DDP is left as it is. What is lost?",
+        (
+            "Nothing: DDP sees that no update follows",
+            "The result is wrong: gradients are averaged four times",
+            "Time: the gradients are reduced four times, and three of them for nothing",
+        ),
+        2,
+        "DDP reduces after each backward pass, whatever follows. The mean of sums is the sum of "
+        "means, so the result is right. `model.require_backward_grad_sync = False` silences it.",
+    ),
 }

@@ -1,0 +1,271 @@
+"""What several processes gain, what their link can do, what DDP costs: the figures of notebook 06.
+
+Each takes runs, jobs or recordings of several processes.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import PercentFormatter
+from scipy.optimize import nnls
+
+from dlojz import log, report, stats
+from dlojz.table import Table
+
+PALETTE, SERIES = report.PALETTE, report.SERIES
+
+
+def _folder(run) -> Path:
+    return Path(getattr(run, "directory", run))
+
+
+def _read(run) -> log.Run:
+    """The first process's log. Raises ValueError if the run did not end well."""
+    found = log.read(_folder(run))
+    if found.end.get("outcome") != "completed":
+        raise ValueError(f"{found.path}: {found.end.get('error', 'it has not ended')}")
+    return found
+
+
+def _where(run) -> str:
+    return report.hardware_text(stats.summary(_folder(run)))
+
+
+# How fast N processes are ------------------------------------------------------------------------
+
+
+def speeds(runs) -> dict[int, list[float]]:
+    """Images/s of all processes together, of each run, by the number of processes."""
+    found = defaultdict(list)
+    for summary in (stats.summary(_folder(run)) for run in runs):
+        if summary.images_per_s:
+            found[summary.size].append(summary.images_per_s)
+    return dict(sorted(found.items()))
+
+
+def efficiency(runs) -> Table:
+    """How much of N times the speed of one process N processes reach."""
+    found = speeds(runs)
+    one = np.mean(found[1]) if 1 in found else None
+    rows = []
+    for n, values in found.items():
+        share = "-" if one is None else f"{np.mean(values) / (n * one):.1%}"
+        spread = f"{min(values):,.0f} to {max(values):,.0f}"
+        rows.append((f"{n}", f"{np.mean(values):,.0f}", spread, f"{len(values)}", share))
+    head = ("processes", "images/s", "from, to", "runs", "of linear")
+    return Table(head, rows, ">>>>>", "no run has measured a speed")
+
+
+def plot_scaling(runs, ax=None):
+    """Images/s over the number of processes, beside a straight line through one process."""
+    found = speeds(runs)
+    with report.style():
+        ax = ax or plt.subplots(figsize=(6.5, 3.6))[1]
+        sizes, means = list(found), [np.mean(v) for v in found.values()]
+        ideal = [n * means[0] / sizes[0] for n in sizes]
+        ax.plot(sizes, ideal, "--", color=PALETTE["limit"], label="linear")
+        ax.plot(sizes, means, "o-", color=PALETTE["speed"], label="measured")
+        for n, mean, line in zip(sizes, means, ideal, strict=True):
+            ax.annotate(
+                f"{mean:,.0f} ({mean / line:.1%})",
+                (n, mean),
+                xytext=(8, -14),
+                textcoords="offset points",
+            )
+        ax.set(xlabel="processes", ylabel="images/s, all together", xticks=sizes)
+        ax.set(xlim=(0, 1.3 * max(sizes)), ylim=(0, 1.15 * max(ideal)))
+        ax.set_title(_where(runs[-1]), fontsize=9, fontweight="normal")
+        ax.legend(loc="upper left")
+    return ax
+
+
+# What the link can do ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """The alpha-beta model of an all-reduce, fitted to what was measured.
+
+    In a ring each of n processes sends 2 (n - 1) / n times the tensor (Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms", 2009).
+    """
+
+    processes: int
+    latency_s: float  # alpha: what the smallest tensor costs
+    bandwidth: float  # 1 / beta: bytes/s that each process sends
+
+    def sent(self, size: float) -> float:
+        """Bytes that each process sends, to sum a tensor of `size` bytes."""
+        return 2 * (self.processes - 1) / self.processes * size
+
+    def milliseconds(self, size: float) -> float:
+        """To sum a tensor of `size` bytes over all processes."""
+        return 1000 * (self.latency_s + self.sent(size) / self.bandwidth)
+
+    def __repr__(self):
+        latency, bandwidth = 1000 * self.latency_s, self.bandwidth / 1e9
+        return f"{self.processes} processes: {latency:.3g} ms + bytes sent / {bandwidth:.3g} GB/s"
+
+
+def _all_reduces(run):
+    """Sizes in bytes, and the median milliseconds of each."""
+    found = defaultdict(list)
+    for measure in _read(run).measures:
+        found[int(measure["what"])].append(measure["value"])
+    sizes = np.array(sorted(found))
+    return sizes, np.array([np.median(found[size]) for size in sizes])
+
+
+def link(run) -> Link:
+    """Latency and bandwidth from a run of experiments/all_reduce.py.
+
+    Least squares of the relative errors, so that small tensors count as much as large ones.
+    """
+    sizes, ms = _all_reduces(run)
+    n = _read(run).start["size"]
+    sent = 2 * (n - 1) / n * sizes
+    seconds = ms / 1000
+    (latency, per_byte), _ = nnls(
+        np.column_stack([1 / seconds, sent / seconds]), np.ones(len(seconds))
+    )
+    return Link(n, latency, 1 / per_byte)
+
+
+def plot_link(runs, ax=None):
+    """The time of an all-reduce over the size of its tensor, measured and by the model."""
+    with report.style(grid="both"):
+        ax = ax or plt.subplots(figsize=(8, 3.8))[1]
+        for run, colour in zip(runs, SERIES, strict=False):
+            sizes, ms = _all_reduces(run)
+            model = link(run)
+            ax.plot(sizes, ms, "o", color=colour, label=f"{_where(run)}")
+            ax.plot(sizes, [model.milliseconds(s) for s in sizes], color=colour, label=str(model))
+        ax.set(xscale="log", yscale="log", xlabel="tensor (bytes)", ylabel="all-reduce (ms)")
+        ax.legend(fontsize=8, loc="upper left")
+    return ax
+
+
+# What DDP costs ----------------------------------------------------------------------------------
+
+
+def _added(case, first):
+    """What each round of a case took more than the same round of the first, in ms."""
+    return np.subtract(case["step_ms"], first["step_ms"])
+
+
+def plot_variants(run, only=None, ax=None):
+    """A run of experiments/ddp.py: what each variant, or each in `only`, adds to the first one."""
+    cases = _read(run).evidence
+    (name, first), *others = cases.items()
+    others = [(other, case) for other, case in others if only is None or other in only]
+    base = np.median(first["step_ms"])
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(10, 0.9 + 0.42 * len(others)))[1]
+        ends = []
+        for row, (_, case) in enumerate(others):
+            added = _added(case, first)
+            ax.barh(row, np.median(added), 0.65, color=PALETTE["speed"])
+            ax.plot([added.min(), added.max()], [row, row], color="black", lw=1.2)
+            calls = case.get("collectives", [])
+            size = report.bytes_text(sum(c["bytes"] for c in calls))
+            text = f"  {np.median(added) / base:+.1%}   {len(calls)} calls, {size}"
+            ax.text(max(0, added.max()), row, text, va="center", fontsize=9)
+            ends.append(added.max())
+        ax.axvline(0, color="black", lw=0.8)
+        ax.set_yticks(range(len(others)), [other for other, _ in others])
+        ax.set(ylim=(len(others) - 0.4, -0.6), xlim=(None, 1.45 * max(*ends, 0.01)))
+        ax.set_xlabel(f"added to the {base:,.1f} ms of '{name}' (ms per batch; line: all rounds)")
+        start = _read(run).start
+        what = f"{start['arguments']['model']}, batch {start['arguments']['batch_size']}"
+        where = f"{what} x {start['size']} processes; {_where(run)}"
+        ax.set_title(where, fontsize=9, fontweight="normal")
+    return ax
+
+
+# Are N processes one? ----------------------------------------------------------------------------
+
+
+def updates(run) -> np.ndarray:
+    """[updates, batches of an update]: the losses of a run, whoever computed them.
+
+    The batches of an update are those of the processes at one step, or those that one process
+    accumulated.
+    """
+    ranks = log.read_ranks(_folder(run))
+    together = ranks[0].start["arguments"].get("accumulate", 1)
+    losses = np.stack([np.array(r.steps.loss) for r in ranks], axis=1)  # [steps, processes]
+    whole = len(losses) // together * together
+    return losses[:whole].reshape(-1, together * len(ranks))
+
+
+def plot_losses(runs, labels, axes=None):
+    """The loss of each update, and how far each run is from the first."""
+    with report.style():
+        if axes is None:
+            axes = plt.subplots(1, 2, figsize=(11, 3.4))[1]
+        first = updates(runs[0]).mean(1)
+        for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
+            losses = updates(run).mean(1)
+            count = min(len(losses), len(first))
+            look = {"color": SERIES[i], "marker": "os^"[i % 3], "label": label}
+            axes[0].plot(losses[:count], ls="-" if i == 0 else "--", ms=9 - 3 * i, **look)
+            if i:
+                away = np.abs(losses[:count] / first[:count] - 1)
+                axes[1].plot(np.maximum(away, 1e-9), ms=5, **look)
+        axes[0].set(xlabel="update", ylabel="loss, mean over the batches of an update")
+        axes[1].set(xlabel="update", ylabel=f"away from {labels[0]}", yscale="log", ylim=(5e-10, 1))
+        axes[1].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        axes[0].legend(fontsize=9)
+        axes[1].legend(fontsize=9)
+    return axes
+
+
+# Batch normalization -----------------------------------------------------------------------------
+
+
+def plot_running_means(run, channels=16, ax=None):
+    """What each process believes to be the mean of a channel, after the same few steps."""
+    ranks = log.read_ranks(_folder(run))
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 3))[1]
+        for rank, found in enumerate(ranks):
+            means = found.evidence["running means"]["channels"][:channels]
+            colour = SERIES[rank % len(SERIES)]
+            ax.plot(means, "o", color=colour, alpha=0.85, label=f"process {rank}")
+        ax.axhline(0, color=PALETTE["limit"], lw=0.8)
+        ax.set(xlabel="channel of the first normalization", ylabel="running mean")
+        ax.set_title(_where(run), fontsize=9, fontweight="normal")
+        ax.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, -0.2))
+    return ax
+
+
+def statistics(run) -> Table:
+    """The statistics of a batch that was dealt to the processes, against those of one process."""
+    rows = []
+    ranks = log.read_ranks(_folder(run))
+    for rank, found in enumerate(ranks):
+        for name in ("mean", "variance"):
+            seen = found.evidence.get(name)
+            if seen is None:
+                raise ValueError(f"{found.path}: {found.end.get('error', 'it has not ended')}")
+            away = max(
+                abs(a / b - 1) for a, b in zip(seen["yours"], seen["one_process"], strict=True)
+            )
+            word = "the same" if away < 1e-4 else "not the same"
+            rows.append((f"{rank}", name, f"{away:.2g}", word))
+    head = ("process", "of each channel", "largest distance, as a share", "as one process")
+    return Table(head, rows, "><><")
+
+
+def searches(run) -> Table:
+    """The cases of experiments/unused.py: a step, or what DDP said."""
+    rows = []
+    for name, case in _read(run).evidence.items():
+        if "error" in case:
+            rows.append((name, "error", case["error"].split(". ")[0]))
+        else:
+            rows.append((name, f"{np.median(case['step_ms']):.2f} ms", ""))
+    return Table(("case", "median step", "what DDP said"), rows, "<><")
