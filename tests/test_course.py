@@ -125,6 +125,8 @@ MAY_IMPORT = {
     "precision": {"formats", "report", "stats"},
     "layouts": {"log", "report", "stats", "table"},
     "communication": {"chronometer", "log", "report", "stats", "table"},
+    "scaling": {"log", "report", "stats", "table"},
+    "processes": {"idr_torch"},
     "exercises": {"log"},
     "verdict": {"diffs", "exercises", "launch", "progress", "stats"},
     "check": {

@@ -1,5 +1,7 @@
 """Which sizes, and which devices."""
 
+import os
+
 import pytest
 
 from dlojz import presets
@@ -52,3 +54,22 @@ def test_the_flags_of_a_preset_are_flags_of_the_trainer(preset):
         "--test-nsteps",
     }
     assert preset.batch_size in preset.batch_sizes
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "visible"),
+    [((), ("cpu", 2), "7"), (("a",), ("cpu", 2), ""), (("a", "b", "c"), ("gpu", 3), "7")],
+)
+def test_several_processes_have_a_gpu_each_or_none(found, expected, visible, monkeypatch):
+    monkeypatch.delenv("DLOJZ_PRESET")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    answers = [found, () if len(found) == 1 else found]  # before and after they are hidden
+
+    def gpus():
+        return answers[0]
+
+    gpus.cache_clear = lambda: answers.pop(0)
+    monkeypatch.setattr(presets, "gpus", gpus)
+    preset, processes = presets.several()
+    assert (preset.name, processes) == expected
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible

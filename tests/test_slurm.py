@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import nbclient
+import nbformat
 import psutil
 import pytest
 from test_launch import text, until
@@ -395,14 +397,29 @@ def test_every_state_is_told_in_words(tmp_path, slurm_state, state, words):
 SMOKE = "--model resnet18 --image-size 32 -b 4 --num-workers 0 --precision fp32 --lr 0.01"
 
 
+def in_a_notebook(*cells):
+    """Run these cells in a kernel, as JupyterLab would; what the last of them shows."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
+    return notebook.cells[-1].outputs[0].data
+
+
 def losses(job):
     return [list(run.steps.loss) for run in log.read_ranks(job.directory)]
 
 
-def test_a_training_on_two_nodes_is_the_one_on_two_processes_here(on_slurm, images, monkeypatch):
+def test_a_training_from_a_notebook_on_two_nodes_is_the_one_on_two_processes_here(
+    on_slurm, images, monkeypatch
+):
     flags = f"{SMOKE} --data {images} --test --test-nsteps 4"
-    far = submit(f"solutions/dlojz_06_ddp.py {flags}", n_gpu=4)
-    completed(far, 240)
+    figure = in_a_notebook(
+        "from dlojz import communication\nfrom dlojz.launch import submit",
+        f"job = submit('solutions/dlojz_06_ddp.py {flags}', n_gpu=4)\njob.wait()",
+        "communication.plot_collectives(job);",
+    )
+    assert "image/png" in figure
+    far = latest()
+    completed(far)
     hosts = {run.start["hostname"] for run in log.read_ranks(far.directory)}
     assert hosts == {"node1", "node2"}
     monkeypatch.setenv("DLOJZ_LAUNCHER", "local")

@@ -1,6 +1,7 @@
 """Derive notebooks/ from the solved ones in solutions/: `tools/notebooks.py write | check`.
 
-Outputs are stripped. A line `solved  # exercise: as handed out` becomes what it is handed out as.
+Outputs are stripped. A line `solved  # exercise: as handed out` becomes what it is handed out as. A
+cell with the tag `exercise-raises` needs what the trainee has yet to write: there it may raise.
 """
 
 import argparse
@@ -34,6 +35,8 @@ def exercise(notebook):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = HANDED_OUT.sub(r"\1\2", cell.source)
+            if "exercise-raises" in cell.metadata.get("tags", ()):
+                cell.metadata["tags"] = ["raises-exception"]
     return stripped(notebook)
 
 

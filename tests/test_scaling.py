@@ -1,0 +1,157 @@
+"""Several processes beside one: speeds, the link, variants of DDP, losses, statistics."""
+
+import json
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+from test_layouts import experiment, measure
+from test_stats import write_log
+
+from dlojz import log, scaling
+from dlojz.chronometer import PHASES
+
+
+def ranks(folder, size, **changes):
+    """The logs of a run of `size` processes, each of 320 images/s."""
+    for rank in range(size):
+        write_log(log.events_file(folder, rank), rank=rank, size=size, **changes)
+    return folder
+
+
+def edit(path, **values):
+    """Change fields of all events of a log that have them, given by position."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for name, series in values.items():
+        for line, value in zip([e for e in lines if name in e], series, strict=True):
+            line[name] = value
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+# Speed -------------------------------------------------------------------------------------------
+
+
+def test_speed_is_that_of_all_processes_and_a_failed_run_has_none(tmp_path):
+    runs = [
+        ranks(tmp_path / "one", 1),
+        ranks(tmp_path / "two", 2, ms=dict.fromkeys(PHASES, 25)),  # 125 ms, not 100
+        ranks(tmp_path / "failed", 1, steps=0, window=None),
+    ]
+    assert scaling.speeds(runs) == {1: [pytest.approx(320)], 2: [pytest.approx(512)]}
+    assert scaling.efficiency(runs).rows == [
+        ("1", "320", "320 to 320", "1", "100.0%"),
+        ("2", "512", "512 to 512", "1", "80.0%"),
+    ]
+    ax = scaling.plot_scaling(runs[:2])
+    assert [t.get_text() for t in ax.texts] == ["320 (100.0%)", "512 (80.0%)"]
+
+
+def test_without_one_process_there_is_nothing_to_compare_with(tmp_path):
+    assert scaling.efficiency([ranks(tmp_path / "two", 2)]).rows[0][-1] == "-"
+
+
+# The link ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def all_reduce(tmp_path):
+    """Four processes: 0.5 ms, and 2 GB/s of what each sends, which is 1.5 times the tensor."""
+    sizes = [2**e for e in range(10, 28)]
+    events = [measure(str(s), 0.5 + 1000 * 1.5 * s / 2e9) for s in sizes for _ in range(3)]
+    path = experiment(tmp_path / "r.jsonl", *events)
+    edit(path, size=[4])
+    return path
+
+
+def test_the_model_of_the_link_finds_latency_and_bandwidth(all_reduce):
+    link = scaling.link(all_reduce)
+    assert link.processes == 4
+    assert link.latency_s == pytest.approx(0.5e-3)
+    assert link.bandwidth == pytest.approx(2e9)
+    assert link.sent(100) == 150
+    assert link.milliseconds(1e9) == pytest.approx(750.5)
+    assert str(link) == "4 processes: 0.5 ms + bytes sent / 2 GB/s"
+
+
+def test_the_link_is_drawn_through_its_points(all_reduce):
+    points, line = scaling.plot_link([all_reduce]).lines
+    assert list(points.get_ydata()) == pytest.approx(list(line.get_ydata()))
+
+
+# Variants ----------------------------------------------------------------------------------------
+
+
+def variant(name, step_ms, *sizes):
+    collectives = [{"op": "all_reduce", "bytes": size} for size in sizes]
+    return {"event": "evidence", "when": name, "step_ms": step_ms, "collectives": collectives}
+
+
+def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
+    path = experiment(
+        tmp_path / "r.jsonl",
+        variant("alone", [100.0, 200.0, 100.0]),
+        variant("DDP", [110.0, 210.0, 112.0], 25_000_000, 75_000_000),
+        variant("other", [101.0, 201.0, 101.0]),
+    )
+    ax = scaling.plot_variants(path, only=["DDP"])
+    assert [bar.get_width() for bar in ax.patches] == [10.0]
+    assert [t.get_text().split() for t in ax.texts] == [["+10.0%", "2", "calls,", "0.1", "GB"]]
+    assert len(scaling.plot_variants(path).patches) == 2
+
+
+# The same training -------------------------------------------------------------------------------
+
+
+def test_the_batches_of_an_update_are_compared_whoever_computed_them(tmp_path):
+    two, one = ranks(tmp_path / "two", 2, steps=3), ranks(tmp_path / "one", 1, steps=7)
+    edit(log.events_file(two, 0), loss=[1.0, 3.0, 5.0])
+    edit(log.events_file(two, 1), loss=[2.0, 4.0, 6.0])
+    edit(log.events_file(one), loss=[1.0, 2.0, 3.0, 4.0, 5.0, 6.6, 9.0])
+    arguments = {"model": "resnet18", "batch_size": 32, "image_size": 64, "accumulate": 2}
+    edit(log.events_file(one), arguments=[arguments])
+    assert scaling.updates(two).tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert scaling.updates(one).tolist() == [[1, 2], [3, 4], [5, 6.6]], "the last ends no update"
+    _, away = scaling.plot_losses([two, one], ["two", "one"])
+    assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 0.3 / 5.5])
+
+
+# Statistics, unused parameters -------------------------------------------------------------------
+
+
+def seen(name, **fields):
+    return {"event": "evidence", "when": name, **fields}
+
+
+def test_statistics_are_compared_by_their_largest_distance(tmp_path):
+    path = experiment(
+        tmp_path / "events.jsonl",
+        seen("running means", channels=[0.1, 0.2]),
+        seen("mean", yours=[1.0, 2.2], one_process=[1.0, 2.0]),
+        seen("variance", yours=[1.0, 2.0], one_process=[1.0, 2.00001]),
+    )
+    assert scaling.statistics(path.parent).rows == [
+        ("0", "mean", "0.1", "not the same"),
+        ("0", "variance", "5e-06", "the same"),
+    ]
+    (points, _) = scaling.plot_running_means(path.parent).lines
+    assert list(points.get_ydata()) == [0.1, 0.2]
+
+
+def test_a_search_is_its_time_or_what_ddp_said(tmp_path):
+    path = experiment(
+        tmp_path / "r.jsonl",
+        seen("two heads, without", error="Expected to have finished. You can enable"),
+        seen("two heads, with", step_ms=[1.0, 2.0, 9.0]),
+    )
+    assert scaling.searches(path).rows == [
+        ("two heads, without", "error", "Expected to have finished"),
+        ("two heads, with", "2.00 ms", ""),
+    ]
+
+
+def test_an_experiment_that_did_not_end_says_so(tmp_path):
+    path = experiment(tmp_path / "r.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="has not ended"):
+        scaling.link(path)
