@@ -10,6 +10,7 @@ training to the next together, and one that fails ends its training in all of th
 """
 
 import ctypes
+import gc
 import json
 import math
 import os
@@ -91,6 +92,9 @@ def main():
     import torchmetrics  # noqa: F401
     import torchvision  # noqa: F401
 
+    # The collector leaves alone what was imported: each training would copy all of that memory, by
+    # touching it, and look through it for the tensors that it kept.
+    gc.freeze()
     for entry in _plan(job):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # the job was stopped, and goes on
