@@ -1,6 +1,7 @@
 """The verdict: what it runs, uses again, and says. Wrong answers are in test_wrong.py."""
 
 import json
+import shutil
 
 import pytest
 from test_stats import write_log
@@ -14,12 +15,35 @@ H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
 RESNET = {"model": "resnet50", "image_size": 224, "batch_size": 256}
 
 
-@pytest.fixture
-def job(course_folder):
+@pytest.fixture(scope="module")
+def ran():
     """The solution of 01, submitted and ended."""
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}", name="mine")
     submitted.wait()
     return submitted
+
+
+@pytest.fixture(scope="module")
+def checked(ran):
+    """The series of its check."""
+    assert check.check("01", ran).passed
+    return launch.latest("check-01_gpu")
+
+
+def kept(job, course_folder):
+    """A copy of a job that has ended, as if it had been run in this course folder."""
+    return launch.Job(shutil.copytree(job.directory, course_folder / "runs" / job.id))
+
+
+@pytest.fixture
+def job(ran, course_folder):
+    return kept(ran, course_folder)
+
+
+@pytest.fixture
+def checked_job(job, checked, course_folder):
+    kept(checked, course_folder)
+    return job
 
 
 def verdict(*findings):
@@ -37,11 +61,10 @@ def test_a_check_submits_once_and_then_knows(job, capsys):
     json.dumps(found.to_dict())
 
 
-def test_the_last_job_is_the_trainees_not_the_checks(job):
-    check.check("01")
-    assert launch.latest() == job
-    assert launch.latest("check-01_gpu") != job
-    assert check.check("01").job == job
+def test_the_last_job_is_the_trainees_not_the_checks(checked_job):
+    assert launch.latest() == checked_job
+    assert launch.latest("check-01_gpu") != checked_job
+    assert check.check("01").job == checked_job
 
 
 def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(job, monkeypatch):
@@ -51,13 +74,11 @@ def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(job,
     assert check._hardware_here(job) == "cuda: NVIDIA H100"
 
 
-def test_an_edit_makes_new_runs_of_what_it_touches(job, course_folder, capsys):
-    check.check("01", job)
+def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, capsys):
     trainer = course_folder / "mine.py"
     trainer.write_text(course.solution(1).read_text() + "# another text\n")
     edited = launch.submit(f"{trainer} {SMALL}")
     edited.wait()
-    capsys.readouterr()
     assert check.check("01", edited).passed
     # The pair and the rehearsal of the trainee; the solution's runs are known.
     assert "3 runs" in capsys.readouterr().err
@@ -124,10 +145,10 @@ def test_an_unknown_exercise_names_those_that_exist(step, course_folder):
         check.check(step)
 
 
-def test_in_a_terminal_the_exit_code_tells(job, capsys):
-    assert cli.main(["check", "01", job.id]) == 0
+def test_in_a_terminal_the_exit_code_tells(checked_job, capsys):
+    assert cli.main(["check", "01", checked_job.id]) == 0
     assert "passed" in capsys.readouterr().out
-    assert cli.main(["check", "01", job.id, "--json"]) == 0
+    assert cli.main(["check", "01", checked_job.id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parts"]["mechanism"] is True
     starter = launch.submit(f"solutions/dlojz_00_start.py {SMALL}")
     starter.wait()
