@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz import checkpoint, course, launch, log
+from dlojz import checkpoint, course, launch, log, series
 from dlojz.stats import summary
 
 SMOKE = "--model resnet18 --image-size 32 -b 8 --num-workers 0".split()
@@ -16,22 +16,29 @@ TOO_LARGE = ("--image-size", "100000", "-b", "64")  # terabytes
 STEPS = [course.solution(s) for s in course.CHAIN]
 
 
-@pytest.mark.parametrize("solution", STEPS, ids=lambda p: p.stem)
-@pytest.mark.parametrize("processes", [1, 2])
-def test_every_solution_trains(solution, processes, images, tmp_path):
+@pytest.fixture(scope="module", params=[1, 2])
+def all_steps(request, images):
+    """(processes, job): all solutions, in one job."""
     flags = [*SMOKE, "--data", str(images), "--test", "--test-nsteps", "4", "-e", "2"]
-    command = launch.trainer_argv(solution, flags, processes)
-    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    ranks = log.read_ranks(tmp_path)
+    entries = [series.Entry(s.stem, s, flags) for s in STEPS]
+    job = series.submit(entries, "all-steps", n_gpu=request.param)
+    assert job.wait() == launch.State.COMPLETED, job.explain()
+    return request.param, job
+
+
+@pytest.mark.parametrize("solution", STEPS, ids=lambda p: p.stem)
+def test_every_solution_trains(solution, all_steps):
+    processes, job = all_steps
+    folder = series.folders(job)[solution.stem]
+    assert (folder / "exit_code").read_text() == "0\n", (folder / "stderr.txt").read_text()
+    ranks = log.read_ranks(folder)
     assert len(ranks) == processes
     for run in ranks:
         assert len(run.steps) == 8
         assert run.end["outcome"] == "completed"
         assert all(0 < loss < 20 for loss in run.steps.loss)
         assert [e["epoch"] for e in run.epochs] == [0, 1]
-    assert not (tmp_path / "checkpoint.pt").exists(), "a test run saves nothing unless asked"
+    assert not (folder / "checkpoint.pt").exists(), "a test run saves nothing unless asked"
 
 
 def test_loss_and_accuracy_of_an_epoch_are_those_of_its_images(images, tmp_path, train):
@@ -135,15 +142,21 @@ def test_a_checkpoint_is_not_overwritten_silently(images, tmp_path, train, capsy
         (("--model", "resnet1"), "not in torchvision.models"),
         (("-b", "0"), "expected a whole number from 1"),
         (("--image-size", "big"), "invalid"),
-        (("--data", "a'; echo foo"), "no images in"),
     ],
 )
-def test_bad_flags_say_what_is_wrong(flags, message, tmp_path):
-    command = [sys.executable, STEPS[0], *SMOKE, *flags]
+def test_bad_flags_say_what_is_wrong(flags, message, tmp_path, train, capsys):
+    with pytest.raises(SystemExit) as ended:
+        train(STEPS[0], tmp_path, *SMOKE, *flags)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_images_is_told_without_a_traceback(tmp_path):
+    command = [sys.executable, STEPS[0], *SMOKE, "--data", "a'; echo foo"]
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
-    assert message in done.stderr
+    assert "no images in" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -165,6 +178,22 @@ def test_several_processes_by_hand_need_a_folder(tmp_path):
 # Several processes: from step 06 on ------------------------------------------------------------
 
 DDP = course.solution("06")
+AS_ONE = "--test -b 4 --precision fp32 --clip-norm 1".split()  # as one process that accumulates
+
+
+@pytest.fixture(scope="module")
+def in_pairs(images):
+    """Runs of 06 on two processes, in one job: {name: its logs, by rank}."""
+    common = [*SMOKE, "--data", str(images)]
+    flags = {
+        "two": [*common, *AS_ONE, "--test-nsteps", "4"],
+        "saves": [*common, "--checkpoint", "{run}/end.pt"],
+        "whole": [*common, "-e", "2", "--checkpoint-every", "3"],
+    }
+    entries = [series.Entry(name, DDP, words) for name, words in flags.items()]
+    job = series.submit(entries, "in-pairs", n_gpu=2)
+    assert job.wait() == launch.State.COMPLETED, job.explain()
+    return {name: log.read_ranks(folder) for name, folder in series.folders(job).items()}
 
 
 def train_with(processes, folder, *flags):
@@ -176,11 +205,10 @@ def train_with(processes, folder, *flags):
     return log.read_ranks(folder)
 
 
-def test_two_processes_train_as_one_that_accumulates_the_same_batches(images, tmp_path):
+def test_two_processes_train_as_one_that_accumulates_the_same_batches(images, tmp_path, in_pairs):
     """The losses of each batch, pointwise: the same images, batch statistics and updates."""
-    flags = [*SMOKE, "--data", images, "--test", "-b", 4, "--precision", "fp32", "--clip-norm", 1]
-    one = train_with(1, tmp_path / "one", *flags, "--accumulate", 2, "--test-nsteps", 8)[0]
-    two = train_with(2, tmp_path / "two", *flags, "--test-nsteps", 4)
+    flags = [*SMOKE, "--data", images, *AS_ONE, "--accumulate", 2, "--test-nsteps", 8]
+    (one,), two = train_with(1, tmp_path, *flags), in_pairs["two"]
     for rank in (0, 1):
         assert list(two[rank].steps.loss) == pytest.approx(list(one.steps.loss)[rank::2], rel=2e-4)
     assert one.evidence["run"]["optimizer_steps"] == two[0].evidence["run"]["optimizer_steps"]
@@ -188,23 +216,21 @@ def test_two_processes_train_as_one_that_accumulates_the_same_batches(images, tm
     assert two[0].epochs == two[1].epochs, "averaged over the processes"
 
 
-def test_processes_share_the_images_and_hold_the_same_weights(images, tmp_path):
-    flags = [*SMOKE, "--data", images, "--checkpoint", tmp_path / "end.pt"]
-    ranks = train_with(2, tmp_path / "run", *flags)
+def test_processes_share_the_images_and_hold_the_same_weights(in_pairs):
+    ranks = in_pairs["saves"]
     drawn = [r.evidence["run"]["drawn"] for r in ranks]
     assert not set(drawn[0]) & set(drawn[1])
     assert len(ranks[0].steps) == 4, "64 images, 8 a batch, 2 processes"
-    assert (tmp_path / "end.pt").exists()
+    assert (ranks[0].path.parent / "end.pt").exists()
     ends = [r.evidence["run"] for r in ranks]
     assert ends[0]["weights_after"] == ends[1]["weights_after"]
     assert [end["saves"] for end in ends] == [1, 0], "one process writes"
 
 
-def test_a_resume_on_two_processes_is_identical(images, tmp_path):
+def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):
     flags = [*SMOKE, "--data", images, "-e", 2]
-    whole = train_with(2, tmp_path / "whole", *flags, "--checkpoint-every", 3)
     half = tmp_path / "half.pt"
-    first = [*flags, "--checkpoint", half, "--checkpoint-every", 3, "-e", 2]
+    first = [*flags, "--checkpoint", half, "--checkpoint-every", 3]
     command = launch.trainer_argv(DDP, [str(f) for f in first], 2)
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path / "first"), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
@@ -212,6 +238,6 @@ def test_a_resume_on_two_processes_is_identical(images, tmp_path):
             assert process.poll() is None
         process.terminate()
     rest = train_with(2, tmp_path / "rest", *flags, "--checkpoint", half, "--resume", half)
-    for a, b in zip(whole, rest, strict=True):
+    for a, b in zip(in_pairs["whole"], rest, strict=True):
         assert 0 < len(b.steps) < len(a.steps)
         assert list(b.steps.loss) == list(a.steps.loss)[-len(b.steps) :]
