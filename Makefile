@@ -3,7 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PARALLEL ?= 2
+# Processes of tests: one more than a small machine has cores, because Slurm and browsers mostly wait.
+PARALLEL ?= 3
 TIMES ?= 10
 STEP ?= 03
 
@@ -30,7 +31,7 @@ demo: setup  ## the main job, from nothing: data, two jobs, a report, a figure
 
 test: setup  ## all tests: unit, solutions, notebooks, browser
 	tools/system.sh
-	$(BIN)/pytest -n $(PARALLEL) --dist=loadfile --durations=15 \
+	$(BIN)/pytest -n $(PARALLEL) --dist=loadfile --no-loadscope-reorder --durations=15 \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
 
 lab: setup  ## open JupyterLab on the notebooks

@@ -11,6 +11,9 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent
+# The files that take minutes come first: at the end no process is left alone with one of them.
+# Of Slurm before all: it mostly waits.
+FIRST = ("test_slurm.py", "test_wrong.py", "test_trainer.py", "test_check.py", "test_browser.py")
 SHARED = (".course-root", "dlojz", "notebooks", "reference", "solutions", "tools")
 
 
@@ -37,3 +40,13 @@ def pytest_configure(config):
     from dlojz import generate
 
     generate.generate(folder / "data", 4, 16, 8, workers=1, progress=False)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: _place(item.path))
+
+
+def _place(path):
+    if path.name in FIRST:
+        return FIRST.index(path.name)
+    return len(FIRST) + (path.suffix != ".ipynb")
