@@ -120,7 +120,7 @@ def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
     with pytest.raises(check.CheckError, match=r"wait for its end, with job\.wait"):
         check.check("01", submitted)
-    submitted.wait()
+    submitted.cancel()
     long = launch.submit("solutions/dlojz_01_gpu.py --data a'; echo foo'")
     long.wait()
     with pytest.raises(check.CheckError, match="submit it again with --test"):
