@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes of tests: one more than a small machine has cores, because Slurm and browsers mostly wait.
+# Test processes: one more than a small machine has cores, for Slurm and browsers mostly wait.
 PARALLEL ?= 3
 TIMES ?= 10
 STEP ?= 03

@@ -32,7 +32,7 @@ def pytest_configure(config):
         "DLOJZ_PROGRESS": str(folder / "progress.json"),
         "DLOJZ_DATA": str(folder / "data"),
         "DLOJZ_PRESET": "smoke",
-        # Two test processes and their jobs share few cores: with more threads each they would
+        # Test processes and their jobs share few cores: with more threads each they would
         # wait for each other, many times longer than they compute.
         "OMP_NUM_THREADS": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
