@@ -216,6 +216,9 @@ class Witness:
             activities=activities, record_shapes=True, acc_events=True
         )
         self._profiler.start()
+        # True only kept a warning away: at the end, it would make a Python object of each record,
+        # for seconds, which nobody reads.
+        self._profiler.profiler.acc_events = False
 
     def ends(self):
         """The last step has ended."""
