@@ -208,24 +208,13 @@ class Witness:
         """The last step begins: what the device was asked before is done."""
         self._end_probe()
         self._run.note_memory()
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(
-            activities=activities, record_shapes=True, acc_events=True
-        )
-        self._profiler.start()
-        # True only kept a warning away: at the end, it would make a Python object of each record,
-        # for seconds, which nobody reads.
-        self._profiler.profiler.acc_events = False
+        self._profiler = start_profiler()
 
     def ends(self):
         """The last step has ended."""
         if self._profiler is None:
             return
-        self._profiler.stop()  # waits for the device
-        events = self._profiler.profiler.kineto_results.events()
+        events = records(self._profiler)
         self._profiler = None
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
         self._run.evidence("last", **seen, graphs_alive=_graphs_alive())
@@ -355,6 +344,26 @@ def _loader(loader):
     return {name: getattr(loader, name, None) for name in names} | {
         "resident": getattr(loader.dataset, "resident", None)
     }
+
+
+def start_profiler():
+    """A profiler that has begun; `records` ends it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
+    profiler.start()
+    # True only kept a warning away: at the end, it would make a Python object of each record, for
+    # seconds, which nobody reads.
+    profiler.profiler.acc_events = False
+    return profiler
+
+
+def records(profiler) -> list:
+    """Ends the profiler, which waits for the device: its records, as `communication` takes them."""
+    profiler.stop()
+    return profiler.profiler.kineto_results.events()
 
 
 def _profile(events):

@@ -8,7 +8,6 @@ all. Then one step of each is looked at under the profiler.
 
 import argparse
 import gc
-import os
 from contextlib import nullcontext
 
 import torch
@@ -131,17 +130,12 @@ def without_collection(step):
 
 def seen(step, device):
     """What the processes say to each other in one step, and when."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
     torch.distributed.barrier()
-    profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
-    with profiler:
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-    return evidence.communication(profiler.profiler.kineto_results.events())
+    profiler = evidence.start_profiler()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return evidence.communication(evidence.records(profiler))
 
 
 if __name__ == "__main__":
