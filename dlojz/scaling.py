@@ -9,7 +9,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import PercentFormatter
 from scipy.optimize import nnls
 
 from dlojz import log, report, stats
@@ -185,6 +184,20 @@ def plot_variants(run, only=None, ax=None):
     return ax
 
 
+def calls(run, variants) -> Table:
+    """What one process says in a step of these variants, by operation."""
+    rows = []
+    for name in variants:
+        sizes = defaultdict(list)
+        for call in _read(run).evidence[name].get("collectives", []):
+            sizes[call["op"].strip("_")].append(call["bytes"])
+        for op, spoken in sorted(sizes.items()):
+            largest = report.bytes_text(max(spoken))
+            total = report.bytes_text(sum(spoken))
+            rows.append((name, op, f"{len(spoken)}", total, largest))
+    return Table(("variant", "operation", "calls", "bytes", "largest"), rows, "<<>>>")
+
+
 # Are N processes one? ----------------------------------------------------------------------------
 
 
@@ -216,8 +229,8 @@ def plot_losses(runs, labels, axes=None):
                 away = np.abs(losses[:count] / first[:count] - 1)
                 axes[1].plot(np.maximum(away, 1e-9), ms=5, **look)
         axes[0].set(xlabel="update", ylabel="loss, mean over the batches of an update")
-        axes[1].set(xlabel="update", ylabel=f"away from {labels[0]}", yscale="log", ylim=(5e-10, 1))
-        axes[1].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        away_from = f"distance to {labels[0]}, as a share"
+        axes[1].set(xlabel="update", ylabel=away_from, yscale="log", ylim=(5e-10, 1))
         axes[0].legend(fontsize=9)
         axes[1].legend(fontsize=9)
     return axes

@@ -98,6 +98,9 @@ def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
     assert [bar.get_width() for bar in ax.patches] == [10.0]
     assert [t.get_text().split() for t in ax.texts] == [["+10.0%", "2", "calls,", "0.1", "GB"]]
     assert len(scaling.plot_variants(path).patches) == 2
+    assert scaling.calls(path, ["DDP", "other"]).rows == [
+        ("DDP", "all_reduce", "2", "0.1 GB", "75 MB")
+    ]
 
 
 # The same training -------------------------------------------------------------------------------
