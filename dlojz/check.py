@@ -379,14 +379,15 @@ def _speed(exercise, folders, runs):
 def _recorded(exercise):
     """What the step gained on a GPU, for those who have none."""
     folder = course.course_root() / "reference"
-    files = [folder / f"{name}.jsonl" for name in exercise.recorded or ()]
+    files = [folder / name for name in exercise.recorded or ()]
     if not files or not all(file.exists() for file in files):
         return ""
     before, after = (stats.summary(file) for file in files)
     ratio = after.images_per_s / before.images_per_s
+    each = f" x {after.size} processes, of one" if after.size > 1 else ""
     return (
-        f". Recorded on {after.device_name}: {ratio:.1f} times ({after.model}, batch "
-        f"{after.batch_size})"
+        f". Recorded on {after.device_name}: {ratio:.2g} times ({after.model}, batch "
+        f"{after.batch_size}{each})"
     )
 
 

@@ -44,11 +44,13 @@ def _on_gpu(run) -> bool:
     return "communication_ms" in run.evidence["last"]
 
 
-def collectives(job) -> Table:
-    """What one process says in a step, by operation; and how long it takes, over the processes.
+def _only_asked(run) -> bool:
+    """Is it told when the host asked, and not when the GPU did it? So in our first recordings."""
+    return _on_gpu(run) and "exposed_ms" not in run.evidence["last"]
 
-    Through NCCL the time is that of asking: the GPU does it later, beside its other work.
-    """
+
+def collectives(job) -> Table:
+    """What one process says in a step, by operation; and how long it takes, over the processes."""
     runs = ranks(job)
     count, size, times = Counter(), Counter(), defaultdict(lambda: [0.0] * len(runs))
     for rank, run in enumerate(runs):
@@ -67,8 +69,8 @@ def collectives(job) -> Table:
         )
         for key in sorted(times)
     ]
-    asked = "time to ask, by process" if _on_gpu(runs[0]) else "time, by process"
-    head = ("operation", "dtype", "through", "calls", "bytes", asked)
+    time = "time to ask, by process" if _only_asked(runs[0]) else "time, by process"
+    head = ("operation", "dtype", "through", "calls", "bytes", time)
     return Table(head, rows, "<<<>>>", "no collectives: is the model wrapped?")
 
 
@@ -98,13 +100,13 @@ def plot_collectives(job, axes=None):
 
 
 def _title(runs):
-    if not _on_gpu(runs[0]):
-        return "when: buckets leave while the backward pass goes on"
-    spent, exposed = (
-        max(run.evidence["last"][name] for run in runs)
-        for name in ("communication_ms", "exposed_ms")
-    )
-    return f"when asked for; on the GPU {spent:.1f} ms, {exposed:.1f} ms not behind other work"
+    last = [run.evidence["last"] for run in runs]
+    if _only_asked(runs[0]):
+        return f"when asked for; the GPU: {max(seen['communication_ms'] for seen in last):.1f} ms"
+    if _on_gpu(runs[0]):
+        spent, exposed = (max(seen[k] for seen in last) for k in ("communication_ms", "exposed_ms"))
+        return f"when, on the GPU: {spent:.1f} ms, {exposed:.1f} of them not behind other work"
+    return "when: buckets leave while the backward pass goes on"
 
 
 def _plot_rank(ax, rank, run):
@@ -112,7 +114,7 @@ def _plot_rank(ax, rank, run):
     ax.barh(rank, end - begin, 0.8, left=begin, color="#E3E3E8", label="backward")
     for c in spoken(run):
         look = {"color": COLOURS.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
-        if _on_gpu(run):  # only asked for here: no span to see
+        if _only_asked(run):  # no span to see
             ax.plot(c["begin_ms"], rank, ">", ms=9, label=c["op"], **look)
         else:
             ax.barh(rank, c["ms"], 0.45, left=c["begin_ms"], label=c["op"], ec="white", **look)

@@ -21,7 +21,6 @@ import sys
 import zlib
 from collections import Counter
 from contextlib import suppress
-from operator import itemgetter
 
 import torch
 
@@ -379,7 +378,9 @@ def _profile(events):
             calls[name] += 1
         elif name.startswith("Memcpy"):
             copies[name] += 1
-        elif event.device_type() != torch.autograd.DeviceType.CPU:
+        elif (
+            event.device_type() != torch.autograd.DeviceType.CPU and not event.is_user_annotation()
+        ):
             kernels[name[:120]] += event.duration_ns()
     return {
         **communication(events),
@@ -399,36 +400,63 @@ def communication(events):
     """What the processes said to each other in a step; {} where there was nothing to say.
 
     Each collective with the size of its operand and, from the step's first record on, when it began
-    and how long it took on this host; the span of the backward pass beside it. On a GPU also the
-    kernels: how long they ran, and how much of it no other kernel hid.
+    and how long it took; the span of the backward pass beside it. On a GPU these are the times of
+    its kernels, with how long they ran in all, and how much of it no other work hid.
     """
-    told, backward, ours, others = [], [], [], []
     begin = min((e.start_ns() for e in events), default=0)
+    told, kernels, others = [], [], []
     for event in events:
-        name, start, ms = event.name(), event.start_ns() - begin, event.duration_ns() / 1e6
-        span = (start / 1e6, start / 1e6 + ms)
         if event.device_type() != torch.autograd.DeviceType.CPU:
-            (ours if NCCL_KERNEL.match(name) else others).append(span)
-        elif match := COLLECTIVE.fullmatch(name):
-            dtype = _dtype(next(iter(event.dtypes()), "?"))
-            size = math.prod(next(iter(event.shapes()), [])) * ITEM_BYTES.get(dtype, 4)
-            told.append((match[1], match[2], size, dtype, round(span[0], 3), round(ms, 3)))
-        elif name.startswith("autograd::engine::evaluate_function"):
-            backward.append(span)
+            # An annotation of the host is drawn once more on the GPU, around what it launched.
+            if not event.is_user_annotation():
+                (kernels if NCCL_KERNEL.match(event.name()) else others).append(event)
+        elif COLLECTIVE.fullmatch(event.name()):
+            told.append(event)
     if not told:
         return {}
-    names = ("backend", "op", "bytes", "dtype", "begin_ms", "ms")
-    found = {
-        "collectives": [dict(zip(names, c, strict=True)) for c in sorted(told, key=itemgetter(4))]
-    }
-    if backward:
-        found["backward_ms"] = [
-            round(f, 3) for f in (min(backward)[0], max(e for _, e in backward))
-        ]
-    if ours:
-        found["communication_ms"] = round(sum(b - a for a, b in _union(ours)), 3)
-        found["exposed_ms"] = round(_uncovered(_union(ours), _union(others)), 3)
+    told.sort(key=lambda e: e.start_ns())
+    kernels.sort(key=lambda e: e.start_ns())
+    done = kernels if len(kernels) == len(told) else told  # NCCL does them in their order
+    spans = [_span(event, begin) for event in done]
+    found = {"collectives": [_collective(e, s) for e, s in zip(told, spans, strict=True)]}
+    if backward := _backward(events, others):
+        ends = [_span(event, begin) for event in backward]
+        found["backward_ms"] = [round(f, 3) for f in (min(ends)[0], max(e for _, e in ends))]
+    if kernels:
+        ours, rest = (_union(_span(e, begin) for e in part) for part in (kernels, others))
+        found["communication_ms"] = round(sum(b - a for a, b in ours), 3)
+        found["exposed_ms"] = round(_uncovered(ours, rest), 3)
     return found
+
+
+def _span(event, begin):
+    """Milliseconds since `begin`: from, to."""
+    start = (event.start_ns() - begin) / 1e6
+    return start, start + event.duration_ns() / 1e6
+
+
+def _collective(event, span):
+    backend, op = COLLECTIVE.fullmatch(event.name()).groups()
+    dtype = _dtype(next(iter(event.dtypes()), "?"))
+    return {
+        "backend": backend,
+        "op": op,
+        "bytes": math.prod(next(iter(event.shapes()), [])) * ITEM_BYTES.get(dtype, 4),
+        "dtype": dtype,
+        "begin_ms": round(span[0], 3),
+        "ms": round(span[1] - span[0], 3),
+    }
+
+
+def _backward(events, on_device):
+    """The records of the backward pass: those of the GPU that it launched, or else its own."""
+    host = [e for e in events if e.name().startswith("autograd::engine::evaluate_function")]
+    if not host or not on_device:
+        return host
+    begin = min(e.start_ns() for e in host)
+    end = max(e.start_ns() + e.duration_ns() for e in host)
+    launched = {e.correlation_id() for e in events if begin <= e.start_ns() < end}
+    return [e for e in on_device if e.linked_correlation_id() in launched] or host
 
 
 def _union(spans):

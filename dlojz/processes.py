@@ -1,6 +1,5 @@
 """What the small experiments with several processes share. The trainer does it by itself: 06a."""
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -54,11 +53,6 @@ def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) 
         for name, call in calls.items():
             spent[name].append(milliseconds(call, device, times))
     return spent
-
-
-def median(values) -> float:
-    """Of numbers, rounded for a log."""
-    return round(statistics.median(values), 5)
 
 
 def _wait(device):

@@ -89,7 +89,7 @@ class Link:
     """The alpha-beta model of an all-reduce, fitted to what was measured.
 
     In a ring each of n processes sends 2 (n - 1) / n times the tensor (Patarasuk and Yuan,
-    "Bandwidth optimal all-reduce algorithms", 2009).
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
     """
 
     processes: int

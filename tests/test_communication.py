@@ -14,7 +14,7 @@ BUCKETS = [  # op, bytes, begin_ms, ms
 ]
 
 
-def write(folder, size, slow=None, evidence=True):
+def write(folder, size, slow=None, evidence=True, **last):
     """The logs of `size` processes; the others wait 15 ms for `slow`."""
     folder.mkdir(exist_ok=True)
     for rank in range(size):
@@ -37,7 +37,7 @@ def write(folder, size, slow=None, evidence=True):
             for op, size_, begin, ms in BUCKETS
         ]
         if evidence:
-            seen = {"collectives": told, "backward_ms": [25.0, 60.0]}
+            seen = {"collectives": told, "backward_ms": [25.0, 60.0], **last}
             lines.append({"event": "evidence", "when": "last", **seen})
         lines.append({"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"})
         text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -65,6 +65,19 @@ def test_the_figures_are_drawn(tmp_path):
     assert len(when.patches) == 3 * (1 + len(BUCKETS))
     assert sum(p.get_width() for p in much.patches) == pytest.approx(3 * 26.004096)
     assert "wait 15.0 ms for process 1" in communication.plot_ranks(run).get_title(loc="left")
+
+
+@pytest.mark.parametrize(
+    ("last", "title", "bars"),
+    [
+        ({"communication_ms": 3.0, "exposed_ms": 1.0}, "3.0 ms, 1.0 of them not behind", 3),
+        ({"communication_ms": 3.0}, "when asked for; the GPU: 3.0 ms", 0),
+    ],
+)
+def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
+    when, _ = communication.plot_collectives(write(tmp_path / "r", 2, **last))
+    assert title in when.get_title(loc="left")
+    assert len(when.patches) == 2 * (1 + bars)
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,58 @@ def test_exposed_is_what_nothing_hides(spans, cover, left):
 
 def test_a_union_counts_time_once():
     assert evidence._union([(5, 6), (0, 2), (1, 3)]) == [[0, 3], [5, 6]]
+
+
+class Record:
+    """One of the profiler's, with times in milliseconds."""
+
+    def __init__(self, name, begin, end, gpu=False, annotation=False, id=0, launched_by=0):
+        kinds = torch.autograd.DeviceType
+        self._facts = {
+            "name": name,
+            "start_ns": round(1e6 * begin),
+            "duration_ns": round(1e6 * (end - begin)),
+            "device_type": kinds.CUDA if gpu else kinds.CPU,
+            "is_user_annotation": annotation,
+            "correlation_id": id,
+            "linked_correlation_id": launched_by,
+            "dtypes": ["float"],
+            "shapes": [[1000]],
+        }
+
+    def __getattr__(self, name):
+        return lambda: self._facts[name]
+
+
+HOST = (
+    Record("aten::conv2d", 100, 101, id=1),
+    Record("autograd::engine::evaluate_function: B", 102, 104, id=2),
+    Record("aten::convolution_backward", 102.5, 103.5, id=3),
+    Record("nccl:all_reduce", 103.6, 103.7, id=4),
+)
+
+
+def test_on_a_gpu_communication_is_timed_there():
+    found = evidence.communication(
+        [
+            *HOST,
+            Record("conv", 101, 105, gpu=True, launched_by=1),
+            Record("wgrad", 105, 109, gpu=True, launched_by=3),
+            Record("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 108, 112, gpu=True, launched_by=4),
+            # Around the kernel, and hiding nothing.
+            Record("nccl:all_reduce", 108, 112, gpu=True, annotation=True),
+        ]
+    )
+    (said,) = found["collectives"]
+    assert (said["op"], said["bytes"], said["begin_ms"], said["ms"]) == ("all_reduce", 4000, 8, 4)
+    assert found["backward_ms"] == [5, 9]
+    assert found["communication_ms"] == 4
+    assert found["exposed_ms"] == 3, "1 ms of it behind the backward pass"
+
+
+def test_on_a_processor_communication_is_timed_on_the_host():
+    found = evidence.communication(HOST)
+    assert found["collectives"][0]["begin_ms"] == pytest.approx(3.6)
+    assert found["backward_ms"] == [2, 4]
+    assert "exposed_ms" not in found
+    assert evidence.communication(HOST[:3]) == {}

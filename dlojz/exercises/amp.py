@@ -157,5 +157,5 @@ EXERCISE = Exercise(
         (r"unrecognized arguments: .*--precision", "flag"),
         (r"unscale FP16|Half.*Float|Float.*Half|BFloat16.*[Ff]loat|same dtype", "half-weights"),
     ),
-    recorded=("h100/03-resnet50-fp32-nchw-b0256", "h100/03-resnet50-fp16-nchw-b0256"),
+    recorded=("h100/03-resnet50-fp32-nchw-b0256.jsonl", "h100/03-resnet50-fp16-nchw-b0256.jsonl"),
 )

@@ -110,5 +110,5 @@ EXERCISE = Exercise(
     extras=extras,
     hints={"eights": EIGHTS} | hints(OWN_HINTS),
     errors=((r"unrecognized arguments: .*--(no-)?channels-last", "flag"),),
-    recorded=("h100/03-resnet50-fp16-nchw-b0256", "h100/03-resnet50-fp16-nhwc-b0256"),
+    recorded=("h100/03-resnet50-fp16-nchw-b0256.jsonl", "h100/03-resnet50-fp16-nhwc-b0256.jsonl"),
 )

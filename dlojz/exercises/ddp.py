@@ -164,6 +164,7 @@ EXERCISE = Exercise(
     processes=2,
     mechanism=mechanism,
     extras=extras,
+    recorded=("h200/06-resnet50-bf16-x1-1.jsonl", "h200/06-resnet50-bf16-x2-1"),
     # Whose images these are comes before which they are.
     hints={"share": OWN_HINTS["share"]} | hints(OWN_HINTS),
     errors=((r"unrecognized arguments: .*--accumulate", "flag"),),

@@ -83,5 +83,5 @@ EXERCISE = Exercise(
     ),
     before_flags=("--test-nsteps", "8"),
     same_hardware=False,
-    recorded=("h100/00-resnet50-cpu-b0032", "h100/01-resnet50-fp32-b0032"),
+    recorded=("h100/00-resnet50-cpu-b0032.jsonl", "h100/01-resnet50-fp32-b0032.jsonl"),
 )

@@ -8,6 +8,7 @@ all. Then one step of each is looked at under the profiler.
 
 import argparse
 import gc
+import statistics
 from contextlib import nullcontext
 
 import torch
@@ -67,7 +68,7 @@ def main():
                 step()
         for name, ms in processes.in_turn(steps, device, args.rounds, args.steps).items():
             per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
-            run.measure(name, processes.median(per_batch), "ms per batch")
+            run.measure(name, statistics.median(per_batch), "ms per batch")
             run.evidence(name, step_ms=per_batch, **seen(steps[name], device))
     run.end()
 
