@@ -52,6 +52,7 @@ DDP_FACTS = (
     *("find_unused_parameters", "unused_parameter_size", "gradient_as_bucket_view"),
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
+CPU = torch.autograd.DeviceType.CPU
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -378,9 +379,7 @@ def _profile(events):
             calls[name] += 1
         elif name.startswith("Memcpy"):
             copies[name] += 1
-        elif (
-            event.device_type() != torch.autograd.DeviceType.CPU and not event.is_user_annotation()
-        ):
+        elif _ran_on_gpu(event):
             kernels[name[:120]] += event.duration_ns()
     return {
         **communication(events),
@@ -389,6 +388,11 @@ def _profile(events):
         "copies": dict(copies),
         "kernels_us": {name: ns / 1000 for name, ns in kernels.most_common(12)},
     }
+
+
+def _ran_on_gpu(event) -> bool:
+    # An annotation of the host is drawn once more on the GPU, around what it launched.
+    return event.device_type() != CPU and not event.is_user_annotation()
 
 
 def _dtype(name):
@@ -406,11 +410,9 @@ def communication(events):
     begin = min((e.start_ns() for e in events), default=0)
     told, kernels, others = [], [], []
     for event in events:
-        if event.device_type() != torch.autograd.DeviceType.CPU:
-            # An annotation of the host is drawn once more on the GPU, around what it launched.
-            if not event.is_user_annotation():
-                (kernels if NCCL_KERNEL.match(event.name()) else others).append(event)
-        elif COLLECTIVE.fullmatch(event.name()):
+        if _ran_on_gpu(event):
+            (kernels if NCCL_KERNEL.match(event.name()) else others).append(event)
+        elif COLLECTIVE.fullmatch(event.name()) and event.device_type() == CPU:
             told.append(event)
     if not told:
         return {}
