@@ -139,6 +139,19 @@ def test_a_trainer_that_fails_gets_a_verdict(course_folder):
     assert found.hint_key == "failed"
 
 
+def test_two_processes_on_one_gpu_are_told_by_nccls_own_words(script):
+    script(
+        """
+        raise RuntimeError('''NCCL error in: ProcessGroupNCCL.cpp: ncclInvalidUsage
+        Last error:
+        Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000''')
+        """
+    )
+    submitted = launch.submit(f"t.py {SMALL}")
+    submitted.wait()
+    assert check.check("06", submitted).hint_key == "device"
+
+
 @pytest.mark.parametrize("step", ["9", "gpu", "a'; echo foo", "00"])
 def test_an_unknown_exercise_names_those_that_exist(step, course_folder):
     with pytest.raises(LookupError, match="expected one of"):

@@ -55,7 +55,7 @@ def runs(request, tmp_path_factory):
     for extra in exercises.find(step).extras(False):
         name = f"{extra.name}-solution"
         plan.append(series.Entry(name, course.solution(step), extra.flags, extra.rehearse))
-    for answer in wrong.every(step):
+    for answer in wrong.judged_here(step):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         plan += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
@@ -89,7 +89,7 @@ def test_the_starter_fails(runs):
 
 
 def test_each_wrong_answer_fails_with_its_own_hint(runs):
-    answers = wrong.every(runs[0])
+    answers = wrong.judged_here(runs[0])
     assert len(answers) >= 5
     missed = {}
     for answer in answers:

@@ -75,7 +75,7 @@ def wrong_answers(steps, times) -> int:
     """How many verdicts on wrong answers were wrong: passed, or another hint."""
     failed = count = 0
     for step in steps:
-        for answer in tqdm(wrong.every(step) * times, desc=f"wrong {step}", unit="verdict"):
+        for answer in tqdm(wrong.judged_here(step) * times, desc=f"wrong {step}", unit="verdict"):
             job = trainees_job(step, wrong.source(answer))
             verdict = check.check(step, job, pairs=1)
             count += 1

@@ -1,9 +1,10 @@
 """Wrong answers of the exercises: `python tools/wrong.py check | rebase | show FILE`.
 
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, with two
-lines before it: the hint that it must be given, and what it stands for. `check` tells which do not
-apply; `rebase` carries those over an edit of the solution, by a three-way merge with the solution
-as it was when the diff was last committed.
+lines before it: the hint that it must be given, and what it stands for. A third, `needs: gpu`, says
+that on a processor nothing is wrong with it: only `make verify` on GPUs judges those. `check` tells
+which do not apply; `rebase` carries those over an edit of the solution, by a three-way merge with
+the solution as it was when the diff was last committed.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlojz import course
+from dlojz import course, presets
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "wrong"
 
@@ -27,6 +28,7 @@ class Wrong:
     path: Path
     expect: str  # the hint that must come first
     why: str
+    needs_gpu: bool = False
 
     @property
     def step(self) -> str:
@@ -39,15 +41,21 @@ class Wrong:
 
 def read(path: Path) -> Wrong:
     """The wrong answer in this file. Raises ValueError without its two lines."""
-    match = re.match(r"expect: (\S+)\nwhy: (.+)\n", path.read_text())
+    match = re.match(r"expect: (\S+)\nwhy: (.+)\n(needs: gpu\n)?", path.read_text())
     if not match:
         raise ValueError(f"{path}: expected to begin with 'expect: <hint>' and 'why: <sentence>'")
-    return Wrong(path, *match.groups())
+    expect, why, gpu = match.groups()
+    return Wrong(path, expect, why, gpu is not None)
 
 
 def every(step: str = "*") -> list[Wrong]:
     """All wrong answers, or those of one step."""
     return [read(path) for path in sorted(FOLDER.glob(f"{step}/*.diff"))]
+
+
+def judged_here(step: str) -> list[Wrong]:
+    """Those of a step that are wrong on this machine."""
+    return [answer for answer in every(step) if presets.gpus() or not answer.needs_gpu]
 
 
 def source(wrong: Wrong, solution: str | None = None) -> str:
@@ -68,14 +76,15 @@ def source(wrong: Wrong, solution: str | None = None) -> str:
         return target.read_text()
 
 
-def write(path: Path, expect: str, why: str, solution: str, changed: str):
+def write(wrong: Wrong, solution: str, changed: str):
     """Write the diff from the solution to the changed trainer."""
-    name = f"dlojz_{path.parent.name}.py"
+    name = f"dlojz_{wrong.step}.py"
     lines = difflib.unified_diff(
         solution.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"expect: {expect}\nwhy: {why}\n" + "".join(lines))
+    wrong.path.parent.mkdir(parents=True, exist_ok=True)
+    needs = "needs: gpu\n" if wrong.needs_gpu else ""
+    wrong.path.write_text(f"expect: {wrong.expect}\nwhy: {wrong.why}\n{needs}" + "".join(lines))
 
 
 def rebase(wrong: Wrong):
@@ -93,7 +102,7 @@ def rebase(wrong: Wrong):
         done = subprocess.run(merge, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout}\n{wrong.path}: the edit meets this mistake; write it anew")
-    write(wrong.path, wrong.expect, wrong.why, solution.read_text(), done.stdout)
+    write(wrong, solution.read_text(), done.stdout)
 
 
 def _git(*words):
