@@ -23,14 +23,13 @@ INSTALL = "pip install -c constraints.txt -e .    (in the course's folder)"
 PACKAGES = {
     "torch": "trains",
     "torchvision": "models, transforms, JPEG decoding",
-    "torchmetrics": "loss and accuracy, summed over processes",
     "triton": "GPU kernels: torch.compile's and yours",
     "numpy": "arrays outside torch",
     "pillow": "decodes JPEGs in DataLoader workers",
     "jupyterlab": "shows the notebooks (jobs do without)",
     "matplotlib": "draws the figures (jobs do without)",
 }
-NEEDED = ("torch", "torchvision", "torchmetrics", "numpy", "pillow")
+NEEDED = ("torch", "torchvision", "numpy", "pillow")
 NETWORK_FILE_SYSTEMS = re.compile("nfs|lustre|gpfs|beegfs|ceph|cifs|9p|weka|panfs|fuse\\.")
 
 

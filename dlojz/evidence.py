@@ -322,7 +322,7 @@ def _devices(training):
     """Where the sums of the metrics are kept."""
     found = Counter()
     for metric in getattr(training, "metrics", torch.nn.ModuleDict()).values():
-        found[str(metric.device)] += 1
+        found[str(metric.total.device)] += 1
     return dict(found)
 
 

@@ -238,7 +238,7 @@ def _origin():
     """What runs, where: the exact source, the versions, the machine."""
     trainer = Path(sys.argv[0])
     source = trainer.read_bytes() if trainer.is_file() else b""
-    packages = ("torch", "torchvision", "torchmetrics", "numpy", "pillow")
+    packages = ("torch", "torchvision", "numpy", "pillow")
     return {
         "rank": idr_torch.rank,
         "size": idr_torch.size,

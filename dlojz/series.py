@@ -89,7 +89,6 @@ def _plan(folder):
 def main():
     job = Path(os.environ["DLOJZ_RUN"])
     import torch._dynamo  # noqa: F401  here, once, for all of them; the first optimizer would
-    import torchmetrics  # noqa: F401
     import torchvision  # noqa: F401
 
     # The collector leaves alone what was imported: each training would copy all of that memory, by

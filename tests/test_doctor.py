@@ -11,7 +11,7 @@ from dlojz import doctor
 
 
 def software(**changes) -> dict:
-    found = {"torch": "2.11.0", "torchvision": "0.26.0", "torchmetrics": "1.9.0"}
+    found = {"torch": "2.11.0", "torchvision": "0.26.0"}
     found |= {"triton": "3.6.0", "numpy": "2.3.5", "pillow": "13.0.0"}
     found |= {"jupyterlab": None, "matplotlib": None}
     base = {

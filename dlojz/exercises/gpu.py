@@ -34,8 +34,8 @@ OWN_HINTS = {
     ),
     "metrics": Hint(
         "The metrics add up what the model gives. Where do they keep their sums?",
-        "A torchmetrics metric is a module: `.to(device)` moves its state.",
-        "https://lightning.ai/docs/torchmetrics/stable/pages/overview.html#metrics-and-devices",
+        "They are a module, with their sums as buffers: `.to(device)` moves those.",
+        DOCS + "generated/torch.nn.Module.html#torch.nn.Module.to",
     ),
 }
 
