@@ -45,8 +45,8 @@ def _on_gpu(run) -> bool:
 
 
 def _only_asked(run) -> bool:
-    """Is it told when the host asked, and not when the GPU did it? So in our first recordings."""
-    return _on_gpu(run) and "exposed_ms" not in run.evidence["last"]
+    """Is it told when the host asked, and not when the GPU did it?"""
+    return _on_gpu(run) and run.evidence["last"].get("timed_on") != "gpu"
 
 
 def collectives(job) -> Table:
@@ -89,7 +89,7 @@ def plot_collectives(job, axes=None):
             ax.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5))
         when.set(xlabel="in the last step (ms, clock of each process)", ylabel="process")
         when.set_title(_title(runs))
-        much.set(xlabel="said in a step (MB)", xlim=(0, None))
+        much.set(xlabel="sent in a step (MB)", xlim=(0, None))
         much.set_title("how much")
         handles, labels = when.get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))

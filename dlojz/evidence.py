@@ -404,8 +404,9 @@ def communication(events):
     """What the processes said to each other in a step; {} where there was nothing to say.
 
     Each collective with the size of its operand and, from the step's first record on, when it began
-    and how long it took; the span of the backward pass beside it. On a GPU these are the times of
-    its kernels, with how long they ran in all, and how much of it no other work hid.
+    and how long it took; the span of the backward pass beside it. On a GPU, if there is a kernel
+    for each, these are the kernels' times. How long they ran in all, and how much of it no other
+    work hid, is told too.
     """
     begin = min((e.start_ns() for e in events), default=0)
     told, kernels, others = [], [], []
@@ -418,10 +419,13 @@ def communication(events):
         return {}
     told.sort(key=lambda e: e.start_ns())
     kernels.sort(key=lambda e: e.start_ns())
-    done = kernels if len(kernels) == len(told) else told  # NCCL does them in their order
-    spans = [_span(event, begin) for event in done]
-    found = {"collectives": [_collective(e, s) for e, s in zip(told, spans, strict=True)]}
-    if backward := _backward(events, others):
+    one_each = len(kernels) == len(told)  # then NCCL did them in their order
+    spans = [_span(event, begin) for event in (kernels if one_each else told)]
+    found = {
+        "collectives": [_collective(e, s) for e, s in zip(told, spans, strict=True)],
+        "timed_on": "gpu" if one_each else "host",
+    }
+    if backward := _backward(events, others if one_each else []):
         ends = [_span(event, begin) for event in backward]
         found["backward_ms"] = [round(f, 3) for f in (min(ends)[0], max(e for _, e in ends))]
     if kernels:
@@ -457,7 +461,12 @@ def _backward(events, on_device):
         return host
     begin = min(e.start_ns() for e in host)
     end = max(e.start_ns() + e.duration_ns() for e in host)
-    launched = {e.correlation_id() for e in events if begin <= e.start_ns() < end}
+    # Of operations only: calls of CUDA have numbers of their own, which may be the same.
+    launched = {
+        e.correlation_id()
+        for e in events
+        if e.device_type() == CPU and not e.name().startswith("cu") and begin <= e.start_ns() < end
+    }
     return [e for e in on_device if e.linked_correlation_id() in launched] or host
 
 

@@ -10,7 +10,7 @@ from dlojz import idr_torch
 
 
 @contextmanager
-def met(device):
+def process_group(device):
     """A process group of all processes of this job, on `device`; also of one alone."""
     on_gpu = device.type == "cuda"
     if on_gpu:

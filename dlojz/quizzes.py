@@ -232,17 +232,17 @@ QUIZZES = {
         "No error tells you: only the accuracy, perhaps, in the end.",
     ),
     "ddp-sync": Quiz(
-        "SyncBatchNorm sends half a megabyte a step, the gradients are 102 MB. On the GPUs above "
-        "it costs more than ten times as much time as all gradients. Why?",
+        "SyncBatchNorm sends 0.4 MB a step, the gradients are 102 MB. On the GPUs above it adds "
+        "more than ten times as much time as all gradients. Why?",
         (
             "Its messages are sent in fp64",
-            "Each of the 53 layers waits for all processes, forward and backward: nothing hides it",
+            "In each of the 53 layers the host waits for the GPU, and the GPUs for each other",
             "NCCL is slow for tensors that are not a power of two",
         ),
         1,
-        "Gradients travel behind the rest of the backward pass. A layer that needs the mean of all "
-        "processes can't go on without it. 106 small waits add up, and each of them waits for the "
-        "slowest process.",
+        "A layer needs the mean of all processes before it can go on. And PyTorch looks at the "
+        "counts on the host: 53 times a step it waits for the GPU, and has then nothing prepared. "
+        "The messages themselves take 3 to 5 ms of the 15.",
     ),
     "ddp-unused": Quiz(
         "Stochastic depth leaves out some blocks in each step, by chance. Must DDP look for unused "

@@ -70,7 +70,10 @@ def bytes_text(count: float | None) -> str:
     """1_234_567_890 as "1.23 GB" (10^9 bytes); "not measured" for None."""
     if count is None:
         return "not measured"
-    return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= 0.9995 * size:  # rounded to three digits, it is one
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g} bytes"
 
 
 def duration_text(seconds: float | None) -> str:

@@ -21,12 +21,31 @@ def _folder(run) -> Path:
     return Path(getattr(run, "directory", run))
 
 
-def _read(run) -> log.Run:
-    """The first process's log. Raises ValueError if the run did not end well."""
-    found = log.read(_folder(run))
-    if found.end.get("outcome") != "completed":
-        raise ValueError(f"{found.path}: {found.end.get('error', 'it has not ended')}")
+def _ranks(run) -> list[log.Run]:
+    """The logs of all processes of an experiment. Raises ValueError if it did not end well."""
+    path = _folder(run)
+    found = log.read_ranks(path) if path.is_dir() else [log.read(path)]
+    for each in found:
+        if each.end.get("outcome") != "completed":
+            said = each.end.get("error", "it has not ended: wait for it, with job.wait()")
+            raise ValueError(f"{each.path}: {said}")
     return found
+
+
+def _read(run) -> log.Run:
+    """The first process's log."""
+    return _ranks(run)[0]
+
+
+def _cases(run, names) -> list[tuple[str, dict]]:
+    """These variants of a run of experiments/ddp.py; all of them for None."""
+    found = _read(run).evidence
+    if missing := [name for name in names or () if name not in found]:
+        raise ValueError(
+            f"{_folder(run)}: no variant {missing[0]!r} in it, only {', '.join(found)}; "
+            f'ask for it with --variants "{missing[0]}"'
+        )
+    return [(name, case) for name, case in found.items() if names is None or name in names]
 
 
 def _where(run) -> str:
@@ -63,6 +82,8 @@ def plot_scaling(runs, ax=None):
     found = speeds(runs)
     with report.style():
         ax = ax or plt.subplots(figsize=(6.5, 3.6))[1]
+        if not found:
+            raise ValueError("no run has measured a speed; job.explain() says why")
         sizes, means = list(found), [np.mean(v) for v in found.values()]
         ideal = [n * means[0] / sizes[0] for n in sizes]
         ax.plot(sizes, ideal, "--", color=PALETTE["limit"], label="linear")
@@ -93,8 +114,8 @@ class Link:
     """
 
     processes: int
-    latency_s: float  # alpha: what the smallest tensor costs
-    bandwidth: float  # 1 / beta: bytes/s that each process sends
+    latency_s: float  # alpha: of a call, however small; of calls that follow each other, on a GPU
+    bandwidth: float  # 1 / beta: bytes/s that each process sends, nccl-tests' "bus bandwidth"
 
     def sent(self, size: float) -> float:
         """Bytes that each process sends, to sum a tensor of `size` bytes."""
@@ -155,11 +176,13 @@ def _added(case, first):
     return np.subtract(case["step_ms"], first["step_ms"])
 
 
-def plot_variants(run, only=None, ax=None):
-    """A run of experiments/ddp.py: what each variant, or each in `only`, adds to the first one."""
-    cases = _read(run).evidence
-    (name, first), *others = cases.items()
-    others = [(other, case) for other, case in others if only is None or other in only]
+def plot_variants(run, only=None, to=None, ax=None):
+    """A run of experiments/ddp.py: what each variant in `only`, or each of all, adds to another.
+
+    to: the variant to compare with; by default the first, without communication.
+    """
+    name, first = _cases(run, [to])[0] if to else _cases(run, None)[0]
+    others = [(other, case) for other, case in _cases(run, only) if other != name]
     base = np.median(first["step_ms"])
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 0.9 + 0.42 * len(others)))[1]
@@ -168,14 +191,16 @@ def plot_variants(run, only=None, ax=None):
             added = _added(case, first)
             ax.barh(row, np.median(added), 0.65, color=PALETTE["speed"])
             ax.plot([added.min(), added.max()], [row, row], color="black", lw=1.2)
-            calls = case.get("collectives", [])
-            size = report.bytes_text(sum(c["bytes"] for c in calls))
-            text = f"  {np.median(added) / base:+.1%}   {len(calls)} calls, {size}"
+            sent = case.get("collectives", [])
+            size = report.bytes_text(sum(c["bytes"] for c in sent))
+            text = f"  {np.median(added) / base:+.1%}   {len(sent)} calls, {size}"
             ax.text(max(0, added.max()), row, text, va="center", fontsize=9)
-            ends.append(added.max())
+            ends += [added.min(), added.max()]
         ax.axvline(0, color="black", lw=0.8)
         ax.set_yticks(range(len(others)), [other for other, _ in others])
-        ax.set(ylim=(len(others) - 0.4, -0.6), xlim=(None, 1.45 * max(*ends, 0.01)))
+        low, high = min(0, *ends), max(0, *ends)
+        room = high - low
+        ax.set(ylim=(len(others) - 0.4, -0.6), xlim=(low - 0.05 * room, high + 0.45 * room))
         ax.set_xlabel(f"added to the {base:,.1f} ms of '{name}' (ms per batch; line: all rounds)")
         start = _read(run).start
         what = f"{start['arguments']['model']}, batch {start['arguments']['batch_size']}"
@@ -185,16 +210,15 @@ def plot_variants(run, only=None, ax=None):
 
 
 def calls(run, variants) -> Table:
-    """What one process says in a step of these variants, by operation."""
+    """What one process sends in a step of these variants, by operation."""
     rows = []
-    for name in variants:
+    for name, case in _cases(run, variants):
         sizes = defaultdict(list)
-        for call in _read(run).evidence[name].get("collectives", []):
-            sizes[call["op"].strip("_")].append(call["bytes"])
-        for op, spoken in sorted(sizes.items()):
-            largest = report.bytes_text(max(spoken))
-            total = report.bytes_text(sum(spoken))
-            rows.append((name, op, f"{len(spoken)}", total, largest))
+        for call in case.get("collectives", []):
+            sizes[call["op"].removeprefix("_").removesuffix("_base")].append(call["bytes"])
+        for op, sent in sorted(sizes.items()):
+            largest, total = report.bytes_text(max(sent)), report.bytes_text(sum(sent))
+            rows.append((name, op, f"{len(sent)}", total, largest))
     return Table(("variant", "operation", "calls", "bytes", "largest"), rows, "<<>>>")
 
 
@@ -214,20 +238,28 @@ def updates(run) -> np.ndarray:
     return losses[:whole].reshape(-1, together * len(ranks))
 
 
+def _away(run, first) -> np.ndarray:
+    """How far the losses of each update are from the first run's, as a share of them.
+
+    Batch by batch, and the largest distance, where both have the same batches; else of their means.
+    """
+    mine, theirs = updates(run), updates(first)
+    if mine.shape[1] != theirs.shape[1]:
+        mine, theirs = (losses.mean(1, keepdims=True) for losses in (mine, theirs))
+    count = min(len(mine), len(theirs))
+    return np.abs(mine[:count] / theirs[:count] - 1).max(1)
+
+
 def plot_losses(runs, labels, axes=None):
     """The loss of each update, and how far each run is from the first."""
     with report.style():
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 3.4))[1]
-        first = updates(runs[0]).mean(1)
         for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
-            losses = updates(run).mean(1)
-            count = min(len(losses), len(first))
             look = {"color": SERIES[i], "marker": "os^"[i % 3], "label": label}
-            axes[0].plot(losses[:count], ls="-" if i == 0 else "--", ms=9 - 3 * i, **look)
+            axes[0].plot(updates(run).mean(1), ls="-" if i == 0 else "--", ms=9 - 3 * i, **look)
             if i:
-                away = np.abs(losses[:count] / first[:count] - 1)
-                axes[1].plot(np.maximum(away, 1e-9), ms=5, **look)
+                axes[1].plot(np.maximum(_away(run, runs[0]), 1e-9), ms=5, **look)
         axes[0].set(xlabel="update", ylabel="loss, mean over the batches of an update")
         away_from = f"distance to {labels[0]}, as a share"
         axes[1].set(xlabel="update", ylabel=away_from, yscale="log", ylim=(5e-10, 1))
@@ -241,7 +273,7 @@ def plot_losses(runs, labels, axes=None):
 
 def plot_running_means(run, channels=16, ax=None):
     """What each process believes to be the mean of a channel, after the same few steps."""
-    ranks = log.read_ranks(_folder(run))
+    ranks = _ranks(run)
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 3))[1]
         for rank, found in enumerate(ranks):
@@ -258,15 +290,10 @@ def plot_running_means(run, channels=16, ax=None):
 def statistics(run) -> Table:
     """The statistics of a batch that was dealt to the processes, against those of one process."""
     rows = []
-    ranks = log.read_ranks(_folder(run))
-    for rank, found in enumerate(ranks):
+    for rank, found in enumerate(_ranks(run)):
         for name in ("mean", "variance"):
-            seen = found.evidence.get(name)
-            if seen is None:
-                raise ValueError(f"{found.path}: {found.end.get('error', 'it has not ended')}")
-            away = max(
-                abs(a / b - 1) for a, b in zip(seen["yours"], seen["one_process"], strict=True)
-            )
+            seen = found.evidence[name]
+            away = np.abs(np.divide(seen["yours"], seen["one_process"]) - 1).max()
             word = "the same" if away < 1e-4 else "not the same"
             rows.append((f"{rank}", name, f"{away:.2g}", word))
     head = ("process", "of each channel", "largest distance, as a share", "as one process")
@@ -282,3 +309,8 @@ def searches(run) -> Table:
         else:
             rows.append((name, f"{np.median(case['step_ms']):.2f} ms", ""))
     return Table(("case", "median step", "what DDP said"), rows, "<><")
+
+
+def what_ddp_said(run, case) -> str:
+    """The whole error of a case of experiments/unused.py."""
+    return dict(_cases(run, [case]))[case].get("error", "nothing: there was no error")

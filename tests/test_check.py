@@ -218,7 +218,7 @@ def test_the_card_shows_hostile_text_as_text():
         ("03_channels_last", EPYC, {"precision": "fp32"}, 1.0),
         ("03_channels_last", EPYC, {"precision": "fp32", "image_size": 64}, None),
         ("06_ddp", H100, {"precision": "bf16"}, 0.9),
-        ("06_ddp", H100, {"precision": "bf16", "batch_size": 64}, None),
+        ("06_ddp", H100, {"precision": "bf16", "batch_size": 128}, None),
         ("06_ddp", EPYC, {}, None),
     ],
 )

@@ -267,6 +267,8 @@ def test_on_a_gpu_communication_is_timed_there():
         [
             *HOST,
             Record("conv", 101, 105, gpu=True, launched_by=1),
+            # A call of CUDA has a number of its own, here that of another operation.
+            Record("cudaLaunchKernel", 102.6, 102.61, id=1, launched_by=3),
             Record("wgrad", 105, 109, gpu=True, launched_by=3),
             Record("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 108, 112, gpu=True, launched_by=4),
             # Around the kernel, and hiding nothing.
@@ -278,6 +280,16 @@ def test_on_a_gpu_communication_is_timed_there():
     assert found["backward_ms"] == [5, 9]
     assert found["communication_ms"] == 4
     assert found["exposed_ms"] == 3, "1 ms of it behind the backward pass"
+    assert found["timed_on"] == "gpu"
+
+
+def test_without_a_kernel_for_each_collective_the_host_tells_when():
+    kernel = Record("ncclDevKernel_AllReduce", 108, 112, gpu=True)
+    found = evidence.communication([*HOST, kernel, kernel])
+    assert found["timed_on"] == "host"
+    assert found["collectives"][0]["begin_ms"] == pytest.approx(3.6)
+    assert found["backward_ms"] == [2, 4]
+    assert found["communication_ms"] == 4
 
 
 def test_on_a_processor_communication_is_timed_on_the_host():

@@ -26,6 +26,15 @@ def test_the_notebooks_are_derived_from_the_solved_ones():
     assert len(FILES) >= 4
 
 
+def test_only_an_exercise_may_raise_and_only_where_the_trainee_writes():
+    cell = nbformat.v4.new_code_cell("plot(after)", metadata={"tags": ["exercise-raises"]})
+    solved = nbformat.v4.new_notebook(cells=[cell])
+    assert notebooks.exercise(solved).cells[0].metadata.tags == ["raises-exception"]
+    for path in REPOSITORY.glob("solutions/*.ipynb"):
+        for cell in code_cells(path):
+            assert "raises-exception" not in cell.metadata.get("tags", ()), cell.source
+
+
 def test_a_line_becomes_what_is_handed_out():
     cell = nbformat.v4.new_code_cell("x = 3  # exercise: x = None\ny = 4")
     solved = nbformat.v4.new_notebook(cells=[cell])

@@ -1,15 +1,17 @@
 """Several processes beside one: speeds, the link, variants of DDP, losses, statistics."""
 
 import json
+import re
 
 import matplotlib as mpl
 import pytest
 
 mpl.use("Agg")
+import steps
 from test_layouts import experiment, measure
 from test_stats import write_log
 
-from dlojz import log, scaling
+from dlojz import course, launch, log, scaling, series
 from dlojz.chronometer import PHASES
 
 
@@ -23,8 +25,8 @@ def ranks(folder, size, **changes):
 def edit(path, **values):
     """Change fields of all events of a log that have them, given by position."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for name, series in values.items():
-        for line, value in zip([e for e in lines if name in e], series, strict=True):
+    for name, column in values.items():
+        for line, value in zip([e for e in lines if name in e], column, strict=True):
             line[name] = value
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -96,10 +98,14 @@ def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
     )
     ax = scaling.plot_variants(path, only=["DDP"])
     assert [bar.get_width() for bar in ax.patches] == [10.0]
-    assert [t.get_text().split() for t in ax.texts] == [["+10.0%", "2", "calls,", "0.1", "GB"]]
+    assert [t.get_text().split() for t in ax.texts] == [["+10.0%", "2", "calls,", "100", "MB"]]
     assert len(scaling.plot_variants(path).patches) == 2
+    against = scaling.plot_variants(path, to="DDP").patches
+    assert [bar.get_width() for bar in against] == [-10.0, -9.0]
+    with pytest.raises(ValueError, match="no variant 'SyncBatchNorm' in it, only alone, DDP"):
+        scaling.plot_variants(path, only=["SyncBatchNorm"])
     assert scaling.calls(path, ["DDP", "other"]).rows == [
-        ("DDP", "all_reduce", "2", "0.1 GB", "75 MB")
+        ("DDP", "all_reduce", "2", "100 MB", "75 MB")
     ]
 
 
@@ -116,7 +122,11 @@ def test_the_batches_of_an_update_are_compared_whoever_computed_them(tmp_path):
     assert scaling.updates(two).tolist() == [[1, 2], [3, 4], [5, 6]]
     assert scaling.updates(one).tolist() == [[1, 2], [3, 4], [5, 6.6]], "the last ends no update"
     _, away = scaling.plot_losses([two, one], ["two", "one"])
-    assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 0.3 / 5.5])
+    assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 0.1]), "the batch, 6.6"
+    whole = ranks(tmp_path / "whole", 1, steps=3)
+    edit(log.events_file(whole), loss=[1.5, 3.5, 11.0])
+    _, away = scaling.plot_losses([two, whole], ["two", "whole"])
+    assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 1.0]), "means"
 
 
 # Statistics, unused parameters -------------------------------------------------------------------
@@ -137,6 +147,8 @@ def test_statistics_are_compared_by_their_largest_distance(tmp_path):
         ("0", "mean", "0.1", "not the same"),
         ("0", "variance", "5e-06", "the same"),
     ]
+    edit(path, yours=[[1.0, float("nan")], [1.0, 2.0]])
+    assert scaling.statistics(path.parent).rows[0] == ("0", "mean", "nan", "not the same")
     (points, _) = scaling.plot_running_means(path.parent).lines
     assert list(points.get_ydata()) == [0.1, 0.2]
 
@@ -151,10 +163,48 @@ def test_a_search_is_its_time_or_what_ddp_said(tmp_path):
         ("two heads, without", "error", "Expected to have finished"),
         ("two heads, with", "2.00 ms", ""),
     ]
+    assert scaling.what_ddp_said(path, "two heads, without").endswith("You can enable")
+    assert "no error" in scaling.what_ddp_said(path, "two heads, with")
+
+
+MEAN_OF_MEANS = """
+    mean = x.mean((0, 2, 3))
+    variance = x.var((0, 2, 3), unbiased=False)
+    sums = torch.cat([mean, variance + mean**2])
+    torch.distributed.all_reduce(sums)
+    sums /= idr_torch.size
+    mean = sums[: len(mean)]
+    variance = sums[len(mean) :] - mean**2
+"""
+
+
+def test_the_statistics_of_the_solution_are_those_of_one_process_and_others_are_not(tmp_path):
+    starter = course.course_root() / "notebooks" / "experiments" / "batchnorm.py"
+    solution = course.course_root() / "solutions" / "batchnorm.py"
+    paragraph = re.search(r"    # 06f: .*?\n(.*?)\n    return", solution.read_text(), re.S)[1]
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(solution.read_text().replace(paragraph, MEAN_OF_MEANS))
+    trainers = {"solution": solution, "starter": starter, "wrong": wrong}
+    flags = "--model shufflenet_v2_x0_5 --steps 1".split()
+    entries = [series.Entry(name, trainer, flags) for name, trainer in trainers.items()]
+    job = series.submit(entries, "statistics", n_gpu=2)
+    assert job.wait() == launch.State.COMPLETED, job.explain()
+    words = {
+        name: {row[-1] for row in scaling.statistics(folder).rows}
+        for name, folder in series.folders(job).items()
+    }
+    other = {"not the same"}
+    assert words == {"solution": {"the same"}, "starter": other, "wrong": other}
+
+
+def test_the_solution_of_the_statistics_differs_only_in_its_paragraph():
+    starter = course.course_root() / "notebooks" / "experiments" / "batchnorm.py"
+    solution = course.course_root() / "solutions" / "batchnorm.py"
+    assert steps.problems(starter.read_text(), solution.read_text(), "06") == []
 
 
 def test_an_experiment_that_did_not_end_says_so(tmp_path):
     path = experiment(tmp_path / "r.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(ValueError, match="has not ended"):
+    with pytest.raises(ValueError, match=r"has not ended: wait for it, with job\.wait"):
         scaling.link(path)

@@ -75,7 +75,8 @@ def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", nargs="+", type=course.step)
-    parser.add_argument("--precision", help="this one only; what is kept of others stays")
+    which = {"choices": PRECISIONS["02_amp"], "help": "this one only; what is kept of others stays"}
+    parser.add_argument("--precision", **which)
     args = parser.parse_args()
     kind = "cuda" if presets.gpus() else "cpu"
     for step in args.step:

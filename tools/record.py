@@ -163,10 +163,10 @@ def main():
     for name, command in plan.items():
         if not place(args.folder, name).exists():
             wanted[processes(name)][name] = command
-    most = max(1, len(presets.gpus()))
+    have = len(presets.gpus())
     for n_gpu, commands in wanted.items():
-        if n_gpu > most:
-            print(f"left out: {', '.join(commands)}: this machine has {most}, not {n_gpu} GPUs")
+        if n_gpu > max(1, have):
+            print(f"left out: {', '.join(commands)}: this machine has {have}, not {n_gpu} GPUs")
             continue
         try:
             record(commands, args.folder, f"record-{args.step}", n_gpu)

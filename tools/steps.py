@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlojz import course
 
-MARK = re.compile(r"^\s*# (?:TODO )?(\d\d)[a-e]?: ")
+MARK = re.compile(r"^\s*# (?:TODO )?(\d\d)[a-f]?: ")
 
 
 def skeleton(source: str, step: str) -> list[str]:

@@ -29,7 +29,7 @@ SIZES = {  # by preset and step: what a verdict is asked for
         "01_gpu": f"{LARGE} --model resnet18 -b 16 --test-nsteps 10",
         "02_amp": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         "03_channels_last": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
-        "06_ddp": f"{LARGE} --model resnet50 -b 128 --test-nsteps 20 --precision bf16",
+        "06_ddp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     },
 }
 

@@ -19,7 +19,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with processes.met(device):
+    with processes.process_group(device):
         tensors = {
             str(2**e): torch.zeros(2**e // 4, device=device)  # float32: four bytes each
             for e in range(args.smallest, args.largest + 1)

@@ -57,7 +57,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with processes.met(device):
+    with processes.process_group(device):
         for name, model in MODELS.items():
             for search in (False, True):
                 step = training(model(), search, args, device)
