@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dlojz import course, exercises, launch, log, machine, presets, progress, series, stats
+from dlojz import course, exercises, launch, local, log, machine, presets, progress, series, stats
 from dlojz.exercises import FASTER, SAME, Exercise, Finding, Runs, bars, common
 from dlojz.verdict import Verdict
 
@@ -322,7 +322,7 @@ def _failed(exercise, job, folder=None, reference=None) -> Verdict:
 
 def _ended(exercise, folder, give_hint) -> Finding:
     """What a run that failed said at its end."""
-    errors = (folder / "stderr.txt").read_text(errors="replace")
+    errors = local.errors(folder)
     hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), "failed")
     state = stats.summary(folder).state if log.events_file(folder).exists() else "FAILED"
     said = next((line for line in reversed(errors.splitlines()) if line.strip()), state)

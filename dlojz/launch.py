@@ -32,7 +32,7 @@ from dlojz.slurm import SlurmError
 from dlojz.table import Table
 
 QUEUE = ("job", "name", "state", "time", "GPUs", "note", "command")
-MESSAGES = ("supervisor.txt", "slurm.txt", "stderr.txt")  # in a job's folder: what went wrong
+MESSAGES = ("supervisor.txt", "slurm.txt")  # in a job's folder: what went wrong around it
 
 
 class State(StrEnum):
@@ -132,7 +132,7 @@ class Job:
         reason = self.status.get("reason")
         files = (self.directory / name for name in MESSAGES)
         text = "".join(f.read_text(errors="replace") for f in files if f.exists())
-        tail = text.splitlines()
+        tail = (text + local.errors(self.directory)).splitlines()
         tail = _lines_of_the_trainer(tail[:-lines]) + tail[-lines:]
         head = f"job {self.id} {self.state}" + (f": {reason}" if reason else "")
         return "\n".join([head, *(f"  | {line}" for line in tail), f"  in {self.directory}"])

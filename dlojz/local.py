@@ -37,6 +37,14 @@ LAUNCHER_VARIABLES = re.compile(
 )
 
 
+# On stderr, when one of several processes has failed: where torchrun begins to speak, and which of
+# them it says was the first.
+TORCHRUN = re.compile(r"^[A-Z]\d{4} \S+ \d+ \S*torch/distributed/(elastic|run)", re.M)
+FIRST_FAILURE = re.compile(
+    r"^Root Cause.*?^  rank +: (\d+) .*?^  exitcode +: (-?\d+) ", re.M | re.S
+)
+
+
 def devices() -> tuple[str, ...]:
     """What one job at a time may hold: each GPU, or else the processor as a whole."""
     return presets.gpus() or ("cpu",)
@@ -284,9 +292,23 @@ def outcome(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, str 
     killed = exit_code == -signal.SIGKILL or re.search(r"Signal 9|signal: Killed", errors)
     if killed and memory_was_full:
         return "OUT_OF_MEMORY", "killed by the kernel: the machine's memory was full"
+    if first := FIRST_FAILURE.search(errors):
+        return "FAILED", f"process {first[1]}: {_ending(int(first[2]))}"
+    return "FAILED", _ending(exit_code)
+
+
+def _ending(exit_code):
     if exit_code < 0:
-        return "FAILED", f"ended by signal {signal.Signals(-exit_code).name}"
-    return "FAILED", f"exit code {exit_code}"
+        return f"ended by signal {signal.Signals(-exit_code).name}"
+    return f"exit code {exit_code}"
+
+
+def errors(run: Path) -> str:
+    """What the programs of a job said on stderr, without what torchrun says when one has failed."""
+    file = run / "stderr.txt"
+    text = file.read_text(errors="replace") if file.exists() else ""
+    own = TORCHRUN.search(text)
+    return text[: own.start()] if own and text[: own.start()].strip() else text
 
 
 def _oom_kills() -> int:

@@ -15,6 +15,14 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def close_figures():
+    """Each test's figures end with it: pyplot keeps them all."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
+
+
 @pytest.fixture(scope="session")
 def images():
     """A folder of 4 classes with 16 training and 8 validation images each."""

@@ -130,8 +130,8 @@ MAY_IMPORT = {
     "exercises": {"log"},
     "verdict": {"diffs", "exercises", "launch", "progress", "stats"},
     "check": {
-        *("course", "exercises", "launch", "log", "machine", "presets", "progress", "series"),
-        *("stats", "verdict"),
+        *("course", "exercises", "launch", "local", "log", "machine", "presets", "progress"),
+        *("series", "stats", "verdict"),
     },
     "quizzes": set(),
     "widgets": {"launch", "progress", "quizzes", "stats"},

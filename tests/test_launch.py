@@ -384,3 +384,25 @@ def test_the_launcher_is_chosen_by_what_is_there(script, monkeypatch):
     monkeypatch.setenv("DLOJZ_LAUNCHER", "a'; echo foo")
     with pytest.raises(SubmitError, match="expected local or slurm"):
         submit("t.py")
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "said"),
+    [
+        ("raise ValueError('mine')", "process 1: exit code 1", "\n  | ValueError: mine\n  in "),
+        ("os.kill(os.getpid(), 9)", "process 1: ended by signal SIGKILL", "(SIGKILL) received"),
+    ],
+)
+def test_of_several_processes_the_first_that_failed_is_told(script, end, reason, said):
+    script(
+        f"""
+        import os, sys, time
+        if os.environ["RANK"] == "1":
+            {end}
+        time.sleep(60)
+        """
+    )
+    job = submit("t.py", n_gpu=2)
+    assert job.wait(60) == State.FAILED
+    assert job.status["reason"] == reason
+    assert said in job.explain()
