@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from dlojz import course, generate, log
+from dlojz import course, generate, launch, log
 from dlojz.stats import summary
 
 SOLUTION = course.solution("01")
@@ -20,7 +20,7 @@ def run(folder, *flags):
 
 
 def test_fifty_steps_never_wait_for_the_gpu(tmp_path, monkeypatch, train):
-    from dlojz import data
+    from dlojz import data, metrics
 
     flags = "--test --test-nsteps 50 --epochs 2 --data synthetic --model resnet18 -b 32"
     set_epoch = data.Batches.set_epoch
@@ -32,14 +32,14 @@ def test_fifty_steps_never_wait_for_the_gpu(tmp_path, monkeypatch, train):
         # Called for training and validation in turn: 0, 0, 1, 0
         torch.cuda.set_sync_debug_mode("error" if len(epochs) == 3 else "default")
 
-    compute = torch.nn.ModuleDict.items
+    compute = metrics.compute_and_reset
 
-    def relaxed(self):  # reading the metrics at the end of an epoch does wait
+    def relaxed(found):  # reading the metrics at the end of an epoch does wait
         torch.cuda.set_sync_debug_mode("default")
-        return compute(self)
+        return compute(found)
 
     monkeypatch.setattr(data.Batches, "set_epoch", strict_from_the_second_epoch)
-    monkeypatch.setattr(torch.nn.ModuleDict, "items", relaxed)
+    monkeypatch.setattr(metrics, "compute_and_reset", relaxed)
     train(SOLUTION, tmp_path, *flags.split(), "--clip-norm", 1)
     assert epochs == [0, 0, 1, 0]
     assert len(log.read(tmp_path).steps) == 100
@@ -81,3 +81,20 @@ def test_the_memory_is_what_the_tensors_held(tmp_path):
     found = summary(tmp_path)
     assert found.memory_of == "device"
     assert 3 * found.parameter_bytes < found.peak_memory_bytes < found.memory_limit_bytes
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_collectives_are_timed_on_the_gpus(course_folder):
+    flags = "--test --data synthetic --model resnet50 -b 64 --precision bf16 --test-nsteps 12"
+    job = launch.submit(f"solutions/dlojz_06_ddp.py {flags}", n_gpu=2)
+    assert job.wait(180) == launch.State.COMPLETED, job.explain()
+    for run in log.read_ranks(job.directory):
+        last = run.evidence["last"]
+        assert last["timed_on"] == "gpu"
+        assert {c["backend"] for c in last["collectives"]} == {"nccl"}
+        assert 0 <= last["exposed_ms"] <= last["communication_ms"]
+        begin, end = last["backward_ms"]
+        buckets = [c for c in last["collectives"] if c["op"] == "all_reduce"]
+        assert begin < buckets[0]["begin_ms"] < end, "the first leaves during the backward pass"
+    errors = (job.directory / "stderr.txt").read_text()
+    assert "destroy_process_group" not in errors
