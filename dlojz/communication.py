@@ -163,9 +163,12 @@ def plot_ranks(job, ax=None):
             low, high = np.percentile(steps, (10, 90))
             ax.plot([low, high], [rank, rank], color="black", lw=1.5, label=None)
         last, waits = straggler(job)
-        names = [f"{i}, {run.start['hostname']}" for i, run in enumerate(runs)]
+        hosts = [run.start["hostname"] for run in runs]
+        several = len(set(hosts)) > 1
+        names = [f"process {i}" + f", {host}" * several for i, host in enumerate(hosts)]
         ax.set(yticks=range(len(runs)), yticklabels=names, ylim=(len(runs) - 0.5, -0.5))
         ax.set(xlabel=f"mean step (ms, {clock} clock); line: 10th to 90th percentile")
-        ax.set_title(f"in the last step the others wait {waits:.1f} ms for process {last}")
+        who = f"process {1 - last} waits" if len(runs) == 2 else "the others wait"
+        ax.set_title(f"in the last step {who} {waits:.1f} ms for process {last}")
         ax.legend(ncols=5, loc="upper left", bbox_to_anchor=(0, -0.35))
     return ax

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +27,8 @@ class Now:
     done: int = 0
     total: int | None = None
     loss: float | None = None
-    images_per_s: float | None = None  # of the last step
+    images_per_s: float | None = None  # of the last step, all processes together
+    processes: int = 1
 
 
 def follow(job, every_s: float = 0.2) -> Iterator[Now]:
@@ -45,7 +46,7 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
             for line in lines:
                 with suppress(ValueError):  # cut when the run was killed, before it went on
                     now = _after(now, json.loads(line))
-        now = Now(str(state), now.done, now.total, now.loss, now.images_per_s)
+        now = replace(now, state=str(state))
         yield now
         if state.final:
             return
@@ -54,11 +55,13 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
 
 def _after(now, event):
     kind = event["event"]
+    if kind == "start":
+        return replace(now, processes=event.get("size", 1))
     if kind == "setup":
-        return Now(now.state, 0, event.get("steps", 0))
+        return Now(now.state, 0, event.get("steps", 0), processes=now.processes)
     if kind == "step":
-        rate = 1000 * event["images"] / sum(event["host_ms"].values())
-        return Now(now.state, now.done + 1, now.total, event["loss"], rate)
+        rate = 1000 * now.processes * event["images"] / sum(event["host_ms"].values())
+        return replace(now, done=now.done + 1, loss=event["loss"], images_per_s=rate)
     return now
 
 

@@ -260,7 +260,7 @@ def plot_losses(runs, labels, axes=None):
             axes[0].plot(updates(run).mean(1), ls="-" if i == 0 else "--", ms=9 - 3 * i, **look)
             if i:
                 axes[1].plot(np.maximum(_away(run, runs[0]), 1e-9), ms=5, **look)
-        axes[0].set(xlabel="update", ylabel="loss, mean over the batches of an update")
+        axes[0].set(xlabel="update", ylabel="mean loss of an update")
         away_from = f"distance to {labels[0]}, as a share"
         axes[1].set(xlabel="update", ylabel=away_from, yscale="log", ylim=(5e-10, 1))
         axes[0].legend(fontsize=9)

@@ -116,7 +116,7 @@ def train_step(step, training, images, labels, args, chrono):
     logits, loss = forward(training, images, labels, args)
 
     chrono.backward()
-    # TODO 06d: where an update begins
+    # TODO 06d: where an update begins; each of its steps counts for its share
     training.optimizer.zero_grad()
 
     # TODO 02: scale the loss

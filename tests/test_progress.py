@@ -15,6 +15,14 @@ def test_a_job_is_followed_to_its_end(course_folder):
     assert seen[-1].images_per_s > 0
 
 
+def test_the_rate_is_that_of_all_processes():
+    now = progress.Now("RUNNING")
+    step = {"event": "step", "images": 8, "loss": 2.0, "host_ms": {"forward": 60, "backward": 40}}
+    for event in ({"event": "start", "size": 4}, {"event": "setup", "steps": 9}, step):
+        now = progress._after(now, event)
+    assert (now.done, now.total, now.images_per_s) == (1, 9, 320)
+
+
 def test_answers_are_kept_with_their_history(course_folder):
     progress.keep("quizzes", "gpu", 2)
     progress.keep("quizzes", "gpu", 1)

@@ -21,7 +21,7 @@ NEED_EXTRAS = {
     "01_gpu": {*gpu.OWN_HINTS, "item"},
     "02_amp": {"scaler", "unscale"},
     "03_channels_last": {"autotuner"},
-    "06_ddp": {"epoch", "accumulate", "no-sync", "one-writer"},
+    "06_ddp": {"epoch", "accumulate", "deal", "mean", "schedule", "no-sync", "one-writer"},
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step

@@ -1,11 +1,14 @@
 """06_ddp: several processes share the images and hold the same weights."""
 
+import math
+
 from dlojz import log
 from dlojz.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
 from dlojz.exercises.common import DOCS, hints, last, like, no_brake, words
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
+FIRST_STEPS, NEAR = 4, 1e-3  # of the training that accumulates: its losses beside the solution's
 DDP = DOCS + "generated/torch.nn.parallel.DistributedDataParallel.html"
 SAMPLER = DOCS + "data.html#torch.utils.data.distributed.DistributedSampler"
 
@@ -41,6 +44,21 @@ OWN_HINTS = {
         "With --accumulate 2 there must be an update after every second batch, of both batches.",
         "`(step + 1) % args.accumulate == 0` ends an update; `zero_grad` only where one begins.",
         DDP + "#torch.nn.parallel.DistributedDataParallel.no_sync",
+    ),
+    "deal": Hint(
+        "One process that accumulates sees other batches than several processes would see.",
+        "`data.Batches(..., together=args.accumulate)`: so many batches are dealt like cards.",
+        SAMPLER,
+    ),
+    "mean": Hint(
+        "An update is the mean of its batches: of all of them, and each counts for its share.",
+        "`zero_grad` only where an update begins; `(loss / args.accumulate)` before `backward`.",
+        DDP + "#torch.nn.parallel.DistributedDataParallel.no_sync",
+    ),
+    "schedule": Hint(
+        "The learning rate goes another way: there are fewer updates than batches.",
+        "`total_steps` counts updates: `len(train_loader) // args.accumulate` in an epoch.",
+        DOCS + "generated/torch.optim.lr_scheduler.OneCycleLR.html",
     ),
     "no-sync": Hint(
         "The processes meet in each step, also where none of them will update its weights.",
@@ -93,8 +111,14 @@ def _two_epochs(mine, reference):
 
 def _accumulates(mine, reference):
     pair = _ranks(mine), _ranks(reference)
+    away = _away(*pair)
+    # After the first update, and no later: then rounding has not grown yet.
+    near = f"at most {NEAR:.1%} away in {FIRST_STEPS} batches"
     return [
         like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
+        like(SAME, "images of batches that accumulate", *pair, _drawn, "deal"),
+        Finding(SAME, "losses of an update's batches", away < NEAR, f"{away:.2g}", near, "mean"),
+        like(MECHANISM, "learning rate in the end", *pair, _last_rate, "schedule"),
         like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
     ]
 
@@ -133,6 +157,19 @@ def _agree(ranks):
     return max(weights.count(w) for w in weights)
 
 
+def _away(mine, reference):
+    """How far the losses of the first batches are from the solution's: the largest share."""
+    pairs = zip(mine, reference, strict=False)
+    losses = [(list(a.steps.loss), list(b.steps.loss)) for a, b in pairs]
+    if any(len(a) < FIRST_STEPS or len(b) < FIRST_STEPS for a, b in losses):
+        return math.inf
+    return max(abs(a[i] / b[i] - 1) for a, b in losses for i in range(FIRST_STEPS))
+
+
+def _last_rate(ranks):
+    return ", ".join(f"{run.steps.lr[-1]:.7g}" if len(run.steps) else "none" for run in ranks)
+
+
 def _updates(ranks):
     return ", ".join(str(_seen(run, "optimizer_steps")) for run in ranks)
 
@@ -154,7 +191,9 @@ def extras(on_gpu: bool) -> list[Extra]:
     two = f"{SMALL} --test-nsteps 2 -e 2 --checkpoint {{run}}/checkpoint.pt"
     return [
         Extra(EPOCHS, tuple(two.split())),
-        Extra(ACCUMULATES, tuple(f"{SMALL} --test-nsteps 7 --accumulate 2".split())),
+        Extra(
+            ACCUMULATES, tuple(f"{SMALL} --test-nsteps 7 --accumulate 2 --precision fp32".split())
+        ),
     ]
 
 
