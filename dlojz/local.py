@@ -288,11 +288,11 @@ def outcome(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, str 
             continue
         if end.get("outcome") == "out_of_memory":
             return "OUT_OF_MEMORY", end["error"]
-    errors = (run / "stderr.txt").read_text(errors="replace")
-    killed = exit_code == -signal.SIGKILL or re.search(r"Signal 9|signal: Killed", errors)
+    said = (run / "stderr.txt").read_text(errors="replace")
+    killed = exit_code == -signal.SIGKILL or re.search(r"Signal 9|signal: Killed", said)
     if killed and memory_was_full:
         return "OUT_OF_MEMORY", "killed by the kernel: the machine's memory was full"
-    if first := FIRST_FAILURE.search(errors):
+    if first := FIRST_FAILURE.search(said):
         return "FAILED", f"process {first[1]}: {_ending(int(first[2]))}"
     return "FAILED", _ending(exit_code)
 

@@ -7,8 +7,8 @@ class Mean(torch.nn.Module):
     """A mean over the images of this process: two buffers, which `.to(device)` moves.
 
     Two additions in place. torchmetrics' MeanMetric makes weights, multiplies, sums and adds: with
-    it, loss and accuracy took 18 kernels of a step on an H100, 0.16 ms; and its import alone
-    takes each run 1.4 s of a processor.
+    it, loss and accuracy took 18 kernels of a step on an H100, 0.16 ms; and its import took 1.4 s
+    of each run.
     """
 
     def __init__(self):

@@ -37,19 +37,19 @@ def _read(run) -> log.Run:
     return _ranks(run)[0]
 
 
-def _cases(run, names) -> list[tuple[str, dict]]:
-    """These variants of a run of experiments/ddp.py; all of them for None."""
-    found = _read(run).evidence
+def _cases(run: log.Run, names) -> list[tuple[str, dict]]:
+    """These cases of an experiment; all of them for None."""
+    found = run.evidence
     if missing := [name for name in names or () if name not in found]:
         raise ValueError(
-            f"{_folder(run)}: no variant {missing[0]!r} in it, only {', '.join(found)}; "
+            f"{run.path}: no variant {missing[0]!r} in it, only {', '.join(found)}; "
             f'ask for it with --variants "{missing[0]}"'
         )
     return [(name, case) for name, case in found.items() if names is None or name in names]
 
 
 def _where(run) -> str:
-    return report.hardware_text(stats.summary(_folder(run)))
+    return report.hardware_text(stats.summary(run))
 
 
 # How fast N processes are ------------------------------------------------------------------------
@@ -80,10 +80,10 @@ def efficiency(runs) -> Table:
 def plot_scaling(runs, ax=None):
     """Images/s over the number of processes, beside a straight line through one process."""
     found = speeds(runs)
+    if not found:
+        raise ValueError("no run has measured a speed; job.explain() says why")
     with report.style():
         ax = ax or plt.subplots(figsize=(6.5, 3.6))[1]
-        if not found:
-            raise ValueError("no run has measured a speed; job.explain() says why")
         sizes, means = list(found), [np.mean(v) for v in found.values()]
         ideal = [n * means[0] / sizes[0] for n in sizes]
         ax.plot(sizes, ideal, "--", color=PALETTE["limit"], label="linear")
@@ -131,26 +131,24 @@ class Link:
 
 
 def _all_reduces(run):
-    """Sizes in bytes, and the median milliseconds of each."""
-    found = defaultdict(list)
-    for measure in _read(run).measures:
+    """How many processes, the sizes in bytes, and the median milliseconds of each."""
+    read, found = _read(run), defaultdict(list)
+    for measure in read.measures:
         found[int(measure["what"])].append(measure["value"])
     sizes = np.array(sorted(found))
-    return sizes, np.array([np.median(found[size]) for size in sizes])
+    return read.start["size"], sizes, np.array([np.median(found[size]) for size in sizes])
 
 
 def link(run) -> Link:
-    """Latency and bandwidth from a run of experiments/all_reduce.py.
+    """Latency and bandwidth from a run of experiments/all_reduce.py."""
+    return _fitted(*_all_reduces(run))
 
-    Least squares of the relative errors, so that small tensors count as much as large ones.
-    """
-    sizes, ms = _all_reduces(run)
-    n = _read(run).start["size"]
-    sent = 2 * (n - 1) / n * sizes
-    seconds = ms / 1000
-    (latency, per_byte), _ = nnls(
-        np.column_stack([1 / seconds, sent / seconds]), np.ones(len(seconds))
-    )
+
+def _fitted(n, sizes, ms) -> Link:
+    """Least squares of the relative errors, so that small tensors count as much as large ones."""
+    unit = Link(n, latency_s=0, bandwidth=1)
+    terms = np.column_stack([np.ones(len(ms)), unit.sent(sizes)]) / (ms[:, None] / 1000)
+    (latency, per_byte), _ = nnls(terms, np.ones(len(ms)))
     return Link(n, latency, 1 / per_byte)
 
 
@@ -159,10 +157,10 @@ def plot_link(runs, ax=None):
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(8, 3.8))[1]
         for run, colour in zip(runs, SERIES, strict=False):
-            sizes, ms = _all_reduces(run)
-            model = link(run)
-            ax.plot(sizes, ms, "o", color=colour, label=f"{_where(run)}")
-            ax.plot(sizes, [model.milliseconds(s) for s in sizes], color=colour, label=str(model))
+            n, sizes, ms = _all_reduces(run)
+            model = _fitted(n, sizes, ms)
+            ax.plot(sizes, ms, "o", color=colour, label=_where(run))
+            ax.plot(sizes, model.milliseconds(sizes), color=colour, label=str(model))
         ax.set(xscale="log", yscale="log", xlabel="tensor (bytes)", ylabel="all-reduce (ms)")
         ax.legend(fontsize=8, loc="upper left")
     return ax
@@ -181,8 +179,9 @@ def plot_variants(run, only=None, to=None, ax=None):
 
     to: the variant to compare with; by default the first, without communication.
     """
-    name, first = _cases(run, [to])[0] if to else _cases(run, None)[0]
-    others = [(other, case) for other, case in _cases(run, only) if other != name]
+    read = _read(run)
+    name, first = _cases(read, [to] if to else None)[0]
+    others = [(other, case) for other, case in _cases(read, only) if other != name]
     base = np.median(first["step_ms"])
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 0.9 + 0.42 * len(others)))[1]
@@ -202,7 +201,7 @@ def plot_variants(run, only=None, to=None, ax=None):
         room = high - low
         ax.set(ylim=(len(others) - 0.4, -0.6), xlim=(low - 0.05 * room, high + 0.45 * room))
         ax.set_xlabel(f"added to the {base:,.1f} ms of '{name}' (ms per batch; line: all rounds)")
-        start = _read(run).start
+        start = read.start
         what = f"{start['arguments']['model']}, batch {start['arguments']['batch_size']}"
         where = f"{what} x {start['size']} processes; {_where(run)}"
         ax.set_title(where, fontsize=9, fontweight="normal")
@@ -212,7 +211,7 @@ def plot_variants(run, only=None, to=None, ax=None):
 def calls(run, variants) -> Table:
     """What one process sends in a step of these variants, by operation."""
     rows = []
-    for name, case in _cases(run, variants):
+    for name, case in _cases(_read(run), variants):
         sizes = defaultdict(list)
         for call in case.get("collectives", []):
             sizes[call["op"].removeprefix("_").removesuffix("_base")].append(call["bytes"])
@@ -313,4 +312,4 @@ def searches(run) -> Table:
 
 def what_ddp_said(run, case) -> str:
     """The whole error of a case of experiments/unused.py."""
-    return dict(_cases(run, [case]))[case].get("error", "nothing: there was no error")
+    return dict(_cases(_read(run), [case]))[case].get("error", "nothing: there was no error")

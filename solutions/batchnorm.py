@@ -11,7 +11,7 @@ import argparse
 import torch
 import torchvision
 
-from dlojz import idr_torch, log, processes
+from dlojz import experiments, idr_torch, log
 
 
 def statistics(x):
@@ -38,7 +38,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with processes.process_group(device):
+    with experiments.process_group(device):
         train(args, device, run)
         compare(device, run)
     run.end()

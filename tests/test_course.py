@@ -126,7 +126,7 @@ MAY_IMPORT = {
     "layouts": {"log", "report", "stats", "table"},
     "communication": {"chronometer", "log", "report", "stats", "table"},
     "scaling": {"log", "report", "stats", "table"},
-    "processes": {"idr_torch"},
+    "experiments": {"idr_torch"},
     "exercises": {"log"},
     "verdict": {"diffs", "exercises", "launch", "progress", "stats"},
     "check": {

@@ -89,10 +89,12 @@ def main():
         if any((f / "exit_code").read_text().strip() != "0" for f in folders.values()):
             sys.exit(job.explain())
         first = log.read(folders[f"{step}-{precisions[0]}-0-0"])
-        write(step, kind, tolerances(step, folders), first)
+        command = f"python tools/envelope.py {step[:2]}"
+        command += f" --precision {args.precision}" if args.precision else ""
+        write(step, kind, tolerances(step, folders), first, command)
 
 
-def write(step, kind, tolerance, run):
+def write(step, kind, tolerance, run, command):
     """Keep what was measured here, beside what was measured on other hardware."""
     file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ def write(step, kind, tolerance, run):
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
         "trainer_sha256": run.start["trainer_sha256"],
-        "command": f"python tools/envelope.py {step[:2]}",
+        "command": command,
     }
     log.write_atomically(file, json.dumps(kept, indent=1) + "\n")
     for precision, sizes in tolerance.items():

@@ -56,8 +56,8 @@ def _matrix_03():
 
 def _scaling_06():
     flags = _flags("resnet50", "bf16", 256)
-    for processes, again in product((1, 2, 4, 8), (1, 2, 3)):
-        name = f"06-resnet50-bf16-x{processes}-{again}"
+    for n, again in product((1, 2, 4, 8), (1, 2, 3)):
+        name = f"06-resnet50-bf16-x{n}-{again}"
         yield name, f"{_solution('06')} {flags} --precision bf16"
 
 

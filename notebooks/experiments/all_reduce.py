@@ -7,7 +7,7 @@ import argparse
 
 import torch
 
-from dlojz import idr_torch, log, processes
+from dlojz import experiments, idr_torch, log
 
 
 def main():
@@ -19,7 +19,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with processes.process_group(device):
+    with experiments.process_group(device):
         tensors = {
             str(2**e): torch.zeros(2**e // 4, device=device)  # float32: four bytes each
             for e in range(args.smallest, args.largest + 1)
@@ -28,9 +28,9 @@ def main():
             size: lambda tensor=tensor: torch.distributed.all_reduce(tensor)
             for size, tensor in tensors.items()
         }
-        processes.in_turn(calls, device, rounds=2)  # connections are made at the first need
+        experiments.in_turn(calls, device, rounds=2)  # connections are made at the first need
         times = 20 if device.type == "cuda" else 1
-        for size, spent in processes.in_turn(calls, device, args.rounds, times).items():
+        for size, spent in experiments.in_turn(calls, device, args.rounds, times).items():
             for ms in spent:
                 run.measure(size, ms, "ms")
     run.end()

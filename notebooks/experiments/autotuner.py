@@ -13,9 +13,8 @@ import time
 import torch
 import torchvision
 
-from dlojz import idr_torch, log
+from dlojz import experiments, idr_torch, log
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 SIZES, APART = 6, 16  # how many sizes of images, and how many pixels lie between two
 
 
@@ -31,9 +30,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    float32 = "ieee" if args.precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = float32
-    torch.backends.cudnn.conv.fp32_precision = float32
+    experiments.set_float32(args.precision)
     step = training(args, device)
     size = args.image_size
     step(size + APART)
@@ -54,7 +51,7 @@ def training(args, device):
     model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     labels = torch.zeros(args.batch_size, dtype=int, device=device)
-    dtype = DTYPES.get(args.precision)
+    dtype = experiments.DTYPES.get(args.precision)
 
     def step(pixels):
         images = torch.randn((args.batch_size, 3, pixels, pixels), device=device)
@@ -64,8 +61,7 @@ def training(args, device):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        experiments.wait(device)
 
     return step
 

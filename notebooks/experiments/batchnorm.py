@@ -11,11 +11,11 @@ import argparse
 import torch
 import torchvision
 
-from dlojz import idr_torch, log, processes
+from dlojz import experiments, idr_torch, log
 
 
 def statistics(x):
-    """Mean and variance of each channel of x, [N, C, H, W], over the images of all processes."""
+    """Mean and variance of each channel of x, [N, C, H, W], over the images of all experiments."""
     # TODO 06f: over all processes, by one all_reduce: about 10 lines
     mean = x.mean((0, 2, 3))
     variance = x.var((0, 2, 3), unbiased=False)
@@ -33,7 +33,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with processes.process_group(device):
+    with experiments.process_group(device):
         train(args, device, run)
         compare(device, run)
     run.end()

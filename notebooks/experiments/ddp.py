@@ -14,9 +14,8 @@ import torch
 import torchvision
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from dlojz import evidence, idr_torch, log, processes
+from dlojz import evidence, experiments, idr_torch, log
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MB_OF_ONE_BUCKET = 4096
 # Of DistributedDataParallel.
 OPTIONS = {
@@ -54,19 +53,17 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    float32 = "ieee" if args.precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = float32
-    torch.backends.cudnn.conv.fp32_precision = float32
+    experiments.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # as the solution of this step
     wanted = VARIANTS if "all" in args.variants else args.variants
     wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
-    with processes.process_group(device):
+    with experiments.process_group(device):
         steps = {name: training(name, args, device) for name in wanted}
         for step in steps.values():
             for _ in range(3):  # DDP makes its final buckets in the second step
                 step()
-        processes.in_turn(steps, device, 1, args.steps)  # the first round is not like the others
-        for name, ms in processes.in_turn(steps, device, args.rounds, args.steps).items():
+        experiments.in_turn(steps, device, 1, args.steps)  # the first round is not like the others
+        for name, ms in experiments.in_turn(steps, device, args.rounds, args.steps).items():
             per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
             run.measure(name, statistics.median(per_batch), "ms per batch")
             run.evidence(name, step_ms=per_batch, **seen(steps[name], device))
@@ -86,7 +83,7 @@ def training(name, args, device):
     shape = (args.batch_size, 3, args.image_size, args.image_size)
     images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
     labels = torch.zeros(args.batch_size, dtype=int, device=device)
-    dtype = DTYPES.get(args.precision)
+    dtype = experiments.DTYPES.get(args.precision)
     accumulated = ACCUMULATED if name.startswith("update") else 1
     sums = torch.zeros(4, device=device)
 
@@ -124,8 +121,7 @@ def seen(step, device):
     torch.distributed.barrier()
     profiler = evidence.start_profiler()
     step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    experiments.wait(device)
     return evidence.communication(evidence.records(profiler))
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 import torchvision
 
-from dlojz import evidence, idr_torch, log
+from dlojz import evidence, experiments, idr_torch, log
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
     "neither": (False, False, False),
@@ -25,7 +25,6 @@ CASES = {  # weights in channels_last?, images?, and a .contiguous() before each
     "both": (True, True, False),
     "both, and .contiguous()": (True, True, True),
 }
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TRACED = 60  # first kernels of the step, kept with their times
 SHORT_US = 20  # a kernel or operation that is too short to be seen in a trace
 NAME = 160  # letters kept of a kernel's name
@@ -42,9 +41,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    float32 = "ieee" if args.precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = float32
-    torch.backends.cudnn.conv.fp32_precision = float32
+    experiments.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # as the solution of this step
 
     steps = {case: training(args, device, *choice) for case, choice in CASES.items()}
@@ -56,7 +53,7 @@ def main():
         for case, step in steps.items():
             begin = time.perf_counter()
             step()
-            wait(device)
+            experiments.wait(device)
             milliseconds[case].append(1000 * (time.perf_counter() - begin))
     for case, step in steps.items():
         run.measure(case, statistics.median(milliseconds[case]), "ms per step")
@@ -80,7 +77,8 @@ def training(args, device, weights_last, images_last, interrupted):
             if any(True for _ in stage.children()):
                 stage.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    return partial(one_step, model, optimizer, images, labels, DTYPES.get(args.precision))
+    dtype = experiments.DTYPES.get(args.precision)
+    return partial(one_step, model, optimizer, images, labels, dtype)
 
 
 def one_step(model, optimizer, images, labels, dtype):
@@ -106,7 +104,7 @@ def profile(step, device):
     ]
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         step()
-        wait(device)
+        experiments.wait(device)
     [hook.remove() for hook in hooks]
     times, trace = Counter(), []
     events = sorted(profiler.events(), key=lambda e: e.time_range.start)
@@ -126,11 +124,6 @@ def profile(step, device):
         "trace_ms": trace,
         "convolutions": dict(layouts),
     }
-
-
-def wait(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

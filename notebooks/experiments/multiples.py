@@ -12,9 +12,8 @@ import time
 import torch
 import torchvision
 
-from dlojz import idr_torch, log
+from dlojz import experiments, idr_torch, log
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 WARM_UP, ROUNDS = 2, 5
 CLASSES = (10, 16, 1000, 1001, 1008, 50257, 50304)
 FEATURES = 2048  # that enter the last layer of a ResNet-50
@@ -33,9 +32,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    float32 = "ieee" if args.precision == "fp32" else "tf32"
-    torch.backends.cuda.matmul.fp32_precision = float32
-    torch.backends.cudnn.conv.fp32_precision = float32
+    experiments.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # each size with the kernels that are best for it
 
     for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):
@@ -78,9 +75,8 @@ def rates(sizes, args, device):
     for _ in range(WARM_UP + ROUNDS):
         for what, (layer, inputs) in steps.items():
             begin = time.perf_counter()
-            one_step(layer, inputs, DTYPES.get(args.precision))
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            one_step(layer, inputs, experiments.DTYPES.get(args.precision))
+            experiments.wait(device)
             seconds[what].append(time.perf_counter() - begin)
     return {w: work[w] / statistics.median(taken[WARM_UP:]) for w, taken in seconds.items()}
 

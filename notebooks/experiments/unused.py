@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torchvision.ops import StochasticDepth
 
-from dlojz import idr_torch, log, processes
+from dlojz import experiments, idr_torch, log
 
 WIDTH, DEPTH = 512, 8
 
@@ -57,7 +57,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with processes.process_group(device):
+    with experiments.process_group(device):
         for name, model in MODELS.items():
             for search in (False, True):
                 step = training(model(), search, args, device)
@@ -65,7 +65,7 @@ def main():
                 try:
                     for _ in range(3):
                         step()
-                    ms = [processes.milliseconds(step, device) for _ in range(args.steps)]
+                    ms = [experiments.milliseconds(step, device) for _ in range(args.steps)]
                 except RuntimeError as error:  # in all processes alike
                     run.evidence(case, error=str(error))
                 else:

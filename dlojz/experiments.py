@@ -1,4 +1,7 @@
-"""What the small experiments with several processes share. The trainer does it by itself: 06a."""
+"""What the small experiments of `notebooks/experiments/` share: precision, waiting, processes.
+
+The trainer does all of it by itself, in the paragraphs of 02 and 06a.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,6 +10,21 @@ from contextlib import contextmanager
 import torch
 
 from dlojz import idr_torch
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of autocast, by --precision
+
+
+def set_float32(precision: str):
+    """TF32 for matrix products and convolutions in float32, unless "fp32" is asked for."""
+    float32 = "ieee" if precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = float32
+    torch.backends.cudnn.conv.fp32_precision = float32
+
+
+def wait(device):
+    """Until the device has done all it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 @contextmanager
@@ -36,11 +54,11 @@ def milliseconds(call: Callable, device, times: int = 1) -> float:
     All processes begin together; on a GPU the wait for it comes after the last call.
     """
     torch.distributed.barrier()
-    _wait(device)
+    wait(device)
     begin = time.perf_counter()
     for _ in range(times):
         call()
-    _wait(device)
+    wait(device)
     spent = torch.tensor(1000 * (time.perf_counter() - begin) / times, device=device)
     torch.distributed.all_reduce(spent, torch.distributed.ReduceOp.MAX)
     return spent.item()
@@ -53,8 +71,3 @@ def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) 
         for name, call in calls.items():
             spent[name].append(milliseconds(call, device, times))
     return spent
-
-
-def _wait(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
