@@ -207,7 +207,9 @@ def build_training(args, device, num_classes, total_steps):
     # 06b: the model in DDP
     if idr_torch.size > 1:
         ids = [device] if device.type == "cuda" else None
-        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids)
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True
+        )
 
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
     training = SimpleNamespace(

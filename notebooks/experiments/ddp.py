@@ -28,6 +28,7 @@ OPTIONS = {
     "static graph": {"static_graph": True},
     "unused parameters looked for": {"find_unused_parameters": True},
     "buffers not sent": {"broadcast_buffers": False},
+    "both": {"gradient_as_bucket_view": True, "broadcast_buffers": False},
 }
 ACCUMULATED = 4
 VARIANTS = (
