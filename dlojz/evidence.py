@@ -236,6 +236,7 @@ class Witness:
                 scale=self._scale(),
                 weights_changed=self._weights != (after := digest(self._model)),
                 weights_after=after,
+                buffers_after=_checksum(self._model.buffers()),
                 saves=checkpoint.saves(),
             )
 
@@ -264,11 +265,15 @@ def digest(model) -> str | None:
 
     Without the buffers: a forward pass is enough to change those.
     """
+    return _checksum(model.parameters())
+
+
+def _checksum(tensors) -> str | None:
     total = 0
-    for weight in model.parameters():
-        if weight.is_meta:
+    for tensor in tensors:
+        if tensor.is_meta:
             return None
-        total = _crc(weight, total)
+        total = _crc(tensor, total)
     return f"{total:08x}"
 
 

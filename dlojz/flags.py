@@ -1,8 +1,17 @@
-"""What is asked of the trainer's flags, beyond what argparse asks by itself."""
+"""The trainer's flags that no notebook changes, and what is asked of all of them together."""
 
 import argparse
+from pathlib import Path
 
 from dlojz import idr_torch, models
+
+
+def add_stopping(parser: argparse.ArgumentParser):
+    """The flags of checkpoints."""
+    flag = parser.add_argument_group("stopping and going on").add_argument
+    flag("--checkpoint", type=Path, metavar="FILE", help="None: in the run's folder, but for tests")
+    flag("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: at epoch ends only")
+    flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:

@@ -10,7 +10,6 @@ Edit the paragraphs that begin with `# TODO`, one notebook after the other. Read
 import argparse
 import os
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -59,10 +58,7 @@ def parse_args():
     flag("--pin-memory", action=switch, default=True, help="page-locked batches, for the GPU")
     flag("--non-blocking", action=switch, default=True, help="do not wait for copies to the GPU")
     flag("--drop-last", action=switch, default=False, help="leave out a last, smaller batch")
-    flag = parser.add_argument_group("stopping and going on").add_argument
-    flag("--checkpoint", type=Path, metavar="FILE", help="None: in the run's folder, but for tests")
-    flag("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: at epoch ends only")
-    flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
+    flags.add_stopping(parser)
     return flags.check(parser, parser.parse_args())
 
 
@@ -175,6 +171,8 @@ def save(training, args, epoch, step):
 @torch.no_grad()
 def evaluate(loader, training, device, args):
     training.model.eval()
+    # TODO 06e: all processes judge the model that process 0 saves
+
     loader.batch_sampler.set_epoch(0)
     for images, labels in islice(loader, args.test_nsteps if args.test else None):
         # 01: copy the batch to the device

@@ -170,6 +170,7 @@ def test_out_of_memory_is_logged_as_such(tmp_path):
 def test_several_processes_by_hand_need_a_folder(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "DLOJZ_RUN"}
     environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     command = [sys.executable, STEPS[0], *SMOKE, "--test", "--data", "synthetic"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert "set DLOJZ_RUN" in done.stderr

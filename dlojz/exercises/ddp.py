@@ -1,6 +1,7 @@
 """06_ddp: several processes share the images and hold the same weights."""
 
 import math
+from collections import Counter
 
 from dlojz import log
 from dlojz.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
@@ -39,6 +40,12 @@ OWN_HINTS = {
         "`model = torch.nn.parallel.DistributedDataParallel(model, ...)`, before the optimizer is "
         "built.",
         DDP,
+    ),
+    "statistics": Hint(
+        "Each process evaluates with running statistics of its own; only process 0's are saved.",
+        "`torch.distributed.broadcast(buffer, src=0)` for each of `training.model.buffers()`, "
+        "before the evaluation.",
+        DOCS + "distributed.html#torch.distributed.broadcast",
     ),
     "accumulate": Hint(
         "With --accumulate 2 there must be an update after every second batch, of both batches.",
@@ -92,7 +99,8 @@ def mechanism(runs: Runs) -> list[Finding]:
         Finding(MECHANISM, "processes", len(pair[0]) > 1, str(len(pair[0])), "2 or more", "alone"),
         like(SAME, "processes with images of their own", *pair, _shares, "share"),
         like(MECHANISM, "gradients reduced in a step", *pair, _reduced, "wrap"),
-        like(MECHANISM, "processes with the same weights", *pair, _agree, "wrap"),
+        like(MECHANISM, "processes with the same weights", *pair, _weights, "wrap"),
+        like(MECHANISM, "processes that judge the same model", *pair, _buffers, "statistics"),
         like(MECHANISM, "devices", *pair, _devices, "device"),
         like(MECHANISM, "search for unused parameters", *pair, _unused, "unused"),
         *(_two_epochs(*runs.extras[EPOCHS]) if EPOCHS in runs.extras else []),
@@ -152,9 +160,18 @@ def _is_of_gradients(collective):
     return collective["op"] == "all_reduce" and "float" in collective["dtype"]
 
 
-def _agree(ranks):
-    weights = [_seen(run, "weights_after") for run in ranks]
-    return max(weights.count(w) for w in weights)
+def _weights(ranks):
+    return _agree(_seen(run, "weights_after") for run in ranks)
+
+
+def _buffers(ranks):
+    """After the validation, in which they do not change."""
+    return _agree(_seen(run, "buffers_after") for run in ranks)
+
+
+def _agree(found):
+    """How many processes have the same."""
+    return Counter(found).most_common(1)[0][1]
 
 
 def _away(mine, reference):
