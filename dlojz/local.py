@@ -40,6 +40,8 @@ LAUNCHER_VARIABLES = re.compile(
 # On stderr, when one of several processes has failed: where torchrun begins to speak, and which of
 # them it says was the first.
 TORCHRUN = re.compile(r"^[A-Z]\d{4} \S+ \d+ \S*torch/distributed/(elastic|run)", re.M)
+# What torch says of each process that did not get to its end.
+NOT_PARTED = re.compile(r"^.*destroy_process_group\(\) was not called.*\n?", re.M)
 FIRST_FAILURE = re.compile(
     r"^Root Cause.*?^  rank +: (\d+) .*?^  exitcode +: (-?\d+) ", re.M | re.S
 )
@@ -304,9 +306,10 @@ def _ending(exit_code):
 
 
 def errors(run: Path) -> str:
-    """What the programs of a job said on stderr, without what torchrun says when one has failed."""
+    """What the programs of a job said on stderr, without what is said whenever one has failed."""
     file = run / "stderr.txt"
     text = file.read_text(errors="replace") if file.exists() else ""
+    text = NOT_PARTED.sub("", text)
     own = TORCHRUN.search(text)
     return text[: own.start()] if own and text[: own.start()].strip() else text
 

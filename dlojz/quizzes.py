@@ -242,7 +242,7 @@ QUIZZES = {
         1,
         "A layer needs the mean of all processes before it can go on. And PyTorch looks at the "
         "counts on the host: 53 times a step it waits for the GPU, and has then nothing prepared. "
-        "All messages together, the gradients too, take 3 to 5 ms; what it adds is 15.",
+        "Where nobody waits, all messages together, the gradients too, take 4 ms; it adds 27.",
     ),
     "ddp-unused": Quiz(
         "Stochastic depth leaves out some blocks in each step, by chance. Must DDP look for unused "

@@ -224,6 +224,18 @@ def test_several_processes_know_each_other(script):
     assert text(job, "0") == text(job, "1") == "2 3.0\n"
 
 
+def test_what_is_told_of_a_failure_is_its_cause(tmp_path):
+    """The last lines of a run on two GPUs that were one."""
+    cause = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    after = (
+        "[W1121 15:58:22.960064703 ProcessGroupNCCL.cpp:1575] Warning: WARNING: "
+        "destroy_process_group() was not called before program exit, which can leak resources. "
+        "For more info, please see https://pytorch.org/docs (function operator())"
+    )
+    (tmp_path / "stderr.txt").write_text(f"Last error:\n{cause}\n{after}\n")
+    assert local.errors(tmp_path).splitlines() == ["Last error:", cause]
+
+
 def test_the_variables_of_other_launchers_stay_outside(script, monkeypatch):
     for name in ("SLURM_PROCID", "SLURM_STEP_ID", "RANK", "WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "7")

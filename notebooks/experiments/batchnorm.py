@@ -15,7 +15,7 @@ from dlojz import experiments, idr_torch, log
 
 
 def statistics(x):
-    """Mean and variance of each channel of x, [N, C, H, W], over the images of all experiments."""
+    """Mean and variance of each channel of x, [N, C, H, W], over the images of all processes."""
     # TODO 06f: over all processes, by one all_reduce: about 10 lines
     mean = x.mean((0, 2, 3))
     variance = x.var((0, 2, 3), unbiased=False)
