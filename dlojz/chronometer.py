@@ -84,6 +84,9 @@ class Chronometer:
     device_clock: an object like `CudaClock`; by default one where `device` is a CUDA device.
     witness: looks at one step after the window, `witness.last` (None: at none): it is told by
         `begins()` and `ends()`; see `dlojz.evidence`.
+
+    profiler: an attribute, for a `torch.profiler.profile` that looks at some of the steps. Those
+        are not measured, and their phases are ranges in its trace. `stop()` stops it.
     """
 
     def __init__(
@@ -102,6 +105,10 @@ class Chronometer:
         self._window = None  # (first step, seconds, event) of the measured window
         self._last = None  # (seconds, event) at the end of the last step
         self._tac = None
+        self.profiler = None
+        self._actions = []  # of the profiler, in each step
+        self._profiled = False  # does it look at the step under way?
+        self._range = None
 
     def start(self):
         """Begin the run. Nothing is timed yet."""
@@ -121,12 +128,14 @@ class Chronometer:
             self._mark("data")
             return
         self._phase = "data"
+        self._name(None)
         self._end_step(values)
         if self._look_at is not None and self._step > self._look_at:
             self._witness.ends()
         if self._step == self._look_at:
             self._close_window()
-            self._witness.begins()
+            if not self._profiler_wants(self._step):  # there is one profiler at a time
+                self._witness.begins()
             self._mark("data")
         elif self._window is None and self._warm():
             self._marks = []
@@ -135,6 +144,9 @@ class Chronometer:
 
     def transfer(self):
         """The batch has arrived in host memory; its copy to the device begins."""
+        self._enter("transfer")
+        if self.profiler:
+            self._notice_profiler()
         self._to("transfer")
 
     def forward(self):
@@ -170,6 +182,10 @@ class Chronometer:
         self._end_validation()
         self._close_window()
         self._phase = "stopped"
+        if self.profiler:
+            self.profiler.stop()
+            if self._witness:
+                self._witness.profiled(self._actions)
 
     def tac_time(self, clear=False):
         """A stopwatch: seconds of host time since the last call; None at the first, or to clear.
@@ -196,6 +212,32 @@ class Chronometer:
         self._enter(phase)
         self._phase = phase
         self._mark(phase)
+        self._name(phase if self._profiled else None)
+
+    def _profiler_wants(self, step):
+        wanted = self.profiler and self.profiler.schedule(step).name != "NONE"
+        return wanted or self._profiled
+
+    def _notice_profiler(self):
+        """A step that the profiler looks at is not measured, nor what it did before it began."""
+        action = self.profiler.current_action.name
+        self._actions.append(action)
+        before, self._profiled = self._profiled, action != "NONE"
+        if self._profiled and not before:
+            marks = self._marks  # of the step under way
+            self._close_window()
+            self._marks = marks
+
+    def _name(self, phase):
+        """From here on, and up to the next call, a range in the profiler's trace."""
+        if self._range:
+            self._range.__exit__(None, None, None)
+            self._range = None
+        if phase:
+            import torch
+
+            self._range = torch.profiler.record_function(phase)
+            self._range.__enter__()
 
     def _mark(self, phase, at=None):
         event = None
@@ -225,6 +267,8 @@ class Chronometer:
             self._marks = []
 
     def _warm(self):
+        if self._profiled:
+            return False
         settled = self._witness is None or self._witness.settled
         return self._step >= (WARMUP_STEPS if settled else MOST_WARMUP_STEPS)
 
@@ -247,17 +291,13 @@ class Chronometer:
 
     def _close_window(self):
         """Wait for the device, hand over the steps that are left and the window's wall time."""
-        behind = self._device_clock and self._last and not self._last[1].query()
         if self._device_clock:
             self._device_clock.synchronize()
-        now = self._clock()
         self._drain()
         if self._window is not None and self._step > self._window[0]:
             first, begin, event = self._window
             wall = self._last[0] - begin
-            if behind:
-                wall = now - begin
-            elif self._device_clock:  # it had finished, but later than the host's last mark
+            if self._device_clock:  # it finished later than the host passed the last mark
                 wall = max(wall, event.elapsed_time(self._last[1]) / 1000)
             if self._sink:
                 self._sink.window(first_step=first, steps=self._step - first, wall_s=wall)

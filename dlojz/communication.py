@@ -71,7 +71,7 @@ def collectives(job) -> Table:
     ]
     time = "time to ask, by process" if _only_asked(runs[0]) else "time, by process"
     head = ("operation", "dtype", "through", "calls", "bytes", time)
-    return Table(head, rows, "<<<>>>", "no collectives: is the model wrapped?")
+    return Table(head, rows, "<<<>>>", "no collectives in the last step")
 
 
 def plot_collectives(job, axes=None):

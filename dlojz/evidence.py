@@ -5,7 +5,8 @@ The trainer calls `watch` once. Three looks follow, each an `evidence` event of 
 probe  the first training step, under hooks: devices, dtypes and strides of weights, of what enters
        and leaves each layer, of the loss; autocast, the gradient scaler, the gradients' norm.
 last   the last step of a test run, under the profiler, outside the measured window: which matrix
-       products and convolutions ran in which dtype, copies, waits, what autograd still holds.
+       products and convolutions ran in which dtype, copies, waits, what autograd still holds. Not
+       where the training's own profiler looks at that step.
 run    all steps, from what the host knows without waiting: shapes of the inputs, how many backward
        passes and optimizer steps, and whether the weights changed.
 
@@ -15,7 +16,6 @@ cost microseconds, and do nothing while `torch.compile` traces them.
 
 import gc
 import math
-import os
 import re
 import sys
 import zlib
@@ -219,6 +219,10 @@ class Witness:
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
         self._run.evidence("last", **seen, graphs_alive=_graphs_alive())
 
+    def profiled(self, actions):
+        """What the training's own profiler did in each step, by the names of torch's actions."""
+        self._run.evidence("profiler", actions=actions)
+
     # The whole run -------------------------------------------------------------------------------
 
     def _finish(self):
@@ -353,7 +357,6 @@ def _loader(loader):
 
 def start_profiler():
     """A profiler that has begun; `records` ends it."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)

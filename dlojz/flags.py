@@ -6,8 +6,11 @@ from pathlib import Path
 from dlojz import idr_torch, models
 
 
-def add_stopping(parser: argparse.ArgumentParser):
-    """The flags of checkpoints."""
+def add_common(parser: argparse.ArgumentParser):
+    """The flags of short runs and of checkpoints."""
+    flag = parser.add_argument_group("a short run, to see how fast it is").add_argument
+    flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
+    flag("--test-nsteps", type=positive, default=50, metavar="N", help="how many")
     flag = parser.add_argument_group("stopping and going on").add_argument
     flag("--checkpoint", type=Path, metavar="FILE", help="None: in the run's folder, but for tests")
     flag("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: at epoch ends only")

@@ -43,6 +43,7 @@ from dlojz.chronometer import PHASES, WARMUP_STEPS
 from dlojz.course import course_root
 
 SCHEMA = 1
+TRACE = "trace.json.gz"  # of torch's profiler, in a run's folder
 EVENTS = (
     *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
     "end",
@@ -89,6 +90,7 @@ def events_file(folder, rank: int = 0) -> Path:
 
 def open_run(args) -> "RunLog":
     """The log of this process: in $DLOJZ_RUN if a launcher set it, else in a fresh runs/ folder."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler complains without a GPU
     folder = os.environ.get("DLOJZ_RUN")
     if folder is None:
         if idr_torch.size > 1:
@@ -175,6 +177,14 @@ class RunLog:
     def evidence(self, when: str, **seen):
         """What the run really did, in its first step, in its last, or in all of them."""
         self._write("evidence", when=when, **seen)
+
+    def save_trace(self, profiler):
+        """Keep what a torch.profiler.profile has recorded: its `on_trace_ready`."""
+        rank = idr_torch.rank
+        name = TRACE if rank == 0 else f"trace.rank{rank}.json.gz"
+        temporary = self.folder / f".{name}"  # by its suffix torch compresses it
+        profiler.export_chrome_trace(str(temporary))
+        temporary.replace(self.folder / name)
 
     def before_end(self, call):
         """Call `call()` just before the log ends, well or badly."""

@@ -155,14 +155,14 @@ def _fitted(n, sizes, ms) -> Link:
 def plot_link(runs, ax=None):
     """The time of an all-reduce over the size of its tensor, measured and by the model."""
     with report.style(grid="both"):
-        ax = ax or plt.subplots(figsize=(8, 3.8))[1]
+        ax = ax or plt.subplots(figsize=(11, 3.8))[1]
         for run, colour in zip(runs, SERIES, strict=False):
             n, sizes, ms = _all_reduces(run)
             model = _fitted(n, sizes, ms)
             ax.plot(sizes, ms, "o", color=colour, label=_where(run))
             ax.plot(sizes, model.milliseconds(sizes), color=colour, label=str(model))
         ax.set(xscale="log", yscale="log", xlabel="tensor (bytes)", ylabel="all-reduce (ms)")
-        ax.legend(fontsize=8, loc="upper left")
+        ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 

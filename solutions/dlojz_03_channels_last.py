@@ -45,11 +45,10 @@ def parse_args():
     # 03: a flag --channels-last
     flag("--channels-last", action=switch, default=True, help="channels next to each other")
 
+    # TODO 04: a flag --profile
+
     # TODO 06: a flag --accumulate
 
-    flag = parser.add_argument_group("a short run, to see how fast it is").add_argument
-    flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
-    flag("--test-nsteps", type=positive, default=50, metavar="N", help="how many")
     flag = parser.add_argument_group("the images and how they are loaded").add_argument
     flag("--data", default=os.environ.get("DLOJZ_DATA") or "data", help="a folder, or 'synthetic'")
     flag("--num-workers", type=int, default=10, metavar="N", help="processes; CPUs at most")
@@ -58,7 +57,7 @@ def parse_args():
     flag("--pin-memory", action=switch, default=True, help="page-locked batches, for the GPU")
     flag("--non-blocking", action=switch, default=True, help="do not wait for copies to the GPU")
     flag("--drop-last", action=switch, default=False, help="leave out a last, smaller batch")
-    flags.add_stopping(parser)
+    flags.add_common(parser)
     return flags.check(parser, parser.parse_args())
 
 
@@ -156,6 +155,8 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
         lr = training.scheduler.get_last_lr()[0]
         loss = train_step(step, training, images, labels, args, chrono)
         chrono.next_iter(epoch=epoch, step=step, images=len(images), lr=lr, loss=loss)
+        # TODO 04: tell the profiler that a step has ended
+
         if checkpoint.due(args, step + 1):
             chrono.idle()
             save(training, args, epoch, step + 1)
@@ -246,6 +247,8 @@ def main():
     run.setup(device, training, train_loader, val_loader)
     witness = evidence.watch(run, training, train_loader, args)
     chrono = Chronometer(device, run, witness=witness)
+    # TODO 04: chrono.profiler, which looks at a few steps
+
     chrono.start()
     for epoch in range(first_epoch, args.epochs):
         train = train_one_epoch(epoch, first_step, train_loader, training, device, args, chrono)

@@ -1,6 +1,9 @@
 """The Chronometer, with clocks that the tests turn by hand."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from dlojz.chronometer import PHASES, WARMUP_STEPS, Chronometer
 
@@ -85,6 +88,63 @@ def run_steps(chrono, clock, count, durations=(0.04, 0.001, 0.02, 0.03, 0.005), 
             getattr(chrono, phase)()
         clock.now += durations[4]
         chrono.next_iter(images=32, step=i)
+
+
+class Profiler:
+    """Like torch's: looks at the steps that its schedule names, and takes its time for it."""
+
+    def __init__(self, clock, actions, seconds=5.0):
+        self._clock, self._actions, self._seconds = clock, actions, seconds
+        self._step, self.stopped = 0, False
+
+    def schedule(self, step):
+        name = self._actions[step] if step < len(self._actions) else "NONE"
+        return SimpleNamespace(name=name)
+
+    @property
+    def current_action(self):
+        return self.schedule(self._step)
+
+    def step(self):
+        before = self.current_action.name
+        self._step += 1
+        if self.current_action.name != before:
+            self._clock.now += self._seconds
+
+    def stop(self):
+        self.stopped = True
+
+
+class Witness:
+    settled = True
+
+    def __init__(self, last):
+        self.last, self.told = last, []
+
+    def begins(self):
+        self.told.append("begins")
+
+    def ends(self):
+        self.told.append("ends")
+
+    def profiled(self, actions):
+        self.told.append(actions)
+
+
+def profiled_steps(chrono, clock, count, device=None):
+    """Steps of 96 ms, as the trainer of notebook 04 makes them."""
+    chrono.next_iter()
+    for i in range(count):
+        clock.now += 0.04
+        chrono.transfer()
+        for phase, seconds in (("forward", 0.001), ("backward", 0.02), ("update", 0.03)):
+            clock.now += seconds
+            if device:
+                device.launch(3 * seconds)
+            getattr(chrono, phase)()
+        clock.now += 0.005
+        chrono.next_iter(step=i)
+        chrono.profiler.step()
 
 
 def test_phases_sum_to_the_step():
@@ -278,3 +338,49 @@ def test_tac_time_is_a_stopwatch():
     clock.now += 2.5
     assert chrono.tac_time() == pytest.approx(2.5)
     assert chrono.tac_time(clear=True) is None
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_steps_that_a_profiler_looks_at_are_not_measured(on_device):
+    clock, sink = Clock(), Sink()
+    device = Device(clock) if on_device else None
+    chrono = Chronometer("cuda" if device else "cpu", sink, clock, device)
+    n = WARMUP_STEPS + 4
+    actions = ["NONE"] * n + ["WARMUP", "RECORD", "RECORD_AND_SAVE"]
+    chrono.profiler = Profiler(clock, actions)
+    chrono.start()
+    profiled_steps(chrono, clock, n + 3 + 1 + 2, device)
+    chrono.stop()
+    step_s = 3 * 0.051 if on_device else 0.096  # the device is behind
+    assert [(w["first_step"], w["steps"]) for w in sink.windows] == [(WARMUP_STEPS, 4), (n + 4, 2)]
+    for window in sink.windows:  # without what the profiler took; the first work comes late
+        late = window["wall_s"] - step_s * window["steps"]
+        assert 0 <= late + 1e-9 < (0.096 if on_device else 1e-6)
+    assert len(sink.steps) == n + 6, "the log has all steps"
+    assert chrono.profiler.stopped
+
+
+def test_the_witness_leaves_the_last_step_to_a_profiler_that_wants_it():
+    for actions, told in ((["NONE"] * 9, ["begins", "ends"]), (["NONE"] * 4 + ["RECORD"] * 5, [])):
+        clock = Clock()
+        witness = Witness(last=5)
+        chrono = Chronometer(sink=Sink(), clock=clock, witness=witness)
+        chrono.profiler = Profiler(clock, actions)
+        chrono.start()
+        profiled_steps(chrono, clock, 6)
+        chrono.stop()
+        assert [t for t in witness.told if t == "begins"] == told[:1]
+        assert witness.told[-1] == actions[:6], "it is told what the profiler did"
+
+
+def test_the_phases_are_ranges_of_the_profilers_trace():
+    chrono = Chronometer(sink=Sink())
+    wanted = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
+    chrono.profiler = torch.profiler.profile(schedule=wanted, on_trace_ready=lambda p: None)
+    chrono.start()
+    chrono.profiler.start()
+    profiled_steps(chrono, Clock(), 6)
+    chrono.stop()
+    names = [e.name for e in chrono.profiler.events()]
+    for phase in ("transfer", "forward", "backward", "update"):
+        assert names.count(phase) == 2, phase

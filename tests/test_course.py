@@ -127,7 +127,9 @@ MAY_IMPORT = {
     "communication": {"chronometer", "log", "report", "stats", "table"},
     "scaling": {"log", "report", "stats", "table"},
     "experiments": {"idr_torch"},
-    "exercises": {"log"},
+    "trace": set(),
+    "timeline": {"chronometer", "log", "report", "table", "trace"},
+    "exercises": {"log", "trace"},
     "verdict": {"diffs", "exercises", "launch", "progress", "stats"},
     "check": {
         *("course", "exercises", "launch", "local", "log", "machine", "presets", "progress"),

@@ -13,6 +13,7 @@ OWN = {
     "01_gpu": " -b 8",
     "02_amp": " -b 4 --precision bf16",
     "03_channels_last": " -b 16 --precision fp32",
+    "04_profiler": " -b 8 --precision fp32 --profile --test-nsteps 8",
     "06_ddp": " -b 8 --precision fp32",
 }
 # What the further runs of an exercise are for: a wrong answer with another hint is judged without
@@ -21,6 +22,7 @@ NEED_EXTRAS = {
     "01_gpu": {*gpu.OWN_HINTS, "item"},
     "02_amp": {"scaler", "unscale"},
     "03_channels_last": {"autotuner"},
+    "04_profiler": {"always"},
     "06_ddp": {"epoch", "accumulate", "deal", "mean", "schedule", "no-sync", "one-writer"},
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
@@ -28,6 +30,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "01_gpu": "device",
     "02_amp": "flag",
     "03_channels_last": "weights-layout",
+    "04_profiler": "flag",
     "06_ddp": "share",
 }
 

@@ -28,7 +28,8 @@ SIZES = {
 # Without instructions for them, a CPU takes minutes for larger ones.
 EMULATED = {"fp16": (SMALL,), "bf16": (SMALL, "--model shufflenet_v2_x0_5 --image-size 64 -b 16")}
 PRECISIONS = {"01_gpu": ("fp32",), "02_amp": ("fp32", "tf32", "fp16", "bf16")}
-PRECISIONS["03_channels_last"] = PRECISIONS["06_ddp"] = PRECISIONS["02_amp"]
+for later in ("03_channels_last", "04_profiler", "06_ddp"):
+    PRECISIONS[later] = PRECISIONS["02_amp"]
 
 
 def entries(step: str, kind: str, precisions) -> list[series.Entry]:

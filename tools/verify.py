@@ -16,19 +16,21 @@ from tqdm import tqdm
 
 from dlojz import check, course, exercises, launch, presets
 
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 7"
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 8"
 LARGE = "--test --data synthetic --image-size 224"
 SIZES = {  # by preset and step: what a verdict is asked for
     "smoke": {
         "01_gpu": f"{SMALL} -b 8",
         "02_amp": f"{SMALL} -b 8 --precision bf16",
         "03_channels_last": f"{SMALL} -b 16 --precision fp32",
+        "04_profiler": f"{SMALL} -b 8 --precision fp32 --profile",
         "06_ddp": f"{SMALL} -b 8 --precision fp32",
     },
     "gpu": {  # 01 compares with the processor: less work
         "01_gpu": f"{LARGE} --model resnet18 -b 16 --test-nsteps 10",
         "02_amp": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         "03_channels_last": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
+        "04_profiler": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --profile",
         "06_ddp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     },
 }

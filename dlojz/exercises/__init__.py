@@ -83,7 +83,7 @@ class Exercise:
 
 MODULES = {
     **{"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"},
-    "06_ddp": "ddp",
+    **{"04_profiler": "profiler", "06_ddp": "ddp"},
 }
 
 

@@ -55,6 +55,7 @@ BARS = (
         image_size=128,
         not_slower=True,
     ),
+    Bar("04_profiler", "", None, "a profiler makes nothing faster"),
     Bar("06_ddp", HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
     Bar("06_ddp", CPU, None, "processes of one machine share its processor"),
     Bar(

@@ -1,0 +1,190 @@
+"""The figures and tables of a trace: where a step's time goes, and one step drawn.
+
+Each takes a trace as `dlojz.trace.read` returns it, its file, or a job that has written one.
+"""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from dlojz import log, report, trace
+from dlojz.chronometer import PHASES
+from dlojz.table import Table
+
+COLOURS = {
+    trace.MATRIX: report.PALETTE["backward"],
+    "normalization": report.PALETTE["forward"],
+    "elementwise and the rest": report.SERIES[4],
+    "change of layout": report.PALETTE["data"],
+    "copies": report.PALETTE["transfer"],
+    trace.COMMUNICATION: report.PALETTE["power"],
+}
+IDLE = "#C9C9D1"
+LOST = {trace.DATA: "#F2B8A0", trace.SYNC: "#E8A5A0", trace.COLLECTOR: "#B9B9C6"}
+LEAST = 0.002  # of the figure's width: shorter spans that touch are drawn as one
+
+
+def open_trace(of) -> trace.Trace:
+    """A trace as it is; that of a file, of a run's folder or of a job. Raises TraceError."""
+    if isinstance(of, trace.Trace):
+        return of
+    path = Path(getattr(of, "directory", of))
+    if path.is_dir():
+        if not (path / log.TRACE).exists():
+            raise trace.TraceError(
+                f"{path}: no {log.TRACE} in it; was the run submitted with --profile, and has it "
+                "ended?"
+            )
+        path = path / log.TRACE
+    return trace.read(path)
+
+
+def times(of) -> Table:
+    """The milliseconds of a step, by what they were spent on."""
+    found = trace.analyse(open_trace(of))
+    rows = []
+    for name, ms in sorted(found.kinds.items(), key=lambda item: -item[1]):
+        note = ""
+        if name == trace.MATRIX and found.tensor_cores is not None:
+            note = f"{found.tensor_cores:.0%} of it on tensor cores"
+        if name == trace.COMMUNICATION and found.device:
+            note = f"{found.exposed_ms:.2f} ms of it not behind other work"
+        if name == "copies" and found.pageable_ms:
+            note = f"{found.pageable_ms:.2f} ms of it of memory that is not pinned"
+        rows.append((name, f"{ms:.2f}", f"{ms / found.step_ms:.1%}", note))
+    who = "the device waits for" if found.device else "the training waits for"
+    for cause, ms in sorted(found.idle.items(), key=lambda item: -item[1]):
+        rows.append((f"{who}: {cause}", f"{ms:.2f}", f"{ms / found.step_ms:.1%}", ""))
+    return Table(("", "ms of a step", "share", ""), rows, "<>><", "nothing was recorded")
+
+
+def waits(of) -> Table:
+    """Where the host waits for the device, and for how long the device then has nothing to do."""
+    found = trace.analyse(open_trace(of))
+    rows = [
+        (
+            wait.why or wait.call,
+            wait.line or "-",
+            f"{wait.count / found.steps:.3g}",
+            f"{wait.ms / found.steps:.2f}",
+            f"{wait.idle_ms / found.steps:.2f}",
+        )
+        for wait in found.waits
+    ]
+    head = ("asked by", "in", "times a step", "host waits (ms)", "device idle after it (ms)")
+    return Table(head, rows, "<<>>>", "the host waits nowhere")
+
+
+def plot_shares(traces, ax=None):
+    """What a step's time goes to, of several traces: {label: trace}; what is idle is hatched."""
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(10, 1.4 + 0.5 * len(traces)))[1]
+        for row, of in enumerate(traces.values()):
+            found = trace.analyse(open_trace(of))
+            left = 0.0
+            for name, share in _shares(found):
+                idle = name not in COLOURS
+                look = {"color": LOST.get(name, IDLE) if idle else COLOURS[name]}
+                look |= {"hatch": "///", "ec": "white"} if idle else {}
+                ax.barh(row, share, 0.65, left=left, label=name, **look)
+                left += share
+            ax.text(left + 0.01, row, found.verdict, va="center", fontsize=9)
+        ax.set(yticks=range(len(traces)), yticklabels=traces, ylim=(len(traces) - 0.5, -0.5))
+        ax.set(xlabel="share of a step", xlim=(0, 1.35), xticks=[0, 0.25, 0.5, 0.75, 1])
+        _legend(ax, -0.25 if len(traces) > 2 else -0.5)
+    return ax
+
+
+def _shares(found):
+    """(name, share) of the step: what was computed, and what was waited for, in this order.
+
+    Kinds of work that overlap are shown for what they hide: their sum is what is not idle.
+    """
+    idle = {name: ms / found.step_ms for name, ms in found.idle.items()}
+    total = sum(found.kinds.values())
+    busy = (1 - sum(idle.values())) / total if total else 0
+    computed = {name: ms * busy for name, ms in found.kinds.items()}
+    return [*((k, computed[k]) for k in COLOURS if k in computed), *sorted(idle.items())]
+
+
+def plot_step(of, number=None, ax=None):
+    """One step: what the host was doing, and the device below it; by default the middle one.
+
+    number: of the step in the trace, 0 being the first.
+    """
+    found = open_trace(of)
+    number = len(found.steps) // 2 if number is None else number
+    if not 0 <= number < len(found.steps):
+        raise ValueError(f"no step {number}: the trace has {len(found.steps)}, from 0")
+    step = found.steps[number]
+    work = _work_of(found, step) if found.on_gpu else _outermost(found, step)
+    end = max([step.end, *(e.end for e in work)])
+    places = sorted({e.where for e in work})
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(11, 2.0 + 0.55 * len(places)))[1]
+        _draw_host(ax, found, step, end)
+        for row, where in enumerate(places, 1):
+            for name, colour in COLOURS.items():
+                spans = [e for e in work if e.where == where and trace.kind(e.name) == name]
+                _draw(ax, row, spans, step.begin, end, color=colour, label=name)
+        names = [f"GPU {where}" if found.on_gpu else f"thread {where}" for where in places]
+        ax.set(yticks=range(len(places) + 1), yticklabels=["host", *names])
+        ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
+        ax.set_xlabel(f"in {step.name} (ms)")
+        verdict = trace.analyse(found).verdict
+        ax.set_title(f"{verdict}; {found.device or 'processor'}")
+        _legend(ax, -0.55 / (1 + 0.4 * len(places)))
+    return ax
+
+
+def _legend(ax, y):
+    handles, labels = ax.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    ax.legend(unique.values(), unique, ncols=4, fontsize=8, loc="upper left", bbox_to_anchor=(0, y))
+
+
+def _work_of(found, step):
+    """What the device was asked for in this step, whenever it did it."""
+    asked = {c.id for c in found.calls if c.id and step.begin <= c.begin < step.end}
+    return [e for e in found.work if e.id in asked]
+
+
+def _outermost(found, step):
+    """The operations of a step that are no part of others."""
+    kept, ends = [], {}
+    for op in found.ops:
+        if step.begin <= op.begin < step.end and op.begin >= ends.get(op.where, op.begin):
+            kept.append(op)
+            ends[op.where] = op.end
+    return kept
+
+
+def _draw_host(ax, found, step, end):
+    """The phases of a step as the host went through them; in front of them, where it waited."""
+    spans_of = {name: [] for name in PHASES}
+    for r in found.ranges:
+        name = "data" if trace.LOADER.match(r.name) else r.name
+        if name in spans_of and r.where == found.thread and step.begin <= r.begin < step.end:
+            spans_of[name].append(r)
+    for name, spans in spans_of.items():
+        _draw(ax, 0, spans, step.begin, end, color=report.PALETTE[name], alpha=0.35, label=name)
+    for label, colour, spans in (
+        ("the host waits", report.PALETTE["failure"], trace.synchronisations(found)),
+        ("garbage collector", report.PALETTE["model"], trace.collections(found)),
+    ):
+        spans = [s for s in spans if step.begin <= s.begin < step.end]
+        _draw(ax, 0, spans, step.begin, end, height=0.35, color=colour, label=label)
+
+
+def _draw(ax, row, spans, zero, end, height=0.7, **look):
+    """Bars of spans; those that touch, to the eye, as one."""
+    near = LEAST * (end - zero)
+    joined = []
+    for begin, stop in trace.union((s.begin, s.end) for s in spans):
+        if joined and begin - joined[-1][1] < near:
+            joined[-1][1] = stop
+        else:
+            joined.append([begin, stop])
+    if joined:
+        bars = [(begin - zero, max(stop - begin, near)) for begin, stop in joined]
+        ax.broken_barh(bars, (row - height / 2, height), **look)

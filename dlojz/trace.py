@@ -1,0 +1,482 @@
+"""Reads a trace of torch.profiler, and says where the time of its steps goes.
+
+A trace is Chrome's JSON, as `prof.export_chrome_trace("trace.json.gz")` writes it:
+
+    {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "traceEvents": [
+      {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "ts": 100.0, "dur": 900.0},
+      {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 9, "ts": 120.0,
+       "dur": 5.0, "args": {"correlation": 7}},
+      {"ph": "X", "cat": "kernel", "name": "sm90_xmma_fprop_implicit_gemm_bf16", "ts": 150.0,
+       "dur": 80.0, "args": {"correlation": 7, "device": 0, "stream": 7}}]}
+
+Times there are microseconds; here they are milliseconds from the file's first event on. Only what
+is asked about is kept of an event, so that a trace of 100 MB needs a fraction of the memory that
+its JSON would. Format: Kineto, https://github.com/pytorch/kineto.
+"""
+
+import gzip
+import json
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+CHUNK = 1 << 20  # characters read at a time
+STEP = re.compile(r"ProfilerStep#(\d+)")
+GARBAGE = "Python GC"  # how torch names a run of the garbage collector
+WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
+# What torch's own files and Python's do is not where the trainee looks.
+FOREIGN = re.compile(r"^<|site-packages|dist-packages|/lib/python|^torch/|^threading|^contextlib")
+LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)")
+
+
+class TraceError(Exception):
+    """A file that is no trace, and why."""
+
+
+class Event(NamedTuple):
+    """A span of time, of the host or of a device."""
+
+    name: str
+    begin: float  # ms
+    end: float
+    where: str  # the host's thread, or the device and its stream
+    id: int = 0  # what was launched has the number of what launched it
+    bytes: int = 0
+
+    @property
+    def ms(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+@dataclass
+class Trace:
+    """The events of a trace, each list in order of time."""
+
+    path: Path
+    device: str | None  # the GPU's name; None where only a processor was watched
+    steps: list[Event] = field(default_factory=list)  # "ProfilerStep#5"
+    work: list[Event] = field(default_factory=list)  # of the GPU: kernels and copies
+    calls: list[Event] = field(default_factory=list)  # of CUDA, by the host
+    ops: list[Event] = field(default_factory=list)  # of torch, by the host
+    ranges: list[Event] = field(default_factory=list)  # what `record_function` named
+    lines: list[Event] = field(default_factory=list)  # Python's functions, but for torch's own
+
+    @property
+    def on_gpu(self) -> bool:
+        """Did a GPU do anything?"""
+        return bool(self.work)
+
+    @property
+    def thread(self) -> str:
+        """The host's thread that trains."""
+        return self.steps[0].where
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+def events(path: Path):
+    """(head, event) of each event of a trace, one after the other.
+
+    head: what the file says before its events. Raises TraceError where the file is no trace, or
+    was cut.
+    """
+    scan, path = json.JSONDecoder().scan_once, Path(path)
+    try:
+        with open(path, "rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rt") if zipped else open(path) as file:
+            head, text = _head(file, path)
+            at = 0
+            while True:
+                while at < len(text) and text[at] in ", \n\r\t":
+                    at += 1
+                if text[at : at + 1] == "]":
+                    return
+                try:
+                    event, at = scan(text, at)
+                except (StopIteration, json.JSONDecodeError) as error:  # the text ends within it
+                    more = file.read(CHUNK)
+                    if not more:
+                        raise TraceError(f"{path}: cut short, or damaged") from error
+                    text, at = text[at:] + more, 0
+                    continue
+                yield head, event
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: can't be read: {error}") from error
+
+
+def _head(file, path):
+    """What comes before the events, and the text that was read beyond."""
+    text = ""
+    while not (found := re.search(r'"traceEvents"\s*:\s*\[', text)):
+        more = file.read(CHUNK)
+        if not more:
+            raise TraceError(
+                f'{path}: no "traceEvents" in it: expected what prof.export_chrome_trace writes'
+            )
+        text += more
+    head = text[: found.start()].rstrip().rstrip(",")
+    try:
+        return json.loads(head + "}"), text[found.end() :]
+    except json.JSONDecodeError:
+        return {}, text[found.end() :]
+
+
+def read(path: Path) -> Trace:
+    """The trace of this file. Raises TraceError, also where no step was marked in it."""
+    trace = Trace(Path(path), None)
+    origin = None
+    for head, event in events(path):
+        if event.get("ph") != "X" or "dur" not in event:
+            continue
+        if origin is None:
+            origin = event["ts"]
+            trace.device = next((d.get("name") for d in head.get("deviceProperties", [])), None)
+        _sort(trace, event, origin)
+    if not trace.steps:
+        raise TraceError(f"{path}: no step in it; call prof.step() at the end of each step")
+    for each in (trace.steps, trace.work, trace.calls, trace.ops, trace.ranges, trace.lines):
+        each.sort(key=lambda e: (e.begin, -e.end))
+    return trace
+
+
+def _sort(trace, event, origin):
+    """Put an event where it belongs, or forget it."""
+    kind, name, args = event.get("cat"), event["name"], event.get("args", {})
+    if kind in WORK:
+        target, where = trace.work, f"{args.get('device', 0)} stream {args.get('stream', 0)}"
+    else:
+        where = str(event.get("tid"))
+        if kind in ("cuda_runtime", "cuda_driver"):
+            target = trace.calls
+        elif kind == "cpu_op":
+            target = trace.ops
+        elif kind == "user_annotation" or name == GARBAGE:
+            target = trace.steps if STEP.match(name) else trace.ranges
+        elif kind == "python_function" and not FOREIGN.search(name) and LINE.match(name):
+            target = trace.lines
+        else:
+            return
+    begin = (event["ts"] - origin) / 1000
+    end, number = begin + event["dur"] / 1000, args.get("correlation", 0)
+    target.append(Event(name, begin, end, where, number, args.get("bytes", 0)))
+
+
+# What kind of work -------------------------------------------------------------------------------
+
+# By the name of a kernel, of an operation of torch; the first that fits.
+KINDS = {
+    "communication": r"nccl|gloo:|c10d::",
+    "copies": r"^Mem(cpy|set)",
+    "change of layout": r"nchwto|nhwcto|transpose|(?<!vectorized_)(?<!unrolled_)"
+    r"elementwise_kernel.*copy|^aten::(copy_|clone|contiguous|_to_copy)$",
+    "normalization": r"batch_?norm|\bbn_[fb]w|layer_?norm|native_norm",
+    "matrix products and convolutions": r"conv|gemm|gemv|xmma|cudnn::(detail|engines)|cutlass|nvjet"
+    r"|splitk|winograd|[wd]grad|\b(add|b|badd)?mm\b|matmul|linear",
+    "elementwise and the rest": r"",
+}
+MATRIX = "matrix products and convolutions"
+# Of the matrix kernels: those whose names say that tensor cores did it, and that they did not.
+TENSOR_CORES = re.compile(r"tensorop|s?16816|s1688|884|bf16|f16f16|tf32|nvjet|wgmma|hmma")
+NO_TENSOR_CORES = re.compile(r"ffma|simt|sgemm|f32f32_f32f32|cf32|<float")
+
+
+@cache
+def kind(name: str) -> str:
+    """What a kernel, a copy or an operation is for: one of KINDS."""
+    return next(k for k, pattern in KINDS.items() if re.search(pattern, name, re.I))
+
+
+@cache
+def on_tensor_cores(name: str) -> bool:
+    """Does the name of a matrix kernel say that tensor cores compute it?"""
+    return bool(TENSOR_CORES.search(name)) and not NO_TENSOR_CORES.search(name)
+
+
+# Intervals ---------------------------------------------------------------------------------------
+
+
+def union(spans) -> list[tuple[float, float]]:
+    """Spans (begin, end) with what they share counted once, in order."""
+    found = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def length(spans) -> float:
+    """Of a union: its milliseconds."""
+    return sum(end - begin for begin, end in spans)
+
+
+def without(spans, cover) -> list[tuple[float, float]]:
+    """What of one union another does not cover."""
+    found, cover = [], iter(cover)
+    hidden = next(cover, None)
+    for begin, end in spans:
+        while hidden and hidden[1] <= begin:
+            hidden = next(cover, None)
+        while hidden and hidden[0] < end:
+            if hidden[0] > begin:
+                found.append((begin, hidden[0]))
+            begin = max(begin, hidden[1])
+            if hidden[1] >= end:
+                break
+            hidden = next(cover, None)
+        if begin < end:
+            found.append((begin, end))
+    return found
+
+
+def common(spans, others) -> float:
+    """The milliseconds that two unions share."""
+    return length(spans) - length(without(spans, others))
+
+
+# What the time was spent on ----------------------------------------------------------------------
+
+DATA, SYNC, COLLECTOR, LAUNCHES = "data", "synchronisation", "garbage collector", "launches"
+COMMUNICATION = "communication"
+WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy(Async)?$")
+LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's own range, the Chronometer's
+LONG_MS = 0.05  # a copy that holds the host up as long as this was waited for
+BOUND = 0.85  # of the time the GPU computes: more, and nothing else is to be gained
+
+WORDS = {
+    LAUNCHES: "launch bound",
+    SYNC: "synchronisation bound",
+    DATA: "data bound",
+    COMMUNICATION: "communication bound",
+    COLLECTOR: "held up by Python's garbage collector",
+}
+
+
+class Wait(NamedTuple):
+    """A place where the host waits for the device."""
+
+    call: str
+    why: str  # the operation that asked for it
+    line: str  # of the trainee's file, where the trace knows it
+    count: int
+    ms: float
+    idle_ms: float  # for so long the device had nothing to do
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where the time of a step goes; all times in milliseconds per step."""
+
+    steps: int
+    step_ms: float
+    device: str | None
+    kinds: dict[str, float]  # the device's work, by kind
+    tensor_cores: float | None  # their share of the matrix products; None on a processor
+    idle: dict[str, float]  # of the device, by cause
+    exposed_ms: float  # communication that no other work hides
+    waits: list[Wait]
+    pageable_ms: float  # copies of memory that was not pinned
+    launches: float  # kernels per step
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """What is not computed, by cause, as a share of the step."""
+        found = Counter(self.idle)
+        found[COMMUNICATION] += self.exposed_ms
+        found[SYNC] += self.pageable_ms
+        return {cause: ms / self.step_ms for cause, ms in found.most_common()}
+
+    @property
+    def verdict(self) -> str:
+        """In two words: what the time of a step depends on."""
+        if sum(self.lost.values()) <= 1 - BOUND:
+            return "GPU bound" if self.device else "processor bound"
+        return WORDS[next(iter(self.lost))]
+
+
+def analyse(trace: Trace) -> Reading:
+    """Where the time of the steps of a trace goes."""
+    return _of_gpu(trace) if trace.on_gpu else _of_processor(trace)
+
+
+def _of_gpu(trace):
+    begin = trace.steps[0].begin
+    work = [e for e in _launched_since(trace, begin)]
+    end = max(e.end for e in work)
+    first = min(e.begin for e in work)
+    span, steps = end - first, len(trace.steps)
+    by_kind = defaultdict(list)
+    for e in work:
+        by_kind[kind(e.name)].append((e.begin, e.end))
+    busy = union((e.begin, e.end) for e in work)
+    compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
+    pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name)
+    others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
+    matrix = [e for e in work if kind(e.name) == MATRIX]
+    gaps = without([(first, end)], busy)
+    idle, waits = _causes(trace, gaps, steps)
+    return Reading(
+        steps=steps,
+        step_ms=span / steps,
+        device=trace.device or "GPU",
+        kinds={k: length(union(found)) / steps for k, found in by_kind.items()},
+        tensor_cores=_share(matrix),
+        idle=idle,
+        exposed_ms=length(without(union(by_kind[COMMUNICATION]), compute)) / steps,
+        waits=waits,
+        pageable_ms=length(without(pageable, others)) / steps,
+        launches=len(work) / steps,
+    )
+
+
+def _launched_since(trace, begin):
+    """The work that was asked for since then: what was asked before belongs to earlier steps."""
+    asked = {c.id: c.begin for c in trace.calls if c.id}
+    return [e for e in trace.work if asked.get(e.id, begin) >= begin]
+
+
+def _share(matrix):
+    total = sum(e.ms for e in matrix)
+    return sum(e.ms for e in matrix if on_tensor_cores(e.name)) / total if total else None
+
+
+def _causes(trace, gaps, steps):
+    """Why the device had nothing to do: {cause: ms per step}, and where the host waited for it."""
+    waits = _waits(trace)
+    data, garbage = _loading(trace), _collecting(trace)
+    begins = [w.begin for w, _, _ in waits]
+    idle, behind = Counter(), Counter()
+    for gap in gaps:
+        ms = gap[1] - gap[0]
+        at = bisect_right(begins, gap[0]) - 1
+        if common([gap], data) > ms / 2:
+            cause = DATA
+        elif common([gap], garbage) > ms / 2:
+            cause = COLLECTOR
+        elif at >= 0 and waits[at][0].end >= gap[0]:  # the host was waiting when work ran out
+            cause = SYNC
+            behind[at] += ms
+        else:
+            cause = LAUNCHES
+        idle[cause] += ms / steps
+    places = defaultdict(list)
+    for i, (wait, why, line) in enumerate(waits):
+        places[wait.name, why, line].append((wait.ms, behind[i]))
+    told = [
+        Wait(*place, len(each), sum(ms for ms, _ in each), sum(lost for _, lost in each))
+        for place, each in places.items()
+    ]
+    return dict(idle), sorted(told, key=lambda w: (-w.idle_ms, -w.ms))
+
+
+def synchronisations(trace: Trace) -> list[Event]:
+    """The calls in which the training thread waits for the device, in the steps."""
+    return [
+        c
+        for c in trace.calls
+        if c.where == trace.thread
+        and WAITS.match(c.name)
+        and ("Synchronize" in c.name or c.ms >= LONG_MS)
+        and c.begin >= trace.steps[0].begin
+        and c.end <= trace.steps[-1].end
+    ]
+
+
+def collections(trace: Trace) -> list[Event]:
+    """The runs of Python's garbage collector."""
+    return [e for e in trace.ranges if e.name == GARBAGE]
+
+
+def _waits(trace):
+    """[(call, why, line)]: where the training thread waited for the device."""
+    asked = synchronisations(trace)
+    names = _around(asked, [e for e in trace.ops if e.where == trace.thread])
+    lines = _around(asked, [e for e in trace.lines if e.where == trace.thread])
+    return [
+        (call, _why(ops), _line(found[-1]) if found else "")
+        for call, ops, found in zip(asked, names, lines, strict=True)
+    ]
+
+
+def _around(inner, outer):
+    """For each of `inner` the names of those of `outer` that hold it, the widest first."""
+    found, stack, rest = [], [], iter(outer)
+    following = next(rest, None)
+    for event in inner:
+        while following and following.begin <= event.begin:
+            stack.append(following)
+            following = next(rest, None)
+        stack = [e for e in stack if e.end >= event.begin]
+        found.append([e.name for e in stack if e.end >= event.end])
+    return found
+
+
+def _why(ops):
+    """The operation for which the host waits, in the words of who wrote it."""
+    if not ops:
+        return ""
+    if "aten::item" in ops or "aten::_local_scalar_dense" in ops:
+        return ".item()"
+    if any(name in ("aten::to", "aten::_to_copy", "aten::copy_") for name in ops):
+        return "a copy"
+    return ops[0]
+
+
+def _line(name):
+    path, line, function = LINE.match(name).groups()
+    return f"{Path(path).name}, {function} (from line {line})"
+
+
+def _loading(trace):
+    """When the training thread waited for a batch."""
+    return union(
+        (e.begin, e.end) for e in trace.ranges if e.where == trace.thread and LOADER.match(e.name)
+    )
+
+
+def _collecting(trace):
+    return union((e.begin, e.end) for e in collections(trace))
+
+
+def _of_processor(trace):
+    """Without a GPU: what the training thread did, each operation without those inside of it."""
+    begin, end = trace.steps[0].begin, trace.steps[-1].end
+    steps = len(trace.steps)
+    own = Counter()
+    stack = []
+    inside = [e for e in trace.ops if begin <= e.begin and e.end <= end]
+    threads = defaultdict(list)
+    for e in inside:
+        threads[e.where].append(e)
+    for ops in threads.values():
+        for e in ops:
+            while stack and stack[-1].end <= e.begin:
+                stack.pop()
+            own[kind(e.name)] += e.ms
+            if stack:
+                own[kind(stack[-1].name)] -= e.ms
+            stack.append(e)
+        stack.clear()
+    data = common([(begin, end)], _loading(trace))
+    collecting = common([(begin, end)], _collecting(trace))
+    idle = {DATA: data / steps, COLLECTOR: collecting / steps}
+    return Reading(
+        steps=steps,
+        step_ms=(end - begin) / steps,
+        device=None,
+        kinds={k: ms / steps for k, ms in own.most_common() if ms > 0},
+        tensor_cores=None,
+        idle={cause: ms for cause, ms in idle.items() if ms > 0},
+        exposed_ms=0.0,
+        waits=[],
+        pageable_ms=0.0,
+        launches=len(inside) / steps,
+    )

@@ -1,0 +1,159 @@
+"""A training with a planted fault, and a trace of a few of its steps: trace.json.gz, in the run.
+
+Submitted by a notebook: submit("notebooks/experiments/faults.py --fault unpinned").
+
+Without a fault: images in pinned memory, channels_last, a batch that fills the device, nothing read
+back. Each fault changes one thing.
+"""
+
+import argparse
+import gc
+import time
+from contextlib import nullcontext
+
+import torch
+import torchvision
+from torch._C._profiler import _ExperimentalConfig  # its only way to see the garbage collector
+from torchvision import transforms
+
+from dlojz import experiments, idr_torch, log
+
+FAULTS = {
+    "none": "nothing is wrong",
+    "item": "the norm of each gradient is read by the host, in each step",
+    "unpinned": "the images come in pageable memory, and as float32; the copy is waited for",
+    "one-worker": "one process prepares all images",
+    "small-batch": "one image in a batch",
+    "nchw": "autocast, and the layout is NCHW",
+    "print": "loss and logits are printed in each step",
+    "straggler": "the last process does something else for a while, in each step",
+    "garbage": "Python's garbage collector looks at a million objects, in each step",
+}
+WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
+DELAY_S = 0.02  # of the straggler
+OBJECTS = 1_000_000
+IMAGES = 512
+
+
+class Prepared(torch.utils.data.Dataset):
+    """Batches that are ready: uint8, or float32."""
+
+    def __init__(self, shape, dtype):
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(256, shape, dtype=torch.uint8, generator=generator).to(dtype)
+        self.labels = torch.randint(1000, shape[:1], generator=generator)
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return self.images, self.labels
+
+
+class Decoded(torch.utils.data.Dataset):
+    """Images that are cut and flipped one by one, by torchvision's transforms of PIL images."""
+
+    def __init__(self, size):
+        self.source = torch.randint(256, (3, 375, 500), dtype=torch.uint8)
+        self.transform = transforms.Compose(
+            [
+                transforms.ToPILImage(),
+                transforms.RandomResizedCrop(size),
+                transforms.RandomHorizontalFlip(),
+                transforms.PILToTensor(),
+            ]
+        )
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        return self.transform(self.source), index % 1000
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fault", choices=FAULTS, default="none", help="which")
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=128, help="images per process")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="bf16")
+    parser.add_argument("--steps", type=int, default=3, help="steps in the trace")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    experiments.set_float32(args.precision)
+    torch.backends.cudnn.benchmark = True
+    several = idr_torch.size > 1
+    with experiments.process_group(device) if several else nullcontext():
+        train(args, device, run, several)
+    run.end()
+
+
+def loader(args, size):
+    """The batches, as the fault has them."""
+    pinned = args.fault != "unpinned" and torch.cuda.is_available()
+    if args.fault == "one-worker":
+        return torch.utils.data.DataLoader(
+            Decoded(args.image_size), size, num_workers=1, pin_memory=pinned
+        )
+    dtype = torch.float32 if args.fault == "unpinned" else torch.uint8
+    batches = Prepared((size, 3, args.image_size, args.image_size), dtype)
+    return torch.utils.data.DataLoader(batches, batch_size=None, pin_memory=pinned)
+
+
+def train(args, device, run, several):
+    """A few steps, the last of them under the profiler."""
+    torch.manual_seed(0)
+    layout = torch.contiguous_format if args.fault == "nchw" else torch.channels_last
+    model = torchvision.models.get_model(args.model, weights=None).to(device, memory_format=layout)
+    if several:
+        ids = [device] if device.type == "cuda" else None
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    dtype = experiments.DTYPES.get(args.precision)
+    size = 1 if args.fault == "small-batch" else args.batch_size
+    held = [[] for _ in range(OBJECTS)] if args.fault == "garbage" else []
+    profiler = torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=WAIT, warmup=WARM_UP, active=args.steps, repeat=1),
+        on_trace_ready=run.save_trace,
+        with_stack=True,
+        experimental_config=_ExperimentalConfig(record_python_gc_info=True),
+    )
+    profiler.start()
+    for step, (images, labels) in enumerate(loader(args, size)):
+        if step == WAIT + WARM_UP + args.steps:
+            break
+        images = images.to(device, non_blocking=True).contiguous(memory_format=layout)
+        labels = labels.to(device, non_blocking=True)
+        if args.fault == "straggler" and idr_torch.rank == idr_torch.size - 1:
+            time.sleep(DELAY_S)
+        autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+        with torch.profiler.record_function("forward"), autocast:
+            logits = model(images.float() / 255)
+            loss = torch.nn.functional.cross_entropy(logits, labels)
+        with torch.profiler.record_function("backward"):
+            optimizer.zero_grad()
+            loss.backward()
+        with torch.profiler.record_function("update"):
+            optimizer.step()
+        plant(args.fault, model, loss, logits, held)
+        profiler.step()
+    profiler.stop()
+    del held
+
+
+def plant(fault, model, loss, logits, held):
+    """What the fault does at the end of a step."""
+    if fault == "item":
+        max(p.grad.norm().item() for p in model.parameters())
+    if fault == "print":
+        print(f"loss {loss}, logits {logits}")
+    if fault == "garbage":
+        held[0] = [held]  # a cycle: nothing but the collector finds it
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

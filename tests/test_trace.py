@@ -1,0 +1,332 @@
+import gzip
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from dlojz import trace
+
+CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
+RELU = "void at::native::vectorized_elementwise_kernel<8, at::native::launch_clamp_scalar>"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+PAGEABLE, PINNED = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+class Made:
+    """A trace by hand, in the profiler's own format; times in milliseconds."""
+
+    def __init__(self):
+        self.events, self.number = [], 0
+
+    def host(self, category, name, begin, end, **args):
+        """Something that the training thread did."""
+        self.number += 1
+        times = {"ts": 1e6 + 1000 * begin, "dur": 1000 * (end - begin)}
+        self.events.append(
+            {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times, "args": args}
+        )
+
+    def step(self, number, begin, end):
+        self.host("user_annotation", f"ProfilerStep#{number}", begin, end)
+
+    def launch(self, at, begin, end, name=CONV, stream=7):
+        """A kernel or copy, and the call that asked for it `at` that time."""
+        call = "cudaMemcpyAsync" if name.startswith("Mem") else "cudaLaunchKernel"
+        self.host("cuda_runtime", call, at, at + 0.005, correlation=self.number + 1)
+        category = "gpu_memcpy" if name.startswith("Mem") else "kernel"
+        facts = {"External id": 90000 + self.number, "queued": 0, "device": 0, "context": 1}
+        facts |= {"stream": stream, "correlation": self.number, "registers per thread": 168}
+        facts |= {"shared memory": 180224, "blocks per SM": 7.757576, "warps per SM": 62.060608}
+        facts |= {"grid": [1024, 1, 1], "block": [256, 1, 1], "est. achieved occupancy %": 97}
+        times = {"ts": 1e6 + 1000 * begin, "dur": 1000 * (end - begin)}
+        self.events.append(
+            {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, **times}
+            | {"args": facts}
+        )
+
+    def write(self, path):
+        head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}]}
+        text = json.dumps(head | {"traceEvents": self.events, "traceName": "x"})
+        if path.suffix == ".gz":
+            path.write_bytes(gzip.compress(text.encode()))
+        else:
+            path.write_text(text)
+        return path
+
+
+def reading(made, path):
+    return trace.analyse(trace.read(made.write(path / "trace.json")))
+
+
+def busy(gpu_idle=0.0):
+    """Two steps of 10 ms: the host is ahead, the device busy but for `gpu_idle` ms in each."""
+    made = Made()
+    for step in (0, 1):
+        made.step(step + 5, 10 * step, 10 * step + 5)
+        for i in range(5):
+            begin = 10 * step + 2 * i
+            made.launch(10 * step + 0.5 * i, begin, begin + 2 - gpu_idle / 5)
+    return made
+
+
+# Reading -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_is_read_zipped_or_not(tmp_path, name):
+    found = trace.read(busy().write(tmp_path / name))
+    assert found.device == "NVIDIA H100"
+    assert [e.name for e in found.steps] == ["ProfilerStep#5", "ProfilerStep#6"]
+    begin = found.steps[0].begin
+    assert found.work[1].begin - begin == pytest.approx(2), "milliseconds"
+    assert len(found.work) == len(found.calls) == 10
+
+
+def test_an_event_across_two_chunks_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "CHUNK", 50)
+    assert len(trace.read(busy().write(tmp_path / "t.json")).work) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", 'no "traceEvents"'),
+        ('{"a": 1}', 'no "traceEvents"'),
+        ('{"traceEvents": [{"ph": "X", "na', "cut short"),
+        ('{"traceEvents": [', "cut short"),
+        ('{"traceEvents": []}', "no step in it; call prof.step()"),
+    ],
+)
+def test_what_is_no_trace_says_so(tmp_path, text, said):
+    file = tmp_path / "a'; echo foo.json"
+    file.write_text(text)
+    with pytest.raises(trace.TraceError, match=said) as error:
+        trace.read(file)
+    assert str(file) in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_cut_in_its_zip_says_so(tmp_path):
+    with pytest.raises(trace.TraceError, match="can't be read"):
+        trace.read(tmp_path / "none.json")
+    file = busy().write(tmp_path / "t.json.gz")
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(trace.TraceError, match="can't be read"):
+        trace.read(file)
+
+
+def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
+    made = busy()
+    one = ",".join(json.dumps(e) for e in made.events[1:11])
+    file = tmp_path / "large.json"
+    with open(file, "w") as out:
+        out.write('{"traceEvents": [' + json.dumps(made.events[0]))
+        while out.tell() < 100e6:
+            out.write("," + ",".join([one] * 1000))
+        out.write("]}")
+    script = """
+        import resource, sys, time
+        from dlojz import trace
+        begin = time.process_time()
+        trace.analyse(trace.read(sys.argv[1]))
+        spent = time.process_time() - begin
+        print(spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), file], capture_output=True, text=True
+    )
+    seconds, gigabytes = map(float, done.stdout.split())
+    assert seconds < 10
+    assert gigabytes < 1
+
+
+# Kinds of work -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (CONV, trace.MATRIX),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>", trace.MATRIX),
+        ("void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>", trace.MATRIX),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", trace.MATRIX),
+        ("aten::mkldnn_convolution", trace.MATRIX),
+        ("aten::addmm", trace.MATRIX),
+        (RELU, "elementwise and the rest"),
+        ("void at::native::max_pool_backward_nhwc<c10::BFloat16, float>", None),
+        ("void at::native::batch_norm_collect_statistics_kernel<at::Var>", "normalization"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>", "normalization"),
+        ("void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half>", "change of layout"),
+        ("void at::native::elementwise_kernel<128, 4, direct_copy_kernel>", "change of layout"),
+        (NCCL, trace.COMMUNICATION),
+        (PINNED, "copies"),
+        ("Memset (Device)", "copies"),
+    ],
+)
+def test_the_kind_of_a_kernel(name, kind):
+    assert trace.kind(name) == (kind or "elementwise and the rest")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (CONV, True),
+        ("sm90_xmma_wgrad_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc", True),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16>", True),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", True),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize256", False),
+        ("sm80_xmma_gemm_cf32cf32_f32f32_cf32_tn_n_tilesize64x64x8_ffma", False),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>", False),
+    ],
+)
+def test_which_kernels_ran_on_tensor_cores(name, expected):
+    assert trace.on_tensor_cores(name) is expected
+
+
+# Intervals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spans", "cover", "left"),
+    [
+        ([(0, 10)], [], [(0, 10)]),
+        ([(0, 10)], [(2, 4), (6, 20)], [(0, 2), (4, 6)]),
+        ([(0, 1), (5, 9)], [(0, 7)], [(7, 9)]),
+        ([(0, 4), (5, 6)], [(1, 2), (3, 10)], [(0, 1), (2, 3)]),
+        ([], [(0, 1)], []),
+    ],
+)
+def test_what_is_not_covered(spans, cover, left):
+    assert trace.without(spans, cover) == left
+    assert trace.common(spans, cover) == trace.length(spans) - trace.length(left)
+
+
+# Verdicts ------------------------------------------------------------------------------------
+
+
+def test_a_device_that_always_computes_is_gpu_bound(tmp_path):
+    found = reading(busy(), tmp_path)
+    assert found.verdict == "GPU bound"
+    assert found.step_ms == pytest.approx(10)
+    assert found.kinds[trace.MATRIX] == pytest.approx(10)
+    assert found.tensor_cores == 1
+    assert found.launches == 5
+
+
+def test_gaps_while_the_host_launches_are_launch_bound(tmp_path):
+    made = Made()
+    for step in (0, 1):
+        made.step(step, 10 * step, 10 * step + 10)
+        for i in range(10):
+            at = 10 * step + i
+            made.launch(at, at + 0.1, at + 0.3, RELU)
+    found = reading(made, tmp_path)
+    assert found.verdict == "launch bound"
+    assert found.idle[trace.LAUNCHES] == pytest.approx(7.6, abs=0.5)
+    assert found.tensor_cores is None, "no matrix products"
+
+
+def with_a_wait(op, call="cudaStreamSynchronize"):
+    """In each step the host waits for the device, then launches from nothing."""
+    made = Made()
+    for step in (0, 1):
+        begin = 10 * step
+        made.step(step, begin, begin + 10)
+        made.launch(begin + 0.2, begin + 3, begin + 8)
+        made.host("python_function", "/r/0001/trainer.py(151): train_step", begin + 1, begin + 9)
+        made.host("cpu_op", op, begin + 1, begin + 8.2)
+        made.host("cuda_runtime", call, begin + 1.1, begin + 8.1)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("op", "why"), [("aten::item", ".item()"), ("aten::to", "a copy"), ("aten::nonzero", None)]
+)
+def test_a_wait_is_named_with_what_asked_for_it_and_where(tmp_path, op, why):
+    found = reading(with_a_wait(op), tmp_path)
+    assert found.verdict == "synchronisation bound"
+    (wait,) = found.waits
+    assert wait.call == "cudaStreamSynchronize"
+    assert wait.why == (why or op)
+    assert wait.line == "trainer.py, train_step (from line 151)"
+    assert wait.count == 2
+    assert wait.idle_ms == pytest.approx(5), "after the first step; after the last nothing follows"
+
+
+def test_a_wait_of_another_thread_is_not_the_trainings(tmp_path):
+    made = with_a_wait("aten::item")
+    for event in made.events:
+        if event["name"] in ("cudaStreamSynchronize", "aten::item"):
+            event["tid"] = 2
+    found = reading(made, tmp_path)
+    assert found.waits == []
+    assert found.verdict == "launch bound"
+
+
+def test_a_device_without_images_is_data_bound(tmp_path):
+    made = Made()
+    for step in (0, 1, 2):
+        begin = 10 * step
+        made.step(step, begin, begin + 10)
+        made.host("user_annotation", LOADER, begin, begin + 6)
+        made.launch(begin + 6.1, begin + 6.2, begin + 10.1)
+    found = reading(made, tmp_path)
+    assert found.verdict == "data bound"
+    assert found.idle[trace.DATA] == pytest.approx(2 * 6.1 / 3)
+
+
+def test_pageable_copies_count_as_waiting(tmp_path):
+    made = Made()
+    for step in (0, 1):
+        begin = 10 * step
+        made.step(step, begin, begin + 10)
+        made.launch(begin, begin, begin + 5, PAGEABLE)
+        made.launch(begin + 1, begin + 5, begin + 10)
+    found = reading(made, tmp_path)
+    assert found.pageable_ms == pytest.approx(5)
+    assert found.verdict == "synchronisation bound"
+    assert found.kinds["copies"] == pytest.approx(5)
+
+
+def test_pinned_copies_do_not(tmp_path):
+    made = busy()
+    made.launch(0, 0, 4, PINNED, stream=8)
+    found = reading(made, tmp_path)
+    assert found.pageable_ms == 0
+    assert found.verdict == "GPU bound"
+
+
+def test_communication_that_nothing_hides(tmp_path):
+    made = Made()
+    for step in (0, 1):
+        begin = 10 * step
+        made.step(step, begin, begin + 10)
+        made.launch(begin, begin, begin + 5)
+        made.launch(begin, begin + 3, begin + 10, NCCL, stream=20)
+    found = reading(made, tmp_path)
+    assert found.exposed_ms == pytest.approx(5)
+    assert found.verdict == "communication bound"
+
+
+def test_the_garbage_collector_is_caught(tmp_path):
+    made = Made()
+    for step in (0, 1):
+        begin = 10 * step
+        made.step(step, begin, begin + 10)
+        made.host("python_function", "Python GC", begin + 1, begin + 9)
+        made.launch(begin, begin, begin + 1)
+        made.launch(begin + 9.1, begin + 9.1, begin + 10)
+    found = reading(made, tmp_path)
+    assert found.verdict == "held up by Python's garbage collector"
+
+
+def test_what_was_asked_before_the_first_step_is_not_of_it(tmp_path):
+    made = Made()
+    made.launch(-5, -1, 3)
+    made.step(1, 0, 10)
+    made.launch(1, 3, 9)
+    found = reading(made, tmp_path)
+    assert found.step_ms == pytest.approx(6)
+    assert found.launches == 1
