@@ -53,6 +53,8 @@ DDP_FACTS = (
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
 CPU = torch.autograd.DeviceType.CPU
+# Operations whose result the host must know: a number, or how large the next tensor will be.
+READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_consecutive", "aten::_unique2")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -372,6 +374,16 @@ def records(profiler) -> list:
     """Ends the profiler, which waits for the device: its records, as `communication` takes them."""
     profiler.stop()
     return profiler.profiler.kineto_results.events()
+
+
+def counts(events) -> dict[str, int]:
+    """How many operations, kernels, and reads of a number or of a size: there the host waits."""
+    names = [e.name() for e in events if e.device_type() == CPU]
+    return {
+        "operations": sum(name.startswith("aten::") for name in names),
+        "kernels": sum(_ran_on_gpu(e) for e in events),
+        "reads": sum(name in READS for name in names),
+    }
 
 
 def _profile(events):

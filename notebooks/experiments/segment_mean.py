@@ -1,0 +1,82 @@
+"""The mean of each segment of a long list, in four ways: the same numbers, and how long they take.
+
+Submitted by a notebook: submit("notebooks/experiments/segment_mean.py").
+
+The rows of x belong to segments of unlike length, as the atoms of molecules or the words of
+sentences do. Each way is checked against the first, timed in turn, and looked at once.
+"""
+
+import argparse
+import statistics
+
+import torch
+
+from dlojz import evidence, experiments, idr_torch, log
+
+
+def loop_of_sums(x, ids, segments):
+    """Segment by segment, in Python."""
+    return torch.stack([x[ids == i].sum(0) / (ids == i).sum() for i in range(segments)])
+
+
+def segment_reduce(x, ids, segments):
+    """One operation that knows where segments begin and end."""
+    return torch.segment_reduce(x, "mean", lengths=torch.bincount(ids, minlength=segments))
+
+
+def scatter_reduce(x, ids, segments):
+    """One operation that sends each row to its segment, in whatever order."""
+    out, where = x.new_zeros(segments, x.shape[1]), ids[:, None].expand_as(x)
+    return out.scatter_reduce(0, where, x, "mean", include_self=False)
+
+
+def scatter_add(x, ids, segments):
+    """Sums and counts apart; equal ids are neighbours."""
+    sums = x.new_zeros(segments, x.shape[1]).scatter_add_(0, ids[:, None].expand_as(x), x)
+    return sums / torch.unique_consecutive(ids, return_counts=True)[1][:, None]
+
+
+WAYS = {
+    "loop of sums": loop_of_sums,
+    "segment_reduce": segment_reduce,
+    "scatter_reduce": scatter_reduce,
+    "scatter_add_ and unique_consecutive": scatter_add,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=20_000, help="of the list")
+    parser.add_argument("--features", type=int, default=32, help="numbers in a row")
+    parser.add_argument("--segments", type=int, default=200, help="how many means")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is timed")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    torch.manual_seed(0)
+    ids = torch.randint(args.segments, (args.rows,)).sort().values
+    ids[: args.segments] = torch.arange(args.segments)  # none is empty
+    ids = ids.sort().values.to(device)
+    x = torch.randn(args.rows, args.features, device=device)
+    calls = {n: lambda way=way: way(x, ids, args.segments) for n, way in WAYS.items()}
+    with experiments.process_group(device):
+        expected = calls["loop of sums"]()
+        for call in calls.values():
+            torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
+        for name, ms in experiments.in_turn(calls, device, args.rounds).items():
+            run.measure(name, statistics.median(ms), "ms")
+            run.evidence(name, ms=ms, **seen(calls[name], device))
+    run.end()
+
+
+def seen(call, device):
+    """How often the device was asked for something in one call, and waited for."""
+    profiler = evidence.start_profiler()
+    call()
+    experiments.wait(device)
+    return evidence.counts(evidence.records(profiler))
+
+
+if __name__ == "__main__":
+    main()
