@@ -82,6 +82,10 @@ def _add_job_commands(command):
     add("job", nargs="*", help="numbers, folders or recordings (default: the last submission)")
     add("--png", type=Path, help="draw it into this file")
 
+    add = command("trace", _trace, "where the time of a step goes, from a profiler's trace")
+    add("job", nargs="?", help="a number, a folder or a trace (default: the last submission)")
+    add("--png", type=Path, help="draw one step into this file")
+
 
 def _add_course_commands(command):
     add = command("check", _check, "the verdict: same training, faster, by the mechanism")
@@ -175,14 +179,26 @@ def _cancel(args):
         print(f"job {job.id}: {'cancelling' if not job.state.final else job.state}")
 
 
+def _run(text):
+    """A job by its number; a folder or a file as it is."""
+    return Path(text) if Path(text).exists() and not text.isdigit() else launch.find(text)
+
+
 def _report(args):
-    if not args.job:
-        found = launch.latest()
-    else:
-        found = [
-            Path(j) if Path(j).exists() and not j.isdigit() else launch.find(j) for j in args.job
-        ]
+    found = [_run(job) for job in args.job] if args.job else launch.latest()
     _show(found if isinstance(found, list) else [found], args.png)
+
+
+def _trace(args):
+    from dlojz import timeline, trace
+
+    found = timeline.open_trace(_run(args.job) if args.job else launch.latest())
+    print(f"{trace.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
+    if found.on_gpu:
+        print(f"\n{timeline.waits(found)}")
+    if args.png:
+        timeline.plot_step(found).figure.savefig(args.png, dpi=150)
+        print(f"wrote {args.png}")
 
 
 def _show(runs, png=None):

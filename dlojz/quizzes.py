@@ -203,6 +203,37 @@ QUIZZES = {
         "What it found is kept for each shape. A shape that comes only once costs the search and "
         "never pays it back.",
     ),
+    "profile-warm-up": Quiz(
+        "A schedule has steps that the profiler looks at and throws away. What are they for?",
+        (
+            "cuDNN's autotuner needs them",
+            "When the profiler starts, it slows the step: that step would show the profiler",
+            "They make the trace smaller",
+        ),
+        1,
+        "Starting takes it some tenths of a second, mostly on a GPU. The autotuner has its own "
+        "first steps, which `wait` skips.",
+    ),
+    "profile-wait": Quiz(
+        "In a trace the GPU is idle for a third of each step. Each time it ran out of work, the "
+        "host stood in `cudaStreamSynchronize`. What would help?",
+        (
+            "More workers for the images",
+            "A larger batch",
+            "Find the line that asks for a number, and ask for it once an epoch",
+        ),
+        2,
+        "The host waited for the GPU, and had nothing prepared when it came back. A larger batch "
+        "makes the wait rarer, and hides it: it does not remove it.",
+    ),
+    "profile-segments": Quiz(
+        "The mean of 200 segments of a list of 20,000 rows: a loop over the segments, or one of "
+        "three ways without a loop. How much faster is the best of the three?",
+        ("About as fast: all add up the same numbers", "2 to 5 times", "More than 20 times"),
+        2,
+        "The numbers are few. The loop asks for some thousand operations, each on a few rows, and "
+        "reads 200 sizes. What costs is the asking.",
+    ),
     "ddp-batch": Quiz(
         "A job of 4 processes with `-b 32`. How many images does one update of the weights see?",
         ("8", "32", "128"),

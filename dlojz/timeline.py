@@ -6,6 +6,7 @@ Each takes a trace as `dlojz.trace.read` returns it, its file, or a job that has
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from dlojz import log, report, trace
 from dlojz.chronometer import PHASES
@@ -20,7 +21,13 @@ COLOURS = {
     trace.COMMUNICATION: report.PALETTE["power"],
 }
 IDLE = "#C9C9D1"
-LOST = {trace.DATA: "#F2B8A0", trace.SYNC: "#E8A5A0", trace.COLLECTOR: "#B9B9C6"}
+# What is computed is blue and orange; what is waited for is hatched.
+LOST = {trace.PYTHON: "#D9C9A8"} | {
+    trace.DATA: "#F2B8A0",
+    trace.SYNC: "#E8A5A0",
+    trace.COLLECTOR: "#B9B9C6",
+}
+COUNTED = ("operations", "kernels", "reads")  # of one call, by dlojz.evidence
 LEAST = 0.002  # of the figure's width: shorter spans that touch are drawn as one
 
 
@@ -75,6 +82,17 @@ def waits(of) -> Table:
     return Table(head, rows, "<<>>>", "the host waits nowhere")
 
 
+def ways(run) -> Table:
+    """A run of experiments/segment_mean.py: each way, its time, and what it asks of the device."""
+    found = log.read(Path(getattr(run, "directory", run)))
+    rows = [
+        (name, f"{np.median(case['ms']):.3g}", *(f"{case[what]}" for what in COUNTED))
+        for name, case in found.evidence.items()
+    ]
+    head = ("way", "median ms", "operations", "kernels", "results the host waits for")
+    return Table(head, rows, "<>>>>", "the run has not ended well: job.explain() says why")
+
+
 def plot_shares(traces, ax=None):
     """What a step's time goes to, of several traces: {label: trace}; what is idle is hatched."""
     with report.style(grid="x"):
@@ -127,12 +145,14 @@ def plot_step(of, number=None, ax=None):
             for name, colour in COLOURS.items():
                 spans = [e for e in work if e.where == where and trace.kind(e.name) == name]
                 _draw(ax, row, spans, step.begin, end, color=colour, label=name)
-        names = [f"GPU {where}" if found.on_gpu else f"thread {where}" for where in places]
+        what = "GPU" if found.on_gpu else "thread"
+        one = not found.on_gpu and len(places) == 1
+        names = ["operations"] if one else [f"{what} {where}" for where in places]
         ax.set(yticks=range(len(places) + 1), yticklabels=["host", *names])
         ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
         ax.set_xlabel(f"in {step.name} (ms)")
         verdict = trace.analyse(found).verdict
-        ax.set_title(f"{verdict}; {found.device or 'processor'}")
+        ax.set_title(verdict + (f"; {found.device}" if found.on_gpu else ""))
         _legend(ax, -0.55 / (1 + 0.4 * len(places)))
     return ax
 

@@ -33,7 +33,7 @@ FOREIGN = re.compile(r"^<|site-packages|dist-packages|/lib/python|^torch/|^threa
 LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)")
 
 
-class TraceError(Exception):
+class TraceError(ValueError):
     """A file that is no trace, and why."""
 
 
@@ -245,6 +245,7 @@ def common(spans, others) -> float:
 # What the time was spent on ----------------------------------------------------------------------
 
 DATA, SYNC, COLLECTOR, LAUNCHES = "data", "synchronisation", "garbage collector", "launches"
+PYTHON = "Python between the operations"  # of a processor, which launches nothing
 COMMUNICATION = "communication"
 WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy(Async)?$")
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's own range, the Chronometer's
@@ -253,6 +254,7 @@ BOUND = 0.85  # of the time the GPU computes: more, and nothing else is to be ga
 
 WORDS = {
     LAUNCHES: "launch bound",
+    PYTHON: "held up by Python between the operations",
     SYNC: "synchronisation bound",
     DATA: "data bound",
     COMMUNICATION: "communication bound",
@@ -448,29 +450,30 @@ def _collecting(trace):
 
 def _of_processor(trace):
     """Without a GPU: what the training thread did, each operation without those inside of it."""
-    begin, end = trace.steps[0].begin, trace.steps[-1].end
-    steps = len(trace.steps)
+    whole, steps = [(trace.steps[0].begin, trace.steps[-1].end)], len(trace.steps)
+    loading, collecting = _loading(trace), _collecting(trace)
+    ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]
+    # What loads the images, in this thread, is no part of the training.
+    ops = [e for e in ops if not any(begin <= e.begin < end for begin, end in loading)]
     own = Counter()
-    stack = []
-    inside = [e for e in trace.ops if begin <= e.begin and e.end <= end]
-    threads = defaultdict(list)
-    for e in inside:
-        threads[e.where].append(e)
-    for ops in threads.values():
-        for e in ops:
+    for thread in {e.where for e in ops}:
+        stack = []
+        for e in (e for e in ops if e.where == thread):
             while stack and stack[-1].end <= e.begin:
                 stack.pop()
             own[kind(e.name)] += e.ms
             if stack:
                 own[kind(stack[-1].name)] -= e.ms
             stack.append(e)
-        stack.clear()
-    data = common([(begin, end)], _loading(trace))
-    collecting = common([(begin, end)], _collecting(trace))
-    idle = {DATA: data / steps, COLLECTOR: collecting / steps}
+    named = union([*loading, *collecting, *((e.begin, e.end) for e in ops)])
+    idle = {
+        DATA: common(whole, loading) / steps,
+        COLLECTOR: common(whole, collecting) / steps,
+        PYTHON: length(without(whole, named)) / steps,
+    }
     return Reading(
         steps=steps,
-        step_ms=(end - begin) / steps,
+        step_ms=length(whole) / steps,
         device=None,
         kinds={k: ms / steps for k, ms in own.most_common() if ms > 0},
         tensor_cores=None,
@@ -478,5 +481,5 @@ def _of_processor(trace):
         exposed_ms=0.0,
         waits=[],
         pageable_ms=0.0,
-        launches=len(inside) / steps,
+        launches=len(ops) / steps,
     )

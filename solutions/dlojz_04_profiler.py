@@ -255,7 +255,6 @@ def main():
         chrono.profiler = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=2, warmup=1, active=2, repeat=1),
             on_trace_ready=run.save_trace,
-            with_stack=True,
         )
         chrono.profiler.start()
 

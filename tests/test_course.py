@@ -140,7 +140,7 @@ MAY_IMPORT = {
     "idr_pytools": {"launch", "widgets"},
     "cli": {
         *("check", "course", "doctor", "generate", "launch", "log", "presets", "progress"),
-        "report",
+        *("report", "timeline", "trace"),
     },
 }
 

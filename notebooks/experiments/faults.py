@@ -8,11 +8,13 @@ back. Each fault changes one thing.
 
 import argparse
 import gc
+import io
 import time
 from contextlib import nullcontext
 
 import torch
 import torchvision
+from PIL import Image
 from torch._C._profiler import _ExperimentalConfig  # its only way to see the garbage collector
 from torchvision import transforms
 
@@ -23,7 +25,7 @@ FAULTS = {
     "item": "the norm of each gradient is read by the host, in each step",
     "unpinned": "the images come in pageable memory, and as float32; the copy is waited for",
     "one-worker": "one process prepares all images",
-    "small-batch": "one image in a batch",
+    "small-batch": "two images in a batch",
     "nchw": "autocast, and the layout is NCHW",
     "print": "loss and logits are printed in each step",
     "straggler": "the last process does something else for a while, in each step",
@@ -51,13 +53,13 @@ class Prepared(torch.utils.data.Dataset):
 
 
 class Decoded(torch.utils.data.Dataset):
-    """Images that are cut and flipped one by one, by torchvision's transforms of PIL images."""
+    """A photo of 1000 x 750 pixels that is decoded, cut and flipped for each image, by PIL."""
 
     def __init__(self, size):
-        self.source = torch.randint(256, (3, 375, 500), dtype=torch.uint8)
+        image = torch.randint(256, (3, 750, 1000), dtype=torch.uint8)
+        self.jpeg = bytes(torchvision.io.encode_jpeg(image).numpy())
         self.transform = transforms.Compose(
             [
-                transforms.ToPILImage(),
                 transforms.RandomResizedCrop(size),
                 transforms.RandomHorizontalFlip(),
                 transforms.PILToTensor(),
@@ -68,7 +70,8 @@ class Decoded(torch.utils.data.Dataset):
         return 1_000_000
 
     def __getitem__(self, index):
-        return self.transform(self.source), index % 1000
+        image = Image.open(io.BytesIO(self.jpeg)).convert("RGB")
+        return self.transform(image), index % 1000
 
 
 def main():
@@ -79,6 +82,9 @@ def main():
     parser.add_argument("-b", "--batch-size", type=int, default=128, help="images per process")
     parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="bf16")
     parser.add_argument("--steps", type=int, default=3, help="steps in the trace")
+    parser.add_argument(
+        "--stack", action="store_true", help="Python's functions, and its garbage collector"
+    )
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
@@ -113,12 +119,12 @@ def train(args, device, run, several):
         model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     dtype = experiments.DTYPES.get(args.precision)
-    size = 1 if args.fault == "small-batch" else args.batch_size
+    size = 2 if args.fault == "small-batch" else args.batch_size
     held = [[] for _ in range(OBJECTS)] if args.fault == "garbage" else []
     profiler = torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=WAIT, warmup=WARM_UP, active=args.steps, repeat=1),
         on_trace_ready=run.save_trace,
-        with_stack=True,
+        with_stack=args.stack,
         experimental_config=_ExperimentalConfig(record_python_gc_info=True),
     )
     profiler.start()

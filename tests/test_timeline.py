@@ -1,0 +1,134 @@
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+from test_trace import CONV, LOADER, NCCL, PAGEABLE, Made, busy, with_a_wait
+
+from dlojz import cli, log, timeline, trace
+
+
+@pytest.fixture
+def file(tmp_path):
+    return with_a_wait("aten::item").write(tmp_path / log.TRACE)
+
+
+def labels(ax):
+    return ax.get_legend_handles_labels()[1]
+
+
+def bars(ax, row, name):
+    """[(begin, width)] of what is drawn under this name in a row."""
+    found = [c for c in ax.collections if c.get_label() == name]
+    boxes = [path.get_extents() for c in found for path in c.get_paths()]
+    return [(b.x0, b.width) for b in boxes if b.y0 < row < b.y1]
+
+
+def test_a_step_is_drawn_from_its_begin_with_the_host_above_the_device(file):
+    ax = timeline.plot_step(file, 0)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "GPU 0 stream 7"]
+    assert bars(ax, 1, trace.MATRIX) == [(pytest.approx(3), pytest.approx(5))]
+    assert bars(ax, 0, "the host waits") == [(pytest.approx(1.1), pytest.approx(7))]
+    assert "synchronisation bound; NVIDIA H100" in ax.get_title(loc="left")
+    plt.close()
+
+
+def test_what_a_step_asked_for_is_its_own_whenever_it_is_done(tmp_path):
+    made = Made()
+    made.step(0, 0, 5)
+    made.launch(4, 7, 9)
+    made.step(1, 5, 10)
+    made.launch(6, 9, 12)
+    path = made.write(tmp_path / "t.json")
+    assert bars(timeline.plot_step(path, 0), 1, trace.MATRIX) == [(7, 2)]
+    assert bars(timeline.plot_step(path, 1), 1, trace.MATRIX) == [(4, 3)]
+    plt.close("all")
+
+
+def test_a_step_that_is_not_there_is_an_error(file):
+    with pytest.raises(ValueError, match="no step 2: the trace has 2, from 0"):
+        timeline.plot_step(file, 2)
+
+
+def test_the_shares_of_a_step_make_one(tmp_path, file):
+    made = Made()
+    for step in (0, 1):
+        begin = 10 * step
+        made.step(step, begin, begin + 10)
+        made.host("user_annotation", LOADER, begin, begin + 2)
+        made.launch(begin + 2, begin + 2, begin + 8)
+        made.launch(begin + 2, begin + 6, begin + 10, NCCL, stream=20)
+    for path in (file, made.write(tmp_path / "t.json")):
+        shares = timeline._shares(trace.analyse(trace.read(path)))
+        assert sum(share for _, share in shares) == pytest.approx(1)
+    ax = timeline.plot_shares({"a": file, "b": path})
+    assert {"synchronisation", "data", trace.COMMUNICATION} <= set(labels(ax))
+    assert {"synchronisation bound", "communication bound"} == {t.get_text() for t in ax.texts}
+    plt.close()
+
+
+def test_the_tables_tell_what_the_trace_shows(tmp_path, file):
+    text = str(timeline.times(file))
+    assert "matrix products and convolutions" in text
+    assert "100% of it on tensor cores" in text
+    assert re.search(
+        r"\.item\(\) +trainer.py, train_step \(from line 151\)", str(timeline.waits(file))
+    )
+    made = busy()
+    made.launch(5, 20, 22, PAGEABLE)
+    text = str(timeline.times(made.write(tmp_path / "t.json")))
+    assert "of memory that is not pinned" in text
+    assert "the host waits nowhere" in str(timeline.waits(tmp_path / "t.json"))
+
+
+def test_a_processor_has_operations_and_no_kernels(tmp_path):
+    made = Made()
+    made.step(0, 0, 10)
+    made.host("user_annotation", "forward", 0, 5)
+    made.host("cpu_op", "aten::conv2d", 0, 6)
+    made.host("cpu_op", "aten::copy_", 1, 2)
+    made.host("cpu_op", "aten::batch_norm", 7, 10)
+    path = made.write(tmp_path / "t.json")
+    found = trace.analyse(trace.read(path))
+    assert found.kinds == {
+        trace.MATRIX: pytest.approx(5),
+        "normalization": pytest.approx(3),
+        "change of layout": pytest.approx(1),
+    }
+    assert found.idle[trace.PYTHON] == pytest.approx(1)
+    assert found.verdict == "processor bound"
+    ax = timeline.plot_step(path)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "operations"]
+    assert bars(ax, 1, trace.MATRIX) == [(0, pytest.approx(6))]
+    plt.close()
+
+
+def test_images_that_the_training_thread_loads_are_no_computation(tmp_path):
+    made = Made()
+    made.step(0, 0, 10)
+    made.host("user_annotation", LOADER, 0, 6)
+    made.host("cpu_op", "aten::copy_", 1, 5)
+    made.host("cpu_op", "aten::conv2d", 6, 10)
+    found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
+    assert found.verdict == "data bound"
+    assert found.kinds == {trace.MATRIX: pytest.approx(4)}
+
+
+def test_a_run_without_a_trace_says_how_to_get_one(tmp_path):
+    with pytest.raises(trace.TraceError, match="submitted with --profile"):
+        timeline.open_trace(tmp_path)
+
+
+def test_the_command_tells_and_draws(file, tmp_path, capsys):
+    assert cli.main(["trace", str(file), "--png", str(tmp_path / "t.png")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("synchronisation bound")
+    assert ".item()" in out
+    assert (tmp_path / "t.png").stat().st_size > 5000
+    assert cli.main(["trace", str(tmp_path / "t.png")]) == 2
+    assert "can't be read" in capsys.readouterr().err
+
+
+def test_long_names_of_kernels_fit(tmp_path):
+    made = busy()
+    made.launch(0, 0, 1, CONV * 20, stream=9)
+    assert trace.read(made.write(tmp_path / "t.json")).work[0].name.startswith("sm90")
