@@ -305,6 +305,15 @@ def test_every_exercise_has_an_envelope_for_the_cpu():
                 assert all(t > 0 for t in size["tolerance"])
 
 
+def test_a_run_that_ends_with_its_profiler_is_told_to_be_longer(course_folder):
+    submitted = launch.submit(f"solutions/dlojz_04_profiler.py {SMALL} --profile")
+    submitted.wait(60)
+    found = check.check("04", submitted)
+    assert not found.passed
+    assert found.hint_key == "short"
+    assert "--test-nsteps 12" in str(found.hint()) + str(found.hint())
+
+
 def test_a_wrong_edit_is_not_timed(course_folder, capsys):
     """The first pair shows what is wrong: the others are not waited for."""
     trainer = course_folder / "mine.py"

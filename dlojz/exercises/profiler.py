@@ -2,7 +2,7 @@
 
 from dlojz import log, trace
 from dlojz.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, like, no_brake
+from dlojz.exercises.common import DOCS, hints, last, like, no_brake
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 8"
 QUIET = "without-the-flag"
@@ -16,6 +16,11 @@ OWN_HINTS = {
         "The trainer does not know the flag --profile yet.",
         'In `parse_args`: `flag("--profile", action=switch, default=False, help=...)`.',
         "https://docs.python.org/3/library/argparse.html#argparse.BooleanOptionalAction",
+    ),
+    "short": Hint(
+        "The run ends before the profiler does: nothing is left to be measured.",
+        "Submit it with `--test-nsteps 12`, or more.",
+        PROFILER,
     ),
     "asked": Hint(
         "This run was not told to profile: there is nothing to see.",
@@ -69,6 +74,10 @@ def mechanism(runs: Runs) -> list[Finding]:
     mine, reference = runs.mine, runs.reference
     asked = bool(runs.arguments["profile"])
     found = [Finding(MECHANISM, "flag", asked, f"--profile: {asked}", "True", "asked")]
+    # The witness looks at the last step; also the solution's profiler leaves it no room.
+    if not last(reference):
+        steps = f"{len(reference.steps)}"
+        return [*found, Finding(MECHANISM, "steps", False, steps, "8 or more", "short")]
     if asked:
         found += [*_schedule(_actions(mine)), *_trace(mine, _actions(mine))]
     if QUIET in runs.extras:
