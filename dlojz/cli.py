@@ -197,7 +197,7 @@ def _trace(args):
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
     if args.png:
-        timeline.plot_step(found).figure.savefig(args.png, dpi=150)
+        timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
         print(f"wrote {args.png}")
 
 

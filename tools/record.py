@@ -3,10 +3,11 @@
 Runs a step's solution over models and batch sizes on this machine, as one job, and copies each log,
 without the machine's name. Recordings that are there are kept: to make one again, remove it. A run
 out of memory is a result and is kept. A name with -x4 is a run of four processes: its recording is
-a folder with a log of each.
+a folder with a log of each. One with -trace- is a folder, too: the log and the profiler's trace.
 """
 
 import argparse
+import gzip
 import json
 import math
 import re
@@ -30,6 +31,7 @@ IMAGES_PER_S = {
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
 EXPERIMENTS = "notebooks/experiments"
+TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "print", "garbage")
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
 
 
@@ -52,6 +54,25 @@ def _matrix_03():
             name = f"03-{model}-{precision}-{layout}-b{batch:04d}"
             how = f"--precision {precision} {LAYOUTS[layout]}"
             yield name, f"{_solution('03')} {_flags(model, precision, batch)} {how}"
+
+
+def _traces_04():
+    """A trace of each fault; and of the same faults in other trainings, which nothing is fitted to.
+
+    The straggler needs two processes.
+    """
+    flags = {
+        "fault": "--model resnet50 -b 128 --precision bf16",
+        "held-out": "--model resnet18 -b 256 --precision fp16 --image-size 160",
+    }
+    for kind, size in flags.items():
+        run = f"{EXPERIMENTS}/faults.py {size} --steps 2 --fault"
+        for fault in TRACED:
+            # To find the line, and the collector, Python's functions must be watched.
+            stack = " --stack" if fault in ("item", "print", "garbage") else ""
+            yield f"04-trace-{kind}-{fault}", f"{run} {fault}{stack}"
+        yield f"04-trace-{kind}-straggler-x2", f"{run} straggler"
+        yield f"04-trace-{kind}-none-x2", f"{run} none"
 
 
 def _scaling_06():
@@ -97,6 +118,7 @@ RECORDINGS = {
         "03-autotuner-on": f"{EXPERIMENTS}/autotuner.py --autotuner --precision fp16",
         **dict(_matrix_03()),
     },
+    "04": {**dict(_traces_04()), "04-segments": f"{EXPERIMENTS}/segment_mean.py"},
     "06": {**dict(_scaling_06()), **dict(_experiments_06())},
 }
 
@@ -108,8 +130,9 @@ def processes(name: str) -> int:
 
 
 def place(folder: Path, name: str) -> Path:
-    """The file of a recording; of several processes the folder."""
-    return folder / (name if processes(name) > 1 else f"{name}.jsonl")
+    """The file of a recording; a folder for several processes, or with a trace."""
+    whole = processes(name) > 1 or "-trace-" in name
+    return folder / (name if whole else f"{name}.jsonl")
 
 
 def anonymous(log_text: str, command: str) -> str:
@@ -124,9 +147,16 @@ def anonymous(log_text: str, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def anonymous_trace(packed: bytes) -> bytes:
+    """A trace without the paths of the machine that made it."""
+    text = gzip.decompress(packed).decode()
+    text = text.replace(f"{course.course_root()}/", "")
+    return gzip.compress(re.sub(r'[^"]*/(site|dist)-packages/', "", text).encode(), mtime=0)
+
+
 def keep(recording: str, run: Path, folder: Path, command: str):
     """Copy the logs of a run that is complete."""
-    if processes(recording) == 1:
+    if place(folder, recording).suffix == ".jsonl":
         text = anonymous((run / "events.jsonl").read_text(), command)
         log.write_atomically(place(folder, recording), text)
         return
@@ -134,6 +164,8 @@ def keep(recording: str, run: Path, folder: Path, command: str):
     fresh.mkdir(exist_ok=True)
     for file in run.glob("events*.jsonl"):
         (fresh / file.name).write_text(anonymous(file.read_text(), command))
+    for file in run.glob("trace*.json.gz"):
+        (fresh / file.name).write_bytes(anonymous_trace(file.read_bytes()))
     fresh.rename(place(folder, recording))
 
 

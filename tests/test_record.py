@@ -1,0 +1,68 @@
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import record
+
+from dlojz import course, report, timeline
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("step", record.RECORDINGS)
+def test_a_recording_is_made_by_a_file_that_is_there(step):
+    for name, command in record.RECORDINGS[step].items():
+        assert name.startswith(f"{step}-")
+        assert (REPOSITORY / command.split()[0]).exists(), command
+
+
+def test_a_log_is_kept_without_its_machine():
+    line = json.dumps({"event": "start", "hostname": "vm-7", "command": "x", "git": "0a1b"})
+    kept = json.loads(record.anonymous(line + "\n", "solutions/a.py -b 8"))
+    assert kept == {
+        "event": "start",
+        "hostname": "recorded",
+        "command": "solutions/a.py -b 8",
+        "git": "0a1b",
+    }
+
+
+def test_a_trace_is_kept_without_the_paths_of_its_machine():
+    root = course.course_root()
+    names = [
+        f"{root}/runs/7/trainer.py(3): main",
+        "/home/me/.venv/lib/python3.12/site-packages/torch/nn/modules/module.py(9): f",
+    ]
+    packed = gzip.compress(json.dumps({"traceEvents": [{"name": n} for n in names]}).encode())
+    kept = json.loads(gzip.decompress(record.anonymous_trace(packed)))
+    assert [e["name"] for e in kept["traceEvents"]] == [
+        "runs/7/trainer.py(3): main",
+        "torch/nn/modules/module.py(9): f",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("01-resnet50-b0008", "01-resnet50-b0008.jsonl"),
+        ("06-resnet50-x4-1", "06-resnet50-x4-1"),
+        ("04-trace-fault-item", "04-trace-fault-item"),
+        ("04-trace-fault-straggler-x2", "04-trace-fault-straggler-x2"),
+    ],
+)
+def test_where_a_recording_is_kept(tmp_path, name, expected):
+    assert record.place(tmp_path, name) == tmp_path / expected
+
+
+def test_a_trace_is_recorded_with_its_log(tmp_path, course_folder):
+    experiments = REPOSITORY / record.EXPERIMENTS
+    shutil.copytree(experiments, course_folder / record.EXPERIMENTS)
+    small = "--model shufflenet_v2_x0_5 --image-size 32 -b 4 --precision fp32 --steps 2"
+    command = f"{record.EXPERIMENTS}/faults.py --fault none {small}"
+    record.record({"04-trace-fault-none": command}, tmp_path, "record-04", 1)
+    folder = tmp_path / "04-trace-fault-none"
+    assert len(timeline.open_trace(folder).steps) == 2
+    assert json.loads((folder / "events.jsonl").read_text().splitlines()[0])["command"] == command
+    assert "COMPLETED" in str(report.compare_runs([folder]))
