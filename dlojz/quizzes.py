@@ -226,6 +226,18 @@ QUIZZES = {
         "The host waited for the GPU, and had nothing prepared when it came back. A larger batch "
         "makes the wait rarer, and hides it: it does not remove it.",
     ),
+    "profile-roofline": Quiz(
+        "Batch normalization reads a number, does about eight operations, and writes it: one or "
+        "two operations for each byte. What makes it faster?",
+        (
+            "Tensor cores",
+            "Fewer bytes: another dtype, or one kernel for it and what comes before and after it",
+            "A larger batch",
+        ),
+        1,
+        "Memory is its limit, and no arithmetic. Half the bytes are half the time. Fusing layers "
+        "saves the way to memory and back: that is what notebook 09 is about.",
+    ),
     "profile-segments": Quiz(
         "The mean of 200 segments of a list of 20,000 rows: a loop over the segments, or one of "
         "three ways without a loop. How much faster is the best of the three?",

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz import log, report, trace
+from dlojz import log, report, stats, trace
 from dlojz.chronometer import PHASES
 from dlojz.table import Table
 
@@ -91,6 +91,41 @@ def ways(run) -> Table:
     ]
     head = ("way", "median ms", "operations", "kernels", "results the host waits for")
     return Table(head, rows, "<>>>>", "the run has not ended well: job.explain() says why")
+
+
+def plot_roofline(run, ax=None):
+    """A run of experiments/roofline.py: each layer under the roof of this machine.
+
+    Left of the bend memory is what limits a layer, right of it arithmetic.
+    """
+    found = log.read(Path(getattr(run, "directory", run)))
+    best = {m["what"]: m["value"] for m in found.measures}
+    layers = found.evidence["layers"]["layers"]
+    memory, matrix = best["memory"] * 1e9, best["matrix product"] * 1e12
+    with report.style(grid="both"):
+        ax = ax or plt.subplots(figsize=(9, 4.2))[1]
+        x = np.geomspace(0.03, 3000, 200)
+        ax.plot(x, np.minimum(memory * x, matrix) / 1e9, color="black", label="what is possible")
+        for kind, colour in zip(sorted({a["kind"] for a in layers}), report.SERIES, strict=False):
+            mine = [a for a in layers if a["kind"] == kind]
+            speed = [a["flops"] / a["ms"] / 1e6 for a in mine]
+            size = [20 + 400 * a["count"] * a["ms"] / _total(layers) for a in mine]
+            intensity = [a["flops"] / a["bytes"] for a in mine]
+            share = sum(a["count"] * a["ms"] for a in mine) / _total(layers)
+            look = {"s": size, "color": colour, "alpha": 0.75, "label": f"{kind}: {share:.0%}"}
+            ax.scatter(intensity, speed, **look)
+        ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
+        ax.set_xlabel("arithmetic intensity (operations for each byte that is moved)")
+        where = report.hardware_text(stats.summary(run))
+        name = found.start["arguments"]["model"]
+        title = f"{name}, {best['memory']:,.0f} GB/s, {1000 * best['matrix product']:,.0f} GFLOP/s"
+        ax.set_title(f"{title}; {where}", fontsize=9, fontweight="normal")
+        ax.legend(title="share of the forward time", loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def _total(layers):
+    return sum(a["count"] * a["ms"] for a in layers)
 
 
 def plot_shares(traces, ax=None):

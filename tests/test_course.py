@@ -128,7 +128,7 @@ MAY_IMPORT = {
     "scaling": {"log", "report", "stats", "table"},
     "experiments": {"idr_torch"},
     "trace": set(),
-    "timeline": {"chronometer", "log", "report", "table", "trace"},
+    "timeline": {"chronometer", "log", "report", "stats", "table", "trace"},
     "exercises": {"log", "trace"},
     "verdict": {"diffs", "exercises", "launch", "progress", "stats"},
     "check": {

@@ -1,7 +1,9 @@
+import json
 import re
 
 import matplotlib.pyplot as plt
 import pytest
+from test_stats import write_log
 from test_trace import CONV, LOADER, NCCL, PAGEABLE, Made, busy, with_a_wait
 
 from dlojz import cli, log, timeline, trace
@@ -111,6 +113,31 @@ def test_images_that_the_training_thread_loads_are_no_computation(tmp_path):
     found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
     assert found.verdict == "data bound"
     assert found.kinds == {trace.MATRIX: pytest.approx(4)}
+
+
+def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
+    layer = {"kind": "Conv2d", "input": [1, 3, 8, 8], "count": 2}
+    layers = [
+        layer | {"flops": 2e9, "bytes": 1e7, "ms": 4.0},
+        layer | {"kind": "ReLU", "flops": 1e6, "bytes": 8e6, "ms": 2.0},
+    ]
+    events = [
+        {"event": "measure", "what": "memory", "value": 10.0, "unit": "GB/s"},
+        {"event": "measure", "what": "matrix product", "value": 0.05, "unit": "TFLOP/s"},
+        {"event": "evidence", "when": "layers", "layers": layers},
+    ]
+    file = write_log(tmp_path / "events.jsonl", steps=0, window=None)
+    with open(file, "a") as out:
+        out.writelines(json.dumps(e) + "\n" for e in events)
+    ax = timeline.plot_roofline(file)
+    convolution, relu = ax.collections
+    assert convolution.get_offsets().tolist() == [[200, 500]], "FLOP for a byte, GFLOP/s"
+    assert relu.get_offsets().tolist() == [[0.125, 0.5]]
+    assert {"Conv2d: 67%", "ReLU: 33%"} <= set(labels(ax))
+    roof = ax.lines[0]
+    assert roof.get_ydata().max() == pytest.approx(50)
+    assert roof.get_ydata()[0] == pytest.approx(10 * roof.get_xdata()[0])
+    plt.close()
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(tmp_path):

@@ -1,0 +1,111 @@
+"""How fast each layer of a model computes, beside what this machine could do: a roofline.
+
+Submitted by a notebook: submit("notebooks/experiments/roofline.py --model resnet18").
+
+Two ceilings are measured: how fast memory can be copied, and how fast a large matrix product is.
+Then each layer of the model is timed alone, forward, on inputs of its own shape. How much it has to
+compute and to move follows from the shapes: each input, output and weight once, as if caches had no
+limit. (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.)
+"""
+
+import argparse
+import statistics
+from collections import Counter
+
+import torch
+import torchvision
+
+from dlojz import experiments, idr_torch, log
+
+ROUNDS, TIMES = 5, 5
+COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # larger than any cache
+MATRIX = {"cpu": 1536, "cuda": 8192}
+# Operations for each element that comes out, of layers that are no matrix product; about.
+PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNorm": 8}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("-b", "--batch-size", type=int, default=64, help="images")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    experiments.set_float32(args.precision)
+    torch.backends.cudnn.benchmark = True
+    dtype = experiments.DTYPES.get(args.precision, torch.float32)
+    with experiments.process_group(device), torch.no_grad():
+        ceilings(run, device, dtype)
+        found = layers(args, device, dtype)
+        run.evidence("layers", layers=[timed(*each, device, dtype) for each in found.items()])
+    run.end()
+
+
+def median_ms(call, device):
+    """Of one call, among several that follow each other."""
+    call()
+    return statistics.median(experiments.milliseconds(call, device, TIMES) for _ in range(ROUNDS))
+
+
+def ceilings(run, device, dtype):
+    """What memory and arithmetic can do at best."""
+    size = COPY_BYTES[device.type]
+    a, b = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    run.measure("memory", 2 * size / median_ms(lambda: b.copy_(a), device) / 1e6, "GB/s")
+    n = MATRIX[device.type]
+    x, y = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    run.measure("matrix product", 2 * n**3 / median_ms(lambda: x @ y, device) / 1e9, "TFLOP/s")
+
+
+def layers(args, device, dtype):
+    """The layers of the model with the shapes that enter them, and how often each is there."""
+    model = torchvision.models.get_model(args.model, weights=None).to(device, dtype)
+    model = model.to(memory_format=torch.channels_last)
+    found, known = Counter(), {}
+
+    def note(layer, inputs):
+        key = (repr(layer), tuple(inputs[0].shape))
+        found[known.setdefault(key, (layer, tuple(inputs[0].shape)))] += 1
+
+    for layer in model.modules():
+        if not any(True for _ in layer.children()):
+            layer.register_forward_pre_hook(note)
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    model(torch.randn(shape, device=device, dtype=dtype))
+    for layer in model.modules():
+        layer._forward_pre_hooks.clear()
+    return found
+
+
+def timed(what, count, device, dtype):
+    """One layer: its kind, operations, bytes and milliseconds."""
+    layer, shape = what
+    x = torch.randn(shape, device=device, dtype=dtype)
+    if x.ndim == 4:
+        x = x.to(memory_format=torch.channels_last)
+    out = layer(x)
+    weights = sum(p.numel() for p in layer.parameters())
+    return {
+        "kind": type(layer).__name__,
+        "input": list(shape),
+        "count": count,
+        "flops": operations(layer, out),
+        "bytes": (x.numel() + out.numel() + weights) * x.element_size(),
+        "ms": median_ms(lambda: layer(x), device),
+    }
+
+
+def operations(layer, out):
+    """Multiplications and additions."""
+    if isinstance(layer, torch.nn.Conv2d):
+        return 2 * out.numel() * layer.weight[0].numel()
+    if isinstance(layer, torch.nn.Linear):
+        return 2 * out.numel() * layer.in_features
+    return out.numel() * PER_ELEMENT.get(type(layer).__name__, 1)
+
+
+if __name__ == "__main__":
+    main()
