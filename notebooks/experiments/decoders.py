@@ -1,0 +1,118 @@
+"""How many JPEG files one core can make into images for a training, in several ways.
+
+Submitted by a notebook: submit("notebooks/experiments/decoders.py --data data").
+
+Each way takes the same bytes, already in memory, in one thread: first the decoder alone, then the
+whole road to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed by the seconds
+that the processor worked, so that others who use the machine disturb less. All ways are timed in
+turn. On a GPU nvJPEG decodes too, one by one and in batches; it is timed by the clock on the wall.
+"""
+
+import argparse
+import io
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torchvision import transforms
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms import v2
+
+from dlojz import data, experiments, idr_torch, log
+
+BATCHES = (1, 16, 64, 256)  # of nvJPEG
+
+
+def pil(jpeg):
+    """An image of PIL, in RGB."""
+    return Image.open(io.BytesIO(jpeg)).convert("RGB")
+
+
+def torchvision(jpeg):
+    """A tensor of uint8, [3, H, W], by libjpeg-turbo."""
+    return decode_jpeg(torch.frombuffer(jpeg, dtype=torch.uint8), mode=ImageReadMode.RGB)
+
+
+def simplejpeg(jpeg):
+    """The same by simplejpeg, where it is installed."""
+    from simplejpeg import decode_jpeg as decode
+
+    return torch.from_numpy(decode(jpeg)).permute(2, 0, 1)
+
+
+DECODERS = {"PIL": pil, "torchvision": torchvision}
+if find_spec("simplejpeg"):
+    DECODERS["simplejpeg"] = simplejpeg
+
+
+def roads(size):
+    """From a decoded image to what a batch is made of, by the name of each."""
+    crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    v1 = transforms.Compose(crop)
+    as_float = transforms.Compose(
+        [*crop, transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
+    )
+    on_tensors = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+    found = {
+        "PIL, v1, float32": lambda jpeg: as_float(pil(jpeg)),
+        "PIL, v1, uint8": lambda jpeg: transforms.functional.pil_to_tensor(v1(pil(jpeg))),
+    }
+    for name, decode in DECODERS.items():
+        if name != "PIL":
+            found[f"{name}, v2, uint8"] = lambda jpeg, decode=decode: on_tensors(decode(jpeg))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="data", help="a folder of images, as the trainer's")
+    parser.add_argument("--images", type=int, default=100, help="how many files")
+    parser.add_argument("--size", type=int, default=224, help="pixels of the crop")
+    parser.add_argument("--rounds", type=int, default=6, help="how often each is timed")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    torch.set_num_threads(1)
+    files = sorted(Path(args.data, "train").rglob("*.JPEG"))[: args.images]
+    if not files:
+        raise SystemExit(f"no *.JPEG in {args.data}/train: make some with `dlojz data {args.data}`")
+    jpegs = [bytearray(file.read_bytes()) for file in files]
+    for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
+        for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
+            run.evidence(f"{kind}: {way}", images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
+    if device.type == "cuda":
+        for batch in BATCHES:
+            speeds = [nvjpeg(jpegs, batch, device) for _ in range(args.rounds + 1)][1:]
+            run.evidence(f"nvJPEG: {batch}", images_per_s=speeds)
+    run.end()
+
+
+def images_per_s(ways, jpegs, rounds):
+    """Of one core, in each round, all ways in turn; the first round warms up."""
+    found = {name: [] for name in ways}
+    for again in range(rounds + 1):
+        for name, way in ways.items():
+            torch.manual_seed(again)  # the same crops for all
+            begin = time.process_time()
+            for jpeg in jpegs:
+                way(jpeg)
+            found[name].append(len(jpegs) / (time.process_time() - begin))
+    return {name: speeds[1:] for name, speeds in found.items()}
+
+
+def nvjpeg(jpegs, batch, device):
+    """Images per second of the GPU's decoder."""
+    tensors = [torch.frombuffer(jpeg, dtype=torch.uint8) for jpeg in jpegs]
+    experiments.wait(device)
+    begin = time.perf_counter()
+    for i in range(0, len(tensors), batch):
+        decode_jpeg(tensors[i : i + batch], mode=ImageReadMode.RGB, device=device)
+    experiments.wait(device)
+    return len(tensors) / (time.perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    main()
