@@ -211,7 +211,7 @@ QUIZZES = {
             "They make the trace smaller",
         ),
         1,
-        "Starting takes it some tenths of a second, mostly on a GPU. The autotuner has its own "
+        "While it starts, the host does something else than training. The autotuner has its own "
         "first steps, which `wait` skips.",
     ),
     "profile-wait": Quiz(
@@ -235,8 +235,8 @@ QUIZZES = {
             "A larger batch",
         ),
         1,
-        "Memory is its limit, and no arithmetic. Half the bytes are half the time. Fusing layers "
-        "saves the way to memory and back: that is what notebook 09 is about.",
+        "Memory is its limit, and no arithmetic. Half the bytes are about half the time. Fusing "
+        "layers saves the way to memory and back: that is what notebook 09 is about.",
     ),
     "profile-segments": Quiz(
         "The mean of 200 segments of a list of 20,000 rows: a loop over the segments, or one of "

@@ -3,6 +3,7 @@
 Each takes a trace as `dlojz.trace.read` returns it, its file, or a job that has written one.
 """
 
+from collections import defaultdict
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -12,27 +13,33 @@ from dlojz import log, report, stats, trace
 from dlojz.chronometer import PHASES
 from dlojz.table import Table
 
+# None of them is a phase's, which stand above them. (Paul Tol's "muted" scheme, for all eyes.)
 COLOURS = {
-    trace.MATRIX: report.PALETTE["backward"],
-    "normalization": report.PALETTE["forward"],
-    "elementwise and the rest": report.SERIES[4],
-    "change of layout": report.PALETTE["data"],
-    "copies": report.PALETTE["transfer"],
-    trace.COMMUNICATION: report.PALETTE["power"],
+    trace.MATRIX: "#332288",
+    "normalization": "#44AA99",
+    "elementwise and the rest": "#DDCC77",
+    "changes of layout or dtype": "#882255",
+    "copies": "#999933",
+    trace.COMMUNICATION: "#CC6677",
 }
-IDLE = "#C9C9D1"
-# What is computed is blue and orange; what is waited for is hatched.
-LOST = {trace.PYTHON: "#D9C9A8"} | {
-    trace.DATA: "#F2B8A0",
-    trace.SYNC: "#E8A5A0",
-    trace.COLLECTOR: "#B9B9C6",
+# What is waited for; hatched.
+LOST = {
+    trace.DATA: report.PALETTE["data"],
+    trace.SYNC: report.PALETTE["failure"],
+    trace.COLLECTOR: report.PALETTE["model"],
+    trace.COMMUNICATION: COLOURS[trace.COMMUNICATION],
+    trace.LAUNCHES: report.PALETTE["limit"],
+    trace.PYTHON: report.PALETTE["limit"],
 }
+ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
 COUNTED = ("operations", "kernels", "reads")  # of one call, by dlojz.evidence
-LEAST = 0.002  # of the figure's width: shorter spans that touch are drawn as one
 
 
 def open_trace(of) -> trace.Trace:
-    """A trace as it is; that of a file, of a run's folder or of a job. Raises TraceError."""
+    """A trace as it is; that of a file, or of the first process of a job or of a run's folder.
+
+    Raises TraceError.
+    """
     if isinstance(of, trace.Trace):
         return of
     path = Path(getattr(of, "directory", of))
@@ -106,12 +113,11 @@ def plot_roofline(run, ax=None):
         ax = ax or plt.subplots(figsize=(9, 4.2))[1]
         x = np.geomspace(0.03, 3000, 200)
         ax.plot(x, np.minimum(memory * x, matrix) / 1e9, color="black", label="what is possible")
-        for kind, colour in zip(sorted({a["kind"] for a in layers}), report.SERIES, strict=False):
-            mine = [a for a in layers if a["kind"] == kind]
+        for (kind, mine), colour in zip(_by_kind(layers).items(), ROOF_COLOURS, strict=False):
             speed = [a["flops"] / a["ms"] / 1e6 for a in mine]
             size = [20 + 400 * a["count"] * a["ms"] / _total(layers) for a in mine]
             intensity = [a["flops"] / a["bytes"] for a in mine]
-            share = sum(a["count"] * a["ms"] for a in mine) / _total(layers)
+            share = _total(mine) / _total(layers)
             look = {"s": size, "color": colour, "alpha": 0.75, "label": f"{kind}: {share:.0%}"}
             ax.scatter(intensity, speed, **look)
         ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
@@ -122,6 +128,17 @@ def plot_roofline(run, ax=None):
         ax.set_title(f"{title}; {where}", fontsize=9, fontweight="normal")
         ax.legend(title="share of the forward time", loc="upper left", bbox_to_anchor=(1, 1))
     return ax
+
+
+def _by_kind(layers) -> dict[str, list]:
+    """The layers of each of the kinds that take most time; the others together."""
+    found = defaultdict(list)
+    for layer in layers:
+        found[layer["kind"]].append(layer)
+    order = sorted(found, key=lambda kind: -_total(found[kind]))
+    most, others = order[: len(ROOF_COLOURS) - 1], order[len(ROOF_COLOURS) - 1 :]
+    kept = {kind: found[kind] for kind in most}
+    return kept | ({"others": [a for kind in others for a in found[kind]]} if others else {})
 
 
 def _total(layers):
@@ -135,11 +152,12 @@ def plot_shares(traces, ax=None):
         for row, of in enumerate(traces.values()):
             found = trace.analyse(open_trace(of))
             left = 0.0
-            for name, share in _shares(found):
-                idle = name not in COLOURS
-                look = {"color": LOST.get(name, IDLE) if idle else COLOURS[name]}
-                look |= {"hatch": "///", "ec": "white"} if idle else {}
-                ax.barh(row, share, 0.65, left=left, label=name, **look)
+            for name, share in _computed(found).items():
+                ax.barh(row, share, 0.65, left=left, label=name, color=COLOURS[name])
+                left += share
+            for name, share in found.lost.items():
+                look = {"color": LOST[name], "alpha": 0.5, "hatch": "///", "ec": "white"}
+                ax.barh(row, share, 0.65, left=left, label=f"waits: {name}", **look)
                 left += share
             ax.text(left + 0.01, row, found.verdict, va="center", fontsize=9)
         ax.set(yticks=range(len(traces)), yticklabels=traces, ylim=(len(traces) - 0.5, -0.5))
@@ -148,16 +166,12 @@ def plot_shares(traces, ax=None):
     return ax
 
 
-def _shares(found):
-    """(name, share) of the step: what was computed, and what was waited for, in this order.
-
-    Kinds of work that overlap are shown for what they hide: their sum is what is not idle.
-    """
-    idle = {name: ms / found.step_ms for name, ms in found.idle.items()}
-    total = sum(found.kinds.values())
-    busy = (1 - sum(idle.values())) / total if total else 0
-    computed = {name: ms * busy for name, ms in found.kinds.items()}
-    return [*((k, computed[k]) for k in COLOURS if k in computed), *sorted(idle.items())]
+def _computed(found) -> dict[str, float]:
+    """What is not lost of a step, by kind of work. What overlaps counts for its part."""
+    kinds = {k: found.kinds[k] for k in COLOURS if k in found.kinds and k != trace.COMMUNICATION}
+    rest = 1 - sum(found.lost.values())
+    total = sum(kinds.values())
+    return {name: rest * ms / total for name, ms in kinds.items()}
 
 
 def plot_step(of, number=None, ax=None):
@@ -175,11 +189,11 @@ def plot_step(of, number=None, ax=None):
     places = sorted({e.where for e in work})
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(11, 2.0 + 0.55 * len(places)))[1]
-        _draw_host(ax, found, step, end)
+        _draw_host(ax, found, step)
         for row, where in enumerate(places, 1):
             for name, colour in COLOURS.items():
                 spans = [e for e in work if e.where == where and trace.kind(e.name) == name]
-                _draw(ax, row, spans, step.begin, end, color=colour, label=name)
+                _draw(ax, row, spans, step.begin, color=colour, label=name)
         what = "GPU" if found.on_gpu else "thread"
         one = not found.on_gpu and len(places) == 1
         names = ["operations"] if one else [f"{what} {where}" for where in places]
@@ -214,7 +228,7 @@ def _outermost(found, step):
     return kept
 
 
-def _draw_host(ax, found, step, end):
+def _draw_host(ax, found, step):
     """The phases of a step as the host went through them; in front of them, where it waited."""
     spans_of = {name: [] for name in PHASES}
     for r in found.ranges:
@@ -222,24 +236,19 @@ def _draw_host(ax, found, step, end):
         if name in spans_of and r.where == found.thread and step.begin <= r.begin < step.end:
             spans_of[name].append(r)
     for name, spans in spans_of.items():
-        _draw(ax, 0, spans, step.begin, end, color=report.PALETTE[name], alpha=0.35, label=name)
+        _draw(ax, 0, spans, step.begin, color=report.PALETTE[name], alpha=0.35, label=name)
     for label, colour, spans in (
         ("the host waits", report.PALETTE["failure"], trace.synchronisations(found)),
         ("garbage collector", report.PALETTE["model"], trace.collections(found)),
     ):
         spans = [s for s in spans if step.begin <= s.begin < step.end]
-        _draw(ax, 0, spans, step.begin, end, height=0.35, color=colour, label=label)
+        _draw(ax, 0, spans, step.begin, height=0.35, color=colour, label=label)
 
 
-def _draw(ax, row, spans, zero, end, height=0.7, **look):
-    """Bars of spans; those that touch, to the eye, as one."""
-    near = LEAST * (end - zero)
-    joined = []
-    for begin, stop in trace.union((s.begin, s.end) for s in spans):
-        if joined and begin - joined[-1][1] < near:
-            joined[-1][1] = stop
-        else:
-            joined.append([begin, stop])
-    if joined:
-        bars = [(begin - zero, max(stop - begin, near)) for begin, stop in joined]
-        ax.broken_barh(bars, (row - height / 2, height), **look)
+def _draw(ax, row, spans, zero, height=0.7, **look):
+    """Bars of spans, as wide as they are."""
+    bars = [
+        (begin - zero, end - begin) for begin, end in trace.union((s.begin, s.end) for s in spans)
+    ]
+    if bars:
+        ax.broken_barh(bars, (row - height / 2, height), linewidth=0, **look)

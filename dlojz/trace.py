@@ -45,7 +45,6 @@ class Event(NamedTuple):
     end: float
     where: str  # the host's thread, or the device and its stream
     id: int = 0  # what was launched has the number of what launched it
-    bytes: int = 0
 
     @property
     def ms(self) -> float:
@@ -58,7 +57,7 @@ class Trace:
     """The events of a trace, each list in order of time."""
 
     path: Path
-    device: str | None  # the GPU's name; None where only a processor was watched
+    device: str | None  # the name of the machine's first GPU
     steps: list[Event] = field(default_factory=list)  # "ProfilerStep#5"
     work: list[Event] = field(default_factory=list)  # of the GPU: kernels and copies
     calls: list[Event] = field(default_factory=list)  # of CUDA, by the host
@@ -164,8 +163,8 @@ def _sort(trace, event, origin):
         else:
             return
     begin = (event["ts"] - origin) / 1000
-    end, number = begin + event["dur"] / 1000, args.get("correlation", 0)
-    target.append(Event(name, begin, end, where, number, args.get("bytes", 0)))
+    end = begin + event["dur"] / 1000
+    target.append(Event(name, begin, end, where, args.get("correlation", 0)))
 
 
 # What kind of work -------------------------------------------------------------------------------
@@ -174,11 +173,13 @@ def _sort(trace, event, origin):
 KINDS = {
     "communication": r"nccl|gloo:|c10d::",
     "copies": r"^Mem(cpy|set)",
-    "change of layout": r"nchwto|nhwcto|transpose|(?<!vectorized_)(?<!unrolled_)"
-    r"elementwise_kernel.*copy|^aten::(copy_|clone|contiguous|_to_copy)$",
+    "changes of layout or dtype": r"nchwto|nhwcto|transpose|converttensor"
+    r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy"
+    r"|^aten::(copy_|clone|contiguous|_to_copy)$",
     "normalization": r"batch_?norm|\bbn_[fb]w|layer_?norm|native_norm",
-    "matrix products and convolutions": r"conv|gemm|gemv|xmma|cudnn::(detail|engines)|cutlass|nvjet"
-    r"|splitk|winograd|[wd]grad|\b(add|b|badd)?mm\b|matmul|linear",
+    "matrix products and convolutions": r"conv(?!ert)|gemm|gemv|xmma|cudnn::(detail|engines)|scudnn"
+    r"|cutlass|nvjet|splitk|winograd|[wd]grad|\b(add|badd)?b?mm\b|matmul|linear"
+    r"|flash|fmha|sdpa|scaled_dot_product",
     "elementwise and the rest": r"",
 }
 MATRIX = "matrix products and convolutions"
@@ -250,7 +251,8 @@ COMMUNICATION = "communication"
 WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy(Async)?$")
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's own range, the Chronometer's
 LONG_MS = 0.05  # a copy that holds the host up as long as this was waited for
-BOUND = 0.85  # of the time the GPU computes: more, and nothing else is to be gained
+BOUND = 0.85  # of the time is computed: more, and the rest is not the first thing to look at
+GLOO = re.compile(r"^gloo:")  # the ranges of its threads
 
 WORDS = {
     LAUNCHES: "launch bound",
@@ -294,11 +296,11 @@ class Reading:
         found = Counter(self.idle)
         found[COMMUNICATION] += self.exposed_ms
         found[SYNC] += self.pageable_ms
-        return {cause: ms / self.step_ms for cause, ms in found.most_common()}
+        return {cause: ms / self.step_ms for cause, ms in found.most_common() if ms > 0}
 
     @property
     def verdict(self) -> str:
-        """In two words: what the time of a step depends on."""
+        """In a few words: what the time of a step depends on."""
         if sum(self.lost.values()) <= 1 - BOUND:
             return "GPU bound" if self.device else "processor bound"
         return WORDS[next(iter(self.lost))]
@@ -310,11 +312,9 @@ def analyse(trace: Trace) -> Reading:
 
 
 def _of_gpu(trace):
-    begin = trace.steps[0].begin
-    work = [e for e in _launched_since(trace, begin)]
-    end = max(e.end for e in work)
-    first = min(e.begin for e in work)
-    span, steps = end - first, len(trace.steps)
+    """A process has one GPU; several streams are taken together."""
+    work, free = _asked_in_the_steps(trace)
+    end, steps = max(e.end for e in work), len(trace.steps)
     by_kind = defaultdict(list)
     for e in work:
         by_kind[kind(e.name)].append((e.begin, e.end))
@@ -322,15 +322,13 @@ def _of_gpu(trace):
     compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
     pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name)
     others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
-    matrix = [e for e in work if kind(e.name) == MATRIX]
-    gaps = without([(first, end)], busy)
-    idle, waits = _causes(trace, gaps, steps)
+    idle, waits = _causes(trace, without([(free, end)], busy), steps)
     return Reading(
         steps=steps,
-        step_ms=span / steps,
+        step_ms=(end - free) / steps,
         device=trace.device or "GPU",
         kinds={k: length(union(found)) / steps for k, found in by_kind.items()},
-        tensor_cores=_share(matrix),
+        tensor_cores=_share([e for e in work if kind(e.name) == MATRIX]),
         idle=idle,
         exposed_ms=length(without(union(by_kind[COMMUNICATION]), compute)) / steps,
         waits=waits,
@@ -339,10 +337,21 @@ def _of_gpu(trace):
     )
 
 
-def _launched_since(trace, begin):
-    """The work that was asked for since then: what was asked before belongs to earlier steps."""
+def _asked_in_the_steps(trace):
+    """What the device was asked for since the first step began; when it was free to do it.
+
+    A trace begins while the device still works for an earlier step: it has these kernels, and not
+    the calls that asked for them.
+    """
+    begin = trace.steps[0].begin
     asked = {c.id: c.begin for c in trace.calls if c.id}
-    return [e for e in trace.work if asked.get(e.id, begin) >= begin]
+    work, earlier = [], []
+    for e in trace.work:
+        mine = not asked or asked.get(e.id, begin - 1) >= begin
+        (work if mine else earlier).append(e)
+    if not work:
+        raise TraceError(f"{trace.path}: no step in it asked the GPU for anything")
+    return work, max([begin, *(e.end for e in earlier if e.begin < work[0].begin)])
 
 
 def _share(matrix):
@@ -380,11 +389,16 @@ def _causes(trace, gaps, steps):
 
 
 def synchronisations(trace: Trace) -> list[Event]:
-    """The calls in which the training thread waits for the device, in the steps."""
+    """The calls in which a thread that trains waits for the device, in the steps.
+
+    On a GPU these are two threads: the backward pass has its own.
+    """
+    done = {e.id for e in trace.work}
+    threads = {trace.thread} | {c.where for c in trace.calls if c.id in done}
     return [
         c
         for c in trace.calls
-        if c.where == trace.thread
+        if c.where in threads
         and WAITS.match(c.name)
         and ("Synchronize" in c.name or c.ms >= LONG_MS)
         and c.begin >= trace.steps[0].begin
@@ -398,14 +412,18 @@ def collections(trace: Trace) -> list[Event]:
 
 
 def _waits(trace):
-    """[(call, why, line)]: where the training thread waited for the device."""
+    """[(call, why, line)] in order: where the host waited for the device."""
+    told = []
     asked = synchronisations(trace)
-    names = _around(asked, [e for e in trace.ops if e.where == trace.thread])
-    lines = _around(asked, [e for e in trace.lines if e.where == trace.thread])
-    return [
-        (call, _why(ops), _line(found[-1]) if found else "")
-        for call, ops, found in zip(asked, names, lines, strict=True)
-    ]
+    for thread in {c.where for c in asked}:
+        mine = [c for c in asked if c.where == thread]
+        names = _around(mine, [e for e in trace.ops if e.where == thread])
+        lines = _around(mine, [e for e in trace.lines if e.where == thread])
+        told += [
+            (call, _why(ops), _line(found[-1]) if found else "")
+            for call, ops, found in zip(mine, names, lines, strict=True)
+        ]
+    return sorted(told, key=lambda wait: wait[0].begin)
 
 
 def _around(inner, outer):
@@ -465,7 +483,11 @@ def _of_processor(trace):
             if stack:
                 own[kind(stack[-1].name)] -= e.ms
             stack.append(e)
-    named = union([*loading, *collecting, *((e.begin, e.end) for e in ops)])
+    computing = union((e.begin, e.end) for e in ops)
+    talking = union((e.begin, e.end) for e in trace.ranges if GLOO.match(e.name))
+    exposed = common(whole, without(talking, union([*computing, *loading])))
+    own[COMMUNICATION] = exposed
+    named = union([*loading, *collecting, *computing, *talking])
     idle = {
         DATA: common(whole, loading) / steps,
         COLLECTOR: common(whole, collecting) / steps,
@@ -478,7 +500,7 @@ def _of_processor(trace):
         kinds={k: ms / steps for k, ms in own.most_common() if ms > 0},
         tensor_cores=None,
         idle={cause: ms for cause, ms in idle.items() if ms > 0},
-        exposed_ms=0.0,
+        exposed_ms=exposed / steps,
         waits=[],
         pageable_ms=0.0,
         launches=len(ops) / steps,

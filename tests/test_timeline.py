@@ -4,9 +4,10 @@ import re
 import matplotlib.pyplot as plt
 import pytest
 from test_stats import write_log
-from test_trace import CONV, LOADER, NCCL, PAGEABLE, Made, busy, with_a_wait
+from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
-from dlojz import cli, log, timeline, trace
+from dlojz import cli, log, report, timeline, trace
+from dlojz.chronometer import PHASES
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def bars(ax, row, name):
 def test_a_step_is_drawn_from_its_begin_with_the_host_above_the_device(file):
     ax = timeline.plot_step(file, 0)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "GPU 0 stream 7"]
-    assert bars(ax, 1, trace.MATRIX) == [(pytest.approx(3), pytest.approx(5))]
-    assert bars(ax, 0, "the host waits") == [(pytest.approx(1.1), pytest.approx(7))]
+    assert bars(ax, 1, trace.MATRIX) == [(pytest.approx(0.3), pytest.approx(5.7))]
+    assert bars(ax, 0, "the host waits") == [(pytest.approx(1.1), pytest.approx(5))]
     assert "synchronisation bound; NVIDIA H100" in ax.get_title(loc="left")
     plt.close()
 
@@ -51,20 +52,41 @@ def test_a_step_that_is_not_there_is_an_error(file):
         timeline.plot_step(file, 2)
 
 
+def test_holes_are_drawn_as_holes(tmp_path):
+    made = Made()
+    made.step(0, 0, 25)
+    for i in range(1000):
+        made.launch(0.025 * i, 0.025 * i, 0.025 * i + 0.005, (CONV, RELU)[i % 2])
+    ax = timeline.plot_step(made.write(tmp_path / "t.json"))
+    for kind in (trace.MATRIX, "elementwise and the rest"):
+        assert sum(width for _, width in bars(ax, 1, kind)) == pytest.approx(2.5)
+    plt.close()
+
+
+def test_each_kind_has_a_colour_of_its_own():
+    colours = [*timeline.COLOURS.values(), *(report.PALETTE[phase] for phase in PHASES)]
+    assert len(set(colours)) == len(colours)
+    assert set(timeline.COLOURS) == set(trace.KINDS)
+    assert set(trace.WORDS) <= set(timeline.LOST)
+
+
 def test_the_shares_of_a_step_make_one(tmp_path, file):
     made = Made()
     for step in (0, 1):
         begin = 10 * step
         made.step(step, begin, begin + 10)
         made.host("user_annotation", LOADER, begin, begin + 2)
-        made.launch(begin + 2, begin + 2, begin + 8)
-        made.launch(begin + 2, begin + 6, begin + 10, NCCL, stream=20)
-    for path in (file, made.write(tmp_path / "t.json")):
-        shares = timeline._shares(trace.analyse(trace.read(path)))
-        assert sum(share for _, share in shares) == pytest.approx(1)
+        made.launch(begin + 2, begin + 2, begin + 6)
+        made.launch(begin + 2, begin + 4, begin + 10, NCCL, stream=20)
+    path = made.write(tmp_path / "t.json")
+    for each in (file, path):
+        found = trace.analyse(trace.read(each))
+        shares = [*timeline._computed(found).values(), *found.lost.values()]
+        assert sum(shares) == pytest.approx(1)
+    assert found.lost == {trace.COMMUNICATION: pytest.approx(0.4), trace.DATA: pytest.approx(0.2)}
     ax = timeline.plot_shares({"a": file, "b": path})
-    assert {"synchronisation", "data", trace.COMMUNICATION} <= set(labels(ax))
-    assert {"synchronisation bound", "communication bound"} == {t.get_text() for t in ax.texts}
+    assert {"waits: synchronisation", "waits: data", "waits: communication"} <= set(labels(ax))
+    assert "communication bound" in {t.get_text() for t in ax.texts}
     plt.close()
 
 
@@ -94,7 +116,7 @@ def test_a_processor_has_operations_and_no_kernels(tmp_path):
     assert found.kinds == {
         trace.MATRIX: pytest.approx(5),
         "normalization": pytest.approx(3),
-        "change of layout": pytest.approx(1),
+        "changes of layout or dtype": pytest.approx(1),
     }
     assert found.idle[trace.PYTHON] == pytest.approx(1)
     assert found.verdict == "processor bound"
@@ -102,6 +124,18 @@ def test_a_processor_has_operations_and_no_kernels(tmp_path):
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "operations"]
     assert bars(ax, 1, trace.MATRIX) == [(0, pytest.approx(6))]
     plt.close()
+
+
+def test_on_a_processor_gloo_is_communication_and_not_python(tmp_path):
+    made = Made()
+    made.step(0, 0, 10)
+    made.host("cpu_op", "aten::conv2d", 0, 6)
+    made.host("user_annotation", "gloo:all_reduce", 5, 9)
+    made.events[-1]["tid"] = 7  # a thread of its own
+    found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
+    assert found.exposed_ms == pytest.approx(3)
+    assert found.idle[trace.PYTHON] == pytest.approx(1)
+    assert found.verdict == "communication bound"
 
 
 def test_images_that_the_training_thread_loads_are_no_computation(tmp_path):
@@ -133,11 +167,18 @@ def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
     convolution, relu = ax.collections
     assert convolution.get_offsets().tolist() == [[200, 500]], "FLOP for a byte, GFLOP/s"
     assert relu.get_offsets().tolist() == [[0.125, 0.5]]
-    assert {"Conv2d: 67%", "ReLU: 33%"} <= set(labels(ax))
+    assert labels(ax)[1:] == ["Conv2d: 67%", "ReLU: 33%"], "what takes most is first"
     roof = ax.lines[0]
     assert roof.get_ydata().max() == pytest.approx(50)
     assert roof.get_ydata()[0] == pytest.approx(10 * roof.get_xdata()[0])
     plt.close()
+
+
+def test_a_roofline_of_many_kinds_leaves_none_out():
+    layers = [{"kind": f"L{i}", "count": 1, "ms": 10.0 - i} for i in range(9)]
+    kinds = timeline._by_kind(layers)
+    assert list(kinds) == ["L0", "L1", "L2", "L3", "L4", "others"]
+    assert sum(map(len, kinds.values())) == 9
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(tmp_path):
@@ -153,9 +194,3 @@ def test_the_command_tells_and_draws(file, tmp_path, capsys):
     assert (tmp_path / "t.png").stat().st_size > 5000
     assert cli.main(["trace", str(tmp_path / "t.png")]) == 2
     assert "can't be read" in capsys.readouterr().err
-
-
-def test_long_names_of_kernels_fit(tmp_path):
-    made = busy()
-    made.launch(0, 0, 1, CONV * 20, stream=9)
-    assert trace.read(made.write(tmp_path / "t.json")).work[0].name.startswith("sm90")

@@ -33,7 +33,7 @@ OWN_HINTS = {
         PROFILER,
     ),
     "none": Hint(
-        "No profiler was seen in the training's steps.",
+        "No profiler was seen in the training's steps: the Chronometer must hold it.",
         "`chrono.profiler = torch.profiler.profile(...)`, then `chrono.profiler.start()`.",
         PROFILER,
     ),
@@ -122,7 +122,8 @@ def _trace(run, actions):
     ]
     whole = sum(seen >= PHASES for seen in names)
     expected = f"{len(names)} of {len(names)}"
-    text, hint = f"{whole} of {len(names)}", "left-on" if whole else "where"
+    text = f"{whole} of {len(names)}"
+    hint = "none" if not actions else "left-on" if whole else "where"
     what = "steps of the trace with all phases"
     return [Finding(MECHANISM, what, whole == len(names), text, expected, hint)]
 

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import torch
 import torchvision
 from PIL import Image
-from torch._C._profiler import _ExperimentalConfig  # its only way to see the garbage collector
+from torch._C._profiler import _ExperimentalConfig  # to see the garbage collector, with --stack
 from torchvision import transforms
 
 from dlojz import experiments, idr_torch, log

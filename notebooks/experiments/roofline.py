@@ -18,7 +18,7 @@ import torchvision
 from dlojz import experiments, idr_torch, log
 
 ROUNDS, TIMES = 5, 5
-COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # larger than any cache
+COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
 MATRIX = {"cpu": 1536, "cuda": 8192}
 # Operations for each element that comes out, of layers that are no matrix product; about.
 PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNorm": 8}
@@ -92,18 +92,20 @@ def timed(what, count, device, dtype):
         "kind": type(layer).__name__,
         "input": list(shape),
         "count": count,
-        "flops": operations(layer, out),
+        "flops": operations(layer, x, out),
         "bytes": (x.numel() + out.numel() + weights) * x.element_size(),
         "ms": median_ms(lambda: layer(x), device),
     }
 
 
-def operations(layer, out):
-    """Multiplications and additions."""
+def operations(layer, x, out):
+    """Multiplications and additions; of a pooling layer one for each number that it reads."""
     if isinstance(layer, torch.nn.Conv2d):
         return 2 * out.numel() * layer.weight[0].numel()
     if isinstance(layer, torch.nn.Linear):
         return 2 * out.numel() * layer.in_features
+    if "Pool" in type(layer).__name__:
+        return x.numel()
     return out.numel() * PER_ELEMENT.get(type(layer).__name__, 1)
 
 
