@@ -3,7 +3,7 @@
 Submitted by a notebook: submit("notebooks/experiments/faults.py --fault unpinned").
 
 Without a fault: images in pinned memory, channels_last, a batch that fills the device, nothing read
-back. Each fault changes one thing.
+back. Each fault changes one thing. Nothing is learned here, so fp16 comes without a scaler.
 """
 
 import argparse
