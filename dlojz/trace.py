@@ -31,6 +31,7 @@ WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 # What torch's own files and Python's do is not where the trainee looks.
 FOREIGN = re.compile(r"^<|site-packages|dist-packages|/lib/python|^torch/|^threading|^contextlib")
 LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)")
+PRINTS = "torch/_tensor_str.py"  # of torch's own files the one that tells why it reads a tensor
 
 
 class TraceError(ValueError):
@@ -158,13 +159,17 @@ def _sort(trace, event, origin):
             target = trace.ops
         elif kind == "user_annotation" or name == GARBAGE:
             target = trace.steps if STEP.match(name) else trace.ranges
-        elif kind == "python_function" and not FOREIGN.search(name) and LINE.match(name):
+        elif kind == "python_function" and _tells(name):
             target = trace.lines
         else:
             return
     begin = (event["ts"] - origin) / 1000
     end = begin + event["dur"] / 1000
     target.append(Event(name, begin, end, where, args.get("correlation", 0)))
+
+
+def _tells(name):
+    return LINE.match(name) and (PRINTS in name or not FOREIGN.search(name))
 
 
 # What kind of work -------------------------------------------------------------------------------
@@ -420,7 +425,7 @@ def _waits(trace):
         names = _around(mine, [e for e in trace.ops if e.where == thread])
         lines = _around(mine, [e for e in trace.lines if e.where == thread])
         told += [
-            (call, _why(ops), _line(found[-1]) if found else "")
+            (call, _why(ops, found), _line(found))
             for call, ops, found in zip(mine, names, lines, strict=True)
         ]
     return sorted(told, key=lambda wait: wait[0].begin)
@@ -439,8 +444,10 @@ def _around(inner, outer):
     return found
 
 
-def _why(ops):
+def _why(ops, lines):
     """The operation for which the host waits, in the words of who wrote it."""
+    if any(PRINTS in name for name in lines):
+        return "print"
     if not ops:
         return ""
     if "aten::item" in ops or "aten::_local_scalar_dense" in ops:
@@ -450,8 +457,12 @@ def _why(ops):
     return ops[0]
 
 
-def _line(name):
-    path, line, function = LINE.match(name).groups()
+def _line(lines):
+    """The innermost of the functions that are not torch's."""
+    own = [name for name in lines if PRINTS not in name]
+    if not own:
+        return ""
+    path, line, function = LINE.match(own[-1]).groups()
     return f"{Path(path).name}, {function} (from line {line})"
 
 

@@ -270,6 +270,15 @@ def test_a_wait_is_named_with_what_asked_for_it_and_where(tmp_path, op, why):
     assert wait.idle_ms == pytest.approx(4.3), "after the first step; nothing follows the last"
 
 
+def test_a_tensor_that_is_printed_is_read(tmp_path):
+    made = with_a_wait("aten::item")
+    made.host("python_function", "torch/_tensor_str.py(702): _str", 1.05, 6.3)
+    made.host("python_function", "torch/nn/modules/module.py(9): _call_impl", 1.06, 6.2)
+    (printed, read) = sorted(reading(made, tmp_path).waits, key=lambda w: w.why, reverse=True)
+    assert (printed.why, read.why) == ("print", ".item()"), "in the first step, in the second"
+    assert printed.line == read.line == "trainer.py, train_step (from line 151)"
+
+
 @pytest.mark.parametrize(("launches", "seen"), [(False, 0), (True, 1)])
 def test_a_wait_counts_in_the_threads_that_launch(tmp_path, launches, seen):
     """On a GPU the backward pass has a thread of its own; a loader's thread does not train."""
