@@ -312,6 +312,9 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
         "tensor cores want it" if cards else "little at 128 px and below; asked at 128: not slower"
     )
     yield Entry("03 channels_last", "everywhere", layout)
+    trace = "kernels of the GPU" if cards else "operations"
+    holes = "and where the GPU waits" if cards else "a processor waits for no other device"
+    yield Entry("04 profiler", trace, holes)
     yield Entry("05 DataLoader", f"CPUs: {cpu['usable']}", "more workers only queue")
     where = many if len(cards) > 1 else "CPU processes, over gloo"
     meaning = "data parallel, sharded" if len(cards) > 1 else "recorded figures for the speed"
