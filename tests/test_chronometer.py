@@ -376,7 +376,9 @@ def test_the_witness_leaves_the_last_step_to_a_profiler_that_wants_it():
 def test_the_phases_are_ranges_of_the_profilers_trace():
     chrono = Chronometer(sink=Sink())
     wanted = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
-    chrono.profiler = torch.profiler.profile(schedule=wanted, on_trace_ready=lambda p: None)
+    chrono.profiler = torch.profiler.profile(
+        schedule=wanted, on_trace_ready=lambda p: None, acc_events=True
+    )
     chrono.start()
     chrono.profiler.start()
     profiled_steps(chrono, Clock(), 6)
