@@ -399,7 +399,7 @@ def synchronisations(trace: Trace) -> list[Event]:
     On a GPU these are two threads: the backward pass has its own.
     """
     done = {e.id for e in trace.work}
-    threads = {trace.thread} | {c.where for c in trace.calls if c.id in done}
+    threads = {trace.thread} | {c.where for c in trace.calls if c.id and c.id in done}
     return [
         c
         for c in trace.calls
