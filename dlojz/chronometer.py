@@ -128,7 +128,8 @@ class Chronometer:
             self._mark("data")
             return
         self._phase = "data"
-        self._name(None)
+        if self.profiler:
+            self._name(None)
         self._end_step(values)
         if self._look_at is not None and self._step > self._look_at:
             self._witness.ends()
@@ -144,8 +145,8 @@ class Chronometer:
 
     def transfer(self):
         """The batch has arrived in host memory; its copy to the device begins."""
-        self._enter("transfer")
         if self.profiler:
+            self._enter("transfer")
             self._notice_profiler()
         self._to("transfer")
 
@@ -212,7 +213,8 @@ class Chronometer:
         self._enter(phase)
         self._phase = phase
         self._mark(phase)
-        self._name(phase if self._profiled else None)
+        if self.profiler:
+            self._name(phase if self._profiled else None)
 
     def _profiler_wants(self, step):
         wanted = self.profiler and self.profiler.schedule(step).name != "NONE"

@@ -4,7 +4,6 @@ Each figure takes a job of several processes, its folder or logs, and returns it
 """
 
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,7 +22,7 @@ COLOURS = {
 
 def ranks(job) -> list[log.Run]:
     """The logs of a job's processes, by rank. Raises ValueError where one talks to nobody."""
-    runs = log.read_ranks(Path(getattr(job, "directory", job)))
+    runs = log.read_ranks(log.path_of(job))
     if len(runs) < 2:
         raise ValueError(
             f"{runs[0].path}: one process, which talks to nobody: submit it with n_gpu=2 or more"

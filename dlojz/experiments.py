@@ -1,8 +1,9 @@
-"""What the small experiments of `notebooks/experiments/` share: precision, waiting, processes.
+"""What the experiments of `notebooks/experiments/` share: flags, precision, waiting, processes.
 
 The trainer does all of it by itself, in the paragraphs of 02 and 06a.
 """
 
+import argparse
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,15 @@ import torch
 from dlojz import idr_torch
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of autocast, by --precision
+
+
+def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str = "fp32"):
+    """The flags of an experiment that trains a model of torchvision, with these defaults."""
+    add = parser.add_argument
+    add("--model", default="resnet50", help="a classifier of torchvision")
+    add("--image-size", type=int, default=224, help="pixels")
+    add("-b", "--batch-size", type=int, default=batch_size, help="images per process")
+    add("--precision", choices=("fp32", "tf32", *DTYPES), default=precision)
 
 
 def set_float32(precision: str):

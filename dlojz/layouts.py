@@ -6,7 +6,6 @@ Each figure takes tensors, runs of `notebooks/experiments/` or recordings, and r
 import re
 from collections import Counter, defaultdict
 from itertools import product
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -79,7 +78,7 @@ def _plot_strides(ax, tensor):
 def seen(run) -> Table:
     """What entered and left the layers of a trainer's run, by its own log: in which layout."""
     try:
-        rows = log.read(Path(getattr(run, "directory", run))).evidence["probe"]["layers"]
+        rows = log.read(log.path_of(run)).evidence["probe"]["layers"]
     except (log.LogError, KeyError):  # it failed before its first step was over
         rows = []
     count = Counter()
@@ -247,7 +246,7 @@ def _plot_pairs(ax, pairs, figure, better):
 
 
 def _read(run):
-    read = log.read(Path(getattr(run, "directory", run)))
+    read = log.read(log.path_of(run))
     if not read.measures:
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
     return read

@@ -43,7 +43,6 @@ from dlojz.chronometer import PHASES, WARMUP_STEPS
 from dlojz.course import course_root
 
 SCHEMA = 1
-TRACE = "trace.json.gz"  # of torch's profiler, in a run's folder
 EVENTS = (
     *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
     "end",
@@ -80,9 +79,19 @@ def write_atomically(path: Path, text: str):
     temporary.replace(path)
 
 
+def path_of(run) -> Path:
+    """Where a run's log is: of a Job its folder, else the folder or file that was given."""
+    return Path(getattr(run, "directory", run))
+
+
 def events_file(folder, rank: int = 0) -> Path:
     """The log of one process of the run in `folder`."""
     return Path(folder) / ("events.jsonl" if rank == 0 else f"events.rank{rank}.jsonl")
+
+
+def trace_file(folder, rank: int = 0) -> Path:
+    """What a profiler has recorded of one process of the run in `folder`, compressed."""
+    return Path(folder) / ("trace.json.gz" if rank == 0 else f"trace.rank{rank}.json.gz")
 
 
 # Writing ------------------------------------------------------------------------------------
@@ -180,11 +189,10 @@ class RunLog:
 
     def save_trace(self, profiler):
         """Keep what a torch.profiler.profile has recorded: its `on_trace_ready`."""
-        rank = idr_torch.rank
-        name = TRACE if rank == 0 else f"trace.rank{rank}.json.gz"
-        temporary = self.folder / f".{name}"  # by its suffix torch compresses it
+        file = trace_file(self.folder, idr_torch.rank)
+        temporary = file.with_name(f".{file.name}")  # by its suffix torch compresses it
         profiler.export_chrome_trace(str(temporary))
-        temporary.replace(self.folder / name)
+        temporary.replace(file)
 
     def before_end(self, call):
         """Call `call()` just before the log ends, well or badly."""

@@ -369,7 +369,7 @@ def _batch_axis(ax, found, ylabel):
 
 def plot_steps(run, ax=None):
     """Each step as a bar of its phases: does the model wait for its data?"""
-    path = Path(getattr(run, "directory", run))
+    path = log.path_of(run)
     read = log.read(path)
     clock, times = stats.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
@@ -422,7 +422,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
 
 def plot_clocks(run, ax=None):
     """One run by its two clocks: what a stopwatch on the host says, and what the device did."""
-    path = Path(getattr(run, "directory", run))
+    path = log.path_of(run)
     read = log.read(path)
     chosen = stats.measured(read)
     clocks = {"host: Python passed the mark": read.steps.host_ms}
@@ -447,7 +447,7 @@ def plot_clocks(run, ax=None):
 
 def plot_measures(run, ax=None):
     """The figures of a small experiment as bars, in the order in which they were measured."""
-    read = log.read(Path(getattr(run, "directory", run)))
+    read = log.read(log.path_of(run))
     if not read.measures:
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
     values = np.array([m["value"] for m in read.measures])

@@ -5,7 +5,6 @@ Each takes runs, jobs or recordings of several processes.
 
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,13 +16,9 @@ from dlojz.table import Table
 PALETTE, SERIES = report.PALETTE, report.SERIES
 
 
-def _folder(run) -> Path:
-    return Path(getattr(run, "directory", run))
-
-
 def _ranks(run) -> list[log.Run]:
     """The logs of all processes of an experiment. Raises ValueError if it did not end well."""
-    path = _folder(run)
+    path = log.path_of(run)
     found = log.read_ranks(path) if path.is_dir() else [log.read(path)]
     for each in found:
         if each.end.get("outcome") != "completed":
@@ -230,7 +225,7 @@ def updates(run) -> np.ndarray:
     The batches of an update are those of the processes at one step, or those that one process
     accumulated.
     """
-    ranks = log.read_ranks(_folder(run))
+    ranks = log.read_ranks(log.path_of(run))
     together = ranks[0].start["arguments"].get("accumulate", 1)
     losses = np.stack([np.array(r.steps.loss) for r in ranks], axis=1)  # [steps, processes]
     whole = len(losses) // together * together

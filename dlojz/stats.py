@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -103,7 +102,7 @@ def summary(run) -> Summary:
     """
     if isinstance(run, Summary):
         return run
-    path = Path(getattr(run, "directory", run))
+    path = log.path_of(run)
     status = getattr(run, "status", None)
     try:
         ranks = log.read_ranks(path) if path.is_dir() else [log.read(path)]

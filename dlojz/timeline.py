@@ -4,7 +4,6 @@ Each takes a trace as `dlojz.trace.read` returns it, its file, or a job that has
 """
 
 from collections import defaultdict
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -42,15 +41,15 @@ def open_trace(of) -> trace.Trace:
     """
     if isinstance(of, trace.Trace):
         return of
-    path = Path(getattr(of, "directory", of))
-    if path.is_dir():
-        if not (path / log.TRACE).exists():
-            raise trace.TraceError(
-                f"{path}: no {log.TRACE} in it; was the run submitted with --profile, and has it "
-                "ended?"
-            )
-        path = path / log.TRACE
-    return trace.read(path)
+    path = log.path_of(of)
+    if not path.is_dir():
+        return trace.read(path)
+    file = log.trace_file(path)
+    if not file.exists():
+        raise trace.TraceError(
+            f"{path}: no {file.name} in it; was the run submitted with --profile, and has it ended?"
+        )
+    return trace.read(file)
 
 
 def times(of) -> Table:
@@ -91,7 +90,7 @@ def waits(of) -> Table:
 
 def ways(run) -> Table:
     """A run of experiments/segment_mean.py: each way, its time, and what it asks of the device."""
-    found = log.read(Path(getattr(run, "directory", run)))
+    found = log.read(log.path_of(run))
     rows = [
         (name, f"{np.median(case['ms']):.3g}", *(f"{case[what]}" for what in COUNTED))
         for name, case in found.evidence.items()
@@ -105,7 +104,7 @@ def plot_roofline(run, ax=None):
 
     Left of the bend memory is what limits a layer, right of it arithmetic.
     """
-    found = log.read(Path(getattr(run, "directory", run)))
+    found = log.read(log.path_of(run))
     best = {m["what"]: m["value"] for m in found.measures}
     layers = found.evidence["layers"]["layers"]
     memory, matrix = best["memory"] * 1e9, best["matrix product"] * 1e12
@@ -146,7 +145,7 @@ def _total(layers):
 
 
 def plot_shares(traces, ax=None):
-    """What a step's time goes to, of several traces: {label: trace}; what is idle is hatched."""
+    """What a step's time goes to, of several traces: {label: trace}; what is lost is hatched."""
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.4 + 0.5 * len(traces)))[1]
         for row, of in enumerate(traces.values()):
@@ -247,8 +246,7 @@ def _draw_host(ax, found, step):
 
 def _draw(ax, row, spans, zero, height=0.7, **look):
     """Bars of spans, as wide as they are."""
-    bars = [
-        (begin - zero, end - begin) for begin, end in trace.union((s.begin, s.end) for s in spans)
-    ]
+    whole = trace.union((s.begin, s.end) for s in spans)
+    bars = [(begin - zero, end - begin) for begin, end in whole]
     if bars:
         ax.broken_barh(bars, (row - height / 2, height), linewidth=0, **look)

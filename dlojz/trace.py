@@ -174,20 +174,20 @@ def _tells(name):
 
 # What kind of work -------------------------------------------------------------------------------
 
+COMMUNICATION, MATRIX = "communication", "matrix products and convolutions"
 # By the name of a kernel, of an operation of torch; the first that fits.
 KINDS = {
-    "communication": r"nccl|gloo:|c10d::",
+    COMMUNICATION: r"nccl|gloo:|c10d::",
     "copies": r"^Mem(cpy|set)",
     "changes of layout or dtype": r"nchwto|nhwcto|transpose|converttensor"
     r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy"
     r"|^aten::(copy_|clone|contiguous|_to_copy)$",
     "normalization": r"batch_?norm|\bbn_[fb]w|layer_?norm|native_norm",
-    "matrix products and convolutions": r"conv(?!ert)|gemm|gemv|xmma|cudnn::(detail|engines)|scudnn"
+    MATRIX: r"conv(?!ert)|gemm|gemv|xmma|cudnn::(detail|engines)|scudnn"
     r"|cutlass|nvjet|splitk|winograd|[wd]grad|\b(add|badd)?b?mm\b|matmul|linear"
     r"|flash|fmha|sdpa|scaled_dot_product",
     "elementwise and the rest": r"",
 }
-MATRIX = "matrix products and convolutions"
 # Of the matrix kernels: those whose names say that tensor cores did it, and that they did not.
 TENSOR_CORES = re.compile(r"tensorop|s?16816|s1688|884|bf16|f16f16|tf32|nvjet|wgmma|hmma")
 NO_TENSOR_CORES = re.compile(r"ffma|simt|sgemm|f32f32_f32f32|cf32|<float")
@@ -252,7 +252,6 @@ def common(spans, others) -> float:
 
 DATA, SYNC, COLLECTOR, LAUNCHES = "data", "synchronisation", "garbage collector", "launches"
 PYTHON = "Python between the operations"  # of a processor, which launches nothing
-COMMUNICATION = "communication"
 WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy(Async)?$")
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's own range, the Chronometer's
 LONG_MS = 0.05  # a copy that holds the host up as long as this was waited for

@@ -12,7 +12,7 @@ from dlojz.chronometer import PHASES
 
 @pytest.fixture
 def file(tmp_path):
-    return with_a_wait("aten::item").write(tmp_path / log.TRACE)
+    return with_a_wait("aten::item").write(log.trace_file(tmp_path))
 
 
 def labels(ax):

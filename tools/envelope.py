@@ -27,9 +27,8 @@ SIZES = {
 }
 # Without instructions for them, a CPU takes minutes for larger ones.
 EMULATED = {"fp16": (SMALL,), "bf16": (SMALL, "--model shufflenet_v2_x0_5 --image-size 64 -b 16")}
-PRECISIONS = {"01_gpu": ("fp32",), "02_amp": ("fp32", "tf32", "fp16", "bf16")}
-for later in ("03_channels_last", "04_profiler", "06_ddp"):
-    PRECISIONS[later] = PRECISIONS["02_amp"]
+ALL = ("fp32", "tf32", "fp16", "bf16")
+PRECISIONS = {step: ("fp32",) if step == "01_gpu" else ALL for step in exercises.MODULES}
 
 
 def entries(step: str, kind: str, precisions) -> list[series.Entry]:
@@ -76,7 +75,7 @@ def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", nargs="+", type=course.step)
-    which = {"choices": PRECISIONS["02_amp"], "help": "this one only; what is kept of others stays"}
+    which = {"choices": ALL, "help": "this one only; what is kept of others stays"}
     parser.add_argument("--precision", **which)
     args = parser.parse_args()
     kind = "cuda" if presets.gpus() else "cpu"

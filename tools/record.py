@@ -156,9 +156,10 @@ def anonymous_trace(packed: bytes) -> bytes:
 
 def keep(recording: str, run: Path, folder: Path, command: str):
     """Copy the logs of a run that is complete."""
-    if place(folder, recording).suffix == ".jsonl":
+    target = place(folder, recording)
+    if target.suffix == ".jsonl":
         text = anonymous((run / "events.jsonl").read_text(), command)
-        log.write_atomically(place(folder, recording), text)
+        log.write_atomically(target, text)
         return
     fresh = folder / f".{recording}"
     fresh.mkdir(exist_ok=True)
@@ -166,7 +167,7 @@ def keep(recording: str, run: Path, folder: Path, command: str):
         (fresh / file.name).write_text(anonymous(file.read_text(), command))
     for file in run.glob("trace*.json.gz"):
         (fresh / file.name).write_bytes(anonymous_trace(file.read_bytes()))
-    fresh.rename(place(folder, recording))
+    fresh.rename(target)
 
 
 def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int):

@@ -97,14 +97,15 @@ def _quiet(run):
 def _schedule(actions):
     """Some steps, once, and a warm-up before them."""
     recorded = [i for i, a in enumerate(actions) if a.startswith("RECORD")]
-    ends = 0 < len(recorded) <= MOST_STEPS and recorded[-1] < len(actions) - 1
-    few = f"1 to {MOST_STEPS}, and an end"
-    text = f"{len(recorded)} of {len(actions)}" + ("" if ends or not recorded else ", to the end")
     if not recorded:
         return []
+    ends = recorded[-1] < len(actions) - 1
+    few = f"1 to {MOST_STEPS}, and an end"
+    text = f"{len(recorded)} of {len(actions)}" + ("" if ends else ", to the end")
+    enough = ends and len(recorded) <= MOST_STEPS
     warm = recorded[0] > 0 and actions[recorded[0] - 1] == "WARMUP"
     return [
-        Finding(MECHANISM, "steps that were looked at", ends, text, few, "left-on"),
+        Finding(MECHANISM, "steps that were looked at", enough, text, few, "left-on"),
         Finding(MECHANISM, "warm-up before them", warm, str(warm), "True", "warm-up"),
     ]
 
@@ -129,7 +130,7 @@ def _trace(run, actions):
 
 
 def _file(run: log.Run):
-    return run.path.with_name(log.TRACE)
+    return log.trace_file(run.path.parent)
 
 
 def extras(on_gpu: bool) -> list[Extra]:

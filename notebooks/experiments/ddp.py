@@ -42,10 +42,7 @@ FEW = ("no communication", "DDP", "buckets of 1 MB", "one bucket")
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("-b", "--batch-size", type=int, default=32, help="images per process")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    experiments.add_sizes(parser, 32)
     parser.add_argument("--rounds", type=int, default=8, help="how often each is timed")
     parser.add_argument("--steps", type=int, default=1, help="steps that are timed together")
     of = {"nargs": "+", "metavar": "VARIANT"}

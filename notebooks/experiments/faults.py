@@ -77,10 +77,7 @@ class Decoded(torch.utils.data.Dataset):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fault", choices=FAULTS, default="none", help="which")
-    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("-b", "--batch-size", type=int, default=128, help="images per process")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="bf16")
+    experiments.add_sizes(parser, 128, "bf16")
     parser.add_argument("--steps", type=int, default=3, help="steps in the trace")
     parser.add_argument(
         "--stack", action="store_true", help="Python's functions, and its garbage collector"
@@ -147,7 +144,6 @@ def train(args, device, run, several):
         plant(args.fault, model, loss, logits, held)
         profiler.step()
     profiler.stop()
-    del held
 
 
 def plant(fault, model, loss, logits, held):

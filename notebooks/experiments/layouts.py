@@ -32,10 +32,7 @@ NAME = 160  # letters kept of a kernel's name
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("-b", "--batch-size", type=int, default=64, help="images")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    experiments.add_sizes(parser, 64)
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
     args = parser.parse_args()
     run = log.open_run(args)

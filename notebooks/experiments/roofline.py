@@ -26,10 +26,7 @@ PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNor
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("-b", "--batch-size", type=int, default=64, help="images")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
+    experiments.add_sizes(parser, 64)
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

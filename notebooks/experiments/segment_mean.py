@@ -55,7 +55,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     torch.manual_seed(0)
-    ids = torch.randint(args.segments, (args.rows,)).sort().values
+    ids = torch.randint(args.segments, (args.rows,))
     ids[: args.segments] = torch.arange(args.segments)  # none is empty
     ids = ids.sort().values.to(device)
     x = torch.randn(args.rows, args.features, device=device)
