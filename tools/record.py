@@ -170,9 +170,12 @@ def keep(recording: str, run: Path, folder: Path, command: str):
     fresh.rename(target)
 
 
-def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int):
-    """Run the commands as one job, and keep each log as soon as it is complete."""
-    entries = []
+def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int) -> list[str]:
+    """Run the commands as one job, and keep each log as soon as it is complete.
+
+    Returns those that failed, which stop no other.
+    """
+    entries, failed = [], []
     for recording, command in wanted.items():
         trainer, *flags = command.split()
         entries.append(series.Entry(recording, course.course_root() / trainer, flags))
@@ -180,8 +183,11 @@ def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int):
     for recording, run in tqdm(series.as_they_end(job), total=len(entries), unit="run"):
         state = stats.summary(run).state
         if state not in ("COMPLETED", "OUT_OF_MEMORY"):
-            sys.exit(f"{recording}: {state}\n{(run / 'stderr.txt').read_text()[-2000:]}")
+            print(f"{recording}: {state}\n{(run / 'stderr.txt').read_text()[-2000:]}")
+            failed.append(recording)
+            continue
         keep(recording, run, folder, wanted[recording])
+    return failed
 
 
 def main():
@@ -196,17 +202,19 @@ def main():
     for name, command in plan.items():
         if not place(args.folder, name).exists():
             wanted[processes(name)][name] = command
-    have = len(presets.gpus())
+    have, failed = len(presets.gpus()), []
     for n_gpu, commands in wanted.items():
         if n_gpu > max(1, have):
             print(f"left out: {', '.join(commands)}: this machine has {have}, not {n_gpu} GPUs")
             continue
         try:
-            record(commands, args.folder, f"record-{args.step}", n_gpu)
+            failed += record(commands, args.folder, f"record-{args.step}", n_gpu)
         except RuntimeError as error:
             sys.exit(str(error))
     made = [place(args.folder, name) for name in plan]
     print(report.compare_runs([path for path in made if path.exists()]))
+    if failed:
+        sys.exit(f"not recorded: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
