@@ -57,13 +57,15 @@ def _matrix_03():
 
 
 def _traces_04():
-    """A trace of each fault; and of the same faults in other trainings, which nothing is fitted to.
+    """A trace of each fault; and of the same faults in other trainings, which nothing is fitted to:
+    those "unseen" are of another machine, too (reference/h200).
 
     The straggler needs two processes.
     """
     flags = {
         "fault": "--model resnet50 -b 128 --precision bf16",
         "held-out": "--model resnet18 -b 256 --precision fp16 --image-size 160",
+        "unseen": "--model densenet121 -b 128 --precision tf32 --image-size 192",
     }
     for kind, size in flags.items():
         run = f"{EXPERIMENTS}/faults.py {size} --steps 2 --fault"
