@@ -206,8 +206,7 @@ def plot_matrix(recordings, batch_size=256, axes=None):
     ran = [s for s in map(summary, recordings) if s.batch_size == batch_size]
     ran = [s for s in ran if "channels_last" in s.arguments]  # of the trainer, not an experiment
     table = {(s.model, *_variant(s)): s for s in ran}
-    models = report.complete_models(ran, _variant)
-    chosen = [s for s in ran if s.images_per_s and s.model in models]
+    models = list(dict.fromkeys(s.model for s in ran))
     with report.style():
         if axes is None:
             axes = plt.subplots(2, len(models), figsize=(12, 5.6), squeeze=False)[1]
@@ -221,8 +220,8 @@ def plot_matrix(recordings, batch_size=256, axes=None):
             axes[0][column].set_title(model)
         axes[0][0].set_ylabel("throughput (images/s)")
         axes[1][0].set_ylabel("energy (J per image)")
-        title = f"grey: NCHW, blue: channels_last; batch {batch_size}, {chosen[0].image_size} px; "
-        title += report.hardware_text(chosen[0])
+        title = f"grey: NCHW, blue: channels_last; batch {batch_size}, {ran[0].image_size} px; "
+        title += report.hardware_text(ran[0])
         axes[0][0].figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return axes
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from dlojz import stats
 from dlojz.formats import FORMATS, fate, points, skipped
 from dlojz.formats import dtypes as dtypes  # beside the figures, for the notebook
-from dlojz.report import PALETTE, SERIES, complete_models, hardware_text, style
+from dlojz.report import PALETTE, SERIES, hardware_text, style
 from dlojz.stats import summary
 
 COLOURS = {"fp32": PALETTE["model"], "tf32": SERIES[4], "bf16": SERIES[2], "fp16": SERIES[0]}
@@ -221,8 +221,7 @@ def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None)
 def plot_precisions(runs: Sequence, axes=None):
     """Throughput and energy per image by model and precision; what ran out of memory has no bar."""
     found = [summary(r) for r in runs]
-    models = complete_models(found, lambda s: s.arguments["precision"])
-    found = [s for s in found if s.model in models]
+    models = list(dict.fromkeys(s.model for s in found))
     names = [n for n in FORMATS if any(s.arguments["precision"] == n for s in found)]
     figures = {
         "throughput (images/s)": "images_per_s",

@@ -224,18 +224,6 @@ def compare_runs(runs: Sequence) -> Table:
     return Table(head, [_row(summary(r)) for r in runs], "<<>>>>><", "no runs")
 
 
-def complete_models(runs: Sequence[Summary], variant) -> list[str]:
-    """The models that ran, in whatever state they ended, in each variant that any of them ran in.
-
-    A matrix may grow from day to day: a model of which only a part is there is not drawn yet.
-    """
-    ran = {}
-    for s in runs:
-        ran.setdefault(s.model, set()).add(variant(s))
-    every = set().union(*ran.values())
-    return [model for model, variants in ran.items() if variants == every] or list(ran)
-
-
 def _row(s):
     return (
         s.name,

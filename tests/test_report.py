@@ -50,15 +50,6 @@ def test_an_accuracy_on_a_few_synthetic_batches_is_not_shown(sweep, tmp_path):
     assert "40.0% in validation" in repr(report.inspect_run(dataclasses.replace(s, data="data")))
 
 
-def test_a_model_is_complete_if_it_ran_in_each_variant(sweep):
-    runs = [
-        dataclasses.replace(summary(sweep[i]), model=model)
-        for i, model in ((0, "a"), (1, "a"), (0, "b"), (3, "a"), (0, "c"), (1, "c"), (3, "c"))
-    ]
-    assert report.complete_models(runs, lambda s: s.batch_size) == ["a", "c"]
-    assert report.complete_models([], lambda s: s.batch_size) == []
-
-
 def test_the_inspection_of_a_failure_says_why(sweep):
     text = repr(report.inspect_run(sweep[-1]))
     assert "OUT_OF_MEMORY (CUDA out of memory)" in text
