@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import torch
 import torchvision
+from torchvision.datasets.folder import pil_loader
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue, in 0..1; as torchvision's recipes
 STD = (0.229, 0.224, 0.225)
@@ -26,11 +27,14 @@ class DataError(Exception):
     """No images where they were expected, with what to type."""
 
 
-def open_set(args, split: str, transform):
-    """The split "train" or "val" of the images in the folder `args.data`, or synthetic ones."""
+def open_set(args, split: str, decode, transform):
+    """The split "train" or "val" of the images in the folder `args.data`, or synthetic ones.
+
+    decode: a file's path -> an image; transform: that image -> what a batch is made of.
+    """
     if args.data == "synthetic":
         return Synthetic(split, args)
-    return Images(args.data, split, transform, args.seed)
+    return Images(args.data, split, args.seed, decode, transform)
 
 
 @contextmanager
@@ -53,7 +57,7 @@ class Images(torchvision.datasets.ImageFolder):
 
     resident = False
 
-    def __init__(self, root, split, transform, seed):
+    def __init__(self, root, split, seed, decode=pil_loader, transform=None):
         folder = Path(root).expanduser() / split
         if not folder.is_dir():
             raise DataError(
@@ -65,7 +69,7 @@ class Images(torchvision.datasets.ImageFolder):
         if marker.exists() and not json.loads(marker.read_text())["complete"]:
             raise DataError(f"{root} is not finished: `dlojz data {root}` goes on where it stopped")
         try:
-            super().__init__(folder, transform)
+            super().__init__(folder, transform, loader=decode)
         except FileNotFoundError as error:  # no class folder, or one without an image
             raise DataError(
                 f"{folder}: {error}. Expected one folder of JPEG files for each class"

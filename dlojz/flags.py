@@ -6,8 +6,22 @@ from pathlib import Path
 from dlojz import idr_torch, models
 
 
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments of this command line, with the flags that no notebook changes."""
+    add_common(parser)
+    return check(parser, parser.parse_args())
+
+
 def add_common(parser: argparse.ArgumentParser):
-    """The flags of short runs and of checkpoints."""
+    """The flags of the optimizer, of runs that can be repeated, of short ones, of checkpoints."""
+    flag = parser.add_argument_group("the optimizer").add_argument
+    flag("--lr", type=float, default=0.1, help="highest learning rate of the one-cycle schedule")
+    flag("--wd", type=float, default=5e-4, help="weight decay")
+    flag("--mom", type=float, default=0.9, help="momentum")
+    flag("--clip-norm", type=float, default=0.0, help="largest norm of the gradients; 0: any")
+    flag = parser.add_argument_group("the same again").add_argument
+    flag("--seed", type=int, default=0, help="of the weights, the order and the crops")
+    flag("--deterministic", action="store_true", help="the same bits in every run; slower")
     flag = parser.add_argument_group("a short run, to see how fast it is").add_argument
     flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
     flag("--test-nsteps", type=positive, default=50, metavar="N", help="how many")

@@ -13,7 +13,7 @@ from itertools import islice
 from types import SimpleNamespace
 
 import torch
-from torchvision import transforms
+import torchvision.transforms.v2
 
 from dlojz import checkpoint, data, evidence, flags, idr_torch, log, metrics, models
 from dlojz.chronometer import Chronometer
@@ -31,12 +31,6 @@ def parse_args():
     flag("--image-size", type=positive, default=224, metavar="PIXELS", help="side of the input")
     flag("-b", "--batch-size", type=positive, default=32, metavar="N", help="images per process")
     flag("-e", "--epochs", type=positive, default=1, metavar="N", help="passes over the images")
-    flag("--lr", type=float, default=0.1, help="highest learning rate of the one-cycle schedule")
-    flag("--wd", type=float, default=5e-4, help="weight decay")
-    flag("--mom", type=float, default=0.9, help="momentum")
-    flag("--clip-norm", type=float, default=0.0, help="largest norm of the gradients; 0: any")
-    flag("--seed", type=int, default=0, help="of the weights, the order and the crops")
-    flag("--deterministic", action="store_true", help="the same bits in every run; slower")
     # TODO 02: a flag --precision
 
     # TODO 03: a flag --channels-last
@@ -53,21 +47,27 @@ def parse_args():
     flag("--pin-memory", action=switch, default=True, help="page-locked batches, for the GPU")
     flag("--non-blocking", action=switch, default=True, help="do not wait for copies to the GPU")
     flag("--drop-last", action=switch, default=False, help="leave out a last, smaller batch")
-    flags.add_common(parser)
-    return flags.check(parser, parser.parse_args())
+    return flags.parse(parser)  # and those that no notebook changes
 
 
 def build_model(args, num_classes):
     return models.build(args.model, num_classes, args.image_size)
 
 
+def decode(path):
+    # TODO 05: a file becomes a tensor of uint8, [3, height, width]
+    return torchvision.datasets.folder.pil_loader(path)
+
+
 def build_loaders(args):
+    # TODO 05: the transforms of tensors; `forward` normalizes uint8, on the device
+    transforms = torchvision.transforms
     to_tensor = [transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
-    size = args.image_size
-    crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
-    center = [transforms.Resize(size * 256 // 224), transforms.CenterCrop(size)]
-    train_set = data.open_set(args, "train", transforms.Compose(crop + to_tensor))
-    val_set = data.open_set(args, "val", transforms.Compose(center + to_tensor))
+
+    train = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
+    val = [transforms.Resize(args.image_size * 256 // 224), transforms.CenterCrop(args.image_size)]
+    train_set = data.open_set(args, "train", decode, transforms.Compose(train + to_tensor))
+    val_set = data.open_set(args, "val", decode, transforms.Compose(val + to_tensor))
     sampler = torch.utils.data.DistributedSampler  # for one process as for many
     # TODO 06c: for each process its share of the images; batches that accumulate
     train_sampler = sampler(train_set, num_replicas=1, rank=0, seed=args.seed)
