@@ -25,7 +25,14 @@ from dlojz.verdict import Verdict
 PAIRS = stats.MIN_PAIRS
 IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
-MEASURING = ("chronometer", "data", "evidence", "log", "series")  # another version, other runs
+MEASURING = (
+    "chronometer",
+    "data",
+    "evidence",
+    "log",
+    "samples",
+    "series",
+)  # another version, other runs
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
 
 
@@ -292,12 +299,15 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
     comparison, faster = _speed(exercise, folders, runs)
     findings.append(faster)
     # A single pair has no spread to warn of, and was not asked for more.
-    advice = [w for w in (comparison.warnings if comparison else ()) if _tells(w, len(mine))]
+    told = comparison.warnings if comparison else ()
+    advice = [w for w in told if _tells(w, len(mine), exercise)]
     return Verdict(exercise.step, findings, exercise.hints, job, comparison, tuple(advice))
 
 
-def _tells(warning, pairs):
-    return pairs >= PAIRS or warning.startswith(("data-bound", "not comparable"))
+def _tells(warning, pairs, exercise):
+    if warning.startswith("data-bound"):
+        return not exercise.of_files
+    return pairs >= PAIRS or warning.startswith("not comparable")
 
 
 def _names(folders, prefix):

@@ -8,7 +8,10 @@ MARKER = ".course-root"  # a file that stands in the top folder of a clone
 
 # The steps that edit the trainer. Each solution is its predecessor with the step's TODOs done; the
 # first is the trainer as it is handed out.
-CHAIN = ("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "06_ddp")
+CHAIN = (
+    *("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "05_dataloader"),
+    "06_ddp",
+)
 
 
 def course_root(start=".") -> Path:

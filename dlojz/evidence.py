@@ -1,7 +1,8 @@
 """What a run really did, as it was seen from outside the trainer's text.
 
-The trainer calls `watch` once. Three looks follow, each an `evidence` event of the log:
+The trainer calls `watch` once. Four looks follow, each an `evidence` event of the log:
 
+samples  before a test run with files: what the data set makes of a file of ours.
 probe  the first training step, under hooks: devices, dtypes and strides of weights, of what enters
        and leaves each layer, of the loss; autocast, the gradient scaler, the gradients' norm.
 last   the last step of a test run, under the profiler, outside the measured window: which matrix
@@ -24,7 +25,7 @@ from contextlib import suppress
 
 import torch
 
-from dlojz import checkpoint
+from dlojz import checkpoint, samples
 
 # The operations that tensor cores can do, by the names that the dispatcher knows them by.
 MATRIX_OPS = {
@@ -79,8 +80,11 @@ class Witness:
         self._layers, self._first = Counter(), {}
         self._loss_gradient = None
         self._weights = digest(self._model)
+        self._pixels = None
         self._profiler = None
         self._stay, self._probe = [], []
+        if args.test and (seen := samples.look(loader.dataset)):
+            run.evidence("samples", **seen)
         self._hook()
         run.before_end(self._finish)
 
@@ -117,6 +121,8 @@ class Witness:
         if torch.compiler.is_compiling():
             return
         images = inputs[0]
+        if self._probe and self._pixels is None and not images.is_meta:
+            self._pixels = [_numbers(f(images.float(), (0, 2, 3))) for f in (torch.mean, torch.std)]
         self._inputs[
             "train" if model.training else "val",
             tuple(images.shape),
@@ -191,6 +197,7 @@ class Witness:
             weights=self._weights,
             parameters=_parameters(self._model),
             metrics_devices=_devices(self._training),
+            pixels=self._pixels,
             layers=_rows(self._layers, "layer in out device in_layout out_layout"),
             **self._first,
             loss_gradient=_value(self._loss_gradient),
@@ -292,6 +299,10 @@ def _crc(tensor, start=0):
 
 def _has_autocast(tensor):
     return torch.amp.is_autocast_available(tensor.device.type)
+
+
+def _numbers(tensor):
+    return [round(v, 4) for v in tensor.tolist()]
 
 
 def _value(tensor):

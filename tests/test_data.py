@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torchvision import transforms
+from torchvision.datasets.folder import pil_loader
 
 from dlojz import data
 
@@ -16,7 +17,7 @@ TRANSFORM = transforms.Compose(
 def batches(folder, workers=0, epoch=0, first_step=0, seed=0, size=1):
     """The batches of an epoch, as lists of (images, labels)."""
     args = SimpleNamespace(data=str(folder), seed=seed, image_size=32, pin_memory=False)
-    dataset = data.open_set(args, "train", TRANSFORM)
+    dataset = data.open_set(args, "train", pil_loader, TRANSFORM)
     sampler = torch.utils.data.DistributedSampler(dataset, size, 0, seed=seed)
     loader = torch.utils.data.DataLoader(
         dataset,
@@ -109,7 +110,10 @@ def test_the_steps_of_an_epoch_count_the_last_batch():
 
 def test_synthetic_batches_are_fixed_and_stay_in_memory():
     args = SimpleNamespace(data="synthetic", seed=0, image_size=16, pin_memory=False, batch_size=6)
-    dataset, again = data.open_set(args, "train", None), data.open_set(args, "train", None)
+    dataset, again = (
+        data.open_set(args, "train", pil_loader, None),
+        data.open_set(args, "train", pil_loader, None),
+    )
     keys = [(0, i) for i in range(6)]
     images, labels = dataset.__getitems__(keys)
     assert images.dtype == torch.uint8
@@ -118,7 +122,9 @@ def test_synthetic_batches_are_fixed_and_stay_in_memory():
     assert torch.equal(images, again.__getitems__(keys)[0])
     assert images.data_ptr() == dataset.__getitems__(keys)[0].data_ptr()
     assert len(dataset) == 1_281_167
-    short = data.open_set(args, "train", None)  # a run that begins with a last, smaller batch
+    short = data.open_set(
+        args, "train", pil_loader, None
+    )  # a run that begins with a last, smaller batch
     assert torch.equal(short.__getitems__(keys[:2])[1], labels[:2])
 
 
@@ -132,18 +138,18 @@ def test_normalize_does_what_the_float_transforms_do():
 @pytest.mark.parametrize("name", ["nowhere", "a'; echo foo", "a b/c"])
 def test_a_missing_folder_says_what_to_type(tmp_path, name):
     with pytest.raises(data.DataError, match=r"dlojz data .*--data synthetic"):
-        data.Images(tmp_path / name, "train", None, 0)
+        data.Images(tmp_path / name, "train", 0)
 
 
 def test_an_unfinished_set_of_images_is_refused(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "dataset.json").write_text('{"complete": false}')
     with pytest.raises(data.DataError, match="is not finished: `dlojz data"):
-        data.Images(tmp_path, "train", None, 0)
+        data.Images(tmp_path, "train", 0)
 
 
 def test_a_folder_without_classes_says_what_was_expected(tmp_path):
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG").touch()
     with pytest.raises(data.DataError, match=r"one folder of JPEG files for each class.*sorted"):
-        data.Images(tmp_path, "val", None, 0)
+        data.Images(tmp_path, "val", 0)

@@ -1,5 +1,6 @@
 """Every check is itself tested: solutions pass, starters fail, each wrong answer gets its hint."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ OWN = {
     "02_amp": " -b 4 --precision bf16",
     "03_channels_last": " -b 16 --precision fp32",
     "04_profiler": " -b 8 --precision fp32 --profile --test-nsteps 8",
+    "05_dataloader": f" -b 12 --precision fp32 --num-workers 1 --data {os.environ['DLOJZ_DATA']}",
     "06_ddp": " -b 8 --precision fp32",
 }
 # What the further runs of an exercise are for: a wrong answer with another hint is judged without
@@ -23,6 +25,7 @@ NEED_EXTRAS = {
     "02_amp": {"scaler", "unscale"},
     "03_channels_last": {"autotuner"},
     "04_profiler": {"always"},
+    "05_dataloader": set(),
     "06_ddp": {"epoch", "accumulate", "deal", "mean", "schedule", "no-sync", "one-writer"},
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
@@ -31,6 +34,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "02_amp": "flag",
     "03_channels_last": "weights-layout",
     "04_profiler": "flag",
+    "05_dataloader": "decode",
     "06_ddp": "share",
 }
 

@@ -5,6 +5,7 @@ Runs each step's solution as it is, and with initial weights that are off by one
 is what the verdict tolerates: reference/envelopes/<step>.json, a part for "cpu" and one for "cuda".
 Run it on each kind of hardware; it keeps the part of the other. Small batches of small images are
 chaotic after two steps; larger ones stay together, so the verdict takes the nearest smaller size.
+Where a step is about files, the solution before counts too: other decoders round elsewhere.
 """
 
 import argparse
@@ -38,7 +39,9 @@ def entries(step: str, kind: str, precisions) -> list[series.Entry]:
     for precision in precisions:
         sizes = EMULATED.get(precision, SIZES["cpu"]) if kind == "cpu" else SIZES[kind]
         for size, flags in enumerate(sizes):
-            flags = f"--test --data synthetic --test-nsteps {STEPS} {flags}".split()
+            of_files = exercises.find(step).of_files
+            images = str(course.data_folder()) if of_files else "synthetic"
+            flags = f"--test --data {images} --test-nsteps {STEPS} {flags}".split()
             flags += [] if step == "01_gpu" else ["--precision", precision]
             for seed in range(PERTURBATIONS + 1):
                 name = f"{step}-{precision}-{size}-{seed}"
@@ -46,6 +49,9 @@ def entries(step: str, kind: str, precisions) -> list[series.Entry]:
                     found.append(series.Entry(name, solution, flags))
                 else:
                     found.append(series.Entry(name, perturbed, [str(seed), str(solution), *flags]))
+            if of_files:
+                name = f"{step}-{precision}-{size}-before"
+                found.append(series.Entry(name, course.before(step), flags))
     return found
 
 

@@ -79,11 +79,12 @@ class Exercise:
     same_hardware: bool = True
     processes: int = 1  # at least, of a run that can be judged
     recorded: tuple[str, str] | None = None  # before and after, in reference/
+    of_files: bool = False  # about loading them: a run may wait for its images
 
 
 MODULES = {
     **{"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"},
-    **{"04_profiler": "profiler", "06_ddp": "ddp"},
+    **{"04_profiler": "profiler", "05_dataloader": "dataloader", "06_ddp": "ddp"},
 }
 
 

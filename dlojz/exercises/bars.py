@@ -56,6 +56,7 @@ BARS = (
         not_slower=True,
     ),
     Bar("04_profiler", "", None, "a profiler makes nothing faster"),
+    Bar("05_dataloader", CPU, 1.1, "tools/bench_loader.py", image_size=128, batch_size=16),
     Bar("06_ddp", HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
     Bar("06_ddp", CPU, None, "processes of one machine share its processor"),
     Bar(

@@ -1,0 +1,111 @@
+"""What a training's images are made of, seen from outside: what a data set makes of a file of ours.
+
+The pixels of that file tell where they were: red grows from left to right, green from top to
+bottom, blue is noise of all sizes. So whatever the trainee wrote, the images that come out show
+which part of the file was cut, whether it was flipped, and how much of the detail is left. Halfway
+the file is written anew, with more blue: who looks only once does not see it.
+"""
+
+import copy
+import gc
+import io
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from dlojz import data
+
+DRAWS = 32  # images that are made of the file
+WIDTH, HEIGHT = 500, 375  # pixels of the file, as most of ImageNet's
+LABEL = 1  # of the file
+
+
+def look(dataset) -> dict:
+    """How the data set makes an image of a file; {} for images that are made of none.
+
+    boxes: [left, right, top, bottom] of each cut, as shares of the file; left > right: flipped.
+    detail: mean difference between neighbours, 0 to 1. fresh: images that show the new file, of
+    those made since. kept_objects, kept_bytes: what outlives these images. The draws are the same
+    in each run: they depend on the seed and the index.
+    """
+    if dataset.resident:
+        return {}
+    if not hasattr(dataset, "samples"):
+        return {"set": type(dataset).__name__}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "probe.JPEG")
+        probe = copy.copy(dataset)
+        probe.samples = [(str(file), LABEL)] * DRAWS
+        return {"set": type(dataset).__name__, **_draw(probe, file)}
+
+
+def jpeg(blue: float) -> bytes:
+    """The file; blue: the least of it, 0 to 0.5. Its noise is the same in each run."""
+    noise = sum(_blocks(size) for size in (2, 4, 8, 16, 32, 64))
+    pixels = np.empty((HEIGHT, WIDTH, 3))
+    pixels[..., 0] = np.linspace(0, 255, WIDTH)
+    pixels[..., 1] = np.linspace(0, 255, HEIGHT)[:, None]
+    pixels[..., 2] = 255 * (blue + 0.5 * (noise - noise.min()) / np.ptp(noise))
+    out = io.BytesIO()
+    # Without subsampling: the colours carry the message.
+    Image.fromarray(pixels.astype(np.uint8)).save(out, "JPEG", quality=95, subsampling=0)
+    return out.getvalue()
+
+
+def _blocks(size):
+    """Noise in squares of `size` pixels."""
+    rows, columns = -(-HEIGHT // size), -(-WIDTH // size)
+    coarse = np.random.default_rng(size).random((rows, columns))
+    return coarse.repeat(size, 0).repeat(size, 1)[:HEIGHT, :WIDTH]
+
+
+def _draw(probe, file):
+    """Make all images of the file, and keep of each what it tells."""
+    file.write_bytes(jpeg(blue=0))
+    decoded = type(probe.loader(str(file))).__name__
+    boxes, detail, fresh = [], [], 0
+    for index in range(DRAWS):
+        if index == DRAWS // 2:
+            file.write_bytes(jpeg(blue=0.5))
+            before = _alive()  # by now whatever is kept once, is
+        image, label = probe[0, index]
+        shown = _unit(image)
+        boxes.append(_box(shown))
+        detail.append(float((shown[2, :, 1:] - shown[2, :, :-1]).abs().mean()))
+        fresh += index >= DRAWS // 2 and bool(shown[2].mean() > 0.5)
+    objects, size = (now - was for now, was in zip(_alive(), before, strict=True))
+    return {
+        "decoded": decoded,
+        "dtype": str(image.dtype).removeprefix("torch."),
+        "shape": list(image.shape),
+        "label": int(label),
+        "boxes": boxes,
+        "detail": sum(detail) / DRAWS,
+        "fresh": fresh,
+        "kept_objects": objects,
+        "kept_bytes": size,
+    }
+
+
+def _unit(image):
+    """An image of the data set as [3, H, W] from 0 to 1, with or without the normalization."""
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.MEAN, data.STD))
+    return data.normalize(image[None].cpu())[0] * std + mean
+
+
+def _box(image):
+    """Where the image was cut from the file."""
+    across, down = image[0].mean(0), image[1].mean(1)
+    # A tuple of numbers is nothing to the garbage collector, which counts what is kept.
+    return tuple(round(float(v), 3) for v in (across[0], across[-1], down[0], down[-1]))
+
+
+def _alive():
+    """Objects of Python, and bytes of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")
