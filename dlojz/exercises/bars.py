@@ -34,6 +34,8 @@ class Bar:
 
 RESNETS = {"model": r"resnet\d+$|vgg", "image_size": 160, "batch_size": 64}
 
+LIGHT = {"model": r"shufflenet", "image_size": 64, "batch_size": 32}
+
 # With less work in a step the host is late already without DDP.
 LARGE = {"model": r"resnet(50|101|152)$", "image_size": 224, "batch_size": 256}
 
@@ -56,7 +58,7 @@ BARS = (
         not_slower=True,
     ),
     Bar("04_profiler", "", None, "a profiler makes nothing faster"),
-    Bar("05_dataloader", CPU, 1.1, "tools/bench_loader.py", image_size=128, batch_size=16),
+    Bar("05_dataloader", CPU, 1.1, "where loading is most of the work", **LIGHT),
     Bar("06_ddp", HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
     Bar("06_ddp", CPU, None, "processes of one machine share its processor"),
     Bar(
