@@ -42,6 +42,19 @@ def simplejpeg(jpeg):
     return torch.from_numpy(decode(jpeg)).permute(2, 0, 1)
 
 
+class RandomResizedCrop(v2.RandomResizedCrop):
+    """torchvision's, but the crop is copied first, each pixel's channels next to each other.
+
+    The same image to the bit. A crop that still lies in the decoded image is resized by a slower
+    way of torch's, which puts each channel into a plane of its own.
+    """
+
+    def transform(self, image, params):
+        crop = v2.functional.crop(image, **params)
+        crop = crop.unsqueeze(0).contiguous(memory_format=torch.channels_last)
+        return v2.functional.resize(crop, self.size, self.interpolation, antialias=True)[0]
+
+
 DECODERS = {"PIL": pil, "torchvision": torchvision}
 if find_spec("simplejpeg"):
     DECODERS["simplejpeg"] = simplejpeg
@@ -54,7 +67,9 @@ def roads(size):
     as_float = transforms.Compose(
         [*crop, transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
     )
-    on_tensors = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+    flip = v2.RandomHorizontalFlip()
+    on_tensors = v2.Compose([v2.RandomResizedCrop(size, antialias=True), flip])
+    copied = v2.Compose([RandomResizedCrop(size, antialias=True), flip])
     found = {
         "PIL, v1, float32": lambda jpeg: as_float(pil(jpeg)),
         "PIL, v1, uint8": lambda jpeg: transforms.functional.pil_to_tensor(v1(pil(jpeg))),
@@ -62,6 +77,7 @@ def roads(size):
     for name, decode in DECODERS.items():
         if name != "PIL":
             found[f"{name}, v2, uint8"] = lambda jpeg, decode=decode: on_tensors(decode(jpeg))
+    found["torchvision, v2, crop copied, uint8"] = lambda jpeg: copied(torchvision(jpeg))
     return found
 
 
@@ -76,10 +92,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     torch.set_num_threads(1)
-    files = sorted(Path(args.data, "train").rglob("*.JPEG"))[: args.images]
-    if not files:
-        raise SystemExit(f"no *.JPEG in {args.data}/train: make some with `dlojz data {args.data}`")
-    jpegs = [bytearray(file.read_bytes()) for file in files]
+    jpegs = files(args.data, args.images)
     for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
         for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
             run.evidence(f"{kind}: {way}", images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
@@ -88,6 +101,14 @@ def main():
             speeds = [nvjpeg(jpegs, batch, device) for _ in range(args.rounds + 1)][1:]
             run.evidence(f"nvJPEG: {batch}", images_per_s=speeds)
     run.end()
+
+
+def files(folder, count):
+    """The bytes of the first images of a folder. Raises SystemExit where there are none."""
+    found = sorted(Path(folder, "train").rglob("*.JPEG"))[:count]
+    if not found:
+        raise SystemExit(f"no *.JPEG in {folder}/train: make some with `dlojz data {folder}`")
+    return [bytearray(file.read_bytes()) for file in found]
 
 
 def images_per_s(ways, jpegs, rounds):
