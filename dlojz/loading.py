@@ -154,7 +154,7 @@ def trials(jobs=(), file: Path | None = None) -> Table:
     rows = _kept_trials(jobs, file)
     best = _best(rows)
     head = ("trial", *KNOBS.values(), "images/s", "waits for data", "first batch", "host memory")
-    cells = [(*_trial_cells(row), _trial_note(row, best)) for row in rows]
+    cells = [(*_trial_cells(row), _trial_note(row, best, rows[-1]["code"])) for row in rows]
     empty = "no trials yet: give the list that submit() returned"
     return Table((*head, ""), cells, "<" + ">" * 10 + "<", empty)
 
@@ -163,7 +163,7 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
     """Images per second of each trial, in order; beside it what the eye can't see."""
     rows = [row for row in _kept_trials(jobs, file) if row["images_per_s"]]
     if not rows:
-        raise ValueError("no trial with a speed: job.explain() says why")
+        raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
     best, names = _best(rows), _differences(rows)
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.2 + 0.42 * len(rows)))[1]
@@ -187,6 +187,14 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
     return ax
 
 
+def fastest(jobs):
+    """Of several trials the one with most images per second."""
+    done = [job for job in jobs if summary(job).images_per_s]
+    if not done:
+        raise ValueError("no trial with a speed: job.explain() says why")
+    return max(done, key=lambda job: summary(job).images_per_s)
+
+
 def _kept_trials(jobs, file):
     """The trials that were kept and these, each a dict; only of one training."""
     jobs = jobs if isinstance(jobs, list | tuple) else [jobs]
@@ -208,11 +216,11 @@ def _setting(row):
 def _trial(job):
     """(key, what is kept of a trial). A run's number may come again, but not with its time."""
     s = summary(job)
-    arguments, start = s.arguments, ""
+    arguments, start, code = s.arguments, "", None
     knobs = {name: arguments.get(name) for name in KNOBS}
     if s.arguments:
         found = log.read(log.path_of(job))
-        start = found.start["time"]
+        start, code = found.start["time"], found.start.get("trainer_sha256")
         loader = found.evidence.get("probe", {}).get("loader", {})
         knobs["num_workers"] = loader.get("num_workers", knobs["num_workers"])  # CPUs at most
     figures = {name: getattr(s, name) for name in ("images_per_s", "first_load_s")}
@@ -222,7 +230,7 @@ def _trial(job):
     same = {name: getattr(s, name) for name in SAME}
     ended = s.state not in ("QUEUED", "RUNNING")
     trial = {"name": s.name, "state": s.state, "ended": ended, "knobs": knobs, **same, **figures}
-    return f"{s.name} {start}".strip(), trial
+    return f"{s.name} {start}".strip(), trial | {"code": code}
 
 
 def _best(rows):
@@ -239,11 +247,13 @@ def _trial_cells(row):
     return (row["name"], *knobs, speed, f"{row['data_share']:.0%}", _seconds(row), memory)
 
 
-def _trial_note(row, best):
+def _trial_note(row, best, code):
+    """What one must know to compare a trial; code: of the last trial's trainer."""
     if row["state"] != "COMPLETED":
         return row["state"]
-    note = "★ fastest" if row is best else ""
-    return f"{note} others used {row['others_cpu']:.1f} CPUs".strip() if row["crowded"] else note
+    notes = ["★ fastest"] * (row is best) + ["another trainer"] * (row["code"] not in (code, None))
+    notes += [f"others used {row['others_cpu']:.1f} CPUs"] if row["crowded"] else []
+    return "; ".join(notes)
 
 
 def _knob_text(value):

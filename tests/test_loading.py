@@ -60,7 +60,7 @@ def test_each_way_on_the_processor_has_a_bar_and_the_gpu_a_line(decoders):
 # Trials ------------------------------------------------------------------------------
 
 
-def trial(path, workers, batch=32, ms=100, threads=2, cores=2, **changes):
+def trial(path, workers, batch=32, ms=100, threads=2, cores=2, code="aa", **changes):
     """The log of a training with this many workers."""
     phases = dict(zip(PHASES, (0.1 * ms, 0, 0.2 * ms, 0.6 * ms, 0.1 * ms), strict=True))
     arguments = {"model": "resnet18", "batch_size": batch, "image_size": 64, "data": "data"}
@@ -74,7 +74,7 @@ def trial(path, workers, batch=32, ms=100, threads=2, cores=2, **changes):
         "host_memory_bytes": 912 * 10**6,
     }
     changes = {
-        "start": start | {"threads": threads, "cpu_count": cores},
+        "start": start | {"threads": threads, "cpu_count": cores, "trainer_sha256": code},
         "window": window,
     } | changes
     path = write_log(path, batch=batch, ms=phases, **changes)
@@ -129,7 +129,14 @@ def test_a_run_under_way_is_shown_and_not_kept(tmp_path, kept):
 def test_what_others_used_of_the_cores_is_told(tmp_path, kept):
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": 0.8}
     note = loading.trials(trial(tmp_path / "1.jsonl", 1, window=window), kept).rows[0][-1]
-    assert note == "★ fastest others used 0.8 CPUs"
+    assert note == "★ fastest; others used 0.8 CPUs"
+
+
+def test_a_trial_of_another_trainer_is_told(tmp_path, kept):
+    for number, code in enumerate(("aa", "bb", "bb")):
+        run = trial(tmp_path / f"{number}.jsonl", number, ms=100 + number, code=code)
+        rows = loading.trials(run, kept).rows
+    assert [row[-1] for row in rows] == ["★ fastest; another trainer", "", ""]
 
 
 def test_the_figure_of_trials_names_what_differs(tmp_path, kept):
@@ -138,6 +145,14 @@ def test_the_figure_of_trials_names_what_differs(tmp_path, kept):
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1: 0 workers", "2: 1 worker"]
     with pytest.raises(ValueError, match="no trial with a speed"):
         loading.plot_trials(file=tmp_path / "none.json")
+
+
+def test_the_fastest_of_several_trials(tmp_path):
+    slow, fast = trial(tmp_path / "1.jsonl", 0, ms=200), trial(tmp_path / "2.jsonl", 1)
+    lost = trial(tmp_path / "3.jsonl", 2, steps=0, window=None)
+    assert loading.fastest([slow, fast, lost]) == fast
+    with pytest.raises(ValueError, match="no trial with a speed"):
+        loading.fastest([lost])
 
 
 def test_oversubscription_is_told_in_words(tmp_path):

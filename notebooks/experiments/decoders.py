@@ -1,6 +1,6 @@
 """How many JPEG files one core can make into images for a training, in several ways.
 
-Submitted by a notebook: submit("notebooks/experiments/decoders.py --data data").
+Submitted by a notebook: submit("notebooks/experiments/decoders.py").
 
 Each way takes the same bytes, already in memory, in one thread: first the decoder alone, then the
 whole road to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed by the seconds
@@ -10,6 +10,7 @@ turn. On a GPU nvJPEG decodes too, one by one and in batches; it is timed by the
 
 import argparse
 import io
+import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,7 +84,8 @@ def roads(size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="data", help="a folder of images, as the trainer's")
+    folder = os.environ.get("DLOJZ_DATA") or "data"
+    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
     parser.add_argument("--images", type=int, default=100, help="how many files")
     parser.add_argument("--size", type=int, default=224, help="pixels of the crop")
     parser.add_argument("--rounds", type=int, default=6, help="how often each is timed")

@@ -1,6 +1,6 @@
 """The same images as files and as shards, full size and smaller, from disk and from memory.
 
-Submitted by a notebook: submit("notebooks/experiments/storage.py --data data").
+Submitted by a notebook: submit("notebooks/experiments/storage.py").
 
 Four copies are written into the run's folder, and removed at the end: files and WebDataset's tar
 archives, with the images as they are and with a shorter side of 256 pixels. One thread reads each
@@ -138,7 +138,8 @@ def timed(images, work):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="data", help="a folder of images, as the trainer's")
+    folder = os.environ.get("DLOJZ_DATA") or "data"
+    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
     parser.add_argument("--images", type=int, default=400, help="how many")
     parser.add_argument("--per-shard", type=int, default=100, help="images in a shard")
     parser.add_argument("--side", type=int, default=256, help="pixels, of the smaller images")
