@@ -172,9 +172,7 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
             speed, waits = row["images_per_s"], row["data_share"]
             ax.barh(at, speed, 0.7, color=colour)
             ax.barh(at, waits * speed, 0.7, color="white", alpha=0.55, hatch="////", ec="white")
-            text = f"  {speed:,.0f}; waits {waits:.0%}; first batch {_seconds(row)}"
-            text += f"; {bytes_text(row['host_memory_bytes'])}"
-            ax.text(speed, at, text, va="center", fontsize=9)
+            ax.text(speed, at, _trial_text(row), va="center", fontsize=9)
         ax.set_yticks(
             range(len(rows)), [f"{r['name']}: {n}" for r, n in zip(rows, names, strict=True)]
         )
@@ -260,6 +258,11 @@ def _knob_text(value):
     if value is None:
         return "-"
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def _trial_text(row):
+    text = f"  {row['images_per_s']:,.0f}; waits {row['data_share']:.0%}"
+    return f"{text}; first batch {_seconds(row)}; {bytes_text(row['host_memory_bytes'])}"
 
 
 def _seconds(row):
