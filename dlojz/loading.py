@@ -178,7 +178,7 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
         )
         ax.invert_yaxis()
         fastest = max(row["images_per_s"] for row in rows)
-        ax.set(xlim=(0, 1.75 * fastest))  # room for the words
+        ax.set(xlim=(0, 1.9 * fastest))  # room for the words
         ax.set_xlabel("images/s (pale: the share of a step that waits for images)")
         what = f"{rows[0]['model']}, {rows[0]['image_size']} px, batch {rows[0]['batch_size']}"
         ax.set_title(f"{what}; {rows[0]['device_name']}", fontsize=9, fontweight="normal")
@@ -262,7 +262,8 @@ def _knob_text(value):
 
 def _trial_text(row):
     text = f"  {row['images_per_s']:,.0f}; waits {row['data_share']:.0%}"
-    return f"{text}; first batch {_seconds(row)}; {bytes_text(row['host_memory_bytes'])}"
+    text += f"; first batch {_seconds(row)}; {bytes_text(row['host_memory_bytes'])}"
+    return f"{text}; disturbed" if row["crowded"] else text
 
 
 def _seconds(row):
@@ -387,7 +388,7 @@ def plot_supply(loader_runs, model_run, ax=None):
             at = [case["num_workers"] for case in cases]
             middle = [np.median(case["images_per_s"]) for case in cases]
             ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
-            ax.plot(at, middle, "o-", color=colour, label=name)
+            ax.plot(at, middle, "o-", color=colour, label=name + _others_text(cases))
             ax.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
             found = supply(run, model_run)
             said += wrap(f"{name}: {found}" if len(named) > 1 else str(found), 105)
@@ -398,6 +399,12 @@ def plot_supply(loader_runs, model_run, ax=None):
         ax.set_title("\n".join(said), fontsize=8.5, fontweight="normal")
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return ax
+
+
+def _others_text(cases):
+    """What disturbed a loader, for the legend."""
+    most = max(case.get("others_cpu", 0) for case in cases)
+    return f"\n(others used up to {most:.1f} CPUs)" if most > stats.OTHERS_CPU else ""
 
 
 def _loader_cases(found):

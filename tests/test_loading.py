@@ -208,7 +208,13 @@ def test_the_figure_says_whether_one_is_data_bound(tmp_path):
     model = write_log(tmp_path / "m.jsonl", device=True)
     runs = {"before": {1: 50, 2: 95}, "after": {1: 200, 2: 390}}
     runs = {name: loader(tmp_path / f"{name}.jsonl", found) for name, found in runs.items()}
+    disturbed = (
+        runs["before"].read_text().replace('"num_workers"', '"others_cpu": 0.8, "num_workers"')
+    )
+    runs["before"].write_text(disturbed)
     ax = loading.plot_supply(runs, model)
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["before\n(others used up to 0.8 CPUs)", "after", "the model consumes"]
     assert "before: data bound" in ax.get_title("left").replace("\n", " ")
     assert "after: not data bound" in ax.get_title("left").replace("\n", " ")
 

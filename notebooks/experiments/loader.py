@@ -16,7 +16,7 @@ from itertools import islice
 
 import torch
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch, log, meters
 
 
 def module(path):
@@ -59,11 +59,12 @@ def main():
     parser.add_argument("flags", nargs="*", help="of the trainer, behind a --")
     args = parser.parse_args()
     run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
+    device = torch.device("cpu")
+    run.experiment(device)
     trainer = module(args.trainer)
     for wanted in dict.fromkeys(min(w, idr_torch.cpus_per_task) for w in args.workers):
         batches, arguments = loader(trainer, args.flags, wanted)
-        found = []
+        found, sensors = [], meters.Sensors(device)
         for epoch in range(args.rounds):
             batches.batch_sampler.set_epoch(epoch)
             found.append(images_per_s(batches, max(1, wanted), args.batches))
@@ -73,6 +74,7 @@ def main():
             batch_size=arguments.batch_size,
             first_batch_s=found[0][0],
             images_per_s=[speed for _, speed in found],
+            **sensors.window(),  # how many CPUs others used
         )
         del batches  # its workers end
     run.end()
