@@ -8,7 +8,7 @@ PARALLEL ?= 3
 TIMES ?= 10
 STEP ?= 03
 
-.PHONY: help setup demo test lab lint bench bench-gpu verify record clean
+.PHONY: help setup demo test lab lint bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -49,6 +49,10 @@ bench: setup  ## what the course's own tools cost
 bench-gpu: setup  ## our step beside timm's, on a GPU
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt timm
 	$(BIN)/python tools/bench_gpu.py
+
+bench-loader: setup  ## what a core decodes, beside PIL and DALI; nvJPEG on a GPU
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[loading]'
+	$(BIN)/python tools/bench_loader.py
 
 verify: setup  ## many verdicts: solutions must pass, wrong answers must not (TIMES=100: an hour and more)
 	$(BIN)/python tools/verify.py --times $(TIMES)

@@ -7,7 +7,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
 {"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
 {"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
-{"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2, "others_cpu": 0.13, "sm_clock_mhz": [1980, 1755], "throttled": ["power cap"]}
+{"event": "window", "first_step": 3, "steps": 9, "wall_s": 1.86, "energy_j": 640.2, "others_cpu": 0.13, "sm_clock_mhz": [1980, 1755], "throttled": ["power cap"], "host_memory_bytes": 912345678}
 {"event": "validation", "seconds": 0.91}
 {"event": "epoch", "epoch": 0, "train_loss": 2.2, "train_accuracy": 0.21, "val_loss": 2.1, "val_accuracy": 0.25}
 {"event": "memory", "process_peak_bytes": 812345678}
@@ -18,7 +18,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 `evidence` is what the run really did, as `dlojz.evidence` saw it: `when` is probe, last or run (in a small
 experiment, one of its cases).
 `host_ms` and `device_ms` are the two clocks of `dlojz.chronometer`; `ahead_ms` is how far the host ran
-ahead of the device. A window's last fields tell what may have disturbed it, see `dlojz.meters`.
+ahead of the device. A window's last fields tell what may have disturbed it, and the memory as it ended: see `dlojz.meters`.
 `outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
 Python's json does: a loss that diverged must not look like one that is missing.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
@@ -168,7 +168,8 @@ class RunLog:
 
     def window(self, **fields):
         """A measured window has ended: `first_step`, `steps`, `wall_s`."""
-        self._write("window", **fields, **(self._sensors.window() if self._sensors else {}))
+        sensors = self._sensors.window() | meters.host_memory() if self._sensors else {}
+        self._write("window", **fields, **sensors)
 
     def epoch(self, epoch: int, train: dict, val: dict):
         """The end of an epoch: what `train_one_epoch` and `evaluate` returned."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-PROC_STAT = Path("/proc/stat")
+PROC, PROC_STAT = Path("/proc"), Path("/proc/stat")
 BUSY = (0, 1, 2, 5, 6, 7)  # its columns: user, nice, system, irq, softirq, and stolen by a host
 # The bits of NVML's clocks event reasons (nvml.h). Those left out are no disturbance: 0x1 idle, 0x2
 # clocks that somebody set, 0x10 cards kept in step, 0x100 a display's clocks, 0x400 top voltage.
@@ -160,6 +160,31 @@ def _nvml_handle(device: str):
         return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     except pynvml.NVMLError:
         return None
+
+
+def host_memory() -> dict:
+    """`host_memory_bytes`: of this process and those below it, its loader's workers; {} if hidden.
+
+    What several processes share counts once (Linux's PSS): the data set that a worker has from the
+    process that forked it, batches on their way. Takes some milliseconds for each process.
+    """
+    own = os.getpid()
+    total = _pss_bytes(own)
+    if total is None:
+        return {}
+    for child in psutil.Process(own).children(recursive=True):
+        total += _pss_bytes(child.pid) or 0  # it may just have ended
+    return {"host_memory_bytes": total}
+
+
+def _pss_bytes(pid: int) -> int | None:
+    """The memory of a process, its share of what it shares; None where the kernel does not tell."""
+    try:
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
+    except OSError:
+        return None
+    line = re.search(r"^Pss:\s+(\d+) kB", text, re.M)
+    return int(line[1]) * 1024 if line else None
 
 
 def peak_memory(device) -> dict:

@@ -68,10 +68,12 @@ class Summary:
     epoch_s: float | None = None  # all training images at images_per_s
     train_images: int | None = None
     validation_s: float | None = None  # the last validation
+    first_load_s: float | None = None  # until the first batch was there, in the slowest process
 
     peak_memory_bytes: int | None = None
     memory_of: str = "process"  # "device": the tensors on it; "process": resident on the host
     memory_limit_bytes: int | None = None  # of the device
+    host_memory_bytes: int | None = None  # of all processes with their workers, as a window ended
     energy_per_image_j: float | None = None
     power_w: float | None = None  # mean over the measured windows
 
@@ -122,6 +124,7 @@ def summary(run) -> Summary:
         **_identity(first),
         **_speed(ranks),
         **_memory(ranks),
+        first_load_s=_first_load_s(ranks),
         **_disturbance(ranks),
         epochs=tuple(first.epochs),
     )
@@ -206,11 +209,18 @@ def _wall_s(run):
     return host / 1000
 
 
+def _first_load_s(ranks):
+    found = [r.steps.host_ms["data"][r.first_step] for r in ranks if len(r.steps) > r.first_step]
+    return max(found) / 1000 if found else None
+
+
 def _memory(ranks):
     memories = [r.memory for r in ranks if r.memory]
     kind = "device" if any("device_peak_bytes" in m for m in memories) else "process"
     peaks = [m[f"{kind}_peak_bytes"] for m in memories if f"{kind}_peak_bytes" in m]
+    held = [[w["host_memory_bytes"] for w in r.windows if "host_memory_bytes" in w] for r in ranks]
     return {
+        "host_memory_bytes": sum(map(max, held)) if all(held) else None,
         "memory_of": kind,
         "peak_memory_bytes": max(peaks, default=None),
         "memory_limit_bytes": next((m.get("device_total_bytes") for m in memories), None),

@@ -196,6 +196,7 @@ PREDICTABLE = {
     "epoch_s": ("s", lambda s: s.epoch_s),
     "backward_share": ("of the step", lambda s: s.shares.get("backward")),
     "data_share": ("of the step", lambda s: s.shares.get("data")),
+    "ratio": ("times", lambda s: None),  # of two figures that no single run has: `score_value`
 }
 
 
@@ -242,6 +243,15 @@ def score(key: str, run) -> Score:
     """The last prediction under `key` beside the figures of `run`."""
     found, given = stats.summary(run), progress.last("predictions", key) or {}
     return Score([(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()])
+
+
+def score_value(key: str, **measured) -> Score:
+    """The last prediction under `key` beside figures of no single run: score_value("b", ratio=2).
+
+    What was not measured is None, or left out.
+    """
+    given = progress.last("predictions", key) or {}
+    return Score([(n, PREDICTABLE[n][0], p, measured.get(n)) for n, p in given.items()])
 
 
 def _number(value):

@@ -126,6 +126,7 @@ MAY_IMPORT = {
     "layouts": {"log", "report", "stats", "table"},
     "communication": {"chronometer", "log", "report", "stats", "table"},
     "scaling": {"log", "report", "stats", "table"},
+    "loading": {"log", "progress", "report", "stats", "table"},
     "experiments": {"idr_torch"},
     "trace": set(),
     "timeline": {"chronometer", "log", "report", "stats", "table", "trace"},

@@ -43,6 +43,16 @@ def test_every_road_ends_at_a_crop_in_its_dtype(decoders, jpeg):
         assert str(image.dtype).removeprefix("torch.") == name.split(", ")[-1]
 
 
+def test_a_crop_that_is_copied_first_gives_the_same_image(decoders, jpeg):
+    image = decoders.torchvision(jpeg)
+    for seed in range(8):
+        found = []
+        for crop in (decoders.v2.RandomResizedCrop, decoders.RandomResizedCrop):
+            torch.manual_seed(seed)
+            found.append(crop(64, antialias=True)(image))
+        assert torch.equal(*found)
+
+
 def test_all_roads_are_timed_in_turn_after_a_warm_up(decoders, jpeg):
     order = []
     ways = {name: lambda jpeg, name=name: order.append(name) for name in "ab"}

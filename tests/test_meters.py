@@ -170,3 +170,13 @@ def test_an_old_driver_is_asked_by_the_old_name(card):
 def test_a_gpu_without_sensors_tells_nothing(card):
     card.energy = card.clock = card.reasons = None
     assert meters.Sensors(GPU).window() == {}
+
+
+def test_host_memory_counts_the_workers_and_what_is_shared_once(tmp_path, monkeypatch, child):
+    monkeypatch.setattr(meters, "PROC", tmp_path)
+    assert meters.host_memory() == {}, "what is hidden is absent, not zero"
+    for pid, kilobytes in ((os.getpid(), 5000), (child.pid, 700)):
+        (tmp_path / str(pid)).mkdir()
+        text = f"5567c693d000-7ffc9f182000 ---p [rollup]\nRss: 9000 kB\nPss:  {kilobytes} kB\n"
+        (tmp_path / str(pid) / "smaps_rollup").write_text(text)
+    assert meters.host_memory() == {"host_memory_bytes": 5700 * 1024}

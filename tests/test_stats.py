@@ -413,3 +413,18 @@ def test_a_gain_of_5_percent_is_found_through_noise_of_1_percent():
 def test_reading_figures_imports_neither_torch_nor_scipy():
     code = "import sys, dlojz.stats; sys.exit(bool({'torch', 'scipy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_host_memory_is_summed_and_the_first_batch_is_the_slowest(tmp_path):
+    for rank, (name, held) in enumerate((("events", 5), ("events.rank1", 7))):
+        window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "host_memory_bytes": held}
+        ms = dict(zip(PHASES, (10 + rank, 1, 20, 60, 9), strict=True))
+        write_log(tmp_path / f"{name}.jsonl", size=2, rank=rank, window=window, ms=ms)
+    s = summary(tmp_path)
+    assert s.host_memory_bytes == 12
+    assert s.first_load_s == pytest.approx(0.55)  # the log's first steps take 50 times as long
+
+
+def test_host_memory_that_one_process_does_not_tell_is_not_known(tmp_path):
+    s = summary(write_log(tmp_path / "r.jsonl"))
+    assert s.host_memory_bytes is None

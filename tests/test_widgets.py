@@ -52,6 +52,13 @@ def test_a_prediction_is_scored(course_folder, tmp_path, capsys):
     assert "step_ms: predicted 50, measured 100 ms: ★ a factor of 2.0" in text
 
 
+def test_a_prediction_of_a_ratio_is_scored(course_folder, capsys):
+    widgets.predict("decoding", ratio=1.5)
+    text = repr(widgets.score_value("decoding", ratio=1.6))
+    assert text == "ratio: predicted 1.5, measured 1.6 times: ★★★ within 10 %"
+    assert "not measured" in repr(widgets.score_value("decoding"))
+
+
 def test_no_prediction_is_no_error(course_folder, tmp_path, capsys):
     widgets.predict("b", images_per_s=None)
     assert "no guess yet: write a number for images_per_s" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """How many JPEG files one core can make into images for a training, in several ways.
 
-Submitted by a notebook: submit("notebooks/experiments/decoders.py --data data").
+Submitted by a notebook: submit("notebooks/experiments/decoders.py").
 
 Each way takes the same bytes, already in memory, in one thread: first the decoder alone, then the
 whole road to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed by the seconds
@@ -10,6 +10,7 @@ turn. On a GPU nvJPEG decodes too, one by one and in batches; it is timed by the
 
 import argparse
 import io
+import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,19 @@ def simplejpeg(jpeg):
     return torch.from_numpy(decode(jpeg)).permute(2, 0, 1)
 
 
+class RandomResizedCrop(v2.RandomResizedCrop):
+    """torchvision's, but the crop is copied first, each pixel's channels next to each other.
+
+    The same image to the bit. A crop that still lies in the decoded image is resized by a slower
+    way of torch's, which puts each channel into a plane of its own.
+    """
+
+    def transform(self, image, params):
+        crop = v2.functional.crop(image, **params)
+        crop = crop.unsqueeze(0).contiguous(memory_format=torch.channels_last)
+        return v2.functional.resize(crop, self.size, self.interpolation, antialias=True)[0]
+
+
 DECODERS = {"PIL": pil, "torchvision": torchvision}
 if find_spec("simplejpeg"):
     DECODERS["simplejpeg"] = simplejpeg
@@ -54,7 +68,9 @@ def roads(size):
     as_float = transforms.Compose(
         [*crop, transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
     )
-    on_tensors = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+    flip = v2.RandomHorizontalFlip()
+    on_tensors = v2.Compose([v2.RandomResizedCrop(size, antialias=True), flip])
+    copied = v2.Compose([RandomResizedCrop(size, antialias=True), flip])
     found = {
         "PIL, v1, float32": lambda jpeg: as_float(pil(jpeg)),
         "PIL, v1, uint8": lambda jpeg: transforms.functional.pil_to_tensor(v1(pil(jpeg))),
@@ -62,12 +78,14 @@ def roads(size):
     for name, decode in DECODERS.items():
         if name != "PIL":
             found[f"{name}, v2, uint8"] = lambda jpeg, decode=decode: on_tensors(decode(jpeg))
+    found["torchvision, v2, crop copied, uint8"] = lambda jpeg: copied(torchvision(jpeg))
     return found
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="data", help="a folder of images, as the trainer's")
+    folder = os.environ.get("DLOJZ_DATA") or "data"
+    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
     parser.add_argument("--images", type=int, default=100, help="how many files")
     parser.add_argument("--size", type=int, default=224, help="pixels of the crop")
     parser.add_argument("--rounds", type=int, default=6, help="how often each is timed")
@@ -76,10 +94,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     torch.set_num_threads(1)
-    files = sorted(Path(args.data, "train").rglob("*.JPEG"))[: args.images]
-    if not files:
-        raise SystemExit(f"no *.JPEG in {args.data}/train: make some with `dlojz data {args.data}`")
-    jpegs = [bytearray(file.read_bytes()) for file in files]
+    jpegs = files(args.data, args.images)
     for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
         for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
             run.evidence(f"{kind}: {way}", images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
@@ -88,6 +103,14 @@ def main():
             speeds = [nvjpeg(jpegs, batch, device) for _ in range(args.rounds + 1)][1:]
             run.evidence(f"nvJPEG: {batch}", images_per_s=speeds)
     run.end()
+
+
+def files(folder, count):
+    """The bytes of the first images of a folder. Raises SystemExit where there are none."""
+    found = sorted(Path(folder, "train").rglob("*.JPEG"))[:count]
+    if not found:
+        raise SystemExit(f"no *.JPEG in {folder}/train: make some with `dlojz data {folder}`")
+    return [bytearray(file.read_bytes()) for file in found]
 
 
 def images_per_s(ways, jpegs, rounds):

@@ -1,0 +1,517 @@
+"""How images come to a training, and what that costs: tables and figures of notebook 05.
+
+They take runs (jobs, folders or recordings) and axes, and return the axes, as in `dlojz.report`.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from dlojz import log, progress, stats
+from dlojz.report import PALETTE, SERIES, bytes_text, duration_text, hardware_text, style
+from dlojz.stats import summary
+from dlojz.table import Table
+
+# Decoding ----------------------------------------------------------------------------
+
+KINDS = {"decoder": "decoded only", "road": "to a crop that a batch takes", "nvJPEG": "on the GPU"}
+
+
+class Way(NamedTuple):
+    """A way from the bytes of a JPEG file to an image, and its speeds, one of each round."""
+
+    kind: str  # one of KINDS
+    name: str
+    speeds: list[float]  # images per CPU-second; on the GPU per second of the clock on the wall
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.speeds))
+
+    @property
+    def text(self) -> str:
+        """The name, in words."""
+        if self.kind != "nvJPEG":
+            return self.name
+        return "nvJPEG, one by one" if self.name == "1" else f"nvJPEG, {self.name} in a batch"
+
+
+def ways(run) -> list[Way]:
+    """What a run of experiments/decoders.py has timed, in its order."""
+    found = log.read(log.path_of(run))
+    ways = []
+    for what, case in found.evidence.items():
+        kind, _, name = what.partition(": ")
+        if kind in KINDS:
+            ways.append(Way(kind, name, case.get("images_per_cpu_s") or case["images_per_s"]))
+    if not ways:
+        raise ValueError(f"{found.path}: no decoder was timed; job.explain() says why")
+    return ways
+
+
+def ratio(run, name: str, to: str) -> tuple[float, float, float]:
+    """How many times as fast one way is as another, and the ends of the 95 % interval.
+
+    name, to: as in the table: "torchvision, v2, uint8", "PIL, v1, float32".
+    """
+    found = {way.text: way.speeds for way in ways(run)}
+    for asked in (name, to):
+        if asked not in found:
+            raise ValueError(f"{asked!r} was not timed: expected one of {', '.join(found)}")
+    return stats.interval([a / b for a, b in zip(found[name], found[to], strict=True)])
+
+
+def decoders(run) -> Table:
+    """Each way to decode: its speed, the spread of its rounds, and how it does beside the first."""
+    rows, first = [], {}
+    found = ways(run)
+    for way in found:
+        base = first.setdefault(way.kind, way.median)
+        spread = f"{min(way.speeds):,.0f} to {max(way.speeds):,.0f}"
+        times = f"{way.median / base:.2f}"
+        rows.append((KINDS[way.kind], way.text, f"{way.median:,.0f}", spread, times))
+    if not any(way.name == "simplejpeg" for way in found):
+        rows.append((KINDS["decoder"], "simplejpeg", "-", "not installed there", "-"))
+    unit = "images per CPU-second" + ("; of the GPU: per second" if "nvJPEG" in first else "")
+    return Table(("", "way", unit, "rounds", "times the first"), rows, "<<>>>")
+
+
+def plot_decoders(run, ax=None):
+    """Bars of each way on the processor, with the spread of its rounds."""
+    found = [way for way in ways(run) if way.kind != "nvJPEG"]
+    colours = {"decoder": PALETTE["limit"], "road": PALETTE["speed"]}
+    with style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 1.2 + 0.36 * len(found)))[1]
+        rows = np.arange(len(found)) + 0.5 * np.array([way.kind == "road" for way in found])
+        labels = set()
+        for row, way in zip(rows, found, strict=True):
+            label = KINDS[way.kind] if way.kind not in labels else None
+            labels.add(way.kind)
+            ax.barh(row, way.median, 0.7, color=colours[way.kind], label=label)
+            reach = [[way.median - min(way.speeds)], [max(way.speeds) - way.median]]
+            ax.errorbar(way.median, row, xerr=reach, color="black", lw=1, capsize=2.5)
+            ax.text(max(way.speeds), row, f"  {way.median:,.0f}", va="center", fontsize=9)
+        ax.set_yticks(rows, [way.name for way in found])
+        ax.invert_yaxis()
+        ax.margins(x=0.1)
+        ax.set(xlabel="images per CPU-second (median; the line: all rounds)", xlim=(0, None))
+        ax.set_title(f"one core of {_processor(run)}", fontsize=9, fontweight="normal")
+        ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1.06), fontsize=9)
+    return ax
+
+
+def plot_nvjpeg(run, ax=None):
+    """Images per second of the GPU's decoder, against how many it is given at once."""
+    found = {int(way.name): way.speeds for way in ways(run) if way.kind == "nvJPEG"}
+    if not found:
+        raise ValueError(f"no nvJPEG in {log.path_of(run)}: it needs an NVIDIA GPU")
+    with style():
+        ax = ax or plt.subplots(figsize=(6, 3.4))[1]
+        median = [np.median(speeds) for speeds in found.values()]
+        ax.plot(list(found), median, "o-", color=SERIES[2])
+        ends = ([min(s) for s in found.values()], [max(s) for s in found.values()])
+        ax.fill_between(list(found), *ends, color=SERIES[2], alpha=0.2)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(list(found), list(found))
+        ax.set(xlabel="images in a batch", ylabel="nvJPEG (images/s)", ylim=(0, None))
+        ax.set_title(hardware_text(summary(run)), fontsize=9, fontweight="normal")
+    return ax
+
+
+def _processor(run):
+    """The processor's name; of a recording its date, too."""
+    s = summary(run)
+    name = log.read(log.path_of(run)).start.get("cpu", s.device_name)
+    return f"{name}, recorded {s.date}" if s.recorded else name
+
+
+# Trials ------------------------------------------------------------------------------
+
+KNOBS = {
+    "num_workers": "workers",
+    "persistent_workers": "persistent",
+    "prefetch_factor": "prefetch",
+    "pin_memory": "pinned",
+    "non_blocking": "non-blocking",
+    "drop_last": "drop last",
+}
+# Only where these are the same can two trials be compared.
+SAME = ("model", "image_size", "batch_size", "size", "data", "device_name")
+
+
+def trials(jobs=(), file: Path | None = None) -> Table:
+    """The six knobs of each trial and what came of them; the fastest is marked.
+
+    jobs: one or several. Those that have ended are kept in `file` (by default beside progress.json)
+        and shown again by every later call, also of another session. Trials of other models, sizes
+        or machines are kept, and left out of the table.
+    """
+    rows = _kept_trials(jobs, file)
+    best = _best(rows)
+    head = ("trial", *KNOBS.values(), "images/s", "waits for data", "first batch", "host memory")
+    cells = [(*_trial_cells(row), _trial_note(row, best, rows[-1]["code"])) for row in rows]
+    empty = "no trials yet: give the list that submit() returned"
+    return Table((*head, ""), cells, "<" + ">" * 10 + "<", empty)
+
+
+def plot_trials(jobs=(), file: Path | None = None, ax=None):
+    """Images per second of each trial, in order; beside it what the eye can't see."""
+    rows = [row for row in _kept_trials(jobs, file) if row["images_per_s"]]
+    if not rows:
+        raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
+    best, names = _best(rows), _differences(rows)
+    with style(grid="x"):
+        ax = ax or plt.subplots(figsize=(10, 1.2 + 0.42 * len(rows)))[1]
+        for at, row in enumerate(rows):
+            colour = PALETTE["update"] if row is best else PALETTE["speed"]
+            speed, waits = row["images_per_s"], row["data_share"]
+            ax.barh(at, speed, 0.7, color=colour)
+            ax.barh(at, waits * speed, 0.7, color="white", alpha=0.55, hatch="////", ec="white")
+            ax.text(speed, at, _trial_text(row), va="center", fontsize=9)
+        ax.set_yticks(
+            range(len(rows)), [f"{r['name']}: {n}" for r, n in zip(rows, names, strict=True)]
+        )
+        ax.invert_yaxis()
+        fastest = max(row["images_per_s"] for row in rows)
+        ax.set(xlim=(0, 1.9 * fastest))  # room for the words
+        ax.set_xlabel("images/s (pale: the share of a step that waits for images)")
+        what = f"{rows[0]['model']}, {rows[0]['image_size']} px, batch {rows[0]['batch_size']}"
+        ax.set_title(f"{what}; {rows[0]['device_name']}", fontsize=9, fontweight="normal")
+    return ax
+
+
+def fastest(jobs):
+    """Of several trials the one with most images per second."""
+    done = [job for job in jobs if summary(job).images_per_s]
+    if not done:
+        raise ValueError("no trial with a speed: job.explain() says why")
+    return max(done, key=lambda job: summary(job).images_per_s)
+
+
+def _kept_trials(jobs, file):
+    """The trials that were kept and these, each a dict; only of one training."""
+    jobs = jobs if isinstance(jobs, list | tuple) else [jobs]
+    file = file or progress.file().with_name("trials.json")
+    new = {key: trial for key, trial in map(_trial, jobs)}
+    with progress.changing(file) as kept:
+        kept.update((key, trial) for key, trial in new.items() if trial["ended"])
+    rows = list({**kept, **new}.values())
+    known = [row for row in list(new.values()) or rows if row["model"] != "?"]
+    if not known:
+        return rows
+    return [row for row in rows if row["model"] == "?" or _setting(row) == _setting(known[-1])]
+
+
+def _setting(row):
+    return [row[name] for name in SAME]
+
+
+def _trial(job):
+    """(key, what is kept of a trial). A run's number may come again, but not with its time."""
+    s = summary(job)
+    arguments, start, code = s.arguments, "", None
+    knobs = {name: arguments.get(name) for name in KNOBS}
+    if s.arguments:
+        found = log.read(log.path_of(job))
+        start, code = found.start["time"], found.start.get("trainer_sha256")
+        loader = found.evidence.get("probe", {}).get("loader", {})
+        knobs["num_workers"] = loader.get("num_workers", knobs["num_workers"])  # CPUs at most
+    figures = {name: getattr(s, name) for name in ("images_per_s", "first_load_s")}
+    figures |= {"host_memory_bytes": s.host_memory_bytes, "data_share": s.shares.get("data")}
+    crowded = bool(s.others_cpu and s.cpus and s.others_cpu > stats.OTHERS_CPU * s.cpus)
+    figures |= {"others_cpu": s.others_cpu, "crowded": crowded}
+    same = {name: getattr(s, name) for name in SAME}
+    ended = s.state not in ("QUEUED", "RUNNING")
+    trial = {"name": s.name, "state": s.state, "ended": ended, "knobs": knobs, **same, **figures}
+    return f"{s.name} {start}".strip(), trial | {"code": code}
+
+
+def _best(rows):
+    done = [row for row in rows if row["state"] == "COMPLETED" and row["images_per_s"]]
+    return max(done, key=lambda row: row["images_per_s"], default=None)
+
+
+def _trial_cells(row):
+    knobs = (_knob_text(row["knobs"][name]) for name in KNOBS)
+    if not row["images_per_s"]:
+        return (row["name"], *knobs, "-", "-", "-", "-")
+    memory = bytes_text(row["host_memory_bytes"])
+    speed = f"{row['images_per_s']:,.0f}"
+    return (row["name"], *knobs, speed, f"{row['data_share']:.0%}", _seconds(row), memory)
+
+
+def _trial_note(row, best, code):
+    """What one must know to compare a trial; code: of the last trial's trainer."""
+    if row["state"] != "COMPLETED":
+        return row["state"]
+    notes = ["★ fastest"] * (row is best) + ["another trainer"] * (row["code"] not in (code, None))
+    notes += [f"others used {row['others_cpu']:.1f} CPUs"] if row["crowded"] else []
+    return "; ".join(notes)
+
+
+def _knob_text(value):
+    if value is None:
+        return "-"
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def _trial_text(row):
+    text = f"  {row['images_per_s']:,.0f}; waits {row['data_share']:.0%}"
+    text += f"; first batch {_seconds(row)}; {bytes_text(row['host_memory_bytes'])}"
+    return f"{text}; disturbed" if row["crowded"] else text
+
+
+def _seconds(row):
+    return duration_text(row["first_load_s"])
+
+
+def _differences(rows):
+    """Of each trial the knobs in which not all agree: "2 workers, prefetch 4"."""
+    names = [n for n in KNOBS if len({row["knobs"][n] for row in rows}) > 1] or ["num_workers"]
+    return [", ".join(_knob_words(name, row["knobs"][name]) for name in names) for row in rows]
+
+
+def _knob_words(name, value):
+    word = KNOBS[name]
+    if name == "num_workers":
+        return f"{value} worker{'' if value == 1 else 's'}"
+    return f"{'' if value else 'not '}{word}" if isinstance(value, bool) else f"{word} {value}"
+
+
+def oversubscription(run) -> str:
+    """Where more wants to compute than there are cores: a sentence with the numbers; else "".
+
+    Counted are the workers, and the threads that train: on a GPU only the one that asks for work.
+    """
+    found = log.read(log.path_of(run))
+    workers = found.evidence.get("probe", {}).get("loader", {}).get("num_workers") or 0
+    on_gpu = found.setup.get("device", "").startswith("cuda")
+    threads = 1 if on_gpu else found.start.get("threads")
+    return crowding(workers, threads or 1, found.start.get("cpu_count") or 1)
+
+
+def crowding(workers: int, threads: int, cores: int) -> str:
+    """The sentence about so many workers and threads of one process on its cores; or ""."""
+    if not workers or workers + threads <= cores:
+        return ""
+    return (
+        f"oversubscribed: {workers} worker{'s' * (workers > 1)} decoding and {threads} "
+        f"thread{'s' * (threads > 1)} training share {cores} core{'s' * (cores > 1)}, "
+        "so they wait for each other. "
+        "Try fewer workers, or fewer threads (OMP_NUM_THREADS)"
+    )
+
+
+# Supply and demand -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What a model consumes, and what its loader gives, by the number of workers; images/s.
+
+    Without a worker the training loads its images itself, in turn with its steps: that is slower
+    than both, so it counts only where nothing else was tried.
+    """
+
+    consumed: float
+    given: dict[int, float]
+    cores: int | None  # that the loader had
+    shared: bool = False  # the model computes on the same cores
+
+    @property
+    def beside(self) -> dict[int, float]:
+        """What loaders give that work beside the training."""
+        return {w: speed for w, speed in sorted(self.given.items()) if w} or self.given
+
+    @property
+    def best(self) -> int:
+        """The number of workers that gave most."""
+        return max(self.beside, key=self.beside.get)
+
+    @property
+    def bound(self) -> bool:
+        """Does the model wait for its data, whatever the number of workers that was tried?"""
+        return self.given[self.best] < self.consumed
+
+    @property
+    def together(self) -> float:
+        """Images/s where each of the two would keep all of the same cores busy by itself."""
+        return 1 / (1 / self.consumed + 1 / self.given[self.best])
+
+    @property
+    def enough(self) -> int:
+        """The fewest workers that feed the model: tried or, beyond, each as fast as the first."""
+        fed = [workers for workers, speed in self.beside.items() if speed >= self.consumed]
+        fewest, speed = next(iter(self.beside.items()))
+        return fed[0] if fed else math.ceil(self.consumed * max(1, fewest) / speed)
+
+    def __str__(self):
+        most = f"{self.given[self.best]:,.0f} images/s with {_knob_words('num_workers', self.best)}"
+        if not self.bound:
+            text = f"not data bound: the model takes {self.consumed:,.0f} images/s"
+            text += f", the loader gives up to {most}; {self.enough} would do"
+        else:
+            text = f"data bound: the model takes {self.consumed:,.0f} images/s"
+            text += f", the loader gives at most {most}; {self.enough} would do"
+            text += ", on as many cores"
+        if self.shared:
+            text += f"; here both share the cores: together about {self.together:,.0f}"
+        return text
+
+
+def supply(loader_run, model_run) -> Supply:
+    """From a run of experiments/loader.py, and one of the trainer with synthetic data."""
+    found, model = log.read(log.path_of(loader_run)), summary(model_run)
+    given = {case["num_workers"]: case["images_per_s"] for case in _loader_cases(found)}
+    if not model.images_per_s:
+        raise ValueError(f"run {model.name} is {model.state}: it has no speed to compare with")
+    medians = {workers: float(np.median(speeds)) for workers, speeds in given.items()}
+    return Supply(model.images_per_s, medians, found.start.get("cpu_count"), not model.on_gpu)
+
+
+def plot_supply(loader_runs, model_run, ax=None):
+    """What the model consumes against what the loader gives: are you data bound?
+
+    loader_runs: a run of experiments/loader.py, or several by name: {"before": run, "after": run}.
+    """
+    named = loader_runs if isinstance(loader_runs, dict) else {"the loader gives": loader_runs}
+    with style():
+        ax = ax or plt.subplots(figsize=(9, 3.6))[1]
+        said = []
+        for (name, run), colour in zip(named.items(), SERIES, strict=False):
+            cases = _loader_cases(log.read(log.path_of(run)))
+            at = [case["num_workers"] for case in cases]
+            middle = [np.median(case["images_per_s"]) for case in cases]
+            ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
+            ax.plot(at, middle, "o-", color=colour, label=name + _others_text(cases))
+            ax.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
+            found = supply(run, model_run)
+            said += wrap(f"{name}: {found}" if len(named) > 1 else str(found), 105)
+        line = {"color": PALETTE["failure"], "linestyle": "--"}
+        ax.axhline(found.consumed, label="the model consumes", **line)
+        ax.set(ylabel="images/s", ylim=(0, None), xticks=at)
+        ax.set_xlabel("workers (0: the training loads its images itself, in turn with its steps)")
+        ax.set_title("\n".join(said), fontsize=8.5, fontweight="normal")
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def _others_text(cases):
+    """What disturbed a loader, for the legend."""
+    most = max(case.get("others_cpu", 0) for case in cases)
+    return f"\n(others used up to {most:.1f} CPUs)" if most > stats.OTHERS_CPU else ""
+
+
+def _loader_cases(found):
+    cases = [case for case in found.evidence.values() if "num_workers" in case]
+    if not cases:
+        raise ValueError(f"{found.path}: no loader was measured; job.explain() says why")
+    return sorted(cases, key=lambda case: case["num_workers"])
+
+
+# Storage -----------------------------------------------------------------------------
+
+PASSES = {
+    "cold": ("read, cold", PALETTE["transfer"]),
+    "warm": ("read, warm", PALETTE["forward"]),
+    "decoded": ("read, warm, and decoded", PALETTE["speed"]),
+}
+
+
+def storage(run) -> Table:
+    """Each copy of a run of experiments/storage.py: bytes, images per second, metadata operations.
+
+    Operations are those of one pass over all images: files opened, folders listed.
+    """
+    rows = []
+    for name, case in _copies(run).items():
+        speeds = (f"{np.median(case['images_per_s'][way]):,.0f}" for way in PASSES)
+        size, asked = bytes_text(case["bytes"] / case["images"]), case["operations"]
+        operations = f"{asked.get('open', 0):,} + {asked.get('list', 0):,}"
+        rows.append((name, f"{case['files']:,}", size, *speeds, operations))
+    head = ("", "files", "an image", *(text for text, _ in PASSES.values()), "opened + listed")
+    return Table(head, rows, "<>>>>>>")
+
+
+def plot_storage(run, ax=None):
+    """Images per second of each copy: from disk, from memory, and decoded too.
+
+    Points, because bars have no length on a logarithmic scale.
+    """
+    copies = _copies(run)
+    with style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 1.2 + 0.75 * len(copies)))[1]
+        for row, case in enumerate(copies.values()):
+            for place, (way, (label, colour)) in enumerate(PASSES.items()):
+                speeds, at = case["images_per_s"][way], row + 0.26 * (place - 1)
+                label = label if not row else None
+                ax.plot([min(speeds), max(speeds)], [at, at], color=colour, lw=3, alpha=0.4)
+                ax.plot(np.median(speeds), at, "o", color=colour, ms=8, label=label)
+                text = f"{np.median(speeds):,.0f}"
+                ax.text(1.06 * max(speeds), at, text, va="center", fontsize=8)
+        ax.set_yticks(range(len(copies)), copies)
+        ax.invert_yaxis()
+        ax.set(xscale="log", xlabel="images/s, one thread (logarithmic; the line: all rounds)")
+        ax.margins(x=0.12, y=0.12)
+        ax.set_title(f"{_processor(run)}; {_cold_text(copies)}", fontsize=9, fontweight="normal")
+        ax.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.06), fontsize=9)
+    return ax
+
+
+def _copies(run):
+    found = log.read(log.path_of(run))
+    copies = {name: case for name, case in found.evidence.items() if "operations" in case}
+    if not copies:
+        raise ValueError(f"{found.path}: nothing was read; job.explain() says why")
+    return copies
+
+
+def _cold_text(copies):
+    """Was a cold pass cold?"""
+    kept = [share for case in copies.values() for share in case["still_cached"]]
+    if None in kept:
+        return "whether a cold pass was cold, this file system does not tell"
+    return f"as a cold pass began, at most {max(kept):.1%} of the files were in memory"
+
+
+def operations_per_image(run) -> dict[str, float]:
+    """Metadata operations for each image, of each copy, in one pass over all."""
+    return {n: sum(c["operations"].values()) / c["images"] for n, c in _copies(run).items()}
+
+
+def metadata_load(nodes: int, gpus: int, images_per_s: float, per_image: float) -> float:
+    """Metadata operations per second that a training asks of a file system that its nodes share.
+
+    gpus: in each node; images_per_s: of each GPU; per_image: operations for an image.
+    """
+    return nodes * gpus * images_per_s * per_image
+
+
+def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
+    """Metadata operations per second against the number of nodes, from files and from shards.
+
+    run: of experiments/storage.py; images_per_s: that each of the `gpus` of a node consumes.
+    """
+    nodes = 2.0 ** np.arange(8)
+    # The operations do not depend on the size of the images: one copy of each kind will do.
+    kinds = {name.split(",")[0]: per for name, per in operations_per_image(run).items()}
+    with style(grid="both"):
+        ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
+        for (kind, per), colour in zip(kinds.items(), SERIES, strict=False):
+            asked = [metadata_load(n, gpus, images_per_s, per) for n in nodes]
+            label = f"{kind}: {per:.3g} operations an image"
+            ax.plot(nodes, asked, "o-", color=colour, label=label)
+            ax.text(nodes[-1] * 1.15, asked[-1], f"{asked[-1]:,.0f}", va="center", fontsize=9)
+        ax.set_xscale("log", base=2)
+        ax.set(yscale="log", xticks=nodes, xlabel="nodes", ylabel="operations/s")
+        ax.set_xticklabels(f"{n:.0f}" for n in nodes)
+        ax.set_xlim(nodes[0] * 0.8, nodes[-1] * 2)
+        what = f"computed: {gpus} GPUs in a node, {images_per_s:,.0f} images/s each"
+        ax.set_title(what, fontsize=9, fontweight="normal")
+        ax.legend(loc="upper left", fontsize=9)
+    return ax

@@ -1,0 +1,84 @@
+"""How many images per second a trainer's loader gives, if nobody trains: by number of workers.
+
+Submitted by a notebook:
+submit("notebooks/experiments/loader.py --trainer dlojz/dlojz.py --workers 0 1 2 -- -b 32").
+
+The loader is the one that the trainer's `build_loaders` makes, from the flags behind the `--`. Its
+batches are taken as fast as they come, and thrown away. The clock starts when each worker has given
+its first batch: how long that took is kept apart.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from itertools import islice
+
+import torch
+
+from dlojz import idr_torch, log, meters
+
+
+def module(path):
+    """The trainer in this file."""
+    spec = importlib.util.spec_from_file_location("trainer", path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def loader(trainer, flags, workers):
+    """The trainer's loader of the training images, and the trainer's arguments."""
+    sys.argv = ["dlojz.py", *flags, "--num-workers", str(workers)]
+    args = trainer.parse_args()
+    return trainer.build_loaders(args)[0], args
+
+
+def images_per_s(batches, warmup, count):
+    """(seconds to the first batch, images per second of those after `warmup` of them)."""
+    begin = time.perf_counter()
+    first, images = None, 0
+    for number, (batch, _) in enumerate(islice(batches, warmup + count), 1):
+        now = time.perf_counter()
+        first = first or now - begin
+        if number == warmup:
+            start = now
+        elif number > warmup:
+            images += len(batch)
+    if not images:
+        raise SystemExit(f"an epoch has {number} batches, and {warmup} are to warm up: give more")
+    return first, images / (now - start)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trainer", default="dlojz/dlojz.py", help="its loader is measured")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="how many")
+    parser.add_argument("--batches", type=int, default=12, help="timed in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("flags", nargs="*", help="of the trainer, behind a --")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = torch.device("cpu")
+    run.experiment(device)
+    trainer = module(args.trainer)
+    for wanted in dict.fromkeys(min(w, idr_torch.cpus_per_task) for w in args.workers):
+        batches, arguments = loader(trainer, args.flags, wanted)
+        found, sensors = [], meters.Sensors(device)
+        for epoch in range(args.rounds):
+            batches.batch_sampler.set_epoch(epoch)
+            found.append(images_per_s(batches, max(1, wanted), args.batches))
+        run.evidence(
+            f"{wanted} workers",
+            num_workers=batches.num_workers,
+            batch_size=arguments.batch_size,
+            first_batch_s=found[0][0],
+            images_per_s=[speed for _, speed in found],
+            **sensors.window(),  # how many CPUs others used
+        )
+        del batches  # its workers end
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The same images as files and as shards, full size and smaller, from disk and from memory.
+
+Submitted by a notebook: submit("notebooks/experiments/storage.py").
+
+Four copies are written into the run's folder, and removed at the end: files and WebDataset's tar
+archives, with the images as they are and with a shorter side of 256 pixels. One thread reads each
+of them in random order (of shards: the order of the shards, and a buffer), and then reads and
+decodes. Before a cold pass the kernel is told to forget what it holds of the files
+(POSIX_FADV_DONTNEED); how much it still holds is asked, and kept.
+
+Counted are the metadata operations that Python makes, by its audit hook: files opened, and folders
+listed. It does not see what each of them brings along: on Linux `open` in Python adds an fstat, a
+seek and a close, as `strace` shows; nor files that a library opens by itself.
+"""
+
+import argparse
+import io
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+import webdataset
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from dlojz import log
+
+OPERATIONS = {"open": "open", "os.scandir": "list", "os.listdir": "list"}
+
+
+class Metadata:
+    """Counts Python's metadata operations below a folder."""
+
+    def __init__(self):
+        self.folder, self.counts = None, Counter()
+        sys.addaudithook(self._see)  # there is no way to take it away again
+
+    def _see(self, event, arguments):
+        if self.folder and event in OPERATIONS and str(arguments[0]).startswith(self.folder):
+            self.counts[OPERATIONS[event]] += 1
+
+    def count(self, folder, call):
+        """(what `call()` returns, the operations below `folder` meanwhile)."""
+        self.folder, self.counts = str(folder), Counter()
+        result = call()
+        self.folder = None
+        return result, dict(self.counts)
+
+
+def write_files(sources, folder, side):
+    """The images as files, in a folder for each class, as they were; `side`: smaller."""
+    for source in sources:
+        target = folder / source.parent.name / source.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(smaller(source.read_bytes(), side) if side else source.read_bytes())
+
+
+def smaller(jpeg, side):
+    """The image with a shorter side of at most `side` pixels, as a JPEG again."""
+    image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+    factor = min(1, side / min(image.size))
+    size = tuple(round(factor * s) for s in image.size)
+    file = io.BytesIO()
+    image.resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def write_shards(files, folder, per_shard):
+    """The files as tar archives of `per_shard` images each."""
+    folder.mkdir(parents=True)
+    pattern, order = str(folder / "%05d.tar"), sorted(files)
+    random.Random(0).shuffle(order)  # else a shard would hold one class
+    with webdataset.ShardWriter(pattern, maxcount=per_shard, verbose=0) as writer:
+        for number, file in enumerate(order):
+            writer.write({"__key__": f"{number:07d}", "jpg": file.read_bytes()})
+
+
+def read_files(folder):
+    """The bytes of each image: the folders are listed, then the files opened in random order."""
+    found = [path for path, _ in ImageFolder(folder).samples]
+    random.shuffle(found)
+    for path in found:
+        with open(path, "rb") as file:
+            yield file.read()
+
+
+def read_shards(folder):
+    """The bytes of each image, one shard after the other, mixed in a buffer."""
+    shards = sorted(str(path) for path in folder.glob("*.tar"))
+    random.shuffle(shards)
+    samples = webdataset.WebDataset(shards, shardshuffle=False).shuffle(100)
+    return (sample["jpg"] for sample in samples)
+
+
+def decode(jpeg):
+    return decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), ImageReadMode.RGB)
+
+
+def forget(folder):
+    """Let the kernel drop what it holds of these files; the share of them that it kept.
+
+    None where it does not say.
+    """
+    kept = []
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            os.fsync(file)  # what is not written yet can't be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            kept.append(cached(file))
+    return None if None in kept else sum(kept) / len(kept)
+
+
+def cached(file):
+    """Is the file's beginning in memory? Linux only; None where the file system can't tell."""
+    try:
+        os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def timed(images, work):
+    """(images per second, how many)."""
+    begin, count = time.perf_counter(), 0
+    for jpeg in images:
+        work(jpeg)
+        count += 1
+    return count / (time.perf_counter() - begin), count
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    folder = os.environ.get("DLOJZ_DATA") or "data"
+    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
+    parser.add_argument("--images", type=int, default=400, help="how many")
+    parser.add_argument("--per-shard", type=int, default=100, help="images in a shard")
+    parser.add_argument("--side", type=int, default=256, help="pixels, of the smaller images")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
+    torch.set_num_threads(1)
+    sources = sorted(Path(args.data, "train").rglob("*.JPEG"))[: args.images]
+    if not sources:
+        raise SystemExit(f"no *.JPEG in {args.data}/train: make some with `dlojz data {args.data}`")
+    metadata = Metadata()
+    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+        for size, side in (("full size", None), (f"{args.side} px", args.side)):
+            files, shards = Path(folder, size, "files"), Path(folder, size, "shards")
+            write_files(sources, files, side)
+            write_shards([p for p in files.rglob("*.JPEG")], shards, args.per_shard)
+            for kind, where, read in (
+                ("files", files, read_files),
+                ("shards", shards, read_shards),
+            ):
+                measure(run, metadata, f"{kind}, {size}", where, read, args.rounds)
+    run.end()
+
+
+def measure(run, metadata, name, folder, read, rounds):
+    """One copy, in each way: an `evidence` event."""
+    speeds, kept = {"cold": [], "warm": [], "decoded": []}, []
+    for again in range(rounds):
+        random.seed(again)
+        kept.append(forget(folder))
+        for way, work in (("cold", len), ("warm", len), ("decoded", decode)):
+            speed, count = timed(read(folder), work)
+            speeds[way].append(speed)
+    _, operations = metadata.count(folder, lambda: timed(read(folder), len))
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    run.evidence(
+        name,
+        images=count,
+        files=len(files),
+        bytes=sum(p.stat().st_size for p in files),
+        images_per_s=speeds,
+        still_cached=kept,
+        operations=operations,
+    )
+
+
+if __name__ == "__main__":
+    main()

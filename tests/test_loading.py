@@ -1,0 +1,248 @@
+"""The tables and figures of notebook 05 say what the logs say."""
+
+import json
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+from test_stats import write_log
+
+from dlojz import loading
+from dlojz.chronometer import PHASES
+
+SPEEDS = {
+    "decoder: PIL": [500, 520, 540],
+    "decoder: torchvision": [700, 720, 740],
+    "road: PIL, v1, float32": [200, 210, 220],
+    "road: torchvision, v2, uint8": [400, 420, 440],
+}
+
+
+def experiment(path, cases, **changes):
+    """The log of an experiment with these cases of evidence: {when: fields}."""
+    nothing = {"window": None, "validation": None, "epoch": None, "memory": None}
+    write_log(path, steps=0, **nothing | changes)
+    lines = path.read_text().splitlines()
+    lines[2:2] = [json.dumps({"event": "evidence", "when": w} | c) for w, c in cases.items()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def decoders(tmp_path):
+    cases = {name: {"images_per_cpu_s": speeds} for name, speeds in SPEEDS.items()}
+    cases |= {f"nvJPEG: {b}": {"images_per_s": [b * 100, b * 101]} for b in (1, 16)}
+    return experiment(tmp_path / "decoders.jsonl", cases)
+
+
+def test_decoders_are_compared_with_the_first_of_their_kind(decoders):
+    rows = {row[1]: row for row in loading.decoders(decoders).rows}
+    assert rows["torchvision"][2:] == ("720", "700 to 740", "1.38")
+    assert rows["torchvision, v2, uint8"][2:] == ("420", "400 to 440", "2.00")
+    assert rows["nvJPEG, 16 in a batch"][4] == "16.00"
+    assert rows["simplejpeg"][3] == "not installed there"
+
+
+def test_the_ratio_of_two_ways_is_taken_round_by_round(decoders):
+    mean, low, high = loading.ratio(decoders, "torchvision, v2, uint8", "PIL, v1, float32")
+    assert (mean, low, high) == pytest.approx((2, 2, 2))
+    with pytest.raises(ValueError, match="expected one of PIL, torchvision"):
+        loading.ratio(decoders, "torchvision", "DALI")
+
+
+def test_each_way_on_the_processor_has_a_bar_and_the_gpu_a_line(decoders):
+    ax = loading.plot_decoders(decoders)
+    assert [bar.get_width() for bar in ax.patches] == [520, 720, 210, 420]
+    assert list(loading.plot_nvjpeg(decoders).lines[0].get_ydata()) == [100.5, 1608]
+
+
+# Trials ------------------------------------------------------------------------------
+
+
+def trial(path, workers, batch=32, ms=100, threads=2, cores=2, code="aa", **changes):
+    """The log of a training with this many workers."""
+    phases = dict(zip(PHASES, (0.1 * ms, 0, 0.2 * ms, 0.6 * ms, 0.1 * ms), strict=True))
+    arguments = {"model": "resnet18", "batch_size": batch, "image_size": 64, "data": "data"}
+    arguments |= {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 3}
+    arguments |= {"pin_memory": True, "non_blocking": True, "drop_last": False}
+    start = {"schema": 1, "time": f"2026-01-02T03:04:{workers:02}", "arguments": arguments}
+    window = {
+        "first_step": 3,
+        "steps": 7,
+        "wall_s": 7 * ms / 1000,
+        "host_memory_bytes": 912 * 10**6,
+    }
+    changes = {
+        "start": start | {"threads": threads, "cpu_count": cores, "trainer_sha256": code},
+        "window": window,
+    } | changes
+    path = write_log(path, batch=batch, ms=phases, **changes)
+    lines = path.read_text().splitlines()
+    probe = {"event": "evidence", "when": "probe", "loader": {"num_workers": min(workers, cores)}}
+    path.write_text("\n".join([*lines[:2], json.dumps(probe), *lines[2:]]) + "\n")
+    return path
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "trials.json"
+
+
+def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path, kept):
+    row = loading.trials(trial(tmp_path / "1.jsonl", workers=2), kept).rows[0]
+    assert row[:7] == ("1", "2", "yes", "3", "yes", "yes", "no")
+    assert row[7:] == ("320", "10%", "0.5 s", "912 MB", "★ fastest")
+
+
+def test_trials_stay_for_later_sessions_and_the_fastest_is_marked(tmp_path, kept):
+    loading.trials([trial(tmp_path / "1.jsonl", workers=0, ms=200)], kept)
+    loading.trials([trial(tmp_path / "2.jsonl", workers=1, ms=100)], kept)
+    loading.trials([trial(tmp_path / "2.jsonl", workers=1, ms=100)], kept)  # twice is once
+    rows = loading.trials(file=kept).rows
+    assert [(row[0], row[-1]) for row in rows] == [("1", ""), ("2", "★ fastest")]
+
+
+def test_workers_are_those_that_there_were(tmp_path, kept):
+    assert loading.trials(trial(tmp_path / "1.jsonl", workers=9), kept).rows[0][1] == "2"
+
+
+def test_a_trial_that_failed_is_shown_with_its_state(tmp_path, kept):
+    end = {"outcome": "out_of_memory", "time": "2026-01-02T03:05:05", "error": "out of memory"}
+    lost = {"steps": 0, "window": None, "validation": None, "epoch": None, "end": end}
+    runs = [trial(tmp_path / "1.jsonl", 0), trial(tmp_path / "2.jsonl", 1, **lost)]
+    assert loading.trials(runs, kept).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
+
+
+def test_trials_of_another_training_are_kept_and_not_shown(tmp_path, kept):
+    loading.trials(trial(tmp_path / "1.jsonl", 0, batch=8), kept)
+    assert [row[0] for row in loading.trials(trial(tmp_path / "2.jsonl", 0), kept).rows] == ["2"]
+    assert len(json.loads(kept.read_text())) == 2
+
+
+def test_a_run_under_way_is_shown_and_not_kept(tmp_path, kept):
+    run = trial(tmp_path / "1.jsonl", 0, end=None)
+    assert loading.trials(run, kept).rows[0][-1] == "RUNNING"
+    assert json.loads(kept.read_text()) == {}
+
+
+def test_what_others_used_of_the_cores_is_told(tmp_path, kept):
+    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": 0.8}
+    note = loading.trials(trial(tmp_path / "1.jsonl", 1, window=window), kept).rows[0][-1]
+    assert note == "★ fastest; others used 0.8 CPUs"
+
+
+def test_a_trial_of_another_trainer_is_told(tmp_path, kept):
+    for number, code in enumerate(("aa", "bb", "bb")):
+        run = trial(tmp_path / f"{number}.jsonl", number, ms=100 + number, code=code)
+        rows = loading.trials(run, kept).rows
+    assert [row[-1] for row in rows] == ["★ fastest; another trainer", "", ""]
+
+
+def test_the_figure_of_trials_names_what_differs(tmp_path, kept):
+    runs = [trial(tmp_path / "1.jsonl", 0, ms=200), trial(tmp_path / "2.jsonl", 1)]
+    ax = loading.plot_trials(runs, kept)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["1: 0 workers", "2: 1 worker"]
+    with pytest.raises(ValueError, match="no trial with a speed"):
+        loading.plot_trials(file=tmp_path / "none.json")
+
+
+def test_the_fastest_of_several_trials(tmp_path):
+    slow, fast = trial(tmp_path / "1.jsonl", 0, ms=200), trial(tmp_path / "2.jsonl", 1)
+    lost = trial(tmp_path / "3.jsonl", 2, steps=0, window=None)
+    assert loading.fastest([slow, fast, lost]) == fast
+    with pytest.raises(ValueError, match="no trial with a speed"):
+        loading.fastest([lost])
+
+
+def test_oversubscription_is_told_in_words(tmp_path):
+    text = loading.oversubscription(trial(tmp_path / "1.jsonl", workers=2))
+    assert "2 workers decoding and 2 threads training share 2 cores" in text
+    assert loading.oversubscription(trial(tmp_path / "2.jsonl", 1, threads=1)) == ""
+
+
+def test_on_a_gpu_one_thread_trains(tmp_path):
+    run = trial(tmp_path / "1.jsonl", workers=3, threads=4, cores=4, device=True)
+    assert loading.oversubscription(run) == ""
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "cores", "crowded"),
+    [(0, 8, 2, False), (1, 1, 2, False), (1, 2, 2, True), (2, 1, 2, True)],
+)
+def test_it_is_crowded_with_more_workers_and_threads_than_cores(workers, threads, cores, crowded):
+    assert bool(loading.crowding(workers, threads, cores)) == crowded
+
+
+# Supply and demand -------------------------------------------------------------------
+
+
+def loader(path, speeds):
+    cases = {
+        f"{w} workers": {"num_workers": w, "images_per_s": [0.9 * s, s, 1.1 * s]}
+        for w, s in speeds.items()
+    }
+    return experiment(path, cases)
+
+
+def test_a_model_that_takes_more_than_the_loader_gives_is_data_bound(tmp_path):
+    model = write_log(tmp_path / "m.jsonl", device=True)  # 320 images/s
+    found = loading.supply(loader(tmp_path / "l.jsonl", {0: 40, 1: 50, 2: 95}), model)
+    assert (found.bound, found.best, found.enough) == (True, 2, 7)
+    assert str(found).startswith("data bound: the model takes 320 images/s, the loader gives at")
+    assert "95 images/s with 2 workers; 7 would do, on as many cores" in str(found)
+
+
+def test_the_fewest_workers_that_feed_the_model_are_enough(tmp_path):
+    model = write_log(tmp_path / "m.jsonl", device=True)
+    found = loading.supply(loader(tmp_path / "l.jsonl", {0: 900, 1: 200, 2: 390, 4: 700}), model)
+    assert (found.bound, found.best, found.enough) == (False, 4, 2)
+
+
+def test_a_processor_that_does_both_is_told(tmp_path):
+    found = loading.supply(loader(tmp_path / "l.jsonl", {1: 320}), write_log(tmp_path / "m.jsonl"))
+    assert str(found).endswith("here both share the cores: together about 160")
+
+
+def test_the_figure_says_whether_one_is_data_bound(tmp_path):
+    model = write_log(tmp_path / "m.jsonl", device=True)
+    runs = {"before": {1: 50, 2: 95}, "after": {1: 200, 2: 390}}
+    runs = {name: loader(tmp_path / f"{name}.jsonl", found) for name, found in runs.items()}
+    disturbed = (
+        runs["before"].read_text().replace('"num_workers"', '"others_cpu": 0.8, "num_workers"')
+    )
+    runs["before"].write_text(disturbed)
+    ax = loading.plot_supply(runs, model)
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["before\n(others used up to 0.8 CPUs)", "after", "the model consumes"]
+    assert "before: data bound" in ax.get_title("left").replace("\n", " ")
+    assert "after: not data bound" in ax.get_title("left").replace("\n", " ")
+
+
+# Storage -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path):
+    speeds = {"cold": [100, 120], "warm": [1000, 1200], "decoded": [90, 110]}
+    case = {"images": 400, "bytes": 40_000_000, "images_per_s": speeds, "still_cached": [0.0, 0.01]}
+    files = case | {"files": 400, "operations": {"open": 400, "list": 8}}
+    shards = case | {"files": 4, "operations": {"open": 4}}
+    cases = {"files, full size": files, "shards, full size": shards}
+    return experiment(tmp_path / "storage.jsonl", cases)
+
+
+def test_storage_in_figures(stored):
+    rows = loading.storage(stored).rows
+    assert rows[0] == ("files, full size", "400", "100 kB", "110", "1,100", "100", "400 + 8")
+    assert rows[1][-1] == "4 + 0"
+    title = loading.plot_storage(stored).get_title("left")
+    assert "at most 1.0% of the files were in memory" in title
+
+
+def test_the_load_of_a_metadata_server_grows_with_all_who_ask(stored):
+    per = loading.operations_per_image(stored)
+    assert per == {"files, full size": 1.02, "shards, full size": 0.01}
+    assert loading.metadata_load(8, 4, 1000, per["files, full size"]) == pytest.approx(32_640)
+    lines = loading.plot_metadata(stored, images_per_s=1000).lines
+    assert [line.get_ydata()[3] for line in lines] == pytest.approx([32_640, 320])
