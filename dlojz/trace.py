@@ -175,11 +175,12 @@ def _tells(name):
 # What kind of work -------------------------------------------------------------------------------
 
 COMMUNICATION, MATRIX = "communication", "matrix products and convolutions"
+LAYOUT = "changes of layout or dtype"
 # By the name of a kernel, of an operation of torch; the first that fits.
 KINDS = {
     COMMUNICATION: r"nccl|gloo:|c10d::",
     "copies": r"^Mem(cpy|set)",
-    "changes of layout or dtype": r"nchwto|nhwcto|transpose|converttensor"
+    LAYOUT: r"nchwto|nhwcto|transpose|converttensor"
     r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy"
     r"|^aten::(copy_|clone|contiguous|_to_copy)$",
     "normalization": r"batch_?norm|\bbn_[fb]w|layer_?norm|native_norm",
@@ -342,6 +343,11 @@ def _of_gpu(trace):
         pageable_ms=length(without(pageable, others)) / steps,
         launches=len(work) / steps,
     )
+
+
+def in_steps(trace: Trace) -> list[Event]:
+    """The device's work of the steps of a trace."""
+    return _asked_in_the_steps(trace)[0] if trace.on_gpu else []
 
 
 def _asked_in_the_steps(trace):
