@@ -2,14 +2,17 @@
 
 Each rule asks for one piece of evidence. Its threshold stands about in the middle (of a scale of
 factors) between the traces with that fault and all the others, of reference/*/04-trace-fault-*.
-Those called held-out and unseen are of other trainings: nothing is fitted to them.
+Those called held-out and unseen are of other trainings: no number is fitted to them.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from dlojz import log, trace
+from dlojz import log, progress, trace
+from dlojz.course import course_root
+from dlojz.table import Table
 
 # What notebooks/experiments/faults.py plants.
 FAULTS = {
@@ -22,6 +25,32 @@ FAULTS = {
     "print": "loss and logits are printed in each step",
     "straggler": "the last process does something else for a while, in each step",
     "garbage": "Python's garbage collector looks at a million objects, in each step",
+}
+
+
+# Where to look for each, without its name.
+LOOK = {
+    "none": "Is there a hole at all that is worth the trouble? Add up what is hatched.",
+    "item": "Look at the waits: how often in a step, and what for?",
+    "unpinned": "Look at the copies in the table: how long do they take, and what runs meanwhile?",
+    "one-worker": "Find the longest hole. What is the host doing right above it?",
+    "small-batch": "Divide the computed milliseconds by the number of kernels. How long is one?",
+    "nchw": "Hardly anything waits. So compare the kinds of work with those of another training.",
+    "print": "Look at the waits: who asks?",
+    "straggler": "Compare the processes. What is one doing while the other waits?",
+    "garbage": "Find the longest hole. Right above it there is a small bar: what is it?",
+}
+# Recordings under reference/: a fixed order that says nothing.
+MYSTERIES = {
+    "A": "h100/04-trace-fault-small-batch",
+    "B": "h100/04-trace-fault-print",
+    "C": "h100/04-trace-fault-nchw",
+    "D": "h100/04-trace-fault-garbage",
+    "E": "h100/04-trace-fault-none",
+    "F": "h100/04-trace-fault-unpinned",
+    "G": "h100/04-trace-fault-item",
+    "H": "h100/04-trace-fault-one-worker",
+    "I": "h200/04-trace-fault-straggler-x2",
 }
 
 
@@ -42,6 +71,10 @@ class Witness:
     reading: trace.Reading
 
 
+KIND = "mysteries"  # of what dlojz.progress keeps
+PLANTED = re.compile(r"04-trace-(?:fault|held-out|unseen)-(.+?)(?:-x\d+)?$")  # in a folder's name
+
+
 # The rules ---------------------------------------------------------------------------------------
 
 DATA_SHARE = 0.2  # of the step; with one worker it is 0.97, else at most 0.05
@@ -57,6 +90,7 @@ NCHW = re.compile(
     re.I,
 )
 LATE_SHARE = 0.05  # by which one process waits longer for communication: 0.27, else 0.008
+AWAY_SHARE = 0.06  # a hole of the late one, at a stretch: 0.30, else 0.012
 
 
 def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
@@ -154,19 +188,31 @@ RULES: tuple[Callable, ...] = (_garbage, _one_worker, _print, _item, _unpinned, 
 
 
 def _straggler(witnesses) -> Suspect | None:
-    """Who comes last to a collective waits least in it."""
-    found = [w.reading for w in witnesses]
-    first = max(found, key=lambda r: r.exposed_ms)
-    last = min(found, key=lambda r: r.exposed_ms)
-    share = (first.exposed_ms - last.exposed_ms) / first.step_ms
+    """Who comes last to a collective waits least in it; this one was away for a while.
+
+    One whose every launch is slow comes late as well, but has many small holes.
+    """
+    first = max(witnesses, key=lambda w: w.reading.exposed_ms)
+    last = min(witnesses, key=lambda w: w.reading.exposed_ms)
+    late_ms = first.reading.exposed_ms - last.reading.exposed_ms
+    share = late_ms / first.reading.step_ms
+    if share < LATE_SHARE:
+        return None
+    away_ms = _longest_hole(last)
     return _if(
-        share >= LATE_SHARE,
+        away_ms >= AWAY_SHARE * last.reading.step_ms,
         "straggler",
         share,
-        f"process {found.index(first)} did nothing but wait in collectives for "
-        f"{first.exposed_ms:.1f} ms of each step, process {found.index(last)} for "
-        f"{last.exposed_ms:.1f} ms: it came last, and the other waited for it",
+        f"process {witnesses.index(first)} waited {late_ms:.1f} ms longer in the collectives of a "
+        f"step than process {witnesses.index(last)}, which came last: its device had nothing to "
+        f"do for {away_ms:.1f} ms at a stretch",
     )
+
+
+def _longest_hole(witness):
+    """Of a step, in the mean."""
+    steps = witness.reading.steps
+    return sum(sorted(e - b for b, e in trace.holes(witness.trace))[-steps:]) / steps
 
 
 def _if(proven, fault, share, evidence):
@@ -186,6 +232,9 @@ def _nothing(reading):
     return Suspect("none", 0.0, f"something is computed for {computed:.0%} of the step")
 
 
+# The mysteries -----------------------------------------------------------------------------------
+
+
 def traces_of(run) -> list[trace.Trace]:
     """The traces of all processes of a job, or of a run's folder. Raises TraceError."""
     folder = log.path_of(run)
@@ -193,3 +242,74 @@ def traces_of(run) -> list[trace.Trace]:
     while log.trace_file(folder, len(files)).exists():
         files.append(log.trace_file(folder, len(files)))
     return [trace.read(file) for file in files]
+
+
+def mystery(letter: str, process: int = 0) -> trace.Trace:
+    """A recorded trace with a planted fault, under a name that does not tell which."""
+    found = traces_of(_folder(letter))
+    if not 0 <= process < len(found):
+        raise ValueError(f"no process {process} of mystery {letter}: it has {len(found)}, from 0")
+    return replace(found[process], path=Path(f"mystery {letter}"))
+
+
+def mysteries() -> dict[str, trace.Trace]:
+    """All of them by letter, each process by itself, as `timeline.plot_shares` wants them."""
+    found = {}
+    for letter in MYSTERIES:
+        traces = traces_of(_folder(letter))
+        for process, each in enumerate(traces):
+            name = letter if len(traces) == 1 else f"{letter}, process {process}"
+            found[name] = replace(each, path=Path(f"mystery {letter}"))
+    return found
+
+
+def truth(letter: str) -> str:
+    """The fault that was planted: of FAULTS."""
+    return PLANTED.search(_folder(letter).name)[1]
+
+
+def evidence(letter: str) -> str:
+    """The sentence that proves the fault of a mystery."""
+    return suspects(traces_of(_folder(letter)))[0].evidence
+
+
+def hint(letter: str) -> str:
+    """After a wrong answer: first where to look, then the evidence."""
+    true = truth(letter)
+    wrong = sum(fault != true for fault in answers(letter))
+    return LOOK[true] if wrong < 2 else f"The evidence: {evidence(letter)}."
+
+
+def answer(letter: str, fault: str) -> bool:
+    """Keep an answer; is it right?"""
+    if fault not in FAULTS:
+        raise ValueError(f"no fault {fault!r}: expected one of {', '.join(FAULTS)}")
+    right = fault == truth(letter)
+    progress.keep(KIND, letter, fault)
+    return right
+
+
+def answers(letter: str) -> list[str]:
+    """What was answered so far."""
+    return [entry["value"] for entry in progress.load().get(KIND, {}).get(letter, [])]
+
+
+def score() -> Table:
+    """The first answer to each mystery, and how many were needed."""
+    rows, firsts = [], 0
+    for letter in MYSTERIES:
+        given, true = answers(letter), truth(letter)
+        if not given:
+            rows.append((letter, "-", "", ""))
+            continue
+        firsts += given[0] == true
+        needed = str(given.index(true) + 1) if true in given else "not yet"
+        rows.append((letter, FAULTS[given[0]], "yes" if given[0] == true else "no", needed))
+    rows.append(("all", f"{firsts} of {len(MYSTERIES)} right at the first attempt", "", ""))
+    return Table(("mystery", "first answer", "right", "attempts needed"), rows, "<<<>")
+
+
+def _folder(letter):
+    if letter not in MYSTERIES:
+        raise KeyError(f"no mystery {letter!r}: expected one of {', '.join(MYSTERIES)}")
+    return course_root() / "reference" / MYSTERIES[letter]

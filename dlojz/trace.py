@@ -326,11 +326,10 @@ def _of_gpu(trace):
     by_kind = defaultdict(list)
     for e in work:
         by_kind[kind(e.name)].append((e.begin, e.end))
-    busy = union((e.begin, e.end) for e in work)
     compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
     pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name)
     others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
-    idle, waits = _causes(trace, without([(free, end)], busy), steps)
+    idle, waits = _causes(trace, holes(trace), steps)
     return Reading(
         steps=steps,
         step_ms=(end - free) / steps,
@@ -343,6 +342,13 @@ def _of_gpu(trace):
         pageable_ms=length(without(pageable, others)) / steps,
         launches=len(work) / steps,
     )
+
+
+def holes(trace: Trace) -> list[tuple[float, float]]:
+    """When the device had nothing to do, in the steps of a trace."""
+    work, free = _asked_in_the_steps(trace)
+    busy = union((e.begin, e.end) for e in work)
+    return without([(free, max(e.end for e in work))], busy)
 
 
 def in_steps(trace: Trace) -> list[Event]:

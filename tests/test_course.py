@@ -136,7 +136,8 @@ MAY_IMPORT = {
         *("series", "stats", "verdict"),
     },
     "quizzes": set(),
-    "widgets": {"launch", "progress", "quizzes", "stats"},
+    "detective": {"course", "log", "progress", "table", "trace"},
+    "widgets": {"detective", "launch", "progress", "quizzes", "stats"},
     "idr_pytools": {"launch", "widgets"},
     "cli": {
         *("check", "course", "doctor", "generate", "launch", "log", "presets", "progress"),

@@ -1,29 +1,28 @@
 """The faults that `dlojz.detective` names in the recorded traces: `python tools/confusion.py`.
 
-Prints for each set of traces how often each planted fault was named as what. Its rules are chosen
-by the traces called fault; those called held-out and unseen are of other trainings.
+Prints for each set of traces how often each planted fault was named as what. Its numbers
+were chosen by the traces called fault; those called held-out and unseen are of other trainings.
 """
 
-import re
 from collections import Counter
 from pathlib import Path
 
 from dlojz import course, detective
 from dlojz.table import Table
 
-NAME = re.compile(r"04-trace-(?P<set>fault|held-out|unseen)-(?P<fault>.+?)(-x\d+)?$")
+SETS = ("fault", "held-out", "unseen")
 
 
 def recordings() -> list[Path]:
     """The folders of the recorded traces of planted faults."""
     folders = (course.course_root() / "reference").glob("*/04-trace-*")
-    return sorted(folder for folder in folders if NAME.search(folder.name))
+    return sorted(folder for folder in folders if detective.PLANTED.search(folder.name))
 
 
 def planted(folder: Path) -> tuple[str, str]:
     """(set, fault) of a recording."""
-    found = NAME.search(folder.name)
-    return found["set"], found["fault"]
+    which = next(s for s in SETS if folder.name.startswith(f"04-trace-{s}-"))
+    return which, detective.PLANTED.search(folder.name)[1]
 
 
 def named(folder: Path) -> list[detective.Suspect]:
@@ -45,7 +44,7 @@ def table(counts: Counter, which: str) -> Table:
 
 def main():
     counts = confusion(recordings())
-    for which in ("fault", "held-out", "unseen"):
+    for which in SETS:
         print(f"{table(counts, which)}\n")
     right = sum(n for (_, true, said), n in counts.items() if true == said)
     print(f"{right} of {counts.total()} are right")
