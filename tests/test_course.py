@@ -136,6 +136,7 @@ MAY_IMPORT = {
         *("series", "stats", "verdict"),
     },
     "quizzes": set(),
+    "nsight": {"report", "table", "timeline", "trace"},
     "detective": {"course", "log", "progress", "table", "trace"},
     "widgets": {"detective", "launch", "progress", "quizzes", "stats"},
     "idr_pytools": {"launch", "widgets"},
