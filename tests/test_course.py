@@ -136,6 +136,8 @@ MAY_IMPORT = {
         *("series", "stats", "verdict"),
     },
     "quizzes": set(),
+    "spy": set(),
+    "loader": {"log", "report", "table"},
     "nsight": {"report", "table", "timeline", "trace"},
     "detective": {"course", "log", "progress", "table", "trace"},
     "widgets": {"detective", "launch", "progress", "quizzes", "stats"},

@@ -13,7 +13,17 @@ REPOSITORY = Path(__file__).parent.parent
 FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
 MAY_IMPORT = {
     *("check", "communication", "course", "detective", "doctor", "generate", "launch", "layouts"),
-    *("nsight", "precision", "presets", "report", "scaling", "timeline", "trace", "widgets"),
+    *(
+        "loader",
+        "nsight",
+        "precision",
+        "presets",
+        "report",
+        "scaling",
+        "timeline",
+        "trace",
+        "widgets",
+    ),
 }
 
 
