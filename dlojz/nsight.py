@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from dlojz import report, trace
+from dlojz.course import course_root
 from dlojz.table import Table
 from dlojz.timeline import COLOURS
 
@@ -91,6 +92,11 @@ def read(path) -> Kernels:
 def _number(row):
     value = float(row["Metric Value"].replace(",", ""))
     return value / UNITS_PER_US.get(row["Metric Unit"], 1.0)
+
+
+def recorded() -> Path:
+    """The log of the command that notebook 04 shows, recorded on an H100."""
+    return course_root() / "reference/h100/04-nsight-compute.csv.gz"
 
 
 def by_kind(path) -> Table:

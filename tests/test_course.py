@@ -138,7 +138,7 @@ MAY_IMPORT = {
     "quizzes": set(),
     "spy": set(),
     "loader": {"log", "report", "table"},
-    "nsight": {"report", "table", "timeline", "trace"},
+    "nsight": {"course", "report", "table", "timeline", "trace"},
     "detective": {"course", "log", "progress", "table", "trace"},
     "widgets": {"detective", "launch", "progress", "quizzes", "stats"},
     "idr_pytools": {"launch", "widgets"},

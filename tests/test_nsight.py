@@ -1,11 +1,9 @@
 import gzip
-from pathlib import Path
 
 import pytest
 
 from dlojz import nsight, trace
 
-RECORDED = Path(__file__).parent.parent / "reference/h100/04-nsight-compute.csv.gz"
 HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"
 NORM = "void at::batch_norm_backward_reduce_channels_last_kernel<4, float>(const T2 *)"
@@ -83,9 +81,9 @@ def test_a_short_name_leaves_the_types_out(name, expected):
 
 
 def test_the_recorded_reading_is_of_a_gpu_and_names_no_machine():
-    found = nsight.read(RECORDED)
+    found = nsight.read(nsight.recorded())
     assert len(found.all) == 175
     assert "NVIDIA H100 80GB HBM3, torch 2.11.0" in found.about
-    head = gzip.decompress(RECORDED.read_bytes()).decode().splitlines()[3]
+    head = gzip.decompress(nsight.recorded().read_bytes()).decode().splitlines()[3]
     assert "Host" not in head
     assert "Process" not in head

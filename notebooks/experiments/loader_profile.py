@@ -1,6 +1,6 @@
 """What a loader's time is spent on: seen by cProfile from inside, by py-spy from outside.
 
-Submitted by a notebook: submit("notebooks/experiments/loader_profile.py --data data").
+Submitted by a notebook: submit("notebooks/experiments/loader_profile.py").
 
 cProfile sees one process. So there the loader has no workers, and prepares the images itself.
 py-spy sees all processes: it watches a second loading, by workers. Both load the trainer's images.
@@ -8,6 +8,7 @@ py-spy sees all processes: it watches a second loading, by workers. Both load th
 
 import argparse
 import cProfile
+import os
 import pstats
 import subprocess
 import sys
@@ -26,7 +27,8 @@ WORKER = "_worker_loop"  # the function of torch in which a worker spends its li
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="data", help="a folder of images, as the trainer's")
+    folder = os.environ.get("DLOJZ_DATA") or "data"
+    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--batches", type=int, default=12, help=f"of {BATCH} images, to load")
     parser.add_argument("--num-workers", type=int, default=2, help="that py-spy watches")
