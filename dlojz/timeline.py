@@ -161,13 +161,15 @@ def plot_shares(traces, ax=None):
             ax.text(left + 0.01, row, found.verdict, va="center", fontsize=9)
         ax.set(yticks=range(len(traces)), yticklabels=traces, ylim=(len(traces) - 0.5, -0.5))
         ax.set(xlabel="share of a step", xlim=(0, 1.35), xticks=[0, 0.25, 0.5, 0.75, 1])
-        _legend(ax, -0.25 if len(traces) > 2 else -0.5)
+        _legend(ax, -1 / max(2, len(traces)))
     return ax
 
 
 def _computed(found) -> dict[str, float]:
     """What is not lost of a step, by kind of work. What overlaps counts for its part."""
     kinds = {k: found.kinds[k] for k in COLOURS if k in found.kinds and k != trace.COMMUNICATION}
+    if "copies" in kinds:  # the others are lost
+        kinds["copies"] = max(0.0, kinds["copies"] - found.pageable_ms)
     rest = 1 - sum(found.lost.values())
     total = sum(kinds.values())
     return {name: rest * ms / total for name, ms in kinds.items()}

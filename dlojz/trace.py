@@ -17,7 +17,7 @@ its JSON would. Format: Kineto, https://github.com/pytorch/kineto.
 import gzip
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cache
@@ -175,11 +175,12 @@ def _tells(name):
 # What kind of work -------------------------------------------------------------------------------
 
 COMMUNICATION, MATRIX = "communication", "matrix products and convolutions"
+LAYOUT = "changes of layout or dtype"
 # By the name of a kernel, of an operation of torch; the first that fits.
 KINDS = {
     COMMUNICATION: r"nccl|gloo:|c10d::",
     "copies": r"^Mem(cpy|set)",
-    "changes of layout or dtype": r"nchwto|nhwcto|transpose|converttensor"
+    LAYOUT: r"nchwto|nhwcto|transpose|converttensor"
     r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy"
     r"|^aten::(copy_|clone|contiguous|_to_copy)$",
     "normalization": r"batch_?norm|\bbn_[fb]w|layer_?norm|native_norm",
@@ -251,9 +252,12 @@ def common(spans, others) -> float:
 # What the time was spent on ----------------------------------------------------------------------
 
 DATA, SYNC, COLLECTOR, LAUNCHES = "data", "synchronisation", "garbage collector", "launches"
+NEITHER = (LAUNCHES, None)  # a gap without a wait before it
 PYTHON = "Python between the operations"  # of a processor, which launches nothing
 WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy(Async)?$")
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's own range, the Chronometer's
+AHEAD_MS = 0.2  # between a call and its work: so long, and the device had other work to do first
+FEW = 10  # kernels and copies: after so few the host has no lead yet
 LONG_MS = 0.05  # a copy that holds the host up as long as this was waited for
 BOUND = 0.85  # of the time is computed: more, and the rest is not the first thing to look at
 GLOO = re.compile(r"^gloo:")  # the ranges of its threads
@@ -322,11 +326,10 @@ def _of_gpu(trace):
     by_kind = defaultdict(list)
     for e in work:
         by_kind[kind(e.name)].append((e.begin, e.end))
-    busy = union((e.begin, e.end) for e in work)
     compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
     pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name)
     others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
-    idle, waits = _causes(trace, without([(free, end)], busy), steps)
+    idle, waits = _causes(trace, holes(trace), steps)
     return Reading(
         steps=steps,
         step_ms=(end - free) / steps,
@@ -339,6 +342,18 @@ def _of_gpu(trace):
         pageable_ms=length(without(pageable, others)) / steps,
         launches=len(work) / steps,
     )
+
+
+def holes(trace: Trace) -> list[tuple[float, float]]:
+    """When the device had nothing to do, in the steps of a trace."""
+    work, free = _asked_in_the_steps(trace)
+    busy = union((e.begin, e.end) for e in work)
+    return without([(free, max(e.end for e in work))], busy)
+
+
+def in_steps(trace: Trace) -> list[Event]:
+    """The device's work of the steps of a trace."""
+    return _asked_in_the_steps(trace)[0] if trace.on_gpu else []
 
 
 def _asked_in_the_steps(trace):
@@ -366,22 +381,12 @@ def _share(matrix):
 def _causes(trace, gaps, steps):
     """Why the device had nothing to do: {cause: ms per step}, and where the host waited for it."""
     waits = _waits(trace)
-    data, garbage = _loading(trace), _collecting(trace)
-    begins = [w.begin for w, _, _ in waits]
     idle, behind = Counter(), Counter()
-    for gap in gaps:
-        ms = gap[1] - gap[0]
-        at = bisect_right(begins, gap[0]) - 1
-        if common([gap], data) > ms / 2:
-            cause = DATA
-        elif common([gap], garbage) > ms / 2:
-            cause = COLLECTOR
-        elif at >= 0 and waits[at][0].end >= gap[0]:  # the host was waiting when work ran out
-            cause = SYNC
-            behind[at] += ms
-        else:
-            cause = LAUNCHES
-        idle[cause] += ms / steps
+    for gap, (cause, wait) in zip(
+        gaps, _lasting(trace, gaps, _firsts(trace, gaps, waits)), strict=True
+    ):
+        idle[cause] += (gap[1] - gap[0]) / steps
+        behind[wait] += gap[1] - gap[0]
     places = defaultdict(list)
     for i, (wait, why, line) in enumerate(waits):
         places[wait.name, why, line].append((wait.ms, behind[i]))
@@ -390,6 +395,59 @@ def _causes(trace, gaps, steps):
         for place, each in places.items()
     ]
     return dict(idle), sorted(told, key=lambda w: (-w.idle_ms, -w.ms))
+
+
+def _firsts(trace, gaps, waits):
+    """For each gap what the host was held up by when it began: (cause, number of the wait)."""
+    data, garbage = _loading(trace), _collecting(trace)
+    begins = [w.begin for w, _, _ in waits]
+    found = []
+    for gap in gaps:
+        ms = gap[1] - gap[0]
+        at = bisect_right(begins, gap[0]) - 1
+        if common([gap], data) > ms / 2:
+            found.append((DATA, None))
+        elif common([gap], garbage) > ms / 2:
+            found.append((COLLECTOR, None))
+        elif at >= 0 and waits[at][0].end >= gap[0]:  # the host was waiting when work ran out
+            found.append((SYNC, at))
+        else:
+            found.append(NEITHER)
+    return found
+
+
+def _lasting(trace, gaps, firsts):
+    """The same with the gaps that follow, while the host catches up, under what held it up.
+
+    Where it is never ahead before it is held up anew, the work is too small for its launches, and
+    these gaps are theirs. Unless it was given no chance: it waits again after a few launches.
+    """
+    ahead, begins = _ahead(trace), [e.begin for e in trace.work]
+    found, since = list(firsts), None  # since: the gap in which the host lost its lead
+    moments = [*(gap[0] for gap in gaps), float("inf")]
+    for i, (moment, (cause, _)) in enumerate(zip(moments, [*firsts, NEITHER], strict=True)):
+        if since is not None:
+            stretch = gaps[since][1], moment
+            again = cause == firsts[since][0] == SYNC and _between(begins, stretch) <= FEW
+            if again or _between(ahead, stretch):
+                found[since:i] = [firsts[since]] * (i - since)
+                since = None
+        if cause != LAUNCHES:
+            since = i
+    return found
+
+
+def _between(moments, stretch):
+    """How many of these moments, which are in order, are in a stretch of time."""
+    return bisect_right(moments, stretch[1]) - bisect_left(moments, stretch[0])
+
+
+def _ahead(trace):
+    """When the device began what it had been asked for long before: the host was ahead."""
+    asked = {c.id: c.end for c in trace.calls if c.id}
+    # Collectives wait for other streams, and other processes, as well.
+    own = [e for e in trace.work if kind(e.name) != COMMUNICATION]
+    return [e.begin for e in own if e.begin - asked.get(e.id, e.begin) >= AHEAD_MS]
 
 
 def synchronisations(trace: Trace) -> list[Event]:

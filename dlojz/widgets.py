@@ -12,7 +12,7 @@ from html import escape
 import ipywidgets
 from IPython.display import display
 
-from dlojz import launch, progress, stats
+from dlojz import detective, launch, progress, stats
 from dlojz.quizzes import QUIZZES
 
 GOOD, BAD = "#009E73", "#B3261E"
@@ -184,6 +184,34 @@ def _verdict(asked, given):
     if given != asked.right:
         return f'<span style="color:{BAD}"><b>Not so.</b></span> Think again, and choose another.'
     return f'<span style="color:{GOOD}"><b>Yes.</b></span> {_html(asked.why)}'
+
+
+# A mystery -----------------------------------------------------------------------------------
+
+
+def accuse(letter: str):
+    """Ask for the fault of a recorded mystery; a wrong answer is given a hint, and all are kept."""
+    options = [("what is wrong?", None), *((words, key) for key, words in detective.FAULTS.items())]
+    choice = ipywidgets.Dropdown(options=options, value=None, description=letter)
+    choice.layout.width = "34em"
+    choice.style.description_width = "2em"
+    verdict = ipywidgets.HTML()
+
+    def judge(change):
+        if change["new"] is not None:
+            right = detective.answer(letter, change["new"])
+            verdict.value = _sentence(letter, right)
+
+    choice.observe(judge, names="value")
+    display(ipywidgets.HBox([choice, verdict]))
+
+
+def _sentence(letter, right):
+    if right:
+        why = escape(detective.evidence(letter))
+        return f'<span style="color:{GOOD}"><b>Yes:</b></span> {why}.'
+    hint = escape(detective.hint(letter))
+    return f'<span style="color:{BAD}"><b>Not so.</b></span> {hint}'
 
 
 # A prediction --------------------------------------------------------------------------------

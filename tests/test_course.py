@@ -137,7 +137,11 @@ MAY_IMPORT = {
         *("series", "stats", "verdict"),
     },
     "quizzes": set(),
-    "widgets": {"launch", "progress", "quizzes", "stats"},
+    "spy": set(),
+    "loader": {"log", "report", "table"},
+    "nsight": {"course", "report", "table", "timeline", "trace"},
+    "detective": {"course", "log", "progress", "table", "trace"},
+    "widgets": {"detective", "launch", "progress", "quizzes", "stats"},
     "idr_pytools": {"launch", "widgets"},
     "cli": {
         *("check", "course", "doctor", "generate", "launch", "log", "presets", "progress"),

@@ -296,6 +296,57 @@ def test_a_wait_counts_in_the_threads_that_launch(tmp_path, launches, seen):
     assert [w.why for w in found.waits] == [".item()"] * seen
 
 
+def catching_up(leads, waits=()):
+    """One step: 6 ms without images, then kernels of 1 ms with holes of 0.5 ms between them.
+
+    leads: how long before each kernel begins its launch has ended; a hole stands before those that
+    have none. waits: of these kernels the host reads the result.
+    """
+    made, at = Made(), 6.0
+    made.step(1, 0, 40)
+    made.host("user_annotation", LOADER, 0, 6)
+    for i, lead in enumerate(leads):
+        at += 0 if lead or not i else 0.5
+        made.launch(at - lead - 0.005, at, at + 1)
+        at += 1
+        if i in waits:
+            made.host("cuda_runtime", "cudaStreamSynchronize", at - 0.9, at + 0.1)
+    return made
+
+
+def test_while_the_host_catches_up_what_held_it_up_is_still_to_blame(tmp_path):
+    found = reading(catching_up([0, 0, 0, 1, 2]), tmp_path)
+    assert found.idle == {trace.DATA: pytest.approx(6 + 2 * 0.5)}
+
+
+def test_once_the_host_was_ahead_a_hole_has_another_reason(tmp_path):
+    found = reading(catching_up([0, 0, 1, 0, 1]), tmp_path)
+    assert found.idle == {trace.DATA: pytest.approx(6.5), trace.LAUNCHES: pytest.approx(0.5)}
+
+
+def test_a_host_that_is_never_ahead_asks_for_too_little_at_a_time(tmp_path):
+    found = reading(catching_up([0] * 20), tmp_path)
+    assert found.idle == {trace.DATA: pytest.approx(6), trace.LAUNCHES: pytest.approx(19 * 0.5)}
+    assert found.verdict == "launch bound"
+
+
+@pytest.mark.parametrize(("apart", "theirs"), [(3, 1.5 * 4), (15, 1.0)])
+def test_between_two_waits_the_holes_are_theirs_if_it_is_soon_again(tmp_path, apart, theirs):
+    """After three kernels the host has had no chance to get ahead; after 15 it has."""
+    waits = [0, apart, 2 * apart, 3 * apart, 4 * apart] if apart == 3 else [0, apart]
+    found = reading(catching_up([0] * (waits[-1] + 2), waits), tmp_path)
+    assert found.idle[trace.SYNC] == pytest.approx(theirs + (0.5 if apart == 3 else 0))
+    (wait,) = found.waits
+    assert wait.idle_ms == pytest.approx(found.idle[trace.SYNC])
+
+
+def test_a_collective_that_waits_for_others_is_no_sign_of_a_host_ahead(tmp_path):
+    made = catching_up([0, 0])
+    made.launch(8.0, 8.7, 9.0, NCCL, stream=20)
+    made.launch(9.6, 9.7, 10)
+    assert reading(made, tmp_path).idle[trace.LAUNCHES] > 0
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_device_without_images_is_data_bound(tmp_path, steps):
     made = Made()

@@ -1,14 +1,17 @@
 """The monitor, the quizzes and the predictions, without a browser."""
 
 import threading
+from pathlib import Path
 
 import ipywidgets
 import pytest
 from test_stats import write_log
 
-from dlojz import progress, widgets
+from dlojz import detective, progress, widgets
 from dlojz.launch import submit
 from dlojz.quizzes import QUIZZES
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -41,6 +44,22 @@ def test_an_answer_is_judged_and_kept(shown):
 def test_an_unknown_quiz_names_the_others(shown):
     with pytest.raises(KeyError, match="expected one of start-epoch"):
         widgets.quiz("nothing")
+
+
+def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
+    (course_folder / "reference").symlink_to(REPOSITORY / "reference")
+    widgets.accuse("H")
+    choice, verdict = shown[0].children
+    assert [key for _, key in choice.options] == [None, *detective.FAULTS]
+    choice.value = "print"
+    assert "Not so" in verdict.value
+    assert "longest hole" in verdict.value
+    choice.value = "item"
+    assert "The evidence: " in verdict.value
+    choice.value = "one-worker"
+    assert "Yes:" in verdict.value
+    assert "next batch" in verdict.value
+    assert detective.answers("H") == ["print", "item", "one-worker"]
 
 
 def test_a_prediction_is_scored(course_folder, tmp_path, capsys):

@@ -19,18 +19,8 @@ from torch._C._profiler import _ExperimentalConfig  # to see the garbage collect
 from torchvision import transforms
 
 from dlojz import experiments, idr_torch, log
+from dlojz.detective import FAULTS
 
-FAULTS = {
-    "none": "nothing is wrong",
-    "item": "the norm of each gradient is read by the host, in each step",
-    "unpinned": "the images come in pageable memory, and as float32; the copy is waited for",
-    "one-worker": "one process prepares all images",
-    "small-batch": "two images in a batch",
-    "nchw": "autocast, and the layout is NCHW",
-    "print": "loss and logits are printed in each step",
-    "straggler": "the last process does something else for a while, in each step",
-    "garbage": "Python's garbage collector looks at a million objects, in each step",
-}
 WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
 DELAY_S = 0.02  # of the straggler
 OBJECTS = 1_000_000

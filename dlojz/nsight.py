@@ -1,0 +1,154 @@
+"""Reads what NVIDIA Nsight Compute measured of single kernels, tells it and draws it.
+
+The file is ncu's own: `ncu --csv --log-file ncu.csv --metrics ... python trainer.py` writes a line
+for each metric of each kernel, between lines of its own that begin with "==". A recording begins
+with lines "# hardware, versions, date" and "# command":
+
+"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","void at::native::batch_norm_backward_kernel<...>","gpu__time_duration.sum","ns","102,752"
+"""
+
+import csv
+import gzip
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from dlojz import report, trace
+from dlojz.course import course_root
+from dlojz.table import Table
+from dlojz.timeline import COLOURS
+
+# By ncu's name; shares are of what the device could do at most, in percent.
+METRICS = {
+    "gpu__time_duration.sum": "us",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "sm",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor",
+}
+UNITS_PER_US = {"ns": 1e3, "nsecond": 1e3, "us": 1.0, "usecond": 1.0, "ms": 1e-3, "msecond": 1e-3}
+LONG = 0.05  # of all that was measured: such a kernel is named in the figure
+
+
+class NsightError(ValueError):
+    """A file that ncu did not write, or without what is needed, and why."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel, measured alone."""
+
+    name: str
+    us: float
+    memory: float  # of the highest throughput of the device's memory, in percent
+    sm: float  # of the highest throughput of the multiprocessors
+    tensor: float  # of their time, with a tensor core active
+
+    @property
+    def kind(self) -> str:
+        """What it is for: one of trace.KINDS."""
+        return trace.kind(self.name)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What ncu measured, in the order in which the kernels ran."""
+
+    all: list[Kernel]
+    about: str  # hardware, versions, date: of a recording
+
+    @property
+    def us(self) -> float:
+        """The time of all together."""
+        return sum(k.us for k in self.all)
+
+
+def read(path) -> Kernels:
+    """The kernels of ncu's CSV log, zipped or not. Raises NsightError."""
+    path = Path(path)
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        lines = [line for line in file if not line.startswith("==")]
+    comments = [line[1:].strip() for line in lines if line.startswith("#")]
+    found = defaultdict(dict)
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        if (name := METRICS.get(row.get("Metric Name"))) is not None:
+            found[row["ID"]] |= {"name": row["Kernel Name"], name: _number(row)}
+    if not found:
+        raise NsightError(
+            f"{path}: no kernel in it; expected what ncu --csv --log-file wrote, with "
+            f"--metrics {','.join(METRICS)}"
+        )
+    try:
+        kernels = [Kernel(**values) for values in found.values()]
+    except TypeError as error:  # a metric was not asked for
+        wanted = ",".join(METRICS)
+        raise NsightError(f"{path}: a metric is missing; run ncu --metrics {wanted}") from error
+    return Kernels(kernels, comments[0] if comments else "")
+
+
+def _number(row):
+    value = float(row["Metric Value"].replace(",", ""))
+    return value / UNITS_PER_US.get(row["Metric Unit"], 1.0)
+
+
+def recorded() -> Path:
+    """The log of the command that notebook 04 shows, recorded on an H100."""
+    return course_root() / "reference/h100/04-nsight-compute.csv.gz"
+
+
+def by_kind(path) -> Table:
+    """For each kind of kernel its time, and how hard it used what the device has, in the mean."""
+    found = read(path)
+    rows = []
+    for kind, mine in _kinds(found):
+        us = sum(k.us for k in mine)
+        means = [sum(k.us * getattr(k, n) for k in mine) / us for n in ("memory", "sm", "tensor")]
+        shares = [f"{mean:.0f} %" for mean in means]
+        rows.append((kind, str(len(mine)), f"{us / 1000:.2f}", f"{us / found.us:.0%}", *shares))
+    head = ("", "kernels", "ms", "share", "memory", "multiprocessors", "tensor cores")
+    return Table(head, rows, "<>>>>>>")
+
+
+def _kinds(found):
+    """[(kind, its kernels)], what takes most time first."""
+    kinds = defaultdict(list)
+    for kernel in found.all:
+        kinds[kernel.kind].append(kernel)
+    return sorted(kinds.items(), key=lambda item: -sum(k.us for k in item[1]))
+
+
+def plot_kernels(path, ax=None):
+    """Each kernel by what it asks of tensor cores and of memory; the larger, the longer it took."""
+    found = read(path)
+    with report.style(grid="both"):
+        ax = ax or plt.subplots(figsize=(9, 5))[1]
+        for kind, mine in _kinds(found):
+            share = sum(k.us for k in mine) / found.us
+            ax.scatter(
+                [k.tensor for k in mine],
+                [k.memory for k in mine],
+                s=[10 + 6000 * k.us / found.us for k in mine],
+                **{"color": COLOURS[kind], "alpha": 0.65, "lw": 0.5, "ec": "white"},
+                label=f"{kind}: {share:.1%}",
+            )
+        for kernel in (k for k in found.all if k.us > LONG * found.us):
+            text = f"{short(kernel.name)}, {kernel.us:,.0f} µs"
+            at = (kernel.tensor, kernel.memory)
+            ax.annotate(text, at, (12, 10), textcoords="offset points", fontsize=9)
+        ax.set(xlim=(-3, 103), ylim=(-3, 103))
+        ax.set(xlabel="tensor cores at work (% of the time)", ylabel="memory (% of its peak)")
+        ax.set_title(found.about, fontsize=9, fontweight="normal")
+        legend = ax.legend(title="share of the measured time", loc="upper right")
+        [handle.set_sizes([60]) for handle in legend.legend_handles]
+    return ax
+
+
+def short(name: str) -> str:
+    """The name of a kernel without what is about its types."""
+    bare = re.sub(r"^void |<unnamed>::|\(.*", "", name)
+    bare, inner = re.match(r"([^<]*)<?([^<,>]*)", bare).groups()
+    last = bare.split("::")[-1]
+    return inner.split("::")[-1][:32] if last == "Kernel" else last[:32]

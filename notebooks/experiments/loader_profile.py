@@ -1,0 +1,92 @@
+"""What a loader's time is spent on: seen by cProfile from inside, by py-spy from outside.
+
+Submitted by a notebook: submit("notebooks/experiments/loader_profile.py").
+
+cProfile sees one process. So there the loader has no workers, and prepares the images itself.
+py-spy sees all processes: it watches a second loading, by workers. Both load the trainer's images.
+"""
+
+import argparse
+import cProfile
+import os
+import pstats
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torchvision import transforms
+
+from dlojz import data, log, spy
+
+BATCH = 32
+KEPT = 200  # functions: the others take next to nothing
+WORKER = "_worker_loop"  # the function of torch in which a worker spends its life
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    folder = os.environ.get("DLOJZ_DATA") or "data"
+    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("--batches", type=int, default=12, help=f"of {BATCH} images, to load")
+    parser.add_argument("--num-workers", type=int, default=2, help="that py-spy watches")
+    parser.add_argument("--watched", action="store_true", help="only load: py-spy watches")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # as a worker has
+    if args.watched:
+        load(build_loader(args, args.num_workers), args.batches)
+        return
+    run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
+    run.evidence("cProfile", **inside(args))
+    run.evidence("py-spy", **outside(run.folder / "stacks.txt"))
+    run.end()
+
+
+def build_loader(args, num_workers):
+    """Batches as the trainer has them."""
+    crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
+    to_tensor = [transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
+    images = data.Images(args.data, "train", transforms.Compose(crop + to_tensor), seed=0)
+    sampler = torch.utils.data.DistributedSampler(images, num_replicas=1, rank=0)
+    batches = data.Batches(sampler, BATCH, drop_last=True)
+    return torch.utils.data.DataLoader(
+        images, batch_sampler=batches, collate_fn=images.collate, num_workers=num_workers
+    )
+
+
+def load(loader, batches):
+    """Nothing is done with them."""
+    for _ in islice(loader, batches):
+        pass
+
+
+def inside(args):
+    """What cProfile says: each function's name, its calls and own seconds, the longest first."""
+    loader, profile = build_loader(args, 0), cProfile.Profile()
+    batches = min(args.batches, len(loader))
+    profile.runcall(load, loader, batches)
+    stats = pstats.Stats(profile)
+    rows = [
+        [function if file == "~" else f"{Path(file).name}: {function}", calls, own_s]
+        for (file, _, function), (_, calls, own_s, _, _) in stats.stats.items()
+    ]
+    rows.sort(key=lambda row: -row[-1])
+    return {"images": batches * BATCH, "seconds": stats.total_tt, "functions": rows[:KEPT]}
+
+
+def outside(output):
+    """What py-spy says of the same loading by workers: where they were, or why that is unknown."""
+    if (program := spy.program()) is None:
+        return {"trouble": spy.missing()}
+    watched = [sys.executable, *sys.argv, "--watched"]
+    done = subprocess.run(spy.command(program, output, watched), capture_output=True, text=True)
+    seen = spy.innermost(output.read_text(), WORKER) if output.exists() else []
+    output.unlink(missing_ok=True)  # megabytes
+    return {"seen": seen} if seen else {"trouble": spy.trouble(done.stderr)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The loader's profile: py-spy's words read, and the experiment with a py-spy that is made up."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from test_stats import write_log
+
+from dlojz import loader, log, spy
+
+EXPERIMENT = Path(__file__).parent.parent / "notebooks" / "experiments" / "loader_profile.py"
+WORKER = "<module> (a.py);_worker_loop (torch/utils/data/_utils/worker.py:250)"
+STACKS = f"""\
+{WORKER};fetch (fetch.py:1);convert (PIL/Image.py:2);load (PIL/ImageFile.py:3) 60
+{WORKER};fetch (fetch.py:1);resize (torchvision/transforms/_functional_pil.py:9) 30
+{WORKER};fetch (fetch.py:9);resize (torchvision/transforms/_functional_pil.py:8) 5
+<module> (a.py);get (queue.py:3) 500
+"""
+
+
+@pytest.fixture
+def made_up(monkeypatch, tmp_path):
+    """Have py-spy do this, a line of Python; `output` is the file that it is to write."""
+
+    def make(line):
+        program = tmp_path / "py-spy"
+        text = (
+            f"#!{sys.executable}\nimport sys\noutput = sys.argv[sys.argv.index('--output') + 1]\n"
+        )
+        program.write_text(text + line + "\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(spy, "program", lambda: str(program))
+
+    return make
+
+
+def run(train, images, folder):
+    train(EXPERIMENT, folder, "--data", images, "--image-size", 32, "--batches", 2)
+    return log.read(folder).evidence
+
+
+def recorded(path, **outside):
+    """A run of the experiment, by hand."""
+    functions = [
+        ["<method 'decode' of 'ImagingDecoder' objects>", 20, 0.06],
+        ["<method 'resize' of 'ImagingCore' objects>", 10, 0.02],
+    ]
+    inside = {"seconds": 0.1, "images": 10, "functions": functions}
+    file = write_log(path / "events.jsonl", steps=0, window=None)
+    with open(file, "a") as out:
+        for when, seen in (("cProfile", inside), ("py-spy", outside)):
+            out.write(json.dumps({"event": "evidence", "when": when, **seen}) + "\n")
+    return file
+
+
+def test_py_spy_runs_the_program_that_it_watches(tmp_path):
+    found = spy.command("py-spy", tmp_path / "s.txt", ["python", "t.py"])
+    assert found[:2] == ["py-spy", "record"]
+    assert "--subprocesses" in found
+    assert found[-3:] == ["--", "python", "t.py"]
+
+
+def test_the_stacks_of_workers_are_counted_by_their_innermost_functions():
+    load = ["ImageFile.py: load", "Image.py: convert", "fetch.py: fetch"]
+    resize = ["_functional_pil.py: resize", "fetch.py: fetch", "worker.py: _worker_loop"]
+    assert spy.innermost(STACKS, "_worker_loop") == [(load, 60), (resize, 35)]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [
+        ("Error: Permission denied (os error 13)", "sudo sysctl kernel.yama.ptrace_scope=0"),
+        ("Error: Operation not permitted", "--cap-add SYS_PTRACE"),
+        ("Error: Unsupported version of Python", "It said: Error: Unsupported version"),
+        ("", "It said: nothing"),
+    ],
+)
+def test_trouble_says_what_to_type(stderr, said):
+    assert said in spy.trouble(stderr)
+
+
+@pytest.mark.parametrize(
+    ("names", "task"),
+    [
+        (["<method 'decode' of 'ImagingDecoder' objects>"], "decode"),
+        (["ImageFile.py: ImageFile.load", "Image.py: Image.convert"], "decode"),
+        (["<method 'resize' of 'ImagingCore' objects>"], "resize"),
+        (["Image.py: Image.resize", "_functional_pil.py: resize"], "resize"),
+        (["<method 'div' of 'torch._C.TensorBase' objects>"], "make a tensor, normalize"),
+        (["_functional_tensor.py: normalize"], "make a tensor, normalize"),
+        (["<built-in method torch.stack>"], "make a batch"),
+        (["storage.py: _new_shared", "collate.py: collate_tensor_fn"], "make a batch"),
+        (["transforms.py: RandomResizedCrop.get_params"], "the rest"),
+    ],
+)
+def test_what_a_function_is_for(names, task):
+    assert loader.task(names) == task
+
+
+def test_both_views_are_shares_of_the_whole(tmp_path):
+    seen = spy.innermost(STACKS, "_worker_loop")
+    file = recorded(tmp_path, seen=seen)
+    inside, outside = loader.shares(file).values()
+    assert inside == pytest.approx(
+        dict.fromkeys(loader.TASKS, 0) | {"decode": 0.6, "resize": 0.2, "the rest": 0.2}
+    )
+    assert outside["decode"] == pytest.approx(60 / 95)
+    ax = loader.plot_tasks(file)
+    assert [t.get_text() for t in ax.texts] == ["60%", "20%", "20%", "63%", "37%"]
+    row = loader.functions(file).rows[0]
+    assert row[1:] == ("2", "6.000", "60%")
+
+
+def test_without_py_spy_the_figure_says_what_to_type(tmp_path):
+    ax = loader.plot_tasks(recorded(tmp_path, trouble=spy.missing()))
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["cProfile: no workers"]
+    assert "pip install" in ax.get_xlabel()
+
+
+def test_another_run_is_no_profile_of_a_loader(tmp_path):
+    file = write_log(tmp_path / "r.jsonl")
+    with pytest.raises(
+        ValueError, match=r"nothing by cProfile .* expected a run of loader_profile"
+    ):
+        loader.functions(file)
+
+
+def test_the_loader_is_seen_from_inside_and_from_outside(train, images, tmp_path, made_up):
+    made_up(f"open(output, 'w').write({STACKS!r})")
+    seen = run(train, images, tmp_path / "run")
+    assert seen["cProfile"]["images"] == 64
+    assert any("ImagingDecoder" in name for name, _, _ in seen["cProfile"]["functions"])
+    assert [count for _, count in seen["py-spy"]["seen"]] == [60, 35]
+
+
+@pytest.mark.parametrize("line", ["sys.exit('Permission denied')", "open(output, 'w').write('')"])
+def test_a_py_spy_that_sees_nothing_says_why(train, images, tmp_path, made_up, line):
+    made_up(line)
+    assert "py-spy" in run(train, images, tmp_path / "run")["py-spy"]["trouble"]
+
+
+def test_a_missing_py_spy_is_told(train, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(spy, "program", lambda: None)
+    assert run(train, images, tmp_path / "run")["py-spy"]["trouble"] == spy.missing()

@@ -1,0 +1,89 @@
+import gzip
+
+import pytest
+
+from dlojz import nsight, trace
+
+HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"
+NORM = "void at::batch_norm_backward_reduce_channels_last_kernel<4, float>(const T2 *)"
+
+
+def log(*kernels):
+    """What ncu writes: (name, duration, unit, memory, sm, tensor) of each kernel."""
+    text = "==PROF== Connected to process 7\n" + HEAD
+    for i, (name, duration, unit, *shares) in enumerate(kernels):
+        values = zip(nsight.METRICS, (unit, "%", "%", "%"), (duration, *shares), strict=True)
+        text += "".join(f'"{i}","{name}","{m}","{u}","{v}"\n' for m, u, v in values)
+    return text + "==ERROR== An error occurred while trying to profile.\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "ncu.csv"
+    path.write_text(log((CONV, "3,000", "ns", 20, 60, 70), (NORM, "1.0", "us", 90, 30, 0)))
+    return path
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_log_of_ncu_is_read_zipped_or_not(file, zipped):
+    if zipped:
+        packed = file.with_suffix(".csv.gz")
+        packed.write_bytes(gzip.compress(b"# on an H100\n# ncu ...\n" + file.read_bytes()))
+        file = packed
+    found = nsight.read(file)
+    assert [k.us for k in found.all] == [3.0, 1.0]
+    assert [k.tensor for k in found.all] == [70, 0]
+    assert found.all[0].kind == trace.MATRIX
+    assert found.about == ("on an H100" if zipped else "")
+
+
+def test_the_table_tells_the_mean_by_time(tmp_path):
+    file = tmp_path / "ncu.csv"
+    file.write_text(log((CONV, "3000", "ns", 20, 60, 70), (CONV, "1000", "ns", 60, 20, 30)))
+    (row,) = nsight.by_kind(file).rows
+    assert row == (trace.MATRIX, "2", "0.00", "100%", "30 %", "50 %", "60 %")
+
+
+def test_each_kernel_is_a_point(file):
+    ax = nsight.plot_kernels(file)
+    points = [c.get_offsets().tolist() for c in ax.collections]
+    assert points == [[[70, 20]], [[0, 90]]], "what takes most time is first"
+    assert ax.get_legend_handles_labels()[1][0].endswith(": 75.0%")
+    assert len(ax.texts) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM\n", "no kernel in it; expected what ncu --csv"),
+        (HEAD, "no kernel in it"),
+        (HEAD + f'"0","{CONV}","gpu__time_duration.sum","ns","5"\n', "a metric is missing"),
+    ],
+)
+def test_what_ncu_did_not_write_says_so(tmp_path, text, said):
+    file = tmp_path / "ncu.csv"
+    file.write_text(text)
+    with pytest.raises(nsight.NsightError, match=said):
+        nsight.read(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (NORM, "batch_norm_backward_reduce_channels_last_kernel"[:32]),
+        ("void at::<unnamed>::max_pool_backward_nhwc<float>(const T1 *)", "max_pool_backward_nhwc"),
+        ("void cutlass__5x_cudnn::Kernel<conv::ImplicitGemm<x>>(T1)", "ImplicitGemm"),
+    ],
+)
+def test_a_short_name_leaves_the_types_out(name, expected):
+    assert nsight.short(name) == expected
+
+
+def test_the_recorded_reading_is_of_a_gpu_and_names_no_machine():
+    found = nsight.read(nsight.recorded())
+    assert len(found.all) == 175
+    assert "NVIDIA H100 80GB HBM3, torch 2.11.0" in found.about
+    head = gzip.decompress(nsight.recorded().read_bytes()).decode().splitlines()[3]
+    assert "Host" not in head
+    assert "Process" not in head

@@ -1,0 +1,54 @@
+"""The faults that `dlojz.detective` names in the recorded traces: `python tools/confusion.py`.
+
+Prints for each set of traces how often each planted fault was named as what. Its numbers
+were chosen by the traces called fault; those called held-out and unseen are of other trainings.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from dlojz import course, detective
+from dlojz.table import Table
+
+SETS = ("fault", "held-out", "unseen")
+
+
+def recordings() -> list[Path]:
+    """The folders of the recorded traces of planted faults."""
+    folders = (course.course_root() / "reference").glob("*/04-trace-*")
+    return sorted(folder for folder in folders if detective.PLANTED.search(folder.name))
+
+
+def planted(folder: Path) -> tuple[str, str]:
+    """(set, fault) of a recording."""
+    which = next(s for s in SETS if folder.name.startswith(f"04-trace-{s}-"))
+    return which, detective.PLANTED.search(folder.name)[1]
+
+
+def named(folder: Path) -> list[detective.Suspect]:
+    """What the traces of a recording point to."""
+    return detective.suspects(detective.traces_of(folder))
+
+
+def confusion(folders) -> Counter:
+    """How often (set, planted fault, named fault) was seen."""
+    return Counter((*planted(f), named(f)[0].fault) for f in folders)
+
+
+def table(counts: Counter, which: str) -> Table:
+    """The planted faults of a set by row, the named ones by column."""
+    faults = list(detective.FAULTS)
+    rows = [(true, *(str(counts[which, true, said] or "·") for said in faults)) for true in faults]
+    return Table((which, *faults), rows, "<" + ">" * len(faults))
+
+
+def main():
+    counts = confusion(recordings())
+    for which in SETS:
+        print(f"{table(counts, which)}\n")
+    right = sum(n for (_, true, said), n in counts.items() if true == said)
+    print(f"{right} of {counts.total()} are right")
+
+
+if __name__ == "__main__":
+    main()
