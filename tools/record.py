@@ -79,6 +79,20 @@ def _traces_04():
         yield f"04-trace-{kind}-none-x2", f"{run} none"
 
 
+def _files_05():
+    """Training from files beside training without: 51,200 images and more, in $DLOJZ_DATA."""
+    run = "--model resnet50 --image-size 224 -b 256 --precision bf16 --num-workers 16"
+    run += " --test --test-nsteps 200"
+    for again in (1, 2, 3):
+        for what in ("synthetic", "files") if again % 2 else ("files", "synthetic"):
+            data = " --data synthetic" if what == "synthetic" else ""
+            yield f"05-resnet50-bf16-{what}-{again}", f"{_solution('05')} {run}{data}"
+    yield "05-resnet50-bf16-pil", f"{_solution('04')} {run}"
+    loader = "--workers 2 4 8 16 --batches 64 --rounds 2 -- -b 64"
+    for name, step in (("loader", "05"), ("loader-pil", "04")):
+        yield f"05-{name}", f"{EXPERIMENTS}/loader.py --trainer {_solution(step)} {loader}"
+
+
 def _scaling_06():
     flags = _flags("resnet50", "bf16", 256)
     for n, again in product((1, 2, 4, 8), (1, 2, 3)):
@@ -123,6 +137,10 @@ RECORDINGS = {
         **dict(_matrix_03()),
     },
     "04": {**dict(_traces_04()), "04-segments": f"{EXPERIMENTS}/segment_mean.py"},
+    "05": {
+        "05-decoders": f"{EXPERIMENTS}/decoders.py --images 256 --rounds 6",
+        **dict(_files_05()),
+    },
     "06": {**dict(_scaling_06()), **dict(_experiments_06())},
 }
 
