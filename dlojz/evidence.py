@@ -252,6 +252,8 @@ class Witness:
                 buffers_after=_checksum(self._model.buffers()),
                 saves=checkpoint.saves(),
             )
+        # A loader that lives on to the end of Python waits five seconds for each of its workers.
+        self._loader = None
 
     def _scale(self):
         """Of the gradient scaler, at the end; None without one that scales."""
