@@ -38,7 +38,7 @@ LOOK = {
     "nchw": "Hardly anything waits. So compare the kinds of work with those of another training.",
     "print": "Look at the waits: who asks?",
     "straggler": "Compare the processes. What is one doing while the other waits?",
-    "garbage": "Find the longest hole. Right above it there is a small bar: what is it?",
+    "garbage": "Find the longest hole. Right above it is a bar of another colour. What is it?",
 }
 # Recordings under reference/: a fixed order that says nothing.
 MYSTERIES = {
