@@ -190,12 +190,14 @@ def _report(args):
 
 
 def _trace(args):
-    from dlojz import timeline, trace
+    from dlojz import detective, timeline, trace
 
     found = timeline.open_trace(_run(args.job) if args.job else launch.latest())
     print(f"{trace.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
+    for suspect in detective.suspects([found]):
+        print(f"\n{detective.FAULTS[suspect.fault]}? {suspect.evidence}")
     if args.png:
         timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
         print(f"wrote {args.png}")

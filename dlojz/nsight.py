@@ -31,6 +31,12 @@ METRICS = {
 }
 UNITS_PER_US = {"ns": 1e3, "nsecond": 1e3, "us": 1.0, "usecond": 1.0, "ms": 1e-3, "msecond": 1e-3}
 LONG = 0.05  # of all that was measured: such a kernel is named in the figure
+WORDS = {
+    "max_pool_backward": "max pooling, backward",
+    "fprop": "convolution, forward",
+    "dgrad": "convolution, gradient of its input",
+    "wgrad": "convolution, gradient of its weights",
+}
 
 
 class NsightError(ValueError):
@@ -147,8 +153,8 @@ def plot_kernels(path, ax=None):
 
 
 def short(name: str) -> str:
-    """The name of a kernel without what is about its types."""
-    bare = re.sub(r"^void |<unnamed>::|\(.*", "", name)
-    bare, inner = re.match(r"([^<]*)<?([^<,>]*)", bare).groups()
-    last = bare.split("::")[-1]
-    return inner.split("::")[-1][:32] if last == "Kernel" else last[:32]
+    """What a kernel is, in words where its name tells; else the name without its types."""
+    for part, words in WORDS.items():
+        if part in name:
+            return words
+    return re.sub(r"^void |<unnamed>::|[<(].*", "", name).split("::")[-1]

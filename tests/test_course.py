@@ -144,8 +144,8 @@ MAY_IMPORT = {
     "widgets": {"detective", "launch", "progress", "quizzes", "stats"},
     "idr_pytools": {"launch", "widgets"},
     "cli": {
-        *("check", "course", "doctor", "generate", "launch", "log", "presets", "progress"),
-        *("report", "timeline", "trace"),
+        *("check", "course", "detective", "doctor", "generate", "launch", "log", "presets"),
+        *("progress", "report", "timeline", "trace"),
     },
 }
 

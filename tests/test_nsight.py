@@ -71,12 +71,13 @@ def test_what_ncu_did_not_write_says_so(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (NORM, "batch_norm_backward_reduce_channels_last_kernel"[:32]),
-        ("void at::<unnamed>::max_pool_backward_nhwc<float>(const T1 *)", "max_pool_backward_nhwc"),
-        ("void cutlass__5x_cudnn::Kernel<conv::ImplicitGemm<x>>(T1)", "ImplicitGemm"),
+        (NORM, "batch_norm_backward_reduce_channels_last_kernel"),
+        ("void at::<unnamed>::max_pool_backward_nhwc<float>(const T1 *)", "max pooling, backward"),
+        (CONV, "convolution, forward"),
+        ("nvjet_sm90_tst_64x64_64x13_2x1_v_bz_splitK_NTT",) * 2,
     ],
 )
-def test_a_short_name_leaves_the_types_out(name, expected):
+def test_a_kernel_is_named_in_words_or_without_its_types(name, expected):
     assert nsight.short(name) == expected
 
 

@@ -90,6 +90,15 @@ def test_the_shares_of_a_step_make_one(tmp_path, file):
     plt.close()
 
 
+def test_a_copy_that_is_waited_for_is_lost_and_not_drawn_as_work_too(tmp_path):
+    made = Made()
+    made.step(0, 0, 10)
+    made.launch(0, 0, 5, PAGEABLE)
+    made.launch(1, 5, 10)
+    found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
+    assert timeline._computed(found) == {trace.MATRIX: pytest.approx(0.5), "copies": 0}
+
+
 def test_the_tables_tell_what_the_trace_shows(tmp_path, file):
     text = str(timeline.times(file))
     assert "matrix products and convolutions" in text
@@ -191,6 +200,7 @@ def test_the_command_tells_and_draws(file, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("synchronisation bound")
     assert ".item()" in out
+    assert "nothing is wrong? something is computed for" in out
     assert (tmp_path / "t.png").stat().st_size > 5000
     assert cli.main(["trace", str(tmp_path / "t.png")]) == 2
     assert "can't be read" in capsys.readouterr().err
