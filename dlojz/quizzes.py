@@ -246,6 +246,25 @@ QUIZZES = {
         "The numbers are few. The loop asks for some thousand operations, each on a few rows, and "
         "reads 200 sizes. What costs is the asking.",
     ),
+    "loader-first": Quiz(
+        "With 8 workers the first batch comes after 2 s. With 16 workers it comes ...",
+        ("after about 1 s", "after about 2 s, or later", "at once"),
+        1,
+        "One worker makes a whole batch, by itself. More workers make more batches at a time, and "
+        "the first of them no sooner.",
+    ),
+    "loader-bytes": Quiz(
+        "A batch of 256 images of 224 pixels goes to the GPU as float32: 154 MB. As bytes it is a "
+        "quarter. What else is gained?",
+        (
+            "Nothing: the copy is hidden behind the computation",
+            "Work of the processor: floats are no more made, collated, queued and pinned there",
+            "Accuracy",
+        ),
+        1,
+        "The copy to the GPU may be hidden. The cores' time is not: each byte that they do not "
+        "move leaves them time to decode.",
+    ),
     "ddp-batch": Quiz(
         "A job of 4 processes with `-b 32`. How many images does one update of the weights see?",
         ("8", "32", "128"),
