@@ -32,7 +32,7 @@ def look(dataset) -> dict:
     those made since. kept_objects, kept_bytes: what outlives these images. The draws are the same
     in each run: they depend on the seed and the index.
     """
-    if dataset.resident:
+    if getattr(dataset, "resident", False):
         return {}
     if not hasattr(dataset, "samples"):
         return {"set": type(dataset).__name__}

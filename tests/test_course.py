@@ -41,10 +41,10 @@ def test_a_paragraph_ends_at_a_blank_line():
 
 def test_an_edit_of_the_starter_is_carried_through(course_folder):
     starter = course.trainer()
-    starter.write_text(starter.read_text().replace("default=0.9", "default=0.8"))
+    starter.write_text(starter.read_text().replace("smoothing=0.1", "smoothing=0.2"))
     steps.carry()
     assert steps.check() == []
-    assert "default=0.8" in course.solution(1).read_text()
+    assert "smoothing=0.2" in course.solution(1).read_text()
 
 
 def test_an_edit_that_meets_a_step_changes_nothing(course_folder):
@@ -103,7 +103,8 @@ MAY_IMPORT = {
     "machine": set(),
     "doctor": {"machine"},
     "metrics": set(),
-    "evidence": {"checkpoint"},
+    "samples": {"data"},
+    "evidence": {"checkpoint", "samples"},
     "log": {"chronometer", "course", "idr_torch", "meters"},
     "checkpoint": {"idr_torch", "log"},
     "models": set(),

@@ -18,12 +18,15 @@ from dlojz import check, course, exercises, launch, presets
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 8"
 LARGE = "--test --data synthetic --image-size 224"
+FILES = f"--data {course.data_folder()} --num-workers"  # the last --data counts
 SIZES = {  # by preset and step: what a verdict is asked for
     "smoke": {
         "01_gpu": f"{SMALL} -b 8",
         "02_amp": f"{SMALL} -b 8 --precision bf16",
         "03_channels_last": f"{SMALL} -b 16 --precision fp32",
         "04_profiler": f"{SMALL} -b 8 --precision fp32 --profile",
+        # An epoch whose last batch is smaller: who drops it is seen.
+        "05_dataloader": f"{SMALL} -b 12 --precision fp32 {FILES} 1",
         "06_ddp": f"{SMALL} -b 8 --precision fp32",
     },
     "gpu": {  # 01 compares with the processor: less work
@@ -31,6 +34,7 @@ SIZES = {  # by preset and step: what a verdict is asked for
         "02_amp": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         "03_channels_last": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         "04_profiler": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --profile",
+        "05_dataloader": f"{LARGE} --model resnet50 -b 120 --test-nsteps 40 {FILES} 16",
         "06_ddp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     },
 }

@@ -49,7 +49,8 @@ def build_loader(args, num_workers):
     """Batches as the trainer has them."""
     crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
     to_tensor = [transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
-    images = data.Images(args.data, "train", transforms.Compose(crop + to_tensor), seed=0)
+    transform = transforms.Compose(crop + to_tensor)
+    images = data.Images(args.data, "train", seed=0, transform=transform)
     sampler = torch.utils.data.DistributedSampler(images, num_replicas=1, rank=0)
     batches = data.Batches(sampler, BATCH, drop_last=True)
     return torch.utils.data.DataLoader(

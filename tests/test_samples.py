@@ -1,0 +1,90 @@
+"""What a data set makes of a file, whoever wrote it."""
+
+import gc
+
+import pytest
+import torch
+import torchvision.transforms.v2
+
+from dlojz import course, data, samples
+
+V1, V2 = torchvision.transforms, torchvision.transforms.v2
+CROP = [V2.RandomResizedCrop(64), V2.RandomHorizontalFlip()]
+
+
+def tensor(path):
+    return torchvision.io.decode_image(path, mode="RGB")
+
+
+def look(images, decode=tensor, transform=CROP):
+    return samples.look(data.Images(images, "train", 0, decode, V1.Compose(transform)))
+
+
+@pytest.fixture(scope="module")
+def usual(images):
+    return look(images)
+
+
+def test_two_decoders_show_the_same(images, usual):
+    crop = [V1.RandomResizedCrop(64), V1.RandomHorizontalFlip()]
+    to_tensor = [V1.ToTensor(), V1.Normalize(data.MEAN, data.STD)]
+    found = look(images, torchvision.datasets.folder.pil_loader, crop + to_tensor)
+    assert found["decoded"] == "Image"
+    assert usual["decoded"] == "Tensor"
+    assert found["dtype"] == "float32"
+    assert usual["dtype"] == "uint8"
+    assert torch.tensor(found["boxes"]) == pytest.approx(torch.tensor(usual["boxes"]), abs=0.01)
+    assert found["detail"] == pytest.approx(usual["detail"], rel=0.01)
+
+
+def test_a_flip_and_a_cut_are_read_from_the_pixels(images):
+    (box, *_) = look(images, transform=[V2.RandomHorizontalFlip(p=1), V2.Resize([60, 80])])["boxes"]
+    assert box == pytest.approx((1, 0, 0, 1), abs=0.02)
+    (box, *_) = look(images, transform=[V2.CenterCrop([150, 200])])["boxes"]
+    assert box == pytest.approx((0.3, 0.7, 0.3, 0.7), abs=0.02)
+
+
+def test_detail_is_lost_where_a_file_is_made_smaller(images, usual):
+    found = look(images, lambda path: V2.functional.resize(tensor(path), [75, 100]))
+    assert found["detail"] < 0.9 * usual["detail"]
+    assert found["shape"] == usual["shape"] == [3, 64, 64]
+
+
+def test_who_keeps_decoded_images_does_not_see_the_new_file(images, usual):
+    kept = {}
+    found = look(images, lambda path: kept.setdefault(path, tensor(path)))
+    assert found["fresh"] == 0
+    assert usual["fresh"] == samples.DRAWS // 2
+
+
+def test_what_is_kept_of_each_image_is_counted(images, usual):
+    kept = []
+
+    def leak(path):
+        kept.append(tensor(path))
+        return kept[-1]
+
+    assert look(images, leak)["kept_objects"] >= samples.DRAWS // 2
+    assert usual["kept_objects"] < samples.DRAWS // 4
+
+
+def test_a_set_that_is_made_of_no_files_is_not_asked(images):
+    assert samples.look([1, 2]) == {"set": "list"}
+
+
+def test_the_draws_leave_the_generator_as_it_was(images):
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    look(images)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_no_loader_outlives_its_training(images, tmp_path, train):
+    def loaders():
+        gc.collect()
+        return sum(type(o) is torch.utils.data.DataLoader for o in gc.get_objects())
+
+    before = loaders()
+    flags = "--test --test-nsteps 2 --model resnet18 --image-size 32 -b 4 --num-workers 1".split()
+    train(course.solution("05"), tmp_path, *flags, "--data", images)
+    assert loaders() == before, "at the end of Python each worker is waited for"
