@@ -79,8 +79,11 @@ class Images(torchvision.datasets.ImageFolder):
 
     def __getitem__(self, key):
         epoch, index = key
-        with draws_of(self.seed, epoch, index):
-            return super().__getitem__(index)
+        try:
+            with draws_of(self.seed, epoch, index):
+                return super().__getitem__(index)
+        except (OSError, RuntimeError) as error:  # torchvision's decoder does not name the file
+            raise DataError(f"{self.samples[index][0]}: no image of it: {error}") from error
 
     collate = staticmethod(torch.utils.data.default_collate)
 

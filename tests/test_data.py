@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torchvision
 from torchvision import transforms
 from torchvision.datasets.folder import pil_loader
 
@@ -153,3 +154,14 @@ def test_a_folder_without_classes_says_what_was_expected(tmp_path):
     (tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG").touch()
     with pytest.raises(data.DataError, match=r"one folder of JPEG files for each class.*sorted"):
         data.Images(tmp_path, "val", 0)
+
+
+@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+@pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0 cut"])
+def test_a_file_that_is_no_image_is_named(tmp_path, decode, content):
+    file = tmp_path / "train" / "n01" / "a'; echo foo.JPEG"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    dataset = data.Images(tmp_path, "train", 0, decode)
+    with pytest.raises(data.DataError, match=r"n01/a'; echo foo\.JPEG: no image of it: "):
+        dataset[0, 0]

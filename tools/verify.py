@@ -33,7 +33,7 @@ SIZES = {  # by preset and step: what a verdict is asked for
         "01_gpu": f"{LARGE} --model resnet18 -b 16 --test-nsteps 10",
         "02_amp": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         "03_channels_last": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
-        "04_profiler": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --profile",
+        "04_profiler": f"{LARGE} --model resnet50 -b 128 --test-nsteps 40 --profile",
         "05_dataloader": f"{LARGE} --model resnet50 -b 120 --test-nsteps 40 {FILES} 16",
         "06_ddp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     },
@@ -62,14 +62,15 @@ def forget():
         (job.directory / check.CHECK_FILE).unlink(missing_ok=True)
 
 
-def solutions(steps, times) -> int:
-    """How many verdicts on solutions were wrong."""
+def solutions(steps, times, pairs=None) -> int:
+    """How many verdicts on solutions were wrong; prints how fast each was."""
     failed = 0
     for step in steps:
         job = trainees_job(step, course.solution(step).read_text())
         for _ in tqdm(range(times), desc=f"solution {step}", unit="verdict"):
             forget()
-            verdict = check.check(step, job)
+            verdict = check.check(step, job, pairs)
+            print(f"{step}: {verdict.comparison}", flush=True)
             if not verdict.passed:
                 failed += 1
                 print(verdict, flush=True)
@@ -97,13 +98,15 @@ def main():
     parser.add_argument("step", nargs="*", help="default: all exercises")
     parser.add_argument("--times", type=int, default=10, help="verdicts on each solution")
     parser.add_argument("--wrong", type=int, default=1, help="verdicts on each wrong answer")
+    pairs = "of runs, before and after, on a solution; default: as many as its bar asks for"
+    parser.add_argument("--pairs", type=int, metavar="N", help=pairs)
     args = parser.parse_args()
     # Without a GPU, processes share the processor.
     most = len(presets.gpus()) or math.inf
     steps = [course.step(s) for s in args.step] or [
         s for s in exercises.MODULES if exercises.find(s).processes <= most
     ]
-    failed = solutions(steps, args.times) + wrong_answers(steps, args.wrong)
+    failed = solutions(steps, args.times, args.pairs) + wrong_answers(steps, args.wrong)
     sys.exit(bool(failed))
 
 
