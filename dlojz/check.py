@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dlojz import course, exercises, launch, local, log, machine, presets, progress, series, stats
@@ -285,8 +286,9 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
     mechanism = exercise.mechanism(runs)
     if failed := [folders[n] for n in extras if _exit_code(folders[n]) != 0]:
         mechanism = [f for f in mechanism if f.ok is not False or f.yours not in NOT_REACHED]
+    work = common.same_work(runs.mine, runs.reference)
     findings = [
-        *common.same_work(runs.mine, runs.reference),
+        *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
         common.same_losses(runs.mine, runs.reference, tolerance(exercise.step, runs)),
         *mechanism,
     ]
@@ -370,6 +372,8 @@ def _speed(exercise, folders, runs):
         found = stats.compare(before, after, exercise.same_hardware)
     except ValueError as error:  # too short to measure anything
         return None, Finding(FASTER, "speed", None, str(error), "steps to measure")
+    if fed := _is_fed(exercise, before, runs.reference):
+        return found, Finding(FASTER, "speed", None, _speed_text(found), f"no gain asked: {fed}")
     if bar.at_least is None:
         instructions = ", ".join(machine.cpu().get("instructions", ["unknown instructions"]))
         why = f"no gain asked: {bar.source.format(instructions=instructions)}{_recorded(exercise)}"
@@ -384,6 +388,19 @@ def _speed(exercise, folders, runs):
     ok = found.low is not None and found.low >= bar.at_least
     wanted = f"at least {bar.at_least:g} times as fast (bar of this hardware; {bar.source})"
     return found, Finding(FASTER, "speed", ok, str(found), wanted, "speed")
+
+
+def _is_fed(exercise, before, run) -> str:
+    """Why loading was no limit of the runs before a step that is about it; "" if it was."""
+    waited = min(s.shares["data"] for s in before)
+    loader, start = common.probe(run).get("loader", {}), run.start
+    together = (loader.get("num_workers") or 0) + start.get("threads", 1)
+    share_cores = run.setup["device"] == "cpu" and together > start.get("cpu_count", 1)
+    if not exercise.of_files or share_cores or waited > stats.DATA_BOUND:
+        return ""
+    return (
+        f"the runs before waited for images for {waited:.0%} of a step, and no worker shared a core"
+    )
 
 
 def _recorded(exercise):

@@ -69,21 +69,24 @@ class Images(torchvision.datasets.ImageFolder):
         if marker.exists() and not json.loads(marker.read_text())["complete"]:
             raise DataError(f"{root} is not finished: `dlojz data {root}` goes on where it stopped")
         try:
-            super().__init__(folder, transform, loader=decode)
+            super().__init__(folder, transform, loader=self._open)
         except FileNotFoundError as error:  # no class folder, or one without an image
             raise DataError(
                 f"{folder}: {error}. Expected one folder of JPEG files for each class"
                 + ("; ImageNet's val/ comes flat and must be sorted" if split == "val" else "")
             ) from error
-        self.seed = seed
+        self.seed, self.decode = seed, decode
 
     def __getitem__(self, key):
         epoch, index = key
+        with draws_of(self.seed, epoch, index):
+            return super().__getitem__(index)
+
+    def _open(self, path):
         try:
-            with draws_of(self.seed, epoch, index):
-                return super().__getitem__(index)
+            return self.decode(path)
         except (OSError, RuntimeError) as error:  # torchvision's decoder does not name the file
-            raise DataError(f"{self.samples[index][0]}: no image of it: {error}") from error
+            raise DataError(f"{path}: not decoded: {error}") from error
 
     collate = staticmethod(torch.utils.data.default_collate)
 

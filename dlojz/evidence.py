@@ -80,7 +80,7 @@ class Witness:
         self._layers, self._first = Counter(), {}
         self._loss_gradient = None
         self._weights = digest(self._model)
-        self._pixels = None
+        self._pixels = {}
         self._profiler = None
         self._stay, self._probe = [], []
         if args.test and (seen := samples.look(loader.dataset)):
@@ -121,10 +121,11 @@ class Witness:
         if torch.compiler.is_compiling():
             return
         images = inputs[0]
-        if self._probe and self._pixels is None and not images.is_meta:
-            self._pixels = [_numbers(f(images.float(), (0, 2, 3))) for f in (torch.mean, torch.std)]
+        mode = "train" if model.training else "val"
+        if mode not in self._pixels and not images.is_meta:
+            self._pixels[mode] = _pixels(images)
         self._inputs[
-            "train" if model.training else "val",
+            mode,
             tuple(images.shape),
             images.dtype,
             images.device,
@@ -197,7 +198,6 @@ class Witness:
             weights=self._weights,
             parameters=_parameters(self._model),
             metrics_devices=_devices(self._training),
-            pixels=self._pixels,
             layers=_rows(self._layers, "layer in out device in_layout out_layout"),
             **self._first,
             loss_gradient=_value(self._loss_gradient),
@@ -251,6 +251,7 @@ class Witness:
                 weights_after=after,
                 buffers_after=_checksum(self._model.buffers()),
                 saves=checkpoint.saves(),
+                pixels=self._pixels,
             )
         # A loader that lives on to the end of Python waits five seconds for each of its workers.
         self._loader = None
@@ -303,8 +304,10 @@ def _has_autocast(tensor):
     return torch.amp.is_autocast_available(tensor.device.type)
 
 
-def _numbers(tensor):
-    return [round(v, 4) for v in tensor.tolist()]
+def _pixels(images):
+    """Mean and standard deviation of a batch, by colour: [[red, green, blue], [...]]."""
+    found = (f(images.float(), (0, 2, 3)) for f in (torch.mean, torch.std))
+    return [[round(v, 4) for v in values.tolist()] for values in found]
 
 
 def _value(tensor):

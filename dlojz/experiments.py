@@ -4,9 +4,11 @@ The trainer does all of it by itself, in the paragraphs of 02 and 06a.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -22,6 +24,27 @@ def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str =
     add("--image-size", type=int, default=224, help="pixels")
     add("-b", "--batch-size", type=int, default=batch_size, help="images per process")
     add("--precision", choices=("fp32", "tf32", *DTYPES), default=precision)
+
+
+def add_images(parser: argparse.ArgumentParser, count: int):
+    """The flags of an experiment that takes the first `count` training images of a folder."""
+    folder = os.environ.get("DLOJZ_DATA") or "data"
+    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
+    parser.add_argument("--images", type=int, default=count, help="how many")
+
+
+def jpegs(args) -> list[Path]:
+    """Those images, by name. Raises SystemExit where there are none."""
+    found = sorted(
+        path
+        for path in Path(args.data, "train").rglob("*")
+        if path.suffix.lower() in (".jpeg", ".jpg")
+    )[: args.images]
+    if not found:
+        raise SystemExit(
+            f"no *.JPEG or *.jpg in {args.data}/train: make some with `dlojz data {args.data}`"
+        )
+    return found
 
 
 def set_float32(precision: str):

@@ -140,6 +140,7 @@ KNOBS = {
     "non_blocking": "non-blocking",
     "drop_last": "drop last",
 }
+READY = 0.3  # of the measured steps: more, and a trial tells little about its loader
 # Only where these are the same can two trials be compared.
 SAME = ("model", "image_size", "batch_size", "size", "data", "device_name")
 
@@ -151,17 +152,22 @@ def trials(jobs=(), file: Path | None = None) -> Table:
         and shown again by every later call, also of another session. Trials of other models, sizes
         or machines are kept, and left out of the table.
     """
-    rows = _kept_trials(jobs, file)
-    best = _best(rows)
+    rows, code = _kept_trials(jobs, file)
+    best = _best(row for row in rows if row["code"] == code)
     head = ("trial", *KNOBS.values(), "images/s", "waits for data", "first batch", "host memory")
-    cells = [(*_trial_cells(row), _trial_note(row, best, rows[-1]["code"])) for row in rows]
+    cells = [(*_trial_cells(row), _trial_note(row, best, code)) for row in rows]
     empty = "no trials yet: give the list that submit() returned"
     return Table((*head, ""), cells, "<" + ">" * 10 + "<", empty)
 
 
 def plot_trials(jobs=(), file: Path | None = None, ax=None):
-    """Images per second of each trial, in order; beside it what the eye can't see."""
-    rows = [row for row in _kept_trials(jobs, file) if row["images_per_s"]]
+    """Images per second of each trial, in order; beside it what the eye can't see.
+
+    jobs: those to draw; by default all that were kept of one training.
+    """
+    rows, _ = _kept_trials(jobs, file)
+    asked = {job.id for job in _listed(jobs)}
+    rows = [row for row in rows if row["images_per_s"] and row["name"] in (asked or {row["name"]})]
     if not rows:
         raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
     best, names = _best(rows), _differences(rows)
@@ -193,18 +199,22 @@ def fastest(jobs):
     return max(done, key=lambda job: summary(job).images_per_s)
 
 
+def _listed(jobs):
+    return jobs if isinstance(jobs, list | tuple) else [jobs]
+
+
 def _kept_trials(jobs, file):
-    """The trials that were kept and these, each a dict; only of one training."""
-    jobs = jobs if isinstance(jobs, list | tuple) else [jobs]
+    """(the trials that were kept, and these: of one training; the code of the last trainer)."""
     file = file or progress.file().with_name("trials.json")
-    new = {key: trial for key, trial in map(_trial, jobs)}
+    new = {key: trial for key, trial in map(_trial, _listed(jobs))}
     with progress.changing(file) as kept:
-        kept.update((key, trial) for key, trial in new.items() if trial["ended"])
+        kept.update((k, trial) for k, trial in new.items() if trial["ended"] and trial["code"])
     rows = list({**kept, **new}.values())
-    known = [row for row in list(new.values()) or rows if row["model"] != "?"]
+    known = [row for row in list(new.values()) or rows if row["code"]]
     if not known:
-        return rows
-    return [row for row in rows if row["model"] == "?" or _setting(row) == _setting(known[-1])]
+        return rows, None
+    mine = [row for row in rows if not row["code"] or _setting(row) == _setting(known[-1])]
+    return mine, known[-1]["code"]
 
 
 def _setting(row):
@@ -225,10 +235,16 @@ def _trial(job):
     figures |= {"host_memory_bytes": s.host_memory_bytes, "data_share": s.shares.get("data")}
     crowded = bool(s.others_cpu and s.cpus and s.others_cpu > stats.OTHERS_CPU * s.cpus)
     figures |= {"others_cpu": s.others_cpu, "crowded": crowded}
+    figures |= {"steps": s.steps}
     same = {name: getattr(s, name) for name in SAME}
     ended = s.state not in ("QUEUED", "RUNNING")
     trial = {"name": s.name, "state": s.state, "ended": ended, "knobs": knobs, **same, **figures}
     return f"{s.name} {start}".strip(), trial | {"code": code}
+
+
+def _ready(row):
+    """Batches that the workers may have made before the clock began, while all was prepared."""
+    return (row["knobs"]["num_workers"] or 0) * (row["knobs"]["prefetch_factor"] or 0)
 
 
 def _best(rows):
@@ -250,6 +266,7 @@ def _trial_note(row, best, code):
     if row["state"] != "COMPLETED":
         return row["state"]
     notes = ["★ fastest"] * (row is best) + ["another trainer"] * (row["code"] not in (code, None))
+    notes += [f"short: {_ready(row)} batches were ready"] * (_ready(row) > READY * row["steps"])
     notes += [f"others used {row['others_cpu']:.1f} CPUs"] if row["crowded"] else []
     return "; ".join(notes)
 

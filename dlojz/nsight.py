@@ -96,7 +96,10 @@ def read(path) -> Kernels:
 
 
 def _number(row):
-    value = float(row["Metric Value"].replace(",", ""))
+    try:
+        value = float(row["Metric Value"].replace(",", ""))
+    except ValueError as error:
+        raise NsightError(f"{row['Metric Name']}: {row['Metric Value']!r}, not a number") from error
     return value / UNITS_PER_US.get(row["Metric Unit"], 1.0)
 
 

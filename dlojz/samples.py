@@ -11,7 +11,9 @@ import gc
 import io
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ LABEL = 1  # of the file
 def look(dataset) -> dict:
     """How the data set makes an image of a file; {} for images that are made of none.
 
+    pil: files that PIL opened. grey: the shape of an image of a file without colours.
     boxes: [left, right, top, bottom] of each cut, as shares of the file; left > right: flipped.
     detail: mean difference between neighbours, 0 to 1. fresh: images that show the new file, of
     those made since. kept_objects, kept_bytes: what outlives these images. The draws are the same
@@ -40,7 +43,15 @@ def look(dataset) -> dict:
         file = Path(folder, "probe.JPEG")
         probe = copy.copy(dataset)
         probe.samples = [(str(file), LABEL)] * DRAWS
-        return {"set": type(dataset).__name__, **_draw(probe, file)}
+        opened, real = [0], Image.open
+
+        def counting(*args, **kwargs):
+            opened[0] += 1
+            return real(*args, **kwargs)
+
+        with mock.patch.object(Image, "open", counting):
+            seen = _draw(probe, file)
+        return {"set": type(dataset).__name__, "pil": opened[0], **seen}
 
 
 def jpeg(blue: float) -> bytes:
@@ -56,6 +67,13 @@ def jpeg(blue: float) -> bytes:
     return out.getvalue()
 
 
+def grey() -> bytes:
+    """A file with one channel, as some of ImageNet's are."""
+    out = io.BytesIO()
+    Image.new("L", (WIDTH, HEIGHT), 128).save(out, "JPEG")
+    return out.getvalue()
+
+
 def _blocks(size):
     """Noise in squares of `size` pixels."""
     rows, columns = -(-HEIGHT // size), -(-WIDTH // size)
@@ -66,23 +84,24 @@ def _blocks(size):
 def _draw(probe, file):
     """Make all images of the file, and keep of each what it tells."""
     file.write_bytes(jpeg(blue=0))
-    decoded = type(probe.loader(str(file))).__name__
+    image, label = probe[0, 0]
+    seen = {"label": int(label)}
+    if not isinstance(image, torch.Tensor):
+        return seen | {"dtype": type(image).__name__}
+    seen |= {"dtype": str(image.dtype).removeprefix("torch."), "shape": list(image.shape)}
     boxes, detail, fresh = [], [], 0
     for index in range(DRAWS):
         if index == DRAWS // 2:
             file.write_bytes(jpeg(blue=0.5))
             before = _alive()  # by now whatever is kept once, is
-        image, label = probe[0, index]
-        shown = _unit(image)
+        shown = _unit(probe[0, index][0])
         boxes.append(_box(shown))
         detail.append(float((shown[2, :, 1:] - shown[2, :, :-1]).abs().mean()))
         fresh += index >= DRAWS // 2 and bool(shown[2].mean() > 0.5)
     objects, size = (now - was for now, was in zip(_alive(), before, strict=True))
-    return {
-        "decoded": decoded,
-        "dtype": str(image.dtype).removeprefix("torch."),
-        "shape": list(image.shape),
-        "label": int(label),
+    file.write_bytes(grey())
+    return seen | {
+        "grey": list(probe[0, 0][0].shape),
         "boxes": boxes,
         "detail": sum(detail) / DRAWS,
         "fresh": fresh,
@@ -105,7 +124,9 @@ def _box(image):
 
 
 def _alive():
-    """Objects of Python, and bytes of this process."""
+    """Objects of Python, and bytes of this process; 0 where the system does not tell."""
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = 0
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
     return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")

@@ -269,6 +269,26 @@ def test_a_gain_below_the_bar_fails(tmp_path):
     assert finding.hint == "speed"
 
 
+@pytest.mark.parametrize(
+    ("waits_ms", "workers", "told"),
+    [(0, 1, "no gain asked: the runs before"), (100, 1, "at least 1.1"), (0, 2, "at least 1.1")],
+)
+def test_of_a_loader_that_keeps_up_no_gain_is_asked(tmp_path, waits_ms, workers, told):
+    ms = dict.fromkeys(("transfer", "forward", "backward", "update"), 20.0) | {"data": waits_ms}
+    arguments = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32, "data": "data"}
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {},
+             "arguments": arguments, "threads": 2, "cpu_count": 3}  # fmt: skip
+    probe = {"when": "probe", "loader": {"num_workers": workers}}
+    folders = {
+        f"{side}-{i}": tmp_path / f"{side}{i}" for i in range(6) for side in ("before", "after")
+    }
+    for folder in folders.values():
+        write_log(folder / "events.jsonl", ms=ms, start=start, evidence=probe)
+    run = log.read(folders["before-1"])
+    found = check._speed(exercises.find("05_dataloader"), folders, exercises.Runs(run, run))[1]
+    assert told in found.expected
+
+
 def test_without_a_bar_the_speed_is_told_and_not_asked(tmp_path):
     finding = judged_speed(tmp_path, 100, 250, precision="fp16", batch_size=256, image_size=64)
     assert finding.ok is None

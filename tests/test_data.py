@@ -163,5 +163,5 @@ def test_a_file_that_is_no_image_is_named(tmp_path, decode, content):
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
     dataset = data.Images(tmp_path, "train", 0, decode)
-    with pytest.raises(data.DataError, match=r"n01/a'; echo foo\.JPEG: no image of it: "):
+    with pytest.raises(data.DataError, match=r"n01/a'; echo foo\.JPEG: not decoded: "):
         dataset[0, 0]

@@ -29,8 +29,8 @@ def test_two_decoders_show_the_same(images, usual):
     crop = [V1.RandomResizedCrop(64), V1.RandomHorizontalFlip()]
     to_tensor = [V1.ToTensor(), V1.Normalize(data.MEAN, data.STD)]
     found = look(images, torchvision.datasets.folder.pil_loader, crop + to_tensor)
-    assert found["decoded"] == "Image"
-    assert usual["decoded"] == "Tensor"
+    assert found["pil"] > samples.DRAWS
+    assert usual["pil"] == 0
     assert found["dtype"] == "float32"
     assert usual["dtype"] == "uint8"
     assert torch.tensor(found["boxes"]) == pytest.approx(torch.tensor(usual["boxes"]), abs=0.01)
@@ -55,6 +55,16 @@ def test_who_keeps_decoded_images_does_not_see_the_new_file(images, usual):
     found = look(images, lambda path: kept.setdefault(path, tensor(path)))
     assert found["fresh"] == 0
     assert usual["fresh"] == samples.DRAWS // 2
+
+
+def test_an_image_that_is_no_tensor_is_told(images):
+    found = look(images, torchvision.datasets.folder.pil_loader, [])
+    assert found == {"set": "Images", "pil": 1, "label": samples.LABEL, "dtype": "Image"}
+
+
+def test_a_grey_file_needs_a_mode(images, usual):
+    assert usual["grey"] == [3, 64, 64]
+    assert look(images, torchvision.io.decode_image)["grey"] == [1, 64, 64]
 
 
 def test_what_is_kept_of_each_image_is_counted(images, usual):

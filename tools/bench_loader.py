@@ -22,7 +22,7 @@ from itertools import count, cycle
 import numpy as np
 import torch
 
-from dlojz import course, log, stats
+from dlojz import course, experiments, log, stats
 
 GOAL, DALI_GOAL, NVJPEG_GOAL = 1.6, 1.0, 3.0
 SIZE, BATCH = 224, 50
@@ -119,13 +119,12 @@ def on_gpu(decoders, jpegs, rounds) -> list[bool]:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default=str(course.data_folder()), help="a folder of images")
-    parser.add_argument("--images", type=int, default=200, help="a multiple of 50")
+    experiments.add_images(parser, 200)
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     decoders = experiment()
     torch.set_num_threads(1)
-    jpegs = decoders.files(args.data, args.images)
+    jpegs = [bytearray(file.read_bytes()) for file in experiments.jpegs(args)]
     kilobytes = sum(map(len, jpegs)) / len(jpegs) / 1000
     print(f"{log.cpu_name()}, torch {torch.__version__}; {len(jpegs)} JPEGs of {kilobytes:.0f} kB")
     print("from bytes to a crop of 224 pixels, images per CPU-second, one thread:")

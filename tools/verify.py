@@ -34,7 +34,7 @@ SIZES = {  # by preset and step: what a verdict is asked for
         "02_amp": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         "03_channels_last": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         "04_profiler": f"{LARGE} --model resnet50 -b 128 --test-nsteps 40 --profile",
-        "05_dataloader": f"{LARGE} --model resnet50 -b 120 --test-nsteps 40 {FILES} 16",
+        "05_dataloader": f"{LARGE} --model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
         "06_ddp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     },
 }

@@ -5,7 +5,7 @@ that it draws from the evidence, and its hints in the order in which they are gi
 submits the runs and puts the findings together; nothing here runs anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -79,6 +79,7 @@ class Exercise:
     same_hardware: bool = True
     processes: int = 1  # at least, of a run that can be judged
     recorded: tuple[str, str] | None = None  # before and after, in reference/
+    hint_of: Mapping[str, str] = field(default_factory=dict)  # its own, of what all have in common
     of_files: bool = False  # about loading them: a run may wait for its images
 
 

@@ -1,13 +1,13 @@
 """05_dataloader: files become tensors of uint8, and the device does the rest."""
 
 from dlojz.exercises import MECHANISM, SAME, Exercise, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, like, no_brake, probe
+from dlojz.exercises.common import DOCS, hints, like, no_brake
 
 VISION = "https://docs.pytorch.org/vision/stable/"
 NEAR = 0.03  # of the file: as far apart as two ways of resizing put an edge
 DETAIL = 0.04  # between a decoder and another, a hundredth of it was seen
-PIXELS = 0.05  # of a standard deviation
-KEPT_OBJECTS, KEPT_BYTES = 8, 500_000  # a leak keeps at least one object of each image
+PIXELS = 0.02  # of a standard deviation; between two decoders a hundredth of it was seen
+KEPT_OBJECTS, KEPT_BYTES = 8, 2_000_000  # 16 images kept are an object each, or 9 MB
 
 OWN_HINTS = {
     "files": Hint(
@@ -34,7 +34,8 @@ OWN_HINTS = {
         DOCS + "data.html#multi-process-data-loading",
     ),
     "dropped": Hint(
-        "An epoch of yours has fewer images than the solution's: some are never shown.",
+        "An epoch of yours has not as many images as the solution's: some are never shown, or "
+        "twice.",
         "The last, smaller batch belongs to the epoch, unless `--drop-last` is asked for.",
         DOCS + "data.html#torch.utils.data.DataLoader",
     ),
@@ -49,7 +50,18 @@ OWN_HINTS = {
         VISION + "generated/torchvision.datasets.ImageFolder.html",
     ),
     "decode": Hint(
-        "`decode` gives no tensor: PIL decodes, and each later step copies.",
+        "PIL still decodes the files, and each later step copies.",
+        '`torchvision.io.decode_image(path, mode="RGB")`.',
+        VISION + "generated/torchvision.io.decode_image.html",
+    ),
+    "half": Hint(
+        "`decode` gives a tensor now, and the transforms still expect an image of PIL, or floats.",
+        "`transforms = torchvision.transforms.v2`, and `to_tensor = []`.",
+        VISION + "transforms.html#v2-api-reference-recommended",
+    ),
+    "grey": Hint(
+        "Some files of ImageNet are grey. Yours become images of one channel, which fit into no "
+        "batch.",
         '`torchvision.io.decode_image(path, mode="RGB")`.',
         VISION + "generated/torchvision.io.decode_image.html",
     ),
@@ -90,6 +102,11 @@ OWN_HINTS = {
         "are.",
         VISION + "generated/torchvision.transforms.v2.Normalize.html",
     ),
+    "middle": Hint(
+        "The images of the validation are not those of the solution: nothing is random there.",
+        "In `val`: `Resize` and `CenterCrop`, as they were.",
+        VISION + "transforms.html",
+    ),
 }
 
 
@@ -101,18 +118,18 @@ def mechanism(runs: Runs) -> list[Finding]:
         return [Finding(MECHANISM, "images", False, text, "files", "files")]
     looks = (
         (SAME, "images in an epoch", _epoch, "dropped"),
-        (SAME, "images drawn", lambda r: r.evidence.get("run", {}).get("drawn"), "order"),
         (SAME, "label of a file", lambda r: _seen(r).get("label"), "labels"),
-        (SAME, "labels of the first batch", lambda r: probe(r).get("labels"), "labels"),
         (MECHANISM, "data set", lambda r: _seen(r).get("set"), "set"),
-        (MECHANISM, "a file is decoded into", lambda r: _seen(r).get("decoded"), "decode"),
+        (MECHANISM, "files that PIL opens", lambda r: _seen(r).get("pil"), "decode"),
         (MECHANISM, "shape of an image", lambda r: _seen(r).get("shape"), "smaller"),
         (MECHANISM, "type of an image", lambda r: _seen(r).get("dtype"), "uint8"),
+        (MECHANISM, "shape of an image of a grey file", lambda r: _seen(r).get("grey"), "grey"),
     )
     found = [like(part, what, mine, reference, get, hint) for part, what, get, hint in looks]
     if "boxes" in _seen(mine):
         found += _cuts(_seen(mine), _seen(reference))
-    return [*found, _normalized(mine, reference), *no_brake(mine, reference)]
+    found += [_entered(mine, reference, mode) for mode in ("train", "val")]
+    return [*found, *no_brake(mine, reference)]
 
 
 def _seen(run) -> dict:
@@ -185,22 +202,17 @@ def _different(boxes):
     return found
 
 
-def _normalized(mine, reference):
-    """Mean and standard deviation of what enters the model, by colour."""
-    pixels, expected = (probe(run).get("pixels") or [[], []] for run in (mine, reference))
-    away = max(
-        (
-            abs(a - b)
-            for row, other in zip(pixels, expected, strict=True)
-            for a, b in zip(row, other, strict=False)
-        ),
-        default=1.0,
+def _entered(mine, reference, mode):
+    """Mean and standard deviation of what enters the model first, by colour."""
+    what = {"train": "pixels that enter the model", "val": "pixels of the validation"}[mode]
+    yours, expected = (
+        r.evidence.get("run", {}).get("pixels", {}).get(mode) for r in (mine, reference)
     )
-    text = f"mean {pixels[0]}, deviation {pixels[1]}"
-    return Finding(
-        *(SAME, "pixels that enter the model", away <= PIXELS, text),
-        *(f"mean {expected[0]}, deviation {expected[1]}", "normalize"),
+    near = bool(yours and expected) and all(
+        _away(a, b) <= PIXELS for a, b in zip(yours, expected, strict=True)
     )
+    text, wanted = (f"mean {p[0]}, deviation {p[1]}" if p else "unknown" for p in (yours, expected))
+    return Finding(SAME, what, near, text, wanted, {"train": "normalize", "val": "middle"}[mode])
 
 
 EXERCISE = Exercise(
@@ -210,8 +222,13 @@ EXERCISE = Exercise(
     # Whose images these are comes before which they are.
     hints=OWN_HINTS | hints({}),
     errors=(
-        (r"decode_image|can't be decoded|pic should be PIL", "decode"),
-        (r"Input tensor should be a float", "uint8"),
+        (r"pic should be PIL|Input tensor should be a float", "half"),
+        (r"found <class 'PIL", "decode"),
+        (r"stack expects each tensor", "grey"),
     ),
+    hint_of={
+        "images drawn, by index": "order",
+        "labels of the first batch, checksum": "labels",
+    },
     of_files=True,
 )

@@ -10,10 +10,8 @@ turn. On a GPU nvJPEG decodes too, one by one and in batches; it is timed by the
 
 import argparse
 import io
-import os
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from PIL import Image
@@ -84,9 +82,7 @@ def roads(size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    folder = os.environ.get("DLOJZ_DATA") or "data"
-    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
-    parser.add_argument("--images", type=int, default=100, help="how many files")
+    experiments.add_images(parser, 100)
     parser.add_argument("--size", type=int, default=224, help="pixels of the crop")
     parser.add_argument("--rounds", type=int, default=6, help="how often each is timed")
     args = parser.parse_args()
@@ -94,7 +90,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     torch.set_num_threads(1)
-    jpegs = files(args.data, args.images)
+    jpegs = [bytearray(file.read_bytes()) for file in experiments.jpegs(args)]
     for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
         for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
             run.evidence(f"{kind}: {way}", images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
@@ -103,14 +99,6 @@ def main():
             speeds = [nvjpeg(jpegs, batch, device) for _ in range(args.rounds + 1)][1:]
             run.evidence(f"nvJPEG: {batch}", images_per_s=speeds)
     run.end()
-
-
-def files(folder, count):
-    """The bytes of the first images of a folder. Raises SystemExit where there are none."""
-    found = sorted(Path(folder, "train").rglob("*.JPEG"))[:count]
-    if not found:
-        raise SystemExit(f"no *.JPEG in {folder}/train: make some with `dlojz data {folder}`")
-    return [bytearray(file.read_bytes()) for file in found]
 
 
 def images_per_s(ways, jpegs, rounds):

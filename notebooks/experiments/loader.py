@@ -5,7 +5,7 @@ submit("notebooks/experiments/loader.py --trainer dlojz/dlojz.py --workers 0 1 2
 
 The loader is the one that the trainer's `build_loaders` makes, from the flags behind the `--`. Its
 batches are taken as fast as they come, and thrown away. The clock starts when each worker has given
-its first batch: how long that took is kept apart.
+two of them: how long the first took is kept apart.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def loader(trainer, flags, workers):
 def images_per_s(batches, warmup, count):
     """(seconds to the first batch, images per second of those after `warmup` of them)."""
     begin = time.perf_counter()
-    first, images = None, 0
+    first, images, number = None, 0, 0
     for number, (batch, _) in enumerate(islice(batches, warmup + count), 1):
         now = time.perf_counter()
         first = first or now - begin
@@ -67,7 +67,8 @@ def main():
         found, sensors = [], meters.Sensors(device)
         for epoch in range(args.rounds):
             batches.batch_sampler.set_epoch(epoch)
-            found.append(images_per_s(batches, max(1, wanted), args.batches))
+            count = max(args.batches, 4 * wanted)  # some of each worker
+            found.append(images_per_s(batches, max(1, 2 * wanted), count))
         run.evidence(
             f"{wanted} workers",
             num_workers=batches.num_workers,

@@ -52,7 +52,7 @@ def build_loader(args, num_workers):
     transform = transforms.Compose(crop + to_tensor)
     images = data.Images(args.data, "train", seed=0, transform=transform)
     sampler = torch.utils.data.DistributedSampler(images, num_replicas=1, rank=0)
-    batches = data.Batches(sampler, BATCH, drop_last=True)
+    batches = data.Batches(sampler, min(BATCH, len(images)), drop_last=True)
     return torch.utils.data.DataLoader(
         images, batch_sampler=batches, collate_fn=images.collate, num_workers=num_workers
     )
@@ -75,7 +75,8 @@ def inside(args):
         for (file, _, function), (_, calls, own_s, _, _) in stats.stats.items()
     ]
     rows.sort(key=lambda row: -row[-1])
-    return {"images": batches * BATCH, "seconds": stats.total_tt, "functions": rows[:KEPT]}
+    images = batches * loader.batch_sampler.batch_size
+    return {"images": images, "seconds": stats.total_tt, "functions": rows[:KEPT]}
 
 
 def outside(output):

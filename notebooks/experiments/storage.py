@@ -29,7 +29,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from dlojz import log
+from dlojz import experiments, log
 
 OPERATIONS = {"open": "open", "os.scandir": "list", "os.listdir": "list"}
 
@@ -138,9 +138,7 @@ def timed(images, work):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    folder = os.environ.get("DLOJZ_DATA") or "data"
-    parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
-    parser.add_argument("--images", type=int, default=400, help="how many")
+    experiments.add_images(parser, 400)
     parser.add_argument("--per-shard", type=int, default=100, help="images in a shard")
     parser.add_argument("--side", type=int, default=256, help="pixels, of the smaller images")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is timed")
@@ -148,15 +146,13 @@ def main():
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
     torch.set_num_threads(1)
-    sources = sorted(Path(args.data, "train").rglob("*.JPEG"))[: args.images]
-    if not sources:
-        raise SystemExit(f"no *.JPEG in {args.data}/train: make some with `dlojz data {args.data}`")
+    sources = experiments.jpegs(args)
     metadata = Metadata()
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         for size, side in (("full size", None), (f"{args.side} px", args.side)):
             files, shards = Path(folder, size, "files"), Path(folder, size, "shards")
             write_files(sources, files, side)
-            write_shards([p for p in files.rglob("*.JPEG")], shards, args.per_shard)
+            write_shards([p for p in files.rglob("*") if p.is_file()], shards, args.per_shard)
             for kind, where, read in (
                 ("files", files, read_files),
                 ("shards", shards, read_shards),
