@@ -166,7 +166,7 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
     jobs: those to draw; by default all that were kept of one training.
     """
     rows, _ = _kept_trials(jobs, file)
-    asked = {job.id for job in _listed(jobs)}
+    asked = {summary(job).name for job in _listed(jobs)}
     rows = [row for row in rows if row["images_per_s"] and row["name"] in (asked or {row["name"]})]
     if not rows:
         raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
@@ -208,13 +208,17 @@ def _kept_trials(jobs, file):
     file = file or progress.file().with_name("trials.json")
     new = {key: trial for key, trial in map(_trial, _listed(jobs))}
     with progress.changing(file) as kept:
-        kept.update((k, trial) for k, trial in new.items() if trial["ended"] and trial["code"])
+        kept.update((k, trial) for k, trial in new.items() if trial["ended"] and _began(trial))
     rows = list({**kept, **new}.values())
-    known = [row for row in list(new.values()) or rows if row["code"]]
+    known = [row for row in list(new.values()) or rows if _began(row)]
     if not known:
         return rows, None
-    mine = [row for row in rows if not row["code"] or _setting(row) == _setting(known[-1])]
+    mine = [row for row in rows if not _began(row) or _setting(row) == _setting(known[-1])]
     return mine, known[-1]["code"]
+
+
+def _began(row):
+    return row["model"] != "?"
 
 
 def _setting(row):

@@ -29,7 +29,7 @@ LABEL = 1  # of the file
 def look(dataset) -> dict:
     """How the data set makes an image of a file; {} for images that are made of none.
 
-    pil: files that PIL opened. grey: the shape of an image of a file without colours.
+    pil: files that PIL opened. grey: the channels of an image of a file without colours.
     boxes: [left, right, top, bottom] of each cut, as shares of the file; left > right: flipped.
     detail: mean difference between neighbours, 0 to 1. fresh: images that show the new file, of
     those made since. kept_objects, kept_bytes: what outlives these images. The draws are the same
@@ -101,7 +101,7 @@ def _draw(probe, file):
     objects, size = (now - was for now, was in zip(_alive(), before, strict=True))
     file.write_bytes(grey())
     return seen | {
-        "grey": list(probe[0, 0][0].shape),
+        "grey": len(probe[0, 0][0]),
         "boxes": boxes,
         "detail": sum(detail) / DRAWS,
         "fresh": fresh,

@@ -69,13 +69,14 @@ def trial(path, workers, batch=32, ms=100, threads=2, cores=2, code="aa", **chan
     start = {"schema": 1, "time": f"2026-01-02T03:04:{workers:02}", "arguments": arguments}
     window = {
         "first_step": 3,
-        "steps": 7,
-        "wall_s": 7 * ms / 1000,
+        "steps": 40,
+        "wall_s": 40 * ms / 1000,
         "host_memory_bytes": 912 * 10**6,
     }
     changes = {
         "start": start | {"threads": threads, "cpu_count": cores, "trainer_sha256": code},
         "window": window,
+        "steps": 43,
     } | changes
     path = write_log(path, batch=batch, ms=phases, **changes)
     lines = path.read_text().splitlines()
@@ -93,6 +94,20 @@ def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path, kept):
     row = loading.trials(trial(tmp_path / "1.jsonl", workers=2), kept).rows[0]
     assert row[:7] == ("1", "2", "yes", "3", "yes", "yes", "no")
     assert row[7:] == ("320", "10%", "0.5 s", "912 MB", "★ fastest")
+
+
+def test_a_trial_that_lived_on_batches_that_were_ready_is_told(tmp_path, kept):
+    window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
+    run = trial(tmp_path / "1.jsonl", workers=2, steps=10, window=window)
+    assert loading.trials(run, kept).rows[0][-1] == "★ fastest; short: 6 batches were ready"
+
+
+def test_only_the_trials_that_are_given_are_drawn(tmp_path, kept):
+    first = trial(tmp_path / "1.jsonl", 0)
+    loading.trials(first, kept)
+    second = trial(tmp_path / "2.jsonl", 1)
+    assert len(loading.plot_trials(second, kept).get_yticks()) == 1
+    assert len(loading.plot_trials(file=kept).get_yticks()) == 2
 
 
 def test_trials_stay_for_later_sessions_and_the_fastest_is_marked(tmp_path, kept):
@@ -127,7 +142,7 @@ def test_a_run_under_way_is_shown_and_not_kept(tmp_path, kept):
 
 
 def test_what_others_used_of_the_cores_is_told(tmp_path, kept):
-    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": 0.8}
+    window = {"first_step": 3, "steps": 40, "wall_s": 4.0, "others_cpu": 0.8}
     note = loading.trials(trial(tmp_path / "1.jsonl", 1, window=window), kept).rows[0][-1]
     assert note == "★ fastest; others used 0.8 CPUs"
 
@@ -136,7 +151,7 @@ def test_a_trial_of_another_trainer_is_told(tmp_path, kept):
     for number, code in enumerate(("aa", "bb", "bb")):
         run = trial(tmp_path / f"{number}.jsonl", number, ms=100 + number, code=code)
         rows = loading.trials(run, kept).rows
-    assert [row[-1] for row in rows] == ["★ fastest; another trainer", "", ""]
+    assert [row[-1] for row in rows] == ["another trainer", "★ fastest", ""]
 
 
 def test_the_figure_of_trials_names_what_differs(tmp_path, kept):

@@ -12,18 +12,9 @@ from dlojz.quizzes import QUIZZES
 REPOSITORY = Path(__file__).parent.parent
 FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
 MAY_IMPORT = {
-    *("check", "communication", "course", "detective", "doctor", "generate", "launch", "layouts"),
-    *(
-        "loader",
-        "nsight",
-        "precision",
-        "presets",
-        "report",
-        "scaling",
-        "timeline",
-        "trace",
-        "widgets",
-    ),
+    *("check", "communication", "course", "detective", "doctor", "generate", "idr_torch"),
+    *("launch", "layouts", "loader", "loading", "nsight", "precision", "presets", "report"),
+    *("scaling", "timeline", "trace", "widgets"),
 }
 
 

@@ -123,7 +123,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         (MECHANISM, "files that PIL opens", lambda r: _seen(r).get("pil"), "decode"),
         (MECHANISM, "shape of an image", lambda r: _seen(r).get("shape"), "smaller"),
         (MECHANISM, "type of an image", lambda r: _seen(r).get("dtype"), "uint8"),
-        (MECHANISM, "shape of an image of a grey file", lambda r: _seen(r).get("grey"), "grey"),
+        (MECHANISM, "channels of a grey file", lambda r: _seen(r).get("grey"), "grey"),
     )
     found = [like(part, what, mine, reference, get, hint) for part, what, get, hint in looks]
     if "boxes" in _seen(mine):
