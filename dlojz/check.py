@@ -26,14 +26,8 @@ from dlojz.verdict import Verdict
 PAIRS = stats.MIN_PAIRS
 IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
-MEASURING = (
-    "chronometer",
-    "data",
-    "evidence",
-    "log",
-    "samples",
-    "series",
-)  # another version, other runs
+# Another version of these, other runs.
+MEASURING = ("chronometer", "data", "evidence", "log", "samples", "series")
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
 
 

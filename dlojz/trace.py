@@ -159,7 +159,7 @@ def _sort(trace, event, origin):
             target = trace.ops
         elif kind == "user_annotation" or name == GARBAGE:
             target = trace.steps if STEP.match(name) else trace.ranges
-        elif kind == "python_function" and _tells(name):
+        elif kind == "python_function" and tells(name):
             target = trace.lines
         else:
             return
@@ -168,7 +168,8 @@ def _sort(trace, event, origin):
     target.append(Event(name, begin, end, where, args.get("correlation", 0)))
 
 
-def _tells(name):
+def tells(name: str) -> bool:
+    """Is this one of the functions of Python that a trace is read for?"""
     return LINE.match(name) and (PRINTS in name or not FOREIGN.search(name))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import record
 
-from dlojz import course, report, timeline
+from dlojz import course, report, timeline, trace
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -41,6 +41,22 @@ def test_a_trace_is_kept_without_the_paths_of_its_machine():
         "runs/7/trainer.py(3): main",
         "torch/nn/modules/module.py(9): f",
     ]
+
+
+def test_a_kept_trace_has_what_is_read_of_it_and_no_more():
+    def kept(event):
+        packed = gzip.compress(json.dumps({"traceEvents": [event]}).encode())
+        return json.loads(gzip.decompress(record.anonymous_trace(packed)))["traceEvents"]
+
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "args": {"stream": 7, "grid": [1, 1, 1]}}
+    assert kept(kernel) == [kernel | {"args": {"stream": 7}}]
+    thread = {"ph": "M", "name": "thread_name", "args": {"name": "python"}}
+    assert kept(thread) == [thread]
+    mine, torchs = "trainer.py(3): main", "torch/nn/modules/module.py(9): f"
+    assert kept({"ph": "X", "cat": "python_function", "name": mine})
+    assert kept({"ph": "X", "cat": "python_function", "name": trace.GARBAGE})
+    assert not kept({"ph": "X", "cat": "python_function", "name": torchs})
+    assert not kept({"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dlojz import course, log, presets, report, series, stats
+from dlojz import course, log, presets, report, series, stats, trace
 
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured
@@ -30,6 +30,8 @@ IMAGES_PER_S = {
     "vgg19": {"fp32": 500, "tf32": 1500, "fp16": 2900, "bf16": 2900},
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
+ARROWS = ("ac2g", "fwdbwd")  # in a trace: from a call to its kernel, from forward to backward
+TOLD = ("correlation", "device", "stream")  # of what an event says about itself
 EXPERIMENTS = "notebooks/experiments"
 TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "print", "garbage")
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
@@ -174,10 +176,25 @@ def anonymous(log_text: str, command: str) -> str:
 
 
 def anonymous_trace(packed: bytes) -> bytes:
-    """A trace without the paths of the machine that made it."""
+    """A trace without the paths of the machine that made it, nor what `dlojz.trace` leaves out."""
     text = gzip.decompress(packed).decode()
     text = text.replace(f"{course.course_root()}/", "")
-    return gzip.compress(re.sub(r'[^"]*/(site|dist)-packages/', "", text).encode(), mtime=0)
+    whole = json.loads(re.sub(r'[^"]*/(site|dist)-packages/', "", text))
+    whole["traceEvents"] = [_slim(event) for event in whole["traceEvents"] if _is_read(event)]
+    return gzip.compress(json.dumps(whole, separators=(",", ":")).encode(), mtime=0)
+
+
+def _is_read(event):
+    """Not the arrows that Perfetto draws, nor the functions inside of torch."""
+    kind, name = event.get("cat"), event["name"]
+    own = kind != "python_function" or name == trace.GARBAGE or trace.tells(name)
+    return kind not in ARROWS and own
+
+
+def _slim(event):
+    if event.get("ph") != "X":  # names of processes and threads
+        return event
+    return event | {"args": {k: v for k, v in event.get("args", {}).items() if k in TOLD}}
 
 
 def keep(recording: str, run: Path, folder: Path, command: str):

@@ -219,7 +219,7 @@ EXERCISE = Exercise(
     step="05_dataloader",
     own_flags={},
     mechanism=mechanism,
-    # Whose images these are comes before which they are.
+    # What is wrong with the loading comes before what follows from it.
     hints=OWN_HINTS | hints({}),
     errors=(
         (r"pic should be PIL|Input tensor should be a float", "half"),
