@@ -1,11 +1,14 @@
 import importlib.util
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
+
+from dlojz import experiments
 
 FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "decoders.py"
 
@@ -59,3 +62,14 @@ def test_all_roads_are_timed_in_turn_after_a_warm_up(decoders, jpeg):
     found = decoders.images_per_s(ways, [jpeg], rounds=2)
     assert order == ["a", "b"] * 3
     assert [len(speeds) for speeds in found.values()] == [2, 2]
+
+
+def test_images_are_found_whatever_their_suffix_is_like(tmp_path):
+    names = ("a.JPEG", "b.jpg", "c.jpeg", "d.txt")
+    for name in names:
+        (tmp_path / "train" / "n01").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / "n01" / name).touch()
+    found = experiments.jpegs(SimpleNamespace(data=tmp_path, images=9))
+    assert [path.name for path in found] == ["a.JPEG", "b.jpg", "c.jpeg"]
+    with pytest.raises(SystemExit, match="dlojz data"):
+        experiments.jpegs(SimpleNamespace(data=tmp_path / "nowhere", images=9))

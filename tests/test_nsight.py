@@ -59,6 +59,7 @@ def test_each_kernel_is_a_point(file):
         ("==ERROR== ERR_NVGPUCTRPERM\n", "no kernel in it; expected what ncu --csv"),
         (HEAD, "no kernel in it"),
         (HEAD + f'"0","{CONV}","gpu__time_duration.sum","ns","5"\n', "a metric is missing"),
+        (HEAD + f'"0","{CONV}","gpu__time_duration.sum","ns","n/a"\n', "'n/a', not a number"),
     ],
 )
 def test_what_ncu_did_not_write_says_so(tmp_path, text, said):
