@@ -93,9 +93,6 @@ def _files_05():
             data = " --data synthetic" if what == "synthetic" else ""
             yield f"05-resnet50-bf16-{what}-{again}", f"{_solution('05')} {run}{data}"
     yield "05-resnet50-bf16-pil", f"{_solution('04')} {run}"
-    loader = "--workers 2 4 8 16 --batches 64 --rounds 2 -- -b 64"
-    for name, step in (("loader", "05"), ("loader-pil", "04")):
-        yield f"05-{name}", f"{EXPERIMENTS}/loader.py --trainer {_solution(step)} {loader}"
 
 
 def _scaling_06():

@@ -231,4 +231,5 @@ EXERCISE = Exercise(
         "labels of the first batch, checksum": "labels",
     },
     of_files=True,
+    recorded=("h100/05-resnet50-bf16-pil.jsonl", "h100/05-resnet50-bf16-files-1.jsonl"),
 )
