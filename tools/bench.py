@@ -1,4 +1,4 @@
-"""What the tools themselves cost: `python tools/bench.py [chronometer] [evidence] [log] [submit]`.
+"""What the tools themselves cost: `python tools/bench.py`, or `python tools/bench.py profiler log`.
 
 Each benchmark prints its figure, its own resolution, and the bound it is held to. Where the
 resolution is wider than what the bound leaves, the answer is "cannot tell".
@@ -15,8 +15,9 @@ from types import SimpleNamespace
 
 import torch
 import torchvision
+from tqdm import tqdm
 
-from dlojz import course, evidence, launch, log, stats
+from dlojz import course, evidence, launch, log, series, stats
 from dlojz.chronometer import Chronometer
 
 MARKS_PER_STEP = 5
@@ -143,6 +144,31 @@ def evidence_on_a_gpu(pairs=20, steps=40):
     return verdict != "FAILS"
 
 
+def profiler_outside_its_window(pairs=11):
+    """The paired ratio of speeds, of the steps that a profiler leaves alone, over none at all."""
+    size = "--model shufflenet_v2_x0_5 --image-size 64 -b 32"
+    if torch.cuda.is_available():
+        size = "--model resnet50 --image-size 224 -b 256 --precision bf16"
+    flags = f"--test --data synthetic --test-nsteps 45 {size}".split()
+    entries = []
+    for i in range(pairs):
+        for name in ("off", "on") if i % 2 else ("on", "off"):
+            more = ["--profile"] if name == "on" else []
+            entries.append(
+                series.Entry(f"{name}-{i}", course.solution("04_profiler"), [*flags, *more])
+            )
+    job = series.submit(entries, "bench-profiler")
+    runs = dict(tqdm(series.as_they_end(job), total=len(entries), unit="run"))
+    found = stats.compare(*([runs[f"{n}-{i}"] for i in range(pairs)] for n in ("off", "on")))
+    verdict = "holds" if found.low >= 0.998 else "FAILS" if found.high < 0.998 else "cannot tell"
+    print(
+        f"profiler, {stats.summary(runs['on-0']).device_name}: speed outside its window / without "
+        f"it {found.ratio:.4f} ({found.low:.4f} to {found.high:.4f}; {size}, {pairs} pairs); "
+        f"bound 0.998: {verdict}"
+    )
+    return verdict != "FAILS"
+
+
 class Unwritten:
     """A log that keeps nothing."""
 
@@ -258,6 +284,7 @@ def main():
     benchmarks = {
         "chronometer": chronometer_on_a_gpu if torch.cuda.is_available() else chronometer_on_a_cpu,
         "evidence": evidence_on_a_gpu if torch.cuda.is_available() else evidence_on_a_cpu,
+        "profiler": profiler_outside_its_window,
         "log": reading_a_log,
         "submit": submitting,
     }
