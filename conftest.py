@@ -35,6 +35,7 @@ def pytest_configure(config):
         # Test processes and their jobs share few cores: with more threads each they would
         # wait for each other, many times longer than they compute.
         "OMP_NUM_THREADS": "1",
+        "DLOJZ_WARM_S": "120",  # then what jobs are forked from is gone
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     from dlojz import generate

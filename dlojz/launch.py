@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from dlojz import local, log, sites, slurm
+from dlojz import local, log, sites, slurm, warm
 from dlojz.course import course_root
 from dlojz.slurm import SlurmError
 from dlojz.table import Table
@@ -322,6 +322,8 @@ def _start_here(run, job):
     ticket, fd = local.take_ticket(run)
     try:
         _keep(run, job | {"ticket": str(ticket)})
+        if job["n_gpu"] == 1 and warm.supervise(run, ticket, fd):
+            return
         with (run / "supervisor.txt").open("wb") as output:
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "dlojz.local", str(run), str(ticket)],

@@ -1,4 +1,4 @@
-"""Runs jobs on this machine, in order: `python -m dlojz.local RUN TICKET FD` supervises one.
+"""Runs jobs on this machine, in order: `python -m dlojz.local RUN TICKET` supervises one.
 
 There is no daemon. Each job has a supervisor process of its own, which outlives the notebook that
 submitted it. It waits its turn by ticket, holds a lock for each device, enforces the time limit,
@@ -170,8 +170,12 @@ def _grab(count: int) -> dict[str, int]:
 
 
 def supervise(run: Path, ticket: Path):
-    """Wait for the turn of the job in `run`, run it, and write down how it went."""
+    """Wait for the turn of the job in `run`, run it, and write down how it went.
+
+    Raises BecomeJob in a process that was forked from this one.
+    """
     job = json.loads((run / "job.json").read_text())
+    me = os.getpid()
     try:
         held = _wait_for_devices(run, ticket, job)
         if not held:
@@ -183,8 +187,9 @@ def supervise(run: Path, ticket: Path):
         _write_state(run, "FAILED", ended=time.time(), reason=f"could not be run: {error}")
         raise
     finally:
-        ticket.unlink(missing_ok=True)
-        _running(ticket).unlink(missing_ok=True)
+        if os.getpid() == me:
+            ticket.unlink(missing_ok=True)
+            _running(ticket).unlink(missing_ok=True)
 
 
 def _wait_for_devices(run, ticket, job):
@@ -198,38 +203,70 @@ def _wait_for_devices(run, ticket, job):
 
 
 def _run(run, job, held):
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the job leaves behind becomes ours to end
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what it leaves behind is ours to end
     kills_before = _oom_kills()
-    # If this process is killed the job ends with it; torchrun must be left time to end its ranks.
-    end_signal = signal.SIGKILL if job["n_gpu"] == 1 else signal.SIGTERM
     with (run / "stdout.txt").open("ab") as out, (run / "stderr.txt").open("ab") as err:
-        process = subprocess.Popen(
-            job["argv"],
-            cwd=job["cwd"],
-            env=_environment(run, job, held),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            pass_fds=tuple(held.values()),  # a device stays locked until its last user is gone
-            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, end_signal),
-        )
+        process = _start(job, _environment(run, job, held), held.values(), out, err)
     started = time.time()
     _write_state(run, "RUNNING", started=started, devices=list(held))
-    stopped = _watch(run, process, time.monotonic() + job["time_max_s"])
+    exit_code, stopped = _watch(run, process, time.monotonic() + job["time_max_s"])
     _end_all()
     memory_was_full = _oom_kills() > kills_before  # for some process of this machine
-    state, reason = stopped or outcome(run, process.returncode, memory_was_full)
+    state, reason = stopped or outcome(run, exit_code, memory_was_full)
     _write_state(
         run,
         state,
         started=started,
         ended=time.time(),
         devices=list(held),
-        exit_code=process.returncode,
+        exit_code=exit_code,
         reason=reason,
     )
+
+
+class BecomeJob(BaseException):
+    """In a process that was forked to be the job: leave the supervisor, and run `argv`."""
+
+    def __init__(self, argv: list[str]):
+        super().__init__(argv)
+        self.argv = argv
+
+
+def _start(job, environment, locks, out, err) -> psutil.Process:
+    """The job's process: a fork of this one, where torch is imported already (`dlojz.warm`)."""
+    # If this process is killed the job ends with it; torchrun must be left time to end its ranks.
+    end_signal = signal.SIGKILL if job["n_gpu"] == 1 else signal.SIGTERM
+    python, *argv = job["argv"]
+    if job["n_gpu"] > 1 or python != sys.executable or "torch" not in sys.modules:
+        return psutil.Popen(
+            job["argv"],
+            cwd=job["cwd"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            pass_fds=tuple(locks),  # a device stays locked until its last user is gone
+            preexec_fn=lambda: _end_with_parent(end_signal),
+        )
+    if child := os.fork():
+        return psutil.Process(child)
+    os.setsid()
+    _end_with_parent(end_signal)
+    with open(os.devnull) as nothing:
+        for stream, descriptor in ((nothing, 0), (out, 1), (err, 2)):
+            os.dup2(stream.fileno(), descriptor)
+    for lock in locks:
+        os.set_inheritable(lock, True)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(job["cwd"])
+    presets.gpus.cache_clear()  # the job may use fewer
+    raise BecomeJob(argv)
+
+
+def _end_with_parent(end_signal):
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end_signal)
 
 
 def _environment(run, job, held):
@@ -244,13 +281,10 @@ def _environment(run, job, held):
 
 
 def _watch(run, process, deadline):
-    """Wait for the end of `process`; (state, reason) if it was made to end."""
+    """Wait for the end of `process`: its exit code, and (state, reason) if it was made to end."""
     while True:
-        try:
-            process.wait(POLL_S)
-            return None
-        except subprocess.TimeoutExpired:
-            pass
+        with suppress(psutil.TimeoutExpired):
+            return process.wait(POLL_S), None
         if (run / "cancel").exists():
             stopped = ("CANCELLED", "cancelled while it ran")
         elif time.monotonic() > deadline:
@@ -259,11 +293,10 @@ def _watch(run, process, deadline):
             continue
         process.terminate()  # torchrun ends its workers in order
         try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
+            return process.wait(GRACE_S), stopped
+        except psutil.TimeoutExpired:
             process.kill()
-            process.wait()
-        return stopped
+            return process.wait(), stopped
 
 
 def _end_all():

@@ -10,11 +10,9 @@ training to the next together, and one that fails ends its training in all of th
 """
 
 import ctypes
-import gc
 import json
 import math
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -23,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlojz import idr_torch, launch, local, log
+from dlojz import idr_torch, launch, local, log, warm
 
 PLAN = "plan.json"
 POLL_S = 0.02  # between looks at a child
@@ -88,12 +86,7 @@ def _plan(folder):
 
 def main():
     job = Path(os.environ["DLOJZ_RUN"])
-    import torch._dynamo  # noqa: F401  here, once, for all of them; the first optimizer would
-    import torchvision  # noqa: F401
-
-    # The collector leaves alone what was imported: each training would copy all of that memory, by
-    # touching it, and look through it for the tensors that it kept.
-    gc.freeze()
+    warm.import_all()  # here, once, for all of them
     for entry in _plan(job):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # the job was stopped, and goes on
@@ -104,7 +97,7 @@ def main():
         child = os.fork()
         if child == 0:
             _become(job, folder, entry)
-            return  # an exception leaves as from any script: through the log's hook
+            return
         log.write_atomically(_code_of(folder, idr_torch.rank), f"{_wait(child, folder)}\n")
         if idr_torch.is_master:
             code = _all_codes(folder)
@@ -177,8 +170,7 @@ def _become(job, folder, entry):
     mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process brings the same
     mine.write_bytes((job / entry["trainer"]).read_bytes())
     mine.replace(trainer)
-    sys.argv = [str(trainer), *(f.replace("{run}", str(folder)) for f in entry["flags"])]
-    runpy.run_path(str(trainer), run_name="__main__")
+    warm.run_script(str(trainer), [f.replace("{run}", str(folder)) for f in entry["flags"]])
 
 
 def _rehearse():

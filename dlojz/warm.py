@@ -1,0 +1,247 @@
+"""A process that has imported torch, and is forked for each job: `python -m dlojz.warm SOCKET`.
+
+Importing torch and torchvision takes seconds of a core, and each job would begin with them. So the
+first job of a user starts this process. It listens on a socket that only this user may open, and
+forks the supervisors of jobs: they find everything imported, and so do their jobs. It ends when it
+was not asked for a while: DLOJZ_WARM_S seconds; with 0 there is none.
+
+A fork inherits what a process was started with. So there is one of these for each Python, state of
+the course's own modules, control group, limits, and variables that libraries read as they load.
+Where none can be had, the supervisor is a process of its own, as it is for several processes.
+"""
+
+import atexit
+import fcntl
+import gc
+import hashlib
+import json
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from dlojz import local
+
+FOLDER = "/tmp/dlojz-warm-{}"  # by user; a short path: a socket's is limited to 107 bytes
+KEEP_S = 600.0
+START_S = 5.0  # until it listens
+POLL_S = 0.5  # between looks at children that have ended
+LARGEST = 1 << 20  # bytes of a request
+# What libraries read as they load: a fork can't have others than its parent.
+READ_ONCE = re.compile(
+    r"(ATEN|CUBLAS|CUDA|CUDNN|GOMP|KMP|LD|MALLOC|MKL|NCCL|NVIDIA|OMP|ONEDNN|OPENBLAS|PYTHON|"
+    r"PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_?"
+)
+
+
+def supervise(run: Path, ticket: Path, fd: int) -> bool:
+    """Have the job in `run` supervised by a fork; False if there is no process to be forked.
+
+    fd: the descriptor that holds the ticket; the fork gets it.
+    """
+    if _keep_s() <= 0:
+        return False
+    request = {"run": str(run), "ticket": str(ticket), "environment": dict(os.environ)}
+    try:
+        with _connect(_folder() / _key()) as connection:
+            socket.send_fds(connection, [json.dumps(request).encode()], [fd])
+    except OSError:  # no socket, another user's, too much to say
+        return False
+    return True
+
+
+def _keep_s():
+    try:
+        return float(os.environ.get("DLOJZ_WARM_S", KEEP_S))
+    except ValueError:
+        return 0.0
+
+
+def _folder() -> Path:
+    """Where this user's sockets are: nobody else may enter."""
+    folder = Path(FOLDER.format(os.getuid()))
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if (found.st_uid, found.st_mode & 0o170777) != (os.getuid(), 0o040700):
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    return folder
+
+
+def _key() -> str:
+    """What must be the same for a fork to be as good as a process of its own, in short."""
+    package = Path(__file__).parent
+    own = [p for p in package.rglob("*.py") if p.name != "dlojz.py"]  # the trainee's: jobs copy it
+    same = (
+        sys.executable,
+        sorted((str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in own),
+        sorted((k, v) for k, v in os.environ.items() if READ_ONCE.match(k)),
+        sorted(os.sched_getaffinity(0)),
+        Path("/proc/self/cgroup").read_text(),
+        Path("/proc/self/limits").read_text(),
+        re.findall(r"^Umask.*", Path("/proc/self/status").read_text(), re.M),
+    )
+    return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
+
+
+def _connect(path: Path) -> socket.socket:
+    """A connection to the process that listens there, which is started if there is none."""
+    end, server = time.monotonic() + START_S, None
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(str(path))
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+        if time.monotonic() > end or (server and server.poll()):  # 0: another was faster
+            raise TimeoutError(f"nobody listens at {path}")
+        if not server:
+            server = subprocess.Popen(
+                [sys.executable, "-P", "-u", "-m", "dlojz.warm", str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a notebook's interrupt or end does not reach it
+            )
+        time.sleep(0.02)
+
+
+# The process that is forked ----------------------------------------------------------------
+
+
+def serve(path: Path) -> tuple[dict, int] | None:
+    """Fork for each request, and return it with the ticket's descriptor; None at the end."""
+    lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None  # somebody was faster
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(str(path))
+    listening.listen(128)
+    with suppress(ImportError):  # a job says so itself
+        import_all()
+    listening.settimeout(POLL_S)
+    asked = time.monotonic()
+    while True:
+        if _reap():  # as long as a job runs
+            asked = time.monotonic()
+        if time.monotonic() - asked > _keep_s():
+            path.unlink(missing_ok=True)  # those that are connected already are served
+            listening.setblocking(False)
+            asked = float("inf")
+        try:
+            connection, _ = listening.accept()
+        except TimeoutError:
+            continue
+        except BlockingIOError:
+            return None
+        with connection:
+            message, descriptors, *_ = socket.recv_fds(connection, LARGEST, 1)
+        if not descriptors:  # it was killed before it could ask
+            continue
+        if os.fork() == 0:
+            listening.close()
+            os.close(lock)
+            return json.loads(message), descriptors[0]
+        os.close(descriptors[0])
+        if asked != float("inf"):
+            asked = time.monotonic()
+
+
+def _reap() -> bool:
+    """Is a child alive? Those that have ended are let go."""
+    with suppress(ChildProcessError):
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+    return False
+
+
+def main():
+    """Serve; in a fork, be a supervisor; in a fork of that one, be the job."""
+    global _exit_code
+    request = serve(Path(sys.argv[1]))
+    if request is None:
+        return
+    told, ticket_fd = request
+    os.setsid()
+    run = Path(told["run"])
+    with (run / "supervisor.txt").open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    try:
+        local.supervise(run, Path(told["ticket"]))
+    except local.BecomeJob as job:
+        file, *flags = job.argv
+    else:
+        _exit_code = 0
+        return
+    os.close(ticket_fd)  # the supervisor holds it
+    run_script(file, flags)
+
+
+# What is forked, here and in `dlojz.series` -------------------------------------------------
+
+
+@cache
+def import_all():
+    """Import what each training would, and prepare to be forked."""
+    atexit.register(_leave)  # before all others: so it is called after them
+    import torch._dynamo  # noqa: F401  the first optimizer would
+    import torchvision  # noqa: F401
+
+    # The collector leaves alone what was imported: each fork would copy all of that memory, by
+    # touching it, and look through it for the tensors that it kept.
+    gc.freeze()
+
+
+def run_script(file: str, flags: Sequence[str]):
+    """Run a script as Python itself would, in a fork, from here to the end of the process."""
+    global _exit_code
+    sys.argv = [file, *flags]
+    sys.path.insert(0, str(Path(file).parent))
+    try:
+        runpy.run_path(file, run_name="__main__")
+        _exit_code = 0
+    except SystemExit as ending:
+        code = ending.code
+        _exit_code = 0 if code is None else code if isinstance(code, int) else 1
+        raise
+    except Exception as error:
+        own = error.__traceback__
+        while own and own.tb_frame.f_code.co_filename != file:
+            own = own.tb_next  # frames of this file and of runpy would only be in the way
+        own = own or error.__traceback__
+        sys.excepthook(type(error), error.with_traceback(own), own)
+        _exit_code = 1
+        sys.exit(1)
+
+
+_exit_code = None  # of a fork, once it is known
+
+
+def _leave():
+    """Skip the rest of what Python does at its end: a fork would copy all modules to clear them."""
+    if _exit_code is None:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(_exit_code & 0xFF)
+
+
+if __name__ == "__main__":
+    from dlojz import warm  # the one that others import, too
+
+    warm.main()

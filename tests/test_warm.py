@@ -1,0 +1,178 @@
+"""Jobs that are forked from a process that has imported torch are as good as any."""
+
+import os
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlojz import warm
+from dlojz.launch import State, submit
+
+ENDINGS = {
+    "well": "print('done')",
+    "a code": "import sys; sys.exit(3)",
+    "words": "import sys; sys.exit('why')",
+    "an error": "def f():\n    raise ValueError('mine')\nf()",
+    "an error in another file": "import json; json.loads('{')",
+    "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "at exit": "import atexit; atexit.register(print, 'bye'); print('first')",
+    "a thread": "import threading, time\nthreading.Timer(0.3, print, ['late']).start()",
+    "a process": (
+        "import multiprocessing as m\n"
+        "if __name__ == '__main__':\n"
+        "    p = m.get_context('spawn').Process(target=print, args=('spawned',))\n"
+        "    p.start(); p.join(); print(p.exitcode)"
+    ),
+    "who": (
+        "import sys, os; print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(),"
+        " 'DLOJZ_RUN' in os.environ, sys.modules['__main__'].__dict__ is globals(),"
+        " os.getpgid(0) == os.getpid(), sys.stdin.read())"
+    ),
+}
+
+
+def told(job):
+    """What is seen of a job; its folder's name is not the point."""
+    files = {name: (job.directory / name).read_text() for name in ("stdout.txt", "stderr.txt")}
+    state = {k: v for k, v in job.status.items() if k not in ("started", "ended")}
+    return {k: str(v).replace(str(job.directory), "RUN") for k, v in (files | state).items()}
+
+
+def of(socket):
+    """The process that listens there, and its forks."""
+    found = psutil.process_iter(["cmdline"])
+    return [p for p in found if str(socket) in (p.info["cmdline"] or ())]
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A process of this test's own to be forked, and no other's."""
+    monkeypatch.setenv("TORCH_OF_A_TEST", uuid.uuid4().hex)  # libraries read what begins so
+    yield warm._folder() / warm._key()
+    for process in of(warm._folder() / warm._key()):
+        process.kill()
+
+
+def test_a_job_is_forked_with_torch_imported(script):
+    script("import os, sys, time; print(os.getpid(), 'torch' in sys.modules); time.sleep(1)")
+    job = submit("t.py")
+    while not (said := (job.directory / "stdout.txt").read_text()):
+        assert job.state in (State.QUEUED, State.RUNNING), job.explain()
+    pid, has_torch = said.split()
+    assert has_torch == "True"
+    assert "dlojz.warm" in psutil.Process(int(pid)).parent().cmdline()
+    assert job.wait(30) == State.COMPLETED
+
+
+@pytest.mark.parametrize("code", ENDINGS.values(), ids=ENDINGS)
+def test_a_forked_job_ends_as_any_other(code, script, monkeypatch):
+    path = script("")
+    path.write_text(code)
+    monkeypatch.setenv("ONLY_NOW", "1")
+    forked = submit("t.py --flag 'a b'")
+    monkeypatch.setenv("DLOJZ_WARM_S", "0")
+    other = submit("t.py --flag 'a b'")
+    assert forked.wait(60) == other.wait(60), forked.explain()
+    assert told(forked) == told(other)
+
+
+def test_an_interrupt_ends_a_forked_job_as_any_other(script, monkeypatch):
+    script("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    forked = submit("t.py")
+    monkeypatch.setenv("DLOJZ_WARM_S", "0")
+    other = submit("t.py")
+    assert forked.wait(60) == other.wait(60) == State.FAILED
+    assert forked.status["reason"] == other.status["reason"] == "ended by signal SIGINT"
+
+
+def test_a_job_has_the_environment_of_its_submission(script, monkeypatch):
+    script("import os; print(os.environ.get('MINE'), os.getenv('MINE'))")
+    jobs = []
+    for value in ("1", "2"):
+        monkeypatch.setenv("MINE", value)
+        jobs.append(submit("t.py"))
+    monkeypatch.delenv("MINE")
+    jobs.append(submit("t.py"))
+    assert [job.wait(60) for job in jobs] == [State.COMPLETED] * 3
+    said = [(job.directory / "stdout.txt").read_text().split()[0] for job in jobs]
+    assert said == ["1", "2", "None"]
+
+
+def test_what_libraries_read_once_needs_another_process(monkeypatch):
+    keys = {warm._key()}
+    for name, value in (("OMP_NUM_THREADS", "7"), ("LD_PRELOAD", "x"), ("PYTHONHASHSEED", "1")):
+        monkeypatch.setenv(name, value)
+        keys.add(warm._key())
+    before = os.umask(0o077)
+    keys.add(warm._key())
+    os.umask(before)
+    assert len(keys) == 5
+    monkeypatch.setenv("MINE", "1")
+    assert warm._key() in keys
+
+
+def test_it_ends_when_it_is_not_asked_and_the_next_job_starts_another(script, own, monkeypatch):
+    monkeypatch.setenv("DLOJZ_WARM_S", "1")
+    script("import os; print(os.getppid())")
+    for _ in range(2):
+        job = submit("t.py")
+        assert job.wait(60) == State.COMPLETED
+        assert own.exists()
+        gone = [
+            p for p in psutil.process_iter(["cmdline"]) if str(own) in (p.info["cmdline"] or ())
+        ]
+        psutil.wait_procs(gone, timeout=30)
+        assert not own.exists()
+
+
+def test_one_that_was_killed_takes_no_job_with_it(script, own):
+    script("import time; time.sleep(1); print('done')")
+    running, waiting = submit("t.py"), submit("t.py")
+    while running.state != State.RUNNING:
+        assert not running.state.final, running.explain()
+    (server,) = [p for p in of(own) if str(own) not in p.parent().cmdline()]
+    server.kill()
+    assert running.wait(30) == waiting.wait(30) == State.COMPLETED  # both had been forked
+    assert submit("t.py").wait(60) == State.COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["a link", "open to others", "a file"])
+def test_a_folder_that_others_may_enter_is_not_used(kind, script, tmp_path, monkeypatch):
+    folder = tmp_path / "warm"
+    monkeypatch.setattr(warm, "FOLDER", str(folder))
+    if kind == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif kind == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    script("import sys; print('torch' in sys.modules)")
+    job = submit("t.py")
+    assert job.wait(60) == State.COMPLETED
+    assert (job.directory / "stdout.txt").read_text() == "False\n"
+
+
+def test_a_process_that_cannot_start_is_done_without(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(warm, "FOLDER", str(tmp_path / ("long" * 40)))  # for a socket's name
+    script("import sys; print('torch' in sys.modules)")
+    job = submit("t.py")
+    assert job.wait(60) == State.COMPLETED
+    assert (job.directory / "stdout.txt").read_text() == "False\n"
+
+
+def test_the_key_follows_the_courses_own_modules(monkeypatch, tmp_path):
+    package = tmp_path / "dlojz"
+    package.mkdir()
+    (package / "dlojz.py").touch()
+    (package / "log.py").touch()
+    monkeypatch.setattr(warm, "__file__", str(package / "warm.py"))
+    key = warm._key()
+    (package / "dlojz.py").write_text("# the trainee's")
+    assert warm._key() == key
+    (package / "log.py").write_text("# ours")
+    assert warm._key() != key
+    assert Path(warm.__file__).parent == package
