@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlojz import idr_torch, launch, local, log, warm
+from dlojz import forks, idr_torch, launch, local, log
 
 PLAN = "plan.json"
 POLL_S = 0.02  # between looks at a child
@@ -86,7 +86,7 @@ def _plan(folder):
 
 def main():
     job = Path(os.environ["DLOJZ_RUN"])
-    warm.import_all()  # here, once, for all of them
+    forks.prepare()  # here, once, for all of them
     for entry in _plan(job):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # the job was stopped, and goes on
@@ -170,7 +170,7 @@ def _become(job, folder, entry):
     mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process brings the same
     mine.write_bytes((job / entry["trainer"]).read_bytes())
     mine.replace(trainer)
-    warm.run_script(str(trainer), [f.replace("{run}", str(folder)) for f in entry["flags"]])
+    forks.run_script(str(trainer), [f.replace("{run}", str(folder)) for f in entry["flags"]])
 
 
 def _rehearse():

@@ -10,24 +10,19 @@ the course's own modules, control group, limits, and variables that libraries re
 Where none can be had, the supervisor is a process of its own, as it is for several processes.
 """
 
-import atexit
 import fcntl
-import gc
 import hashlib
 import json
 import os
 import re
-import runpy
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
-from dlojz import local
+from dlojz import forks, local
 
 FOLDER = "/tmp/dlojz-warm-{}"  # by user; a short path: a socket's is limited to 107 bytes
 KEEP_S = 600.0
@@ -128,7 +123,7 @@ def serve(path: Path) -> tuple[dict, int] | None:
     listening.bind(str(path))
     listening.listen(128)
     with suppress(ImportError):  # a job says so itself
-        import_all()
+        forks.prepare()
     listening.settimeout(POLL_S)
     asked = time.monotonic()
     while True:
@@ -168,7 +163,6 @@ def _reap() -> bool:
 
 def main():
     """Serve; in a fork, be a supervisor; in a fork of that one, be the job."""
-    global _exit_code
     request = serve(Path(sys.argv[1]))
     if request is None:
         return
@@ -184,64 +178,12 @@ def main():
         local.supervise(run, Path(told["ticket"]))
     except local.BecomeJob as job:
         file, *flags = job.argv
+        os.close(ticket_fd)  # the supervisor holds it
     else:
-        _exit_code = 0
+        forks.leave_with(0)
         return
-    os.close(ticket_fd)  # the supervisor holds it
-    run_script(file, flags)
-
-
-# What is forked, here and in `dlojz.series` -------------------------------------------------
-
-
-@cache
-def import_all():
-    """Import what each training would, and prepare to be forked."""
-    atexit.register(_leave)  # before all others: so it is called after them
-    import torch._dynamo  # noqa: F401  the first optimizer would
-    import torchvision  # noqa: F401
-
-    # The collector leaves alone what was imported: each fork would copy all of that memory, by
-    # touching it, and look through it for the tensors that it kept.
-    gc.freeze()
-
-
-def run_script(file: str, flags: Sequence[str]):
-    """Run a script as Python itself would, in a fork, from here to the end of the process."""
-    global _exit_code
-    sys.argv = [file, *flags]
-    sys.path.insert(0, str(Path(file).parent))
-    try:
-        runpy.run_path(file, run_name="__main__")
-        _exit_code = 0
-    except SystemExit as ending:
-        code = ending.code
-        _exit_code = 0 if code is None else code if isinstance(code, int) else 1
-        raise
-    except Exception as error:
-        own = error.__traceback__
-        while own and own.tb_frame.f_code.co_filename != file:
-            own = own.tb_next  # frames of this file and of runpy would only be in the way
-        own = own or error.__traceback__
-        sys.excepthook(type(error), error.with_traceback(own), own)
-        _exit_code = 1
-        sys.exit(1)
-
-
-_exit_code = None  # of a fork, once it is known
-
-
-def _leave():
-    """Skip the rest of what Python does at its end: a fork would copy all modules to clear them."""
-    if _exit_code is None:
-        return
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(_exit_code & 0xFF)
+    forks.run_script(file, flags)
 
 
 if __name__ == "__main__":
-    from dlojz import warm  # the one that others import, too
-
-    warm.main()
+    main()

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,10 @@ def test_an_image_is_made_smaller_and_never_larger(storage, copies):
 def test_what_was_forgotten_is_not_in_memory(storage, copies):
     kept = storage.forget(copies[0])
     assert kept is None or kept < 0.5
+    with next(copies[0].rglob("*.JPEG")).open("rb") as file:
+        for _ in range(5):  # to look does not fetch it
+            assert storage.cached(file) in (False, None)
+            time.sleep(0.05)
     list(storage.read_files(copies[0]))
     with next(copies[0].rglob("*.JPEG")).open("rb") as file:
         assert storage.cached(file) in (True, None)

@@ -14,7 +14,9 @@ seek and a close, as `strace` shows; nor files that a library opens by itself.
 """
 
 import argparse
+import ctypes
 import io
+import mmap
 import os
 import random
 import sys
@@ -117,14 +119,19 @@ def forget(folder):
 
 
 def cached(file):
-    """Is the file's beginning in memory? Linux only; None where the file system can't tell."""
+    """Is the file's beginning in memory? None where the kernel does not say.
+
+    Asked by mincore: a read that must not wait (RWF_NOWAIT) would have the kernel fetch it.
+    """
+    libc, answer = ctypes.CDLL(None, use_errno=True), ctypes.c_ubyte()
     try:
-        os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
+        with mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as pages:
+            first = ctypes.c_char.from_buffer(pages)
+            failed = libc.mincore(ctypes.byref(first), ctypes.c_size_t(1), ctypes.byref(answer))
+            del first  # a map that is referred to can't be closed
+    except (OSError, ValueError, AttributeError):  # an empty file, another kernel
         return None
-    return True
+    return None if failed else bool(answer.value & 1)
 
 
 def timed(images, work):
