@@ -5,9 +5,10 @@ first job of a user starts this process. It listens on a socket that only this u
 forks the supervisors of jobs: they find everything imported, and so do their jobs. It ends when it
 was not asked for a while: DLOJZ_WARM_S seconds; with 0 there is none.
 
-A fork inherits what a process was started with. So there is one of these for each Python, state of
-the course's own modules, control group, limits, and variables that libraries read as they load.
-Where none can be had, the supervisor is a process of its own, as it is for several processes.
+A fork inherits what a process was started with. So there is one of these for each Python and state
+of the course's own modules, container, control group, limits, and variables that libraries read as
+they load. Where none can be had, a supervisor is a process of its own, and so is its job: always
+with several processes, where torchrun starts them.
 """
 
 import fcntl
@@ -18,6 +19,7 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +80,8 @@ def _key() -> str:
         sorted((str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in own),
         sorted((k, v) for k, v in os.environ.items() if READ_ONCE.match(k)),
         sorted(os.sched_getaffinity(0)),
+        Path(sysconfig.get_path("purelib")).stat().st_mtime_ns,  # of what was installed last
+        sorted(os.readlink(p) for p in Path("/proc/self/ns").iterdir()),  # the container
         Path("/proc/self/cgroup").read_text(),
         Path("/proc/self/limits").read_text(),
         re.findall(r"^Umask.*", Path("/proc/self/status").read_text(), re.M),

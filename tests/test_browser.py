@@ -52,7 +52,8 @@ def lab(tmp_path_factory):
                     break
             assert server.poll() is None, (home / "lab.log").read_text()
             time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/lab/tree/{{}}?token={token}"
+        # Reset: a tab that an earlier test left open might be the one that runs.
+        yield f"http://127.0.0.1:{port}/lab/tree/{{}}?token={token}&reset"
     finally:
         server.terminate()
         server.wait(20)
