@@ -8,6 +8,7 @@ import atexit
 import gc
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,20 +38,23 @@ def run_script(file: str, flags: Sequence[str]):
         runpy.run_path(file, run_name="__main__")
     except SystemExit as ending:
         code = ending.code
-        leave_with(0 if code is None else code if isinstance(code, int) else 1)
+        leave_with(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
         raise  # Python prints what is no number
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         own = error.__traceback__
         while own and own.tb_frame.f_code.co_filename != file:
             own = own.tb_next  # frames of this file and of runpy would only be in the way
         own = own or error.__traceback__
         sys.excepthook(type(error), error.with_traceback(own), own)
-        sys.exit(leave_with(1))
+        sys.exit(leave_with(-signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1))
     leave_with(0)
 
 
 def leave_with(code: int) -> int:
-    """Make this the exit code of a fork, when it has come to its end; returns it."""
+    """Make this the exit code of a fork, when it has come to its end; returns it.
+
+    Below 0 it is a signal that the fork dies by.
+    """
     global _exit_code
     _exit_code = code
     return code
@@ -67,4 +71,7 @@ def _leave():
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(_exit_code & 0xFF)
+    if _exit_code < 0:  # whoever waits for an interrupted Python is told of the signal
+        signal.signal(-_exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -_exit_code)
+    os._exit(_exit_code)

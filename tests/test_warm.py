@@ -13,10 +13,12 @@ from dlojz.launch import State, submit
 ENDINGS = {
     "well": "print('done')",
     "a code": "import sys; sys.exit(3)",
+    "a code below 0": "import sys; sys.exit(-2)",
     "words": "import sys; sys.exit('why')",
     "an error": "def f():\n    raise ValueError('mine')\nf()",
     "an error in another file": "import json; json.loads('{')",
     "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "an interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('not here')",
     "at exit": "import atexit; atexit.register(print, 'bye'); print('first')",
     "a thread": "import threading, time\nthreading.Timer(0.3, print, ['late']).start()",
     "a process": (
@@ -76,15 +78,6 @@ def test_a_forked_job_ends_as_any_other(code, script, monkeypatch):
     other = submit("t.py --flag 'a b'")
     assert forked.wait(60) == other.wait(60), forked.explain()
     assert told(forked) == told(other)
-
-
-def test_an_interrupt_ends_a_forked_job_as_any_other(script, monkeypatch):
-    script("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    forked = submit("t.py")
-    monkeypatch.setenv("DLOJZ_WARM_S", "0")
-    other = submit("t.py")
-    assert forked.wait(60) == other.wait(60) == State.FAILED
-    assert forked.status["reason"] == other.status["reason"] == "ended by signal SIGINT"
 
 
 def test_a_job_has_the_environment_of_its_submission(script, monkeypatch):

@@ -31,9 +31,9 @@ SIZES = {  # by preset and step: what a verdict is asked for
     },
     "gpu": {  # 01 compares with the processor: less work
         "01_gpu": f"{LARGE} --model resnet18 -b 16 --test-nsteps 10",
-        "02_amp": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
-        "03_channels_last": f"{LARGE} --model resnet50 -b 64 --test-nsteps 20 --precision fp16",
         # Large steps in 16 bits: the processor's share of them is hidden, and its disturbances.
+        "02_amp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 30 --precision fp16",
+        "03_channels_last": f"{LARGE} --model resnet50 -b 256 --test-nsteps 30 --precision fp16",
         "04_profiler": f"{LARGE} --model resnet50 -b 256 --test-nsteps 60 --precision bf16 "
         "--profile",
         "05_dataloader": f"{LARGE} --model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
