@@ -322,7 +322,7 @@ def _start_here(run, job):
     ticket, fd = local.take_ticket(run)
     try:
         _keep(run, job | {"ticket": str(ticket)})
-        if job["n_gpu"] == 1 and warm.supervise(run, ticket, fd):
+        if warm.supervise(run, ticket, fd):
             return
         with (run / "supervisor.txt").open("wb") as output:
             subprocess.Popen(

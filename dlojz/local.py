@@ -227,9 +227,9 @@ def _run(run, job, held):
 class BecomeJob(BaseException):
     """In a process that was forked to be the job: leave the supervisor, and run `argv`."""
 
-    def __init__(self, argv: list[str]):
-        super().__init__(argv)
-        self.argv = argv
+    def __init__(self, argv: list[str], processes: int):
+        super().__init__(argv, processes)
+        self.argv, self.processes = argv, processes
 
 
 def _start(job, environment, locks, out, err) -> psutil.Process:
@@ -237,7 +237,7 @@ def _start(job, environment, locks, out, err) -> psutil.Process:
     # If this process is killed the job ends with it; torchrun must be left time to end its ranks.
     end_signal = signal.SIGKILL if job["n_gpu"] == 1 else signal.SIGTERM
     python, *argv = job["argv"]
-    if job["n_gpu"] > 1 or python != sys.executable or "torch" not in sys.modules:
+    if python != sys.executable or "torch" not in sys.modules:
         return psutil.Popen(
             job["argv"],
             cwd=job["cwd"],
@@ -262,7 +262,7 @@ def _start(job, environment, locks, out, err) -> psutil.Process:
     os.environ.update(environment)
     os.chdir(job["cwd"])
     presets.gpus.cache_clear()  # the job may use fewer
-    raise BecomeJob(argv)
+    raise BecomeJob(argv, job["n_gpu"])
 
 
 def _end_with_parent(end_signal):

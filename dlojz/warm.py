@@ -7,8 +7,7 @@ was not asked for a while: DLOJZ_WARM_S seconds; with 0 there is none.
 
 A fork inherits what a process was started with. So there is one of these for each Python and state
 of the course's own modules, container, control group, limits, and variables that libraries read as
-they load. Where none can be had, a supervisor is a process of its own, and so is its job: always
-with several processes, where torchrun starts them.
+they load. Where none can be had, a supervisor is a process of its own, and so is its job.
 """
 
 import fcntl
@@ -181,12 +180,12 @@ def main():
     try:
         local.supervise(run, Path(told["ticket"]))
     except local.BecomeJob as job:
-        file, *flags = job.argv
+        argv, processes = job.argv, job.processes
         os.close(ticket_fd)  # the supervisor holds it
     else:
         forks.leave_with(0)
         return
-    forks.run_script(file, flags)
+    forks.run(argv, processes)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Jobs that are forked from a process that has imported torch are as good as any."""
 
 import os
+import re
 import uuid
 from pathlib import Path
 
@@ -78,6 +79,65 @@ def test_a_forked_job_ends_as_any_other(code, script, monkeypatch):
     other = submit("t.py --flag 'a b'")
     assert forked.wait(60) == other.wait(60), forked.explain()
     assert told(forked) == told(other)
+
+
+OF_TWO = {
+    "who": (
+        "import os, sys, torch\n"
+        "known = sorted({*os.environ} - {'COLUMNS', 'LINES'})\n"  # pytest's readline sets them
+        "said = (__name__, sys.argv, sys.path[0], os.getcwd(), torch.get_num_threads(), known,"
+        " os.getpgid(0) == os.getpid(), sys.stdin.read(), sys.stdout.write_through)\n"
+        "os.write(1, f'{said}\\n'.encode())"
+    ),
+    "an error in one": (
+        "import os, time\nif os.environ['RANK'] == '1': raise ValueError('mine')\ntime.sleep(60)"
+    ),
+    "a signal to one": (
+        "import os, signal, time\n"
+        "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(60)"
+    ),
+}
+
+
+def told_of_two(job):
+    """The same of a job of two processes, as far as it is the same in each."""
+    seen = told(job)
+    seen["stdout.txt"] = sorted(seen["stdout.txt"].splitlines())
+    errors = re.sub(r".*frozen runpy.*\n", "", seen["stderr.txt"])  # of `python -m`
+    seen["stderr.txt"] = re.sub(r"\d{2,}", "N", errors).splitlines()  # times, processes
+    return seen
+
+
+@pytest.mark.parametrize("code", OF_TWO.values(), ids=OF_TWO)
+def test_a_forked_job_of_two_processes_ends_as_any_other(code, script, monkeypatch):
+    path = script("")
+    path.write_text(code)
+    forked = submit("t.py --flag 'a b'", n_gpu=2)
+    monkeypatch.setenv("DLOJZ_WARM_S", "0")
+    other = submit("t.py --flag 'a b'", n_gpu=2)
+    assert forked.wait(60) == other.wait(60), forked.explain()
+    assert told_of_two(forked) == told_of_two(other)
+
+
+def test_a_job_of_two_processes_is_forked_and_cancelled(script):
+    script(
+        """
+        import os, sys, time
+        os.write(1, f"{os.getpid()} {os.getppid()} {'torch' in sys.modules}\\n".encode())
+        time.sleep(60)
+        """
+    )
+    job = submit("t.py", n_gpu=2)
+    while len(said := (job.directory / "stdout.txt").read_text().split()) < 6:
+        assert job.state in (State.QUEUED, State.RUNNING), job.explain()
+    assert said[2] == said[5] == "True"
+    torchrun = psutil.Process(int(said[1]))
+    assert "dlojz.warm" in torchrun.cmdline()
+    assert {p.pid for p in torchrun.children()} == {int(said[0]), int(said[3])}
+    job.cancel()
+    assert job.wait(30) == State.CANCELLED
+    assert not any(psutil.pid_exists(int(pid)) for pid in (said[0], said[1], said[3]))
 
 
 def test_a_job_has_the_environment_of_its_submission(script, monkeypatch):
