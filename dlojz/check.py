@@ -39,7 +39,8 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     """The verdict on a job's trainer, for this step of the course.
 
     job: a Job or its number; by default the last one that was submitted.
-    pairs: runs before and after; by default 6 where a gain is asked for, else 1.
+    pairs: runs before and after; by default 6 where a gain is asked for, else 1. Where 6 leave it
+        open whether the gain is large enough, and all else is right, another 6 are made, once.
 
     Waits for the runs that it needs, with a progress bar. Raises CheckError for a job that can't be
     checked: not ended, or not a test run.
@@ -50,12 +51,37 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     if job.state != launch.State.COMPLETED:
         verdict = _failed(exercise, job)
     else:
-        entries = _entries(exercise, job, pairs)
-        runs = _run(entries, exercise, job)
-        verdict = judge(exercise, runs, job, timed=len(runs) == len(entries))
+        verdict = _timed(exercise, job, pairs)
+        if pairs is None and _is_open(verdict, bars.bar(*_what(exercise, job))):
+            print(
+                f"check {exercise.step}: {verdict.comparison}. That leaves it open: "
+                f"{PAIRS} pairs more",
+                file=_output(),
+                flush=True,
+            )
+            verdict = _timed(exercise, job, 2 * PAIRS)
     verdict.seconds = time.monotonic() - started
     progress.keep("verdicts", exercise.step, verdict.to_dict())
     return verdict
+
+
+def _timed(exercise, job, pairs):
+    entries = _entries(exercise, job, pairs)
+    runs = _run(entries, exercise, job)
+    return judge(exercise, runs, job, timed=len(runs) == len(entries))
+
+
+def _is_open(verdict, bar) -> bool:
+    """Do the pairs not tell on which side of the bar the gain is, and is all else right?
+
+    A gain just at the bar then has two chances to pass, not one: 4.5 % in all, simulated. A gain
+    well above it seldom fails any more because others used the machine.
+    """
+    found = verdict.comparison
+    if not found or found.low is None or bar.at_least is None or bar.not_slower:
+        return False
+    right = all(f.ok is not False for f in verdict.findings if f.part != FASTER)
+    return right and found.comparable and found.low < bar.at_least <= found.high
 
 
 # What is to be run ----------------------------------------------------------------------------
@@ -93,7 +119,7 @@ def _entries(exercise: Exercise, job, pairs):
             series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
         )
     if pairs is None:
-        wanted = bars.bar(exercise.step, _hardware_here(job), _arguments(job))
+        wanted = bars.bar(*_what(exercise, job))
         pairs = 1 if wanted.at_least is None else PAIRS
     for i in range(1, pairs + 1):
         pair = [
@@ -118,8 +144,9 @@ def _without(flags: Sequence[str], own: Mapping[str, int]) -> list[str]:
     return kept
 
 
-def _arguments(job):
-    return log.read(job.directory).start["arguments"]
+def _what(exercise, job):
+    """What a bar is looked up by."""
+    return exercise.step, _hardware_here(job), log.read(job.directory).start["arguments"]
 
 
 def _hardware_here(job):
@@ -221,12 +248,15 @@ def _submit(entries, keys, exercise, job):
     each = max(2.0, status["ended"] - status["started"] - IMPORTS_S)
     about = IMPORTS_S + each * len(entries)
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
-    output = sys.stdout if _in_a_notebook() else sys.stderr  # a terminal's is for the verdict
-    print(f"check {exercise.step}: {len(entries)} runs, about {text}", file=output, flush=True)
+    print(f"check {exercise.step}: {len(entries)} runs, about {text}", file=_output(), flush=True)
     hours = 1 + int(3 * about // 3600)
     files = {CHECK_FILE: json.dumps({e.name: keys[e.name] for e in entries}).encode()}
     time_max, n_gpu = f"{hours:02d}:00:00", job.info["n_gpu"]
     return series.submit(entries, f"check-{exercise.step}", time_max, files, n_gpu)
+
+
+def _output():
+    return sys.stdout if _in_a_notebook() else sys.stderr  # a terminal's stdout is for the verdict
 
 
 def _in_a_notebook():
