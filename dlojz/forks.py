@@ -6,15 +6,18 @@ torchrun can be had in a fork, too, and what it starts are forks then.
 """
 
 import atexit
+import builtins
 import gc
+import io
 import json
 import math
 import os
-import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import types
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -48,15 +51,21 @@ def run(argv: Sequence[str], processes: int):
 
 def run_script(file: str, flags: Sequence[str]):
     """Run a script as Python itself would, from here to the end of the process."""
-    sys.argv = [file, *flags]
     sys.path.insert(0, str(Path(file).parent))
-    _run(lambda: runpy.run_path(file, run_name="__main__"), file)
+    tempfile.tempdir = None  # TMPDIR was read at the import
+    if random := sys.modules.get("numpy.random"):
+        random.seed()  # else all forks draw the same
+    _run(file, flags)
 
 
-def _run(call, file):
-    """Call what is in a file, and see to it that this process ends as if it were nothing else."""
+def _run(file, flags):
+    """Be `python file flags`, and see to it that this process ends as if it were nothing else."""
+    sys.argv = [file, *flags]
+    # Not runpy's, which is gone as soon as the script ends: its threads and exit handlers go on.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__.update(__file__=file, __cached__=None, __builtins__=builtins)
     try:
-        call()
+        exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as ending:
         code = ending.code
         leave_with(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
@@ -64,7 +73,7 @@ def _run(call, file):
     except (Exception, KeyboardInterrupt) as error:
         own = error.__traceback__
         while own and own.tb_frame.f_code.co_filename != file:
-            own = own.tb_next  # frames of this file and of runpy would only be in the way
+            own = own.tb_next  # frames of this file would only be in the way
         own = own or error.__traceback__
         sys.excepthook(type(error), error.with_traceback(own), own)
         sys.exit(leave_with(-signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1))
@@ -90,9 +99,7 @@ def run_torchrun(argv: Sequence[str], processes: int):
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     SubprocessHandler._popen = lambda _, args, env: children.pop(0).begin(args, env)
-    file = torchrun.__file__
-    sys.argv = [file, *argv]
-    _run(lambda: runpy.run_path(file, run_name="__main__"), file)
+    _run(torchrun.__file__, argv)
 
 
 def _wait_to_be_told(told):
@@ -104,10 +111,6 @@ def _wait_to_be_told(told):
     (_, _, file, *flags), environment = json.loads(message)
     os.environ.clear()
     os.environ.update(environment)
-    import torch
-
-    with suppress(ValueError):  # it was read at the import
-        torch.set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
     run_script(file, flags)
 
 
@@ -155,7 +158,8 @@ def _leave():
     """
     if _exit_code is None:
         return
-    for stream in (sys.stdout, sys.stderr):
+    left_open = [o for o in gc.get_objects() if type(o) in (io.TextIOWrapper, io.BufferedWriter)]
+    for stream in (sys.stdout, sys.stderr, *left_open):
         with suppress(OSError, ValueError):
             stream.flush()
     if _exit_code < 0:  # whoever waits for an interrupted Python is told of the signal

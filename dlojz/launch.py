@@ -319,14 +319,19 @@ def _start_on_slurm(run, job, script, site, words):
 
 
 def _start_here(run, job):
+    environment = dict(os.environ)
+    if job["n_gpu"] > 1:
+        threads = max(1, len(os.sched_getaffinity(0)) // job["n_gpu"])
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
     ticket, fd = local.take_ticket(run)
     try:
         _keep(run, job | {"ticket": str(ticket)})
-        if warm.supervise(run, ticket, fd):
+        if warm.supervise(run, ticket, fd, environment):
             return
         with (run / "supervisor.txt").open("wb") as output:
             subprocess.Popen(
                 [sys.executable, "-P", "-m", "dlojz.local", str(run), str(ticket)],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 # What a launcher outside told its own processes: our job is not one of them.
 LAUNCHER_VARIABLES = re.compile(
-    r"(SLURM_|PMI|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
+    r"(SLURM_|PMI|PET_|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
 
@@ -274,9 +274,6 @@ def _environment(run, job, held):
     environment |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}
     if "cpu" not in held:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(held)
-    if job["n_gpu"] > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // job["n_gpu"])
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
     return environment
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,16 +38,16 @@ READ_ONCE = re.compile(
 )
 
 
-def supervise(run: Path, ticket: Path, fd: int) -> bool:
+def supervise(run: Path, ticket: Path, fd: int, environment: Mapping[str, str]) -> bool:
     """Have the job in `run` supervised by a fork; False if there is no process to be forked.
 
     fd: the descriptor that holds the ticket; the fork gets it.
     """
     if _keep_s() <= 0:
         return False
-    request = {"run": str(run), "ticket": str(ticket), "environment": dict(os.environ)}
+    request = {"run": str(run), "ticket": str(ticket), "environment": dict(environment)}
     try:
-        with _connect(_folder() / _key()) as connection:
+        with _connect(_folder() / _key(environment), environment) as connection:
             socket.send_fds(connection, [json.dumps(request).encode()], [fd])
     except OSError:  # no socket, another user's, too much to say
         return False
@@ -70,14 +71,14 @@ def _folder() -> Path:
     return folder
 
 
-def _key() -> str:
+def _key(environment) -> str:
     """What must be the same for a fork to be as good as a process of its own, in short."""
     package = Path(__file__).parent
     own = [p for p in package.rglob("*.py") if p.name != "dlojz.py"]  # the trainee's: jobs copy it
     same = (
         sys.executable,
         sorted((str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in own),
-        sorted((k, v) for k, v in os.environ.items() if READ_ONCE.match(k)),
+        sorted((k, v) for k, v in environment.items() if READ_ONCE.match(k)),
         sorted(os.sched_getaffinity(0)),
         Path(sysconfig.get_path("purelib")).stat().st_mtime_ns,  # of what was installed last
         sorted(os.readlink(p) for p in Path("/proc/self/ns").iterdir()),  # the container
@@ -88,7 +89,7 @@ def _key() -> str:
     return hashlib.sha256(repr(same).encode()).hexdigest()[:16]
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: Path, environment) -> socket.socket:
     """A connection to the process that listens there, which is started if there is none."""
     end, server = time.monotonic() + START_S, None
     while True:
@@ -103,6 +104,7 @@ def _connect(path: Path) -> socket.socket:
         if not server:
             server = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-m", "dlojz.warm", str(path)],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -114,18 +116,18 @@ def _connect(path: Path) -> socket.socket:
 # The process that is forked ----------------------------------------------------------------
 
 
-def serve(path: Path) -> tuple[dict, int] | None:
-    """Fork for each request, and return it with the ticket's descriptor; None at the end."""
+def serve(path: Path) -> tuple[dict, int]:
+    """Fork for each request, and return it with the ticket's descriptor; at the end, exit."""
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return None  # somebody was faster
+        sys.exit()  # somebody was faster
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(str(path))
     listening.listen(128)
-    with suppress(ImportError):  # a job says so itself
+    with suppress(Exception):  # a job says so itself
         forks.prepare()
     listening.settimeout(POLL_S)
     asked = time.monotonic()
@@ -136,15 +138,17 @@ def serve(path: Path) -> tuple[dict, int] | None:
             path.unlink(missing_ok=True)  # those that are connected already are served
             listening.setblocking(False)
             asked = float("inf")
+        descriptors = []
         try:
             connection, _ = listening.accept()
         except TimeoutError:
             continue
         except BlockingIOError:
-            return None
-        with connection:
+            os._exit(0)  # at once: the lock keeps others from listening
+        with connection, suppress(OSError):
+            connection.settimeout(POLL_S)
             message, descriptors, *_ = socket.recv_fds(connection, LARGEST, 1)
-        if not descriptors:  # it was killed before it could ask
+        if not descriptors:  # it was killed or stopped before it could ask
             continue
         if os.fork() == 0:
             listening.close()
@@ -166,10 +170,7 @@ def _reap() -> bool:
 
 def main():
     """Serve; in a fork, be a supervisor; in a fork of that one, be the job."""
-    request = serve(Path(sys.argv[1]))
-    if request is None:
-        return
-    told, ticket_fd = request
+    told, ticket_fd = serve(Path(sys.argv[1]))
     os.setsid()
     run = Path(told["run"])
     with (run / "supervisor.txt").open("ab") as output:

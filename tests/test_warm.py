@@ -2,6 +2,8 @@
 
 import os
 import re
+import socket
+import time
 import uuid
 from pathlib import Path
 
@@ -21,6 +23,15 @@ ENDINGS = {
     "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "an interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('not here')",
     "at exit": "import atexit; atexit.register(print, 'bye'); print('first')",
+    "its own class at exit": (
+        "import atexit, pickle\nclass C: pass\natexit.register(lambda: print(pickle.dumps(C())))"
+    ),
+    "a file left open": (
+        "import os\n"
+        "def add(text): left.write(text)\n"
+        "left = open(os.environ['DLOJZ_RUN'] + '/left.txt', 'w')\n"
+        "add('more')"
+    ),
     "a thread": "import threading, time\nthreading.Timer(0.3, print, ['late']).start()",
     "a process": (
         "import multiprocessing as m\n"
@@ -31,14 +42,16 @@ ENDINGS = {
     "who": (
         "import sys, os; print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(),"
         " 'DLOJZ_RUN' in os.environ, sys.modules['__main__'].__dict__ is globals(),"
-        " os.getpgid(0) == os.getpid(), sys.stdin.read())"
+        " os.getpgid(0) == os.getpid(), sys.stdin.read())\n"
+        "import tempfile; print(tempfile.gettempdir())"
     ),
 }
 
 
 def told(job):
     """What is seen of a job; its folder's name is not the point."""
-    files = {name: (job.directory / name).read_text() for name in ("stdout.txt", "stderr.txt")}
+    files = {f.name: f.read_text() for f in job.directory.glob("*.txt")}
+    files.pop("supervisor.txt", None)
     state = {k: v for k, v in job.status.items() if k not in ("started", "ended")}
     return {k: str(v).replace(str(job.directory), "RUN") for k, v in (files | state).items()}
 
@@ -53,8 +66,8 @@ def of(socket):
 def own(monkeypatch):
     """A process of this test's own to be forked, and no other's."""
     monkeypatch.setenv("TORCH_OF_A_TEST", uuid.uuid4().hex)  # libraries read what begins so
-    yield warm._folder() / warm._key()
-    for process in of(warm._folder() / warm._key()):
+    yield warm._folder() / warm._key(os.environ)
+    for process in of(warm._folder() / warm._key(os.environ)):
         process.kill()
 
 
@@ -73,7 +86,7 @@ def test_a_job_is_forked_with_torch_imported(script):
 def test_a_forked_job_ends_as_any_other(code, script, monkeypatch):
     path = script("")
     path.write_text(code)
-    monkeypatch.setenv("ONLY_NOW", "1")
+    monkeypatch.setenv("TMPDIR", str(path.parent))
     forked = submit("t.py --flag 'a b'")
     monkeypatch.setenv("DLOJZ_WARM_S", "0")
     other = submit("t.py --flag 'a b'")
@@ -113,6 +126,7 @@ def told_of_two(job):
 def test_a_forked_job_of_two_processes_ends_as_any_other(code, script, monkeypatch):
     path = script("")
     path.write_text(code)
+    monkeypatch.delenv("OMP_NUM_THREADS")  # the processes share the cores then
     forked = submit("t.py --flag 'a b'", n_gpu=2)
     monkeypatch.setenv("DLOJZ_WARM_S", "0")
     other = submit("t.py --flag 'a b'", n_gpu=2)
@@ -140,6 +154,14 @@ def test_a_job_of_two_processes_is_forked_and_cancelled(script):
     assert not any(psutil.pid_exists(int(pid)) for pid in (said[0], said[1], said[3]))
 
 
+def test_forked_jobs_draw_different_numbers(script):
+    script("import numpy, random; print(numpy.random.rand(), random.random())")
+    jobs = [submit("t.py") for _ in range(2)]
+    assert [job.wait(60) for job in jobs] == [State.COMPLETED] * 2
+    one, other = ((job.directory / "stdout.txt").read_text().split() for job in jobs)
+    assert not {*one} & {*other}
+
+
 def test_a_job_has_the_environment_of_its_submission(script, monkeypatch):
     script("import os; print(os.environ.get('MINE'), os.getenv('MINE'))")
     jobs = []
@@ -154,30 +176,51 @@ def test_a_job_has_the_environment_of_its_submission(script, monkeypatch):
 
 
 def test_what_libraries_read_once_needs_another_process(monkeypatch):
-    keys = {warm._key()}
+    keys = {warm._key(os.environ)}
     for name, value in (("OMP_NUM_THREADS", "7"), ("LD_PRELOAD", "x"), ("PYTHONHASHSEED", "1")):
         monkeypatch.setenv(name, value)
-        keys.add(warm._key())
+        keys.add(warm._key(os.environ))
     before = os.umask(0o077)
-    keys.add(warm._key())
+    keys.add(warm._key(os.environ))
     os.umask(before)
     assert len(keys) == 5
     monkeypatch.setenv("MINE", "1")
-    assert warm._key() in keys
+    assert warm._key(os.environ) in keys
 
 
 def test_it_ends_when_it_is_not_asked_and_the_next_job_starts_another(script, own, monkeypatch):
     monkeypatch.setenv("DLOJZ_WARM_S", "1")
     script("import os; print(os.getppid())")
     for _ in range(2):
+        begin = time.monotonic()
         job = submit("t.py")
+        assert time.monotonic() - begin < warm.START_S, "waited for one that was ending"
         assert job.wait(60) == State.COMPLETED
         assert own.exists()
-        gone = [
-            p for p in psutil.process_iter(["cmdline"]) if str(own) in (p.info["cmdline"] or ())
-        ]
-        psutil.wait_procs(gone, timeout=30)
-        assert not own.exists()
+        while own.exists():
+            time.sleep(0.001)
+    psutil.wait_procs(of(own), timeout=30)
+    assert not of(own)
+
+
+def test_one_that_asks_for_nothing_does_not_keep_others_waiting(script, own):
+    script("print('done')")
+    assert submit("t.py").wait(60) == State.COMPLETED
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as idle:
+        idle.connect(str(own))
+        assert submit("t.py").wait(60) == State.COMPLETED
+
+
+def test_a_library_that_cannot_be_imported_is_the_jobs_to_tell(script, own, monkeypatch, tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torchvision.py").write_text("raise RuntimeError('mismatch')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"), prepend=os.pathsep)
+    script("print('done')")
+    assert submit("t.py").wait(60) == State.COMPLETED
+    script("import torchvision")
+    job = submit("t.py")
+    assert job.wait(60) == State.FAILED
+    assert "RuntimeError: mismatch" in job.explain()
 
 
 def test_one_that_was_killed_takes_no_job_with_it(script, own):
@@ -223,9 +266,9 @@ def test_the_key_follows_the_courses_own_modules(monkeypatch, tmp_path):
     (package / "dlojz.py").touch()
     (package / "log.py").touch()
     monkeypatch.setattr(warm, "__file__", str(package / "warm.py"))
-    key = warm._key()
+    key = warm._key(os.environ)
     (package / "dlojz.py").write_text("# the trainee's")
-    assert warm._key() == key
+    assert warm._key(os.environ) == key
     (package / "log.py").write_text("# ours")
-    assert warm._key() != key
+    assert warm._key(os.environ) != key
     assert Path(warm.__file__).parent == package
