@@ -215,6 +215,8 @@ def test_the_card_shows_hostile_text_as_text():
         ("02_amp", "cuda: Some Card", {"precision": "fp16"}, None),
         ("02_amp", EPYC, {"precision": "bf16"}, None),
         ("03_channels_last", H100, {"precision": "fp16"}, 1.15),
+        ("03_channels_last", H100, {"precision": "fp16", "batch_size": 128}, None),
+        ("03_channels_last", H100, {"precision": "fp16", "model": "vgg19", "batch_size": 64}, 1.15),
         ("03_channels_last", H100, {"precision": "fp32"}, None),
         ("03_channels_last", EPYC, {"precision": "fp32"}, 1.0),
         ("03_channels_last", EPYC, {"precision": "fp32", "image_size": 64}, None),
@@ -229,6 +231,31 @@ def test_each_hardware_has_its_bar(step, hardware, changes, at_least):
 
 def test_every_bar_has_a_source():
     assert all(bar.source for bar in bars.BARS)
+
+
+def recorded_gains(step):
+    """Runs recorded on an H100, and how many times as fast as the step before each was."""
+    for file in sorted((course.course_root() / "reference" / "h100").glob("03-*16-nhwc-b*.jsonl")):
+        precision = file.name.split("-")[2]
+        before = file.name.replace("nhwc", "nchw")
+        if step == "02_amp":
+            file = file.with_name(before)
+            before = before.replace(precision, "fp32")
+        slow = stats.summary(file.with_name(before)) if file.with_name(before).exists() else None
+        fast = stats.summary(file)
+        if slow and slow.images_per_s and fast.images_per_s:
+            yield fast, fast.images_per_s / slow.images_per_s
+
+
+@pytest.mark.parametrize("step", ["02_amp", "03_channels_last"])
+def test_what_was_recorded_clears_each_bar_by_far(step):
+    asked = 0
+    for run, gain in recorded_gains(step):
+        at_least = bars.bar(step, f"cuda: {run.device_name}", run.arguments).at_least
+        if at_least is not None:
+            asked += 1
+            assert gain > 1.1 * at_least, f"{run.name}: {gain:.2f} times"
+    assert asked > 8
 
 
 def timed(folder, name, ms, device_name="NVIDIA H100 80GB HBM3", **arguments):
