@@ -31,7 +31,7 @@ _exit_code = None  # of a fork, once it is known
 
 @cache
 def prepare():
-    """Import what each training would, before the first fork. Raises ImportError."""
+    """Import what each training would, before the first fork. Raises what an import raises."""
     atexit.register(_leave)  # the first that is registered is the last that is called
     import torch._dynamo  # noqa: F401  the first optimizer would
     import torchvision.transforms.v2  # noqa: F401

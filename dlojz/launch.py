@@ -320,7 +320,7 @@ def _start_on_slurm(run, job, script, site, words):
 
 def _start_here(run, job):
     environment = dict(os.environ)
-    if job["n_gpu"] > 1:
+    if job["n_gpu"] > 1:  # told here: what its processes are forked from reads it as it starts
         threads = max(1, len(os.sched_getaffinity(0)) // job["n_gpu"])
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     ticket, fd = local.take_ticket(run)

@@ -297,8 +297,8 @@ def test_a_gain_below_the_bar_fails(tmp_path):
     assert finding.hint == "speed"
 
 
-def speeds(*intervals, pairs=None, mechanism=True):
-    """Checks a job whose pairs give these intervals, one after the other, at a bar of 1.15.
+def speeds(job, *intervals, pairs=None, mechanism=True):
+    """Check a job whose pairs give these intervals, one after the other, at a bar of 1.15.
 
     Returns how many pairs were made in all, and whether it passed.
     """
@@ -315,22 +315,19 @@ def speeds(*intervals, pairs=None, mechanism=True):
         speed = Finding(FASTER, "speed", low >= 1.15, str(found), "1.15", "speed")
         return Verdict("01_gpu", [seen, speed], exercise.hints, job, found)
 
-    def of(job):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(check, "_run", run)
-            patch.setattr(check, "judge", judge)
-            patch.setattr(bars, "bar", lambda *_: bars.Bar("01_gpu", "", 1.15, "a source"))
-            passed = check.check("01", job, pairs=pairs).passed
-        return made[-1], passed
-
-    return of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "_run", run)
+        patch.setattr(check, "judge", judge)
+        patch.setattr(bars, "bar", lambda *_: bars.Bar("01_gpu", "", 1.15, "a source"))
+        passed = check.check("01", job, pairs=pairs).passed
+    return made[-1], passed
 
 
 def test_pairs_that_leave_it_open_are_doubled_once(job, capsys):
-    assert speeds((1.10, 1.45), (1.16, 1.35))(job) == (12, True)
+    assert speeds(job, (1.10, 1.45), (1.16, 1.35)) == (12, True)
     assert "1.26 times as fast" in (said := capsys.readouterr().err)
     assert "6 pairs more" in said
-    assert speeds((1.10, 1.45), (1.12, 1.35))(job) == (12, False)
+    assert speeds(job, (1.10, 1.45), (1.12, 1.35)) == (12, False)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +341,7 @@ def test_pairs_that_leave_it_open_are_doubled_once(job, capsys):
     ids=["cleared", "below", "asked for so many", "wrong"],
 )
 def test_pairs_that_tell_are_not_doubled(job, asked):
-    assert speeds(*asked.pop("intervals"), **asked)(job)[0] == 6
+    assert speeds(job, *asked.pop("intervals"), **asked)[0] == 6
 
 
 def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
@@ -352,8 +349,9 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
     bar, passed = bars.Bar("01_gpu", "", 1.0, "a source"), 0
     for ratios in np.exp(random.normal(0, 0.05, (4000, 12))).tolist():
         low, high = stats.interval(ratios[:6])[1:]
-        found = Verdict("01_gpu", [], {}, comparison=stats.Comparison(1, low, high, 0.01, 6, ""))
-        if check._is_open(found, bar):
+        speed = Finding(FASTER, "speed", low >= 1, "yours", "1", "speed")
+        found = stats.Comparison(1, low, high, 0.01, 6, "")
+        if check._is_open(Verdict("01_gpu", [speed], {}, comparison=found), bar):
             low = stats.interval(ratios)[1]
         passed += low >= 1
     assert 0.03 < passed / 4000 < 0.05

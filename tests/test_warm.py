@@ -127,6 +127,7 @@ def test_a_forked_job_of_two_processes_ends_as_any_other(code, script, monkeypat
     path = script("")
     path.write_text(code)
     monkeypatch.delenv("OMP_NUM_THREADS")  # the processes share the cores then
+    monkeypatch.setenv("PET_REDIRECTS", "3")  # another torchrun's, which we may run under
     forked = submit("t.py --flag 'a b'", n_gpu=2)
     monkeypatch.setenv("DLOJZ_WARM_S", "0")
     other = submit("t.py --flag 'a b'", n_gpu=2)
