@@ -163,6 +163,16 @@ def test_forked_jobs_draw_different_numbers(script):
     assert not {*one} & {*other}
 
 
+def test_a_job_has_the_folder_for_temporary_files_of_its_submission(script, monkeypatch, tmp_path):
+    script("import tempfile; print(tempfile.gettempdir())")
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+        job = submit("t.py")
+        assert job.wait(60) == State.COMPLETED
+        assert (job.directory / "stdout.txt").read_text() == f"{tmp_path / name}\n"
+
+
 def test_a_job_has_the_environment_of_its_submission(script, monkeypatch):
     script("import os; print(os.environ.get('MINE'), os.getenv('MINE'))")
     jobs = []
