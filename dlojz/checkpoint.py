@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from dlojz import idr_torch, log
+from dlojz import course, idr_torch
 
 # The flags that decide which images come when, at which learning rate.
 SAME_FLAGS = ("model", "image_size", "batch_size", "drop_last", "lr", "wd", "mom", "seed")
@@ -65,7 +65,7 @@ def save(training, args, epoch: int, step: int):
     torch.save(state, temporary)
     temporary.replace(args.checkpoint)  # a reader, or a kill, finds the old file or the new one
     if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
-        log.write_atomically(Path(folder, LAST), str(args.checkpoint.resolve()))
+        course.write_atomically(Path(folder, LAST), str(args.checkpoint.resolve()))
     _saves.append(args.checkpoint)
     print(f"saved {args.checkpoint}: epoch {epoch}, step {step}", flush=True)
 

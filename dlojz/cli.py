@@ -226,9 +226,7 @@ def _solution(args):
 
 
 def _diff(args):
-    from dlojz import report
-
-    print(repr(report.diff(launch.find(args.job) if args.job else course.trainer(), args.step)))
+    print(repr(course.diff(launch.find(args.job) if args.job else course.trainer(), args.step)))
 
 
 def _catch_up(args):

@@ -1,7 +1,9 @@
 """Where the course's files are, and the chain of its steps. Imports nothing of ours, nor torch."""
 
+import difflib
 import os
 import time
+from html import escape
 from pathlib import Path
 
 MARKER = ".course-root"  # a file that stands in the top folder of a clone
@@ -76,7 +78,55 @@ def catch_up(name: str | int) -> Path | None:
         saved = folder / f"dlojz-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}.py"
         with saved.open("xb") as file:  # never over an earlier one
             file.write(mine.read_bytes())
-    temporary = mine.with_name(f".{mine.name}.{os.getpid()}")
-    temporary.write_bytes(start)
-    temporary.replace(mine)
+    write_atomically(mine, start)
     return saved
+
+
+def write_atomically(path: Path, content: str | bytes):
+    """Replace `path` in one step, so that a reader sees the old content or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    temporary.replace(path)
+
+
+class Diff(str):
+    """A unified diff, coloured in a notebook."""
+
+    def _repr_html_(self):
+        colours = {
+            "+": "rgba(0,158,115,.18)",
+            "-": "rgba(213,94,0,.18)",
+            "@": "rgba(0,114,178,.14)",
+        }
+        lines = "".join(
+            f'<div style="background:{colours.get(line[:1], "none")}">{escape(line) or " "}</div>'
+            for line in self.splitlines()
+        )
+        return f'<pre style="line-height:1.35">{lines or "no difference"}</pre>'
+
+    def __repr__(self):
+        return str(self) or "no difference"
+
+
+def diff(mine, step: str | int) -> Diff:
+    """What differs between a job's trainer (or a file) and the solution of a step."""
+    path = Path(getattr(mine, "directory", mine))
+    path = path / "trainer.py" if path.is_dir() else path
+    theirs = solution(step)
+    return Diff(
+        "\n".join(
+            difflib.unified_diff(
+                path.read_text().splitlines(),
+                theirs.read_text().splitlines(),
+                _relative(path),
+                _relative(theirs),
+                n=2,
+                lineterm="",
+            )
+        )
+    )
+
+
+def _relative(path):
+    root = course_root()
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)

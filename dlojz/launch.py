@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from dlojz import local, log, sites, slurm, warm
+from dlojz import course, local, log, sites, slurm, warm
 from dlojz.course import course_root
 from dlojz.slurm import SlurmError
 from dlojz.table import Table
@@ -185,7 +185,7 @@ def submit(
         prepared = [_prepare(c, n_gpu) for c in command]  # all are right before any is submitted
         jobs = [_submit_one(p, n_gpu, name, seconds, recorded, files) for p in prepared]
         for job in jobs:
-            log.write_atomically(job.directory / "sweep.json", json.dumps([j.id for j in jobs]))
+            course.write_atomically(job.directory / "sweep.json", json.dumps([j.id for j in jobs]))
         return jobs
     return _submit_one(_prepare(command, n_gpu), n_gpu, name, seconds, recorded, files)
 
@@ -298,7 +298,7 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded, files) -> Job:
         "host": socket.gethostname(),
         **recorded,
     }
-    log.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
+    course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
     if on_slurm:
         _start_on_slurm(run, job, script, site, [str(copy), *words[1:]])
     else:
@@ -343,7 +343,7 @@ def _start_here(run, job):
 
 
 def _keep(run, job):
-    log.write_atomically(run / "job.json", json.dumps(job, indent=1, default=str))
+    course.write_atomically(run / "job.json", json.dumps(job, indent=1, default=str))
 
 
 # Finding jobs again -------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from dlojz import log, presets
+from dlojz import course, log, presets
 
 POLL_S = 0.1  # how often a supervisor looks at the queue, the clock and the wish to cancel
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -351,7 +351,7 @@ def _oom_kills() -> int:
 
 
 def _write_state(run, state, **fields):
-    log.write_atomically(run / "state.json", json.dumps({"state": state, **fields}))
+    course.write_atomically(run / "state.json", json.dumps({"state": state, **fields}))
 
 
 if __name__ == "__main__":

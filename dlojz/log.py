@@ -72,13 +72,6 @@ def new_run() -> Path:
         return folder
 
 
-def write_atomically(path: Path, text: str):
-    """Replace `path` in one step, so that a reader sees the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
 def path_of(run) -> Path:
     """Where a run's log is: of a Job its folder, else the folder or file that was given."""
     return Path(getattr(run, "directory", run))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dlojz import log
+from dlojz import course, log
 from dlojz.course import course_root
 
 # How far a job is ----------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def changing(path: Path) -> Iterator[dict]:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may answer at once
         kept = load(path)
         yield kept
-        log.write_atomically(path, json.dumps(kept, indent=1))
+        course.write_atomically(path, json.dumps(kept, indent=1))
 
 
 def keep(kind: str, key: str, value):

@@ -17,7 +17,6 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from dlojz import log, stats
 from dlojz.chronometer import PHASES
 from dlojz.course import course_root
-from dlojz.diffs import diff as diff  # report.diff, beside the other things that a notebook shows
 from dlojz.stats import Summary, summary
 from dlojz.table import Table
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlojz import forks, idr_torch, launch, local, log
+from dlojz import course, forks, idr_torch, launch, local
 
 PLAN = "plan.json"
 POLL_S = 0.02  # between looks at a child
@@ -98,10 +98,10 @@ def main():
         if child == 0:
             _become(job, folder, entry)
             return
-        log.write_atomically(_code_of(folder, idr_torch.rank), f"{_wait(child, folder)}\n")
+        course.write_atomically(_code_of(folder, idr_torch.rank), f"{_wait(child, folder)}\n")
         if idr_torch.is_master:
             code = _all_codes(folder)
-            log.write_atomically(folder / "exit_code", f"{code}\n")
+            course.write_atomically(folder / "exit_code", f"{code}\n")
             print(f"{entry['name']}: exit code {code}", flush=True)
         while not (folder / "exit_code").exists():  # the next training begins in all together
             time.sleep(POLL_S)
@@ -116,7 +116,7 @@ def _meet(folder):
     if idr_torch.is_master:
         with socket.socket() as free:
             free.bind(("", 0))
-            log.write_atomically(file, f"{free.getsockname()[1]}\n")
+            course.write_atomically(file, f"{free.getsockname()[1]}\n")
     while not file.exists():
         time.sleep(POLL_S)
     os.environ["MASTER_PORT"] = file.read_text().strip()

@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from dlojz import local, log, sites
+from dlojz import course, local, sites
 from dlojz.course import course_root
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
@@ -253,7 +253,7 @@ def status(run: Path, number: str) -> dict:
         return known | {"reason": f"Slurm does not answer: {error}"}
     found = _status(run, fields) if fields else _forgotten(run, number)
     if found != known:
-        log.write_atomically(run / "state.json", json.dumps(found))
+        course.write_atomically(run / "state.json", json.dumps(found))
     return found
 
 

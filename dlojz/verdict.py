@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 
 from dlojz import launch, progress, stats
-from dlojz.diffs import diff
+from dlojz.course import diff
 from dlojz.exercises import FASTER, PARTS, Finding
 
 GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dlojz import log
+from dlojz import course, log
 
 SAMPLES = [line for line in log.__doc__.splitlines() if line.startswith("{")]
 
@@ -157,7 +157,7 @@ def test_a_window_tells_what_the_sensors_saw_between_its_ends(tmp_path, monkeypa
 
 
 def test_replacing_a_file_leaves_no_other(tmp_path):
-    log.write_atomically(tmp_path / "state.json", "old")
-    log.write_atomically(tmp_path / "state.json", "new")
+    course.write_atomically(tmp_path / "state.json", "old")
+    course.write_atomically(tmp_path / "state.json", "new")
     assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
     assert (tmp_path / "state.json").read_text() == "new"

@@ -135,10 +135,10 @@ def test_the_accuracy_of_each_epoch_is_drawn(tmp_path):
 
 
 def test_diff_shows_the_difference_and_nothing_else(course_folder):
-    text = report.diff(course.trainer(), "01")
+    text = course.diff(course.trainer(), "01")
     assert "+    device = idr_torch.device()" in text
     assert "-    device = torch.device(" in text
-    assert repr(report.diff(course.trainer(), "00")) == "no difference"
+    assert repr(course.diff(course.trainer(), "00")) == "no difference"
     assert "rgba" in text._repr_html_()
 
 

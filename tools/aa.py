@@ -51,7 +51,7 @@ def record(folder: Path, trainer: Path, flags: list[str], runs: int) -> Path:
         raise
     root = course.course_root()
     place = trainer.relative_to(root) if trainer.is_relative_to(root) else trainer.name
-    log.write_atomically(file, recording(made, f"{place} {' '.join(flags)}"))
+    course.write_atomically(file, recording(made, f"{place} {' '.join(flags)}"))
     return file
 
 

@@ -114,7 +114,7 @@ def write(step, kind, tolerance, run, command):
         "trainer_sha256": run.start["trainer_sha256"],
         "command": command,
     }
-    log.write_atomically(file, json.dumps(kept, indent=1) + "\n")
+    course.write_atomically(file, json.dumps(kept, indent=1) + "\n")
     for precision, sizes in tolerance.items():
         for size in sizes:
             print(step, kind, precision, size["model"], size["pixels"], size["tolerance"])

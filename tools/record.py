@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dlojz import course, log, presets, report, series, stats, trace
+from dlojz import course, presets, report, series, stats, trace
 
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured
@@ -199,7 +199,7 @@ def keep(recording: str, run: Path, folder: Path, command: str):
     target = place(folder, recording)
     if target.suffix == ".jsonl":
         text = anonymous((run / "events.jsonl").read_text(), command)
-        log.write_atomically(target, text)
+        course.write_atomically(target, text)
         return
     fresh = folder / f".{recording}"
     fresh.mkdir(exist_ok=True)
