@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dlojz import course, exercises, launch, local, log, machine, presets, progress, series, stats
+from dlojz import course, exercises, launch, local, log, presets, progress, series, stats
 from dlojz.exercises import FASTER, SAME, Exercise, Finding, Runs, bars, common
+from dlojz.machine import facts
 from dlojz.verdict import Verdict
 
 PAIRS = stats.MIN_PAIRS
@@ -152,7 +153,7 @@ def _hardware_here(job):
     """Where the solution will compute: on this machine's GPU, if it has one."""
     setup = log.read(job.directory).setup
     if presets.gpus() and not setup["device"].startswith("cuda"):
-        return f"cuda: {machine.gpus()['cards'][0]['name']}"
+        return f"cuda: {facts.gpus()['cards'][0]['name']}"
     return _hardware(setup)
 
 
@@ -398,7 +399,7 @@ def _speed(exercise, folders, runs):
     if fed := _is_fed(exercise, before, runs.reference):
         return found, Finding(FASTER, "speed", None, _speed_text(found), f"no gain asked: {fed}")
     if bar.at_least is None:
-        instructions = ", ".join(machine.cpu().get("instructions", ["unknown instructions"]))
+        instructions = ", ".join(facts.cpu().get("instructions", ["unknown instructions"]))
         why = f"no gain asked: {bar.source.format(instructions=instructions)}{_recorded(exercise)}"
         return found, Finding(FASTER, "speed", None, _speed_text(found), why)
     if not found.comparable:

@@ -105,7 +105,7 @@ def _add_course_commands(command):
 
 
 def _doctor(args):
-    from dlojz import doctor
+    from dlojz.machine import doctor
 
     found = doctor.examine(quick=args.quick)
     print(json.dumps(found.to_dict(), indent=1, default=str) if args.json else found)

@@ -18,7 +18,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 `evidence` is what the run really did, as `dlojz.evidence` saw it: `when` is probe, last or run (in a small
 experiment, one of its cases).
 `host_ms` and `device_ms` are the two clocks of `dlojz.chronometer`; `ahead_ms` is how far the host ran
-ahead of the device. A window's last fields tell what may have disturbed it, and the memory as it ended: see `dlojz.meters`.
+ahead of the device. A window's last fields tell what may have disturbed it, and the memory as it ended: see `dlojz.machine.meters`.
 `outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
 Python's json does: a loss that diverged must not look like one that is missing.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
@@ -38,9 +38,10 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from dlojz import idr_torch, meters
+from dlojz import idr_torch
 from dlojz.chronometer import PHASES, WARMUP_STEPS
 from dlojz.course import course_root
+from dlojz.machine import meters
 
 SCHEMA = 1
 EVENTS = (

@@ -71,7 +71,7 @@ def test_the_last_job_is_the_trainees_not_the_checks(checked_job):
 def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(job, monkeypatch):
     assert check._hardware_here(job).startswith("cpu: ")
     monkeypatch.setattr(check.presets, "gpus", lambda: ("GPU-1",))
-    monkeypatch.setattr(check.machine, "gpus", lambda: {"cards": [{"name": "NVIDIA H100"}]})
+    monkeypatch.setattr(check.facts, "gpus", lambda: {"cards": [{"name": "NVIDIA H100"}]})
     assert check._hardware_here(job) == "cuda: NVIDIA H100"
 
 

@@ -100,7 +100,6 @@ MAY_IMPORT = {
     "generate": set(),
     "idr_torch": set(),
     "machine": set(),
-    "meters": set(),
     "metrics": set(),
     "models": set(),
     "presets": set(),
@@ -109,10 +108,9 @@ MAY_IMPORT = {
     "table": set(),
     "trace": set(),
     "checkpoint": {"course", "idr_torch"},
-    "doctor": {"machine"},
     "experiments": {"idr_torch"},
     "flags": {"idr_torch", "models"},
-    "log": {"chronometer", "course", "idr_torch", "meters"},
+    "log": {"chronometer", "course", "idr_torch", "machine"},
     "samples": {"data"},
     "sites": {"course"},
     "evidence": {"checkpoint", "samples"},
@@ -166,10 +164,10 @@ MAY_IMPORT = {
         "check",
         "course",
         "detective",
-        "doctor",
         "generate",
         "launch",
         "log",
+        "machine",
         "presets",
         "progress",
         "report",
@@ -220,7 +218,7 @@ def test_no_file_is_named_like_a_package_that_it_would_hide():
 
 
 @pytest.mark.parametrize(
-    "module", ["cli", "launch", "local", "log", "stats", "generate", "doctor", "check"]
+    "module", ["cli", "launch", "local", "log", "stats", "generate", "machine.doctor", "check"]
 )
 def test_the_command_line_does_not_wait_for_torch(module):
     code = f"import dlojz.{module}, sys; sys.exit('torch' in sys.modules)"
@@ -233,9 +231,10 @@ def test_nothing_edits_the_path_of_imports():
             assert "sys.path" not in path.read_text(), path
 
 
-def test_the_readme_says_what_each_file_is():
+def test_the_readme_says_what_each_room_is():
     readme = (REPOSITORY / "README.md").read_text()
-    for path in (REPOSITORY / "dlojz").glob("[a-z]*.py"):
-        assert f"\ndlojz/{path.name} " in readme, path.name
+    for path in (REPOSITORY / "dlojz").glob("[a-z]*"):
+        name = f"{path.name}/" if path.is_dir() else path.name
+        assert f"\ndlojz/{name} " in readme, name
     for path in REPOSITORY.glob("notebooks/*.ipynb"):
         assert f"`{path.stem}`" in readme

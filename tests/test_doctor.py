@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dlojz import doctor
+from dlojz.machine import doctor
 
 
 def software(**changes) -> dict:
@@ -258,7 +258,7 @@ def test_the_whole_of_it_becomes_json():
 
 def test_importing_the_doctor_imports_neither_torch_nor_matplotlib():
     code = (
-        "import sys; from dlojz import doctor; doctor.examine(quick=True)\n"
+        "import sys; from dlojz.machine import doctor; doctor.examine(quick=True)\n"
         "print([m for m in ('torch', 'torchvision', 'numpy', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)

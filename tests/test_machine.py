@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlojz import machine
+from dlojz.machine import facts
 
 NOWHERE = Path("/nowhere")
 
@@ -32,10 +32,10 @@ def test_amx_xeon_with_two_sockets_of_which_half_is_ours(tmp_path, monkeypatch):
         files[f"{base}/thread_siblings_list"] = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n"
     files["sys/devices/system/node/node0/cpulist"] = "0-3\n"
     files["sys/devices/system/node/node1/cpulist"] = "4-7\n"
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1, 2, 6}, raising=False)
+    monkeypatch.setattr(facts.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(facts.os, "sched_getaffinity", lambda pid: {0, 1, 2, 6}, raising=False)
     tree(tmp_path, files)
-    assert machine.cpu(tmp_path / "proc", tmp_path / "sys") == {
+    assert facts.cpu(tmp_path / "proc", tmp_path / "sys") == {
         "model": "Xeon 8480+",
         "sockets": 2,
         "cores": 4,
@@ -49,7 +49,7 @@ def test_amx_xeon_with_two_sockets_of_which_half_is_ours(tmp_path, monkeypatch):
 
 def test_arm_is_named_by_its_part_number(tmp_path):
     text = "processor\t: 0\nFeatures\t: fp asimd sve bf16 i8mm\nCPU part\t: 0xd4f\n"
-    found = machine.cpu(tree(tmp_path, {"cpuinfo": text}), NOWHERE)
+    found = facts.cpu(tree(tmp_path, {"cpuinfo": text}), NOWHERE)
     assert found["model"] == "ARM Neoverse V2"
     assert found["instructions"] == ["NEON", "SVE", "BF16"]
 
@@ -78,18 +78,18 @@ V1_LIMITS = {
 )
 def test_cgroup_limits(tmp_path, files, cpus, memory):
     tree(tmp_path, {**files, "proc/meminfo": "MemTotal:  16777216 kB\nMemAvailable: 8388608 kB\n"})
-    assert machine.cpu(tmp_path / "proc", tmp_path / "sys").get("cgroup") == cpus
-    found = machine.memory(tmp_path / "proc", tmp_path / "sys", shm=tmp_path)
+    assert facts.cpu(tmp_path / "proc", tmp_path / "sys").get("cgroup") == cpus
+    found = facts.memory(tmp_path / "proc", tmp_path / "sys", shm=tmp_path)
     assert found.get("limit_bytes") == memory
     assert (found["total_bytes"], found["available_bytes"]) == (16 << 30, 8 << 30)
 
 
 def test_a_machine_that_tells_nothing_yields_nothing_and_invents_nothing(tmp_path):
-    assert set(machine.cpu(NOWHERE, NOWHERE)) == {"threads", "affinity", "usable"}
-    assert machine.memory(NOWHERE, NOWHERE, NOWHERE) == {}
-    assert machine.network(NOWHERE) == {"interfaces": {}, "infiniband": {}}
-    assert machine.file_system(tmp_path, NOWHERE) is None
-    assert machine.storage(NOWHERE)["error"] == "No such file or directory"
+    assert set(facts.cpu(NOWHERE, NOWHERE)) == {"threads", "affinity", "usable"}
+    assert facts.memory(NOWHERE, NOWHERE, NOWHERE) == {}
+    assert facts.network(NOWHERE) == {"interfaces": {}, "infiniband": {}}
+    assert facts.file_system(tmp_path, NOWHERE) is None
+    assert facts.storage(NOWHERE)["error"] == "No such file or directory"
 
 
 # ---------------------------------------------------------------- GPUs and network
@@ -131,7 +131,7 @@ class FakeNvml:
 def test_two_h100_joined_through_a_switch(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = machine.gpus()
+    found = facts.gpus()
     assert found["links"] == [["X", "NV18"], ["NV18", "X"]]
     assert (found["driver"], found["driver_cuda"]) == ("580.65.06", "13.0")
     assert found["cards"][1] == {
@@ -148,17 +148,17 @@ def test_two_h100_joined_through_a_switch(monkeypatch):
 
 
 def test_links_are_those_that_end_at_the_other_card_or_the_path_over_pcie():
-    assert machine._link(FakeNvml(ends_at=1), 0, 1) == "NV4"
-    assert machine._link(FakeNvml(nvlink=False), 0, 1) == "SYS"
+    assert facts._link(FakeNvml(ends_at=1), 0, 1) == "NV4"
+    assert facts._link(FakeNvml(nvlink=False), 0, 1) == "SYS"
 
 
 def test_a_card_without_a_driver_that_answers_is_seen_on_the_bus(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace())
     device = "bus/pci/devices/0000:01:00.0"
     tree(tmp_path, {f"{device}/vendor": "0x10de\n", f"{device}/class": "0x030200\n"})
-    found = machine.gpus(tmp_path)
+    found = facts.gpus(tmp_path)
     assert (found["cards"], found["on_bus"]) == ([], True)
-    assert machine.gpus(NOWHERE)["on_bus"] is False
+    assert facts.gpus(NOWHERE)["on_bus"] is False
 
 
 def test_network_gives_speeds_of_real_interfaces_and_active_infiniband(tmp_path):
@@ -175,7 +175,7 @@ def test_network_gives_speeds_of_real_interfaces_and_active_infiniband(tmp_path)
         f"{ib}/1/rate": "400 Gb/sec (4X NDR)\n",
         f"{ib}/2/state": "1: DOWN\n",
     }
-    assert machine.network(tree(tmp_path, files)) == {
+    assert facts.network(tree(tmp_path, files)) == {
         "interfaces": {"eth0": 100.0, "virtio": None},
         "infiniband": {"mlx5_0:1": "400 Gb/sec (4X NDR)"},
     }
@@ -191,38 +191,38 @@ def test_file_system_is_that_of_the_deepest_mount(tmp_path):
         "31 27 0:9 / /scratches rw - nfs4 server:/x rw",
     ]
     proc = tree(tmp_path, {"self/mountinfo": "\n".join(lines)})
-    assert machine.file_system(Path("/scratch/me"), proc) == "lustre"
-    assert machine.file_system(Path("/home"), proc) == "ext4"
+    assert facts.file_system(Path("/scratch/me"), proc) == "lustre"
+    assert facts.file_system(Path("/home"), proc) == "ext4"
 
 
 def test_storage_is_measured_in_a_folder_that_is_removed(tmp_path, monkeypatch):
-    real = machine.bandwidth
-    monkeypatch.setattr(machine, "operations", lambda folder: 5000.0)
-    monkeypatch.setattr(machine, "bandwidth", lambda folder, most: real(folder, 8 << 20))
-    found = machine.storage(tmp_path)
+    real = facts.bandwidth
+    monkeypatch.setattr(facts, "operations", lambda folder: 5000.0)
+    monkeypatch.setattr(facts, "bandwidth", lambda folder, most: real(folder, 8 << 20))
+    found = facts.storage(tmp_path)
     assert min(found["write_bytes_per_s"], found["read_bytes_per_s"]) > 0
     assert found["operations_per_s"] == 5000.0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bandwidth_falls_back_where_o_direct_is_refused(tmp_path, monkeypatch):
-    real, direct = machine.os.open, getattr(machine.os, "O_DIRECT", 0)
+    real, direct = facts.os.open, getattr(facts.os, "O_DIRECT", 0)
 
     def refuses_direct(path, flags, mode=0o600):
         if flags & direct:
             raise OSError(22, "Invalid argument")
         return real(path, flags, mode)
 
-    monkeypatch.setattr(machine.os, "open", refuses_direct)
-    found = machine.bandwidth(tmp_path, 8 << 20)
+    monkeypatch.setattr(facts.os, "open", refuses_direct)
+    found = facts.bandwidth(tmp_path, 8 << 20)
     assert found["direct"] is False
     assert found["write_bytes_per_s"] > 0
 
 
 def test_measurements_end_when_their_time_is_up(tmp_path):
     ticks = count(step=0.5)  # seconds that pass between two looks at the clock
-    assert machine.operations(tmp_path, seconds=1.2, clock=lambda: next(ticks)) == 10 / 2.0
-    found = machine.bandwidth(tmp_path, 1 << 40, seconds=1.2, clock=lambda: next(ticks))
+    assert facts.operations(tmp_path, seconds=1.2, clock=lambda: next(ticks)) == 10 / 2.0
+    found = facts.bandwidth(tmp_path, 1 << 40, seconds=1.2, clock=lambda: next(ticks))
     assert found["write_bytes_per_s"] == 2 * (8 << 20) / 2.0
 
 
@@ -232,16 +232,16 @@ def test_measurements_end_when_their_time_is_up(tmp_path):
 def test_pins_are_found_in_a_folder_above(tmp_path):
     tree(tmp_path, {"constraints.txt": "# the set\ntorch==2.11.0\nPillow==13.0.0  # decodes\n"})
     (tmp_path / "notebooks").mkdir()
-    assert machine.pinned(tmp_path / "notebooks") == {"torch": "2.11.0", "pillow": "13.0.0"}
+    assert facts.pinned(tmp_path / "notebooks") == {"torch": "2.11.0", "pillow": "13.0.0"}
 
 
 def test_a_file_that_shadows_a_package_is_named(tmp_path):
     tree(tmp_path, {"dlojz.py": "", "other.py": ""})
-    assert machine.shadows([str(tmp_path), "", str(tmp_path)]) == [str(tmp_path / "dlojz.py")]
+    assert facts.shadows([str(tmp_path), "", str(tmp_path)]) == [str(tmp_path / "dlojz.py")]
 
 
 def test_torch_answers_from_another_process():
-    found = machine.torch_build()
+    found = facts.torch_build()
     assert {"version", "cuda", "cpu_capability", "threads", "gloo", "decode_jpeg"} <= set(found)
 
 
@@ -257,6 +257,6 @@ def test_a_torch_that_cannot_be_asked_is_one_line(tmp_path, body, expected):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{body}\n")
     python.chmod(0o755)
-    error = machine.torch_build(str(python), timeout_s=0.2 if "sleep" in body else 20)
+    error = facts.torch_build(str(python), timeout_s=0.2 if "sleep" in body else 20)
     assert expected in error["version_error"]
     assert "\n" not in error["version_error"]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from dlojz import meters
+from dlojz.machine import meters
 
 CPU, GPU = SimpleNamespace(type="cpu"), SimpleNamespace(type="cuda")
 

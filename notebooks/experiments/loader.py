@@ -16,7 +16,8 @@ from itertools import islice
 
 import torch
 
-from dlojz import idr_torch, log, meters
+from dlojz import idr_torch, log
+from dlojz.machine import meters
 
 
 def module(path):

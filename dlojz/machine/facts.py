@@ -1,7 +1,8 @@
 """Read what this machine has: processors, memory, GPUs, storage, network, software, torch.
 
 Each reader returns plain facts, ready for JSON, with units in the names. None raises for what
-this machine lacks: an unknown fact is absent, never zero. `dlojz.doctor` says what they mean.
+this machine lacks: an unknown fact is absent, never zero. `dlojz.machine.doctor` says what they
+mean.
 
 torch is asked in a process of its own, which runs this file as a script: a login node then
 answers at once, and a broken torch is a fact and not a traceback.

@@ -1,10 +1,10 @@
 """Know your system, software and stack: what this machine can do, and what is wrong with it.
 
     dlojz doctor                                            # in a terminal
-    from dlojz import doctor; doctor.examine("data")        # in a notebook: a table
+    from dlojz.machine import doctor; doctor.examine("data")     # in a notebook: a table
 
-`dlojz.machine` reads the facts, `diagnose` turns them into lines and problems, and `Examination`
-shows those as text or HTML.
+`dlojz.machine.facts` reads the facts, `diagnose` turns them into lines and problems, and
+`Examination` shows those as text or HTML.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from dataclasses import asdict, astuple, dataclass
 from html import escape
 from pathlib import Path
 
-from dlojz import machine
+from dlojz.machine import facts
 
 GIB = 1 << 30
 INSTALL = "pip install -c constraints.txt -e .    (in the course's folder)"
@@ -108,16 +108,16 @@ def examine(folder=".", quick: bool = False) -> Examination:
     """
     if sys.stderr.isatty() and not quick:
         print("examining, about 10 s ...", file=sys.stderr)
-    facts = {
-        "cpu": machine.cpu(),
-        "memory": machine.memory(),
-        "gpu": machine.gpus(),
-        "network": machine.network(),
-        "software": machine.software(PACKAGES, folder),
-        "storage": machine.storage(folder, measure=not quick),
-        "torch": {} if quick else machine.torch_build(),
+    found = {
+        "cpu": facts.cpu(),
+        "memory": facts.memory(),
+        "gpu": facts.gpus(),
+        "network": facts.network(),
+        "software": facts.software(PACKAGES, folder),
+        "storage": facts.storage(folder, measure=not quick),
+        "torch": {} if quick else facts.torch_build(),
     }
-    return diagnose(facts)
+    return diagnose(found)
 
 
 def diagnose(facts: dict) -> Examination:

@@ -1,0 +1,3 @@
+"""What this machine is: facts, meters, and the doctor who reads them.
+
+Imports nothing of ours."""
