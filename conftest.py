@@ -38,9 +38,9 @@ def pytest_configure(config):
         "DLOJZ_WARM_S": "120",  # then what jobs are forked from is gone
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    from dlojz import generate
+    from dlojz import images
 
-    generate.generate(folder / "data", 4, 16, 8, workers=1, progress=False)
+    images.generate(folder / "data", 4, 16, 8, workers=1, progress=False)
 
 
 def pytest_collection_modifyitems(items):

@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from dlojz import course, generate, launch, log, presets
+from dlojz import course, images, launch, log, presets
 
-BAD_INPUT = (launch.SubmitError, launch.SlurmError, generate.DataError, log.LogError)
+BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
 
 
 def main(argv=None) -> int:
@@ -114,7 +114,7 @@ def _doctor(args):
 
 def _data(args):
     preset = presets.choose(args.preset)
-    folder = generate.generate(
+    folder = images.generate(
         args.folder,
         classes=_or(args.classes, preset.classes),
         images_per_class=_or(args.images_per_class, preset.images_per_class),

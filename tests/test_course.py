@@ -97,8 +97,8 @@ MAY_IMPORT = {
     "course": set(),
     "data": set(),
     "forks": set(),
-    "generate": set(),
     "idr_torch": set(),
+    "images": set(),
     "machine": set(),
     "metrics": set(),
     "models": set(),
@@ -164,7 +164,7 @@ MAY_IMPORT = {
         "check",
         "course",
         "detective",
-        "generate",
+        "images",
         "launch",
         "log",
         "machine",
@@ -218,7 +218,7 @@ def test_no_file_is_named_like_a_package_that_it_would_hide():
 
 
 @pytest.mark.parametrize(
-    "module", ["cli", "launch", "local", "log", "stats", "generate", "machine.doctor", "check"]
+    "module", ["cli", "launch", "local", "log", "stats", "images", "machine.doctor", "check"]
 )
 def test_the_command_line_does_not_wait_for_torch(module):
     code = f"import dlojz.{module}, sys; sys.exit('torch' in sys.modules)"

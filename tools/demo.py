@@ -8,14 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-from dlojz import check, course, generate, launch, presets, progress, report
+from dlojz import check, course, images, launch, presets, progress, report
 
 
 def main():
     begin = time.monotonic()
     preset = presets.choose()
     print(f"1. images, sizes of the preset {preset.name!r}", flush=True)
-    folder = generate.generate(
+    folder = images.generate(
         "data",
         classes=preset.classes,
         images_per_class=preset.images_per_class,

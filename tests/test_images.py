@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dlojz import generate as module
-from dlojz.generate import DataError, generate
+from dlojz.images import DataError, draw, folder, generate
 
 SMALL = {"classes": 2, "images_per_class": 3, "val_images_per_class": 1, "progress": False}
 
@@ -43,7 +42,7 @@ def small(tmp_path_factory):
 @pytest.fixture(scope="module")
 def photos():
     """240 images of 10 classes as (bytes, class)."""
-    return [(module.jpeg(0, "train", i % 10, i // 10), i % 10) for i in range(240)]
+    return [(draw.jpeg(0, "train", i % 10, i // 10), i % 10) for i in range(240)]
 
 
 def test_the_layout_is_that_of_imagenet(small):
@@ -66,7 +65,7 @@ def test_the_marker_says_what_the_folder_holds(small):
     marker = json.loads((small / "dataset.json").read_text())
     assert marker == {
         "made_by": "dlojz.generate",
-        "format_version": module.FORMAT_VERSION,
+        "format_version": folder.FORMAT_VERSION,
         "seed": 0,
         "classes": 2,
         "images_per_class": 3,
@@ -76,19 +75,19 @@ def test_the_marker_says_what_the_folder_holds(small):
 
 
 def test_names_of_all_classes_are_distinct_sorted_and_of_9_characters():
-    names = [module.wnid(label) for label in range(module.MAX_CLASSES)]
+    names = [draw.wnid(label) for label in range(draw.MAX_CLASSES)]
     assert names == sorted(set(names))
     assert {len(name) for name in names} == {9}
-    last = module.image_name("val", module.MAX_CLASSES - 1, module.MAX_VAL_IMAGES - 1)
+    last = draw.image_name("val", draw.MAX_CLASSES - 1, folder.MAX_VAL_IMAGES - 1)
     assert len(last) == len("ILSVRC2012_val_00000001.JPEG")
 
 
 def test_a_thousand_classes_are_all_different():
-    assert len({module.identity(0, label) for label in range(1000)}) == 1000
+    assert len({draw.identity(0, label) for label in range(1000)}) == 1000
 
 
 def test_the_first_12_classes_share_neither_silhouette_nor_pattern():
-    first = [module.identity(3, label) for label in range(12)]
+    first = [draw.identity(3, label) for label in range(12)]
     assert len({silhouette for silhouette, *_ in first}) == 12
     assert len({pattern for _, pattern, *_ in first}) == 12
 
@@ -105,7 +104,7 @@ def test_more_classes_and_images_leave_the_others_unchanged(small, tmp_path):
 
 def test_seed_split_class_and_index_all_change_the_image():
     arguments = [(0, "train", 0, 0), (1, "train", 0, 0), (0, "val", 0, 0), (0, "train", 1, 0)]
-    assert len({module.jpeg(*each) for each in [*arguments, (0, "train", 0, 1)]}) == 5
+    assert len({draw.jpeg(*each) for each in [*arguments, (0, "train", 0, 1)]}) == 5
 
 
 def test_growing_a_set_keeps_its_files_and_adds_the_new_ones(tmp_path):
@@ -118,7 +117,7 @@ def test_growing_a_set_keeps_its_files_and_adds_the_new_ones(tmp_path):
 
 
 def test_an_interrupted_run_goes_on(small, tmp_path, monkeypatch):
-    root, true_jpeg, calls = tmp_path / "set", module.jpeg, []
+    root, true_jpeg, calls = tmp_path / "set", folder.jpeg, []
 
     def interrupted(*arguments):
         calls.append(arguments)
@@ -126,7 +125,7 @@ def test_an_interrupted_run_goes_on(small, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return true_jpeg(*arguments)
 
-    monkeypatch.setattr(module, "jpeg", interrupted)
+    monkeypatch.setattr(folder, "jpeg", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(root)
     assert json.loads((root / "dataset.json").read_text())["complete"] is False
@@ -146,7 +145,7 @@ def test_files_that_were_deleted_are_made_again(small, tmp_path):
 
 def test_a_killed_run_with_workers_leaves_no_process_and_goes_on(tmp_path):
     root = tmp_path / "set"
-    code = f"from dlojz.generate import generate; generate({str(root)!r}, workers=2)"
+    code = f"from dlojz.images import generate; generate({str(root)!r}, workers=2)"
     run = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
     )
@@ -164,7 +163,7 @@ def test_a_killed_run_with_workers_leaves_no_process_and_goes_on(tmp_path):
 
 def test_ctrl_c_ends_the_workers_without_their_tracebacks(tmp_path):
     root = tmp_path / "set"
-    code = f"from dlojz.generate import generate; generate({str(root)!r}, workers=2)"
+    code = f"from dlojz.images import generate; generate({str(root)!r}, workers=2)"
     run = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -178,14 +177,14 @@ def test_ctrl_c_ends_the_workers_without_their_tracebacks(tmp_path):
 
 
 def test_a_finished_set_returns_at_once(small, monkeypatch):
-    monkeypatch.setattr(module, "jpeg", lambda *_: pytest.fail("an image was made again"))
+    monkeypatch.setattr(folder, "jpeg", lambda *_: pytest.fail("an image was made again"))
     make(small)
 
 
 def test_two_processes_in_one_folder_make_one_good_set(small, tmp_path):
     root = tmp_path / "set"
     code = (
-        "from dlojz.generate import generate;"
+        "from dlojz.images import generate;"
         f"generate({str(root)!r}, 2, 3, 1, workers=1, progress=False)"
     )
     runs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
@@ -204,7 +203,7 @@ def test_a_temporary_file_removed_by_another_process_is_written_again(tmp_path, 
         true_replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    module._write(tmp_path / "a", b"whole")
+    folder._write(tmp_path / "a", b"whole")
     assert (tmp_path / "a").read_bytes() == b"whole"
     assert everything(tmp_path) == ["a"]
 
@@ -226,7 +225,7 @@ def test_another_set_is_refused(small, changes, message):
 
 
 def test_another_format_version_is_refused(small, monkeypatch):
-    monkeypatch.setattr(module, "FORMAT_VERSION", module.FORMAT_VERSION + 1)
+    monkeypatch.setattr(folder, "FORMAT_VERSION", folder.FORMAT_VERSION + 1)
     with pytest.raises(DataError, match=r"format version.* Type `dlojz data"):
         make(small)
 
@@ -243,7 +242,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"made_by": "somebody"}', "\ufffd"])
 def test_a_foreign_marker_is_refused(tmp_path, text):
     (tmp_path / "dataset.json").write_text(text)
-    with pytest.raises(DataError, match=r"not a marker of dlojz.generate.*another folder"):
+    with pytest.raises(DataError, match=r"not a marker of `dlojz data`.*another folder"):
         make(tmp_path)
 
 
@@ -304,30 +303,32 @@ def test_a_full_disk_names_the_file_and_says_how_to_go_on(tmp_path, monkeypatch)
 
 def test_a_file_in_the_place_of_a_class_folder_is_named(tmp_path):
     root = make(tmp_path / "set", images_per_class=0, val_images_per_class=0)
-    folder = root / "train" / "n01440764"
-    folder.rmdir()
-    folder.write_text("")
+    place = root / "train" / "n01440764"
+    place.rmdir()
+    place.write_text("")
     with pytest.raises(DataError, match=r"cannot write .*n01440764"):
         make(root)
 
 
 def test_a_dead_worker_is_explained(tmp_path, monkeypatch):
     def broken(*_):
-        raise module.futures.BrokenExecutor
+        raise folder.futures.BrokenExecutor
         yield
 
-    monkeypatch.setattr(module, "_run", broken)
+    monkeypatch.setattr(folder, "_run", broken)
     with pytest.raises(DataError, match=r"a worker process died.* --workers 1"):
         make(tmp_path / "set")
 
 
-def test_the_module_imports_neither_torch_nor_the_rest_of_dlojz():
+def test_the_room_imports_neither_torch_nor_the_rest_of_dlojz():
     code = (
-        "import sys, dlojz.generate;"
-        "print([m for m in sys.modules if m == 'torch' or m.startswith('dlojz.')])"
+        "import sys, dlojz.images;"
+        "print(sorted(m for m in sys.modules if m == 'torch' or m.startswith('dlojz.')))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert printed.stdout.strip() == "['dlojz.generate']"
+    assert printed.stdout.strip() == str(
+        ["dlojz.images", "dlojz.images.draw", "dlojz.images.folder"]
+    )
 
 
 def test_weights_are_those_of_imagenet(photos):

@@ -1,0 +1,325 @@
+"""Makes an image set with the shape of ImageNet, without downloading anything.
+
+    from dlojz.images import generate
+    generate("data/imagenet-like")  # 10 classes, 100 + 20 images each: about 130 MB, half a minute
+
+The folder has the layout that `torchvision.datasets.ImageFolder` and `ImageNet` read:
+
+    root/train/n01440764/n01440764_0.JPEG           root/dataset.json: what the folder holds
+    root/val/n01440764/ILSVRC2012_val_00000001.JPEG
+
+`dlojz.images.draw` draws what is in the files. Neither imports torch nor any other room of dlojz,
+so that worker processes start at once.
+"""
+
+import contextlib
+import errno
+import itertools
+import json
+import multiprocessing
+import multiprocessing.connection
+import operator
+import os
+import pathlib
+import secrets
+import shlex
+import signal
+import threading
+from concurrent import futures
+
+from tqdm.auto import tqdm
+
+from dlojz.images.draw import MAX_CLASSES, SPLITS, image_name, jpeg, wnid
+
+FORMAT_VERSION = 1  # raise it whenever a byte of any image changes
+MARKER = "dataset.json"
+MADE_BY = "dlojz.generate"  # in the marker; the name that this module had at first
+MAX_VAL_IMAGES = 19_999
+COUNTS = ("classes", "images_per_class", "val_images_per_class")
+CHUNK = 8  # images per task of a worker: about 0.2 s, the delay of Ctrl-C
+
+
+class DataError(Exception):
+    """The image set cannot be made here; the message says why and what to type next."""
+
+
+def _is_temporary(name):
+    return name.startswith(".dlojz-") and name.endswith(".tmp")
+
+
+def _write(path, content):
+    """Write under a temporary name of our own, then rename: `path` is whole or absent.
+
+    Another process that starts in the same folder may take our temporary file for a leftover and
+    remove it; then write it again. Errors name `path`.
+    """
+    for _ in range(10):
+        temporary = path.with_name(f".dlojz-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+            return
+        except FileNotFoundError as error:
+            failure = error
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    raise OSError(failure.errno, failure.strerror, str(path)) from failure
+
+
+def _names(folder):
+    """Names in a folder (none if it does not exist), after removing leftovers of a killed run."""
+    try:
+        names = set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+    leftovers = {name for name in names if _is_temporary(name)}
+    for name in leftovers:
+        (folder / name).unlink(missing_ok=True)
+    return names - leftovers
+
+
+def _call(root, wanted):
+    """The command that makes `wanted`, to be pasted."""
+    flags = " ".join(f"{_flag(key)} {wanted[key]}" for key in (*COUNTS, "seed"))
+    return f"dlojz data {flags} {shlex.quote(str(root))}"
+
+
+def _flag(key):
+    return "--" + key.replace("_", "-")
+
+
+def _read_marker(root):
+    """What the folder holds, from its marker; None if it has none."""
+    path = root / MARKER
+    try:
+        held = json.loads(path.read_text())
+        if held["made_by"] != MADE_BY:
+            raise ValueError(held["made_by"])
+        [int(held[key]) for key in ("format_version", "seed", *COUNTS)]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} exists but is not a marker of `dlojz data` ({error!r}). An image set is made"
+            f" in an empty folder or in one made before. Type `dlojz data` with another folder."
+        ) from error
+    return held
+
+
+def _write_marker(root, wanted, complete):
+    content = {"made_by": MADE_BY, **wanted, "complete": complete}
+    _write(root / MARKER, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _refuse_other_content(root, names):
+    """A folder without our marker must be empty: it may be somebody's home, or ImageNet."""
+    if names:
+        some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+        raise DataError(
+            f"{root} is not empty (found {some}) and was not made by dlojz.generate (no {MARKER});"
+            f" nothing was written. Type `dlojz data` with a new or empty folder; if these are"
+            f" images that you want to train on, no generation is needed: pass the folder to"
+            f" --data."
+        )
+
+
+def _refuse_another_set(root, held, wanted):
+    """The folder's set can go on or grow, not change."""
+    for key, what in (("format_version", "format version"), ("seed", "seed")):
+        if held[key] != wanted[key]:
+            raise DataError(
+                f"{root} holds images of {what} {held[key]}, but {what} {wanted[key]} was asked"
+                f" for, and the two cannot be mixed. Type `dlojz data` with a new folder"
+                + (f", or {_call(root, held)}." if key == "seed" else ".")
+            )
+    for key in COUNTS:
+        if held[key] > wanted[key]:
+            larger = wanted | {name: max(held[name], wanted[name]) for name in COUNTS}
+            raise DataError(
+                f"{root} holds a set of {key}={held[key]}, but {key}={wanted[key]} was asked for,"
+                f" and images are never deleted. Type {_call(root, larger)}, or choose a new"
+                f" folder."
+            )
+
+
+def _check_arguments(wanted, workers):
+    limits = {
+        "classes": (1, MAX_CLASSES),
+        "images_per_class": (0, 10**9),
+        "val_images_per_class": (0, MAX_VAL_IMAGES),
+        "seed": (0, 2**32 - 1),
+    }
+    for key, (low, high) in limits.items():
+        if not low <= wanted[key] <= high:
+            raise DataError(
+                f"{key} is {wanted[key]}, expected {low} to {high}."
+                f" Give {_flag(key)} {min(max(wanted[key], low), high)}."
+            )
+    if workers < 1:
+        raise DataError(f"workers is {workers}, expected 1 or more. Give --workers 1.")
+
+
+def _missing(root, wanted):
+    """(split, label, indices) of the images to make, after a look at the folder; each class's
+    folder exists afterwards."""
+    tasks = []
+    for split, count in zip(
+        SPLITS, (wanted["images_per_class"], wanted["val_images_per_class"]), strict=True
+    ):
+        (root / split).mkdir(exist_ok=True)
+        there = _names(root / split)
+        for label in range(wanted["classes"]):
+            folder = root / split / wnid(label)
+            if folder.name not in there:
+                folder.mkdir(exist_ok=True)
+            names = _names(folder) if folder.name in there else set()
+            missing = [i for i in range(count) if image_name(split, label, i) not in names]
+            for first in range(0, len(missing), CHUNK):
+                tasks.append((split, label, missing[first : first + CHUNK]))
+    return tasks
+
+
+def _make(root, seed, split, label, indices):
+    """Make a few images of one class; returns how many."""
+    for index in indices:
+        path = root / split / wnid(label) / image_name(split, label, index)
+        _write(path, jpeg(seed, split, label, index))
+    return len(indices)
+
+
+# ---------------------------------------------------------------------------------------------
+# Processes
+# ---------------------------------------------------------------------------------------------
+
+
+def _start_worker():
+    """Leave Ctrl-C to the parent, which stops us; end when the parent is gone, however it went."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process().sentinel
+
+    def follow():
+        multiprocessing.connection.wait([parent])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _run(root, seed, tasks, workers):
+    """Do the tasks, here or in `workers` processes; yields the number of images of each.
+
+    Processes are spawned, not forked: a notebook's threads, or torch's, do not survive a fork.
+    """
+    if workers == 1:
+        for task in tasks:
+            yield _make(root, seed, *task)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        queue, pending = iter(tasks), set()
+        while True:
+            # A few tasks per worker wait, not all of them: a million would take memory.
+            for task in itertools.islice(queue, 4 * workers - len(pending)):
+                pending.add(pool.submit(_make, root, seed, *task))
+            if not pending:
+                return
+            done, pending = futures.wait(pending, return_when=futures.FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _default_workers():
+    """The CPUs that this process may use; on a shared node, fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _explain(error, root, again):
+    """The DataError for a failure of the system or of a worker."""
+    if isinstance(error, futures.BrokenExecutor):
+        return DataError(
+            f"a worker process died while making images in {root}: out of memory, or killed, or"
+            f" generate() was called at the top level of a script. What is finished is kept."
+            f" Type {again} --workers 1."
+        )
+    hints = {
+        errno.ENOSPC: "Free some space (an image takes about 110 kB)",
+        errno.EDQUOT: "Free some of your quota (an image takes about 110 kB)",
+    }
+    hint = hints.get(error.errno, "Make it a folder that you can write to, or choose another one")
+    return DataError(
+        f"cannot write {error.filename or root}: {error.strerror or error}. What is finished is"
+        f" kept. {hint}, then type {again}."
+    )
+
+
+def generate(
+    root,
+    classes=10,
+    images_per_class=100,
+    val_images_per_class=20,
+    seed=0,
+    workers=None,
+    progress=True,
+) -> pathlib.Path:
+    """Make the image set in the folder `root`, or finish it, or let it grow; returns the folder.
+
+    classes: 1 to 5000 (one is allowed, to look at images; learning needs two).
+    images_per_class, val_images_per_class: images of each class in `train` and in `val`.
+    workers: processes; by default, one per CPU that this process may use; 1 means this process.
+    progress: show a bar, in images per second.
+
+    Raises DataError if an argument is out of range, if the folder holds something else (another
+    seed, a larger set, files of any other origin), or if it cannot be written. Interrupted runs
+    go on where they stopped; several processes may make the same set in the same folder.
+    """
+    root = pathlib.Path(root)
+    workers = _default_workers() if workers is None else workers
+    wanted = {
+        "format_version": FORMAT_VERSION,
+        "seed": operator.index(seed),
+        "classes": operator.index(classes),
+        "images_per_class": operator.index(images_per_class),
+        "val_images_per_class": operator.index(val_images_per_class),
+    }
+    _check_arguments(wanted, workers)
+    try:
+        _fill(root, wanted, workers, progress)
+    except (OSError, futures.BrokenExecutor) as error:
+        raise _explain(error, root, _call(root, wanted)) from error
+    return root
+
+
+def _fill(root, wanted, workers, progress):
+    """Bring the folder to `wanted`: marker, images, marker again with `complete`."""
+    root.mkdir(parents=True, exist_ok=True)
+    # Listed before the marker is read: what another process made since then is not foreign.
+    names = {n for n in os.listdir(root) if not _is_temporary(n)}
+    held = _read_marker(root)
+    if held is None:
+        _refuse_other_content(root, names)
+    else:
+        _refuse_another_set(root, held, wanted)
+    _names(root)  # removes leftovers
+    if held is None or any(held[key] != wanted[key] for key in COUNTS):
+        _write_marker(root, wanted, complete=False)
+    tasks = _missing(root, wanted)
+    total = sum(len(indices) for _, _, indices in tasks)
+    if total:
+        description = f"making images in {root.name}"
+        counts = _run(root, wanted["seed"], tasks, min(workers, len(tasks)))
+        bar = tqdm(total=total, unit="image", desc=description, disable=not progress)
+        with contextlib.closing(counts), bar:
+            for count in counts:
+                bar.update(count)
+    # A larger set may have been started in this folder meanwhile; then that run completes it.
+    now = _read_marker(root)
+    ours = now is None or all(now[key] == wanted[key] for key in COUNTS)
+    if ours and not (now and now["complete"]):
+        _write_marker(root, wanted, complete=True)
