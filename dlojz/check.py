@@ -19,9 +19,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dlojz import course, exercises, launch, local, log, presets, progress, series, stats
+from dlojz import course, exercises, launch, presets, progress, series
 from dlojz.exercises import FASTER, SAME, Exercise, Finding, Runs, bars, common
 from dlojz.machine import facts
+from dlojz.runs import log, outcome, stats
+from dlojz.runs.folder import events_file
 from dlojz.verdict import Verdict
 
 PAIRS = stats.MIN_PAIRS
@@ -304,7 +306,7 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
         {
             n: (log.read(folders[n]), log.read(folders[f"{n}-solution"]))
             for n in extras
-            if log.events_file(folders[n]).exists()  # else it ended at its flags
+            if events_file(folders[n]).exists()  # else it ended at its flags
         },
     )
     mechanism = exercise.mechanism(runs)
@@ -358,9 +360,9 @@ def _failed(exercise, job, folder=None, reference=None) -> Verdict:
 
 def _ended(exercise, folder, give_hint) -> Finding:
     """What a run that failed said at its end."""
-    errors = local.errors(folder)
+    errors = outcome.errors(folder)
     hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), "failed")
-    state = stats.summary(folder).state if log.events_file(folder).exists() else "FAILED"
+    state = stats.summary(folder).state if events_file(folder).exists() else "FAILED"
     said = next((line for line in reversed(errors.splitlines()) if line.strip()), state)
     text = f"{state}: {said.strip()[:200]}"
     return Finding(

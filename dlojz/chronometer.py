@@ -25,10 +25,7 @@ import itertools
 import time
 from collections import deque
 
-PHASES = ("data", "transfer", "forward", "backward", "update")
-# Of each run, not measured: cuDNN picks kernels, the allocator grows, workers start. More, up to
-# the second number, while the witness has not seen an update: a gradient scaler skips the first.
-WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
+from dlojz.runs.log import MOST_WARMUP_STEPS, PHASES, WARMUP_STEPS
 
 # The marks that may follow each phase. backward -> forward is gradient accumulation.
 FOLLOWS = {

@@ -5,7 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from dlojz import course, images, launch, log, presets
+from dlojz import course, images, launch, presets
+from dlojz.runs import log, suspects
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
 
@@ -190,14 +191,15 @@ def _report(args):
 
 
 def _trace(args):
-    from dlojz import detective, timeline, trace
+    from dlojz import timeline
+    from dlojz.runs import trace
 
     found = timeline.open_trace(_run(args.job) if args.job else launch.latest())
     print(f"{trace.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
-    for suspect in detective.suspects([found]):
-        print(f"\n{detective.FAULTS[suspect.fault]}? {suspect.evidence}")
+    for suspect in suspects.suspects([found]):
+        print(f"\n{suspects.FAULTS[suspect.fault]}? {suspect.evidence}")
     if args.png:
         timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
         print(f"wrote {args.png}")

@@ -8,8 +8,10 @@ from collections import Counter, defaultdict
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz import log, report, stats
-from dlojz.chronometer import PHASES
+from dlojz import report
+from dlojz.runs import log, stats
+from dlojz.runs.folder import path_of
+from dlojz.runs.log import PHASES
 from dlojz.table import Table
 
 COLOURS = {
@@ -22,7 +24,7 @@ COLOURS = {
 
 def ranks(job) -> list[log.Run]:
     """The logs of a job's processes, by rank. Raises ValueError where one talks to nobody."""
-    runs = log.read_ranks(log.path_of(job))
+    runs = log.read_ranks(path_of(job))
     if len(runs) < 2:
         raise ValueError(
             f"{runs[0].path}: one process, which talks to nobody: submit it with n_gpu=2 or more"

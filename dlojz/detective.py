@@ -1,33 +1,13 @@
-"""Names the fault of a training by its traces; and the recorded mysteries of notebook 04.
+"""The mysteries of notebook 04: recorded trainings with a planted fault, to be named."""
 
-Each rule asks for one piece of evidence. Its threshold stands about in the middle (of a scale of
-factors) between the traces with that fault and all the others, of reference/*/04-trace-fault-*.
-Those called held-out and unseen are of other trainings: no number is fitted to them. But the rule
-for the straggler asks for a long hole since it misread one of them, unseen-none-x2.
-"""
-
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from dlojz import log, progress, trace
+from dlojz import progress
 from dlojz.course import course_root
+from dlojz.runs import trace
+from dlojz.runs.suspects import FAULTS, planted, suspects, traces_of
 from dlojz.table import Table
-
-# What notebooks/experiments/faults.py plants.
-FAULTS = {
-    "none": "nothing is wrong",
-    "item": "the norm of each gradient is read by the host, in each step",
-    "unpinned": "the images come in pageable memory, and as float32; the copy is waited for",
-    "one-worker": "one process prepares all images",
-    "small-batch": "two images in a batch",
-    "nchw": "autocast, and the layout is NCHW",
-    "print": "loss and logits are printed in each step",
-    "straggler": "the last process does something else for a while, in each step",
-    "garbage": "Python's garbage collector looks at a million objects, in each step",
-}
-
 
 # Where to look for each, without its name.
 LOOK = {
@@ -53,196 +33,7 @@ MYSTERIES = {
     "H": "h100/04-trace-fault-one-worker",
     "I": "h200/04-trace-fault-straggler-x2",
 }
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A fault that a trace points to."""
-
-    fault: str  # of FAULTS
-    share: float  # of the step: what it costs
-    evidence: str  # a sentence
-
-
-@dataclass(frozen=True)
-class Witness:
-    """One process: its trace, and what it says."""
-
-    trace: trace.Trace
-    reading: trace.Reading
-
-
 KIND = "mysteries"  # of what dlojz.progress keeps
-PLANTED = re.compile(r"04-trace-(?:fault|held-out|unseen)-(.+?)(?:-x\d+)?$")  # in a folder's name
-
-
-# The rules ---------------------------------------------------------------------------------------
-
-DATA_SHARE = 0.2  # of the step; with one worker it is 0.97, else at most 0.05
-COLLECTOR_SHARE = 0.05  # 0.36, else 0
-PAGEABLE_SHARE = 0.02  # 0.18, else 0.0004
-READS = 10  # by .item(), in a step: 161, else at most 1
-PRINTS = 1  # tensors that are read to be printed: 89, else none
-SHORT_MS, LAUNCH_SHARE = 0.011, 0.5  # a mean kernel 0.005, else 0.025; idle 0.87, else 0.35
-NCHW_SHARE = 0.05  # 0.62, else 0
-NCHW = re.compile(
-    r"nchwto|nhwcto|bn_[fb]w_(?!.*nhwc)"
-    r"|batch_norm_(backward|collect_statistics|transform_input)_kernel",
-    re.I,
-)
-LATE_SHARE = 0.05  # by which one process waits longer for communication: 0.27, else 0.008
-AWAY_SHARE = 0.06  # a hole of the late one, at a stretch: 0.30, else 0.012
-
-
-def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
-    """What the traces of all processes of a training point to; what costs most is first."""
-    witnesses = [Witness(t, trace.analyse(t)) for t in traces]
-    found = [rule(w) for w in witnesses for rule in RULES] + [_straggler(witnesses)]
-    worst = {}
-    for suspect in sorted((s for s in found if s), key=lambda s: -s.share):
-        worst.setdefault(suspect.fault, suspect)
-    return list(worst.values()) or [_nothing(witnesses[0].reading)]
-
-
-def _garbage(witness) -> Suspect | None:
-    share = witness.reading.lost.get(trace.COLLECTOR, 0)
-    return _if(
-        share >= COLLECTOR_SHARE,
-        "garbage",
-        share,
-        f"while the garbage collector ran, {share:.0%} of the step, nothing was computed",
-    )
-
-
-def _one_worker(witness) -> Suspect | None:
-    share = witness.reading.lost.get(trace.DATA, 0)
-    return _if(
-        share >= DATA_SHARE,
-        "one-worker",
-        share,
-        f"for {share:.0%} of the step everybody waited for the next batch",
-    )
-
-
-def _print(witness) -> Suspect | None:
-    times, share = _waits(witness, "print")
-    return _if(
-        times >= PRINTS,
-        "print",
-        share,
-        f"in each step the host waited {times:.0f} times for numbers that it was to print; "
-        f"then the device had nothing to do, {share:.1%} of the step",
-    )
-
-
-def _item(witness) -> Suspect | None:
-    times, share = _waits(witness, ".item()")
-    return _if(
-        times >= READS,
-        "item",
-        share,
-        f"in each step the host read a number {times:.0f} times, and waited for it; "
-        f"then the device had nothing to do, {share:.1%} of the step",
-    )
-
-
-def _unpinned(witness) -> Suspect | None:
-    ms = witness.reading.pageable_ms
-    share = ms / witness.reading.step_ms
-    return _if(
-        share >= PAGEABLE_SHARE,
-        "unpinned",
-        share,
-        f"in each step a copy of memory that is not pinned took {ms:.1f} ms, "
-        f"{share:.0%} of the step, and nothing was computed meanwhile",
-    )
-
-
-def _small_batch(witness) -> Suspect | None:
-    found = witness.reading
-    share = found.lost.get(trace.LAUNCHES, 0)
-    mean = sum(found.kinds.values()) / found.launches
-    return _if(
-        share >= LAUNCH_SHARE and mean <= SHORT_MS,
-        "small-batch",
-        share,
-        f"a kernel took {1000 * mean:.1f} µs in the mean, less than it takes to ask for one; "
-        f"so the device had nothing to do for {share:.0%} of the step",
-    )
-
-
-def _nchw(witness) -> Suspect | None:
-    found = witness.reading
-    step = [e for e in trace.in_steps(witness.trace) if NCHW.search(e.name)]
-    share = sum(e.ms for e in step) / found.steps / found.step_ms
-    turned = sum(e.ms for e in step if trace.kind(e.name) == trace.LAYOUT) / found.steps
-    return _if(
-        share >= NCHW_SHARE and (found.tensor_cores or 0) > 0.5,  # else NCHW does no harm
-        "nchw",
-        share,
-        f"{share:.0%} of the step are kernels made for NCHW: {turned:.1f} ms only turn tensors to "
-        "what tensor cores want and back, the others normalize",
-    )
-
-
-RULES: tuple[Callable, ...] = (_garbage, _one_worker, _print, _item, _unpinned, _small_batch, _nchw)
-
-
-def _straggler(witnesses) -> Suspect | None:
-    """Who comes last to a collective waits least in it; this one was away for a while.
-
-    One whose every launch is slow comes late as well, but has many small holes.
-    """
-    first = max(witnesses, key=lambda w: w.reading.exposed_ms)
-    last = min(witnesses, key=lambda w: w.reading.exposed_ms)
-    late_ms = first.reading.exposed_ms - last.reading.exposed_ms
-    share = late_ms / first.reading.step_ms
-    if share < LATE_SHARE:
-        return None
-    away_ms = _longest_hole(last)
-    return _if(
-        away_ms >= AWAY_SHARE * last.reading.step_ms,
-        "straggler",
-        share,
-        f"process {witnesses.index(first)} waited {late_ms:.1f} ms longer in the collectives of a "
-        f"step than process {witnesses.index(last)}, which came last: its device had nothing to "
-        f"do for {away_ms:.1f} ms at a stretch",
-    )
-
-
-def _longest_hole(witness):
-    """Of a step, in the mean."""
-    steps = witness.reading.steps
-    return sum(sorted(e - b for b, e in trace.holes(witness.trace))[-steps:]) / steps
-
-
-def _if(proven, fault, share, evidence):
-    return Suspect(fault, share, evidence) if proven else None
-
-
-def _waits(witness, why):
-    """(how often in a step the host waited for this reason, the share that the device was idle)."""
-    found = witness.reading
-    mine = [w for w in found.waits if w.why == why]
-    idle_ms = sum(w.idle_ms for w in mine) / found.steps
-    return sum(w.count for w in mine) / found.steps, idle_ms / found.step_ms
-
-
-def _nothing(reading):
-    computed = 1 - sum(reading.lost.values())
-    return Suspect("none", 0.0, f"something is computed for {computed:.0%} of the step")
-
-
-# The mysteries -----------------------------------------------------------------------------------
-
-
-def traces_of(run) -> list[trace.Trace]:
-    """The traces of all processes of a job, or of a run's folder. Raises TraceError."""
-    folder = log.path_of(run)
-    files = [log.trace_file(folder)]
-    while log.trace_file(folder, len(files)).exists():
-        files.append(log.trace_file(folder, len(files)))
-    return [trace.read(file) for file in files]
 
 
 def mystery(letter: str, process: int = 0) -> trace.Trace:
@@ -266,7 +57,7 @@ def mysteries() -> dict[str, trace.Trace]:
 
 def truth(letter: str) -> str:
     """The fault that was planted: of FAULTS."""
-    return PLANTED.search(_folder(letter).name)[1]
+    return planted(_folder(letter))
 
 
 def evidence(letter: str) -> str:

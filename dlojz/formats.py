@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from dlojz import log
+from dlojz.runs import log
 from dlojz.table import Table
 
 

@@ -26,8 +26,10 @@ from pathlib import Path
 
 import psutil
 
-from dlojz import course, local, log, sites, slurm, warm
+from dlojz import course, local, sites, slurm, warm
 from dlojz.course import course_root
+from dlojz.runs import log, outcome
+from dlojz.runs.folder import new_run
 from dlojz.slurm import SlurmError
 from dlojz.table import Table
 
@@ -132,7 +134,7 @@ class Job:
         reason = self.status.get("reason")
         files = (self.directory / name for name in MESSAGES)
         text = "".join(f.read_text(errors="replace") for f in files if f.exists())
-        tail = (text + local.errors(self.directory)).splitlines()
+        tail = (text + outcome.errors(self.directory)).splitlines()
         tail = _lines_of_the_trainer(tail[:-lines]) + tail[-lines:]
         head = f"job {self.id} {self.state}" + (f": {reason}" if reason else "")
         return "\n".join([head, *(f"  | {line}" for line in tail), f"  in {self.directory}"])
@@ -280,7 +282,7 @@ def _submit_one(prepared, n_gpu, name, time_max_s, recorded, files) -> Job:
     on_slurm = launcher() == "slurm"
     if on_slurm:
         script, site = _slurm_script(n_gpu, name, time_max_s, recorded)
-    run = log.new_run()
+    run = new_run()
     copy = run / "trainer.py"
     copy.write_bytes(source)
     for file, content in files.items():

@@ -10,8 +10,10 @@ from itertools import product
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz import log, report
-from dlojz.stats import summary
+from dlojz import report
+from dlojz.runs import log
+from dlojz.runs.folder import path_of
+from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
@@ -78,7 +80,7 @@ def _plot_strides(ax, tensor):
 def seen(run) -> Table:
     """What entered and left the layers of a trainer's run, by its own log: in which layout."""
     try:
-        rows = log.read(log.path_of(run)).evidence["probe"]["layers"]
+        rows = log.read(path_of(run)).evidence["probe"]["layers"]
     except (log.LogError, KeyError):  # it failed before its first step was over
         rows = []
     count = Counter()
@@ -245,7 +247,7 @@ def _plot_pairs(ax, pairs, figure, better):
 
 
 def _read(run):
-    read = log.read(log.path_of(run))
+    read = log.read(path_of(run))
     if not read.measures:
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
     return read

@@ -7,7 +7,9 @@ from collections import Counter
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
-from dlojz import log, report
+from dlojz import report
+from dlojz.runs import log
+from dlojz.runs.folder import path_of
 from dlojz.table import Table
 
 REST = "the rest"
@@ -88,7 +90,7 @@ def plot_tasks(run, ax=None):
 
 
 def _evidence(run, who):
-    path = log.path_of(run)
+    path = path_of(run)
     seen = log.read(path).evidence
     if who not in seen:
         raise ValueError(

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz import log, progress, stats
+from dlojz import progress
 from dlojz.report import PALETTE, SERIES, bytes_text, duration_text, hardware_text, style
-from dlojz.stats import summary
+from dlojz.runs import log, stats
+from dlojz.runs.folder import path_of
+from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 # Decoding ----------------------------------------------------------------------------
@@ -43,7 +45,7 @@ class Way(NamedTuple):
 
 def ways(run) -> list[Way]:
     """What a run of experiments/decoders.py has timed, in its order."""
-    found = log.read(log.path_of(run))
+    found = log.read(path_of(run))
     ways = []
     for what, case in found.evidence.items():
         kind, _, name = what.partition(": ")
@@ -109,7 +111,7 @@ def plot_nvjpeg(run, ax=None):
     """Images per second of the GPU's decoder, against how many it is given at once."""
     found = {int(way.name): way.speeds for way in ways(run) if way.kind == "nvJPEG"}
     if not found:
-        raise ValueError(f"no nvJPEG in {log.path_of(run)}: it needs an NVIDIA GPU")
+        raise ValueError(f"no nvJPEG in {path_of(run)}: it needs an NVIDIA GPU")
     with style():
         ax = ax or plt.subplots(figsize=(6, 3.4))[1]
         median = [np.median(speeds) for speeds in found.values()]
@@ -126,7 +128,7 @@ def plot_nvjpeg(run, ax=None):
 def _processor(run):
     """The processor's name; of a recording its date, too."""
     s = summary(run)
-    name = log.read(log.path_of(run)).start.get("cpu", s.device_name)
+    name = log.read(path_of(run)).start.get("cpu", s.device_name)
     return f"{name}, recorded {s.date}" if s.recorded else name
 
 
@@ -231,7 +233,7 @@ def _trial(job):
     arguments, start, code = s.arguments, "", None
     knobs = {name: arguments.get(name) for name in KNOBS}
     if s.arguments:
-        found = log.read(log.path_of(job))
+        found = log.read(path_of(job))
         start, code = found.start["time"], found.start.get("trainer_sha256")
         loader = found.evidence.get("probe", {}).get("loader", {})
         knobs["num_workers"] = loader.get("num_workers", knobs["num_workers"])  # CPUs at most
@@ -309,7 +311,7 @@ def oversubscription(run) -> str:
 
     Counted are the workers, and the threads that train: on a GPU only the one that asks for work.
     """
-    found = log.read(log.path_of(run))
+    found = log.read(path_of(run))
     workers = found.evidence.get("probe", {}).get("loader", {}).get("num_workers") or 0
     on_gpu = found.setup.get("device", "").startswith("cuda")
     threads = 1 if on_gpu else found.start.get("threads")
@@ -387,7 +389,7 @@ class Supply:
 
 def supply(loader_run, model_run) -> Supply:
     """From a run of experiments/loader.py, and one of the trainer with synthetic data."""
-    found, model = log.read(log.path_of(loader_run)), summary(model_run)
+    found, model = log.read(path_of(loader_run)), summary(model_run)
     given = {case["num_workers"]: case["images_per_s"] for case in _loader_cases(found)}
     if not model.images_per_s:
         raise ValueError(f"run {model.name} is {model.state}: it has no speed to compare with")
@@ -405,7 +407,7 @@ def plot_supply(loader_runs, model_run, ax=None):
         ax = ax or plt.subplots(figsize=(9, 3.6))[1]
         said = []
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
-            cases = _loader_cases(log.read(log.path_of(run)))
+            cases = _loader_cases(log.read(path_of(run)))
             at = [case["num_workers"] for case in cases]
             middle = [np.median(case["images_per_s"]) for case in cases]
             ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
@@ -485,7 +487,7 @@ def plot_storage(run, ax=None):
 
 
 def _copies(run):
-    found = log.read(log.path_of(run))
+    found = log.read(path_of(run))
     copies = {name: case for name, case in found.evidence.items() if "operations" in case}
     if not copies:
         raise ValueError(f"{found.path}: nothing was read; job.explain() says why")

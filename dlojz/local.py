@@ -24,7 +24,8 @@ from pathlib import Path
 
 import psutil
 
-from dlojz import course, log, presets
+from dlojz import course, presets
+from dlojz.runs import outcome
 
 POLL_S = 0.1  # how often a supervisor looks at the queue, the clock and the wish to cancel
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -34,16 +35,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LAUNCHER_VARIABLES = re.compile(
     r"(SLURM_|PMI|PET_|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
-)
-
-
-# On stderr, when one of several processes has failed: where torchrun begins to speak, and which of
-# them it says was the first.
-TORCHRUN = re.compile(r"^[A-Z]\d{4} \S+ \d+ \S*torch/distributed/(elastic|run)", re.M)
-# What torch says of each process that did not get to its end.
-NOT_PARTED = re.compile(r"^.*destroy_process_group\(\) was not called.*\n?", re.M)
-FIRST_FAILURE = re.compile(
-    r"^Root Cause.*?^  rank +: (\d+) .*?^  exitcode +: (-?\d+) ", re.M | re.S
 )
 
 
@@ -212,7 +203,7 @@ def _run(run, job, held):
     exit_code, stopped = _watch(run, process, time.monotonic() + job["time_max_s"])
     _end_all()
     memory_was_full = _oom_kills() > kills_before  # for some process of this machine
-    state, reason = stopped or outcome(run, exit_code, memory_was_full)
+    state, reason = stopped or outcome.from_exit(run, exit_code, memory_was_full)
     _write_state(
         run,
         state,
@@ -307,41 +298,6 @@ def _end_all():
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(alive, timeout=GRACE_S)
-
-
-def outcome(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, str | None]:
-    """(state, reason) of a job that ended by itself, from its exit code, logs and errors."""
-    if exit_code == 0:
-        return "COMPLETED", None
-    for file in sorted(run.glob("events*.jsonl")):
-        try:
-            end = log.read(file).end
-        except log.LogError:
-            continue
-        if end.get("outcome") == "out_of_memory":
-            return "OUT_OF_MEMORY", end["error"]
-    said = (run / "stderr.txt").read_text(errors="replace")
-    killed = exit_code == -signal.SIGKILL or re.search(r"Signal 9|signal: Killed", said)
-    if killed and memory_was_full:
-        return "OUT_OF_MEMORY", "killed by the kernel: the machine's memory was full"
-    if first := FIRST_FAILURE.search(said):
-        return "FAILED", f"process {first[1]}: {_ending(int(first[2]))}"
-    return "FAILED", _ending(exit_code)
-
-
-def _ending(exit_code):
-    if exit_code < 0:
-        return f"ended by signal {signal.Signals(-exit_code).name}"
-    return f"exit code {exit_code}"
-
-
-def errors(run: Path) -> str:
-    """What the programs of a job said on stderr, without what is said whenever one has failed."""
-    file = run / "stderr.txt"
-    text = file.read_text(errors="replace") if file.exists() else ""
-    text = NOT_PARTED.sub("", text)
-    own = TORCHRUN.search(text)
-    return text[: own.start()] if own and text[: own.start()].strip() else text
 
 
 def _oom_kills() -> int:

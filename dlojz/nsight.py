@@ -17,8 +17,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from dlojz import report, trace
+from dlojz import report
 from dlojz.course import course_root
+from dlojz.runs import trace
 from dlojz.table import Table
 from dlojz.timeline import COLOURS
 

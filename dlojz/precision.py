@@ -9,11 +9,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from dlojz import stats
 from dlojz.formats import FORMATS, fate, points, skipped
 from dlojz.formats import dtypes as dtypes  # beside the figures, for the notebook
 from dlojz.report import PALETTE, SERIES, hardware_text, style
-from dlojz.stats import summary
+from dlojz.runs import stats
+from dlojz.runs.stats import summary
 
 COLOURS = {"fp32": PALETTE["model"], "tf32": SERIES[4], "bf16": SERIES[2], "fp16": SERIES[0]}
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dlojz import course, log
+from dlojz import course
 from dlojz.course import course_root
+from dlojz.runs.folder import events_file
 
 # How far a job is ----------------------------------------------------------------------------
 
@@ -33,7 +34,7 @@ class Now:
 
 def follow(job, every_s: float = 0.2) -> Iterator[Now]:
     """What a job is doing, again and again until it has ended; reads each line of its log once."""
-    file, partial, now = log.events_file(job.directory), b"", Now(str(job.state))
+    file, partial, now = events_file(job.directory), b"", Now(str(job.state))
     position = 0
     while True:
         state = job.state

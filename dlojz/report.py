@@ -1,6 +1,6 @@
 """Tables and figures of runs, for the notebook, the terminal and the slide.
 
-Figures take runs and axes, and return the axes; every number comes from `dlojz.stats.summary`.
+Figures take runs and axes, and return the axes; every number comes from `dlojz.runs.stats.summary`.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from dlojz import log, stats
-from dlojz.chronometer import PHASES
-from dlojz.course import course_root
-from dlojz.stats import Summary, summary
+from dlojz.runs import log, stats
+from dlojz.runs.folder import path_of
+from dlojz.runs.log import PHASES
+from dlojz.runs.stats import Summary, summary
 from dlojz.table import Table
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -356,7 +356,7 @@ def _batch_axis(ax, found, ylabel):
 
 def plot_steps(run, ax=None):
     """Each step as a bar of its phases: does the model wait for its data?"""
-    path = log.path_of(run)
+    path = path_of(run)
     read = log.read(path)
     clock, times = stats.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
@@ -409,7 +409,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
 
 def plot_clocks(run, ax=None):
     """One run by its two clocks: what a stopwatch on the host says, and what the device did."""
-    path = log.path_of(run)
+    path = path_of(run)
     read = log.read(path)
     chosen = stats.measured(read)
     clocks = {"host: Python passed the mark": read.steps.host_ms}
@@ -434,7 +434,7 @@ def plot_clocks(run, ax=None):
 
 def plot_measures(run, ax=None):
     """The figures of a small experiment as bars, in the order in which they were measured."""
-    read = log.read(log.path_of(run))
+    read = log.read(path_of(run))
     if not read.measures:
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
     values = np.array([m["value"] for m in read.measures])
@@ -513,18 +513,3 @@ def save_figure(runs: Sequence, path) -> Path:
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
-
-
-def recorded(name: str) -> list[Path]:
-    """The recordings whose file name begins with `name`, such as "h100/01-resnet50-fp32".
-
-    Those of several processes are folders.
-    """
-    folder = course_root() / "reference"
-    found = sorted(p for p in folder.glob(f"{name}*") if p.is_dir() or p.suffix == ".jsonl")
-    if not found:
-        known = ", ".join(
-            sorted({str(p.parent.relative_to(folder)) for p in folder.rglob("*.jsonl")})
-        )
-        raise FileNotFoundError(f"no recording {folder}/{name}*.jsonl; folders there: {known}")
-    return found

@@ -10,7 +10,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy.optimize import nnls
 
-from dlojz import log, report, stats
+from dlojz import report
+from dlojz.runs import log, stats
+from dlojz.runs.folder import path_of
 from dlojz.table import Table
 
 PALETTE, SERIES = report.PALETTE, report.SERIES
@@ -18,7 +20,7 @@ PALETTE, SERIES = report.PALETTE, report.SERIES
 
 def _ranks(run) -> list[log.Run]:
     """The logs of all processes of an experiment. Raises ValueError if it did not end well."""
-    path = log.path_of(run)
+    path = path_of(run)
     found = log.read_ranks(path) if path.is_dir() else [log.read(path)]
     for each in found:
         if each.end.get("outcome") != "completed":
@@ -225,7 +227,7 @@ def updates(run) -> np.ndarray:
     The batches of an update are those of the processes at one step, or those that one process
     accumulated.
     """
-    ranks = log.read_ranks(log.path_of(run))
+    ranks = log.read_ranks(path_of(run))
     together = ranks[0].start["arguments"].get("accumulate", 1)
     losses = np.stack([np.array(r.steps.loss) for r in ranks], axis=1)  # [steps, processes]
     whole = len(losses) // together * together

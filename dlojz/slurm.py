@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dlojz import course, local, sites
 from dlojz.course import course_root
+from dlojz.runs import outcome
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
 TIMEOUT_S = 20  # for an answer of Slurm: a busy controller takes its time
@@ -286,7 +287,7 @@ def _status(run, fields):
     if state not in ("QUEUED", "RUNNING"):
         code = int(fields.get("ExitCode", "0:0").split(":")[0])
         if state == "FAILED" and slurm == "FAILED":
-            state, reason = local.outcome(run, code or 1, memory_was_full=False)
+            state, reason = outcome.from_exit(run, code or 1, memory_was_full=False)
         elif state == "NODE_FAIL":
             reason += f" (nodes {fields.get('NodeList', '?')})"
         found |= {"state": state, "exit_code": code, "ended": _when(fields.get("EndTime"))}
@@ -309,7 +310,7 @@ def _forgotten(run, number):
     file = run / "exit_code"
     if file.exists():
         code = int(file.read_text())
-        state, reason = local.outcome(run, code, memory_was_full=False)
+        state, reason = outcome.from_exit(run, code, memory_was_full=False)
         ended = file.stat().st_mtime
         return {"state": state, "reason": reason, "exit_code": code, "ended": ended, "final": True}
     reason = "lost: Slurm knows it no more, and it left no exit code: was it cancelled?"

@@ -1,6 +1,6 @@
 """The figures and tables of a trace: where a step's time goes, and one step drawn.
 
-Each takes a trace as `dlojz.trace.read` returns it, its file, or a job that has written one.
+Each takes a trace as `dlojz.runs.trace.read` returns it, its file, or a job that has written one.
 """
 
 from collections import defaultdict
@@ -8,8 +8,10 @@ from collections import defaultdict
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz import log, report, stats, trace
-from dlojz.chronometer import PHASES
+from dlojz import report
+from dlojz.runs import log, stats, trace
+from dlojz.runs.folder import path_of, trace_file
+from dlojz.runs.log import PHASES
 from dlojz.table import Table
 
 # None of them is a phase's, which stand above them. (Paul Tol's "muted" scheme, for all eyes.)
@@ -41,10 +43,10 @@ def open_trace(of) -> trace.Trace:
     """
     if isinstance(of, trace.Trace):
         return of
-    path = log.path_of(of)
+    path = path_of(of)
     if not path.is_dir():
         return trace.read(path)
-    file = log.trace_file(path)
+    file = trace_file(path)
     if not file.exists():
         raise trace.TraceError(
             f"{path}: no {file.name} in it; was the run submitted with --profile, and has it ended?"
@@ -90,7 +92,7 @@ def waits(of) -> Table:
 
 def ways(run) -> Table:
     """A run of experiments/segment_mean.py: each way, its time, and what it asks of the device."""
-    found = log.read(log.path_of(run))
+    found = log.read(path_of(run))
     rows = [
         (name, f"{np.median(case['ms']):.3g}", *(f"{case[what]}" for what in COUNTED))
         for name, case in found.evidence.items()
@@ -104,7 +106,7 @@ def plot_roofline(run, ax=None):
 
     Left of the bend memory is what limits a layer, right of it arithmetic.
     """
-    found = log.read(log.path_of(run))
+    found = log.read(path_of(run))
     best = {m["what"]: m["value"] for m in found.measures}
     layers = found.evidence["layers"]["layers"]
     memory, matrix = best["memory"] * 1e9, best["matrix product"] * 1e12

@@ -4,9 +4,10 @@ import re
 from dataclasses import asdict, dataclass
 from html import escape
 
-from dlojz import launch, progress, stats
+from dlojz import launch, progress
 from dlojz.course import diff
 from dlojz.exercises import FASTER, PARTS, Finding
+from dlojz.runs import stats
 
 GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"
 

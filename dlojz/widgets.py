@@ -12,8 +12,9 @@ from html import escape
 import ipywidgets
 from IPython.display import display
 
-from dlojz import detective, launch, progress, stats
+from dlojz import detective, launch, progress
 from dlojz.quizzes import QUIZZES
+from dlojz.runs import stats, suspects
 
 GOOD, BAD = "#009E73", "#B3261E"
 
@@ -191,7 +192,7 @@ def _verdict(asked, given):
 
 def accuse(letter: str):
     """Ask for the fault of a recorded mystery; a wrong answer is given a hint, and all are kept."""
-    options = [("what is wrong?", None), *((words, key) for key, words in detective.FAULTS.items())]
+    options = [("what is wrong?", None), *((words, key) for key, words in suspects.FAULTS.items())]
     choice = ipywidgets.Dropdown(options=options, value=None, description=letter)
     choice.layout.width = "34em"
     choice.style.description_width = "2em"

@@ -11,7 +11,8 @@ import argparse
 import torch
 import torchvision
 
-from dlojz import experiments, idr_torch, log
+from dlojz import experiments, idr_torch
+from dlojz.runs import log
 
 
 def statistics(x):

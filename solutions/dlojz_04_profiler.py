@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import torch
 import torchvision.transforms.v2
 
-from dlojz import checkpoint, data, evidence, flags, idr_torch, log, metrics, models
+from dlojz import checkpoint, data, evidence, flags, idr_torch, metrics, models
 from dlojz.chronometer import Chronometer
+from dlojz.runs import log
 
 
 def parse_args():

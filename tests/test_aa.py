@@ -7,8 +7,9 @@ import aa
 import pytest
 from test_stats import write_log
 
-from dlojz import launch, log, series
-from dlojz.stats import summary
+from dlojz import launch, series
+from dlojz.runs import log
+from dlojz.runs.stats import summary
 
 
 def noisy(runs, share, seed=1):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from test_stats import write_log
 
-from dlojz import check, cli, course, exercises, launch, log, progress, stats
+from dlojz import check, cli, course, exercises, launch, progress
 from dlojz.exercises import FASTER, MECHANISM, SAME, Finding, bars
+from dlojz.runs import log, stats
 from dlojz.verdict import Verdict
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 5"

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz.chronometer import PHASES, WARMUP_STEPS, Chronometer
+from dlojz.chronometer import Chronometer
+from dlojz.runs.log import PHASES, WARMUP_STEPS
 
 
 class Clock:

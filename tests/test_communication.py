@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from dlojz import communication, log
-from dlojz.chronometer import PHASES
+from dlojz import communication
+from dlojz.runs.folder import events_file
+from dlojz.runs.log import PHASES
 
 BUCKETS = [  # op, bytes, begin_ms, ms
     ("broadcast", 4_096, 0.1, 0.5),
@@ -41,7 +42,7 @@ def write(folder, size, slow=None, evidence=True, **last):
             lines.append({"event": "evidence", "when": "last", **seen})
         lines.append({"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"})
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        log.events_file(folder, rank).write_text(text)
+        events_file(folder, rank).write_text(text)
     return folder
 
 

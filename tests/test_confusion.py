@@ -1,14 +1,14 @@
 import confusion
 import pytest
 
-from dlojz import detective
+from dlojz.runs import suspects
 
 FOLDERS = confusion.recordings()
 
 
 def test_each_fault_is_recorded_in_three_trainings():
     found = {confusion.planted(folder) for folder in FOLDERS}
-    assert found == {(s, fault) for s in confusion.SETS for fault in detective.FAULTS}
+    assert found == {(s, fault) for s in confusion.SETS for fault in suspects.FAULTS}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -23,4 +23,4 @@ def test_the_table_has_the_planted_fault_in_its_row_and_the_named_one_in_its_col
     counts = confusion.Counter({("unseen", "item", "print"): 2})
     text = str(confusion.table(counts, "unseen"))
     row = next(line for line in text.splitlines() if line.startswith("item"))
-    assert row.split()[1 + list(detective.FAULTS).index("print")] == "2"
+    assert row.split()[1 + list(suspects.FAULTS).index("print")] == "2"

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz import course, evidence, launch, log
+from dlojz import course, evidence, launch
+from dlojz.runs import log
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 

@@ -30,7 +30,9 @@ def site(tmp_path_factory):
 def test_another_clone_submits_its_own_trainer_with_the_installed_package(site, course_folder):
     shutil.rmtree(course_folder / "dlojz")
     (course_folder / "dlojz").mkdir()
-    (course_folder / "dlojz" / "dlojz.py").write_text("import dlojz.log; print(dlojz.log.__file__)")
+    (course_folder / "dlojz" / "dlojz.py").write_text(
+        "import dlojz.runs.log; print(dlojz.runs.log.__file__)"
+    )
     code = (
         "import dlojz.launch as l; print(l.__file__); j = l.submit('dlojz/dlojz.py'); j.wait(30); "
         "print((j.directory / 'stdout.txt').read_text(), j.directory)"

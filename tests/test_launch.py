@@ -14,6 +14,7 @@ import pytest
 
 from dlojz import launch, local
 from dlojz.launch import State, SubmitError, find, latest, queue, submit
+from dlojz.runs import outcome
 
 
 def until(condition, seconds=30):
@@ -152,9 +153,9 @@ def test_a_stubborn_trainer_ends_with_its_supervisor(script):
 
 def test_a_failure_beside_a_kernel_that_kills_others_is_a_failure(course_folder):
     (course_folder / "stderr.txt").write_text("ValueError: my bug")
-    assert local.outcome(course_folder, 1, memory_was_full=True)[0] == "FAILED"
-    assert local.outcome(course_folder, -9, memory_was_full=True)[0] == "OUT_OF_MEMORY"
-    assert local.outcome(course_folder, -9, memory_was_full=False)[0] == "FAILED"
+    assert outcome.from_exit(course_folder, 1, memory_was_full=True)[0] == "FAILED"
+    assert outcome.from_exit(course_folder, -9, memory_was_full=True)[0] == "OUT_OF_MEMORY"
+    assert outcome.from_exit(course_folder, -9, memory_was_full=False)[0] == "FAILED"
 
 
 def test_a_submission_that_was_cut_short_disturbs_nobody(script, course_folder):
@@ -233,7 +234,7 @@ def test_what_is_told_of_a_failure_is_its_cause(tmp_path):
         "For more info, please see https://pytorch.org/docs (function operator())"
     )
     (tmp_path / "stderr.txt").write_text(f"Last error:\n{cause}\n{after}\n")
-    assert local.errors(tmp_path).splitlines() == ["Last error:", cause]
+    assert outcome.errors(tmp_path).splitlines() == ["Last error:", cause]
 
 
 def test_the_variables_of_other_launchers_stay_outside(script, monkeypatch):

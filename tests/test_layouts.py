@@ -12,7 +12,7 @@ import torch
 from test_stats import write_log
 
 from dlojz import layouts, report
-from dlojz.stats import summary
+from dlojz.runs.stats import summary
 
 ARGUMENTS = {"model": "resnet50", "image_size": 224, "batch_size": 256, "precision": "fp16"}
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from test_stats import write_log
 
-from dlojz import loader, log, spy
+from dlojz import loader, spy
+from dlojz.runs import log
 
 EXPERIMENT = Path(__file__).parent.parent / "notebooks" / "experiments" / "loader_profile.py"
 WORKER = "<module> (a.py);_worker_loop (torch/utils/data/_utils/worker.py:250)"

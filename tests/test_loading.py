@@ -9,7 +9,7 @@ mpl.use("Agg")
 from test_stats import write_log
 
 from dlojz import loading
-from dlojz.chronometer import PHASES
+from dlojz.runs.log import PHASES
 
 SPEEDS = {
     "decoder: PIL": [500, 520, 540],

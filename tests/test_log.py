@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from dlojz import course, log
+from dlojz import course
+from dlojz.runs import log
+from dlojz.runs.folder import events_file
 
 SAMPLES = [line for line in log.__doc__.splitlines() if line.startswith("{")]
 
@@ -123,16 +125,8 @@ def test_a_loss_that_is_nan_is_kept(file):
 def test_all_ranks_are_read(tmp_path):
     start = json.loads(SAMPLES[0]) | {"size": 3}
     for rank in range(3):
-        log.events_file(tmp_path, rank).write_text(json.dumps(start | {"rank": rank}) + "\n")
+        events_file(tmp_path, rank).write_text(json.dumps(start | {"rank": rank}) + "\n")
     assert [run.start["rank"] for run in log.read_ranks(tmp_path)] == [0, 1, 2]
-
-
-def test_new_runs_are_numbered_and_never_shared(course_folder):
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: log.new_run(), range(40)))
-    assert sorted(f.name for f in folders) == [f"{i:04d}" for i in range(1, 41)]
 
 
 def test_a_window_tells_what_the_sensors_saw_between_its_ends(tmp_path, monkeypatch):

@@ -2,7 +2,8 @@ import gzip
 
 import pytest
 
-from dlojz import nsight, trace
+from dlojz import nsight
+from dlojz.runs import trace
 
 HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"

@@ -14,7 +14,7 @@ from test_stats import write_log
 
 from dlojz import formats, precision
 from dlojz.formats import FORMATS
-from dlojz.stats import summary
+from dlojz.runs.stats import summary
 
 EXPERIMENTS = Path(__file__).parent.parent / "notebooks" / "experiments"
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

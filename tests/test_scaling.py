@@ -11,14 +11,15 @@ import steps
 from test_layouts import experiment, measure
 from test_stats import write_log
 
-from dlojz import course, launch, log, scaling, series
-from dlojz.chronometer import PHASES
+from dlojz import course, launch, scaling, series
+from dlojz.runs.folder import events_file
+from dlojz.runs.log import PHASES
 
 
 def ranks(folder, size, **changes):
     """The logs of a run of `size` processes, each of 320 images/s."""
     for rank in range(size):
-        write_log(log.events_file(folder, rank), rank=rank, size=size, **changes)
+        write_log(events_file(folder, rank), rank=rank, size=size, **changes)
     return folder
 
 
@@ -114,17 +115,17 @@ def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
 
 def test_the_batches_of_an_update_are_compared_whoever_computed_them(tmp_path):
     two, one = ranks(tmp_path / "two", 2, steps=3), ranks(tmp_path / "one", 1, steps=7)
-    edit(log.events_file(two, 0), loss=[1.0, 3.0, 5.0])
-    edit(log.events_file(two, 1), loss=[2.0, 4.0, 6.0])
-    edit(log.events_file(one), loss=[1.0, 2.0, 3.0, 4.0, 5.0, 6.6, 9.0])
+    edit(events_file(two, 0), loss=[1.0, 3.0, 5.0])
+    edit(events_file(two, 1), loss=[2.0, 4.0, 6.0])
+    edit(events_file(one), loss=[1.0, 2.0, 3.0, 4.0, 5.0, 6.6, 9.0])
     arguments = {"model": "resnet18", "batch_size": 32, "image_size": 64, "accumulate": 2}
-    edit(log.events_file(one), arguments=[arguments])
+    edit(events_file(one), arguments=[arguments])
     assert scaling.updates(two).tolist() == [[1, 2], [3, 4], [5, 6]]
     assert scaling.updates(one).tolist() == [[1, 2], [3, 4], [5, 6.6]], "the last ends no update"
     _, away = scaling.plot_losses([two, one], ["two", "one"])
     assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 0.1]), "the batch, 6.6"
     whole = ranks(tmp_path / "whole", 1, steps=3)
-    edit(log.events_file(whole), loss=[1.5, 3.5, 11.0])
+    edit(events_file(whole), loss=[1.5, 3.5, 11.0])
     _, away = scaling.plot_losses([two, whole], ["two", "whole"])
     assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 1.0]), "means"
 

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from dlojz import course, launch, log, series
+from dlojz import course, launch, series
+from dlojz.runs import log
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 2"
 

@@ -11,8 +11,9 @@ import psutil
 import pytest
 from test_launch import text, until
 
-from dlojz import launch, log, slurm
+from dlojz import launch, slurm
 from dlojz.launch import State, SubmitError, find, latest, queue, submit
+from dlojz.runs import log
 
 
 def completed(job, seconds=120):

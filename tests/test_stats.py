@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from dlojz import stats
-from dlojz.chronometer import PHASES
-from dlojz.stats import Summary, compare, summary
+from dlojz.runs import stats
+from dlojz.runs.log import PHASES
+from dlojz.runs.stats import Summary, compare, summary
 
 
 def write_log(path, steps=10, warmup=3, batch=32, device=False, ms=None, rank=0, size=1, **changes):
@@ -411,7 +411,7 @@ def test_a_gain_of_5_percent_is_found_through_noise_of_1_percent():
 
 
 def test_reading_figures_imports_neither_torch_nor_scipy():
-    code = "import sys, dlojz.stats; sys.exit(bool({'torch', 'scipy'} & set(sys.modules)))"
+    code = "import sys, dlojz.runs.stats; sys.exit(bool({'torch', 'scipy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

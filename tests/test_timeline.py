@@ -6,13 +6,15 @@ import pytest
 from test_stats import write_log
 from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
-from dlojz import cli, log, report, timeline, trace
-from dlojz.chronometer import PHASES
+from dlojz import cli, report, timeline
+from dlojz.runs import trace
+from dlojz.runs.folder import trace_file
+from dlojz.runs.log import PHASES
 
 
 @pytest.fixture
 def file(tmp_path):
-    return with_a_wait("aten::item").write(log.trace_file(tmp_path))
+    return with_a_wait("aten::item").write(trace_file(tmp_path))
 
 
 def labels(ax):

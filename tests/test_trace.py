@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from dlojz import trace
+from dlojz.runs import trace
 
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
 RELU = "void at::native::vectorized_elementwise_kernel<8, at::native::launch_clamp_scalar>"
@@ -131,7 +131,7 @@ def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
     script = """
         import re, sys, time
         from pathlib import Path
-        from dlojz import trace
+        from dlojz.runs import trace
         begin = time.process_time()
         trace.analyse(trace.read(sys.argv[1]))
         spent = time.process_time() - begin

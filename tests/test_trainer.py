@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz import checkpoint, course, launch, log, series
-from dlojz.stats import summary
+from dlojz import checkpoint, course, launch, series
+from dlojz.runs import log
+from dlojz.runs.folder import events_file
+from dlojz.runs.stats import summary
 
 SMOKE = "--model resnet18 --image-size 32 -b 8 --num-workers 0".split()
 TOO_LARGE = ("--image-size", "100000", "-b", "64")  # terabytes
@@ -83,7 +85,7 @@ def test_sigusr1_saves_after_the_step(images, tmp_path):
     command = [sys.executable, STEPS[0], *SMOKE, "--data", images, "-e", "50", "--checkpoint", file]
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        first = log.events_file(tmp_path)
+        first = events_file(tmp_path)
         while not first.exists() or '"step"' not in first.read_text():
             assert process.poll() is None
         process.send_signal(10)

@@ -10,6 +10,7 @@ from test_stats import write_log
 from dlojz import detective, progress, widgets
 from dlojz.launch import submit
 from dlojz.quizzes import QUIZZES
+from dlojz.runs import suspects
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -50,7 +51,7 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     (course_folder / "reference").symlink_to(REPOSITORY / "reference")
     widgets.accuse("H")
     choice, verdict = shown[0].children
-    assert [key for _, key in choice.options] == [None, *detective.FAULTS]
+    assert [key for _, key in choice.options] == [None, *suspects.FAULTS]
     choice.value = "print"
     assert "Not so" in verdict.value
     assert detective.LOOK["one-worker"] in verdict.value

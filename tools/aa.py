@@ -4,7 +4,7 @@
     python tools/aa.py alarms reference/cpu/aa.jsonl
 
 `record` runs the trainer again and again, as one job, and keeps a line for each run: a log whose
-measures are speeds. `alarms` draws comparisons from them, as `dlojz.stats.compare` would have made
+measures are speeds. `alarms` draws comparisons from them, as `stats.compare` would have made
 them, and counts those that end in "faster" or "slower".
 """
 
@@ -19,7 +19,8 @@ from pathlib import Path
 from record import anonymous
 from tqdm import tqdm
 
-from dlojz import course, log, presets, series, stats
+from dlojz import course, presets, series
+from dlojz.runs import log, stats
 from dlojz.table import Table
 
 TRIALS = 1000

@@ -17,8 +17,9 @@ import torch
 import torchvision
 from tqdm import tqdm
 
-from dlojz import course, evidence, launch, log, series, stats
+from dlojz import course, evidence, launch, series
 from dlojz.chronometer import Chronometer
+from dlojz.runs import log, stats
 
 MARKS_PER_STEP = 5
 

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 
 import torch
 
-from dlojz import course, data, evidence, stats
+from dlojz import course, data, evidence
 from dlojz.chronometer import Chronometer
+from dlojz.runs import stats
 
 GOAL = 1.00
 PAIRS, STEPS, BATCH, SIZE = 12, 30, 256, 224

@@ -22,7 +22,8 @@ from itertools import count, cycle
 import numpy as np
 import torch
 
-from dlojz import course, experiments, log, stats
+from dlojz import course, experiments
+from dlojz.runs import log, stats
 
 GOAL, DALI_GOAL, NVJPEG_GOAL = 1.6, 1.0, 3.0
 SIZE, BATCH = 224, 50

@@ -1,4 +1,4 @@
-"""The faults that `dlojz.detective` names in the recorded traces: `python tools/confusion.py`.
+"""The faults that `dlojz.runs.suspects` names in the recorded traces: `python tools/confusion.py`.
 
 Prints for each set of traces how often each planted fault was named as what. Its numbers
 were chosen by the traces called fault; those called held-out and unseen are of other trainings.
@@ -7,7 +7,8 @@ were chosen by the traces called fault; those called held-out and unseen are of 
 from collections import Counter
 from pathlib import Path
 
-from dlojz import course, detective
+from dlojz import course
+from dlojz.runs import suspects
 from dlojz.table import Table
 
 SETS = ("fault", "held-out", "unseen")
@@ -16,18 +17,18 @@ SETS = ("fault", "held-out", "unseen")
 def recordings() -> list[Path]:
     """The folders of the recorded traces of planted faults."""
     folders = (course.course_root() / "reference").glob("*/04-trace-*")
-    return sorted(folder for folder in folders if detective.PLANTED.search(folder.name))
+    return sorted(folder for folder in folders if suspects.PLANTED.search(folder.name))
 
 
 def planted(folder: Path) -> tuple[str, str]:
     """(set, fault) of a recording."""
     which = next(s for s in SETS if folder.name.startswith(f"04-trace-{s}-"))
-    return which, detective.PLANTED.search(folder.name)[1]
+    return which, suspects.planted(folder)
 
 
-def named(folder: Path) -> list[detective.Suspect]:
+def named(folder: Path) -> list[suspects.Suspect]:
     """What the traces of a recording point to."""
-    return detective.suspects(detective.traces_of(folder))
+    return suspects.suspects(suspects.traces_of(folder))
 
 
 def confusion(folders) -> Counter:
@@ -37,7 +38,7 @@ def confusion(folders) -> Counter:
 
 def table(counts: Counter, which: str) -> Table:
     """The planted faults of a set by row, the named ones by column."""
-    faults = list(detective.FAULTS)
+    faults = list(suspects.FAULTS)
     rows = [(true, *(str(counts[which, true, said] or "·") for said in faults)) for true in faults]
     return Table((which, *faults), rows, "<" + ">" * len(faults))
 

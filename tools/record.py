@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dlojz import course, presets, report, series, stats, trace
+from dlojz import course, presets, report, series
+from dlojz.runs import stats, trace
 
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured
@@ -173,7 +174,7 @@ def anonymous(log_text: str, command: str) -> str:
 
 
 def anonymous_trace(packed: bytes) -> bytes:
-    """A trace without the paths of the machine that made it, nor what `dlojz.trace` leaves out."""
+    """A trace without the paths of the machine that made it, nor what `runs.trace` leaves out."""
     text = gzip.decompress(packed).decode()
     text = text.replace(f"{course.course_root()}/", "")
     whole = json.loads(re.sub(r'[^"]*/(site|dist)-packages/', "", text))

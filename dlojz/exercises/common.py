@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 
-from dlojz import log
 from dlojz.exercises import MECHANISM, SAME, Finding, Hint
+from dlojz.runs import log
 
 DOCS = "https://docs.pytorch.org/docs/stable/"
 

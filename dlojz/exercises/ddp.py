@@ -3,9 +3,9 @@
 import math
 from collections import Counter
 
-from dlojz import log
 from dlojz.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
 from dlojz.exercises.common import DOCS, hints, last, like, no_brake, words
+from dlojz.runs import log
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"

@@ -1,8 +1,9 @@
 """04_profiler: a trace of a few steps of the training, and nothing of it anywhere else."""
 
-from dlojz import log, trace
 from dlojz.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
 from dlojz.exercises.common import DOCS, hints, last, like, no_brake
+from dlojz.runs import log, trace
+from dlojz.runs.folder import trace_file
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 8"
 QUIET = "without-the-flag"
@@ -130,7 +131,7 @@ def _trace(run, actions):
 
 
 def _file(run: log.Run):
-    return log.trace_file(run.path.parent)
+    return trace_file(run.path.parent)
 
 
 def extras(on_gpu: bool) -> list[Extra]:

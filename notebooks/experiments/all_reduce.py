@@ -7,7 +7,8 @@ import argparse
 
 import torch
 
-from dlojz import experiments, idr_torch, log
+from dlojz import experiments, idr_torch
+from dlojz.runs import log
 
 
 def main():

@@ -13,7 +13,8 @@ import time
 import torch
 import torchvision
 
-from dlojz import experiments, idr_torch, log
+from dlojz import experiments, idr_torch
+from dlojz.runs import log
 
 SIZES, APART = 6, 16  # how many sizes of images, and how many pixels lie between two
 

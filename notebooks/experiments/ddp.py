@@ -14,7 +14,8 @@ import torch
 import torchvision
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from dlojz import evidence, experiments, idr_torch, log
+from dlojz import evidence, experiments, idr_torch
+from dlojz.runs import log
 
 MB_OF_ONE_BUCKET = 4096
 # Of DistributedDataParallel.

@@ -19,7 +19,8 @@ from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from dlojz import data, experiments, idr_torch, log
+from dlojz import data, experiments, idr_torch
+from dlojz.runs import log
 
 BATCHES = (1, 16, 64, 256)  # of nvJPEG
 

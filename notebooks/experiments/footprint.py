@@ -10,7 +10,7 @@ import torch
 import torchvision
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dlojz import log
+from dlojz.runs import log
 
 OPTIMIZERS = {
     "SGD": lambda weights: torch.optim.SGD(weights, 0.1, 0.9),

@@ -7,7 +7,8 @@ import argparse
 
 import torch
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch
+from dlojz.runs import log
 
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TERMS = [2**n for n in range(15)]  # lengths of the sums

@@ -16,7 +16,8 @@ from functools import partial
 import torch
 import torchvision
 
-from dlojz import evidence, experiments, idr_torch, log
+from dlojz import evidence, experiments, idr_torch
+from dlojz.runs import log
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
     "neither": (False, False, False),

@@ -16,8 +16,9 @@ from itertools import islice
 
 import torch
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch
 from dlojz.machine import meters
+from dlojz.runs import log
 
 
 def module(path):

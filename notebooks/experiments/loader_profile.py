@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from torchvision import transforms
 
-from dlojz import data, log, spy
+from dlojz import data, spy
+from dlojz.runs import log
 
 BATCH = 32
 KEPT = 200  # functions: the others take next to nothing

@@ -10,7 +10,8 @@ import weakref
 import torch
 import torchvision
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch
+from dlojz.runs import log
 
 STEPS = 3
 

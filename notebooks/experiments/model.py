@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz import log
+from dlojz.runs import log
 
 
 def main():

@@ -15,7 +15,8 @@ from collections import Counter
 import torch
 import torchvision
 
-from dlojz import experiments, idr_torch, log
+from dlojz import experiments, idr_torch
+from dlojz.runs import log
 
 ROUNDS, TIMES = 5, 5
 COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches

@@ -9,7 +9,8 @@ import argparse
 import torch
 import torchvision
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch
+from dlojz.runs import log
 
 
 def main():

@@ -11,7 +11,8 @@ import statistics
 
 import torch
 
-from dlojz import evidence, experiments, idr_torch, log
+from dlojz import evidence, experiments, idr_torch
+from dlojz.runs import log
 
 
 def loop_of_sums(x, ids, segments):

@@ -9,7 +9,8 @@ import time
 
 import torch
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch
+from dlojz.runs import log
 
 OFFSETS = (-16, -8, -6, -4, -2, -1, 0, 1, 2, 4, 6, 8, 16)
 ROUNDS, WARM_UP = 15, 3

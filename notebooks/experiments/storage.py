@@ -31,7 +31,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from dlojz import experiments, log
+from dlojz import experiments
+from dlojz.runs import log
 
 OPERATIONS = {"open": "open", "os.scandir": "list", "os.listdir": "list"}
 

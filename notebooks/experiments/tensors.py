@@ -9,7 +9,8 @@ import time
 
 import torch
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch
+from dlojz.runs import log
 
 REPEATS = 20
 

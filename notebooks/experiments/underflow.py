@@ -9,7 +9,8 @@ from collections import Counter
 import torch
 import torchvision
 
-from dlojz import idr_torch, log
+from dlojz import idr_torch
+from dlojz.runs import log
 
 LOWEST = -149  # the exponent of the smallest number of fp32
 LEARNING_RATES = (1e-3, 1e-2, 1e-1)

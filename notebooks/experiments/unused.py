@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torchvision.ops import StochasticDepth
 
-from dlojz import experiments, idr_torch, log
+from dlojz import experiments, idr_torch
+from dlojz.runs import log
 
 WIDTH, DEPTH = 512, 8
 

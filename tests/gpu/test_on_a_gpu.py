@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
-from dlojz import course, generate, launch, log
-from dlojz.stats import summary
+from dlojz import course, generate, launch
+from dlojz.runs import log
+from dlojz.runs.stats import summary
 
 SOLUTION = course.solution("01")
 

@@ -39,11 +39,14 @@ from importlib import metadata
 from pathlib import Path
 
 from dlojz import idr_torch
-from dlojz.chronometer import PHASES, WARMUP_STEPS
-from dlojz.course import course_root
 from dlojz.machine import meters
+from dlojz.runs.folder import events_file, new_run, trace_file
 
 SCHEMA = 1
+PHASES = ("data", "transfer", "forward", "backward", "update")  # of a step, in their order
+# Of each run, not measured: cuDNN picks kernels, the allocator grows, workers start. More, up to
+# the second number, while the witness has not seen an update: a gradient scaler skips the first.
+WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
 EVENTS = (
     *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
     "end",
@@ -56,36 +59,6 @@ OUT_OF_MEMORY = re.compile(
 
 class LogError(Exception):
     """A log that can't be read, with its file, its line and what was expected."""
-
-
-def new_run() -> Path:
-    """Make and return a fresh folder runs/<number>; safe against others who do the same."""
-    runs = course_root() / "runs"
-    runs.mkdir(exist_ok=True)
-    number = max((int(p.name) for p in runs.iterdir() if p.name.isdigit()), default=0)
-    while True:
-        number += 1
-        folder = runs / f"{number:04d}"
-        try:
-            folder.mkdir()
-        except FileExistsError:  # somebody was faster
-            continue
-        return folder
-
-
-def path_of(run) -> Path:
-    """Where a run's log is: of a Job its folder, else the folder or file that was given."""
-    return Path(getattr(run, "directory", run))
-
-
-def events_file(folder, rank: int = 0) -> Path:
-    """The log of one process of the run in `folder`."""
-    return Path(folder) / ("events.jsonl" if rank == 0 else f"events.rank{rank}.jsonl")
-
-
-def trace_file(folder, rank: int = 0) -> Path:
-    """What a profiler has recorded of one process of the run in `folder`, compressed."""
-    return Path(folder) / ("trace.json.gz" if rank == 0 else f"trace.rank{rank}.json.gz")
 
 
 # Writing ------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlojz import log
-from dlojz.chronometer import PHASES
+from dlojz.runs import log
+from dlojz.runs.folder import path_of
+from dlojz.runs.log import PHASES
 
 MIN_ENERGY_WINDOW_S = 2.0  # the counter moves every 100 ms: 5 % of this
 
@@ -104,7 +105,7 @@ def summary(run) -> Summary:
     """
     if isinstance(run, Summary):
         return run
-    path = log.path_of(run)
+    path = path_of(run)
     status = getattr(run, "status", None)
     try:
         ranks = log.read_ranks(path) if path.is_dir() else [log.read(path)]

@@ -1,7 +1,7 @@
 import pytest
 from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
 
-from dlojz import detective, progress, timeline, trace
+from dlojz.runs import trace
 
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>"
 NORM = "void at::native::batch_norm_backward_kernel<c10::BFloat16, float, float, int>"
@@ -10,7 +10,7 @@ NORM_NHWC = "void at::native::batch_norm_backward_elemt_channels_last_kernel<4, 
 
 def suspects(path, *made):
     files = [m.write(path / f"{i}.json") for i, m in enumerate(made)]
-    return detective.suspects([trace.read(file) for file in files])
+    return suspects.suspects([trace.read(file) for file in files])
 
 
 def faults(path, *made):
@@ -126,53 +126,3 @@ def test_on_a_processor_there_are_no_kernels_to_accuse(tmp_path):
     made.step(0, 0, 10)
     made.host("cpu_op", "aten::conv2d", 0, 0.001)
     assert faults(tmp_path, made) == ["none"]
-
-
-# The mysteries -------------------------------------------------------------------------------
-
-
-def test_each_fault_is_one_mystery_and_its_name_does_not_tell():
-    assert sorted(map(detective.truth, detective.MYSTERIES)) == sorted(detective.FAULTS)
-    for letter in detective.MYSTERIES:
-        assert detective.truth(letter) not in str(detective.mystery(letter).path)
-    assert set(detective.LOOK) == set(detective.FAULTS)
-
-
-def test_all_are_shown_by_letter_and_each_process_by_itself():
-    found = detective.mysteries()
-    assert list(found) == [*"ABCDEFGH", "I, process 0", "I, process 1"]
-    assert found["A"].path.name == "mystery A"
-    assert len(timeline.plot_shares({"A": found["A"]}).patches) > 3
-
-
-def test_an_unknown_mystery_names_the_others():
-    with pytest.raises(KeyError, match="no mystery 'Z': expected one of A, B"):
-        detective.mystery("Z")
-    with pytest.raises(ValueError, match="no process 2 of mystery I: it has 2, from 0"):
-        detective.mystery("I", 2)
-
-
-def test_hints_say_first_where_to_look_and_then_the_evidence(course_folder, monkeypatch):
-    monkeypatch.setattr(detective, "evidence", lambda letter: "this proves it")
-    assert not detective.answer("A", "none")
-    assert detective.hint("A") == detective.LOOK[detective.truth("A")]
-    assert not detective.answer("A", "print")
-    assert detective.hint("A") == "The evidence: this proves it."
-    with pytest.raises(ValueError, match="no fault 'x': expected one of none, item"):
-        detective.answer("A", "x")
-
-
-def test_the_score_counts_first_answers(course_folder):
-    assert "0 of 9 right at the first attempt" in str(detective.score())
-    detective.answer("B", detective.truth("B"))
-    detective.answer("C", "none")
-    detective.answer("C", detective.truth("C"))
-    detective.answer("D", "none")
-    text = str(detective.score())
-    assert "1 of 9 right at the first attempt" in text
-    lines = {line[0]: line for line in text.splitlines()}
-    assert lines["B"].split()[-2:] == ["yes", "1"]
-    assert lines["C"].split()[-2:] == ["no", "2"]
-    assert lines["D"].split()[-3:] == ["no", "not", "yet"]
-    assert detective.FAULTS["garbage"] not in lines["D"], "what is not found yet stays a mystery"
-    assert progress.load()["mysteries"]["C"][0]["value"] == "none"

@@ -1,0 +1,62 @@
+"""Where a run is kept: runs/<number>, the names of the files in it, and the recorded runs."""
+
+from pathlib import Path
+
+from dlojz.course import course_root
+
+
+def new_run() -> Path:
+    """Make and return a fresh folder runs/<number>; safe against others who do the same."""
+    runs = course_root() / "runs"
+    runs.mkdir(exist_ok=True)
+    number = max((int(p.name) for p in runs.iterdir() if p.name.isdigit()), default=0)
+    while True:
+        number += 1
+        folder = runs / f"{number:04d}"
+        try:
+            folder.mkdir()
+        except FileExistsError:  # somebody was faster
+            continue
+        return folder
+
+
+def path_of(run) -> Path:
+    """Where a run's log is: of a Job its folder, else the folder or file that was given."""
+    return Path(getattr(run, "directory", run))
+
+
+def events_file(folder, rank: int = 0) -> Path:
+    """The log of one process of the run in `folder`."""
+    return Path(folder) / ("events.jsonl" if rank == 0 else f"events.rank{rank}.jsonl")
+
+
+def trace_file(folder, rank: int = 0) -> Path:
+    """What a profiler has recorded of one process of the run in `folder`, compressed."""
+    return Path(folder) / ("trace.json.gz" if rank == 0 else f"trace.rank{rank}.json.gz")
+
+
+def recorded(name: str) -> Path:
+    """The recording reference/<name>: a log, or the folder of a run of several processes."""
+    for path in (_reference() / f"{name}.jsonl", _reference() / name):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"no recording {_reference()}/{name}: {_what_is_there()}")
+
+
+def recordings(pattern: str) -> list[Path]:
+    """The recordings whose names match, such as "h100/01-resnet50-fp32-*", in order of names."""
+    found = sorted(
+        path for path in _reference().glob(pattern) if path.is_dir() or path.suffix == ".jsonl"
+    )
+    if not found:
+        raise FileNotFoundError(f"no recordings {_reference()}/{pattern}: {_what_is_there()}")
+    return found
+
+
+def _reference():
+    return course_root() / "reference"
+
+
+def _what_is_there():
+    folders = {str(p.parent.relative_to(_reference())) for p in _reference().rglob("*.jsonl")}
+    return f"expected a name in one of the folders {', '.join(sorted(folders))}"
