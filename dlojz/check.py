@@ -29,8 +29,8 @@ from dlojz.verdict import Verdict
 PAIRS = stats.MIN_PAIRS
 IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
-# Another version of these, other runs.
-MEASURING = ("chronometer", "data", "evidence", "log", "samples", "series")
+# Rooms whose code decides what a run logs: runs of another version of it are not used again.
+MEASURING = ("machine", "runs", "training")
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
 
 
@@ -211,7 +211,8 @@ def _key(entry, pair: bytes, n_gpu: int) -> str:
 
     pair: the sources of both sides; what ran in a pair is compared with its partner only.
     """
-    sources = [course.course_root() / "dlojz" / f"{m}.py" for m in MEASURING]
+    package = Path(__file__).parent
+    sources = sorted(f for room in MEASURING for f in (package / room).glob("*.py"))
     words = json.dumps([entry.name, list(entry.flags), entry.rehearse, presets.gpus(), n_gpu])
     in_pair = entry.name.startswith(("before-", "after-"))
     parts = (pair if in_pair else b"", entry.trainer.read_bytes(), words.encode())

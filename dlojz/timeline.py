@@ -33,7 +33,7 @@ LOST = {
     trace.PYTHON: report.PALETTE["limit"],
 }
 ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
-COUNTED = ("operations", "kernels", "reads")  # of one call, by dlojz.evidence
+COUNTED = ("operations", "kernels", "reads")  # of one call, by dlojz.training.evidence
 
 
 def open_trace(of) -> trace.Trace:

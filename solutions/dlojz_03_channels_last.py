@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import torch
 import torchvision.transforms.v2
 
-from dlojz import checkpoint, data, evidence, flags, idr_torch, metrics, models
-from dlojz.chronometer import Chronometer
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import checkpoint, data, evidence, flags, metrics, models
+from dlojz.training.chronometer import Chronometer
 
 
 def parse_args():

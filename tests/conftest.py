@@ -77,7 +77,7 @@ def train(monkeypatch):
 @pytest.fixture
 def stop_at_first_save(monkeypatch):
     """The next checkpoint that is written is the last thing that the run does."""
-    from dlojz import checkpoint
+    from dlojz.training import checkpoint
 
     save = checkpoint.save
 

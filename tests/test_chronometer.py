@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz.chronometer import Chronometer
 from dlojz.runs.log import PHASES, WARMUP_STEPS
+from dlojz.training.chronometer import Chronometer
 
 
 class Clock:

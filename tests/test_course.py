@@ -94,43 +94,24 @@ def test_outside_the_course_one_is_told_where_to_go(tmp_path, monkeypatch):
 MAY_IMPORT = {
     "__init__": set(),
     "course": set(),
-    "data": set(),
     "forks": set(),
     "idr_torch": set(),
     "images": set(),
     "machine": set(),
-    "metrics": set(),
-    "models": set(),
     "presets": set(),
     "quizzes": set(),
-    "spy": set(),
     "table": set(),
-    "checkpoint": {"course", "idr_torch"},
-    "experiments": {"idr_torch"},
-    "flags": {"idr_torch", "models"},
     "runs": {"course", "idr_torch", "machine"},
-    "samples": {"data"},
     "sites": {"course"},
-    "chronometer": {"runs"},
-    "evidence": {"checkpoint", "samples"},
     "exercises": {"runs"},
     "formats": {"runs", "table"},
     "local": {"course", "presets", "runs"},
     "progress": {"course", "runs"},
     "report": {"runs", "table"},
+    "training": {"course", "idr_torch", "runs"},
     "communication": {"report", "runs", "table"},
     "detective": {"course", "progress", "runs", "table"},
-    "dlojz": {
-        "checkpoint",
-        "chronometer",
-        "data",
-        "evidence",
-        "flags",
-        "idr_torch",
-        "metrics",
-        "models",
-        "runs",
-    },
+    "dlojz": {"idr_torch", "runs", "training"},
     "layouts": {"report", "runs", "table"},
     "loader": {"report", "runs", "table"},
     "loading": {"progress", "report", "runs", "table"},
@@ -141,7 +122,7 @@ MAY_IMPORT = {
     "warm": {"forks", "local"},
     "launch": {"course", "local", "runs", "sites", "slurm", "table", "warm"},
     "nsight": {"course", "report", "runs", "table", "timeline"},
-    "series": {"course", "forks", "idr_torch", "launch", "local", "metrics"},
+    "series": {"course", "forks", "idr_torch", "launch", "local"},
     "verdict": {"course", "exercises", "launch", "progress", "runs"},
     "widgets": {"detective", "launch", "progress", "quizzes", "runs"},
     "check": {
@@ -211,21 +192,7 @@ def test_no_file_is_named_like_a_package_that_it_would_hide():
     assert not list(REPOSITORY.glob("**/dl.py"))
 
 
-TRAINING = (
-    "checkpoint",
-    "chronometer",
-    "data",
-    "dlojz",
-    "evidence",
-    "experiments",
-    "flags",
-    "metrics",
-    "models",
-    "samples",
-    "spy",
-    "forks",
-)
-WITH_TORCH = {f"dlojz.{m}" for m in TRAINING}
+WITH_TORCH = {"dlojz.dlojz", "dlojz.forks"}  # and the room training
 
 
 def test_only_training_imports_torch_as_it_is_loaded():

@@ -8,7 +8,7 @@ import torchvision
 from torchvision import transforms
 from torchvision.datasets.folder import pil_loader
 
-from dlojz import data
+from dlojz.training import data
 
 TRANSFORM = transforms.Compose(
     [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from dlojz import experiments
+from dlojz.training import experiments
 
 FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "decoders.py"
 

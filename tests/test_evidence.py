@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz import course, evidence, launch
+from dlojz import course, launch
 from dlojz.runs import log
+from dlojz.training import evidence
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from test_stats import write_log
 
-from dlojz import loader, spy
+from dlojz import loader
 from dlojz.runs import log
+from dlojz.training import spy
 
 EXPERIMENT = Path(__file__).parent.parent / "notebooks" / "experiments" / "loader_profile.py"
 WORKER = "<module> (a.py);_worker_loop (torch/utils/data/_utils/worker.py:250)"

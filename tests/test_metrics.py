@@ -1,9 +1,11 @@
 """The metrics: means over images, whatever the sizes of the batches."""
 
+import math
+
 import pytest
 import torch
 
-from dlojz import metrics
+from dlojz.training import metrics
 
 
 def batches(sizes):
@@ -50,3 +52,14 @@ def test_a_checkpoint_holds_the_sums():
     for logits, labels in batches((4,)):
         metrics.update(later, torch.tensor(5.0), logits, labels)
     assert metrics.compute_and_reset(later)["loss"] == 4
+
+
+def test_a_rehearsal_on_meta_has_no_values():
+    rehearsed = metrics.build().to("meta")
+    metrics.update(
+        rehearsed,
+        torch.zeros((), device="meta"),
+        torch.zeros(4, 3, device="meta"),
+        torch.zeros(4, dtype=torch.int64, device="meta"),
+    )
+    assert all(map(math.isnan, metrics.compute_and_reset(rehearsed).values()))

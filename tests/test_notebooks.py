@@ -86,7 +86,7 @@ def test_every_figure_is_shown_where_it_is_drawn():
     """The first figure of a kernel chooses its backend, and must not spoil it for the next."""
     import nbclient
 
-    draw = "report.plot_phases(runs.recorded('h100/01-resnet50-fp32-b0032'));"
+    draw = "report.plot_phases([runs.recorded('h100/01-resnet50-fp32-b0032')]);"
     cells = [
         nbformat.v4.new_code_cell(c) for c in ("from dlojz import report, runs", draw, draw, draw)
     ]

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torchvision.transforms.v2
 
-from dlojz import course, data, samples
+from dlojz import course
+from dlojz.training import data, samples
 
 V1, V2 = torchvision.transforms, torchvision.transforms.v2
 CROP = [V2.RandomResizedCrop(64), V2.RandomHorizontalFlip()]

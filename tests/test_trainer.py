@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz import checkpoint, course, launch, series
+from dlojz import course, launch, series
 from dlojz.runs import log
 from dlojz.runs.folder import events_file
 from dlojz.runs.stats import summary
+from dlojz.training import checkpoint
 
 SMOKE = "--model resnet18 --image-size 32 -b 8 --num-workers 0".split()
 TOO_LARGE = ("--image-size", "100000", "-b", "64")  # terabytes

@@ -17,9 +17,10 @@ import torch
 import torchvision
 from tqdm import tqdm
 
-from dlojz import course, evidence, launch, series
-from dlojz.chronometer import Chronometer
+from dlojz import course, launch, series
 from dlojz.runs import log, stats
+from dlojz.training import evidence
+from dlojz.training.chronometer import Chronometer
 
 MARKS_PER_STEP = 5
 

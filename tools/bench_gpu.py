@@ -15,9 +15,10 @@ from types import SimpleNamespace
 
 import torch
 
-from dlojz import course, data, evidence
-from dlojz.chronometer import Chronometer
+from dlojz import course
 from dlojz.runs import stats
+from dlojz.training import data, evidence
+from dlojz.training.chronometer import Chronometer
 
 GOAL = 1.00
 PAIRS, STEPS, BATCH, SIZE = 12, 30, 256, 224

@@ -22,8 +22,9 @@ from itertools import count, cycle
 import numpy as np
 import torch
 
-from dlojz import course, experiments
+from dlojz import course
 from dlojz.runs import log, stats
+from dlojz.training import experiments
 
 GOAL, DALI_GOAL, NVJPEG_GOAL = 1.6, 1.0, 3.0
 SIZE, BATCH = 224, 50

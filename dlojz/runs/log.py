@@ -15,9 +15,9 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "evidence", "when": "probe", "logits": {"dtype": "bfloat16", "device": "cuda:0"}}
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
-`evidence` is what the run really did, as `dlojz.evidence` saw it: `when` is probe, last or run (in a small
+`evidence` is what the run really did, as `dlojz.training.evidence` saw it: `when` is probe, last or run (in a small
 experiment, one of its cases).
-`host_ms` and `device_ms` are the two clocks of `dlojz.chronometer`; `ahead_ms` is how far the host ran
+`host_ms` and `device_ms` are the two clocks of `dlojz.training.chronometer`; `ahead_ms` is how far the host ran
 ahead of the device. A window's last fields tell what may have disturbed it, and the memory as it ended: see `dlojz.machine.meters`.
 `outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
 Python's json does: a loss that diverged must not look like one that is missing.

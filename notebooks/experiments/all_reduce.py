@@ -7,8 +7,9 @@ import argparse
 
 import torch
 
-from dlojz import experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import experiments
 
 
 def main():

@@ -13,8 +13,9 @@ import time
 import torch
 import torchvision
 
-from dlojz import experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import experiments
 
 SIZES, APART = 6, 16  # how many sizes of images, and how many pixels lie between two
 

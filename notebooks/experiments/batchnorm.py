@@ -11,8 +11,9 @@ import argparse
 import torch
 import torchvision
 
-from dlojz import experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import experiments
 
 
 def statistics(x):

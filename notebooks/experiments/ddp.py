@@ -14,8 +14,9 @@ import torch
 import torchvision
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from dlojz import evidence, experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import evidence, experiments
 
 MB_OF_ONE_BUCKET = 4096
 # Of DistributedDataParallel.

@@ -19,8 +19,9 @@ from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from dlojz import data, experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import data, experiments
 
 BATCHES = (1, 16, 64, 256)  # of nvJPEG
 

@@ -18,9 +18,10 @@ from PIL import Image
 from torch._C._profiler import _ExperimentalConfig  # to see the garbage collector, with --stack
 from torchvision import transforms
 
-from dlojz import experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
 from dlojz.runs.suspects import FAULTS
+from dlojz.training import experiments
 
 WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
 DELAY_S = 0.02  # of the straggler

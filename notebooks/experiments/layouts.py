@@ -16,8 +16,9 @@ from functools import partial
 import torch
 import torchvision
 
-from dlojz import evidence, experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import evidence, experiments
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
     "neither": (False, False, False),

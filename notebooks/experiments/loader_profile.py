@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torchvision import transforms
 
-from dlojz import data, spy
 from dlojz.runs import log
+from dlojz.training import data, spy
 
 BATCH = 32
 KEPT = 200  # functions: the others take next to nothing

@@ -12,8 +12,9 @@ import time
 import torch
 import torchvision
 
-from dlojz import experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import experiments
 
 WARM_UP, ROUNDS = 2, 5
 CLASSES = (10, 16, 1000, 1001, 1008, 50257, 50304)

@@ -15,8 +15,9 @@ from collections import Counter
 import torch
 import torchvision
 
-from dlojz import experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import experiments
 
 ROUNDS, TIMES = 5, 5
 COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches

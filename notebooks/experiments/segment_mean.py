@@ -11,8 +11,9 @@ import statistics
 
 import torch
 
-from dlojz import evidence, experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import evidence, experiments
 
 
 def loop_of_sums(x, ids, segments):

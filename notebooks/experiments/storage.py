@@ -31,8 +31,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from dlojz import experiments
 from dlojz.runs import log
+from dlojz.training import experiments
 
 OPERATIONS = {"open": "open", "os.scandir": "list", "os.listdir": "list"}
 

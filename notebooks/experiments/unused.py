@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torchvision.ops import StochasticDepth
 
-from dlojz import experiments, idr_torch
+from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training import experiments
 
 WIDTH, DEPTH = 512, 8
 

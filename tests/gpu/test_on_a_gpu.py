@@ -21,7 +21,7 @@ def run(folder, *flags):
 
 
 def test_fifty_steps_never_wait_for_the_gpu(tmp_path, monkeypatch, train):
-    from dlojz import data, metrics
+    from dlojz.training import data, metrics
 
     flags = "--test --test-nsteps 50 --epochs 2 --data synthetic --model resnet18 -b 32"
     set_epoch = data.Batches.set_epoch

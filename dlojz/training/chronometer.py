@@ -80,7 +80,7 @@ class Chronometer:
     clock: seconds, as `time.perf_counter`.
     device_clock: an object like `CudaClock`; by default one where `device` is a CUDA device.
     witness: looks at one step after the window, `witness.last` (None: at none): it is told by
-        `begins()` and `ends()`; see `dlojz.evidence`.
+        `begins()` and `ends()`; see `dlojz.training.evidence`.
 
     profiler: an attribute, for a `torch.profiler.profile` that looks at some of the steps. Those
         are not measured, and their phases are ranges in its trace. `stop()` stops it.

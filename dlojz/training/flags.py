@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from dlojz import idr_torch, models
+from dlojz import idr_torch
+from dlojz.training import models
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:

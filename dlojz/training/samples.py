@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dlojz import data
+from dlojz.training import data
 
 DRAWS = 32  # images that are made of the file
 WIDTH, HEIGHT = 500, 375  # pixels of the file, as most of ImageNet's

@@ -25,7 +25,7 @@ from contextlib import suppress
 
 import torch
 
-from dlojz import checkpoint, samples
+from dlojz.training import checkpoint, samples
 
 # The operations that tensor cores can do, by the names that the dispatcher knows them by.
 MATRIX_OPS = {
