@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dlojz import course, exercises, launch, presets, progress, series
+from dlojz import course, exercises, launch, presets, progress
 from dlojz.exercises import FASTER, SAME, Exercise, Finding, Runs, bars, common
+from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.folder import events_file
@@ -30,7 +31,7 @@ PAIRS = stats.MIN_PAIRS
 IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 # Rooms whose code decides what a run logs: runs of another version of it are not used again.
-MEASURING = ("machine", "runs", "training")
+MEASURING = ("jobs", "machine", "runs", "training")
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
 
 

@@ -159,11 +159,9 @@ def _wait(job):
     """Wait with a progress bar over the steps of the job."""
     from tqdm import tqdm
 
-    from dlojz import progress
-
     bar = tqdm(total=None, unit="step", desc=f"job {job.id}", leave=False, disable=None)
     with bar:  # none where the output is no terminal
-        for now in progress.follow(job):
+        for now in launch.follow(job):
             bar.total = now.total
             bar.set_postfix_str(str(now.state))
             bar.update(now.done - bar.n)

@@ -65,7 +65,7 @@ def _bar(job, label):
 
 
 def _move(job, bar, text, cancel):
-    for now in progress.follow(job):
+    for now in launch.follow(job):
         bar.max, bar.value = now.total or 1, now.done
         text.value = _news(now, job)
     ended_well = job.state == "COMPLETED"

@@ -7,7 +7,8 @@ import aa
 import pytest
 from test_stats import write_log
 
-from dlojz import launch, series
+from dlojz import launch
+from dlojz.launch import series
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 

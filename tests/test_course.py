@@ -94,48 +94,34 @@ def test_outside_the_course_one_is_told_where_to_go(tmp_path, monkeypatch):
 MAY_IMPORT = {
     "__init__": set(),
     "course": set(),
-    "forks": set(),
     "idr_torch": set(),
     "images": set(),
     "machine": set(),
     "presets": set(),
     "quizzes": set(),
     "table": set(),
+    "progress": {"course"},
     "runs": {"course", "idr_torch", "machine"},
     "sites": {"course"},
+    "detective": {"course", "progress", "runs", "table"},
     "exercises": {"runs"},
     "formats": {"runs", "table"},
-    "local": {"course", "presets", "runs"},
-    "progress": {"course", "runs"},
+    "jobs": {"course", "idr_torch", "presets", "runs"},
     "report": {"runs", "table"},
     "training": {"course", "idr_torch", "runs"},
     "communication": {"report", "runs", "table"},
-    "detective": {"course", "progress", "runs", "table"},
     "dlojz": {"idr_torch", "runs", "training"},
+    "launch": {"course", "jobs", "runs", "sites", "table"},
     "layouts": {"report", "runs", "table"},
     "loader": {"report", "runs", "table"},
     "loading": {"progress", "report", "runs", "table"},
     "precision": {"formats", "report", "runs"},
     "scaling": {"report", "runs", "table"},
-    "slurm": {"course", "local", "runs", "sites"},
     "timeline": {"report", "runs", "table"},
-    "warm": {"forks", "local"},
-    "launch": {"course", "local", "runs", "sites", "slurm", "table", "warm"},
     "nsight": {"course", "report", "runs", "table", "timeline"},
-    "series": {"course", "forks", "idr_torch", "launch", "local"},
     "verdict": {"course", "exercises", "launch", "progress", "runs"},
     "widgets": {"detective", "launch", "progress", "quizzes", "runs"},
-    "check": {
-        "course",
-        "exercises",
-        "launch",
-        "machine",
-        "presets",
-        "progress",
-        "runs",
-        "series",
-        "verdict",
-    },
+    "check": {"course", "exercises", "launch", "machine", "presets", "progress", "runs", "verdict"},
     "idr_pytools": {"launch", "widgets"},
     "cli": {
         "check",
@@ -144,7 +130,6 @@ MAY_IMPORT = {
         "launch",
         "machine",
         "presets",
-        "progress",
         "report",
         "runs",
         "timeline",
@@ -192,7 +177,7 @@ def test_no_file_is_named_like_a_package_that_it_would_hide():
     assert not list(REPOSITORY.glob("**/dl.py"))
 
 
-WITH_TORCH = {"dlojz.dlojz", "dlojz.forks"}  # and the room training
+WITH_TORCH = {"dlojz.dlojz"}  # and the room training
 
 
 def test_only_training_imports_torch_as_it_is_loaded():

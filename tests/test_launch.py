@@ -12,8 +12,9 @@ import time
 import psutil
 import pytest
 
-from dlojz import launch, local
-from dlojz.launch import State, SubmitError, find, latest, queue, submit
+from dlojz import launch
+from dlojz.jobs import tickets
+from dlojz.launch import State, SubmitError, find, latest, queue, request, submit
 from dlojz.runs import outcome
 
 
@@ -169,7 +170,7 @@ def test_a_submission_that_was_cut_short_disturbs_nobody(script, course_folder):
 
 def test_a_job_that_cannot_be_started_says_why(script, monkeypatch):
     script("")
-    monkeypatch.setattr(launch, "trainer_argv", lambda *_: ["/nowhere/python"])
+    monkeypatch.setattr(request, "trainer_argv", lambda *_: ["/nowhere/python"])
     job = submit("t.py")
     assert job.wait(30) == State.FAILED
     assert "/nowhere/python" in job.explain()
@@ -331,14 +332,14 @@ def test_a_run_by_hand_is_a_job_too(course_folder, train, tmp_path):
 
 def test_a_symbolic_link_in_the_queues_folder_is_not_followed(script, tmp_path):
     victim = tmp_path / "victim"
-    (local.queue_folder() / "lock").symlink_to(victim)
+    (tickets.queue_folder() / "lock").symlink_to(victim)
     with pytest.raises(OSError, match="symbolic links"):
         submit((str(script("")),))
     assert not victim.exists()
 
 
 def test_all_users_may_queue(script):
-    folder = local.queue_folder()
+    folder = tickets.queue_folder()
     assert folder.stat().st_mode & 0o7777 == 0o1777
 
 
@@ -353,12 +354,12 @@ def test_another_user_gets_no_device_that_is_held(script, tmp_path):
     code = """
         import os
         from pathlib import Path
-        from dlojz import local
-        local.devices()  # the last import: the interpreter may lie in a private home
+        from dlojz.jobs import tickets
+        tickets.devices()  # the last import: the interpreter may lie in a private home
         os.setgid(65534)
         os.setuid(65534)
-        ticket, fd = local.take_ticket(Path("/somewhere"))
-        print(os.getuid(), local.is_first(ticket), bool(local._grab(1)))
+        ticket, fd = tickets.take_ticket(Path("/somewhere"))
+        print(os.getuid(), tickets.is_first(ticket), bool(tickets.grab(1)))
         """
     for folder in (tmp_path, *tmp_path.parents):
         if folder.is_relative_to("/tmp/pytest-of-root"):
@@ -390,7 +391,7 @@ def test_a_dry_run_shows_what_would_run_and_submits_nothing(script, course_folde
 def test_the_launcher_is_chosen_by_what_is_there(script, monkeypatch):
     script("")
     monkeypatch.delenv("DLOJZ_LAUNCHER", raising=False)
-    monkeypatch.setattr(launch, "_slurm_is_here", lambda: True)
+    monkeypatch.setattr(request, "_slurm_is_here", lambda: True)
     assert launch.launcher() == "slurm"
     monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
     assert launch.launcher() == "local"

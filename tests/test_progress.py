@@ -2,13 +2,14 @@
 
 import pytest
 
-from dlojz import progress
+from dlojz import launch, progress
 from dlojz.launch import submit
+from dlojz.launch.follow import _after
 
 
 def test_a_job_is_followed_to_its_end(course_folder):
     flags = "--test --test-nsteps 5 -e 2 --data synthetic --model resnet18 --image-size 32 -b 2"
-    seen = list(progress.follow(submit(f"dlojz.py {flags}"), every_s=0.02))
+    seen = list(launch.follow(submit(f"dlojz.py {flags}"), every_s=0.02))
     assert seen[0].state in ("QUEUED", "RUNNING")
     assert (seen[-1].state, seen[-1].done, seen[-1].total) == ("COMPLETED", 10, 10)
     assert [n.done for n in seen] == sorted(n.done for n in seen)
@@ -16,10 +17,10 @@ def test_a_job_is_followed_to_its_end(course_folder):
 
 
 def test_the_rate_is_that_of_all_processes():
-    now = progress.Now("RUNNING")
+    now = launch.Now("RUNNING")
     step = {"event": "step", "images": 8, "loss": 2.0, "host_ms": {"forward": 60, "backward": 40}}
     for event in ({"event": "start", "size": 4}, {"event": "setup", "steps": 9}, step):
-        now = progress._after(now, event)
+        now = _after(now, event)
     assert (now.done, now.total, now.images_per_s) == (1, 9, 320)
 
 

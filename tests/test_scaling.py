@@ -11,7 +11,8 @@ import steps
 from test_layouts import experiment, measure
 from test_stats import write_log
 
-from dlojz import course, launch, scaling, series
+from dlojz import course, launch, scaling
+from dlojz.launch import series
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
 

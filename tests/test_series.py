@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
-from dlojz import course, launch, series
+from dlojz import course, launch
+from dlojz.jobs import several
+from dlojz.launch import series
 from dlojz.runs import log
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 2"
@@ -53,7 +55,7 @@ def test_a_rehearsal_computes_on_meta_without_values(course_folder):
 def test_a_series_that_goes_on_leaves_what_is_finished(course_folder):
     job = series.submit([series.Entry("one", course.solution(1), FLAGS.split())], "again")
     job.wait()
-    plan = json.loads((job.directory / series.PLAN).read_text())
+    plan = json.loads((job.directory / several.PLAN).read_text())
     assert [e["name"] for e in plan] == ["one"]
     log_file = series.folders(job)["one"] / "events.jsonl"
     before = log_file.read_bytes()

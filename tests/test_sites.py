@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import sites, slurm
+from dlojz import sites
+from dlojz.launch import slurm
 
 REPOSITORY = Path(__file__).parent.parent
 SITES = REPOSITORY / "slurm" / "sites"

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from test_launch import text, until
 
-from dlojz import launch, slurm
-from dlojz.launch import State, SubmitError, find, latest, queue, submit
+from dlojz import launch
+from dlojz.launch import State, SubmitError, find, latest, queue, slurm, submit
 from dlojz.runs import log
 
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz import course, launch, series
+from dlojz import course, launch
+from dlojz.launch import series
 from dlojz.runs import log
 from dlojz.runs.folder import events_file
 from dlojz.runs.stats import summary

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlojz import warm
+from dlojz.jobs import warm
 from dlojz.launch import State, submit
 
 ENDINGS = {
@@ -78,7 +78,7 @@ def test_a_job_is_forked_with_torch_imported(script):
         assert job.state in (State.QUEUED, State.RUNNING), job.explain()
     pid, has_torch = said.split()
     assert has_torch == "True"
-    assert "dlojz.warm" in psutil.Process(int(pid)).parent().cmdline()
+    assert "dlojz.jobs.warm" in psutil.Process(int(pid)).parent().cmdline()
     assert job.wait(30) == State.COMPLETED
 
 
@@ -148,7 +148,7 @@ def test_a_job_of_two_processes_is_forked_and_cancelled(script):
         assert job.state in (State.QUEUED, State.RUNNING), job.explain()
     assert said[2] == said[5] == "True"
     torchrun = psutil.Process(int(said[1]))
-    assert "dlojz.warm" in torchrun.cmdline()
+    assert "dlojz.jobs.warm" in torchrun.cmdline()
     assert {p.pid for p in torchrun.children()} == {int(said[0]), int(said[3])}
     job.cancel()
     assert job.wait(30) == State.CANCELLED
@@ -276,10 +276,10 @@ def test_the_key_follows_the_courses_own_modules(monkeypatch, tmp_path):
     package.mkdir()
     (package / "dlojz.py").touch()
     (package / "log.py").touch()
-    monkeypatch.setattr(warm, "__file__", str(package / "warm.py"))
+    monkeypatch.setattr(warm, "__file__", str(package / "jobs" / "warm.py"))
     key = warm._key(os.environ)
     (package / "dlojz.py").write_text("# the trainee's")
     assert warm._key(os.environ) == key
     (package / "log.py").write_text("# ours")
     assert warm._key(os.environ) != key
-    assert Path(warm.__file__).parent == package
+    assert Path(warm.__file__).parent.parent == package

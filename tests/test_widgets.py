@@ -7,7 +7,7 @@ import ipywidgets
 import pytest
 from test_stats import write_log
 
-from dlojz import detective, progress, widgets
+from dlojz import detective, launch, progress, widgets
 from dlojz.launch import submit
 from dlojz.quizzes import QUIZZES
 from dlojz.runs import suspects
@@ -122,11 +122,11 @@ def test_several_jobs_are_told_apart_by_name_or_by_their_own_flags(course_folder
 def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):
     (course_folder / "t.py").write_text("")
     job = submit("t.py")
-    assert widgets._news(progress.Now("QUEUED"), job) == "QUEUED"
-    assert widgets._news(progress.Now("RUNNING"), job) == "RUNNING: starting"
-    assert widgets._news(progress.Now("RUNNING", 2, 9), job) == "RUNNING 2/9 steps"
+    assert widgets._news(launch.Now("QUEUED"), job) == "QUEUED"
+    assert widgets._news(launch.Now("RUNNING"), job) == "RUNNING: starting"
+    assert widgets._news(launch.Now("RUNNING", 2, 9), job) == "RUNNING 2/9 steps"
     job.wait(30)
-    text = widgets._news(progress.Now("RUNNING", 0, 0), job)
+    text = widgets._news(launch.Now("RUNNING", 0, 0), job)
     assert text.startswith("RUNNING for "), "a small experiment has no steps of training"
 
 

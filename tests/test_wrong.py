@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import wrong
 
-from dlojz import check, course, exercises, series
+from dlojz import check, course, exercises
 from dlojz.exercises import gpu
+from dlojz.launch import series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
 OWN = {

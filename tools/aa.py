@@ -19,7 +19,8 @@ from pathlib import Path
 from record import anonymous
 from tqdm import tqdm
 
-from dlojz import course, presets, series
+from dlojz import course, presets
+from dlojz.launch import series
 from dlojz.runs import log, stats
 from dlojz.table import Table
 

@@ -17,7 +17,8 @@ import torch
 import torchvision
 from tqdm import tqdm
 
-from dlojz import course, launch, series
+from dlojz import course, launch
+from dlojz.launch import series
 from dlojz.runs import log, stats
 from dlojz.training import evidence
 from dlojz.training.chronometer import Chronometer
@@ -257,7 +258,7 @@ def submitting(pairs=6):
     """What the launcher adds to running the trainer by hand: wall time, in pairs."""
     import subprocess
 
-    from dlojz.local import _environment
+    from dlojz.jobs.supervisor import _environment
 
     flags = "--test --test-nsteps 2 --data synthetic --model resnet18 --image-size 32 -b 4"
     trainer, added = course.solution(0), []

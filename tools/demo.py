@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from dlojz import check, course, images, launch, presets, progress, report
+from dlojz import check, course, images, launch, presets, report
 
 
 def main():
@@ -27,7 +27,7 @@ def main():
     jobs = launch.submit([f"{t} --test {preset.flags} --data data" for t in trainers], name="demo")
     for job in jobs:
         print(f"   job {job.id}: {job.command}", flush=True)
-        for now in progress.follow(job):
+        for now in launch.follow(job):
             if sys.stderr.isatty():
                 print(f"\r   {now.state} {now.done}/{now.total} steps ", end="", file=sys.stderr)
         if job.state != launch.State.COMPLETED:

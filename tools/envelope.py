@@ -15,7 +15,8 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 
-from dlojz import course, exercises, presets, series
+from dlojz import course, exercises, presets
+from dlojz.launch import series
 from dlojz.runs import log
 
 FACTOR = 4  # other processors round elsewhere, and the perturbations are few

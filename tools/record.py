@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dlojz import course, presets, report, series
+from dlojz import course, presets, report
+from dlojz.launch import series
 from dlojz.runs import stats, trace
 
 SYNTHETIC = "--image-size 224 --test --data synthetic"

@@ -1,7 +1,7 @@
 """To be a training in a process that was forked, and not started.
 
 Importing torch and torchvision takes seconds of a core. A process that has done so can be forked
-for one training after the other: `dlojz.warm` for jobs, `dlojz.series` for the runs of one job.
+for one training after the other: `warm` does so for jobs, `several` for the runs of one job.
 torchrun can be had in a fork, too, and what it starts are forks then.
 """
 

@@ -1,4 +1,4 @@
-"""A process that has imported torch, and is forked for each job: `python -m dlojz.warm SOCKET`.
+"""A process with torch imported, forked for each job: `python -m dlojz.jobs.warm SOCKET`.
 
 Importing torch and torchvision takes seconds of a core, and each job would begin with them. So the
 first job of a user starts this process. It listens on a socket that only this user may open, and
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dlojz import forks, local
+from dlojz.jobs import forks, supervisor
 
 FOLDER = "/tmp/dlojz-warm-{}"  # by user; a short path: a socket's is limited to 107 bytes
 KEEP_S = 600.0
@@ -73,7 +73,7 @@ def _folder() -> Path:
 
 def _key(environment) -> str:
     """What must be the same for a fork to be as good as a process of its own, in short."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     own = [p for p in package.rglob("*.py") if p.name != "dlojz.py"]  # the trainee's: jobs copy it
     same = (
         sys.executable,
@@ -103,7 +103,7 @@ def _connect(path: Path, environment) -> socket.socket:
             raise TimeoutError(f"nobody listens at {path}")
         if not server:
             server = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "dlojz.warm", str(path)],
+                [sys.executable, "-P", "-u", "-m", "dlojz.jobs.warm", str(path)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -179,8 +179,8 @@ def main():
     os.environ.clear()
     os.environ.update(told["environment"])
     try:
-        local.supervise(run, Path(told["ticket"]))
-    except local.BecomeJob as job:
+        supervisor.supervise(run, Path(told["ticket"]))
+    except supervisor.BecomeJob as job:
         argv, processes = job.argv, job.processes
         os.close(ticket_fd)  # the supervisor holds it
     else:

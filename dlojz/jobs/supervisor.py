@@ -1,16 +1,13 @@
-"""Runs jobs on this machine, in order: `python -m dlojz.local RUN TICKET` supervises one.
+"""Runs jobs on this machine, in order: `python -m dlojz.jobs.supervisor RUN TICKET` supervises one.
 
 There is no daemon. Each job has a supervisor process of its own, which outlives the notebook that
 submitted it. It waits its turn by ticket, holds a lock for each device, enforces the time limit,
 ends all that the job started, and writes down how it went.
 
-The tickets and the locks are files in a folder of the machine, shared by all users, and held with
-flock: the kernel lets go of them when their process ends, however it ends. A ticket that nobody
-holds belongs to a supervisor that died.
+The tickets and the locks are files: see `dlojz.jobs.tickets`.
 """
 
 import ctypes
-import fcntl
 import json
 import os
 import re
@@ -18,13 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from dlojz import course, presets
+from dlojz.jobs import tickets
 from dlojz.runs import outcome
 
 POLL_S = 0.1  # how often a supervisor looks at the queue, the clock and the wish to cancel
@@ -36,128 +33,6 @@ LAUNCHER_VARIABLES = re.compile(
     r"(SLURM_|PMI|PET_|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
-
-
-def devices() -> tuple[str, ...]:
-    """What one job at a time may hold: each GPU, or else the processor as a whole."""
-    return presets.gpus() or ("cpu",)
-
-
-# The queue ----------------------------------------------------------------------------------
-
-
-def queue_folder() -> Path:
-    """The machine's folder of tickets and locks: $DLOJZ_QUEUE, or one in /tmp for all users."""
-    # Not tempfile's folder: TMPDIR may be one for each session, and all must meet.
-    folder = Path(os.environ.get("DLOJZ_QUEUE") or "/tmp/dlojz-queue").resolve()
-    if not folder.is_dir():
-        fresh = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
-        fresh.mkdir(parents=True)
-        fresh.chmod(0o1777)  # all users write, none removes another's files
-        try:
-            fresh.rename(folder)
-        except OSError:  # somebody was faster
-            fresh.rmdir()
-    return folder
-
-
-def _open(path: Path) -> int:
-    """A descriptor to lock: read only, so that it works on other users' files, and never a link."""
-    while True:
-        try:
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            pass
-        try:
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            os.fchmod(fd, 0o644)  # others must be able to lock it, whatever this user's umask
-            os.close(fd)
-        except FileExistsError:  # somebody was faster
-            continue
-
-
-def _try_lock(fd: int, kind=fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextmanager
-def _whole_queue(folder):
-    fd = _open(folder / "lock")
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def take_ticket(run: Path) -> tuple[Path, int]:
-    """Join the queue for the job in `run`: the ticket and the open descriptor that holds it."""
-    folder = queue_folder()
-    with _whole_queue(folder):
-        for ticket in (*folder.glob("ticket-*"), *folder.glob("running-*")):
-            if not _is_held(ticket):
-                with suppress(PermissionError):  # another user's: they will
-                    ticket.unlink(missing_ok=True)
-        number = max((int(t.name.split("-")[1]) for t in folder.glob("ticket-*")), default=0) + 1
-        name = f"{number:08d}-{uuid.uuid4().hex[:8]}"
-        fresh = folder / f"new-{name}"
-        fresh.write_text(json.dumps({"run": str(run), "user": os.getuid()}))
-        fresh.chmod(0o644)
-        fd = _open(fresh)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        ticket = folder / f"ticket-{name}"
-        fresh.rename(ticket)  # held before it can be seen
-    return ticket, fd
-
-
-def is_alive(ticket: Path) -> bool:
-    """Is the supervisor with this ticket, waiting or running, alive?"""
-    return _is_held(ticket) or _is_held(_running(ticket))
-
-
-def _running(ticket: Path) -> Path:
-    """The ticket's name once its job runs: it is nobody's predecessor any more."""
-    return ticket.with_name(ticket.name.replace("ticket-", "running-"))
-
-
-def _is_held(ticket: Path) -> bool:
-    try:
-        fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _try_lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
-
-
-def is_first(ticket: Path) -> bool:
-    """Has nobody who waits come before?"""
-    earlier = (t for t in ticket.parent.glob("ticket-*") if t.name < ticket.name)
-    return not any(_is_held(t) for t in earlier)
-
-
-def _grab(count: int) -> dict[str, int]:
-    """Locks on `count` free devices, as {device: descriptor}; empty if fewer are free."""
-    held = {}
-    for device in devices():
-        fd = _open(queue_folder() / f"device-{device}")
-        if len(held) < count and _try_lock(fd):
-            held[device] = fd
-        else:
-            os.close(fd)
-    if len(held) < count:
-        for fd in held.values():
-            os.close(fd)
-        return {}
-    return held
-
-
-# The supervisor -----------------------------------------------------------------------------
 
 
 def supervise(run: Path, ticket: Path):
@@ -172,7 +47,7 @@ def supervise(run: Path, ticket: Path):
         if not held:
             _write_state(run, "CANCELLED", ended=time.time(), reason="cancelled while it waited")
             return
-        ticket.rename(_running(ticket))  # the next may try
+        ticket.rename(tickets.running(ticket))  # the next may try
         _run(run, job, held)
     except OSError as error:
         _write_state(run, "FAILED", ended=time.time(), reason=f"could not be run: {error}")
@@ -180,14 +55,14 @@ def supervise(run: Path, ticket: Path):
     finally:
         if os.getpid() == me:
             ticket.unlink(missing_ok=True)
-            _running(ticket).unlink(missing_ok=True)
+            tickets.running(ticket).unlink(missing_ok=True)
 
 
 def _wait_for_devices(run, ticket, job):
     count = job["n_gpu"] if presets.gpus() else 1
     while not (run / "cancel").exists():
-        first = is_first(ticket)
-        if first and (held := _grab(count)):
+        first = tickets.is_first(ticket)
+        if first and (held := tickets.grab(count)):
             return held
         time.sleep(POLL_S if first else 5 * POLL_S)  # a long queue must not disturb the job
     return {}
@@ -224,7 +99,7 @@ class BecomeJob(BaseException):
 
 
 def _start(job, environment, locks, out, err) -> psutil.Process:
-    """The job's process: a fork of this one, where torch is imported already (`dlojz.warm`)."""
+    """The job's process: a fork of this one, where torch is imported already (`warm`)."""
     # If this process is killed the job ends with it; torchrun must be left time to end its ranks.
     end_signal = signal.SIGKILL if job["n_gpu"] == 1 else signal.SIGTERM
     python, *argv = job["argv"]

@@ -18,8 +18,9 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from dlojz import course, local, sites
+from dlojz import course, sites
 from dlojz.course import course_root
+from dlojz.jobs import supervisor
 from dlojz.runs import outcome
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
@@ -225,7 +226,7 @@ def sbatch(run: Path, script: str, here: sites.Site, words: list[str]) -> str:
     file = run / SCRIPT
     file.write_text(script)
     # What belongs to the job that we are in, such as a notebook's, must not reach the new one.
-    mine = (local.LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
+    mine = (supervisor.LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
     env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not any(m(k) for m in mine)}
     env |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
     if not here.modules and not here.activate:  # else the site's own Python

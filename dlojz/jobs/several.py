@@ -1,7 +1,4 @@
-"""Run several trainings one after the other in one job: the same devices, the same hour.
-
-    job = series.submit([Entry("before-1", solution, flags), Entry("after-1", mine, flags)], "pair")
-    series.folders(job)         # {"before-1": runs/0007/before-1, ...}: each with a log of its own
+"""The program of a job that runs several trainings, one after the other: see `launch.series`.
 
 Each training is a process of its own, forked from one that has already imported torch: a run then
 costs its computing, and not the seconds of its imports. A training that fails, or is out of memory,
@@ -16,77 +13,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlojz import course, forks, idr_torch, launch, local
+from dlojz import course, idr_torch
+from dlojz.jobs import forks, supervisor
 
-PLAN = "plan.json"
+PLAN = "plan.json"  # in the job's folder: the trainings, in order
 POLL_S = 0.02  # between looks at a child
 GRACE_S = 3.0  # for a process whose partner has failed
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One training of a series."""
-
-    name: str  # of its folder
-    trainer: Path
-    flags: Sequence[str]  # in them, {run} is the folder of this training
-    rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
-
-
-def submit(
-    entries: Sequence[Entry],
-    name: str,
-    time_max: str = "01:00:00",
-    files: Mapping[str, bytes] | None = None,
-    n_gpu: int = 1,
-) -> launch.Job:
-    """Submit the trainings as one job, with copies of the trainers as they are now, and `files`.
-
-    n_gpu: GPUs, and processes of each training.
-    """
-    sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(entries)}
-    files = dict(files or {})
-    files |= {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
-    plan = [asdict(e) | {"trainer": sources[str(e.trainer)]} for e in entries]
-    files[PLAN] = json.dumps(plan, indent=1).encode()
-    return launch.submit((__file__,), n_gpu, name=name, time_max=time_max, files=files)
-
-
-def folders(job: launch.Job) -> dict[str, Path]:
-    """The folder of each training of a series, by name and in order; not all may exist yet."""
-    return {e["name"]: job.directory / e["name"] for e in _plan(job.directory)}
-
-
-def finished(job: launch.Job) -> int:
-    """How many trainings of the series have ended, well or badly."""
-    return sum((folder / "exit_code").exists() for folder in folders(job).values())
-
-
-def as_they_end(job: launch.Job) -> Iterator[tuple[str, Path]]:
-    """Name and folder of each training of a series, in order, as soon as it has ended.
-
-    Raises RuntimeError, with what the job said, if the job ends before one of them.
-    """
-    for name, folder in folders(job).items():
-        while not (folder / "exit_code").exists():
-            if job.state.final and not (folder / "exit_code").exists():
-                raise RuntimeError(f"the series ended before {name}: {job.explain()}")
-            time.sleep(0.2)
-        yield name, folder
-
-
-def _plan(folder):
+def plan(folder):
     return json.loads((folder / PLAN).read_text())
 
 
 def main():
     job = Path(os.environ["DLOJZ_RUN"])
     forks.prepare()  # here, once, for all of them
-    for entry in _plan(job):
+    for entry in plan(job):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # the job was stopped, and goes on
             continue
@@ -157,7 +101,7 @@ def _all_codes(folder) -> int:
 
 def _become(job, folder, entry):
     """Be this training, from here to the end of the process."""
-    ctypes.CDLL(None).prctl(local.PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the series
+    ctypes.CDLL(None).prctl(supervisor.PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the series
     for stream, file in ((sys.stdout, "stdout.txt"), (sys.stderr, "stderr.txt")):
         stream.flush()
         descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -1,0 +1,35 @@
+"""Submit the trainer as a job, watch it, cancel it: on this machine, or on Slurm.
+
+    from dlojz.launch import submit, queue, latest
+    job = submit("dlojz/dlojz.py --test -b 128")          # one job
+    jobs = submit([f"dlojz/dlojz.py --test -b {b}" for b in (8, 16, 32)], name="sweep")
+    job.wait(); job.state; job.directory; job.cancel()
+
+What runs is what was submitted: the trainer is copied into the job's folder, and the copy is run.
+Jobs outlive whoever submitted them; on one machine they run one after the other.
+"""
+
+from dlojz.launch.follow import Now, follow
+from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
+from dlojz.launch.request import Script, SubmitError, launcher, submit, trainer_argv
+from dlojz.launch.slurm import SlurmError
+
+__all__ = [
+    "QUEUE",
+    "Job",
+    "Now",
+    "Script",
+    "SlurmError",
+    "State",
+    "SubmitError",
+    "find",
+    "follow",
+    "in_queue",
+    "jobs",
+    "latest",
+    "launcher",
+    "queue",
+    "queue_row",
+    "submit",
+    "trainer_argv",
+]

@@ -1,0 +1,58 @@
+"""How far a job is, again and again until it has ended."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from dlojz.runs.folder import events_file
+
+
+@dataclass(frozen=True)
+class Now:
+    """A job under way: training steps done, of how many, and its pace.
+
+    total: None before it knows; 0 of a small experiment, which has no steps of training.
+    """
+
+    state: str
+    done: int = 0
+    total: int | None = None
+    loss: float | None = None
+    images_per_s: float | None = None  # of the last step, all processes together
+    processes: int = 1
+
+
+def follow(job, every_s: float = 0.2) -> Iterator[Now]:
+    """What a job is doing, again and again until it has ended; reads each line of its log once."""
+    file, partial, now = events_file(job.directory), b"", Now(str(job.state))
+    position = 0
+    while True:
+        state = job.state
+        if file.exists():
+            with file.open("rb") as stream:
+                stream.seek(position)
+                lines = (partial + stream.read()).split(b"\n")
+                position = stream.tell()
+            partial = lines.pop()  # not ended yet
+            for line in lines:
+                with suppress(ValueError):  # cut when the run was killed, before it went on
+                    now = _after(now, json.loads(line))
+        now = replace(now, state=str(state))
+        yield now
+        if state.final:
+            return
+        time.sleep(every_s)
+
+
+def _after(now, event):
+    kind = event["event"]
+    if kind == "start":
+        return replace(now, processes=event.get("size", 1))
+    if kind == "setup":
+        return Now(now.state, 0, event.get("steps", 0), processes=now.processes)
+    if kind == "step":
+        rate = 1000 * now.processes * event["images"] / sum(event["host_ms"].values())
+        return replace(now, done=now.done + 1, loss=event["loss"], images_per_s=rate)
+    return now

@@ -1,0 +1,69 @@
+"""Run several trainings one after the other in one job: the same devices, the same hour.
+
+    job = series.submit([Entry("before-1", solution, flags), Entry("after-1", mine, flags)], "pair")
+    series.folders(job)         # {"before-1": runs/0007/before-1, ...}: each with a log of its own
+
+The program that the job runs is `dlojz.jobs.several`.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dlojz.jobs import several
+from dlojz.launch import request
+from dlojz.launch.job import Job
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One training of a series."""
+
+    name: str  # of its folder
+    trainer: Path
+    flags: Sequence[str]  # in them, {run} is the folder of this training
+    rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
+
+
+def submit(
+    entries: Sequence[Entry],
+    name: str,
+    time_max: str = "01:00:00",
+    files: Mapping[str, bytes] | None = None,
+    n_gpu: int = 1,
+) -> Job:
+    """Submit the trainings as one job, with copies of the trainers as they are now, and `files`.
+
+    n_gpu: GPUs, and processes of each training.
+    """
+    sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(entries)}
+    files = dict(files or {})
+    files |= {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
+    plan = [asdict(e) | {"trainer": sources[str(e.trainer)]} for e in entries]
+    files[several.PLAN] = json.dumps(plan, indent=1).encode()
+    return request.submit((several.__file__,), n_gpu, name=name, time_max=time_max, files=files)
+
+
+def folders(job: Job) -> dict[str, Path]:
+    """The folder of each training of a series, by name and in order; not all may exist yet."""
+    return {e["name"]: job.directory / e["name"] for e in several.plan(job.directory)}
+
+
+def finished(job: Job) -> int:
+    """How many trainings of the series have ended, well or badly."""
+    return sum((folder / "exit_code").exists() for folder in folders(job).values())
+
+
+def as_they_end(job: Job) -> Iterator[tuple[str, Path]]:
+    """Name and folder of each training of a series, in order, as soon as it has ended.
+
+    Raises RuntimeError, with what the job said, if the job ends before one of them.
+    """
+    for name, folder in folders(job).items():
+        while not (folder / "exit_code").exists():
+            if job.state.final and not (folder / "exit_code").exists():
+                raise RuntimeError(f"the series ended before {name}: {job.explain()}")
+            time.sleep(0.2)
+        yield name, folder
