@@ -189,7 +189,7 @@ def _report(args):
 
 
 def _trace(args):
-    from dlojz import timeline
+    from dlojz.figures import timeline
     from dlojz.runs import trace
 
     found = timeline.open_trace(_run(args.job) if args.job else launch.latest())
@@ -204,7 +204,7 @@ def _trace(args):
 
 
 def _show(runs, png=None):
-    from dlojz import report
+    from dlojz.figures import report
 
     print(report.inspect_run(runs[0]) if len(runs) == 1 else report.compare_runs(runs))
     if png:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dlojz import communication
+from dlojz.figures import ddp
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
 
@@ -47,7 +47,7 @@ def write(folder, size, slow=None, evidence=True, **last):
 
 
 def test_a_table_of_what_is_said(tmp_path):
-    rows = communication.collectives(write(tmp_path / "r", 3, slow=1)).rows
+    rows = ddp.collectives(write(tmp_path / "r", 3, slow=1)).rows
     assert rows == [
         ("all_reduce", "float32", "gloo", "2", "26 MB", "30.0 to 40.0 ms"),
         ("broadcast", "float32", "gloo", "1", "4.1 kB", "0.5 to 5.5 ms"),
@@ -55,17 +55,17 @@ def test_a_table_of_what_is_said(tmp_path):
 
 
 def test_the_straggler_is_the_one_that_waits_least(tmp_path):
-    rank, waits = communication.straggler(write(tmp_path / "r", 3, slow=2))
+    rank, waits = ddp.straggler(write(tmp_path / "r", 3, slow=2))
     assert rank == 2
     assert waits == pytest.approx(15)
 
 
 def test_the_figures_are_drawn(tmp_path):
     run = write(tmp_path / "r", 3, slow=1)
-    when, much = communication.plot_collectives(run)
+    when, much = ddp.plot_collectives(run)
     assert len(when.patches) == 3 * (1 + len(BUCKETS))
     assert sum(p.get_width() for p in much.patches) == pytest.approx(3 * 26.004096)
-    assert "wait 15.0 ms for process 1" in communication.plot_ranks(run).get_title(loc="left")
+    assert "wait 15.0 ms for process 1" in ddp.plot_ranks(run).get_title(loc="left")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_figures_are_drawn(tmp_path):
     ],
 )
 def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
-    when, _ = communication.plot_collectives(write(tmp_path / "r", 2, **last))
+    when, _ = ddp.plot_collectives(write(tmp_path / "r", 2, **last))
     assert title in when.get_title(loc="left")
     assert len(when.patches) == 2 * (1 + bars)
 
@@ -87,4 +87,4 @@ def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
 )
 def test_a_run_without_communication_says_what_to_do(size, evidence, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        communication.plot_collectives(write(tmp_path / "r", size, evidence=evidence))
+        ddp.plot_collectives(write(tmp_path / "r", size, evidence=evidence))

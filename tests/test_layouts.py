@@ -11,7 +11,7 @@ mpl.use("Agg")
 import torch
 from test_stats import write_log
 
-from dlojz import layouts, report
+from dlojz.figures import layouts, report
 from dlojz.runs.stats import summary
 
 ARGUMENTS = {"model": "resnet50", "image_size": 224, "batch_size": 256, "precision": "fp16"}
@@ -252,5 +252,5 @@ def test_energy_is_better_when_there_is_less(tmp_path):
 
 
 def test_the_figures_do_not_wait_for_torch():
-    code = "import dlojz.layouts, sys; sys.exit('torch' in sys.modules)"
+    code = "import dlojz.figures.layouts, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,7 @@ import pytest
 mpl.use("Agg")
 from test_stats import write_log
 
-from dlojz import loading
+from dlojz.figures import loading
 from dlojz.runs.log import PHASES
 
 SPEEDS = {

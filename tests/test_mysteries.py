@@ -2,7 +2,8 @@
 
 import pytest
 
-from dlojz import detective, progress, timeline
+from dlojz import detective, progress
+from dlojz.figures import timeline
 from dlojz.runs import suspects
 
 

@@ -88,7 +88,8 @@ def test_every_figure_is_shown_where_it_is_drawn():
 
     draw = "report.plot_phases([runs.recorded('h100/01-resnet50-fp32-b0032')]);"
     cells = [
-        nbformat.v4.new_code_cell(c) for c in ("from dlojz import report, runs", draw, draw, draw)
+        nbformat.v4.new_code_cell(c)
+        for c in ("from dlojz import runs; from dlojz.figures import report", draw, draw, draw)
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()

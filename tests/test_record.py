@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import record
 
-from dlojz import course, report, timeline
+from dlojz import course
+from dlojz.figures import report, timeline
 from dlojz.runs import trace
 
 REPOSITORY = Path(__file__).parent.parent

@@ -8,7 +8,8 @@ import pytest
 mpl.use("Agg")
 from test_stats import write_log
 
-from dlojz import course, report
+from dlojz import course
+from dlojz.figures import report
 from dlojz.runs import recorded
 from dlojz.runs.stats import summary
 

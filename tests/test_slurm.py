@@ -414,7 +414,7 @@ def test_a_training_from_a_notebook_on_two_nodes_is_the_one_on_two_processes_her
 ):
     flags = f"{SMOKE} --data {images} --test --test-nsteps 4"
     figure = in_a_notebook(
-        "from dlojz import communication\nfrom dlojz.launch import submit",
+        "from dlojz.figures import ddp\nfrom dlojz.launch import submit",
         f"job = submit('solutions/dlojz_06_ddp.py {flags}', n_gpu=4)\njob.wait()",
         "communication.plot_collectives(job);",
     )

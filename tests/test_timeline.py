@@ -6,7 +6,8 @@ import pytest
 from test_stats import write_log
 from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
-from dlojz import cli, report, timeline
+from dlojz import cli
+from dlojz.figures import report, timeline
 from dlojz.runs import trace
 from dlojz.runs.folder import trace_file
 from dlojz.runs.log import PHASES

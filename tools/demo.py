@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from dlojz import check, course, images, launch, presets, report
+from dlojz import check, course, images, launch, presets
+from dlojz.figures import report
 
 
 def main():

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dlojz import course, presets, report
+from dlojz import course, presets
+from dlojz.figures import report
 from dlojz.launch import series
 from dlojz.runs import stats, trace
 

@@ -12,8 +12,8 @@ import torch
 mpl.use("Agg")
 from test_stats import write_log
 
-from dlojz import formats, precision
-from dlojz.formats import FORMATS
+from dlojz.figures import formats
+from dlojz.figures.formats import FORMATS
 from dlojz.runs.stats import summary
 
 EXPERIMENTS = Path(__file__).parent.parent / "notebooks" / "experiments"
@@ -176,7 +176,7 @@ def test_sizes_are_measured_around_the_given_one(ran):
 
 
 def test_the_formats_are_drawn_with_all_their_bits():
-    ax = precision.plot_formats()
+    ax = formats.plot_formats()
     widths = [p.get_width() for p in ax.patches]
     assert sum(widths) == 8 * (4 + 4 + 2 + 2)
     assert "65,504" in ax.texts[-1].get_text()
@@ -184,17 +184,17 @@ def test_the_formats_are_drawn_with_all_their_bits():
 
 def test_the_underflow_is_told_before_and_after_scaling(measured):
     run = measured({"gradients": {"activations / -30": 30, "activations / -10": 70}})
-    axes = precision.plot_underflow(run)
+    axes = formats.plot_underflow(run)
     assert legend(axes[0]) == ["of activations: 30.00% become zero, 0% lose bits"]
     assert legend(axes[1]) == ["of activations: 0.00% become zero, 0% lose bits"]
     assert "of activations: 0.00% become zero, 0% lose bits, 70.0% are infinite" in legend(
-        precision.plot_underflow(run, scale_exponent=30)[1]
+        formats.plot_underflow(run, scale_exponent=30)[1]
     )
 
 
 def test_skipped_steps_are_marked(measured):
     scales = dict(zip(("scale / 0", "scale / 1", "scale / 2"), (8.0, 4.0, 4.0), strict=True))
-    ax = precision.plot_scale(measured({"loss scale": scales}))
+    ax = formats.plot_scale(measured({"loss scale": scales}))
     assert list(ax.lines[1].get_xdata()) == [0, 1], "as many marks as steps"
     assert ax.get_title(loc="left") == "1 of 2 steps skipped"
     assert [list(line.get_xdata()) for line in ax.lines][-1] == [0]
@@ -214,12 +214,12 @@ def test_sums_updates_and_reductions_are_lines_and_bars(measured):
             "relative error of a matrix product": parts,
         }
     )
-    assert [len(ax.lines) for ax in precision.plot_sums(run)] == [3, 3]
-    lines, bars = precision.plot_updates(run, run)
+    assert [len(ax.lines) for ax in formats.plot_sums(run)] == [3, 3]
+    lines, bars = formats.plot_updates(run, run)
     assert (len(lines.lines), len(bars.patches)) == (3, 6)
-    assert len(precision.plot_reductions(run).lines) == 4
+    assert len(formats.plot_reductions(run).lines) == 4
     sizes = measured({"TFLOP/s": {"fp16 / 15": 1.0, "fp16 / 16": 2.0}})
-    axes = precision.plot_sizes([sizes, sizes])
+    axes = formats.plot_sizes([sizes, sizes])
     assert list(axes[0][0].get_xticks()) == [16]
 
 
@@ -231,7 +231,7 @@ def test_the_footprint_is_stacked(measured):
         },
         "activations (bytes per image)": {"fp32": 5e6},
     }
-    left, right = precision.plot_footprint(measured(units))
+    left, right = formats.plot_footprint(measured(units))
     assert left.texts[0].get_text().strip() == "14.0"
     assert right.patches[0].get_width() == 5
 
@@ -250,11 +250,11 @@ def test_memory_is_split_into_what_is_fixed_and_what_a_batch_adds(tmp_path):
                   memory={"device_peak_bytes": 10**9 + b * 10**7})
         for b in (64, 128)
     ]  # fmt: skip
-    ax = precision.plot_memory({"fp32": runs})
+    ax = formats.plot_memory({"fp32": runs})
     assert [p.get_width() for p in ax.patches] == pytest.approx([1.0, 2.56])
     assert "1.00 + 2.6 GB; 10.0 MB an image" in ax.texts[0].get_text()
     with pytest.raises(ValueError, match="fp16: expected completed runs of two batch sizes"):
-        precision.plot_memory({"fp16": runs[:1]})
+        formats.plot_memory({"fp16": runs[:1]})
 
 
 def test_each_precision_has_its_bar_and_what_did_not_fit_has_none(tmp_path):
@@ -263,7 +263,7 @@ def test_each_precision_has_its_bar_and_what_did_not_fit_has_none(tmp_path):
         with_precision(tmp_path / "a.jsonl", "fp32", steps=0, window=None, end=end),
         with_precision(tmp_path / "b.jsonl", "fp16"),
     ]
-    speed, energy = precision.plot_precisions(runs)
+    speed, energy = formats.plot_precisions(runs)
     assert [p.get_height() for p in speed.patches] == [summary(runs[1]).images_per_s]
     assert len(energy.patches) == 0
     assert legend(speed) == ["fp32", "fp16"]

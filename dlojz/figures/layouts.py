@@ -10,7 +10,7 @@ from itertools import product
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz import report
+from dlojz.figures import report
 from dlojz.runs import log
 from dlojz.runs.folder import path_of
 from dlojz.runs.stats import summary

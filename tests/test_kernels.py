@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from dlojz import nsight
+from dlojz.figures import kernels
 from dlojz.runs import trace
 
 HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
@@ -10,11 +10,11 @@ CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"
 NORM = "void at::batch_norm_backward_reduce_channels_last_kernel<4, float>(const T2 *)"
 
 
-def log(*kernels):
+def log(*measured):
     """What ncu writes: (name, duration, unit, memory, sm, tensor) of each kernel."""
     text = "==PROF== Connected to process 7\n" + HEAD
-    for i, (name, duration, unit, *shares) in enumerate(kernels):
-        values = zip(nsight.METRICS, (unit, "%", "%", "%"), (duration, *shares), strict=True)
+    for i, (name, duration, unit, *shares) in enumerate(measured):
+        values = zip(kernels.METRICS, (unit, "%", "%", "%"), (duration, *shares), strict=True)
         text += "".join(f'"{i}","{name}","{m}","{u}","{v}"\n' for m, u, v in values)
     return text + "==ERROR== An error occurred while trying to profile.\n"
 
@@ -32,7 +32,7 @@ def test_a_log_of_ncu_is_read_zipped_or_not(file, zipped):
         packed = file.with_suffix(".csv.gz")
         packed.write_bytes(gzip.compress(b"# on an H100\n# ncu ...\n" + file.read_bytes()))
         file = packed
-    found = nsight.read(file)
+    found = kernels.read(file)
     assert [k.us for k in found.all] == [3.0, 1.0]
     assert [k.tensor for k in found.all] == [70, 0]
     assert found.all[0].kind == trace.MATRIX
@@ -42,12 +42,12 @@ def test_a_log_of_ncu_is_read_zipped_or_not(file, zipped):
 def test_the_table_tells_the_mean_by_time(tmp_path):
     file = tmp_path / "ncu.csv"
     file.write_text(log((CONV, "3000", "ns", 20, 60, 70), (CONV, "1000", "ns", 60, 20, 30)))
-    (row,) = nsight.by_kind(file).rows
+    (row,) = kernels.by_kind(file).rows
     assert row == (trace.MATRIX, "2", "0.00", "100%", "30 %", "50 %", "60 %")
 
 
 def test_each_kernel_is_a_point(file):
-    ax = nsight.plot_kernels(file)
+    ax = kernels.plot_kernels(file)
     points = [c.get_offsets().tolist() for c in ax.collections]
     assert points == [[[70, 20]], [[0, 90]]], "what takes most time is first"
     assert ax.get_legend_handles_labels()[1][0].endswith(": 75.0%")
@@ -66,8 +66,8 @@ def test_each_kernel_is_a_point(file):
 def test_what_ncu_did_not_write_says_so(tmp_path, text, said):
     file = tmp_path / "ncu.csv"
     file.write_text(text)
-    with pytest.raises(nsight.NsightError, match=said):
-        nsight.read(file)
+    with pytest.raises(kernels.NsightError, match=said):
+        kernels.read(file)
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_what_ncu_did_not_write_says_so(tmp_path, text, said):
     ],
 )
 def test_a_kernel_is_named_in_words_or_without_its_types(name, expected):
-    assert nsight.short(name) == expected
+    assert kernels.short(name) == expected
 
 
 def test_the_recorded_reading_is_of_a_gpu_and_names_no_machine():
-    found = nsight.read(nsight.recorded())
+    found = kernels.read(kernels.recorded())
     assert len(found.all) == 175
     assert "NVIDIA H100 80GB HBM3, torch 2.11.0" in found.about
-    head = gzip.decompress(nsight.recorded().read_bytes()).decode().splitlines()[3]
+    head = gzip.decompress(kernels.recorded().read_bytes()).decode().splitlines()[3]
     assert "Host" not in head
     assert "Process" not in head

@@ -11,7 +11,8 @@ import steps
 from test_layouts import experiment, measure
 from test_stats import write_log
 
-from dlojz import course, launch, scaling
+from dlojz import course, launch
+from dlojz.figures import ddp
 from dlojz.launch import series
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
@@ -42,17 +43,17 @@ def test_speed_is_that_of_all_processes_and_a_failed_run_has_none(tmp_path):
         ranks(tmp_path / "two", 2, ms=dict.fromkeys(PHASES, 25)),  # 125 ms, not 100
         ranks(tmp_path / "failed", 1, steps=0, window=None),
     ]
-    assert scaling.speeds(runs) == {1: [pytest.approx(320)], 2: [pytest.approx(512)]}
-    assert scaling.efficiency(runs).rows == [
+    assert ddp.speeds(runs) == {1: [pytest.approx(320)], 2: [pytest.approx(512)]}
+    assert ddp.efficiency(runs).rows == [
         ("1", "320", "320 to 320", "1", "100.0%"),
         ("2", "512", "512 to 512", "1", "80.0%"),
     ]
-    ax = scaling.plot_scaling(runs[:2])
+    ax = ddp.plot_scaling(runs[:2])
     assert [t.get_text() for t in ax.texts] == ["320 (100.0%)", "512 (80.0%)"]
 
 
 def test_without_one_process_there_is_nothing_to_compare_with(tmp_path):
-    assert scaling.efficiency([ranks(tmp_path / "two", 2)]).rows[0][-1] == "-"
+    assert ddp.efficiency([ranks(tmp_path / "two", 2)]).rows[0][-1] == "-"
 
 
 # The link ----------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def all_reduce(tmp_path):
 
 
 def test_the_model_of_the_link_finds_latency_and_bandwidth(all_reduce):
-    link = scaling.link(all_reduce)
+    link = ddp.link(all_reduce)
     assert link.processes == 4
     assert link.latency_s == pytest.approx(0.5e-3)
     assert link.bandwidth == pytest.approx(2e9)
@@ -79,7 +80,7 @@ def test_the_model_of_the_link_finds_latency_and_bandwidth(all_reduce):
 
 
 def test_the_link_is_drawn_through_its_points(all_reduce):
-    points, line = scaling.plot_link([all_reduce]).lines
+    points, line = ddp.plot_link([all_reduce]).lines
     assert list(points.get_ydata()) == pytest.approx(list(line.get_ydata()))
 
 
@@ -98,17 +99,15 @@ def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
         variant("DDP", [110.0, 210.0, 112.0], 25_000_000, 75_000_000),
         variant("other", [101.0, 201.0, 101.0]),
     )
-    ax = scaling.plot_variants(path, only=["DDP"])
+    ax = ddp.plot_variants(path, only=["DDP"])
     assert [bar.get_width() for bar in ax.patches] == [10.0]
     assert [t.get_text().split() for t in ax.texts] == [["+10.0%", "2", "calls,", "100", "MB"]]
-    assert len(scaling.plot_variants(path).patches) == 2
-    against = scaling.plot_variants(path, to="DDP").patches
+    assert len(ddp.plot_variants(path).patches) == 2
+    against = ddp.plot_variants(path, to="DDP").patches
     assert [bar.get_width() for bar in against] == [-10.0, -9.0]
     with pytest.raises(ValueError, match="no variant 'SyncBatchNorm' in it, only alone, DDP"):
-        scaling.plot_variants(path, only=["SyncBatchNorm"])
-    assert scaling.calls(path, ["DDP", "other"]).rows == [
-        ("DDP", "all_reduce", "2", "100 MB", "75 MB")
-    ]
+        ddp.plot_variants(path, only=["SyncBatchNorm"])
+    assert ddp.calls(path, ["DDP", "other"]).rows == [("DDP", "all_reduce", "2", "100 MB", "75 MB")]
 
 
 # The same training -------------------------------------------------------------------------------
@@ -121,13 +120,13 @@ def test_the_batches_of_an_update_are_compared_whoever_computed_them(tmp_path):
     edit(events_file(one), loss=[1.0, 2.0, 3.0, 4.0, 5.0, 6.6, 9.0])
     arguments = {"model": "resnet18", "batch_size": 32, "image_size": 64, "accumulate": 2}
     edit(events_file(one), arguments=[arguments])
-    assert scaling.updates(two).tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert scaling.updates(one).tolist() == [[1, 2], [3, 4], [5, 6.6]], "the last ends no update"
-    _, away = scaling.plot_losses([two, one], ["two", "one"])
+    assert ddp.updates(two).tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert ddp.updates(one).tolist() == [[1, 2], [3, 4], [5, 6.6]], "the last ends no update"
+    _, away = ddp.plot_losses([two, one], ["two", "one"])
     assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 0.1]), "the batch, 6.6"
     whole = ranks(tmp_path / "whole", 1, steps=3)
     edit(events_file(whole), loss=[1.5, 3.5, 11.0])
-    _, away = scaling.plot_losses([two, whole], ["two", "whole"])
+    _, away = ddp.plot_losses([two, whole], ["two", "whole"])
     assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 1.0]), "means"
 
 
@@ -145,13 +144,13 @@ def test_statistics_are_compared_by_their_largest_distance(tmp_path):
         seen("mean", yours=[1.0, 2.2], one_process=[1.0, 2.0]),
         seen("variance", yours=[1.0, 2.0], one_process=[1.0, 2.00001]),
     )
-    assert scaling.statistics(path.parent).rows == [
+    assert ddp.statistics(path.parent).rows == [
         ("0", "mean", "0.1", "not the same"),
         ("0", "variance", "5e-06", "the same"),
     ]
     edit(path, yours=[[1.0, float("nan")], [1.0, 2.0]])
-    assert scaling.statistics(path.parent).rows[0] == ("0", "mean", "nan", "not the same")
-    (points, _) = scaling.plot_running_means(path.parent).lines
+    assert ddp.statistics(path.parent).rows[0] == ("0", "mean", "nan", "not the same")
+    (points, _) = ddp.plot_running_means(path.parent).lines
     assert list(points.get_ydata()) == [0.1, 0.2]
 
 
@@ -161,12 +160,12 @@ def test_a_search_is_its_time_or_what_ddp_said(tmp_path):
         seen("two heads, without", error="Expected to have finished. You can enable"),
         seen("two heads, with", step_ms=[1.0, 2.0, 9.0]),
     )
-    assert scaling.searches(path).rows == [
+    assert ddp.searches(path).rows == [
         ("two heads, without", "error", "Expected to have finished"),
         ("two heads, with", "2.00 ms", ""),
     ]
-    assert scaling.what_ddp_said(path, "two heads, without").endswith("You can enable")
-    assert "no error" in scaling.what_ddp_said(path, "two heads, with")
+    assert ddp.what_ddp_said(path, "two heads, without").endswith("You can enable")
+    assert "no error" in ddp.what_ddp_said(path, "two heads, with")
 
 
 MEAN_OF_MEANS = """
@@ -192,7 +191,7 @@ def test_the_statistics_of_the_solution_are_those_of_one_process_and_others_are_
     job = series.submit(entries, "statistics", n_gpu=2)
     assert job.wait() == launch.State.COMPLETED, job.explain()
     words = {
-        name: {row[-1] for row in scaling.statistics(folder).rows}
+        name: {row[-1] for row in ddp.statistics(folder).rows}
         for name, folder in series.folders(job).items()
     }
     other = {"not the same"}
@@ -209,4 +208,4 @@ def test_an_experiment_that_did_not_end_says_so(tmp_path):
     path = experiment(tmp_path / "r.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match=r"has not ended: wait for it, with job\.wait"):
-        scaling.link(path)
+        ddp.link(path)

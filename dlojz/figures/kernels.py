@@ -17,11 +17,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from dlojz import report
 from dlojz.course import course_root
+from dlojz.figures import report
+from dlojz.figures.timeline import COLOURS
 from dlojz.runs import trace
 from dlojz.table import Table
-from dlojz.timeline import COLOURS
 
 # By ncu's name; shares are of what the device could do at most, in percent.
 METRICS = {

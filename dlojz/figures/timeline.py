@@ -8,7 +8,7 @@ from collections import defaultdict
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz import report
+from dlojz.figures import report
 from dlojz.runs import log, stats, trace
 from dlojz.runs.folder import path_of, trace_file
 from dlojz.runs.log import PHASES
