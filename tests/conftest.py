@@ -33,10 +33,10 @@ def images():
 def course_folder(tmp_path, monkeypatch):
     """A course folder of one's own, with the trainer, the solutions and a queue of its own."""
     root = tmp_path / "course"
-    for folder in ("dlojz", "solutions"):
-        (root / folder).mkdir(parents=True)
-        for file in (REPOSITORY / folder).glob("*.py"):
-            shutil.copy(file, root / folder)
+    for pattern in ("dlojz/dlojz.py", "solutions/*.py"):
+        for file in REPOSITORY.glob(pattern):
+            (root / file.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, root / file.parent.name)
     (root / ".course-root").touch()
     monkeypatch.chdir(root)
     monkeypatch.setenv("DLOJZ_ROOT", str(root))

@@ -8,13 +8,13 @@ NORM = "void at::native::batch_norm_backward_kernel<c10::BFloat16, float, float,
 NORM_NHWC = "void at::native::batch_norm_backward_elemt_channels_last_kernel<4, c10::BFloat16>"
 
 
-def suspects(path, *made):
+def accused(path, *made):
     files = [m.write(path / f"{i}.json") for i, m in enumerate(made)]
     return suspects.suspects([trace.read(file) for file in files])
 
 
 def faults(path, *made):
-    return [s.fault for s in suspects(path, *made)]
+    return [s.fault for s in accused(path, *made)]
 
 
 def steps(*work, host=()):
@@ -50,7 +50,7 @@ def small(kernel_ms):
 
 
 def test_a_training_as_it_should_be_is_accused_of_nothing(tmp_path):
-    (only,) = suspects(tmp_path, busy())
+    (only,) = accused(tmp_path, busy())
     assert only.fault == "none"
     assert "100% of the step" in only.evidence
 
@@ -94,7 +94,7 @@ def test_a_printed_tensor_is_told_from_one_that_is_read(tmp_path):
 
 def test_the_dearest_fault_comes_first(tmp_path):
     made = steps((PAGEABLE, 5, 6), (CONV, 6, 10), host=[(LOADER, 0, 5)])
-    found = suspects(tmp_path, made)
+    found = accused(tmp_path, made)
     assert [s.fault for s in found] == ["one-worker", "unpinned"]
     assert found[0].share == pytest.approx(0.5)
     assert found[1].share == pytest.approx(0.1)
@@ -103,7 +103,7 @@ def test_the_dearest_fault_comes_first(tmp_path):
 def test_who_waits_least_and_was_away_is_the_straggler(tmp_path):
     first = steps((CONV, 0, 4), (NCCL, 4, 10))
     late = steps((CONV, 5.8, 9.8), (NCCL, 9.8, 10))
-    (only,) = suspects(tmp_path, first, late)
+    (only,) = accused(tmp_path, first, late)
     assert only.fault == "straggler"
     assert only.share == pytest.approx(0.58)
     assert "process 0 waited 5.8 ms longer" in only.evidence
