@@ -212,9 +212,9 @@ def _show(runs, png=None):
 
 
 def _check(args):
-    from dlojz import check
+    from dlojz.check import check
 
-    verdict = check.check(args.step, args.job, args.pairs)
+    verdict = check(args.step, args.job, args.pairs)
     print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
     if args.hint:
         print(verdict.hint())

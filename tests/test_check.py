@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from test_stats import write_log
 
-from dlojz import check, cli, course, exercises, launch, progress
-from dlojz.exercises import FASTER, MECHANISM, SAME, Finding, bars
+from dlojz import cli, course, launch, progress
+from dlojz.check import bars, check, exercises, is_open, judge, plan, run
+from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding
+from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
-from dlojz.verdict import Verdict
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 5"
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
@@ -28,7 +29,7 @@ def ran():
 @pytest.fixture(scope="module")
 def checked(ran):
     """The series of its check."""
-    assert check.check("01", ran).passed
+    assert check("01", ran).passed
     return launch.latest("check-01_gpu")
 
 
@@ -53,11 +54,11 @@ def verdict(*findings):
 
 
 def test_a_check_submits_once_and_then_knows(job, capsys):
-    found = check.check("01", job)
+    found = check("01", job)
     assert found.passed, found
     assert "5 runs" in capsys.readouterr().err
     submitted = len(launch.jobs())
-    assert check.check("01", job).passed
+    assert check("01", job).passed
     assert len(launch.jobs()) == submitted, "finished runs are used again"
     assert progress.last("verdicts", "01_gpu")["passed"]
     json.dumps(found.to_dict())
@@ -66,14 +67,14 @@ def test_a_check_submits_once_and_then_knows(job, capsys):
 def test_the_last_job_is_the_trainees_not_the_checks(checked_job):
     assert launch.latest() == checked_job
     assert launch.latest("check-01_gpu") != checked_job
-    assert check.check("01").job == checked_job
+    assert check("01").job == checked_job
 
 
 def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(job, monkeypatch):
-    assert check._hardware_here(job).startswith("cpu: ")
-    monkeypatch.setattr(check.presets, "gpus", lambda: ("GPU-1",))
-    monkeypatch.setattr(check.facts, "gpus", lambda: {"cards": [{"name": "NVIDIA H100"}]})
-    assert check._hardware_here(job) == "cuda: NVIDIA H100"
+    assert plan.hardware_here(job).startswith("cpu: ")
+    monkeypatch.setattr(plan.presets, "gpus", lambda: ("GPU-1",))
+    monkeypatch.setattr(plan.facts, "gpus", lambda: {"cards": [{"name": "NVIDIA H100"}]})
+    assert plan.hardware_here(job) == "cuda: NVIDIA H100"
 
 
 def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, capsys):
@@ -81,7 +82,7 @@ def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, c
     trainer.write_text(course.solution(1).read_text() + "# another text\n")
     edited = launch.submit(f"{trainer} {SMALL}")
     edited.wait()
-    assert check.check("01", edited).passed
+    assert check("01", edited).passed
     # The pair and the rehearsal of the trainee; the solution's runs are known.
     assert "3 runs" in capsys.readouterr().err
 
@@ -91,16 +92,16 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(job, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(check, "_wait", interrupted)
+        patch.setattr(run, "_wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            check.check("01", job)
+            check("01", job)
     submitted = len(launch.jobs())
-    assert check.check("01", job).passed
+    assert check("01", job).passed
     assert len(launch.jobs()) == submitted
 
 
 def test_the_runs_of_a_pair_come_a_b_b_a(job):
-    names = [e.name for e in check._entries(exercises.find("01_gpu"), job, pairs=3)]
+    names = [e.name for e in plan.entries(exercises.find("01_gpu"), job, pairs=3)]
     assert names[-6:] == ["before-1", "after-1", "after-2", "before-2", "before-3", "after-3"]
     assert names[0] == "solution"
 
@@ -115,18 +116,18 @@ def test_the_runs_of_a_pair_come_a_b_b_a(job):
     ],
 )
 def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
-    assert check._without(flags.split(), {"--precision": 1}) == known.split()
+    assert plan._without(flags.split(), {"--precision": 1}) == known.split()
 
 
 def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
-    with pytest.raises(check.CheckError, match=r"wait for its end, with job\.wait"):
-        check.check("01", submitted)
+    with pytest.raises(plan.CheckError, match=r"wait for its end, with job\.wait"):
+        check("01", submitted)
     submitted.cancel()
     long = launch.submit("solutions/dlojz_01_gpu.py --data a'; echo foo'")
     long.wait()
-    with pytest.raises(check.CheckError, match="submit it again with --test"):
-        check.check("01", long)
+    with pytest.raises(plan.CheckError, match="submit it again with --test"):
+        check("01", long)
 
 
 def test_a_trainer_that_fails_gets_a_verdict(course_folder):
@@ -135,7 +136,7 @@ def test_a_trainer_that_fails_gets_a_verdict(course_folder):
     trainer.write_text(text.replace("    chrono.forward()\n", "    planted\n"))
     job = launch.submit(f"{trainer} {SMALL}")
     job.wait()
-    found = check.check("01", job)
+    found = check("01", job)
     assert not found.passed
     assert "NameError: name 'planted' is not defined" in repr(found)
     assert found.hint_key == "failed"
@@ -151,13 +152,13 @@ def test_two_processes_on_one_gpu_are_told_by_nccls_own_words(script):
     )
     submitted = launch.submit(f"t.py {SMALL}")
     submitted.wait()
-    assert check.check("06", submitted).hint_key == "device"
+    assert check("06", submitted).hint_key == "device"
 
 
 @pytest.mark.parametrize("step", ["9", "gpu", "a'; echo foo", "00"])
 def test_an_unknown_exercise_names_those_that_exist(step, course_folder):
     with pytest.raises(LookupError, match="expected one of"):
-        check.check(step)
+        check(step)
 
 
 def test_in_a_terminal_the_exit_code_tells(checked_job, capsys):
@@ -282,7 +283,7 @@ def judged_speed(tmp_path, before_ms, after_ms, **arguments):
         folders[f"before-{i + 1}"] = timed(tmp_path, f"b{i}", before_ms * wobble, **arguments)
         folders[f"after-{i + 1}"] = timed(tmp_path, f"a{i}", after_ms / wobble, **arguments)
     run = log.read(folders["after-1"])
-    return check._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
+    return judge._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
 
 
 def test_a_gain_that_clears_the_bar_passes(tmp_path):
@@ -305,22 +306,22 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
     """
     made, given = [], iter(intervals)
 
-    def run(entries, exercise, job):
+    def make(entries, exercise, job):
         made.append(sum(e.name.startswith("after-") for e in entries))
         return {e.name: None for e in entries}
 
-    def judge(exercise, runs, job, timed):
+    def found(exercise, runs, job, timed):
         low, high = next(given)
-        found = stats.Comparison((low * high) ** 0.5, low, high, 0.01, made[-1], stats.FASTER)
+        shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, made[-1], stats.FASTER)
         seen = Finding(MECHANISM, "layout", mechanism, "a", "b", "input")
-        speed = Finding(FASTER, "speed", low >= 1.15, str(found), "1.15", "speed")
-        return Verdict("01_gpu", [seen, speed], exercise.hints, job, found)
+        speed = Finding(FASTER, "speed", low >= 1.15, str(shown), "1.15", "speed")
+        return Verdict("01_gpu", [seen, speed], exercise.hints, job, shown)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "_run", run)
-        patch.setattr(check, "judge", judge)
+        patch.setattr(run, "finished", make)
+        patch.setattr(judge, "judge", found)
         patch.setattr(bars, "bar", lambda *_: bars.Bar("01_gpu", "", 1.15, "a source"))
-        passed = check.check("01", job, pairs=pairs).passed
+        passed = check("01", job, pairs=pairs).passed
     return made[-1], passed
 
 
@@ -352,7 +353,7 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
         low, high = stats.interval(ratios[:6])[1:]
         speed = Finding(FASTER, "speed", low >= 1, "yours", "1", "speed")
         found = stats.Comparison(1, low, high, 0.01, 6, "")
-        if check._is_open(Verdict("01_gpu", [speed], {}, comparison=found), bar):
+        if is_open(Verdict("01_gpu", [speed], {}, comparison=found), bar):
             low = stats.interval(ratios)[1]
         passed += low >= 1
     assert 0.03 < passed / 4000 < 0.05
@@ -374,7 +375,7 @@ def test_of_a_loader_that_keeps_up_no_gain_is_asked(tmp_path, waits_ms, workers,
     for folder in folders.values():
         write_log(folder / "events.jsonl", ms=ms, start=start, evidence=probe)
     run = log.read(folders["before-1"])
-    found = check._speed(exercises.find("05_dataloader"), folders, exercises.Runs(run, run))[1]
+    found = judge._speed(exercises.find("05_dataloader"), folders, exercises.Runs(run, run))[1]
     assert told in found.expected
 
 
@@ -388,7 +389,7 @@ def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
     folders = {"before-1": timed(tmp_path, "b", 200, precision="fp16")}
     folders["after-1"] = timed(tmp_path, "a", 100, precision="fp16")
     run = log.read(folders["after-1"])
-    finding = check._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
+    finding = judge._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
     assert finding.ok is False
 
 
@@ -401,7 +402,7 @@ def test_the_envelope_of_the_nearest_smaller_size_counts(batch, size, expected, 
     run = log.Run(file)
     run.setup = {"device": "cpu"}
     run.start = {"arguments": {"batch_size": batch, "image_size": size, "precision": "bf16"}}
-    assert check.tolerance("02_amp", exercises.Runs(run, run)) == [expected]
+    assert judge.tolerance("02_amp", exercises.Runs(run, run)) == [expected]
 
 
 def test_every_exercise_has_an_envelope_for_the_cpu():
@@ -417,7 +418,7 @@ def test_every_exercise_has_an_envelope_for_the_cpu():
 def test_a_run_that_ends_with_its_profiler_is_told_to_be_longer(course_folder):
     submitted = launch.submit(f"solutions/dlojz_04_profiler.py {SMALL} --profile")
     submitted.wait(60)
-    found = check.check("04", submitted)
+    found = check("04", submitted)
     assert not found.passed
     assert found.hint_key == "short"
     assert "--test-nsteps 12" in str(found.hint()) + str(found.hint())
@@ -430,11 +431,11 @@ def test_a_wrong_edit_is_not_timed(course_folder, capsys):
     trainer.write_text(wrong)
     submitted = launch.submit(f"{trainer} {SMALL}")
     submitted.wait()
-    found = check.check("01", submitted, pairs=12)
+    found = check("01", submitted, pairs=12)
     assert not found.passed
     assert found.part("faster") is None
     assert "not timed" in repr(found)
     series_job = launch.jobs()[-1]
     assert series_job.state == launch.State.CANCELLED
-    assert check.check("01", submitted, pairs=12).hint_key == found.hint_key
+    assert check("01", submitted, pairs=12).hint_key == found.hint_key
     assert launch.jobs()[-1] == series_job, "it is known, and not run again"

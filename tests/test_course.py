@@ -104,17 +104,15 @@ MAY_IMPORT = {
     "runs": {"course", "idr_torch", "machine"},
     "sites": {"course"},
     "detective": {"course", "progress", "runs", "table"},
-    "exercises": {"runs"},
     "figures": {"course", "progress", "runs", "table"},
     "jobs": {"course", "idr_torch", "presets", "runs"},
     "training": {"course", "idr_torch", "runs"},
     "dlojz": {"idr_torch", "runs", "training"},
     "launch": {"course", "jobs", "runs", "sites", "table"},
-    "verdict": {"course", "exercises", "launch", "progress", "runs"},
+    "check": {"course", "launch", "machine", "presets", "progress", "runs"},
     "widgets": {"detective", "launch", "progress", "quizzes", "runs"},
-    "check": {"course", "exercises", "launch", "machine", "presets", "progress", "runs", "verdict"},
-    "idr_pytools": {"launch", "widgets"},
     "cli": {"check", "course", "figures", "images", "launch", "machine", "presets", "runs"},
+    "idr_pytools": {"launch", "widgets"},
 }
 
 

@@ -43,7 +43,7 @@ def test_another_clone_submits_its_own_trainer_with_the_installed_package(site, 
     )
     assert done.returncode == 0, done.stderr
     launch, log, *_, directory = done.stdout.split()
-    assert launch == str(site / "dlojz" / "launch.py")
+    assert launch == str(site / "dlojz" / "launch" / "__init__.py")
     assert log == str(site / "dlojz" / "runs" / "log.py")
     assert directory == str(course_folder / "runs" / "0001")
 

@@ -1,7 +1,7 @@
 import pytest
 from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
 
-from dlojz.runs import trace
+from dlojz.runs import suspects, trace
 
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>"
 NORM = "void at::native::batch_norm_backward_kernel<c10::BFloat16, float, float, int>"

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import wrong
 
-from dlojz import check, course, exercises
-from dlojz.exercises import gpu
+from dlojz import course
+from dlojz.check import exercises, judge, plan
+from dlojz.check.exercises import gpu
 from dlojz.launch import series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
@@ -55,19 +56,19 @@ def runs(request, tmp_path_factory):
     """(step, its job): solution, starter and all wrong answers of a step, run in one job."""
     step, folder = request.param, tmp_path_factory.mktemp("wrong")
     flags = (FLAGS + OWN[step]).split()
-    before = check._without(flags, exercises.find(step).own_flags)
-    plan = [series.Entry("solution", course.solution(step), flags)]
-    plan += [series.Entry("before-1", course.before(step), before)]
-    plan += entries(step, "right--", course.solution(step), flags)
-    plan += entries(step, "starter--", course.before(step), flags)
+    before = plan._without(flags, exercises.find(step).own_flags)
+    wanted = [series.Entry("solution", course.solution(step), flags)]
+    wanted += [series.Entry("before-1", course.before(step), before)]
+    wanted += entries(step, "right--", course.solution(step), flags)
+    wanted += entries(step, "starter--", course.before(step), flags)
     for extra in exercises.find(step).extras(False):
         name = f"{extra.name}-solution"
-        plan.append(series.Entry(name, course.solution(step), extra.flags, extra.rehearse))
+        wanted.append(series.Entry(name, course.solution(step), extra.flags, extra.rehearse))
     for answer in wrong.judged_here(step):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
-        plan += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
-    job = series.submit(plan, f"wrong-{step}", n_gpu=exercises.find(step).processes)
+        wanted += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
+    job = series.submit(wanted, f"wrong-{step}", n_gpu=exercises.find(step).processes)
     job.wait()
     return step, job
 
@@ -79,7 +80,7 @@ def verdict(runs, who):
         prefix, _, own = name.rpartition("--")
         if prefix in ("", who):
             folders[own] = folder
-    return check.judge(exercises.find(step), folders)
+    return judge.judge(exercises.find(step), folders)
 
 
 def test_the_solution_passes(runs):

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from dlojz import check, course, images, launch, presets
+from dlojz import course, images, launch, presets
+from dlojz.check import check
 from dlojz.figures import report
 
 
@@ -43,7 +44,7 @@ def main():
         )
 
     print("\n4. the verdict: is the solution the same training, faster, by the mechanism?\n")
-    print(check.check("01", jobs[1]))
+    print(check("01", jobs[1]))
     figure = report.save_figure(jobs, Path("runs") / "demo.png")
     print(f"\nfigure: {figure}   ({time.monotonic() - begin:.0f} s in all)")
     print("next: `make lab`, and open notebooks/00_start.ipynb")

@@ -15,7 +15,8 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 
-from dlojz import course, exercises, presets
+from dlojz import course, presets
+from dlojz.check import exercises
 from dlojz.launch import series
 from dlojz.runs import log
 

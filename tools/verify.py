@@ -14,7 +14,8 @@ from pathlib import Path
 import wrong
 from tqdm import tqdm
 
-from dlojz import check, course, exercises, launch, presets
+from dlojz import course, launch, presets
+from dlojz.check import check, exercises, run
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 8"
 LARGE = "--test --data synthetic --image-size 224"
@@ -61,7 +62,7 @@ def trainees_job(step: str, source: str) -> launch.Job:
 def forget():
     """Earlier runs of checks do not count: the next verdict makes its own."""
     for job in launch.jobs():
-        (job.directory / check.CHECK_FILE).unlink(missing_ok=True)
+        (job.directory / run.CHECK_FILE).unlink(missing_ok=True)
 
 
 def solutions(steps, times, pairs=None) -> int:
@@ -71,7 +72,7 @@ def solutions(steps, times, pairs=None) -> int:
         job = trainees_job(step, course.solution(step).read_text())
         for _ in tqdm(range(times), desc=f"solution {step}", unit="verdict"):
             forget()
-            verdict = check.check(step, job, pairs)
+            verdict = check(step, job, pairs)
             print(f"{step}: {verdict.comparison}", flush=True)
             if not verdict.passed:
                 failed += 1
@@ -86,7 +87,7 @@ def wrong_answers(steps, times) -> int:
     for step in steps:
         for answer in tqdm(wrong.judged_here(step) * times, desc=f"wrong {step}", unit="verdict"):
             job = trainees_job(step, wrong.source(answer))
-            verdict = check.check(step, job, pairs=1)
+            verdict = check(step, job, pairs=1)
             count += 1
             if verdict.passed or verdict.hint_key != answer.expect:
                 failed += 1

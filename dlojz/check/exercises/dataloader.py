@@ -1,7 +1,7 @@
 """05_dataloader: files become tensors of uint8, and the device does the rest."""
 
-from dlojz.exercises import MECHANISM, SAME, Exercise, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, like, no_brake
+from dlojz.check.exercises import MECHANISM, SAME, Exercise, Finding, Hint, Runs
+from dlojz.check.exercises.common import DOCS, hints, like, no_brake
 
 VISION = "https://docs.pytorch.org/vision/stable/"
 NEAR = 0.03  # of the file: as far apart as two ways of resizing put an edge

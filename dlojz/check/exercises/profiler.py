@@ -1,7 +1,7 @@
 """04_profiler: a trace of a few steps of the training, and nothing of it anywhere else."""
 
-from dlojz.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, last, like, no_brake
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
+from dlojz.check.exercises.common import DOCS, hints, last, like, no_brake
 from dlojz.runs import log, trace
 from dlojz.runs.folder import trace_file
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from dlojz.exercises import MECHANISM, SAME, Finding, Hint
+from dlojz.check.exercises import MECHANISM, SAME, Finding, Hint
 from dlojz.runs import log
 
 DOCS = "https://docs.pytorch.org/docs/stable/"

@@ -103,3 +103,7 @@ def bar(step: str, hardware: str, arguments: dict) -> Bar:
         ):
             return row
     return Bar(step, hardware, None, NOTHING_KNOWN)
+
+
+def hardware(setup):
+    return f"{setup['device'].split(':')[0]}: {setup['device_name']}"

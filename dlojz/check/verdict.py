@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from html import escape
 
 from dlojz import launch, progress
+from dlojz.check.exercises import FASTER, PARTS, Finding
 from dlojz.course import diff
-from dlojz.exercises import FASTER, PARTS, Finding
 from dlojz.runs import stats
 
 GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"

@@ -1,7 +1,7 @@
 """03_channels_last: weights, images and activations have their channels next to each other."""
 
-from dlojz.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, inputs, like, no_brake, probe, words
+from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
+from dlojz.check.exercises.common import DOCS, hints, inputs, like, no_brake, probe, words
 
 TUTORIAL = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
 WANTED = "channels_last"

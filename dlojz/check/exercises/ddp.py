@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 
-from dlojz.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, last, like, no_brake, words
+from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
+from dlojz.check.exercises.common import DOCS, hints, last, like, no_brake, words
 from dlojz.runs import log
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"

@@ -4,8 +4,8 @@ Without a GPU this is proven by a rehearsal on the meta device, whose tensors ha
 shape but no values: what was left behind on the processor is seen there as well as on a GPU.
 """
 
-from dlojz.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, inputs, losses, no_brake, probe, words
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
+from dlojz.check.exercises.common import DOCS, hints, inputs, losses, no_brake, probe, words
 
 REHEARSAL = "rehearsal"
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4"

@@ -93,4 +93,4 @@ def find(step: str) -> Exercise:
     """The exercise of this step of the chain."""
     if step not in MODULES:
         raise LookupError(f"no exercise {step!r}: expected one of {', '.join(MODULES)}")
-    return import_module(f"dlojz.exercises.{MODULES[step]}").EXERCISE
+    return import_module(f"dlojz.check.exercises.{MODULES[step]}").EXERCISE

@@ -2,8 +2,18 @@
 
 import math
 
-from dlojz.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.exercises.common import DOCS, hints, inputs, last, like, losses, no_brake, probe, words
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
+from dlojz.check.exercises.common import (
+    DOCS,
+    hints,
+    inputs,
+    last,
+    like,
+    losses,
+    no_brake,
+    probe,
+    words,
+)
 
 FP16 = "fp16-clipped"
 CLIP_NORM = 1.0

@@ -1,0 +1,178 @@
+"""Reads the logs of finished runs, and nothing else: the findings, and so the verdict."""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from dlojz import course
+from dlojz.check import bars
+from dlojz.check.exercises import FASTER, SAME, Exercise, Finding, Runs, common
+from dlojz.check.verdict import Verdict
+from dlojz.machine import facts
+from dlojz.runs import log, outcome, stats
+from dlojz.runs.folder import events_file
+
+NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
+
+
+def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool = True) -> Verdict:
+    """The verdict on runs that are finished: "solution", "before-1", "after-1" and so on.
+
+    timed: are there all the pairs that tell the speed?
+    """
+    mine, reference = _names(folders, "after-"), folders["solution"]
+    extras = [n for n in folders if f"{n}-solution" in folders]
+    for name in mine:
+        if _exit_code(folders[name]) != 0:
+            return failed(exercise, job, folders[name], reference)
+    runs = Runs(
+        log.read(folders[mine[0]]),
+        log.read(reference),
+        {
+            n: (log.read(folders[n]), log.read(folders[f"{n}-solution"]))
+            for n in extras
+            if events_file(folders[n]).exists()  # else it ended at its flags
+        },
+    )
+    mechanism = exercise.mechanism(runs)
+    if broken := [folders[n] for n in extras if _exit_code(folders[n]) != 0]:
+        mechanism = [f for f in mechanism if f.ok is not False or f.yours not in NOT_REACHED]
+    work = common.same_work(runs.mine, runs.reference)
+    findings = [
+        *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
+        common.same_losses(runs.mine, runs.reference, tolerance(exercise.step, runs)),
+        *mechanism,
+    ]
+    # What was seen names the cause; an error only names the place where it came out.
+    seen = any(f.ok is False for f in findings)
+    findings += [_ended(exercise, folder, give_hint=not seen) for folder in broken]
+    if not timed:
+        later = Finding(FASTER, "speed", None, "not timed", "first what is red above")
+        return Verdict(exercise.step, [*findings, later], exercise.hints, job)
+    comparison, faster = _speed(exercise, folders, runs)
+    findings.append(faster)
+    # A single pair has no spread to warn of, and was not asked for more.
+    told = comparison.warnings if comparison else ()
+    advice = [w for w in told if _tells(w, len(mine), exercise)]
+    return Verdict(exercise.step, findings, exercise.hints, job, comparison, tuple(advice))
+
+
+def _tells(warning, pairs, exercise):
+    if warning.startswith("data-bound"):
+        return not exercise.of_files
+    return pairs >= stats.MIN_PAIRS or warning.startswith("not comparable")
+
+
+def _names(folders, prefix):
+    names = [n for n in folders if n.startswith(prefix)]
+    return sorted(names, key=lambda n: int(n.removeprefix(prefix)))
+
+
+def _exit_code(folder):
+    return int((folder / "exit_code").read_text())
+
+
+def failed(exercise, job, folder=None, reference=None) -> Verdict:
+    """The verdict on a run that did not get to its end."""
+    folder = folder or job.directory
+    seen = []
+    with suppress(log.LogError, KeyError):  # it may have ended before it logged anything
+        found = exercise.mechanism(Runs(log.read(folder), log.read(reference or folder)))
+        seen = [f for f in found if f.ok is False and f.yours not in NOT_REACHED]
+    ended = _ended(exercise, folder, give_hint=not seen)
+    return Verdict(exercise.step, [ended, *seen], exercise.hints, job)
+
+
+def _ended(exercise, folder, give_hint) -> Finding:
+    """What a run that failed said at its end."""
+    errors = outcome.errors(folder)
+    hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), "failed")
+    state = stats.summary(folder).state if events_file(folder).exists() else "FAILED"
+    said = next((line for line in reversed(errors.splitlines()) if line.strip()), state)
+    text = f"{state}: {said.strip()[:200]}"
+    return Finding(
+        SAME, f"run {folder.name}", False, text, "COMPLETED", hint if give_hint else None
+    )
+
+
+def tolerance(step: str, runs: Runs) -> list[float] | None:
+    """How far the losses of the first steps may be from the solution's, as a share, by step.
+
+    Measured: `tools/envelope.py` runs the solution with initial weights that are off by a rounding
+    error, and writes how far the losses went, for some sizes: the nearest smaller one counts. None
+    where that was not done.
+    """
+    file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
+    if not file.exists():
+        return None
+    kept = json.loads(file.read_text())["tolerance"].get("cuda" if runs.on_gpu else "cpu", {})
+    sizes = sorted(kept.get(runs.arguments.get("precision", "fp32"), []), key=lambda s: s["pixels"])
+    pixels = runs.arguments["batch_size"] * runs.arguments["image_size"] ** 2
+    smaller = [size for size in sizes if size["pixels"] <= pixels]
+    return (smaller or sizes[:1] or [{"tolerance": None}])[-1]["tolerance"]
+
+
+def _speed(exercise, folders, runs):
+    """The comparison of the pairs, and what the bar of this hardware says to it."""
+    before, after = (
+        [stats.summary(folders[n]) for n in _names(folders, prefix)]
+        for prefix in ("before-", "after-")
+    )
+    bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
+    try:
+        found = stats.compare(before, after, exercise.same_hardware)
+    except ValueError as error:  # too short to measure anything
+        return None, Finding(FASTER, "speed", None, str(error), "steps to measure")
+    if fed := _is_fed(exercise, before, runs.reference):
+        return found, Finding(FASTER, "speed", None, _speed_text(found), f"no gain asked: {fed}")
+    if bar.at_least is None:
+        instructions = ", ".join(facts.cpu().get("instructions", ["unknown instructions"]))
+        why = f"no gain asked: {bar.source.format(instructions=instructions)}{_recorded(exercise)}"
+        return found, Finding(FASTER, "speed", None, _speed_text(found), why)
+    if not found.comparable:
+        return found, Finding(
+            *(FASTER, "speed", False, "; ".join(found.warnings), "equal settings", "speed")
+        )
+    if bar.not_slower:
+        ok = found.low is not None and found.word != stats.SLOWER
+        return found, Finding(FASTER, "not slower", ok, str(found), bar.source, "speed")
+    ok = found.low is not None and found.low >= bar.at_least
+    wanted = f"at least {bar.at_least:g} times as fast (bar of this hardware; {bar.source})"
+    return found, Finding(FASTER, "speed", ok, str(found), wanted, "speed")
+
+
+def _is_fed(exercise, before, run) -> str:
+    """Why loading was no limit of the runs before a step that is about it; "" if it was."""
+    waited = min(s.shares["data"] for s in before)
+    loader, start = common.probe(run).get("loader", {}), run.start
+    together = (loader.get("num_workers") or 0) + start.get("threads", 1)
+    share_cores = run.setup["device"] == "cpu" and together > start.get("cpu_count", 1)
+    if not exercise.of_files or share_cores or waited > stats.DATA_BOUND:
+        return ""
+    return (
+        f"the runs before waited for images for {waited:.0%} of a step, and no worker shared a core"
+    )
+
+
+def _recorded(exercise):
+    """What the step gained on a GPU, for those who have none."""
+    folder = course.course_root() / "reference"
+    files = [folder / name for name in exercise.recorded or ()]
+    if not files or not all(file.exists() for file in files):
+        return ""
+    before, after = (stats.summary(file) for file in files)
+    ratio = after.images_per_s / before.images_per_s
+    each = f" x {after.size} processes, of one" if after.size > 1 else ""
+    return (
+        f". Recorded on {after.device_name}: {ratio:.2g} times ({after.model}, batch "
+        f"{after.batch_size}{each})"
+    )
+
+
+def _speed_text(found):
+    if found.low is None:
+        return f"{found.ratio:.2f} times as fast in {found.pairs} pair{'s' * (found.pairs > 1)}"
+    return str(found)

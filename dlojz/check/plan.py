@@ -1,0 +1,84 @@
+"""Which runs a verdict needs: of a job, the exercise and the trainers before and after."""
+
+from collections.abc import Mapping, Sequence
+
+from dlojz import course, launch, presets
+from dlojz.check import bars
+from dlojz.check.exercises import Exercise
+from dlojz.launch import series
+from dlojz.machine import facts
+from dlojz.runs import log, stats
+
+
+class CheckError(ValueError):
+    """A run that can't be checked, with what to do."""
+
+
+def job_of(job):
+    if job is None or isinstance(job, list):
+        job = job[-1] if job else launch.latest()
+    job = job if isinstance(job, launch.Job) else launch.find(job)
+    if not job.state.final:
+        raise CheckError(f"job {job.id} is {job.state}: wait for its end, with job.wait()")
+    if not job.info:
+        raise CheckError(f"{job.directory} was run by hand: submit it, and check that job")
+    if "--test" not in flags_of(job):
+        raise CheckError(
+            f"job {job.id} is no test run: submit it again with --test, as in "
+            f'submit("{job.command} --test")'
+        )
+    return job
+
+
+def flags_of(job):
+    return job.info["command"][1:]
+
+
+def entries(exercise: Exercise, job, pairs):
+    """The series: the solution once, what else the exercise needs, and the pairs A B B A ..."""
+    mine, flags = job.directory / "trainer.py", flags_of(job)
+    solution, before = course.solution(exercise.step), course.before(exercise.step)
+    known = [*_without(flags, exercise.own_flags), *exercise.before_flags]
+    entries = [series.Entry("solution", solution, flags)]
+    for extra in exercise.extras(bool(presets.gpus())):
+        entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
+        entries.append(
+            series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
+        )
+    if pairs is None:
+        wanted = bars.bar(*what(exercise, job))
+        pairs = 1 if wanted.at_least is None else stats.MIN_PAIRS
+    for i in range(1, pairs + 1):
+        pair = [
+            series.Entry(f"before-{i}", before, known),
+            series.Entry(f"after-{i}", mine, flags),
+        ]
+        entries += pair if i % 2 else reversed(pair)
+    return entries
+
+
+def _without(flags: Sequence[str], own: Mapping[str, int]) -> list[str]:
+    """The flags that the step before knows: its own are left out, with the words that follow."""
+    kept, skip = [], 0
+    for word in flags:
+        name, assigned, _ = word.partition("=")
+        if skip:
+            skip -= 1
+        elif name in own:
+            skip = 0 if assigned else own[name]
+        else:
+            kept.append(word)
+    return kept
+
+
+def what(exercise, job):
+    """What a bar is looked up by."""
+    return exercise.step, hardware_here(job), log.read(job.directory).start["arguments"]
+
+
+def hardware_here(job):
+    """Where the solution will compute: on this machine's GPU, if it has one."""
+    setup = log.read(job.directory).setup
+    if presets.gpus() and not setup["device"].startswith("cuda"):
+        return f"cuda: {facts.gpus()['cards'][0]['name']}"
+    return bars.hardware(setup)
