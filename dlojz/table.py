@@ -2,6 +2,8 @@
 
 from html import escape
 
+GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"  # of states and verdicts, on light and dark
+
 
 class Table:
     """Shown by its representation. An empty table shows `empty`.

@@ -252,11 +252,11 @@ def recorded_gains(step):
 @pytest.mark.parametrize("step", ["02_amp", "03_channels_last"])
 def test_what_was_recorded_clears_each_bar_by_far(step):
     asked = 0
-    for run, gain in recorded_gains(step):
-        at_least = bars.bar(step, f"cuda: {run.device_name}", run.arguments).at_least
+    for recorded, gain in recorded_gains(step):
+        at_least = bars.bar(step, f"cuda: {recorded.device_name}", recorded.arguments).at_least
         if at_least is not None:
             asked += 1
-            assert gain > 1.1 * at_least, f"{run.name}: {gain:.2f} times"
+            assert gain > 1.1 * at_least, f"{recorded.name}: {gain:.2f} times"
     assert asked > 8
 
 

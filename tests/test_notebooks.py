@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 import notebooks
-from dlojz.quizzes import QUIZZES
+from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
 FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]

@@ -1,5 +1,6 @@
 """The monitor, the quizzes and the predictions, without a browser."""
 
+import sys
 import threading
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import ipywidgets
 import pytest
 from test_stats import write_log
 
-from dlojz import detective, launch, progress, widgets
+from dlojz import launch, progress, widgets
 from dlojz.launch import submit
-from dlojz.quizzes import QUIZZES
 from dlojz.runs import suspects
+from dlojz.widgets import mysteries
+from dlojz.widgets.monitor import _news
+from dlojz.widgets.queue import COLUMNS
+from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -19,7 +23,8 @@ REPOSITORY = Path(__file__).parent.parent
 def shown(course_folder, monkeypatch):
     """What was displayed."""
     found = []
-    monkeypatch.setattr(widgets, "display", found.append)
+    for name in ("monitor", "mysteries", "queue", "quiz"):  # the room's face hides the modules
+        monkeypatch.setattr(sys.modules[f"dlojz.widgets.{name}"], "display", found.append)
     return found
 
 
@@ -54,13 +59,13 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     assert [key for _, key in choice.options] == [None, *suspects.FAULTS]
     choice.value = "print"
     assert "Not so" in verdict.value
-    assert detective.LOOK["one-worker"] in verdict.value
+    assert mysteries.LOOK["one-worker"] in verdict.value
     choice.value = "item"
     assert "The evidence: " in verdict.value
     choice.value = "one-worker"
     assert "Yes:" in verdict.value
     assert "next batch" in verdict.value
-    assert detective.answers("H") == ["print", "item", "one-worker"]
+    assert mysteries.answers("H") == ["print", "item", "one-worker"]
 
 
 def test_a_prediction_is_scored(course_folder, tmp_path, capsys):
@@ -122,11 +127,11 @@ def test_several_jobs_are_told_apart_by_name_or_by_their_own_flags(course_folder
 def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):
     (course_folder / "t.py").write_text("")
     job = submit("t.py")
-    assert widgets._news(launch.Now("QUEUED"), job) == "QUEUED"
-    assert widgets._news(launch.Now("RUNNING"), job) == "RUNNING: starting"
-    assert widgets._news(launch.Now("RUNNING", 2, 9), job) == "RUNNING 2/9 steps"
+    assert _news(launch.Now("QUEUED"), job) == "QUEUED"
+    assert _news(launch.Now("RUNNING"), job) == "RUNNING: starting"
+    assert _news(launch.Now("RUNNING", 2, 9), job) == "RUNNING 2/9 steps"
     job.wait(30)
-    text = widgets._news(launch.Now("RUNNING", 0, 0), job)
+    text = _news(launch.Now("RUNNING", 0, 0), job)
     assert text.startswith("RUNNING for "), "a small experiment has no steps of training"
 
 
@@ -145,7 +150,7 @@ def test_the_queue_is_live_and_its_buttons_cancel(shown, course_folder):
     (box,) = shown
     assert "t.py 2" in repr(box), "text where there are no widgets"
     head, *lines = box.children
-    assert [cell.value for cell in head.children] == [f"<b>{c}</b>" for c in widgets.COLUMNS]
+    assert [cell.value for cell in head.children] == [f"<b>{c}</b>" for c in COLUMNS]
     assert "&lt;b&gt;echo" in lines[0].children[1].value
     lines[1].children[-1].click()
     assert second.wait(30) == "CANCELLED"

@@ -8,8 +8,7 @@ from dlojz import launch, progress
 from dlojz.check.exercises import FASTER, PARTS, Finding
 from dlojz.course import diff
 from dlojz.runs import stats
-
-GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"
+from dlojz.table import BAD, GOOD, QUIET
 
 
 @dataclass

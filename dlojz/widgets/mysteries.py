@@ -1,13 +1,17 @@
 """The mysteries of notebook 04: recorded trainings with a planted fault, to be named."""
 
 from dataclasses import replace
+from html import escape
 from pathlib import Path
+
+import ipywidgets
+from IPython.display import display
 
 from dlojz import progress
 from dlojz.course import course_root
 from dlojz.runs import trace
 from dlojz.runs.suspects import FAULTS, planted, suspects, traces_of
-from dlojz.table import Table
+from dlojz.table import BAD, GOOD, Table
 
 # Where to look for each, without its name.
 LOOK = {
@@ -105,3 +109,28 @@ def _folder(letter):
     if letter not in MYSTERIES:
         raise KeyError(f"no mystery {letter!r}: expected one of {', '.join(MYSTERIES)}")
     return course_root() / "reference" / MYSTERIES[letter]
+
+
+def accuse(letter: str):
+    """Ask for the fault of a recorded mystery; a wrong answer is given a hint, and all are kept."""
+    options = [("what is wrong?", None), *((words, key) for key, words in FAULTS.items())]
+    choice = ipywidgets.Dropdown(options=options, value=None, description=letter)
+    choice.layout.width = "34em"
+    choice.style.description_width = "2em"
+    verdict = ipywidgets.HTML()
+
+    def judge(change):
+        if change["new"] is not None:
+            right = answer(letter, change["new"])
+            verdict.value = _sentence(letter, right)
+
+    choice.observe(judge, names="value")
+    display(ipywidgets.HBox([choice, verdict]))
+
+
+def _sentence(letter, right):
+    if right:
+        why = escape(evidence(letter))
+        return f'<span style="color:{GOOD}"><b>Yes:</b></span> {why}.'
+    help_ = escape(hint(letter))
+    return f'<span style="color:{BAD}"><b>Not so.</b></span> {help_}'

@@ -1,0 +1,22 @@
+"""What a trainee touches in a notebook: monitor, queue, quiz, prediction, mystery.
+
+Shells over `launch`, `runs` and `progress`: a control, an output, a call.
+"""
+
+from dlojz.widgets.monitor import labels, monitor
+from dlojz.widgets.mysteries import accuse
+from dlojz.widgets.prediction import Score, predict, score, score_value
+from dlojz.widgets.queue import queue
+from dlojz.widgets.quiz import quiz
+
+__all__ = [
+    "Score",
+    "accuse",
+    "labels",
+    "monitor",
+    "predict",
+    "queue",
+    "quiz",
+    "score",
+    "score_value",
+]

@@ -1,0 +1,74 @@
+"""Progress bars of jobs under way."""
+
+import threading
+import time
+
+import ipywidgets
+from IPython.display import display
+
+from dlojz import launch
+
+
+def monitor(job):
+    """A progress bar for a job, or one for each of a list; they move by themselves.
+
+    The cell returns at once, so that the notebook can be used while the job runs.
+    """
+    jobs = job if isinstance(job, list) else [job]
+    for one, label in zip(jobs, labels(jobs), strict=True):
+        bar, text, cancel = _bar(one, label)
+        display(ipywidgets.HBox([bar, cancel, text]))
+        threading.Thread(target=_move, args=(one, bar, text, cancel), daemon=True).start()
+
+
+def labels(jobs) -> list[str]:
+    """What sets each of several jobs apart: its name or, in a sweep, the flags of its own."""
+    names = [job.name for job in jobs]
+    if len(set(names)) == len(names):
+        return names if len(jobs) > 1 else [""]
+    flags = [_flags(job) for job in jobs]
+    common = set.intersection(*map(set, flags))
+    return [" ".join(flag for flag in one if flag not in common) for one in flags]
+
+
+def _flags(job):
+    """The flags of a job, each with its value: ["--test", "-b 64"]."""
+    found = []
+    for word in job.info.get("command", [])[1:]:
+        if found and not word.startswith("-"):
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _bar(job, label):
+    bar = ipywidgets.IntProgress(description=f"job {job.id} {label}".strip(), min=0, max=1)
+    bar.style.description_width = "14em" if label else "initial"  # one below the other
+    bar.layout.width = "34em" if label else "24em"
+    cancel = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
+    cancel.on_click(lambda _: job.cancel())
+    return bar, ipywidgets.Label(), cancel
+
+
+def _move(job, bar, text, cancel):
+    for now in launch.follow(job):
+        bar.max, bar.value = now.total or 1, now.done
+        text.value = _news(now, job)
+    ended_well = job.state == "COMPLETED"
+    bar.bar_style = "success" if ended_well else "danger"
+    if ended_well:
+        bar.value = bar.max
+    cancel.disabled = True
+
+
+def _news(now, job):
+    """What a job is doing, in one line."""
+    if now.total:
+        pace = f", {now.images_per_s:,.0f} images/s, loss {now.loss:.3f}" if now.loss else ""
+        return f"{now.state} {now.done}/{now.total} steps{pace}"
+    if now.state != "RUNNING":
+        return now.state
+    if now.total is None:
+        return "RUNNING: starting"
+    return f"RUNNING for {time.time() - job.status.get('started', time.time()):.0f} s"

@@ -1,0 +1,92 @@
+"""What a trainee predicts, and the score once it was measured."""
+
+from dataclasses import dataclass
+
+from dlojz import progress
+from dlojz.runs import stats
+
+# What can be predicted: its unit, and where it stands in a summary.
+PREDICTABLE = {
+    "images_per_s": ("images/s", lambda s: s.images_per_s),
+    "step_ms": ("ms", lambda s: s.step_ms),
+    "peak_memory_gb": ("GB", lambda s: s.peak_memory_bytes and s.peak_memory_bytes / 1e9),
+    "epoch_s": ("s", lambda s: s.epoch_s),
+    "backward_share": ("of the step", lambda s: s.shares.get("backward")),
+    "data_share": ("of the step", lambda s: s.shares.get("data")),
+    "ratio": ("times", lambda s: None),  # of two figures that no single run has: `score_value`
+}
+
+
+def predict(key: str, **values):
+    """Keep a prediction: predict("baseline", images_per_s=100). None stands for no guess yet."""
+    for name, value in values.items():
+        if name not in PREDICTABLE:
+            raise ValueError(f"{name} can't be predicted: expected one of {', '.join(PREDICTABLE)}")
+        most = 1 if name.endswith("_share") else float("inf")
+        if value is not None and not (isinstance(value, int | float) and 0 < value <= most):
+            limit = ", at most 1" if most == 1 else ""
+            raise ValueError(
+                f"{name}={value!r}: expected a number above 0{limit}, or None for no guess"
+            )
+    progress.keep("predictions", key, values)
+    given = {name: value for name, value in values.items() if value is not None}
+    missing = [name for name in values if name not in given]
+    print(f"noted: {given}" if given else f"no guess yet: write a number for {', '.join(missing)}")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A prediction beside what was measured."""
+
+    rows: list  # (name, unit, predicted or None, measured or None)
+
+    def __repr__(self):
+        return "\n".join(
+            f"{name}: predicted {_number(p)}, measured {_number(m)} {unit}: {_word(p, m)}"
+            for name, unit, p, m in self.rows
+        )
+
+    def _repr_html_(self):
+        rows = "".join(
+            f"<tr><td>{name}</td><td>{_number(p)}</td><td>{_number(m)} {unit}</td>"
+            f"<td style='text-align:left'>{_word(p, m)}</td></tr>"
+            for name, unit, p, m in self.rows
+        )
+        head = "<tr><th></th><th>predicted</th><th>measured</th><th></th></tr>"
+        return f"<table>{head}{rows}</table>"
+
+
+def score(key: str, run) -> Score:
+    """The last prediction under `key` beside the figures of `run`."""
+    found, given = stats.summary(run), progress.last("predictions", key) or {}
+    return Score([(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()])
+
+
+def score_value(key: str, **measured) -> Score:
+    """The last prediction under `key` beside figures of no single run: score_value("b", ratio=2).
+
+    What was not measured is None, or left out.
+    """
+    given = progress.last("predictions", key) or {}
+    return Score([(n, PREDICTABLE[n][0], p, measured.get(n)) for n, p in given.items()])
+
+
+def _number(value):
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _word(predicted, measured):
+    if predicted is None:
+        return "no prediction"
+    if measured is None:
+        return "not measured"
+    factor = max(predicted / measured, measured / predicted)
+    if factor <= 1.1:
+        return "★★★ within 10 %"
+    if factor <= 1.25:
+        return "★★ within 25 %"
+    if factor <= 2:
+        return f"★ a factor of {factor:.1f}"
+    return f"a factor of {factor:.1f}: what did you not think of?"
