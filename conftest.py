@@ -6,9 +6,12 @@ written into the clone's runs/ or data/.
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import forking  # in tests/
 
 REPOSITORY = Path(__file__).parent
 # The files that take minutes come first: at the end no process is left alone with one of them.
@@ -35,12 +38,29 @@ def pytest_configure(config):
         # Test processes and their jobs share few cores: with more threads each they would
         # wait for each other, many times longer than they compute.
         "OMP_NUM_THREADS": "1",
-        "DLOJZ_WARM_S": "120",  # then what jobs are forked from is gone
+        "DLOJZ_PYTHON": str(folder / "python"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    start_forking(folder, config)
     from dlojz import images
 
     images.generate(folder / "data", 4, 16, 8, workers=1, progress=False)
+
+
+def start_forking(folder, config):
+    """Have the jobs of this test process forked from one that has imported torch."""
+    tests = REPOSITORY / "tests"
+    python = folder / "python"
+    python.write_text(
+        f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(tests)!r})\n"
+        f"import forking\nforking.client({sys.executable!r}, {str(folder)!r})\n"
+    )
+    python.chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, str(tests / "forking.py"), forking.address(str(folder), os.environ)],
+        stdin=subprocess.DEVNULL,
+    )
+    config.add_cleanup(server.kill)
 
 
 def pytest_collection_modifyitems(items):

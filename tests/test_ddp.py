@@ -13,7 +13,7 @@ from test_stats import write_log
 
 from dlojz import course, launch
 from dlojz.figures import ddp
-from dlojz.launch import series
+from dlojz.launch import Request, series
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
 
@@ -188,7 +188,7 @@ def test_the_statistics_of_the_solution_are_those_of_one_process_and_others_are_
     trainers = {"solution": solution, "starter": starter, "wrong": wrong}
     flags = "--model shufflenet_v2_x0_5 --steps 1".split()
     entries = [series.Entry(name, trainer, flags) for name, trainer in trainers.items()]
-    job = series.submit(entries, "statistics", n_gpu=2)
+    job = series.submit(entries, Request(name="statistics", n_gpu=2))
     assert job.wait() == launch.State.COMPLETED, job.explain()
     words = {
         name: {row[-1] for row in ddp.statistics(folder).rows}

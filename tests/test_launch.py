@@ -121,7 +121,7 @@ def test_out_of_memory_is_told_from_the_log(course_folder):
     assert "can't allocate memory" in job.status["reason"]
 
 
-def test_a_killed_supervisor_is_seen_and_its_job_ends(script):
+def test_a_killed_keeper_is_seen_and_its_job_ends(script):
     script("import os, time; print(os.getpid(), flush=True); time.sleep(99)")
     job, following = submit("t.py"), submit((str(script("print('next')", "next.py")),))
     until(lambda: text(job))
@@ -140,7 +140,7 @@ def test_a_killed_trainer_is_a_failure(script):
     assert "SIGKILL" in job.status["reason"]
 
 
-def test_a_stubborn_trainer_ends_with_its_supervisor(script):
+def test_a_stubborn_trainer_ends_with_its_keeper(script):
     script("""
         import os, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -170,7 +170,7 @@ def test_a_submission_that_was_cut_short_disturbs_nobody(script, course_folder):
 
 def test_a_job_that_cannot_be_started_says_why(script, monkeypatch):
     script("")
-    monkeypatch.setattr(request, "trainer_argv", lambda *_: ["/nowhere/python"])
+    monkeypatch.setenv("DLOJZ_PYTHON", "/nowhere/python")
     job = submit("t.py")
     assert job.wait(30) == State.FAILED
     assert "/nowhere/python" in job.explain()
@@ -274,7 +274,7 @@ def test_hostile_names_are_only_names(name, script, course_folder):
         ("nowhere.py", {}, "no trainer 'nowhere.py'"),
         ("a'; echo foo", {}, "can't read the command"),
         ("t.py", {"n_gpu": 0}, "n_gpu=0: expected a whole number from 1"),
-        ("t.py", {"n_gpu": 9999}, "this machine has no GPU, and CPUs for so many processes"),
+        ("t.py", {"n_gpu": 9999}, "this machine has no GPU, and CPUs for at most"),
         ("t.py", {"time_max": "soon"}, "expected HH:MM:SS"),
         ("t.py", {"time_max": "a-1:00"}, "expected HH:MM:SS"),
         ("t.py", {"time_max": "-1:00"}, "expected HH:MM:SS"),
@@ -330,14 +330,6 @@ def test_a_run_by_hand_is_a_job_too(course_folder, train, tmp_path):
     assert find(1).name == "by hand"
 
 
-def test_a_symbolic_link_in_the_queues_folder_is_not_followed(script, tmp_path):
-    victim = tmp_path / "victim"
-    (tickets.queue_folder() / "lock").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
-        submit((str(script("")),))
-    assert not victim.exists()
-
-
 def test_all_users_may_queue(script):
     folder = tickets.queue_folder()
     assert folder.stat().st_mode & 0o7777 == 0o1777
@@ -358,15 +350,16 @@ def test_another_user_gets_no_device_that_is_held(script, tmp_path):
         tickets.devices()  # the last import: the interpreter may lie in a private home
         os.setgid(65534)
         os.setuid(65534)
-        ticket, fd = tickets.take_ticket(Path("/somewhere"))
-        print(os.getuid(), tickets.is_first(ticket), bool(tickets.grab(1)))
+        ticket, fd = tickets.take(Path("/somewhere"), ["cpu"], 1)
+        before = len(tickets.before(ticket, ["cpu"]))
+        print(os.getuid(), before, bool(tickets.grab(ticket.parent, ["cpu"], 1)))
         """
     for folder in (tmp_path, *tmp_path.parents):
         if folder.is_relative_to("/tmp/pytest-of-root"):
             folder.chmod(0o755)  # let the other user reach the queue
     command = [sys.executable, "-c", textwrap.dedent(code)]
     other = subprocess.run(command, capture_output=True, text=True)
-    assert other.stdout == "65534 False False\n", other.stderr
+    assert other.stdout == "65534 1 False\n", other.stderr
     behind.cancel()
     assert first.wait(30) == State.COMPLETED
 
@@ -392,9 +385,9 @@ def test_the_launcher_is_chosen_by_what_is_there(script, monkeypatch):
     script("")
     monkeypatch.delenv("DLOJZ_LAUNCHER", raising=False)
     monkeypatch.setattr(request, "_slurm_is_here", lambda: True)
-    assert launch.launcher() == "slurm"
+    assert launch.launcher().name == "slurm"
     monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
-    assert launch.launcher() == "local"
+    assert launch.launcher().name == "local"
     monkeypatch.setenv("DLOJZ_LAUNCHER", "a'; echo foo")
     with pytest.raises(SubmitError, match="expected local or slurm"):
         submit("t.py")

@@ -8,7 +8,7 @@ import pytest
 
 from dlojz import course, launch
 from dlojz.jobs import several
-from dlojz.launch import series
+from dlojz.launch import Request, series
 from dlojz.runs import log
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 2"
@@ -22,7 +22,7 @@ def test_each_training_has_a_log_and_a_failure_ends_only_itself(course_folder):
         series.Entry("wrong", wrong, []),
         series.Entry("last", course.solution(1), [*FLAGS.split(), "--seed", "1"]),
     ]
-    job = series.submit(entries, "three", files={"note.txt": b"kept"})
+    job = series.submit(entries, Request(name="three", files={"note.txt": b"kept"}))
     wrong.unlink()  # what runs is what was submitted
     assert job.wait() == launch.State.COMPLETED, job.explain()
     folders = series.folders(job)
@@ -43,7 +43,9 @@ def test_each_training_has_a_log_and_a_failure_ends_only_itself(course_folder):
 
 
 def test_a_rehearsal_computes_on_meta_without_values(course_folder):
-    job = series.submit([series.Entry("dry", course.solution(1), FLAGS.split(), True)], "dry")
+    job = series.submit(
+        [series.Entry("dry", course.solution(1), FLAGS.split(), True)], Request(name="dry")
+    )
     job.wait()
     run = log.read(series.folders(job)["dry"])
     assert run.end["outcome"] == "completed", job.explain()
@@ -53,7 +55,9 @@ def test_a_rehearsal_computes_on_meta_without_values(course_folder):
 
 
 def test_a_series_that_goes_on_leaves_what_is_finished(course_folder):
-    job = series.submit([series.Entry("one", course.solution(1), FLAGS.split())], "again")
+    job = series.submit(
+        [series.Entry("one", course.solution(1), FLAGS.split())], Request(name="again")
+    )
     job.wait()
     plan = json.loads((job.directory / several.PLAN).read_text())
     assert [e["name"] for e in plan] == ["one"]
@@ -78,7 +82,7 @@ def test_a_series_of_several_processes(course_folder):
         series.Entry("fails", fails, flags),
         series.Entry("two", course.solution("06"), flags),
     ]
-    job = series.submit(plan, "both", n_gpu=2)
+    job = series.submit(plan, Request(name="both", n_gpu=2))
     assert job.wait(240) == "COMPLETED", job.explain()
     codes = {n: int((f / "exit_code").read_text()) for n, f in series.folders(job).items()}
     assert codes["one"] == codes["two"] == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dlojz import course, launch
-from dlojz.launch import series
+from dlojz.launch import Request, series
 from dlojz.runs import log
 from dlojz.runs.folder import events_file
 from dlojz.runs.stats import summary
@@ -26,7 +26,7 @@ def all_steps(request, images):
     flags = [*SMOKE, "--data", str(images), "--test", "--test-nsteps", "4", "-e", "2"]
     flags += ["--lr", "0.01"]  # with the default, eight images at a time may diverge
     entries = [series.Entry(s.stem, s, flags) for s in STEPS]
-    job = series.submit(entries, "all-steps", n_gpu=request.param)
+    job = series.submit(entries, Request(name="all-steps", time_max_s=3600, n_gpu=request.param))
     assert job.wait() == launch.State.COMPLETED, job.explain()
     return request.param, job
 
@@ -197,7 +197,7 @@ def in_pairs(images):
         "whole": [*common, "-e", "2", "--checkpoint-every", "3"],
     }
     entries = [series.Entry(name, DDP, words) for name, words in flags.items()]
-    job = series.submit(entries, "in-pairs", n_gpu=2)
+    job = series.submit(entries, Request(name="in-pairs", n_gpu=2))
     assert job.wait() == launch.State.COMPLETED, job.explain()
     return {name: log.read_ranks(folder) for name, folder in series.folders(job).items()}
 

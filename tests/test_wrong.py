@@ -9,7 +9,7 @@ import wrong
 from dlojz import course
 from dlojz.check import exercises, judge, plan
 from dlojz.check.exercises import gpu
-from dlojz.launch import series
+from dlojz.launch import Request, series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
 OWN = {
@@ -68,7 +68,8 @@ def runs(request, tmp_path_factory):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         wanted += entries(step, f"{answer.name}--", trainer, flags, answer.expect)
-    job = series.submit(wanted, f"wrong-{step}", n_gpu=exercises.find(step).processes)
+    n = exercises.find(step).processes
+    job = series.submit(wanted, Request(name=f"wrong-{step}", time_max_s=3600, n_gpu=n))
     job.wait()
     return step, job
 

@@ -20,7 +20,7 @@ from record import anonymous
 from tqdm import tqdm
 
 from dlojz import course, presets
-from dlojz.launch import series
+from dlojz.launch import Request, series
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
@@ -40,7 +40,7 @@ def record(folder: Path, trainer: Path, flags: list[str], runs: int) -> Path:
         sys.exit(f"{file} exists: remove it to record again, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     entries = [series.Entry(f"run-{i:03d}", trainer, flags) for i in range(runs)]
-    job = series.submit(entries, "aa")
+    job = series.submit(entries, Request(name="aa", time_max_s=3600))
     made = list(series.folders(job).values())
     try:
         for _, run in tqdm(series.as_they_end(job), total=runs, unit="run"):

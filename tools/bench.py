@@ -18,7 +18,7 @@ import torchvision
 from tqdm import tqdm
 
 from dlojz import course, launch
-from dlojz.launch import series
+from dlojz.launch import Request, series
 from dlojz.runs import log, stats
 from dlojz.training import evidence
 from dlojz.training.chronometer import Chronometer
@@ -160,7 +160,7 @@ def profiler_outside_its_window(pairs=11):
             entries.append(
                 series.Entry(f"{name}-{i}", course.solution("04_profiler"), [*flags, *more])
             )
-    job = series.submit(entries, "bench-profiler")
+    job = series.submit(entries, Request(name="bench-profiler", time_max_s=3600))
     runs = dict(tqdm(series.as_they_end(job), total=len(entries), unit="run"))
     found = stats.compare(*([runs[f"{n}-{i}"] for i in range(pairs)] for n in ("off", "on")))
     verdict = "holds" if found.low >= 0.998 else "FAILS" if found.high < 0.998 else "cannot tell"
@@ -258,7 +258,7 @@ def submitting(pairs=6):
     """What the launcher adds to running the trainer by hand: wall time, in pairs."""
     import subprocess
 
-    from dlojz.jobs.supervisor import _environment
+    from dlojz.jobs.keeper import environment
 
     flags = "--test --test-nsteps 2 --data synthetic --model resnet18 --image-size 32 -b 4"
     trainer, added = course.solution(0), []
@@ -267,8 +267,8 @@ def submitting(pairs=6):
             begin = time.perf_counter()
             subprocess.run(
                 [sys.executable, str(trainer), *flags.split()],
-                env=_environment(
-                    Path(run), {"cwd": str(course.course_root()), "n_gpu": 1}, ["cpu"]
+                env=environment(
+                    {"run": run, "cwd": str(course.course_root()), "n_gpu": 1}, ["cpu"]
                 ),
                 check=True,
                 capture_output=True,

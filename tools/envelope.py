@@ -17,7 +17,7 @@ from importlib import metadata
 
 from dlojz import course, presets
 from dlojz.check import exercises
-from dlojz.launch import series
+from dlojz.launch import Request, series
 from dlojz.runs import log
 
 FACTOR = 4  # other processors round elsewhere, and the perturbations are few
@@ -92,7 +92,9 @@ def main():
         precisions = [p for p in PRECISIONS[step] if args.precision in (None, p)]
         plan, n_gpu = entries(step, kind, precisions), exercises.find(step).processes
         print(f"{step}: {len(plan)} runs", flush=True)
-        job = series.submit(plan, f"envelope-{step}", "03:00:00", n_gpu=n_gpu)
+        job = series.submit(
+            plan, Request(name=f"envelope-{step}", time_max_s=3 * 3600, n_gpu=n_gpu)
+        )
         job.wait()
         folders = series.folders(job)
         if any((f / "exit_code").read_text().strip() != "0" for f in folders.values()):

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from dlojz import course, presets
 from dlojz.figures import report
-from dlojz.launch import series
+from dlojz.launch import Request, series
 from dlojz.runs import stats, trace
 
 SYNTHETIC = "--image-size 224 --test --data synthetic"
@@ -222,7 +222,7 @@ def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int) -> list[
     for recording, command in wanted.items():
         trainer, *flags = command.split()
         entries.append(series.Entry(recording, course.course_root() / trainer, flags))
-    job = series.submit(entries, name, "04:00:00", n_gpu=n_gpu)
+    job = series.submit(entries, Request(name=name, time_max_s=4 * 3600, n_gpu=n_gpu))
     for recording, run in tqdm(series.as_they_end(job), total=len(entries), unit="run"):
         state = stats.summary(run).state
         if state not in ("COMPLETED", "OUT_OF_MEMORY"):

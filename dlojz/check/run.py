@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from dlojz import launch, presets
@@ -105,8 +106,9 @@ def _submit(entries, keys, exercise, job):
     print(f"check {exercise.step}: {len(entries)} runs, about {text}", file=output(), flush=True)
     hours = 1 + int(3 * about // 3600)
     files = {CHECK_FILE: json.dumps({e.name: keys[e.name] for e in entries}).encode()}
-    time_max, n_gpu = f"{hours:02d}:00:00", job.info["n_gpu"]
-    return series.submit(entries, f"check-{exercise.step}", time_max, files, n_gpu)
+    name = f"check-{exercise.step}"
+    request = replace(launch.request_of(job), name=name, time_max_s=3600 * hours, files=files)
+    return series.submit(entries, request)
 
 
 def output():
@@ -133,7 +135,7 @@ def _wait(job, exercise, enough) -> bool:
             if series.finished(job) > bar.n:
                 bar.update(series.finished(job) - bar.n)
                 if answer is None and (answer := enough()):
-                    job.cancel()
+                    job.cancel("ended early by the check: the first runs tell enough")
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
     return bool(answer)

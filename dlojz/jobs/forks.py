@@ -1,30 +1,22 @@
-"""To be a training in a process that was forked, and not started.
+"""Run a training script inside a forked process.
 
 Importing torch and torchvision takes seconds of a core. A process that has done so can be forked
-for one training after the other: `warm` does so for jobs, `several` for the runs of one job.
-torchrun can be had in a fork, too, and what it starts are forks then.
+for one training after the other: `dlojz.jobs.several` does so for the runs of one job.
 """
 
 import atexit
 import builtins
 import gc
 import io
-import json
-import math
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-
-TORCHRUN = ["-m", "torch.distributed.run"]
-POLL_S = 0.02
 
 _exit_code = None  # of a fork, once it is known
 
@@ -39,14 +31,6 @@ def prepare():
     # The collector leaves alone what was imported: each fork would copy all of that memory, by
     # touching it, and look through it for the tensors that it kept.
     gc.freeze()
-
-
-def run(argv: Sequence[str], processes: int):
-    """Be `python argv...`, from here to the end of the process: a script, or torchrun."""
-    if argv[:2] == TORCHRUN:
-        run_torchrun(argv[2:], processes)
-    else:
-        run_script(argv[0], argv[1:])
 
 
 def run_script(file: str, flags: Sequence[str]):
@@ -78,66 +62,6 @@ def _run(file, flags):
         sys.excepthook(type(error), error.with_traceback(own), own)
         sys.exit(leave_with(-signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1))
     leave_with(0)
-
-
-def run_torchrun(argv: Sequence[str], processes: int):
-    """Be torchrun, from here to the end of the process: its processes are forks of this one.
-
-    They are forked before it begins, and wait: later it has threads, and handlers of signals.
-    """
-    children = []
-    for _ in range(processes):
-        told, tell = os.pipe()
-        if (pid := os.fork()) == 0:
-            for other in (tell, *(child.tell for child in children)):
-                os.close(other)  # so that what is told ends when torchrun does
-            return _wait_to_be_told(told)
-        os.close(told)
-        children.append(_Child(pid, tell))
-
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
-    SubprocessHandler._popen = lambda _, args, env: children.pop(0).begin(args, env)
-    _run(torchrun.__file__, argv)
-
-
-def _wait_to_be_told(told):
-    os.setsid()  # torchrun ends a group of processes
-    with os.fdopen(told) as file:
-        message = file.read()
-    if not message:  # torchrun has ended
-        os._exit(0)
-    (_, _, file, *flags), environment = json.loads(message)
-    os.environ.clear()
-    os.environ.update(environment)
-    run_script(file, flags)
-
-
-class _Child:
-    """A process that waits; as much of a Popen as torchrun asks for."""
-
-    def __init__(self, pid, tell):
-        self.pid, self.tell, self.returncode = pid, tell, None
-
-    def begin(self, args, environment):
-        """Make it `python -u script flags`."""
-        with os.fdopen(self.tell, "w") as file:
-            json.dump((args, environment), file)
-        return self
-
-    def poll(self):
-        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(ended[1])
-        return self.returncode
-
-    def wait(self, timeout=math.inf):
-        end = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("a fork", timeout)
-            time.sleep(POLL_S)
-        return self.returncode
 
 
 def leave_with(code: int) -> int:

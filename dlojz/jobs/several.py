@@ -6,7 +6,6 @@ does not end the series. With several processes (n_gpu) each runs this program: 
 training to the next together, and one that fails ends its training in all of them.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 
 from dlojz import course, idr_torch
-from dlojz.jobs import forks, supervisor
+from dlojz.jobs import forks, processes
 
 PLAN = "plan.json"  # in the job's folder: the trainings, in order
 POLL_S = 0.02  # between looks at a child
@@ -101,7 +100,7 @@ def _all_codes(folder) -> int:
 
 def _become(job, folder, entry):
     """Be this training, from here to the end of the process."""
-    ctypes.CDLL(None).prctl(supervisor.PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the series
+    processes.end_with_parent(signal.SIGKILL)  # the series
     for stream, file in ((sys.stdout, "stdout.txt"), (sys.stderr, "stderr.txt")):
         stream.flush()
         descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

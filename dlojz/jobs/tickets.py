@@ -1,56 +1,173 @@
 """Whose turn it is on this machine: a ticket for each job, and a lock for each device.
 
-They are files in a folder of the machine, shared by all users, and held with flock: the kernel lets
-go of them when their process ends, however it ends. A ticket that nobody holds belongs to a
-supervisor that died.
+A ticket is a file in a folder that all users share, held with flock by the keeper of its job: the
+kernel lets go of it when the keeper ends, however it ends. The folder is open to everybody, so only
+what looks like a ticket, is a plain file and is held counts; all else in it is left alone.
+
+A device's lock is a socket's name in Linux's abstract namespace, which is the machine's: one
+process can have it, and those that inherit it from that process. It is no file, so nobody can
+remove it or put another in its place, and it is free as soon as the last of them ends.
 """
 
 import fcntl
+import hashlib
 import json
 import os
+import pwd
+import re
+import socket
+import stat
+import struct
 import uuid
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dlojz import presets
 
+TICKET = re.compile(r"(ticket|running)-(\d{8,15})-[0-9a-f]{8}")
+LARGEST = 1 << 16  # bytes of a ticket
+LAST = 10**15 - 1  # the largest number that a ticket can have
+
+
+class QueueError(OSError):
+    """The machine's queue folder can't be used: what it is, and what to do."""
+
 
 def devices() -> tuple[str, ...]:
-    """What one job at a time may hold: each GPU, or else the processor as a whole."""
+    """Return what one job at a time may hold: each GPU, or else the processor as a whole."""
     return presets.gpus() or ("cpu",)
 
 
 def queue_folder() -> Path:
-    """The machine's folder of tickets and locks: $DLOJZ_QUEUE, or one in /tmp for all users."""
+    """Return the machine's folder of tickets: $DLOJZ_QUEUE, or one in /tmp for all users."""
     # Not tempfile's folder: TMPDIR may be one for each session, and all must meet.
-    folder = Path(os.environ.get("DLOJZ_QUEUE") or "/tmp/dlojz-queue").resolve()
-    if not folder.is_dir():
+    chosen = os.environ.get("DLOJZ_QUEUE")
+    folder = Path(chosen).resolve() if chosen else Path("/tmp/dlojz-queue")
+    if not os.path.lexists(folder):
         fresh = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
-        fresh.mkdir(parents=True)
-        fresh.chmod(0o1777)  # all users write, none removes another's files
+        try:
+            fresh.mkdir(parents=True)
+            fresh.chmod(0o1777)  # all users write, none removes another's files
+        except OSError as error:
+            raise QueueError(f"no queue folder {folder} ({error.strerror}): {_ELSEWHERE}") from None
         try:
             fresh.rename(folder)
         except OSError:  # somebody was faster
             fresh.rmdir()
+    if folder.is_symlink() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise QueueError(
+            f"{folder} is no folder that you may write to; its owner is {folder_owner(folder)}: "
+            f"ask for `chmod 1777 {folder}`, or {_ELSEWHERE}"
+        )
     return folder
 
 
-def _open(path: Path) -> int:
-    """A descriptor to lock: read only, so that it works on other users' files, and never a link."""
-    while True:
-        try:
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            pass
-        try:
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            os.fchmod(fd, 0o644)  # others must be able to lock it, whatever this user's umask
-            os.close(fd)
-        except FileExistsError:  # somebody was faster
-            continue
+_ELSEWHERE = "set DLOJZ_QUEUE to a folder that all users of this machine can write to"
 
 
-def _try_lock(fd: int, kind=fcntl.LOCK_EX) -> bool:
+def folder_owner(path: Path) -> str:
+    """Return the name of the user who owns a file."""
+    return _user(os.lstat(path).st_uid)
+
+
+def _user(uid):
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"number {uid}"
+
+
+# Tickets ------------------------------------------------------------------------------------
+
+
+def take(run: Path, wanted: Sequence[str], count: int) -> tuple[Path, int]:
+    """Join the queue for the job in `run`, which needs `count` of the devices `wanted`.
+
+    Returns the ticket and the open descriptor that holds it.
+    """
+    folder = queue_folder()
+    number = max((_number(ticket) for ticket in _tickets(folder)), default=0) + 1
+    name = f"{min(number, LAST):08d}-{uuid.uuid4().hex[:8]}"
+    fresh = folder / f".new-{name}"
+    about = {"run": str(run), "user": os.getuid(), "devices": list(wanted), "count": count}
+    try:
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.fchmod(fd, 0o644)  # the others must be able to read it, whatever this user's umask
+        os.write(fd, json.dumps(about).encode())
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        ticket = folder / f"ticket-{name}"
+        fresh.rename(ticket)  # held before it can be seen
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise QueueError(f"no ticket in {folder} ({error.strerror}): {_ELSEWHERE}") from None
+    return ticket, fd
+
+
+def running(ticket: Path) -> Path:
+    """Return the ticket's name once its job runs: then it stands before no other."""
+    return ticket.with_name(ticket.name.replace("ticket-", "running-"))
+
+
+def write(fd: int, **more):
+    """Add to what a ticket says; fd: the descriptor that holds it."""
+    os.lseek(fd, 0, os.SEEK_SET)
+    about = json.loads(os.read(fd, LARGEST)) | more
+    os.lseek(fd, 0, os.SEEK_SET)
+    with suppress(OSError):  # a full disk: the ticket is held all the same
+        os.write(fd, json.dumps(about).encode())
+
+
+def before(ticket: Path, wanted: Sequence[str]) -> list[dict]:
+    """Return the tickets of jobs that wait for one of these devices and came earlier."""
+    mine = (_number(ticket), ticket.name)
+    found = []
+    for other in _tickets(ticket.parent):
+        if other.name.startswith("ticket-") and (_number(other), other.name) < mine:
+            about = read(other)
+            if about and about["held"] and set(wanted) & set(about["devices"]):
+                found.append(about)
+    return found
+
+
+def abandoned(folder: Path) -> list[tuple[Path, dict]]:
+    """Return this user's tickets whose keeper was killed, and what they say."""
+    found = ((ticket, read(ticket)) for ticket in _tickets(folder))
+    return [(t, a) for t, a in found if a and not a["held"] and a["owner"] == os.getuid()]
+
+
+def read(ticket: Path) -> dict | None:
+    """Return what a ticket says, with `held` and `owner`; None if it is no ticket of ours."""
+    try:
+        fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # gone, a link, not for us to read
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):  # a pipe, a folder
+            return None
+        about = json.loads(os.read(fd, LARGEST))
+        if not isinstance(about["run"], str) or not isinstance(about["devices"], list):
+            return None
+        about["devices"] = [str(device) for device in about["devices"]]
+        return about | {"held": not _try_lock(fd, fcntl.LOCK_SH), "owner": found.st_uid}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _tickets(folder):
+    with suppress(OSError):
+        return [folder / name for name in os.listdir(folder) if TICKET.fullmatch(name)]
+    return []
+
+
+def _number(ticket):
+    return int(TICKET.fullmatch(ticket.name)[2])
+
+
+def _try_lock(fd, kind) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -58,74 +175,55 @@ def _try_lock(fd: int, kind=fcntl.LOCK_EX) -> bool:
     return True
 
 
-@contextmanager
-def _whole_queue(folder):
-    fd = _open(folder / "lock")
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+# Devices --------------------------------------------------------------------------------------
 
 
-def take_ticket(run: Path) -> tuple[Path, int]:
-    """Join the queue for the job in `run`: the ticket and the open descriptor that holds it."""
-    folder = queue_folder()
-    with _whole_queue(folder):
-        for ticket in (*folder.glob("ticket-*"), *folder.glob("running-*")):
-            if not _is_held(ticket):
-                with suppress(PermissionError):  # another user's: they will
-                    ticket.unlink(missing_ok=True)
-        number = max((int(t.name.split("-")[1]) for t in folder.glob("ticket-*")), default=0) + 1
-        name = f"{number:08d}-{uuid.uuid4().hex[:8]}"
-        fresh = folder / f"new-{name}"
-        fresh.write_text(json.dumps({"run": str(run), "user": os.getuid()}))
-        fresh.chmod(0o644)
-        fd = _open(fresh)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        ticket = folder / f"ticket-{name}"
-        fresh.rename(ticket)  # held before it can be seen
-    return ticket, fd
-
-
-def is_alive(ticket: Path) -> bool:
-    """Is the supervisor with this ticket, waiting or running, alive?"""
-    return _is_held(ticket) or _is_held(running(ticket))
-
-
-def running(ticket: Path) -> Path:
-    """The ticket's name once its job runs: it is nobody's predecessor any more."""
-    return ticket.with_name(ticket.name.replace("ticket-", "running-"))
-
-
-def _is_held(ticket: Path) -> bool:
-    try:
-        fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _try_lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
-
-
-def is_first(ticket: Path) -> bool:
-    """Has nobody who waits come before?"""
-    earlier = (t for t in ticket.parent.glob("ticket-*") if t.name < ticket.name)
-    return not any(_is_held(t) for t in earlier)
-
-
-def grab(count: int) -> dict[str, int]:
-    """Locks on `count` free devices, as {device: descriptor}; empty if fewer are free."""
+def grab(folder: Path, wanted: Sequence[str], count: int) -> dict[str, socket.socket]:
+    """Return locks on `count` free devices of these, by device; {} if fewer are free."""
     held = {}
-    for device in devices():
-        fd = _open(queue_folder() / f"device-{device}")
-        if len(held) < count and _try_lock(fd):
-            held[device] = fd
+    for device in wanted:
+        if len(held) == count:
+            break
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            lock.bind(_address(folder, device))
+            lock.listen(1)  # so that others can ask whose it is
+        except OSError:
+            lock.close()
         else:
-            os.close(fd)
+            held[device] = lock
     if len(held) < count:
-        for fd in held.values():
-            os.close(fd)
+        for lock in held.values():
+            lock.close()
         return {}
     return held
+
+
+def holder(folder: Path, device: str) -> tuple[int, str] | None:
+    """Return who locked a device: process number and user; None if it is free or nobody says."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(1)
+        try:
+            asking.connect(_address(folder, device))
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except OSError:
+            return None
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, _user(uid)
+
+
+def lock_inode(folder: Path, device: str) -> int | None:
+    """Return the inode of a device's socket, by which its holders are found; None if free."""
+    name = _address(folder, device).replace("\0", "@", 1)
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        columns = line.split(maxsplit=7)
+        if columns[7:] == [name] and columns[3] == "00010000":  # the one that listens
+            return int(columns[6])
+    return None
+
+
+def _address(folder, device):
+    """A socket's name: of this queue and device, within the 107 bytes that Linux allows."""
+    queue = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    name = device if len(device) < 60 else hashlib.sha256(device.encode()).hexdigest()
+    return f"\0dlojz-{queue}-{name}"

@@ -11,13 +11,14 @@ Jobs outlive whoever submitted them; on one machine they run one after the other
 
 from dlojz.launch.follow import Now, follow
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
-from dlojz.launch.request import Script, SubmitError, launcher, submit, trainer_argv
+from dlojz.launch.request import Request, Script, SubmitError, launcher, request_of, send, submit
 from dlojz.launch.slurm import SlurmError
 
 __all__ = [
     "QUEUE",
     "Job",
     "Now",
+    "Request",
     "Script",
     "SlurmError",
     "State",
@@ -30,6 +31,7 @@ __all__ = [
     "launcher",
     "queue",
     "queue_row",
+    "request_of",
+    "send",
     "submit",
-    "trainer_argv",
 ]

@@ -2,24 +2,23 @@
 
 import json
 import os
+import re
 import shlex
-import socket
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
-import psutil
-
 from dlojz.course import course_root
-from dlojz.jobs import tickets
-from dlojz.launch import slurm
-from dlojz.runs import log, outcome
+from dlojz.jobs.keeper import LOST
+from dlojz.launch.files import FileError, read_json
+from dlojz.launch.here import Here
+from dlojz.launch.slurm import Slurm
+from dlojz.runs import by_hand, outcome
 from dlojz.table import Table
 
 QUEUE = ("job", "name", "state", "time", "GPUs", "note", "command")
-MESSAGES = ("supervisor.txt", "slurm.txt")  # in a job's folder: what went wrong around it
+MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: what went wrong around it
 
 
 class State(StrEnum):
@@ -53,7 +52,10 @@ class Job:
     @property
     def info(self) -> dict:
         """What was submitted; {} for a trainer that was run by hand."""
-        return _read_json(self.directory / "job.json")
+        try:
+            return read_json(self.directory / "job.json")
+        except FileError:
+            return {}
 
     @property
     def name(self) -> str:
@@ -65,21 +67,24 @@ class Job:
         return shlex.join(self.info.get("command", []))
 
     @property
+    def launcher(self) -> Here | Slurm:
+        """What runs it."""
+        return Slurm() if "slurm" in self.info else Here()
+
+    @property
     def status(self) -> dict:
         """The state and what goes with it: started, ended (Unix seconds), exit_code, reason."""
-        info, file = self.info, self.directory / "state.json"
-        if not info:
-            return _status_by_hand(self.directory)
-        if "slurm" in info:
-            return slurm.status(self.directory, info["slurm"])
-        status = _read_json(file)
-        here = info["host"] == socket.gethostname()  # elsewhere nobody can tell
-        if not State(status["state"]).final and here and not tickets.is_alive(Path(info["ticket"])):
-            status = _read_json(file)  # it may have ended just now
-            if not State(status["state"]).final:
-                reason = "lost: its supervisor was killed, or the machine was restarted"
-                status |= {"state": "FAILED", "reason": reason}
-        return status
+        try:
+            info = read_json(self.directory / "job.json")
+            if not info:
+                return by_hand.status(self.directory)
+            if "command" not in info:
+                raise FileError("job.json has no command")
+            found = self.launcher.status(self.directory, info)
+            return found | {"state": str(State(found["state"]))}
+        except (FileError, KeyError, ValueError) as error:
+            said = f"no {error}" if isinstance(error, KeyError) else error
+            return {"state": "FAILED", "reason": f"its files are damaged: {said}"}
 
     @property
     def state(self) -> State:
@@ -88,29 +93,30 @@ class Job:
     def wait(self, timeout: float | None = None) -> State:
         """Block until the job has ended; returns its state. TimeoutError after `timeout` s."""
         end = time.monotonic() + timeout if timeout is not None else None
+        poll_s = self.launcher.poll_s
         while not (state := self.state).final:
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"job {self.id} is still {state} after {timeout} s")
-            time.sleep(1 if "slurm" in self.info else 0.05)  # a controller serves many
+            time.sleep(poll_s)
         return state
 
-    def cancel(self):
-        """Take it from the queue, or end it. Nothing happens to one that has ended."""
-        if self.state.final:
-            return
-        if "slurm" in self.info:
-            slurm.cancel(self.info["slurm"])
-        else:
-            (self.directory / "cancel").touch()
+    def cancel(self, reason: str = ""):
+        """Take it from the queue, or end it. Nothing happens to one that has ended.
+
+        reason: what its state says afterwards, in place of "cancelled while it ran".
+        """
+        if not self.state.final:
+            self.launcher.cancel(self.directory, self.info, reason)
 
     def explain(self, lines: int = 12) -> str:
         """The state, the last lines of stderr, and where to read more."""
-        reason = self.status.get("reason")
+        status = self.status
+        reason = status.get("reason")
         files = (self.directory / name for name in MESSAGES)
         text = "".join(f.read_text(errors="replace") for f in files if f.exists())
         tail = (text + outcome.errors(self.directory)).splitlines()
         tail = _lines_of_the_trainer(tail[:-lines]) + tail[-lines:]
-        head = f"job {self.id} {self.state}" + (f": {reason}" if reason else "")
+        head = f"job {self.id} {status['state']}" + (f": {reason}" if reason else "")
         return "\n".join([head, *(f"  | {line}" for line in tail), f"  in {self.directory}"])
 
     def __repr__(self):
@@ -123,12 +129,28 @@ def _lines_of_the_trainer(lines):
     return [*lines[places[-1] : places[-1] + 2], "    ..."] if places else []
 
 
+NUMBER = re.compile(r"[0-9]+")
+
+
 def jobs() -> list[Job]:
     """All runs of this course folder, oldest first."""
+    found = (Job(run) for run in _newest_first())
+    return [job for job in found if _has_begun(job.directory)][::-1]
+
+
+def _newest_first():
     runs = course_root() / "runs"
-    names = sorted((p.name for p in runs.glob("*") if p.name.isdigit()), key=int)
-    begun = ("job.json", "events.jsonl")  # neither: somebody is submitting just now
-    return [Job(runs / n) for n in names if any((runs / n / f).exists() for f in begun)]
+    try:
+        names = [e.name for e in os.scandir(runs) if NUMBER.fullmatch(e.name)]
+    except FileNotFoundError:
+        return
+    for name in sorted(names, key=int, reverse=True):
+        yield runs / name
+
+
+def _has_begun(run):
+    """Return whether there is a job or a log in a folder: else somebody is submitting just now."""
+    return (run / "job.json").exists() or (run / "events.jsonl").exists()
 
 
 def find(number: str | int) -> Job:
@@ -148,14 +170,14 @@ def latest(name: str | None = None) -> Job | list[Job]:
     """
     for job in reversed(jobs()):
         if job.info and (name == job.name or (name is None and not _is_series(job))):
-            sweep = _read_json(job.directory / "sweep.json")
-            return [find(i) for i in sweep] if sweep else job
+            sweep = job.directory / "sweep.json"
+            return [find(i) for i in json.loads(sweep.read_text())] if sweep.exists() else job
     wanted = f" named {name!r}" if name else ""
     raise LookupError(f"no job{wanted} in {course_root() / 'runs'}: submit one first")
 
 
 def _is_series(job):
-    return (job.directory / "plan.json").exists()  # of `dlojz.series`
+    return (job.directory / "plan.json").exists()  # of `dlojz.launch.series`
 
 
 def queue(name: str | None = None, last: int = 5) -> Table:
@@ -172,10 +194,35 @@ def queue_row(job: Job, status: dict) -> tuple[str, ...]:
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
     """The jobs that `queue` shows, oldest first, each with its status as it is now."""
-    wanted = [(j, j.status) for j in jobs() if name in (None, j.name)]
-    ended = [j for j, status in wanted if State(status["state"]).final]
-    hidden = set(ended[: max(0, len(ended) - last)])
-    return [(j, status) for j, status in wanted if j not in hidden]
+    shown, ended = [], 0
+    for run in _newest_first():
+        known_name, status, final = _seen(run)
+        if name not in (None, known_name) or status is None or (final and ended >= last):
+            continue
+        ended += final
+        shown.append((Job(run), status))
+    return shown[::-1]
+
+
+_ended = {}  # (folder, inode, when it last changed): what `_seen` returns, read once
+
+
+def _seen(run) -> tuple[str, dict | None, bool]:
+    """A job's name, its status and whether that is final; no status of one that has not begun."""
+    try:
+        found = os.stat(run)
+    except FileNotFoundError:  # removed just now
+        return "", None, False
+    key = (str(run), found.st_ino, found.st_mtime_ns)
+    if key in _ended:
+        return _ended[key]
+    if not _has_begun(run):
+        return "", None, False
+    job, status = Job(run), Job(run).status
+    seen = job.name, status, State(status["state"]).final
+    if seen[2] and status.get("reason") != LOST:  # a keeper may yet find out more
+        _ended[key] = seen
+    return seen
 
 
 def _note(status):
@@ -192,27 +239,3 @@ def _time(job, status):
     seconds = int((status.get("ended") or time.time()) - begin)
     verb = "" if status.get("started") else "waits "
     return f"{verb}{seconds // 60}:{seconds % 60:02d}"
-
-
-def _status_by_hand(directory):
-    """The state of a trainer that was run without the launcher, from its log alone."""
-    try:
-        run = log.read(directory)
-    except log.LogError:
-        return {"state": "FAILED", "reason": "no log"}
-    if not run.end:
-        gone = run.start["hostname"] == socket.gethostname() and not psutil.pid_exists(
-            run.start.get("pid", os.getpid())
-        )
-        return {"state": "FAILED", "reason": "killed"} if gone else {"state": "RUNNING"}
-    names = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY"}
-    begin, end = (datetime.fromisoformat(e["time"]).timestamp() for e in (run.start, run.end))
-    state = names.get(run.end["outcome"], "FAILED")
-    return {"state": state, "started": begin, "ended": end, "reason": run.end.get("error")}
-
-
-def _read_json(path):
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}

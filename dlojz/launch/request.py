@@ -5,20 +5,21 @@ import os
 import shlex
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
-from dlojz import course, sites
-from dlojz.course import course_root
-from dlojz.jobs import tickets, warm
+from dlojz import sites
+from dlojz.course import course_root, write_atomically
 from dlojz.launch import slurm
+from dlojz.launch.here import Here
 from dlojz.launch.job import Job
-from dlojz.launch.slurm import SlurmError
+from dlojz.launch.slurm import Slurm
 from dlojz.runs.folder import new_run
+
+LAUNCHERS = {launcher.name: launcher for launcher in (Here, Slurm)}
 
 
 class SubmitError(Exception):
@@ -30,6 +31,37 @@ class Script(str):
 
     __slots__ = ()
     __repr__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that somebody asks of a job. It is written as job.json, and handed on whole.
+
+    A check that submits for a job takes the job's own request, with another command. So it runs
+    where the job ran: on the same kind of node, with the same module, charged to the same hours.
+    """
+
+    command: tuple[str, ...] = ()  # the trainer and its flags
+    n_gpu: int = 1
+    name: str = "dlojz"
+    time_max_s: int = 600
+    account: str | None = None
+    module: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)  # by name, for the job's folder
+
+    def to_dict(self) -> dict:
+        """Return what job.json holds of it, with when and where it was submitted."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found |= {"command": list(self.command), "files": sorted(self.files)}
+        return found | {"submitted": time.time(), "host": socket.gethostname()}
+
+
+def request_of(job: Job) -> Request:
+    """Return what was asked of a job, but for its files."""
+    info = job.info
+    known = {f.name for f in fields(Request)} - {"files"}
+    found = {name: value for name, value in info.items() if name in known}
+    return Request(**found | {"command": tuple(info["command"])})
 
 
 def submit(
@@ -59,32 +91,59 @@ def submit(
         seconds = sites.seconds(time_max)
     except ValueError as error:
         raise SubmitError(f"time_max={error}") from None
-    recorded = {"module": module, "account": account}
-    files = files or {}
+    commands = command if isinstance(command, list) else [command]
+    if not commands:
+        raise SubmitError("an empty list of commands: expected at least one")
+    about = (n_gpu, name, seconds, account, module, files or {})
+    requests = [Request(_words(each), *about) for each in commands]
     if dry_run:
-        one = command[0] if isinstance(command, list) and command else command
-        return _script(_prepare(one, n_gpu), n_gpu, name, seconds, recorded)
-    if isinstance(command, list):
-        if not command:
-            raise SubmitError("an empty list of commands: expected at least one")
-        prepared = [_prepare(c, n_gpu) for c in command]  # all are right before any is submitted
-        jobs = [_submit_one(p, n_gpu, name, seconds, recorded, files) for p in prepared]
+        trainer, _ = _prepare(requests[0])
+        return Script(_or_refuse(lambda: launcher().script(requests[0], trainer)))
+    jobs = send(requests)
+    return jobs if isinstance(command, list) else jobs[0]
+
+
+def send(requests: Sequence[Request]) -> list[Job]:
+    """Submit each of these; all are looked at before any is submitted. Raises SubmitError."""
+    prepared = [_prepare(request) for request in requests]
+    jobs = [_send(r, *p) for r, p in zip(requests, prepared, strict=True)]
+    if len(jobs) > 1:
         for job in jobs:
-            course.write_atomically(job.directory / "sweep.json", json.dumps([j.id for j in jobs]))
-        return jobs
-    return _submit_one(_prepare(command, n_gpu), n_gpu, name, seconds, recorded, files)
+            write_atomically(job.directory / "sweep.json", json.dumps([j.id for j in jobs]))
+    return jobs
 
 
-def trainer_argv(trainer: Path, flags: Sequence[str], n_gpu: int) -> list[str]:
-    """What a local job runs: the trainer itself, or torchrun for several processes."""
-    if n_gpu == 1:
-        return [sys.executable, str(trainer), *flags]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--local-addr=127.0.0.1", f"--nproc-per-node={n_gpu}", str(trainer), *flags]
+def _send(request, trainer, source) -> Job:
+    run = _or_refuse(new_run)
+    try:
+        _or_refuse(_fill, run, request, source)
+    except BaseException:
+        shutil.rmtree(run, ignore_errors=True)  # it was never a job
+        raise
+    return Job(run)
 
 
-def _prepare(command, n_gpu) -> tuple[Path, bytes, list[str]]:
-    """The trainer, its source, and all words; raises SubmitError for what could only fail later."""
+def _fill(run, request, source):
+    try:
+        (run / "trainer.py").write_bytes(source)
+        for name, content in request.files.items():
+            (run / name).write_bytes(content)
+        for name in ("stdout.txt", "stderr.txt"):
+            (run / name).touch()
+        launcher().submit(run, request)
+    except OSError as error:
+        raise OSError(f"{error} ({run})" if error.errno else str(error)) from None
+
+
+def _or_refuse(call, *args):
+    """Return what `call` does; what it can't do becomes a SubmitError."""
+    try:
+        return call(*args)
+    except (slurm.SlurmError, sites.SiteError, OSError, ValueError) as error:
+        raise SubmitError(f"{error}\nnothing was submitted") from None
+
+
+def _words(command) -> tuple[str, ...]:
     try:
         words = shlex.split(command) if isinstance(command, str) else [str(w) for w in command]
     except ValueError as error:
@@ -94,30 +153,39 @@ def _prepare(command, n_gpu) -> tuple[Path, bytes, list[str]]:
         ) from None
     if not words:
         raise SubmitError('an empty command: expected one like "dlojz/dlojz.py --test -b 32"')
-    if not isinstance(n_gpu, int) or n_gpu < 1:
-        raise SubmitError(f"n_gpu={n_gpu!r}: expected a whole number from 1")
-    if launcher() == "local":
-        _fits_here(n_gpu)
-    trainer = _find(words[0])
+    return tuple(words)
+
+
+def _prepare(request) -> tuple[Path, bytes]:
+    """The trainer and its source; raises SubmitError for what could only fail later."""
+    if not isinstance(request.n_gpu, int) or request.n_gpu < 1:
+        raise SubmitError(f"n_gpu={request.n_gpu!r}: expected a whole number from 1")
+    if request.time_max_s < 1:
+        raise SubmitError("time_max is 0: expected HH:MM:SS, such as 00:10:00")
+    for name in request.files:
+        if Path(name).name != name:
+            raise SubmitError(f"files: {name!r} is no plain name: expected one without folders")
+    _or_refuse(launcher().check, request)
+    trainer = _find(request.command[0])
     source = trainer.read_bytes()
+    _compile(trainer, source)
+    return trainer, source
+
+
+def _compile(trainer, source):
     try:
         compile(source, str(trainer), "exec")
     except SyntaxError as error:
         line = (error.text or "").rstrip()
         raise SubmitError(
-            f"{trainer}, line {error.lineno}: {error.msg}\n    {line}\n"
+            f"{trainer}, line {error.lineno or 1}: {error.msg}\n    {line}\n"
             f"    {' ' * ((error.offset or 1) - 1)}^\nnothing was submitted"
         ) from None
-    return trainer, source, words
-
-
-def _fits_here(n_gpu):
-    if tickets.devices() == ("cpu",):
-        most, what = max(2, len(os.sched_getaffinity(0))), "no GPU, and CPUs for so many processes"
-    else:
-        most, what = len(tickets.devices()), "so many GPUs"
-    if n_gpu > most:
-        raise SubmitError(f"n_gpu={n_gpu}: this machine has {what}: {most}; ask for at most that")
+    except (MemoryError, RecursionError, ValueError) as error:
+        raise SubmitError(
+            f"{trainer} is no Python that can be compiled ({type(error).__name__} {error}): is it "
+            "a program? nothing was submitted"
+        ) from None
 
 
 def _find(name: str) -> Path:
@@ -133,99 +201,14 @@ def _find(name: str) -> Path:
     )
 
 
-def launcher() -> str:
-    """Who runs jobs: "slurm" where a controller answers, else "local"; $DLOJZ_LAUNCHER decides."""
+def launcher() -> Here | Slurm:
+    """What runs jobs: Slurm where a controller answers, else Here; $DLOJZ_LAUNCHER decides."""
     chosen = os.environ.get("DLOJZ_LAUNCHER")
     if chosen is None:
-        return "slurm" if _slurm_is_here() else "local"
-    if chosen not in ("local", "slurm"):
+        chosen = "slurm" if _slurm_is_here() else "local"
+    if chosen not in LAUNCHERS:
         raise SubmitError(f"DLOJZ_LAUNCHER={chosen!r}: expected local or slurm, or nothing")
-    return chosen
+    return LAUNCHERS[chosen]()
 
 
 _slurm_is_here = cache(slurm.is_here)
-
-
-def _slurm_script(n_gpu, name, seconds, recorded):
-    try:
-        return slurm.script(n_gpu, seconds, name, recorded["account"], recorded["module"])
-    except (SlurmError, sites.SiteError, OSError) as error:
-        raise SubmitError(f"{error}\nnothing was submitted") from None
-
-
-def _script(prepared, n_gpu, name, seconds, recorded) -> Script:
-    trainer, _, words = prepared
-    if launcher() == "slurm":
-        return Script(_slurm_script(n_gpu, name, seconds, recorded)[0])
-    return Script(shlex.join(trainer_argv(trainer, words[1:], n_gpu)))
-
-
-def _submit_one(prepared, n_gpu, name, time_max_s, recorded, files) -> Job:
-    trainer, source, words = prepared
-    on_slurm = launcher() == "slurm"
-    if on_slurm:
-        script, site = _slurm_script(n_gpu, name, time_max_s, recorded)
-    run = new_run()
-    copy = run / "trainer.py"
-    copy.write_bytes(source)
-    for file, content in files.items():
-        (run / file).write_bytes(content)
-    for file in ("stdout.txt", "stderr.txt"):
-        (run / file).touch()
-    job = {
-        "name": name,
-        "command": words,
-        "trainer": str(trainer),
-        "cwd": str(course_root()),
-        "n_gpu": n_gpu,
-        "time_max_s": time_max_s,
-        "submitted": time.time(),
-        "host": socket.gethostname(),
-        **recorded,
-    }
-    course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
-    if on_slurm:
-        _start_on_slurm(run, job, script, site, [str(copy), *words[1:]])
-    else:
-        _start_here(run, job | {"argv": trainer_argv(copy, words[1:], n_gpu)})
-    return Job(run)
-
-
-def _start_on_slurm(run, job, script, site, words):
-    try:
-        number = slurm.sbatch(run, script, site, words)
-    except SlurmError as error:
-        shutil.rmtree(run)  # it was never a job
-        raise SubmitError(
-            f"Slurm refused the job: {error}\nthe site is {site.name} (slurm/sites, DLOJZ_SITE); "
-            "submit(..., dry_run=True) shows the script; nothing was submitted"
-        ) from None
-    _keep(run, job | {"slurm": number, "site": site.name})
-
-
-def _start_here(run, job):
-    environment = dict(os.environ)
-    if job["n_gpu"] > 1:  # told here: what its processes are forked from reads it as it starts
-        threads = max(1, len(os.sched_getaffinity(0)) // job["n_gpu"])
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
-    ticket, fd = tickets.take_ticket(run)
-    try:
-        _keep(run, job | {"ticket": str(ticket)})
-        if warm.supervise(run, ticket, fd, environment):
-            return
-        with (run / "supervisor.txt").open("wb") as output:
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", "dlojz.jobs.supervisor", str(run), str(ticket)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # a notebook's interrupt or end does not reach it
-                pass_fds=(fd,),  # the supervisor holds the ticket from here on
-            )
-    finally:
-        os.close(fd)
-
-
-def _keep(run, job):
-    course.write_atomically(run / "job.json", json.dumps(job, indent=1, default=str))

@@ -1,6 +1,7 @@
 """Run several trainings one after the other in one job: the same devices, the same hour.
 
-    job = series.submit([Entry("before-1", solution, flags), Entry("after-1", mine, flags)], "pair")
+    entries = [Entry("before-1", solution, flags), Entry("after-1", mine, flags)]
+    job = series.submit(entries, Request(name="pair"))
     series.folders(job)         # {"before-1": runs/0007/before-1, ...}: each with a log of its own
 
 The program that the job runs is `dlojz.jobs.several`.
@@ -8,13 +9,13 @@ The program that the job runs is `dlojz.jobs.several`.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dlojz.jobs import several
-from dlojz.launch import request
 from dlojz.launch.job import Job
+from dlojz.launch.request import Request, send
 
 
 @dataclass(frozen=True)
@@ -27,23 +28,19 @@ class Entry:
     rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
 
 
-def submit(
-    entries: Sequence[Entry],
-    name: str,
-    time_max: str = "01:00:00",
-    files: Mapping[str, bytes] | None = None,
-    n_gpu: int = 1,
-) -> Job:
-    """Submit the trainings as one job, with copies of the trainers as they are now, and `files`.
+def submit(entries: Sequence[Entry], request: Request) -> Job:
+    """Submit the trainings as one job, with copies of the trainers as they are now.
 
-    n_gpu: GPUs, and processes of each training.
+    request: what is asked of the job, but for its command. Its n_gpu is the GPUs, and processes,
+        of each training.
     """
     sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(entries)}
-    files = dict(files or {})
-    files |= {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
+    files = {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
     plan = [asdict(e) | {"trainer": sources[str(e.trainer)]} for e in entries]
     files[several.PLAN] = json.dumps(plan, indent=1).encode()
-    return request.submit((several.__file__,), n_gpu, name=name, time_max=time_max, files=files)
+    program = (several.__file__,)
+    (job,) = send([replace(request, command=program, files={**request.files, **files})])
+    return job
 
 
 def folders(job: Job) -> dict[str, Path]:

@@ -3,29 +3,44 @@
 The script is `slurm/job.sbatch` with the lines of a site. What a user gives (names, paths, flags)
 never stands in it: it travels as arguments and environment, where no shell reads it.
 
-Asked are `scontrol -o` and, where a job is long over, `sacct`: their text is the same from Slurm
+While jobs go on, one `squeue` for all of the user's serves whoever asks; of a job that has ended,
+`scontrol -o` is asked once and, where it is long over, `sacct`. Their text is the same from Slurm
 22.05 to the present, which `--json` is not.
 """
 
+import fcntl
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
+import time
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 from dlojz import course, sites
 from dlojz.course import course_root
-from dlojz.jobs import supervisor
+from dlojz.jobs import processes
+from dlojz.jobs.keeper import LAUNCHER_VARIABLES
+from dlojz.launch.files import FileError, read_json
 from dlojz.runs import outcome
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
 TIMEOUT_S = 20  # for an answer of Slurm: a busy controller takes its time
 SCRIPT = "job.sbatch"
+FRESH_S = 2.0  # how long one answer of squeue serves all who ask
+
+# What squeue is asked of each job, by scontrol's name for it: squeue's own, and a width.
+COLUMNS = {
+    "JobId": ("JobID", 16),
+    "JobState": ("State", 24),
+    "StartTime": ("StartTime", 24),
+    "Restarts": ("RestartCnt", 12),
+    "Reason": ("Reason", 64),
+}
 
 # Slurm's states as ours, and what is said with them. Others keep their name.
 STATES = {
@@ -92,21 +107,11 @@ def is_here() -> bool:
 
 def _call(*command, timeout=TIMEOUT_S, env=None) -> str:
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=env,
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        raise SlurmError(f"no command {command[0]} here: is this a login node?") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]} did not answer in {timeout} s") from None
-    if done.returncode:
-        raise SlurmError(done.stderr.strip() or f"{command[0]}: exit code {done.returncode}")
-    return done.stdout
+        return processes.ask(*command, timeout_s=timeout, env=env)
+    except processes.ProgramError as error:
+        raise SlurmError(
+            f"{error}: is this a login node?" if "no command" in str(error) else str(error)
+        ) from None
 
 
 @cache
@@ -211,52 +216,138 @@ def _slurm_time(seconds):
     return f"{days}-{clock}" if days else clock
 
 
-def script(n_gpu, time_max_s, name, account, module) -> tuple[str, sites.Site]:
-    """The script for a job here, and the site that it is for. Raises SlurmError, SiteError."""
+class Slurm:
+    """The launcher of a cluster; it has the same members as `here.Here`."""
+
+    name = "slurm"
+    poll_s = 1.0  # between looks at a job that somebody waits for
+
+    def check(self, request):
+        """Raise ValueError for what could only fail later: here Slurm itself does."""
+
+    def script(self, request, trainer: Path) -> str:
+        """Return the script that would be submitted."""
+        return _script(request, site())
+
+    def submit(self, run: Path, request):
+        """Submit the job in the folder `run`, where the trainer is already."""
+        here = site()
+        (run / SCRIPT).write_text(_script(request, here))
+        course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
+        try:
+            number = _sbatch(run, here, [str(run / "trainer.py"), *request.command[1:]])
+        except SlurmError as error:
+            raise SlurmError(
+                f"Slurm refused the job: {error}\nthe site is {here.name} (slurm/sites, "
+                "DLOJZ_SITE); submit(..., dry_run=True) shows the script"
+            ) from None
+        job = request.to_dict() | {"slurm": number, "site": here.name}
+        course.write_atomically(run / "job.json", json.dumps(job, indent=1))
+
+    def status(self, run: Path, info: dict) -> dict:
+        """Return the state and what goes with it, from the user's one list of jobs.
+
+        What is final is kept in the folder: Slurm forgets a job minutes after its end.
+        """
+        known = read_json(run / "state.json") or {"state": "QUEUED"}
+        if known.get("final"):
+            return known
+        number = info["slurm"]
+        try:
+            listed, asked = listing()
+            if number not in listed and info["submitted"] > asked:
+                return known  # submitted since
+            fields = listed.get(number)
+            if fields is None or _is_final(fields):
+                fields = show(number)  # once: how it ended
+        except SlurmError as error:
+            return known | {"reason": f"Slurm does not answer: {error}"}
+        found = _status(run, fields) if fields else _forgotten(run, number)
+        if found != known:
+            course.write_atomically(run / "state.json", json.dumps(found))
+        return found
+
+    def cancel(self, run: Path, info: dict, reason: str = ""):
+        """End the job, or take it from the queue. Raises SlurmError."""
+        course.write_atomically(run / "cancel", reason)
+        _call("scancel", info["slurm"])
+
+
+def _script(request, here) -> str:
     template = (course_root() / "slurm" / SCRIPT).read_text()
-    here = site()
-    return render(template, here, n_gpu, time_max_s, name, account, module), here
+    r = request
+    return render(template, here, r.n_gpu, r.time_max_s, r.name, r.account, r.module)
 
 
-def sbatch(run: Path, script: str, here: sites.Site, words: list[str]) -> str:
-    """Submit `script` for the job in the folder `run`; returns Slurm's number. Raises SlurmError.
-
-    words: the trainer and its flags.
-    """
-    file = run / SCRIPT
-    file.write_text(script)
+def _sbatch(run: Path, here: sites.Site, words: list[str]) -> str:
+    """Submit the script in `run`; returns Slurm's number. words: the trainer and its flags."""
     # What belongs to the job that we are in, such as a notebook's, must not reach the new one.
-    mine = (supervisor.LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
+    mine = (LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
     env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not any(m(k) for m in mine)}
     env |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
     if not here.modules and not here.activate:  # else the site's own Python
         env["DLOJZ_PYTHON"] = sys.executable
     output = str(run / "slurm.txt").replace("%", "%%")  # %j would be the job's number
     options = ["--parsable", "--export=ALL", f"--chdir={run}", f"--output={output}"]
-    command = ["sbatch", *options, str(file), *words]
-    answer = _call(*command, env=env)
+    answer = _call("sbatch", *options, str(run / SCRIPT), *words, env=env)
     return answer.strip().splitlines()[-1].split(";")[0]
 
 
 # Asking ----------------------------------------------------------------------------------------
 
 
-def status(run: Path, number: str) -> dict:
-    """The state of the job in the folder `run`, as `launch.Job.status` has it.
+def listing() -> tuple[dict[str, dict], float]:
+    """Return all jobs of this user by Slurm's number, and when Slurm was asked.
 
-    What is final is kept in the folder: Slurm forgets a job minutes after its end.
+    It is asked at most every two seconds, whoever wants to know in however many processes: the
+    answer is kept in a file beside the runs, and so is a failure. Raises SlurmError.
     """
-    known = json.loads((run / "state.json").read_text())
-    if known.get("final"):
-        return known
-    try:
-        fields = show(number)
-    except SlurmError as error:
-        return known | {"reason": f"Slurm does not answer: {error}"}
-    found = _status(run, fields) if fields else _forgotten(run, number)
-    if found != known:
-        course.write_atomically(run / "state.json", json.dumps(found))
+    file = course_root() / "runs" / ".squeue.json"
+    with _one_at_a_time(file.with_suffix(".lock")):
+        kept = _kept(file)
+        if not 0 <= time.time() - kept["asked"] < FRESH_S:
+            kept = {"jobs": {}, "asked": time.time(), "error": None}
+            try:
+                kept["jobs"] = _squeue()
+            except SlurmError as error:
+                kept["error"] = str(error)
+            with suppress(OSError):
+                course.write_atomically(file, json.dumps(kept))
+    if kept["error"]:
+        raise SlurmError(kept["error"])
+    return kept["jobs"], kept["asked"]
+
+
+def _kept(file):
+    with suppress(FileError):
+        if {"jobs", "asked", "error"} <= set(kept := read_json(file)):
+            return kept
+    return {"jobs": {}, "asked": 0.0, "error": None}
+
+
+@contextmanager
+def _one_at_a_time(file):
+    with file.open("w") as lock:
+        with suppress(OSError):  # a file system without locks: some ask twice
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _squeue():
+    form = ",".join(f"{name}:{width}" for name, width in COLUMNS.values())
+    words = ("--noheader", f"--user={os.getuid()}", "--states=all", f"--Format={form}")
+    found = {}
+    for line in _call("squeue", *words).splitlines():
+        fields, begin = {}, 0
+        for key, (_, width) in COLUMNS.items():
+            fields[key], begin = line[begin : begin + width].strip(), begin + width
+        found[fields.pop("JobId")] = fields
     return found
+
+
+def _is_final(fields):
+    state, _ = STATES.get(fields["JobState"], ("RUNNING", ""))
+    return state not in ("QUEUED", "RUNNING")
 
 
 def show(number: str) -> dict[str, str]:
@@ -279,7 +370,7 @@ def _status(run, fields):
     found = {"state": state, "slurm": slurm}
     if (started := _when(fields.get("StartTime"))) and state != "QUEUED":
         found["started"] = started
-    restarts = int(fields.get("Restarts", 0))
+    restarts = int(fields.get("Restarts") or 0)
     if state == "QUEUED":
         why = fields.get("Reason", "")
         reason = reason or WAITS.get(why.split(",")[0], why)
@@ -291,6 +382,8 @@ def _status(run, fields):
             state, reason = outcome.from_exit(run, code or 1, memory_was_full=False)
         elif state == "NODE_FAIL":
             reason += f" (nodes {fields.get('NodeList', '?')})"
+        elif state == "CANCELLED" and (run / "cancel").exists():
+            reason = (run / "cancel").read_text() or reason
         found |= {"state": state, "exit_code": code, "ended": _when(fields.get("EndTime"))}
         found["final"] = True
     return found | {"reason": reason or None}
@@ -323,8 +416,3 @@ def _when(text):
         return datetime.fromisoformat(text or "").timestamp()
     except ValueError:  # Unknown, N/A
         return None
-
-
-def cancel(number: str):
-    """End the job, or take it from the queue. Raises SlurmError."""
-    _call("scancel", number)

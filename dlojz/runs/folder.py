@@ -1,5 +1,6 @@
 """Where a run is kept: runs/<number>, the names of the files in it, and the recorded runs."""
 
+import re
 from pathlib import Path
 
 from dlojz.course import course_root
@@ -9,7 +10,7 @@ def new_run() -> Path:
     """Make and return a fresh folder runs/<number>; safe against others who do the same."""
     runs = course_root() / "runs"
     runs.mkdir(exist_ok=True)
-    number = max((int(p.name) for p in runs.iterdir() if p.name.isdigit()), default=0)
+    number = max((int(p.name) for p in runs.iterdir() if re.fullmatch("[0-9]+", p.name)), default=0)
     while True:
         number += 1
         folder = runs / f"{number:04d}"

@@ -1,0 +1,251 @@
+"""Keeps one job of this machine, from its submission to its end: `python -m dlojz.jobs.keeper`.
+
+It is started in the job's folder, with its ticket's path and descriptor as arguments. It waits its
+turn, locks the devices, starts the trainer, enforces the time limit, hears the wish to cancel, ends
+all that the job left behind, writes down how it went, and ends. There is no daemon: each job has a
+keeper of its own, which outlives the notebook that submitted it, imports no torch and inherits what
+its submitter had (limits, groups, nice).
+
+The job's folder is the keeper's working directory. So it is still this job's after somebody renamed
+it, and no other's after somebody removed it and its number was used again.
+
+If a keeper is killed, its trainer is, too; the next keeper ends what else is left before it takes a
+device: processes of the session, or with the $DLOJZ_RUN, that the ticket of the dead one names.
+"""
+
+import errno
+import json
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dlojz.course import write_atomically
+from dlojz.jobs import processes, tickets
+
+POLL_S = 0.1  # how often a keeper looks at the queue, the clock and the wish to cancel
+BEAT_S = 10.0  # how often it shows that it lives: for those who look from another machine
+DISK_FULL_S = 600.0  # how long it waits for room to write down how the job went
+LOST = "lost: its keeper was killed, or the machine was restarted"
+STATE, CANCEL, RESERVE = Path("state.json"), Path("cancel"), Path(".reserve")
+KEEPER = Path("keeper.json")  # which process keeps the job: see processes.identity
+
+# What a launcher outside set for its own processes: our job is not one of them.
+LAUNCHER_VARIABLES = re.compile(
+    r"(SLURM_|PMI|PET_|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
+    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
+)
+
+
+class Keeper:
+    """The keeper of the job in the present folder."""
+
+    def __init__(self, ticket: Path, fd: int):
+        self.job = json.loads(Path("job.json").read_text())
+        self.ticket, self.fd = ticket, fd
+        self.known = {"state": "QUEUED"}  # what the state file says
+        self.beat = time.monotonic()
+
+    def run(self):
+        """From the ticket to the final state."""
+        locks = {}
+        try:
+            final, locks = self.wait_for_devices()
+            final = final or self.train(locks)
+        except OSError as error:
+            final = {"state": "FAILED", "reason": f"could not be run: {error}"}
+        write_final(self.known | final | {"ended": time.time()}, locks)
+        self.ticket.unlink(missing_ok=True)
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def wait_for_devices(self):
+        """Wait for this job's turn: (None, locks on its devices), or (its final state, {})."""
+        tickets.write(self.fd, keeper=os.getpid())
+        write_atomically(KEEPER, json.dumps(processes.identity(os.getpid())))
+        folder, wanted, count = self.ticket.parent, self.job["devices"], self.job["devices_held"]
+        while not (final := self.unwanted("while it waited")):
+            others = [o for o in tickets.before(self.ticket, wanted) if not _is_stuck(o)]
+            if not others:
+                clear_up(folder)
+                if locks := tickets.grab(folder, wanted, count):
+                    with suppress(FileNotFoundError):  # somebody removed the queue's folder
+                        self.ticket = self.ticket.rename(tickets.running(self.ticket))
+                    return None, locks
+                free_from_orphans(folder, wanted)
+            self.write("QUEUED", reason=_why(folder, others, wanted))
+            time.sleep(5 * POLL_S if others else POLL_S)  # a long queue must not disturb the job
+        return final, {}
+
+    # Training ---------------------------------------------------------------------------------
+
+    def train(self, locks) -> dict:
+        """Run the trainer on the devices, and return how it ended."""
+        from dlojz.runs import outcome  # not while it waits: it reads logs
+
+        processes.adopt_orphans()
+        kills_before = _oom_kills()
+        trainer = self.start(locks)
+        tickets.write(self.fd, session=trainer.pid)  # what the next keeper ends if we are killed
+        self.write("RUNNING", started=time.time(), devices=list(locks), reason=None)
+        code, final = self.watch(trainer)
+        processes.end(lambda: processes.descendants() | self.leftovers(trainer.pid))
+        if final:
+            return final | {"exit_code": code}
+        memory_was_full = _oom_kills() > kills_before  # for some process of this machine
+        state, reason = outcome.from_exit(Path.cwd(), code, memory_was_full)
+        if state == "FAILED" and _is_full():
+            reason = f"{reason}; the disk is full: make room in {Path.cwd().parent}"
+        return {"state": state, "exit_code": code, "reason": reason}
+
+    def watch(self, trainer):
+        """Wait for the trainer's end: its exit code, and the final state if it was made to end."""
+        final, deadline = None, time.monotonic() + self.job["time_max_s"]
+        while (code := processes.wait(trainer, POLL_S)) is None and not final:
+            final = self.unwanted("while it ran")
+            if time.monotonic() > deadline:
+                final = {"state": "TIMEOUT", "reason": "ended at its time limit"}
+        if code is None:
+            trainer.terminate()  # torchrun ends its processes in order
+            if (code := processes.wait(trainer, processes.GRACE_S)) is None:
+                trainer.kill()
+                code = trainer.wait()
+        return code, final
+
+    def leftovers(self, session):
+        """What belongs to the job and is no descendant."""
+        return processes.leftovers(self.job["run"], session)
+
+    def start(self, locks):
+        # If the keeper is killed the trainer is; torchrun is left time to end its ranks.
+        end_signal = signal.SIGKILL if self.job["n_gpu"] == 1 else signal.SIGTERM
+        with open("stdout.txt", "ab") as out, open("stderr.txt", "ab") as err:
+            return processes.start(
+                self.job["argv"],
+                out,
+                err,
+                cwd=self.job["cwd"],
+                env=environment(self.job, locks),
+                keep=[lock.fileno() for lock in locks.values()],  # held until the last has ended
+                end_with_parent=end_signal,
+            )
+
+    # Looking and writing ----------------------------------------------------------------------
+
+    def unwanted(self, when: str) -> dict | None:
+        """Return the final state if nobody wants the job any longer; else show that we live."""
+        if os.stat(".").st_nlink == 0:
+            return {"state": "CANCELLED", "reason": "its folder was removed"}
+        if CANCEL.exists():
+            reason = CANCEL.read_text().strip() or f"cancelled {when}"
+            return {"state": "CANCELLED", "reason": reason}
+        if time.monotonic() > self.beat + BEAT_S:
+            self.beat = time.monotonic()
+            with suppress(OSError):
+                os.utime(STATE)
+        return None
+
+    def write(self, state, **fields):
+        """Write the state, if it is news. A full disk must not end the job."""
+        if (news := self.known | {"state": state} | fields) != self.known:
+            self.known = news
+            with suppress(OSError):
+                write_atomically(STATE, json.dumps(news))
+
+
+def write_final(state: dict, locks):
+    """Write how the job ended, even if the disk is full: a file was kept for that."""
+    deadline = time.monotonic() + DISK_FULL_S
+    while os.stat(".").st_nlink:  # else the folder was removed, and nobody will ask
+        try:
+            write_atomically(STATE, json.dumps(state))
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
+                raise
+            Path(f".{STATE}.{os.getpid()}").unlink(missing_ok=True)
+            if not RESERVE.exists():
+                for lock in locks.values():
+                    lock.close()  # nobody should wait for a disk
+                time.sleep(1)
+            RESERVE.unlink(missing_ok=True)
+    RESERVE.unlink(missing_ok=True)
+
+
+def environment(job: dict, locks) -> dict[str, str]:
+    """Return the trainer's environment: ours, without what a launcher outside set, with its own."""
+    found = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
+    found.pop(processes.KEEPER, None)
+    found |= {"DLOJZ_RUN": job["run"], "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}
+    if job["n_gpu"] > 1:  # else each process would start a thread for every CPU
+        cpus = len(os.sched_getaffinity(0))
+        found.setdefault("OMP_NUM_THREADS", str(max(1, cpus // job["n_gpu"])))
+    if "cpu" not in locks:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(locks)
+    return found
+
+
+# What other keepers left behind ---------------------------------------------------------------
+
+
+def clear_up(folder: Path):
+    """End what is left of this user's jobs whose keepers were killed, and say so in their state."""
+    for ticket, about in tickets.abandoned(folder):
+        run, session = about["run"], about.get("session")
+        if session is not None or ticket.name.startswith("running-"):
+            processes.end(lambda r=run, s=session: processes.leftovers(r, s))
+        with suppress(OSError, ValueError):
+            file = Path(run) / STATE
+            known = json.loads(file.read_text())
+            if known["state"] in ("QUEUED", "RUNNING"):
+                lost = {"state": "FAILED", "ended": time.time(), "reason": LOST}
+                write_atomically(file, json.dumps(known | lost))
+        ticket.unlink(missing_ok=True)
+
+
+def free_from_orphans(folder: Path, wanted):
+    """End processes of this user that hold a device although the keeper who locked it is gone."""
+    for device in wanted:
+        keeper, inode = tickets.holder(folder, device), tickets.lock_inode(folder, device)
+        if keeper and inode:
+            holders = processes.holders(inode)
+            if (
+                holders
+                and keeper[0] > 0
+                and keeper[0] not in holders
+                and not Path(f"/proc/{keeper[0]}").exists()
+            ):
+                processes.end(lambda i=inode: processes.holders(i) - {os.getpid()})
+
+
+def _why(folder, others, wanted):
+    """Why the job waits, in one line."""
+    if others:
+        return f"waits for {len(others)} job{'s' * (len(others) > 1)} before it"
+    for device in wanted:
+        if keeper := tickets.holder(folder, device):
+            return f"waits for {device}, held by process {keeper[0]} of {keeper[1]}"
+    return f"waits for {' or '.join(wanted)}"
+
+
+def _is_stuck(other):
+    """Return whether an earlier ticket's keeper was stopped: then nobody should wait for it."""
+    return isinstance(other.get("keeper"), int) and processes.is_stopped(other["keeper"])
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it was started."""
+    match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
+    return int(match[1]) if match else 0
+
+
+def _is_full():
+    disk = os.statvfs(".")
+    return disk.f_bavail * disk.f_frsize < 1 << 16
+
+
+if __name__ == "__main__":
+    Keeper(Path(sys.argv[1]), int(sys.argv[2])).run()

@@ -1,0 +1,218 @@
+"""Processes of this machine: started, asked, told apart, ended.
+
+A process is told from a later one with its number by when it started, and from one of another
+container or an earlier boot by where it runs: `identity` has all of it.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+PROC = Path("/proc")
+KEEPER = "DLOJZ_KEEPER"  # a variable that only keepers have
+
+
+class ProgramError(Exception):
+    """A program that could not be run, or that failed: what it said."""
+
+
+def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None) -> str:
+    """Return what a program prints. Raises ProgramError with what it said instead."""
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=env,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        raise ProgramError(f"no command {argv[0]} here") from None
+    except subprocess.TimeoutExpired:
+        raise ProgramError(f"{argv[0]} did not answer in {timeout_s} s") from None
+    if done.returncode:
+        raise ProgramError(done.stderr.strip() or f"{argv[0]}: exit code {done.returncode}")
+    return done.stdout
+
+
+def start(
+    argv: Sequence[str],
+    out,
+    err,
+    cwd=None,
+    env: Mapping[str, str] | None = None,
+    keep: Iterable[int] = (),
+    end_with_parent: signal.Signals | None = None,
+) -> subprocess.Popen:
+    """Start a program in a session of its own: an interrupt or the end of this one spares it.
+
+    keep: descriptors that it inherits. end_with_parent: the signal it gets when this process dies.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    return subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+        pass_fds=tuple(keep),
+        preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, end_with_parent)) if end_with_parent else None,
+    )
+
+
+def wait(process: subprocess.Popen, timeout_s: float) -> int | None:
+    """Return the exit code of a program that we started; None if it goes on after `timeout_s`."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def adopt_orphans():
+    """From here on, what our children leave behind becomes our child."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(end_signal: signal.Signals):
+    """Have the kernel send us this signal when our parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end_signal)
+
+
+# Telling processes apart ----------------------------------------------------------------------
+
+
+def here() -> str:
+    """Where process numbers mean the same: this boot of the kernel, and this container."""
+    boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
+
+
+def identity(pid: int) -> dict:
+    """What tells a process from all others, ready for JSON."""
+    return {"pid": pid, "started": _stat(pid)[1], "where": here()}
+
+
+def is_alive(process: dict) -> bool | None:
+    """Return whether the process with this identity still runs; None if it is not of here."""
+    if process.get("where") != here():
+        return None
+    state, started = _stat(process["pid"])
+    return state not in ("", "Z", "X") and started == process["started"]
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal or a debugger."""
+    return _stat(pid)[0] in ("T", "t")
+
+
+def _stat(pid) -> tuple[str, int]:
+    """The state letter and the start time in clock ticks since boot; ("", 0) if there is none."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return "", 0
+    fields = text.rpartition(")")[2].split()  # its name, before, may hold anything
+    return fields[0], int(fields[19])
+
+
+# Ending them ----------------------------------------------------------------------------------
+
+
+def descendants() -> set[int]:
+    """The processes that came from this one and have not ended, but for keepers and what is theirs:
+    a job may submit another."""
+    children = {}
+    for pid in _all():
+        if (parent := _parent(pid)) is not None:
+            children.setdefault(parent, []).append(pid)
+    found, new = set(), {os.getpid()}
+    while new:
+        new = {child for pid in new for child in children.get(pid, []) if not _is_keeper(child)}
+        found |= new
+    return {pid for pid in found if _stat(pid)[0] not in ("", "Z")}
+
+
+def leftovers(run: str, session: int | None) -> set[int]:
+    """Processes of this user that belong to a run: by their session, or by their $DLOJZ_RUN."""
+    mark = b"DLOJZ_RUN=" + os.fsencode(run)
+    marks = (mark, mark + b"/")  # the trainings of a series have folders in it
+    found = set()
+    for pid in _all():
+        with suppress(OSError):  # it ended, or is another user's
+            named = any(v == marks[0] or v.startswith(marks[1]) for v in _environment(pid))
+            if named or (session and os.getsid(pid) == session):
+                found.add(pid)
+    return {pid for pid in found - {os.getpid()} if _stat(pid)[0] not in ("", "Z")}
+
+
+def holders(inode: int) -> set[int]:
+    """Processes of this user that have the socket with this inode open."""
+    wanted, found = f"socket:[{inode}]", set()
+    for pid in _all():
+        with suppress(OSError):
+            if any(os.readlink(fd) == wanted for fd in (PROC / str(pid) / "fd").iterdir()):
+                found.add(pid)
+    return found
+
+
+def end(find: Callable[[], set[int]], grace_s: float = GRACE_S) -> set[int]:
+    """End the processes that `find()` returns, again and again until it returns none.
+
+    First they are asked to, once each; after `grace_s` they are killed. Returns those that not even
+    that ended: they hang in the kernel, or belong to another user.
+    """
+    begin, asked = time.monotonic(), set()
+    while pids := find():
+        late = time.monotonic() > begin + grace_s
+        for pid in pids if late else pids - asked:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)  # one that was stopped hears nothing else
+        asked |= pids
+        _reap()
+        if time.monotonic() > begin + 2 * grace_s:
+            return find()
+        time.sleep(0.02)
+    _reap()
+    return set()
+
+
+def _reap():
+    """Let go of children that have ended, but for those that a Popen waits for."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _environment(pid):
+    """The variables that a process was started with."""
+    return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+
+
+def _is_keeper(pid):
+    try:
+        return f"{KEEPER}=1".encode() in _environment(pid)
+    except OSError:
+        return False
+
+
+def _all():
+    return (int(name) for name in os.listdir(PROC) if name.isdigit())
+
+
+def _parent(pid):
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[1])

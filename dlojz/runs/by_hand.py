@@ -1,0 +1,72 @@
+"""The state of a run that no launcher keeps, from the first and the last line of its log."""
+
+import json
+import os
+import socket
+import time
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from dlojz.runs.folder import events_file
+
+LINE = 1 << 16  # bytes: more than the longest of those two lines
+STATES = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY"}  # by outcome; else FAILED
+SLACK_S = 60  # by which clocks may differ
+
+
+def status(run: Path) -> dict:
+    """Return the state, and what goes with it, of a trainer that somebody ran by hand."""
+    try:
+        first, last = _ends(events_file(run))
+    except OSError:
+        return {"state": "FAILED", "reason": "no log"}
+    if first is None and time.time() < events_file(run).stat().st_mtime + SLACK_S:
+        return {"state": "RUNNING"}  # it has only just begun
+    if first is None:
+        return {"state": "FAILED", "reason": "its log has no beginning: did the disk fill up?"}
+    begun = _seconds(first.get("time"))
+    if not last or last.get("event") != "end":
+        if _is_gone(first, begun):
+            return {"state": "FAILED", "started": begun, "reason": "killed"}
+        return {"state": "RUNNING", "started": begun}
+    state = STATES.get(last.get("outcome"), "FAILED")
+    ended = _seconds(last.get("time"))
+    return {"state": state, "started": begun, "ended": ended, "reason": last.get("error")}
+
+
+def _ends(file):
+    """The first and the last event of a log; None for what is not there or not whole."""
+    with file.open("rb") as log:
+        first = _event(log.readline(LINE))
+        log.seek(max(0, os.fstat(log.fileno()).st_size - LINE))
+        lines = log.read().splitlines()
+    return first, _event(lines[-1]) if lines else None
+
+
+def _event(line):
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_gone(start, begun):
+    """Return whether the process that began this log is no longer there, as far as seen here."""
+    if start.get("hostname") != socket.gethostname() or not isinstance(start.get("pid"), int):
+        return False
+    try:
+        return (
+            psutil.Process(start["pid"]).create_time() > (begun or 0) + SLACK_S
+        )  # another's number
+    except psutil.Error:
+        return True
+
+
+def _seconds(text):
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return None

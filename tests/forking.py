@@ -1,0 +1,239 @@
+"""A stand-in for Python in the tests' jobs ($DLOJZ_PYTHON): it need not import torch each time.
+
+Hundreds of small trainings would each spend seconds of a core on it. So each test process starts a
+server, `forking.py SOCKET`, which imports torch once; `client` is what the keeper runs as Python.
+It has the server fork a child that becomes the training, passes on signals and ends as the child
+ends. What does not import torch, or has other variables that libraries read as they load, is run by
+the real Python, in the client's place. Nothing of it is in the package.
+"""
+
+import array
+import contextlib
+import hashlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+
+TORCHRUN = ["-m", "torch.distributed.run"]
+WANTS_TORCH = re.compile(rb"^(# forked|(from|import) (torch|dlojz))\b", re.M)
+# What libraries read as they load: a fork can't have others than its parent.
+READ_ONCE = re.compile(
+    r"(ATEN|CUBLAS|CUDA|CUDNN|GOMP|KMP|LD|MALLOC|MKL|NCCL|NVIDIA|OMP|ONEDNN|OPENBLAS|"
+    r"PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_?|PYTHON(?!UNBUFFERED)"
+)
+LARGEST = 1 << 20  # bytes of a request
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def address(folder: str, environment) -> str:
+    """The socket of the server whose forks are as good as a process with this environment."""
+    same = sorted((k, v) for k, v in environment.items() if READ_ONCE.match(k))
+    return f"{folder}/{hashlib.sha256(repr(same).encode()).hexdigest()[:12]}"
+
+
+# The client: what the keeper takes for Python ----------------------------------------------------
+
+
+def client(python: str, folder: str):
+    """Be `python ARGUMENTS`: in a fork of the server, if it has one for this program."""
+    argv = sys.argv[1:]
+    connection = _connect(argv, address(folder, os.environ))
+    if connection is None:
+        os.execv(python, [python, *argv])
+    request = {"argv": argv, "environment": dict(os.environ), "cwd": os.getcwd()}
+    request["umask"] = os.umask(0)
+    message = json.dumps(request).encode()
+    descriptors = array.array("i", (0, 1, 2)).tobytes()
+    held = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)  # until it is known to whom they go
+    connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+    child = int(connection.recv(64))
+    for number in held:
+        signal.signal(number, lambda number, _: _kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+    code = int(connection.recv(64) or -9)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != 9 else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _connect(argv, path):
+    if not _wants_torch(argv):
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(path)
+    except OSError:
+        return None
+    return connection
+
+
+def _wants_torch(argv):
+    if argv[:2] == TORCHRUN:
+        argv = [word for word in argv if word.endswith(".py")]
+    try:
+        with open(argv[0], "rb") as file:
+            return WANTS_TORCH.search(file.read()) is not None
+    except (OSError, IndexError):
+        return False
+
+
+def _kill(pid, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+# The server --------------------------------------------------------------------------------------
+
+
+def serve(path: str):
+    """Fork for each client; returns in each fork, with what it shall be."""
+    from dlojz.jobs import forks, processes
+
+    processes.end_with_parent(signal.SIGKILL)  # pytest
+    forks.prepare()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    listening.listen(64)
+    clients = {}  # child: its client's connection
+    while True:
+        waiting, _, _ = select.select([listening, *clients.values()], [], [], 0.02)
+        for child, connection in list(clients.items()):
+            if connection in waiting:  # the client was killed
+                _kill_group(child)
+        _tell_of_the_dead(clients)
+        if listening not in waiting:
+            continue
+        connection, _ = listening.accept()
+        message, descriptors, *_ = socket.recv_fds(connection, LARGEST, 3)
+        if len(descriptors) < 3:  # it was killed before it could ask
+            continue
+        if (child := os.fork()) == 0:
+            listening.close()
+            for other in (connection, *clients.values()):
+                other.close()
+            return json.loads(message), descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        clients[child] = connection
+        _send(connection, child)
+
+
+def _tell_of_the_dead(clients):
+    for child in list(clients):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            _kill_group(child)  # workers of a training that was killed
+            connection = clients.pop(child)
+            _send(connection, os.waitstatus_to_exitcode(status))
+            connection.close()
+
+
+def _send(connection, number):
+    with contextlib.suppress(OSError):
+        connection.send(str(number).encode())
+
+
+def _kill_group(child):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+
+
+def become(request, descriptors):
+    """Be what a client asked for, from here to the end of the process."""
+    from dlojz import presets
+    from dlojz.jobs import forks
+
+    os.setsid()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    presets.gpus.cache_clear()
+    argv = request["argv"]
+    if argv[:2] == TORCHRUN:
+        count = next(int(w.split("=")[1]) for w in argv if w.startswith("--nproc-per-node="))
+        _run_torchrun(argv[2:], count)
+    else:
+        forks.run_script(argv[0], argv[1:])
+
+
+def _run_torchrun(argv, count):
+    """Be torchrun: its processes are forks of this one.
+
+    They are forked before it begins, and wait: later it has threads, and handlers of signals.
+    """
+    from dlojz.jobs import forks
+
+    children = []
+    for _ in range(count):
+        told, tell = os.pipe()
+        if (pid := os.fork()) == 0:
+            for other in (tell, *(child.tell for child in children)):
+                os.close(other)  # so that what is told ends when torchrun does
+            return _wait_to_be_told(told)
+        os.close(told)
+        children.append(_Child(pid, tell))
+
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler._popen = lambda _, args, env: children.pop(0).begin(args, env)
+    return forks._run(torchrun.__file__, argv)  # without its folder on the path
+
+
+def _wait_to_be_told(told):
+    from dlojz.jobs import forks, processes
+
+    processes.end_with_parent(signal.SIGKILL)
+    os.setsid()  # torchrun ends a group of processes
+    with os.fdopen(told) as file:
+        message = file.read()
+    if not message:  # torchrun has ended
+        os._exit(0)
+    (_, _, file, *flags), environment = json.loads(message)
+    os.environ.clear()
+    os.environ.update(environment)
+    forks.run_script(file, flags)
+
+
+class _Child:
+    """A process that waits; as much of a Popen as torchrun asks for."""
+
+    def __init__(self, pid, tell):
+        self.pid, self.tell, self.returncode = pid, tell, None
+
+    def begin(self, args, environment):
+        """Make it `python -u script flags`."""
+        with os.fdopen(self.tell, "w") as file:
+            json.dump((args, environment), file)
+        return self
+
+    def poll(self):
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self, timeout=float("inf")):
+        import subprocess
+
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.02)
+        return self.returncode
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the tests' folder: a fork is no test
+    become(*serve(sys.argv[1]))

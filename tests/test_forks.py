@@ -1,0 +1,115 @@
+"""A training in a fork, of a series or of the tests' own server, is as good as any."""
+
+import re
+
+import pytest
+
+from dlojz.launch import State, submit
+
+ENDINGS = {
+    "well": "print('done')",
+    "a code": "import sys; sys.exit(3)",
+    "a code below 0": "import sys; sys.exit(-2)",
+    "words": "import sys; sys.exit('why')",
+    "an error": "def f():\n    raise ValueError('mine')\nf()",
+    "an error in another file": "import json; json.loads('{')",
+    "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "an interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('not here')",
+    "at exit": "import atexit; atexit.register(print, 'bye'); print('first')",
+    "its own class at exit": (
+        "import atexit, pickle\nclass C: pass\natexit.register(lambda: print(pickle.dumps(C())))"
+    ),
+    "a file left open": (
+        "import os\n"
+        "def add(text): left.write(text)\n"
+        "left = open(os.environ['DLOJZ_RUN'] + '/left.txt', 'w')\n"
+        "add('more')"
+    ),
+    "a thread": "import threading, time\nthreading.Timer(0.3, print, ['late']).start()",
+    "a process": (
+        "import multiprocessing as m\n"
+        "if __name__ == '__main__':\n"
+        "    p = m.get_context('spawn').Process(target=print, args=('spawned',))\n"
+        "    p.start(); p.join(); print(p.exitcode)"
+    ),
+    "who": (
+        "import sys, os; print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(),"
+        " 'DLOJZ_RUN' in os.environ, sys.modules['__main__'].__dict__ is globals(),"
+        " os.getpgid(0) == os.getpid(), sys.stdin.read())\n"
+        "import tempfile; print(tempfile.gettempdir())"
+    ),
+}
+
+
+def told(job):
+    """What is seen of a job; its folder's name is not the point."""
+    files = {f.name: f.read_text() for f in job.directory.glob("*.txt")}
+    state = {k: v for k, v in job.status.items() if k not in ("started", "ended")}
+    return {k: str(v).replace(str(job.directory), "RUN") for k, v in (files | state).items()}
+
+
+@pytest.mark.parametrize("code", ENDINGS.values(), ids=ENDINGS)
+def test_a_forked_job_ends_as_any_other(code, script, monkeypatch):
+    path = script("")
+    path.write_text(f"# forked\n{code}")
+    monkeypatch.setenv("TMPDIR", str(path.parent))
+    forked = submit("t.py --flag 'a b'")
+    monkeypatch.delenv("DLOJZ_PYTHON")
+    other = submit("t.py --flag 'a b'")
+    assert forked.wait(60) == other.wait(60), forked.explain()
+    assert told(forked) == told(other)
+
+
+OF_TWO = {
+    "who": (
+        "import os, sys, torch\n"
+        "known = sorted({*os.environ} - {'COLUMNS', 'LINES', 'DLOJZ_PYTHON'})\n"  # pytest's readline sets them
+        "said = (__name__, sys.argv, sys.path[0], os.getcwd(), torch.get_num_threads(), known,"
+        " os.getpgid(0) == os.getpid(), sys.stdin.read(), sys.stdout.write_through)\n"
+        "os.write(1, f'{said}\\n'.encode())"
+    ),
+    "an error in one": (
+        "import os, time\nif os.environ['RANK'] == '1': raise ValueError('mine')\ntime.sleep(60)"
+    ),
+    "a signal to one": (
+        "import os, signal, time\n"
+        "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(60)"
+    ),
+}
+
+
+def told_of_two(job):
+    """The same of a job of two processes, as far as it is the same in each."""
+    seen = told(job)
+    seen["stdout.txt"] = sorted(seen["stdout.txt"].splitlines())
+    errors = re.sub(r".*frozen runpy.*\n", "", seen["stderr.txt"])  # of `python -m`
+    seen["stderr.txt"] = re.sub(r"\d{2,}", "N", errors).splitlines()  # times, processes
+    return seen
+
+
+@pytest.mark.parametrize("code", OF_TWO.values(), ids=OF_TWO)
+def test_a_forked_job_of_two_processes_ends_as_any_other(code, script, monkeypatch):
+    path = script("")
+    path.write_text(f"# forked\n{code}")
+    monkeypatch.setenv("PET_REDIRECTS", "3")  # another torchrun's, which we may run under
+    forked = submit("t.py --flag 'a b'", n_gpu=2)
+    monkeypatch.delenv("DLOJZ_PYTHON")
+    other = submit("t.py --flag 'a b'", n_gpu=2)
+    assert forked.wait(60) == other.wait(60), forked.explain()
+    assert told_of_two(forked) == told_of_two(other)
+
+
+def test_a_forked_job_has_imported_torch(script):
+    script("# forked\nimport sys; print('torch' in sys.modules)")
+    job = submit("t.py")
+    assert job.wait(60) == State.COMPLETED
+    assert (job.directory / "stdout.txt").read_text() == "True\n"
+
+
+def test_forked_jobs_draw_different_numbers(script):
+    script("# forked\nimport numpy, random; print(numpy.random.rand(), random.random())")
+    jobs = [submit("t.py") for _ in range(2)]
+    assert [job.wait(60) for job in jobs] == [State.COMPLETED] * 2
+    one, other = ((job.directory / "stdout.txt").read_text().split() for job in jobs)
+    assert not {*one} & {*other}

@@ -1,0 +1,392 @@
+"""What a keeper does when things go wrong: kills, full disks, removed folders, hostile queues."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from test_launch import text, until
+
+from dlojz.jobs import processes, tickets
+from dlojz.launch import State, SubmitError, find, queue, submit
+from dlojz.launch import job as job_module
+
+SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+# A daemon as they are made: forked twice, in a session of its own, with no file left open.
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 100)
+        time.sleep(300)
+    os._exit(0)
+os.wait()
+"""
+
+
+def keeper(job):
+    """The keeper's process number, once it has begun."""
+    file = job.directory / "keeper.json"
+    return until(lambda: file.exists() and json.loads(file.read_text()))["pid"]
+
+
+def of_run(job):
+    """The processes that carry the job's folder in their environment."""
+    return processes.leftovers(str(job.directory), None)
+
+
+def is_gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+# Kills and stops ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["keeper", "torchrun", "both"])
+def test_whoever_is_killed_nothing_is_left_and_the_next_job_runs(script, who):
+    script(f"import os\nprint(os.getppid(), flush=True)\n{DAEMON}\ntime.sleep(99)")
+    script("print('next')", "next.py")
+    job, following = submit("t.py", n_gpu=2), submit("next.py")
+    until(lambda: len(text(job).split()) == 2)
+    torchrun = int(text(job).split()[0])
+    until(lambda: len(of_run(job)) >= 5, 10)  # torchrun, two ranks, their daemons
+    for pid in {"keeper": [keeper(job)], "torchrun": [torchrun]}.get(who, [keeper(job), torchrun]):
+        os.kill(pid, signal.SIGKILL)
+    assert following.wait(60) == State.COMPLETED
+    assert job.wait(30) == State.FAILED
+    reason = "SIGKILL" if who == "torchrun" else "lost: its keeper was killed"
+    assert reason in job.status["reason"]
+    assert of_run(job) == set()
+
+
+def test_a_stopped_keeper_that_waits_holds_nobody_up(script):
+    script(SLEEPS)
+    script("print('next')", "next.py")
+    first, stopped, following = submit("t.py"), submit("next.py"), submit("next.py")
+    until(lambda: text(first))
+    os.kill(keeper(stopped), signal.SIGSTOP)
+    first.cancel()
+    assert following.wait(30) == State.COMPLETED
+    assert stopped.state == State.QUEUED
+    os.kill(keeper(stopped), signal.SIGCONT)
+    assert stopped.wait(30) == State.COMPLETED
+
+
+def test_a_stopped_keeper_that_runs_a_job_goes_on_later(script):
+    script("print('done')")
+    job = submit("t.py", time_max="00:01:00")
+    os.kill(keeper(job), signal.SIGSTOP)
+    time.sleep(0.3)
+    assert not job.state.final
+    os.kill(keeper(job), signal.SIGCONT)
+    assert job.wait(30) == State.COMPLETED
+
+
+def test_two_jobs_on_two_devices_end_their_own_daemons(script, monkeypatch):
+    monkeypatch.setattr(tickets, "devices", lambda: ("GPU-a", "GPU-b"))
+    script(f"{DAEMON}\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\ntime.sleep(99)")
+    one, other = submit("t.py"), submit("t.py")
+    until(lambda: text(one) and text(other))
+    assert sorted([text(one), text(other)]) == ["GPU-a\n", "GPU-b\n"]
+    until(lambda: len(of_run(one)) == len(of_run(other)) == 2)
+    one.cancel()
+    assert one.wait(30) == State.CANCELLED
+    assert of_run(one) == set()
+    assert len(of_run(other)) == 2, "the other's daemon is none of its business"
+    other.cancel()
+    assert other.wait(30) == State.CANCELLED
+    assert of_run(other) == set()
+
+
+def test_a_job_that_a_job_submitted_outlives_it(script):
+    script("print('inner')", "inner.py")
+    script("from dlojz.launch import submit; submit('inner.py')")
+    job = submit("t.py")
+    assert job.wait(60) == State.COMPLETED, job.explain()
+    assert until(lambda: find(2).state.final) and text(find(2)) == "inner\n"
+
+
+def test_a_job_has_the_niceness_of_its_own_submission(script):
+    script("import os; print(os.nice(0))")
+    code = "from dlojz.launch import submit; submit('t.py').wait(60)"
+    subprocess.run(["nice", "-n", "7", sys.executable, "-c", code], check=True)
+    job = submit("t.py")
+    job.wait(30)
+    assert [text(find(1)), text(job)] == [f"{os.nice(0) + 7}\n", f"{os.nice(0)}\n"]
+
+
+def test_a_keeper_that_waits_is_small(script):
+    script(SLEEPS)
+    first, waits = submit("t.py"), submit("t.py")
+    until(lambda: "held by" in (waits.status.get("reason") or ""))
+    assert psutil.Process(keeper(waits)).memory_full_info().uss < 30e6
+    for job in (first, waits):
+        job.cancel()
+
+
+# Folders and disks ----------------------------------------------------------------------------
+
+
+def test_a_run_folder_that_is_removed_takes_its_job_along(script):
+    script(SLEEPS)
+    script("print('new')", "new.py")
+    running, waiting = submit("t.py"), submit("t.py")
+    until(lambda: text(running))
+    trainer, keepers = int(text(running)), [keeper(running), keeper(waiting)]
+    shutil.rmtree(running.directory.parent)
+    job = submit("new.py")
+    assert job.id == "0001", "the number is used again"
+    assert job.wait(30) == State.COMPLETED
+    assert text(job) == "new\n", "it ran once"
+    until(lambda: all(map(is_gone, [trainer, *keepers])))
+    assert job.state == State.COMPLETED
+
+
+def test_a_run_folder_that_is_renamed_keeps_its_job(script):
+    script("import time; print('x', flush=True); time.sleep(1)")
+    job = submit("t.py")
+    until(lambda: text(job))
+    moved = job.directory.rename(job.directory.with_name("0077"))
+    assert until(lambda: find(77).state.final)
+    assert find(77).state == State.COMPLETED
+    assert moved.exists()
+
+
+def test_a_removed_queue_folder_lets_no_two_jobs_run_at_once(script):
+    script("import time; print(time.time(), flush=True); time.sleep(1.5); print(time.time())")
+    first = submit("t.py")
+    until(lambda: text(first))
+    shutil.rmtree(tickets.queue_folder())
+    second = submit("t.py")
+    assert [first.wait(30), second.wait(30)] == [State.COMPLETED] * 2
+    assert float(text(second).split()[0]) > float(text(first).split()[1])
+
+
+@pytest.fixture
+def small_disk(course_folder):
+    """runs/ on a disk of 1 MB."""
+    runs = course_folder / "runs"
+    runs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", runs]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a disk needs root and its capabilities")
+    yield runs
+    subprocess.run(["umount", "-l", runs], check=True)
+
+
+def fill(folder):
+    """Write until the disk is full."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+
+
+def test_a_job_that_ends_well_on_a_full_disk_has_ended_well(script, small_disk):
+    script("import time; print('x', flush=True); time.sleep(1)")
+    job = submit("t.py")
+    until(lambda: text(job))
+    fill(small_disk)
+    assert job.wait(30) == State.COMPLETED
+
+
+def test_a_job_that_fails_for_a_full_disk_says_so(script, small_disk):
+    script("""
+        import os
+        with open(os.environ["DLOJZ_RUN"] + "/big", "wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        """)
+    job = submit("t.py")
+    assert job.wait(60) == State.FAILED
+    assert "disk" in job.status["reason"]
+
+
+def test_a_submission_on_a_full_disk_says_where_and_leaves_nothing(script, small_disk):
+    script("")
+    fill(small_disk)
+    with pytest.raises(SubmitError, match=r"No space left on device.*runs/0001"):
+        submit("t.py")
+    assert [p.name for p in small_disk.iterdir()] == ["filler"]
+
+
+# Other machines, and files that are no good -----------------------------------------------------
+
+
+def test_a_host_name_that_changed_changes_nothing(script, monkeypatch):
+    script(SLEEPS)
+    job = submit("t.py")
+    until(lambda: text(job))
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert job.state == State.RUNNING
+    os.kill(keeper(job), signal.SIGKILL)
+    until(lambda: job.state == State.FAILED)
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(5, "RUNNING"), (120, "FAILED")])
+def test_a_job_of_another_boot_or_container_lives_while_it_shows_itself(
+    script, silent_s, state, monkeypatch
+):
+    script(SLEEPS)
+    job = submit("t.py")
+    until(lambda: job.state == State.RUNNING)
+    os.kill(keeper(job), signal.SIGSTOP)
+    seen = time.time() - silent_s
+    os.utime(job.directory / "state.json", (seen, seen))
+    monkeypatch.setattr(processes, "here", lambda: "elsewhere")
+    assert job.state == state
+    monkeypatch.undo()
+    os.kill(keeper(job), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("job.json", ""),
+        ("job.json", "[]"),
+        ("job.json", '{"name": "x"}'),
+        ("job.json", "[" * 100_000),
+        ("state.json", ""),
+        ("state.json", "{}"),
+        ("state.json", '{"state": "ODD"}'),
+        ("keeper.json", ""),
+        ("events.jsonl", ""),
+        ("events.jsonl", "\0\0\0"),
+        ("events.jsonl", '{"event": "end"}\n'),
+        ("events.jsonl", '{"event": "start", "schema": 9}\n'),
+    ],
+)
+def test_a_damaged_folder_hides_no_other_job(script, file, content):
+    script("")
+    good, bad = submit("t.py"), submit("t.py")
+    assert [good.wait(30), bad.wait(30)] == [State.COMPLETED] * 2
+    if file == "events.jsonl":
+        (bad.directory / "job.json").unlink()
+    if file == "keeper.json":
+        (bad.directory / "state.json").write_text('{"state": "RUNNING"}')
+    (bad.directory / file).write_text(content)
+    os.utime(bad.directory / file, (1, 1))
+    (bad.directory.parent / "²").mkdir()
+    states = {row[0]: row[2] for row in queue().rows}
+    assert states[good.id] == "COMPLETED"
+    assert states[bad.id] in ("FAILED", "RUNNING")
+    assert repr(bad)
+    assert submit("t.py").wait(30) == State.COMPLETED
+
+
+def test_many_runs_are_listed_at_once_and_read_once(course_folder, monkeypatch):
+    runs = course_folder / "runs"
+    start = {"event": "start", "hostname": "h", "pid": 1, "time": "2026-01-01T00:00:00+00:00"}
+    end = {"event": "end", "outcome": "completed", "time": "2026-01-01T00:01:00+00:00"}
+    for i in range(1, 1001):
+        run = runs / f"{i:04d}"
+        run.mkdir(parents=True)
+        if i % 4:
+            (run / "job.json").write_text(json.dumps({"command": ["t.py"], "name": "x"}))
+            (run / "state.json").write_text(json.dumps({"state": "COMPLETED", "ended": 2.0}))
+        else:
+            (run / "events.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(end)}\n")
+    assert [row[0] for row in queue().rows] == ["0996", "0997", "0998", "0999", "1000"]
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        queue()
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 0.02
+    opened = []
+    monkeypatch.setattr(job_module, "read_json", opened.append)
+    monkeypatch.setattr(job_module.by_hand, "status", opened.append)
+    assert len(job_module.in_queue()) == 5
+    assert opened == []
+
+
+# A queue folder that others write to -------------------------------------------------------------
+
+
+def hostile(folder, kind):
+    ticket = folder / "ticket-00000000-aaaaaaaa"
+    if kind == "a name":
+        (folder / "ticket-x").touch()
+    elif kind == "not to be read":
+        ticket.touch()
+        ticket.chmod(0)
+    elif kind == "a pipe":
+        os.mkfifo(ticket)
+    elif kind == "a link":
+        ticket.symlink_to("/nonexistent")
+    elif kind == "a folder":
+        ticket.mkdir()
+    elif kind == "a large number":
+        (folder / "ticket-999999999999999-aaaaaaaa").touch()
+    elif kind == "words":
+        ticket.write_text("[" * 70_000)
+    elif kind == "a lock":
+        (folder / "lock").touch()
+        return subprocess.Popen(["flock", folder / "lock", "sleep", "60"])
+    elif kind == "a lock that is a pipe":
+        os.mkfifo(folder / "lock")
+    elif kind == "a device's lock":
+        (folder / "device-cpu").touch()
+        return subprocess.Popen(["flock", "-s", folder / "device-cpu", "sleep", "60"])
+    return None
+
+
+KINDS = "a name|not to be read|a pipe|a link|a folder|a large number|words|a lock"
+
+
+@pytest.mark.parametrize("kind", [*KINDS.split("|"), "a lock that is a pipe", "a device's lock"])
+def test_what_others_put_into_the_queues_folder_stops_nobody(script, kind):
+    script("print('ran')")
+    process = hostile(tickets.queue_folder(), kind)
+    try:
+        jobs = submit(["t.py", "t.py"])
+        assert [job.wait(30) for job in jobs] == [State.COMPLETED] * 2
+    finally:
+        if process:
+            process.kill()
+
+
+def test_a_device_that_somebody_else_holds_is_named(script):
+    script("print('ran')")
+    locks = tickets.grab(tickets.queue_folder(), ["cpu"], 1)
+    job = submit("t.py")
+    until(lambda: "held by" in (job.status.get("reason") or ""))
+    assert f"held by process {os.getpid()}" in queue().rows[0][5]
+    for lock in locks.values():
+        lock.close()
+    assert job.wait(30) == State.COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "not ours"])
+def test_a_queue_folder_that_can_not_be_used_says_what_to_do(script, tmp_path, monkeypatch, kind):
+    script("")
+    folder = tmp_path / "q"
+    monkeypatch.setenv("DLOJZ_QUEUE", str(folder))
+    if kind == "a file":
+        folder.touch()
+    elif kind == "a link":
+        folder.symlink_to("/proc")
+    else:
+        folder.mkdir()
+        monkeypatch.setattr(tickets.os, "access", lambda *_: False)
+    with pytest.raises(SubmitError, match="DLOJZ_QUEUE"):
+        submit("t.py")
+    assert list((tmp_path / "course" / "runs").iterdir()) == []
+
+
+def test_nothing_is_left_in_the_temporary_folder(script, tmp_path, monkeypatch):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    script("import os; print(os.environ['RANK'])")
+    assert submit("t.py", n_gpu=2).wait(60) == State.COMPLETED
+    assert list(temporary.iterdir()) == []
