@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import threading
 import time
 from html import escape
 from pathlib import Path
@@ -84,9 +85,13 @@ def catch_up(name: str | int) -> Path | None:
 
 def write_atomically(path: Path, content: str | bytes):
     """Replace `path` in one step, so that a reader sees the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")  # others write as well
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+    except OSError:  # a full disk: leave nothing behind
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class Diff(str):

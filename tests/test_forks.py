@@ -63,7 +63,8 @@ def test_a_forked_job_ends_as_any_other(code, script, monkeypatch):
 OF_TWO = {
     "who": (
         "import os, sys, torch\n"
-        "known = sorted({*os.environ} - {'COLUMNS', 'LINES', 'DLOJZ_PYTHON'})\n"  # pytest's readline sets them
+        # two that pytest's readline sets, and the one that makes the difference
+        "known = sorted({*os.environ} - {'COLUMNS', 'LINES', 'DLOJZ_PYTHON'})\n"
         "said = (__name__, sys.argv, sys.path[0], os.getcwd(), torch.get_num_threads(), known,"
         " os.getpgid(0) == os.getpid(), sys.stdin.read(), sys.stdout.write_through)\n"
         "os.write(1, f'{said}\\n'.encode())"

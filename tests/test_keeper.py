@@ -110,7 +110,8 @@ def test_a_job_that_a_job_submitted_outlives_it(script):
     script("from dlojz.launch import submit; submit('inner.py')")
     job = submit("t.py")
     assert job.wait(60) == State.COMPLETED, job.explain()
-    assert until(lambda: find(2).state.final) and text(find(2)) == "inner\n"
+    until(lambda: find(2).state.final)
+    assert text(find(2)) == "inner\n"
 
 
 def test_a_job_has_the_niceness_of_its_own_submission(script):

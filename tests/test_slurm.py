@@ -1,9 +1,13 @@
 """The launcher on a real Slurm: two nodes, four fake GPUs; states, limits, failures, names."""
 
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import nbclient
 import nbformat
@@ -40,13 +44,13 @@ def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
     well, badly = submit(["t.py 0", "t.py 3"])
     until(lambda: all((j.directory / "exit_code").exists() for j in (well, badly)))
     monkeypatch.setattr(slurm, "show", lambda number: {})  # as minutes after the end
-    assert well.state == State.COMPLETED
-    assert badly.state == State.FAILED
+    assert well.wait(30) == State.COMPLETED
+    assert badly.wait(30) == State.FAILED
     assert badly.status["reason"] == "exit code 3"
     lost = submit("t.py 0")
     until(lambda: (lost.directory / "exit_code").exists())
     (lost.directory / "exit_code").unlink()
-    assert lost.state == State.FAILED
+    assert lost.wait(30) == State.FAILED
     assert "Slurm knows it no more" in lost.status["reason"]
 
 
@@ -58,8 +62,8 @@ def test_a_controller_that_does_not_answer_is_told(on_slurm, script, monkeypatch
     conf = on_slurm.conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1")
     elsewhere.write_text(conf + "MessageTimeout=2\n")
     monkeypatch.setenv("SLURM_CONF", str(elsewhere))
+    until(lambda: "Slurm does not answer" in (job.status["reason"] or ""))
     assert job.state == State.RUNNING, "what was last known"
-    assert "Slurm does not answer" in job.status["reason"]
 
 
 def test_a_failure_shows_the_end_of_stderr(on_slurm, script):
@@ -416,7 +420,7 @@ def test_a_training_from_a_notebook_on_two_nodes_is_the_one_on_two_processes_her
     figure = in_a_notebook(
         "from dlojz.figures import ddp\nfrom dlojz.launch import submit",
         f"job = submit('solutions/dlojz_06_ddp.py {flags}', n_gpu=4)\njob.wait()",
-        "communication.plot_collectives(job);",
+        "ddp.plot_collectives(job);",
     )
     assert "image/png" in figure
     far = latest()
@@ -459,3 +463,41 @@ def test_a_training_that_is_stopped_goes_on_with_the_same_losses(on_slurm, image
         )
         assert list(stopped.steps.loss) == [losses[place] for place in places]
         assert places[-1] == max(losses)
+
+
+def test_many_monitors_ask_slurm_once_in_two_seconds(on_slurm, script, tmp_path, monkeypatch):
+    script("import time; time.sleep(8)")
+    jobs = submit([f"t.py {i}" for i in range(8)])
+    calls, asked = tmp_path / "calls", tmp_path / "bin"
+    asked.mkdir()
+    for name in ("squeue", "scontrol"):
+        program = asked / name
+        program.write_text(f'#!/bin/sh\necho {name} >>{calls}\nexec {shutil.which(name)} "$@"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{asked}:{os.environ['PATH']}")
+    time.sleep(2.1)  # what was asked while submitting is too old by now
+    end = time.monotonic() + 5
+
+    def watch(job):
+        while time.monotonic() < end:
+            assert not job.state.final
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(30) as monitors:
+        for watching in [monitors.submit(watch, job) for job in jobs * 4]:
+            watching.result()
+    assert calls.read_text().split().count("squeue") <= 4
+    assert "scontrol" not in calls.read_text()
+
+
+def test_a_series_runs_where_the_job_that_it_is_for_ran(on_slurm, script, monkeypatch):
+    """The account, the kind of node and the module of a job are those of its check."""
+    script("")
+    job = submit("t.py", account="xyz@fake", module="a/1", dry_run=False)
+    request = launch.request_of(job)
+    assert (request.account, request.module, request.n_gpu) == ("xyz@fake", "a/1", 1)
+    check = launch.send([dataclasses.replace(request, name="check")])[0]
+    scripts = [(each.directory / "job.sbatch").read_text() for each in (job, check)]
+    assert scripts[0].replace("job-name=dlojz", "job-name=check") == scripts[1]
+    for each in (job, check):
+        each.cancel()

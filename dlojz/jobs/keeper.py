@@ -166,7 +166,6 @@ def write_final(state: dict, locks):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
                 raise
-            Path(f".{STATE}.{os.getpid()}").unlink(missing_ok=True)
             if not RESERVE.exists():
                 for lock in locks.values():
                     lock.close()  # nobody should wait for a disk

@@ -49,6 +49,7 @@ STATES = {
     "REQUEUED": ("QUEUED", "back in the queue"),
     "REQUEUE_HOLD": ("QUEUED", "held: `scontrol release` lets it go on"),
     "SPECIAL_EXIT": ("QUEUED", "held: `scontrol release` lets it go on"),
+    "RUNNING": ("RUNNING", None),
     "RESIZING": ("RUNNING", None),
     "SIGNALING": ("RUNNING", None),
     "STAGE_OUT": ("RUNNING", None),
