@@ -66,6 +66,22 @@ def test_whoever_is_killed_nothing_is_left_and_the_next_job_runs(script, who):
     assert of_run(job) == set()
 
 
+def test_an_orphan_that_hides_its_run_and_holds_the_device_is_ended(script):
+    script("""
+        import subprocess, time
+        hides = ["env", "-i", "sleep", "300"]
+        orphan = subprocess.Popen(hides, start_new_session=True, close_fds=False)
+        print(orphan.pid, flush=True)
+        time.sleep(99)
+        """)
+    script("print('next')", "next.py")
+    job, following = submit("t.py"), submit("next.py")
+    until(lambda: text(job))
+    os.kill(keeper(job), signal.SIGKILL)
+    assert following.wait(30) == State.COMPLETED
+    assert is_gone(int(text(job)))
+
+
 def test_a_stopped_keeper_that_waits_holds_nobody_up(script):
     script(SLEEPS)
     script("print('next')", "next.py")
@@ -299,9 +315,9 @@ def test_many_runs_are_listed_at_once_and_read_once(course_folder, monkeypatch):
     assert [row[0] for row in queue().rows] == ["0996", "0997", "0998", "0999", "1000"]
     seconds = []
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.process_time()  # others use this machine
         queue()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     assert min(seconds) < 0.02
     opened = []
     monkeypatch.setattr(job_module, "read_json", opened.append)
@@ -356,14 +372,22 @@ def test_what_others_put_into_the_queues_folder_stops_nobody(script, kind):
             process.kill()
 
 
-def test_a_device_that_somebody_else_holds_is_named(script):
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user: needs root")
+def test_a_device_that_another_user_holds_is_left_to_them(script):
     script("print('ran')")
-    locks = tickets.grab(tickets.queue_folder(), ["cpu"], 1)
-    job = submit("t.py")
-    until(lambda: "held by" in (job.status.get("reason") or ""))
-    assert f"held by process {os.getpid()}" in queue().rows[0][5]
-    for lock in locks.values():
-        lock.close()
+    name = tickets._address(tickets.queue_folder(), "cpu")
+    code = (
+        f"import os, socket; held = socket.socket(socket.AF_UNIX); held.bind({name!r});"
+        "os.setuid(65534); print(1, flush=True); input()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        job = submit("t.py")
+        until(lambda: "held by" in (job.status.get("reason") or ""))
+        assert queue().rows[0][5] == "waits for cpu, held by another user's process"
+        assert other.poll() is None
+        other.stdin.close()
     assert job.wait(30) == State.COMPLETED
 
 

@@ -89,7 +89,8 @@ class Keeper:
         processes.adopt_orphans()
         kills_before = _oom_kills()
         trainer = self.start(locks)
-        tickets.write(self.fd, session=trainer.pid)  # what the next keeper ends if we are killed
+        # What others read while it runs, and what the next keeper ends if this one is killed.
+        tickets.write(self.fd, session=trainer.pid, locked=list(locks))
         self.write("RUNNING", started=time.time(), devices=list(locks), reason=None)
         code, final = self.watch(trainer)
         processes.end(lambda: processes.descendants() | self.leftovers(trainer.pid))
@@ -208,16 +209,10 @@ def clear_up(folder: Path):
 def free_from_orphans(folder: Path, wanted):
     """End processes of this user that hold a device although the keeper who locked it is gone."""
     for device in wanted:
-        keeper, inode = tickets.holder(folder, device), tickets.lock_inode(folder, device)
-        if keeper and inode:
+        if inode := tickets.lock_inode(folder, device):
             holders = processes.holders(inode)
-            if (
-                holders
-                and keeper[0] > 0
-                and keeper[0] not in holders
-                and not Path(f"/proc/{keeper[0]}").exists()
-            ):
-                processes.end(lambda i=inode: processes.holders(i) - {os.getpid()})
+            if holders and not any(map(processes.is_keeper, holders)):
+                processes.end(lambda i=inode: processes.holders(i))
 
 
 def _why(folder, others, wanted):
@@ -225,8 +220,13 @@ def _why(folder, others, wanted):
     if others:
         return f"waits for {len(others)} job{'s' * (len(others) > 1)} before it"
     for device in wanted:
-        if keeper := tickets.holder(folder, device):
-            return f"waits for {device}, held by process {keeper[0]} of {keeper[1]}"
+        if job := tickets.holder(folder, device):
+            whose = tickets.user_name(job["owner"])
+            return f"waits for {device}, held by run {Path(job['run']).name} of {whose}"
+        if inode := tickets.lock_inode(folder, device):
+            mine = processes.holders(inode)
+            who = f"process {min(mine)}" if mine else "another user's process"
+            return f"waits for {device}, held by {who}"
     return f"waits for {' or '.join(wanted)}"
 
 

@@ -137,7 +137,7 @@ def descendants() -> set[int]:
             children.setdefault(parent, []).append(pid)
     found, new = set(), {os.getpid()}
     while new:
-        new = {child for pid in new for child in children.get(pid, []) if not _is_keeper(child)}
+        new = {child for pid in new for child in children.get(pid, []) if not is_keeper(child)}
         found |= new
     return {pid for pid in found if _stat(pid)[0] not in ("", "Z")}
 
@@ -147,8 +147,8 @@ def leftovers(run: str, session: int | None) -> set[int]:
     mark = b"DLOJZ_RUN=" + os.fsencode(run)
     marks = (mark, mark + b"/")  # the trainings of a series have folders in it
     found = set()
-    for pid in _all():
-        with suppress(OSError):  # it ended, or is another user's
+    for pid in _ours():
+        with suppress(OSError):  # it has ended
             named = any(v == marks[0] or v.startswith(marks[1]) for v in _environment(pid))
             if named or (session and os.getsid(pid) == session):
                 found.add(pid)
@@ -158,7 +158,7 @@ def leftovers(run: str, session: int | None) -> set[int]:
 def holders(inode: int) -> set[int]:
     """Processes of this user that have the socket with this inode open."""
     wanted, found = f"socket:[{inode}]", set()
-    for pid in _all():
+    for pid in _ours():
         with suppress(OSError):
             if any(os.readlink(fd) == wanted for fd in (PROC / str(pid) / "fd").iterdir()):
                 found.add(pid)
@@ -199,7 +199,8 @@ def _environment(pid):
     return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
 
 
-def _is_keeper(pid):
+def is_keeper(pid: int) -> bool:
+    """Return whether a process is the keeper of a job."""
     try:
         return f"{KEEPER}=1".encode() in _environment(pid)
     except OSError:
@@ -208,6 +209,14 @@ def _is_keeper(pid):
 
 def _all():
     return (int(name) for name in os.listdir(PROC) if name.isdigit())
+
+
+def _ours():
+    """The processes of this user: not all, even if this user is root."""
+    for pid in _all():
+        with suppress(OSError):
+            if (PROC / str(pid)).stat().st_uid == os.getuid():
+                yield pid
 
 
 def _parent(pid):

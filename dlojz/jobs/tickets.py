@@ -17,7 +17,6 @@ import pwd
 import re
 import socket
 import stat
-import struct
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -68,10 +67,11 @@ _ELSEWHERE = "set DLOJZ_QUEUE to a folder that all users of this machine can wri
 
 def folder_owner(path: Path) -> str:
     """Return the name of the user who owns a file."""
-    return _user(os.lstat(path).st_uid)
+    return user_name(os.lstat(path).st_uid)
 
 
-def _user(uid):
+def user_name(uid: int) -> str:
+    """Return the name of a user by number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -187,7 +187,6 @@ def grab(folder: Path, wanted: Sequence[str], count: int) -> dict[str, socket.so
         lock = socket.socket(socket.AF_UNIX)
         try:
             lock.bind(_address(folder, device))
-            lock.listen(1)  # so that others can ask whose it is
         except OSError:
             lock.close()
         else:
@@ -199,17 +198,14 @@ def grab(folder: Path, wanted: Sequence[str], count: int) -> dict[str, socket.so
     return held
 
 
-def holder(folder: Path, device: str) -> tuple[int, str] | None:
-    """Return who locked a device: process number and user; None if it is free or nobody says."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(1)
-        try:
-            asking.connect(_address(folder, device))
-            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        except OSError:
-            return None
-    pid, uid, _ = struct.unpack("3i", credentials)
-    return pid, _user(uid)
+def holder(folder: Path, device: str) -> dict | None:
+    """Return what the ticket of the job that runs on a device says; None if no job does."""
+    for ticket in _tickets(folder):
+        if ticket.name.startswith("running-"):
+            about = read(ticket)
+            if about and about["held"] and device in about.get("locked", ()):
+                return about
+    return None
 
 
 def lock_inode(folder: Path, device: str) -> int | None:
@@ -217,7 +213,7 @@ def lock_inode(folder: Path, device: str) -> int | None:
     name = _address(folder, device).replace("\0", "@", 1)
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         columns = line.split(maxsplit=7)
-        if columns[7:] == [name] and columns[3] == "00010000":  # the one that listens
+        if columns[7:] == [name]:
             return int(columns[6])
     return None
 
