@@ -219,23 +219,6 @@ def test_the_processes_end_with_the_same_weights_and_statistics(two_processes):
     assert first["weights_changed"]
 
 
-@pytest.mark.parametrize(
-    ("spans", "cover", "left"),
-    [
-        ([[0, 10]], [], 10),
-        ([[0, 10]], [[2, 4], [6, 20]], 4),
-        ([[0, 1], [5, 9]], [[0, 7]], 2),
-        ([], [[0, 1]], 0),
-    ],
-)
-def test_exposed_is_what_nothing_hides(spans, cover, left):
-    assert evidence._uncovered(spans, cover) == left
-
-
-def test_a_union_counts_time_once():
-    assert evidence._union([(5, 6), (0, 2), (1, 3)]) == [[0, 3], [5, 6]]
-
-
 class Record:
     """One of the profiler's, with times in milliseconds."""
 

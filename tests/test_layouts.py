@@ -109,6 +109,9 @@ def test_a_run_without_evidence_says_so(tmp_path):
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "convolution"),
         ("void at::native::max_pool_forward_nhwc<__half, int>", "the rest"),
         ("void at::native::multi_tensor_apply_kernel<...>", "the rest"),
+        ("void fft2d_r2c_32x32<float, false, 0u>(float2*, cudnn::reduced_divisor)", "convolution"),
+        ("void cudnn::cnn::kern_precompute_indices<false>(int*, int, int)", "convolution"),
+        ("void nhwcAddPaddingKernel<float, (cudnnKernelDataType_t)0>(int)", "convolution"),
         ("aten::copy_", "change of layout"),
         ("aten::mkldnn_convolution", "convolution"),
         ("aten::convolution_backward", "convolution"),
@@ -162,7 +165,7 @@ def test_the_kinds_are_stacked_to_the_step(kinds):
 def test_a_trace_is_drawn_from_its_first_kernel(kinds):
     ax = layouts.plot_trace(kinds)
     assert min(p.get_x() for p in ax.patches) == 0
-    orange = mpl.colors.to_rgba(layouts.KINDS["change of layout"][0])
+    orange = mpl.colors.to_rgba(layouts.COLOURS["change of layout"])
     assert sum(p.get_facecolor() == orange for p in ax.patches) == 2, "one in each case"
     assert "ms" in ax.get_xlabel()
 

@@ -3,7 +3,6 @@
 Each figure takes tensors, runs of `notebooks/experiments/` or recordings, and returns its axes.
 """
 
-import re
 from collections import Counter, defaultdict
 from itertools import product
 
@@ -11,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.runs import log
+from dlojz.runs import kinds, log
 from dlojz.runs.folder import path_of
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -19,21 +18,18 @@ from dlojz.table import Table
 CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
 NCHW, NHWC, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
 
-# What a kernel of a GPU, or an operation of a CPU, is for: its colour, and a pattern of its name;
-# the first that fits. An elementwise_kernel that is neither vectorized nor unrolled copies between
-# unlike strides.
-KINDS = {
-    "change of layout": (
-        report.PALETTE["data"],
-        r"nchwto|nhwcto|transpose|^aten::(copy_|clone)$"
-        r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy",
-    ),
-    "batch normalization": (report.PALETTE["forward"], r"batch_?norm|\bbn_[fb]w"),
-    "convolution": (
-        report.PALETTE["backward"],
-        r"conv|gemm|mma|cudnn|cutlass|nvjet|splitk|winograd|wgrad|dgrad|\b(add)?mm\b",
-    ),
-    "the rest": (report.PALETTE["limit"], r""),
+# What layouts have to do with, as these figures call it; all other kinds are the rest.
+NAMES = {
+    kinds.LAYOUT: "change of layout",
+    kinds.NORMALIZATION: "batch normalization",
+    kinds.MATRIX: "convolution",
+}
+REST = "the rest"
+COLOURS = {
+    "change of layout": report.PALETTE["data"],
+    "batch normalization": report.PALETTE["forward"],
+    "convolution": report.PALETTE["backward"],
+    REST: report.PALETTE["limit"],
 }
 
 
@@ -93,8 +89,11 @@ def seen(run) -> Table:
 
 
 def kind_of(name: str) -> str:
-    """What a kernel or an operation is for, one of KINDS; told by its name."""
-    return next(kind for kind, (_, pattern) in KINDS.items() if re.search(pattern, name, re.I))
+    """Return what a kernel or an operation is for, one of COLOURS, by its name."""
+    kind = kinds.kind(name)
+    if kind == kinds.REST and kinds.AROUND_CONVOLUTIONS.search(name):
+        kind = kinds.MATRIX
+    return NAMES.get(kind, REST)
 
 
 def gain(case: dict, first: dict) -> float:
@@ -104,7 +103,7 @@ def gain(case: dict, first: dict) -> float:
 
 def step_by_kind(case: dict, first: dict) -> dict[str, float]:
     """Milliseconds of a step by kind: a median step, split as the profiled step was."""
-    spent = dict.fromkeys(KINDS, 0.0)
+    spent = dict.fromkeys(COLOURS, 0.0)
     for name, ms in case["times_ms"].items():
         spent[kind_of(name)] += ms
     step_ms = np.median(first["step_ms"]) / gain(case, first)
@@ -122,7 +121,7 @@ def plot_kinds(runs, axes=None):
             first = next(iter(cases.values()))
             split = [step_by_kind(case, first) for case in cases.values()]
             left = np.zeros(len(cases))
-            for kind, (colour, _) in KINDS.items():
+            for kind, colour in COLOURS.items():
                 width = np.array([spent[kind] for spent in split])
                 ax.barh(range(len(cases)), width, 0.7, left, color=colour, label=kind)
                 left += width
@@ -145,15 +144,15 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
         ax = ax or plt.subplots(figsize=(11, 1.1 + 0.7 * len(cases)))[1]
         for row, trace in enumerate(traces):
             for name, start, span in trace:
-                colour = KINDS[kind_of(name)][0]
+                colour = COLOURS[kind_of(name)]
                 ax.barh(row, span, 0.7, start - trace[0][1], color=colour, edgecolor="white")
         ax.set_yticks(range(len(cases)), cases)
         ax.invert_yaxis()
         end = min(trace[-1][1] - trace[0][1] for trace in traces)
         ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
         ax.set_title(_what(run), fontsize=9, fontweight="normal")
-        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in KINDS.values()]
-        ax.legend(handles, KINDS, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
+        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in COLOURS.values()]
+        ax.legend(handles, COLOURS, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
     return ax
 
 

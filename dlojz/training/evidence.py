@@ -17,7 +17,6 @@ cost microseconds, and do nothing while `torch.compile` traces them.
 
 import gc
 import math
-import re
 import sys
 import zlib
 from collections import Counter
@@ -25,20 +24,9 @@ from contextlib import suppress
 
 import torch
 
+from dlojz.runs import kinds, spans
 from dlojz.training import checkpoint, samples
 
-# The operations that tensor cores can do, by the names that the dispatcher knows them by.
-MATRIX_OPS = {
-    "aten::convolution": "convolution",
-    "aten::convolution_backward": "convolution backward",
-    "aten::addmm": "matrix product",
-    "aten::mm": "matrix product",
-    "aten::bmm": "matrix product",
-    "aten::baddbmm": "matrix product",
-}
-# A collective as the profiler names it on the host, and as a kernel of NCCL.
-COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
-NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
 DTYPES = {
     **{"float": "float32", "double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
     **{"long int": "int64", "long": "int64", "int": "int32", "unsigned char": "uint8"},
@@ -54,9 +42,6 @@ DDP_FACTS = (
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
 CPU = torch.autograd.DeviceType.CPU
-# Operations whose result the host must know: a number, or how large the next tensor will be.
-READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_consecutive", "aten::_unique2")
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
 def watch(run, training, loader, args) -> "Witness":
@@ -398,7 +383,7 @@ def counts(events) -> dict[str, int]:
     return {
         "operations": sum(name.startswith("aten::") for name in names),
         "kernels": sum(_ran_on_gpu(e) for e in events),
-        "reads": sum(name in READS for name in names),
+        "reads": sum(name in kinds.READS for name in names),
     }
 
 
@@ -407,11 +392,11 @@ def _profile(events):
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     for event in events:
         name = event.name()
-        if kind := MATRIX_OPS.get(name):
+        if kind := kinds.MATRIX_OPS.get(name):
             matrix[kind, _dtype(next((d for d in event.dtypes() if d), "?"))] += 1
         elif name == "aten::_local_scalar_dense":
             calls["item"] += 1
-        elif name in WAITS:
+        elif kinds.WAITS.match(name):
             calls[name] += 1
         elif name.startswith("Memcpy"):
             copies[name] += 1
@@ -448,26 +433,26 @@ def communication(events):
     told, kernels, others = [], [], []
     for event in events:
         if _ran_on_gpu(event):
-            (kernels if NCCL_KERNEL.match(event.name()) else others).append(event)
-        elif COLLECTIVE.fullmatch(event.name()) and event.device_type() == CPU:
+            (kernels if kinds.NCCL_KERNEL.match(event.name()) else others).append(event)
+        elif kinds.COLLECTIVE.fullmatch(event.name()) and event.device_type() == CPU:
             told.append(event)
     if not told:
         return {}
     told.sort(key=lambda e: e.start_ns())
     kernels.sort(key=lambda e: e.start_ns())
     one_each = len(kernels) == len(told)  # then NCCL did them in their order
-    spans = [_span(event, begin) for event in (kernels if one_each else told)]
+    times = [_span(event, begin) for event in (kernels if one_each else told)]
     found = {
-        "collectives": [_collective(e, s) for e, s in zip(told, spans, strict=True)],
+        "collectives": [_collective(e, s) for e, s in zip(told, times, strict=True)],
         "timed_on": "gpu" if one_each else "host",
     }
     if backward := _backward(events, others if one_each else []):
         ends = [_span(event, begin) for event in backward]
         found["backward_ms"] = [round(f, 3) for f in (min(ends)[0], max(e for _, e in ends))]
     if kernels:
-        ours, rest = (_union(_span(e, begin) for e in part) for part in (kernels, others))
-        found["communication_ms"] = round(sum(b - a for a, b in ours), 3)
-        found["exposed_ms"] = round(_uncovered(ours, rest), 3)
+        ours, rest = (spans.union(_span(e, begin) for e in part) for part in (kernels, others))
+        found["communication_ms"] = round(spans.length(ours), 3)
+        found["exposed_ms"] = round(spans.length(spans.without(ours, rest)), 3)
     return found
 
 
@@ -478,7 +463,7 @@ def _span(event, begin):
 
 
 def _collective(event, span):
-    backend, op = COLLECTIVE.fullmatch(event.name()).groups()
+    backend, op = kinds.COLLECTIVE.fullmatch(event.name()).groups()
     dtype = _dtype(next(iter(event.dtypes()), "?"))
     return {
         "backend": backend,
@@ -504,25 +489,6 @@ def _backward(events, on_device):
         if e.device_type() == CPU and not e.name().startswith("cu") and begin <= e.start_ns() < end
     }
     return [e for e in on_device if e.linked_correlation_id() in launched] or host
-
-
-def _union(spans):
-    """The same time in spans that do not overlap, in order."""
-    merged = []
-    for a, b in sorted(spans):
-        if merged and a <= merged[-1][1]:
-            merged[-1][1] = max(b, merged[-1][1])
-        else:
-            merged.append([a, b])
-    return merged
-
-
-def _uncovered(spans, cover) -> float:
-    """How much of `spans` no span of `cover` hides; both as `_union` returns them."""
-    hidden = sum(
-        max(0.0, min(b, d) - max(a, c)) for a, b in spans for c, d in cover if c < b and a < d
-    )
-    return sum(b - a for a, b in spans) - hidden
 
 
 def _distributed(model):
