@@ -39,7 +39,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dlojz import idr_torch
-from dlojz.machine import meters
+from dlojz.machine import cpus, meters
 from dlojz.runs.folder import events_file, new_run, trace_file
 
 SCHEMA = 1
@@ -234,8 +234,8 @@ def _origin():
         "trainer_sha256": hashlib.sha256(source).hexdigest()[:16],
         "git": _git_state(),
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in packages},
-        "cpu": cpu_name(),
-        "cpu_count": len(os.sched_getaffinity(0)),
+        "cpu": cpus.name(),
+        "cpu_count": cpus.count(),
         "threads": _threads(),
     }
 
@@ -264,18 +264,9 @@ def _git_state():
     return done.stdout.strip() or None
 
 
-def cpu_name() -> str:
-    """The processor's name, as Linux or Python knows it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    match = (
-        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else 0
-    )
-    return match[1].strip() if match else platform.processor() or platform.machine()
-
-
 def _device_name(device):
     if device.type != "cuda":
-        return cpu_name()
+        return cpus.name()
     import torch
 
     return torch.cuda.get_device_name(device)
