@@ -170,7 +170,7 @@ def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
     events = [
         {"event": "measure", "what": "memory", "value": 10.0, "unit": "GB/s"},
         {"event": "measure", "what": "matrix product", "value": 0.05, "unit": "TFLOP/s"},
-        {"event": "evidence", "when": "layers", "layers": layers},
+        {"event": "case", "case": "layers", "layers": layers},
     ]
     file = write_log(tmp_path / "events.jsonl", steps=0, window=None)
     with open(file, "a") as out:

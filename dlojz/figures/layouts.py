@@ -11,7 +11,6 @@ import numpy as np
 
 from dlojz.figures import report
 from dlojz.runs import kinds, log
-from dlojz.runs.folder import path_of
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
@@ -76,8 +75,8 @@ def _plot_strides(ax, tensor):
 def seen(run) -> Table:
     """What entered and left the layers of a trainer's run, by its own log: in which layout."""
     try:
-        rows = log.read(path_of(run)).evidence["probe"]["layers"]
-    except (log.LogError, KeyError):  # it failed before its first step was over
+        rows = log.read(run).probe.layers
+    except log.LogError:  # it failed before its first step was over
         rows = []
     count = Counter()
     for row in rows:
@@ -116,8 +115,8 @@ def plot_kinds(runs, axes=None):
         if axes is None:
             size = (10, 0.5 + 2.2 * len(runs))
             axes = plt.subplots(len(runs), 1, figsize=size, squeeze=False)[1][:, 0]
-        for ax, run in zip(axes, runs, strict=True):
-            cases = _read(run).evidence
+        for ax, run in zip(axes, map(_read, runs), strict=True):
+            cases = run.cases
             first = next(iter(cases.values()))
             split = [step_by_kind(case, first) for case in cases.values()]
             left = np.zeros(len(cases))
@@ -139,7 +138,8 @@ def plot_kinds(runs, axes=None):
 
 def plot_trace(run, cases=("neither", "both"), ax=None):
     """The first kernels of a step in time, coloured by kind: what comes between convolutions."""
-    traces = [_read(run).evidence[case]["trace_ms"] for case in cases]
+    run = _read(run)
+    traces = [run.cases[case]["trace_ms"] for case in cases]
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(11, 1.1 + 0.7 * len(cases)))[1]
         for row, trace in enumerate(traces):
@@ -158,10 +158,9 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
 
 def plot_multiples(run, axes=None):
     """The speeds that experiments/multiples.py measured, by size; multiples of 8 in colour."""
-    found = defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
-    for m in _read(run).measures:
-        what, size = m["what"].split()
-        found[what].append((int(size), m["value"], m["unit"]))
+    run, found = _read(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
+    for m in run.measures:
+        found[m.what].append((m.x, m.value, m.unit))
     with report.style():
         if axes is None:
             axes = plt.subplots(len(found), 1, figsize=(11, 2.2 * len(found)))[1]
@@ -181,11 +180,12 @@ def plot_autotuner(runs, axes=None):
     with report.style():
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)[1]
+        runs = [_read(run) for run in runs]
         for run, colour in zip(runs, (NCHW, NHWC), strict=True):
-            found, read = defaultdict(list), _read(run)
-            tuned = "on" if read.start["arguments"]["autotuner"] else "off"
-            for m in read.measures:
-                found[m["what"]].append(m["value"])
+            found = defaultdict(list)
+            tuned = "on" if run.start["arguments"]["autotuner"] else "off"
+            for m in run.measures:
+                found[m.what].append(m.value)
             for ax, (sizes, ms) in zip(axes, found.items(), strict=True):
                 label = f"{tuned}: {sum(ms) / 1000:,.1f} s in all, last {ms[-1]:,.0f} ms"
                 ax.plot(range(1, len(ms) + 1), ms, "o-", color=colour, label=label)
@@ -246,7 +246,7 @@ def _plot_pairs(ax, pairs, figure, better):
 
 
 def _read(run):
-    read = log.read(path_of(run))
+    read = log.read(run)
     if not read.measures:
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
     return read

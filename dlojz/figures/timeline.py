@@ -92,10 +92,10 @@ def waits(of) -> Table:
 
 def ways(run) -> Table:
     """A run of experiments/segment_mean.py: each way, its time, and what it asks of the device."""
-    found = log.read(path_of(run))
+    found = log.read(run)
     rows = [
         (name, f"{np.median(case['ms']):.3g}", *(f"{case[what]}" for what in COUNTED))
-        for name, case in found.evidence.items()
+        for name, case in found.cases.items()
     ]
     head = ("way", "median ms", "operations", "kernels", "results the host waits for")
     return Table(head, rows, "<>>>>", "the run has not ended well: job.explain() says why")
@@ -106,9 +106,9 @@ def plot_roofline(run, ax=None):
 
     Left of the bend memory is what limits a layer, right of it arithmetic.
     """
-    found = log.read(path_of(run))
-    best = {m["what"]: m["value"] for m in found.measures}
-    layers = found.evidence["layers"]["layers"]
+    found = log.read(run)
+    best = {m.what: m.value for m in found.measures}
+    layers = found.cases["layers"]["layers"]
     memory, matrix = best["memory"] * 1e9, best["matrix product"] * 1e12
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(9, 4.2))[1]
@@ -123,7 +123,7 @@ def plot_roofline(run, ax=None):
             ax.scatter(intensity, speed, **look)
         ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
         ax.set_xlabel("arithmetic intensity (operations for each byte that is moved)")
-        where = report.hardware_text(stats.summary(run))
+        where = report.hardware_text(stats.summary(found))
         name = found.start["arguments"]["model"]
         title = f"{name}, {best['memory']:,.0f} GB/s, {1000 * best['matrix product']:,.0f} GFLOP/s"
         ax.set_title(f"{title}; {where}", fontsize=9, fontweight="normal")

@@ -1,6 +1,6 @@
 """What a run really did, as it was seen from outside the trainer's text.
 
-The trainer calls `watch` once. Four looks follow, each an `evidence` event of the log:
+The trainer calls `watch` once. Four looks follow, each a record of `dlojz.runs.records` in the log:
 
 samples  before a test run with files: what the data set makes of a file of ours.
 probe  the first training step, under hooks: devices, dtypes and strides of weights, of what enters
@@ -8,7 +8,7 @@ probe  the first training step, under hooks: devices, dtypes and strides of weig
 last   the last step of a test run, under the profiler, outside the measured window: which matrix
        products and convolutions ran in which dtype, copies, waits, what autograd still holds. Not
        where the training's own profiler looks at that step.
-run    all steps, from what the host knows without waiting: shapes of the inputs, how many backward
+whole  all steps, from what the host knows without waiting: shapes of the inputs, how many backward
        passes and optimizer steps, and whether the weights changed.
 
 The hooks of the probe are removed when it ends. Those that stay touch no data of the device: they
@@ -24,7 +24,7 @@ from contextlib import suppress
 
 import torch
 
-from dlojz.runs import kinds, spans
+from dlojz.runs import kinds, records, spans
 from dlojz.training import checkpoint, samples
 
 DTYPES = {
@@ -69,7 +69,7 @@ class Witness:
         self._profiler = None
         self._stay, self._probe = [], []
         if args.test and (seen := samples.look(loader.dataset)):
-            run.evidence("samples", **seen)
+            run.evidence(records.Samples(**seen))
         self._hook()
         run.before_end(self._finish)
 
@@ -164,11 +164,11 @@ class Witness:
 
     def _on_gradients(self, optimizer, args, kwargs):
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-        self._first["gradients"] = {
-            "dtypes": _dtypes(gradients),
-            "missing": sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
-            "norm": _value(torch.nn.utils.get_total_norm(gradients)) if gradients else None,
-        }
+        self._first["gradients"] = records.Gradients(
+            dtypes=_dtypes(gradients),
+            missing=sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
+            norm=_value(torch.nn.utils.get_total_norm(gradients)) if gradients else None,
+        )
 
     def _end_probe(self):
         if not self._probe:
@@ -179,21 +179,22 @@ class Witness:
         if "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("default")
         self._run.evidence(
-            "probe",
-            weights=self._weights,
-            parameters=_parameters(self._model),
-            metrics_devices=_devices(self._training),
-            layers=_rows(self._layers, "layer in out device in_layout out_layout"),
-            **self._first,
-            loss_gradient=_value(self._loss_gradient),
-            optimizer_state=_dtypes(
-                value
-                for state in self._training.optimizer.state.values()
-                for value in state.values()
-                if torch.is_tensor(value) and value.ndim
-            ),
-            numerics=_numerics(),
-            loader=_loader(self._loader),
+            records.Probe(
+                weights=self._weights,
+                parameters=_parameters(self._model),
+                metrics_devices=_devices(self._training),
+                layers=_rows(self._layers, "layer in out device in_layout out_layout"),
+                **self._first,
+                loss_gradient=_value(self._loss_gradient),
+                optimizer_state=_dtypes(
+                    value
+                    for state in self._training.optimizer.state.values()
+                    for value in state.values()
+                    if torch.is_tensor(value) and value.ndim
+                ),
+                numerics=_numerics(),
+                loader=_loader(self._loader),
+            )
         )
 
     # The last step: under the profiler -----------------------------------------------------------
@@ -208,38 +209,41 @@ class Witness:
         """The last step has ended."""
         if self._profiler is None:
             return
-        events = records(self._profiler)
+        events = stop_profiler(self._profiler)
         self._profiler = None
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
-        self._run.evidence("last", **seen, graphs_alive=_graphs_alive())
+        self._run.evidence(records.LastStep(**seen, graphs_alive=_graphs_alive()))
 
     def profiled(self, actions):
         """What the training's own profiler did in each step, by the names of torch's actions."""
-        self._run.evidence("profiler", actions=actions)
+        self._run.evidence(records.Profiling(actions))
 
     # The whole run -------------------------------------------------------------------------------
 
     def _finish(self):
-        self._end_probe()
         for hook in self._stay:
             hook.remove()
-        with suppress(RuntimeError):  # a device that has failed answers no more
-            self._run.evidence(
-                "run",
-                inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
-                losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
-                drawn=getattr(self._loader.batch_sampler, "drawn", None),
-                backward=self._counts["backward"],
-                optimizer_steps=self._counts["optimizer_steps"],
-                scale=self._scale(),
-                weights_changed=self._weights != (after := digest(self._model)),
-                weights_after=after,
-                buffers_after=_checksum(self._model.buffers()),
-                saves=checkpoint.saves(),
-                pixels=self._pixels,
-            )
+        with suppress(RuntimeError):  # a device that has failed raises here; the log needs its end
+            self._end_probe()
+            self._run.evidence(self._whole())
         # A loader that lives on to the end of Python waits five seconds for each of its workers.
         self._loader = None
+
+    def _whole(self):
+        after = digest(self._model)
+        return records.WholeRun(
+            inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
+            losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
+            drawn=getattr(self._loader.batch_sampler, "drawn", None),
+            backward=self._counts["backward"],
+            optimizer_steps=self._counts["optimizer_steps"],
+            scale=self._scale(),
+            weights_changed=self._weights != after,
+            weights_after=after,
+            buffers_after=_checksum(self._model.buffers()),
+            saves=checkpoint.saves(),
+            pixels=self._pixels,
+        )
 
     def _scale(self):
         """Of the gradient scaler, at the end; None without one that scales."""
@@ -314,7 +318,7 @@ def _rows(counter, names):
 
 
 def _tensor(tensor):
-    return {"dtype": _word(tensor.dtype), "device": str(tensor.device)}
+    return records.Tensor(_word(tensor.dtype), str(tensor.device))
 
 
 def _dtypes(tensors):
@@ -323,11 +327,11 @@ def _dtypes(tensors):
 
 def _parameters(model):
     weights = list(model.parameters())
-    return {
-        "dtypes": _dtypes(weights),
-        "devices": dict(Counter(str(p.device) for p in weights)),
-        "layouts": dict(Counter(layout(p) for p in weights)),
-    }
+    return records.Parameters(
+        dtypes=_dtypes(weights),
+        devices=dict(Counter(str(p.device) for p in weights)),
+        layouts=dict(Counter(layout(p) for p in weights)),
+    )
 
 
 def _devices(training):
@@ -340,26 +344,27 @@ def _devices(training):
 
 def _numerics():
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    return {
-        "matmul_fp32": cuda.fp32_precision,
-        "conv_fp32": cudnn.conv.fp32_precision,
-        "fp16_reduction": cuda.allow_fp16_reduced_precision_reduction,
-        "bf16_reduction": cuda.allow_bf16_reduced_precision_reduction,
-        "cudnn": cudnn.enabled,
-        "cudnn_benchmark": cudnn.benchmark,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
+    return records.Numerics(
+        matmul_fp32=cuda.fp32_precision,
+        conv_fp32=cudnn.conv.fp32_precision,
+        fp16_reduction=cuda.allow_fp16_reduced_precision_reduction,
+        bf16_reduction=cuda.allow_bf16_reduced_precision_reduction,
+        cudnn=cudnn.enabled,
+        cudnn_benchmark=cudnn.benchmark,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def _loader(loader):
     names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
-    return {name: getattr(loader, name, None) for name in names} | {
-        "resident": getattr(loader.dataset, "resident", None)
-    }
+    return records.Loader(
+        **{name: getattr(loader, name, None) for name in names},
+        resident=getattr(loader.dataset, "resident", None),
+    )
 
 
 def start_profiler():
-    """A profiler that has begun; `records` ends it."""
+    """Return a profiler that has begun; `stop_profiler` ends it."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -371,8 +376,8 @@ def start_profiler():
     return profiler
 
 
-def records(profiler) -> list:
-    """Ends the profiler, which waits for the device: its records, as `communication` takes them."""
+def stop_profiler(profiler) -> list:
+    """Stop the profiler, which waits for the device; return its events for `communication`."""
     profiler.stop()
     return profiler.profiler.kineto_results.events()
 
