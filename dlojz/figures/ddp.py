@@ -128,7 +128,10 @@ def _all_reduces(run):
     """How many processes, the sizes in bytes, and the median milliseconds of each."""
     found = defaultdict(list)
     for measure in run.measures:
-        found[measure.x].append(measure.value)
+        if measure.what == "all_reduce":
+            found[measure.x].append(measure.value)
+    if not found:
+        raise ValueError(f"{run.path}: no all_reduce in it; expected a run of all_reduce.py")
     sizes = np.array(sorted(found))
     return run.start["size"], sizes, np.array([np.median(found[size]) for size in sizes])
 

@@ -260,7 +260,7 @@ def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
             _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 3.6))
             axes[0].figure.suptitle(_sweep_title(found), fontsize=10, x=0.01, ha="left")
         series = len([line for line in axes[0].lines if not line.get_label().startswith("_")])
-        _plot_speed(found, axes[0], label or found[0].model, SERIES[series % len(SERIES)])
+        _plot_speed(found, axes[0], plain(label or found[0].model), SERIES[series % len(SERIES)])
         _plot_memory(found, axes[1], series)
         if energy and len(axes) > 2:
             _plot_energy(found, axes[2], SERIES[series % len(SERIES)])
@@ -401,7 +401,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
                 left += width
             ax.text(left, row, f"  {s.images_per_s:,.0f} images/s", va="center")
-        ax.set_yticks(range(len(shown)), [label for _, label in shown])
+        ax.set_yticks(range(len(shown)), [plain(label) for _, label in shown])
         ax.invert_yaxis()
         ax.margins(x=0.22)
         hardware = {hardware_text(s) for s, _ in shown}
@@ -450,11 +450,15 @@ def plot_measures(run, ax=None):
         ax.barh(rows, values / scale, 0.6, color=PALETTE["speed"])
         for row, value in zip(rows, values / scale, strict=True):
             ax.text(value, row, f"  {value:,.3g}", va="center", fontsize=9)
-        ax.set_yticks(rows, [m.name for m in read.measures])
+        ax.set_yticks(rows, [_measure_text(m) for m in read.measures])
         ax.invert_yaxis()
         ax.margins(x=0.15)
         ax.set(xlabel=f"{name}; {hardware_text(summary(read))}", xlim=(0, None))
     return ax
+
+
+def _measure_text(measure):
+    return measure.name if measure.x is None else f"{measure.name} / {measure.x}"
 
 
 def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):

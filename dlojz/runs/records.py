@@ -194,7 +194,7 @@ class Samples(Record):
     """What the data set makes of a file of ours."""
 
     set: str | None = None
-    pil: bool | None = None
+    pil: int | None = None  # how often PIL opened one
     label: int | None = None
     shape: list | None = None
     dtype: str | None = None

@@ -142,7 +142,7 @@ def _cuts(mine, reference):
     away = max(map(_away, mine.boxes, reference.boxes))
     detail = mine.detail / reference.detail - 1
     count = len(mine.boxes)
-    kept = f"{mine['kept_objects']} objects, {mine['kept_bytes'] / 1e6:.1f} MB"
+    kept = f"{mine.kept_objects} objects, {mine.kept_bytes / 1e6:.1f} MB"
     leaks = mine.kept_objects > KEPT_OBJECTS or mine.kept_bytes > KEPT_BYTES
     which = f"{cuts} different, up to {away:.1%} of the file away from the solution's"
     return [
@@ -159,7 +159,7 @@ def _cuts(mine, reference):
         ),
         Finding(
             *(MECHANISM, "a changed file shows", mine.fresh == reference.fresh),
-            *(f"in {mine['fresh']} images", f"in {reference['fresh']}", "cached"),
+            *(f"in {mine.fresh} images", f"in {reference.fresh}", "cached"),
         ),
         Finding(
             *(MECHANISM, f"kept of {count // 2} images", not leaks, kept),
