@@ -431,21 +431,15 @@ def _read(path, missing):
                 raise torn
             torn = None
             try:
-                event = json.loads(line)
-            except ValueError:
+                _take(run, json.loads(line))
+            except json.JSONDecodeError:
                 torn = LogError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {AGAIN}")
                 run.notes.append(f"line {number} was cut: the run was killed while it wrote")
-                continue
-            except RecursionError as error:
-                why = f"nested too deeply: {line[:80]!r}; {AGAIN}"
-                raise LogError(f"{path}:{number}: {why}") from error
-            try:
-                _take(run, event)
             except OtherSchemaError as error:
                 raise LogError(f"{path}:{number}: {error}") from error
             except MALFORMED as error:
-                why = f"no field {error}" if isinstance(error, KeyError) else error
-                raise LogError(f"{path}:{number}: {why}: {line[:80]!r}; {AGAIN}") from error
+                why = f"{_complaint(error)}: {line[:80]!r}; {AGAIN}"
+                raise LogError(f"{path}:{number}: {why}") from error
     if torn and line.endswith("\n"):
         raise torn
     if not run.start:
@@ -455,7 +449,14 @@ def _read(path, missing):
     return run
 
 
+def _complaint(error):
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"no field {error}" if isinstance(error, KeyError) else str(error)
+
+
 def _take(run, event):
+    """Put an event where it belongs in a run. Raises one of MALFORMED."""
     if not isinstance(event, dict):
         raise TypeError("not a JSON object")
     kind = event["event"]
@@ -463,10 +464,10 @@ def _take(run, event):
         raise ValueError(f"unknown event {kind!r}, expected one of {', '.join(EVENTS)}")
     if kind != "start" and not run.start:
         raise ValueError(f"{kind!r} before the run's start, which is the first line of a log")
-    if run.start and run.start["schema"] == 1:
+    if kind != "start" and run.start["schema"] == 1:
         event = schema1.upgraded(event)
         kind = event["event"]
-    _check(event)
+    _check(kind, event)
     if kind == "step":
         run.steps.append(event)
     elif kind == "window":
@@ -489,9 +490,8 @@ def _take(run, event):
         setattr(run, kind, event)
 
 
-def _check(event):
+def _check(kind, event):
     """Raise for a field that readers compute with, and that is missing or is something else."""
-    kind = event["event"]
     if kind == "start" and event["schema"] not in (1, SCHEMA):
         raise OtherSchemaError(
             f"schema {event['schema']!r}, expected 1 or {SCHEMA}: update the course, git pull"
@@ -501,5 +501,5 @@ def _check(event):
             continue
         if not isinstance(event[name], expected):
             raise TypeError(f"{name} is {event[name]!r}, expected {word}")
-    if event.get("size", 1) < 1:
+    if kind == "start" and event.get("size", 1) < 1:
         raise ValueError(f"size is {event['size']}, expected one process or more")
