@@ -7,6 +7,9 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
+from dlojz.machine import cpus as machine_cpus
+from dlojz.machine import gpus as machine_gpus
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -52,26 +55,13 @@ PRESETS = {
 
 @cache
 def gpus() -> tuple[str, ...]:
-    """The UUIDs of the GPUs that a job may use here; empty without a driver.
+    """Return the UUIDs of the GPUs that a job may use here; none without a driver."""
+    return machine_gpus.visible()
 
-    Numbers in CUDA_VISIBLE_DEVICES are NVML's, by PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    Asks NVML instead of torch: a command line must not wait seconds for `import torch`.
-    """
-    import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or no card
-        return ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [pynvml.nvmlDeviceGetUUID(h) for h in handles]
-    finally:
-        pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return tuple(uuids)
-    return visible_devices(visible, uuids)
+def cpus() -> int:
+    """Return how many CPUs a job may use here: what a scheduler has left to this process."""
+    return machine_cpus.count()
 
 
 def several() -> tuple[Preset, int]:
@@ -83,24 +73,6 @@ def several() -> tuple[Preset, int]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         gpus.cache_clear()
     return choose(), len(gpus()) or 2
-
-
-def visible_devices(visible: str, uuids: list[str]) -> tuple[str, ...]:
-    """The devices that a value of CUDA_VISIBLE_DEVICES names, among those with these UUIDs.
-
-    As in CUDA, the list ends at the first name that is empty, unknown or there twice. Slices of a
-    card (MIG-...) are taken as they are.
-    """
-    chosen = []
-    for name in (v.strip() for v in visible.split(",")):
-        matches = [
-            u for i, u in enumerate(uuids) if name == str(i) or (name and u.startswith(name))
-        ]
-        found = [name] if name.startswith("MIG-") else matches
-        if len(found) != 1 or found[0] in chosen:
-            break
-        chosen += found
-    return tuple(chosen)
 
 
 def choose(name: str | None = None) -> Preset:

@@ -60,7 +60,7 @@ def train(args, device, run):
         wrapped(images).logsumexp(1).mean().backward()
         optimizer.step()
     first = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d))
-    run.evidence("running means", channels=first.running_mean.tolist())
+    run.case("running means", channels=first.running_mean.tolist())
 
 
 def compare(device, run):
@@ -75,7 +75,7 @@ def compare(device, run):
     found = statistics(whole[rank::size])
     expected = whole.mean((0, 2, 3)), whole.var((0, 2, 3), unbiased=False)
     for name, yours, one in zip(("mean", "variance"), found, expected, strict=True):
-        run.evidence(name, yours=yours.tolist(), one_process=one.tolist())
+        run.case(name, yours=yours.tolist(), one_process=one.tolist())
 
 
 if __name__ == "__main__":

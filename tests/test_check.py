@@ -262,7 +262,7 @@ def test_what_was_recorded_clears_each_bar_by_far(step):
 
 def timed(folder, name, ms, device_name="NVIDIA H100 80GB HBM3", **arguments):
     """The log of a run with this step time, on a GPU."""
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1,
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1,
              "versions": {}, "arguments": RESNET | {"data": "synthetic"} | arguments}  # fmt: skip
     path = write_log(
         folder / name / "events.jsonl",
@@ -366,7 +366,7 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
 def test_of_a_loader_that_keeps_up_no_gain_is_asked(tmp_path, waits_ms, workers, told):
     ms = dict.fromkeys(("transfer", "forward", "backward", "update"), 20.0) | {"data": waits_ms}
     arguments = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32, "data": "data"}
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {},
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {},
              "arguments": arguments, "threads": 2, "cpu_count": 3}  # fmt: skip
     probe = {"when": "probe", "loader": {"num_workers": workers}}
     folders = {

@@ -19,7 +19,7 @@ def write(folder, size, slow=None, evidence=True, **last):
     """The logs of `size` processes; the others wait 15 ms for `slow`."""
     folder.mkdir(exist_ok=True)
     for rank in range(size):
-        start = {"event": "start", "schema": 1, "time": "2026-11-21T08:00:00+00:00", "rank": rank}
+        start = {"event": "start", "schema": 2, "time": "2026-11-21T08:00:00+00:00", "rank": rank}
         start |= {"size": size, "hostname": f"node{rank}", "arguments": {"batch_size": 8}}
         lines = [start, {"event": "setup", "device": "cpu", "warmup_steps": 0}]
         for step in range(4):

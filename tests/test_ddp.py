@@ -63,7 +63,9 @@ def test_without_one_process_there_is_nothing_to_compare_with(tmp_path):
 def all_reduce(tmp_path):
     """Four processes: 0.5 ms, and 2 GB/s of what each sends, which is 1.5 times the tensor."""
     sizes = [2**e for e in range(10, 28)]
-    events = [measure(str(s), 0.5 + 1000 * 1.5 * s / 2e9) for s in sizes for _ in range(3)]
+    events = [
+        measure("all_reduce", 0.5 + 1000 * 1.5 * s / 2e9, x=s) for s in sizes for _ in range(3)
+    ]
     path = experiment(tmp_path / "r.jsonl", *events)
     edit(path, size=[4])
     return path
@@ -89,7 +91,7 @@ def test_the_link_is_drawn_through_its_points(all_reduce):
 
 def variant(name, step_ms, *sizes):
     collectives = [{"op": "all_reduce", "bytes": size} for size in sizes]
-    return {"event": "evidence", "when": name, "step_ms": step_ms, "collectives": collectives}
+    return {"event": "case", "case": name, "step_ms": step_ms, "collectives": collectives}
 
 
 def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
@@ -134,7 +136,7 @@ def test_the_batches_of_an_update_are_compared_whoever_computed_them(tmp_path):
 
 
 def seen(name, **fields):
-    return {"event": "evidence", "when": name, **fields}
+    return {"event": "case", "case": name, **fields}
 
 
 def test_statistics_are_compared_by_their_largest_distance(tmp_path):

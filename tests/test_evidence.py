@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dlojz import course, launch
-from dlojz.runs import log
+from dlojz.runs import log, records
 from dlojz.training import evidence
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
@@ -28,45 +28,45 @@ def seen(tmp_path, train):
 def test_a_float32_run(seen):
     others = evidence._graphs_alive()  # of earlier tests in this process
     run = seen("01")
-    probe, last, whole = (run.evidence[when] for when in ("probe", "last", "run"))
-    assert probe["parameters"]["dtypes"] == {"float32": 62}
-    assert probe["parameters"]["layouts"]["NCHW"] == 17
-    assert probe["loss_gradient"] == 1.0
-    assert probe["gradients"]["missing"] == 0
-    assert probe["optimizer_state"] == {"float32": 62}
-    assert {op["dtype"] for op in last["matrix_ops"]} == {"float32"}
-    assert "collectives" not in last, "one process has nobody to talk to"
-    assert last["calls"] == {}, "the Chronometer's own reading is not the trainer's"
-    assert last["graphs_alive"] <= others
-    assert whole["backward"] == whole["optimizer_steps"] == 6
-    assert whole["weights_changed"]
-    assert [(i["mode"], i["shape"], i["count"]) for i in whole["inputs"]] == [
+    probe, last, whole = run.probe, run.last, run.whole
+    assert probe.parameters.dtypes == {"float32": 62}
+    assert probe.parameters.layouts["NCHW"] == 17
+    assert probe.loss_gradient == 1.0
+    assert probe.gradients.missing == 0
+    assert probe.optimizer_state == {"float32": 62}
+    assert {op["dtype"] for op in last.matrix_ops} == {"float32"}
+    assert last.collectives == [], "one process has nobody to talk to"
+    assert last.calls == {}, "the Chronometer's own reading is not the trainer's"
+    assert last.graphs_alive <= others
+    assert whole.backward == whole.optimizer_steps == 6
+    assert whole.weights_changed
+    assert [(i["mode"], i["shape"], i["count"]) for i in whole.inputs] == [
         ("train", [4, 3, 32, 32], 6),
         ("val", [4, 3, 32, 32], 6),
     ]
-    assert len(whole["drawn"]) == 6
+    assert len(whole.drawn) == 6
 
 
 def test_autocast_is_seen_where_it_acts(seen):
     run = seen("02", "--precision", "bf16", "-b", "2")
-    probe = run.evidence["probe"]
-    layers = {entry["layer"]: entry["out"] for entry in probe["layers"]}
+    probe = run.probe
+    layers = {entry["layer"]: entry["out"] for entry in probe.layers}
     assert layers["Conv2d"] == layers["Linear"] == "bfloat16"
-    assert probe["loss"]["dtype"] == "float32"
-    assert probe["parameters"]["dtypes"] == {"float32": 62}
-    assert {op["dtype"] for op in run.evidence["last"]["matrix_ops"]} == {"bfloat16"}
-    assert probe["numerics"]["matmul_fp32"] == "tf32"
+    assert probe.loss.dtype == "float32"
+    assert probe.parameters.dtypes == {"float32": 62}
+    assert {op["dtype"] for op in run.last.matrix_ops} == {"bfloat16"}
+    assert probe.numerics.matmul_fp32 == "tf32"
 
 
 def test_layouts_are_seen_by_strides(seen):
-    probe = seen("03", "--precision", "fp32").evidence["probe"]
-    assert probe["parameters"]["layouts"]["channels_last"] == 17
-    assert {entry["out_layout"] for entry in probe["layers"]} == {"channels_last", "any"}
+    probe = seen("03", "--precision", "fp32").probe
+    assert probe.parameters.layouts["channels_last"] == 17
+    assert {entry["out_layout"] for entry in probe.layers} == {"channels_last", "any"}
 
 
 def test_the_gradients_norm_is_that_after_clipping(seen):
-    norm = seen("02", "--precision", "fp32", "--clip-norm", "0.5").evidence["probe"]["gradients"]
-    assert norm["norm"] == pytest.approx(0.5, rel=1e-4)
+    probe = seen("02", "--precision", "fp32", "--clip-norm", "0.5").probe
+    assert probe.gradients.norm == pytest.approx(0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ class Log:
     def __init__(self):
         self.kept, self.calls = {}, []
 
-    def evidence(self, when, **fields):
-        self.kept[when] = fields
+    def evidence(self, seen):
+        self.kept[type(seen)] = seen
 
     def before_end(self, call):
         self.calls.append(call)
@@ -111,7 +111,7 @@ class Log:
         pass
 
 
-def watched(model, compiled=None):
+def watched(model, compiled=None, run=None):
     """A training of a small model, watched; returns (step, log)."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     criterion = torch.nn.CrossEntropyLoss()
@@ -120,7 +120,7 @@ def watched(model, compiled=None):
     )
     loader = torch.utils.data.DataLoader([0] * 8, batch_size=2)
     args = SimpleNamespace(test=True, test_nsteps=4, epochs=1)
-    kept = Log()
+    kept = run or Log()
     evidence.watch(kept, training, loader, args)
 
     def step():
@@ -160,12 +160,12 @@ def test_a_compiled_model_is_probed_before_it_is_compiled(how):
     step, kept = watched(model, compiled)
     step()
     assert graphs == [], "the probe's step is eager"
-    assert {entry["layer"] for entry in kept.kept["probe"]["layers"]} >= {"Conv2d", "Linear"}
+    assert {entry["layer"] for entry in kept.kept[records.Probe].layers} >= {"Conv2d", "Linear"}
     for _ in range(3):
         step()
     assert len(graphs) == 1, "one graph, not broken by a hook, not compiled again"
     kept.calls[0]()
-    assert kept.kept["run"]["backward"] == 4
+    assert kept.kept[records.WholeRun].backward == 4
     torch.compiler.reset()
 
 
@@ -176,6 +176,26 @@ def test_hooks_of_the_probe_do_not_stay():
     assert not model.convolution._forward_hooks
     kept.calls[0]()
     assert not model._forward_pre_hooks
+
+
+class Lost:
+    """A number on a device that has failed."""
+
+    is_meta = False
+
+    def __float__(self):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_fails_before_the_probe_ends_leaves_the_log_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.excepthook", None)
+    run = log.RunLog(tmp_path, SimpleNamespace())
+    watched(Small(), run=run)
+    run._last_words[0].__self__._loss_gradient = Lost()
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    run._on_error(type(error), error, None)
+    end = log.read(tmp_path).end
+    assert (end["outcome"], end["error"]) == ("failed", f"RuntimeError: {error}")
 
 
 def test_a_graph_that_is_kept_is_found():
@@ -200,40 +220,23 @@ def two_processes(tmp_path_factory):
 
 def test_the_collectives_of_a_step_are_all_gradients_once(two_processes):
     for run in two_processes:
-        last = run.evidence["last"]
-        reduced = [c for c in last["collectives"] if c["op"] == "all_reduce"]
+        last = run.last
+        reduced = [c for c in last.collectives if c["op"] == "all_reduce"]
         assert sum(c["bytes"] for c in reduced) == run.setup["parameter_bytes"]
         assert {c["dtype"] for c in reduced} == {"float32"}
-        assert {c["backend"] for c in last["collectives"]} == {"gloo"}
-        assert {c["op"] for c in last["collectives"]} == {"all_reduce"}
-        begin, end = last["backward_ms"]
+        assert {c["backend"] for c in last.collectives} == {"gloo"}
+        assert {c["op"] for c in last.collectives} == {"all_reduce"}
+        begin, end = last.backward_ms
         assert begin < reduced[0]["begin_ms"] < end, "it begins within the backward pass"
-        assert last["world_size"] == 2
-        assert last["wrapper"] == "DistributedDataParallel"
+        assert last.world_size == 2
+        assert last.wrapper == "DistributedDataParallel"
 
 
 def test_the_processes_end_with_the_same_weights_and_statistics(two_processes):
-    first, second = (run.evidence["run"] for run in two_processes)
-    for what in ("weights_after", "buffers_after"):
-        assert first[what] == second[what] is not None
-    assert first["weights_changed"]
-
-
-@pytest.mark.parametrize(
-    ("spans", "cover", "left"),
-    [
-        ([[0, 10]], [], 10),
-        ([[0, 10]], [[2, 4], [6, 20]], 4),
-        ([[0, 1], [5, 9]], [[0, 7]], 2),
-        ([], [[0, 1]], 0),
-    ],
-)
-def test_exposed_is_what_nothing_hides(spans, cover, left):
-    assert evidence._uncovered(spans, cover) == left
-
-
-def test_a_union_counts_time_once():
-    assert evidence._union([(5, 6), (0, 2), (1, 3)]) == [[0, 3], [5, 6]]
+    first, second = (run.whole for run in two_processes)
+    assert first.weights_after == second.weights_after is not None
+    assert first.buffers_after == second.buffers_after is not None
+    assert first.weights_changed
 
 
 class Record:

@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from dlojz.figures import kernels
-from dlojz.runs import trace
+from dlojz.runs import kinds
 
 HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"
@@ -35,7 +35,7 @@ def test_a_log_of_ncu_is_read_zipped_or_not(file, zipped):
     found = kernels.read(file)
     assert [k.us for k in found.all] == [3.0, 1.0]
     assert [k.tensor for k in found.all] == [70, 0]
-    assert found.all[0].kind == trace.MATRIX
+    assert found.all[0].kind == kinds.MATRIX
     assert found.about == ("on an H100" if zipped else "")
 
 
@@ -43,7 +43,7 @@ def test_the_table_tells_the_mean_by_time(tmp_path):
     file = tmp_path / "ncu.csv"
     file.write_text(log((CONV, "3000", "ns", 20, 60, 70), (CONV, "1000", "ns", 60, 20, 30)))
     (row,) = kernels.by_kind(file).rows
-    assert row == (trace.MATRIX, "2", "0.00", "100%", "30 %", "50 %", "60 %")
+    assert row == (kinds.MATRIX, "2", "0.00", "100%", "30 %", "50 %", "60 %")
 
 
 def test_each_kernel_is_a_point(file):

@@ -11,7 +11,8 @@ mpl.use("Agg")
 import torch
 from test_stats import write_log
 
-from dlojz.figures import layouts, report
+from dlojz.figures import layouts
+from dlojz.runs import log
 from dlojz.runs.stats import summary
 
 ARGUMENTS = {"model": "resnet50", "image_size": 224, "batch_size": 256, "precision": "fp16"}
@@ -19,7 +20,7 @@ ARGUMENTS = {"model": "resnet50", "image_size": 224, "batch_size": 256, "precisi
 
 def experiment(path, *events, **arguments):
     """The log of a small experiment."""
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {}}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {}}
     start |= {"event": "start", "arguments": ARGUMENTS | arguments}
     setup = {"event": "setup", "device": "cuda:0", "device_name": "X1"}
     end = {"event": "end", "outcome": "completed", "time": "2026-01-02T03:05:05"}
@@ -27,15 +28,15 @@ def experiment(path, *events, **arguments):
     return path
 
 
-def measure(what, value, unit="ms"):
-    return {"event": "measure", "what": what, "value": value, "unit": unit}
+def measure(what, value, unit="ms", **where):
+    return {"event": "measure", "what": what, "value": value, "unit": unit, **where}
 
 
 def case(name, step_ms, **times_ms):
     """A case of experiments/layouts.py: one convolution, one transpose, in a trace."""
     trace = [["nchwToNhwcKernel", 5.0, 1.0], ["sm90_xmma_fprop", 6.0, 2.0], ["relu", 8.0, 1.0]]
     seen = {"step_ms": step_ms, "times_ms": times_ms, "trace_ms": trace}
-    return {"event": "evidence", "when": name, **seen}
+    return {"event": "case", "case": name, **seen}
 
 
 # Strides -----------------------------------------------------------------------------------------
@@ -109,6 +110,9 @@ def test_a_run_without_evidence_says_so(tmp_path):
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "convolution"),
         ("void at::native::max_pool_forward_nhwc<__half, int>", "the rest"),
         ("void at::native::multi_tensor_apply_kernel<...>", "the rest"),
+        ("void fft2d_r2c_32x32<float, false, 0u>(float2*, cudnn::reduced_divisor)", "convolution"),
+        ("void cudnn::cnn::kern_precompute_indices<false>(int*, int, int)", "convolution"),
+        ("void nhwcAddPaddingKernel<float, (cudnnKernelDataType_t)0>(int)", "convolution"),
         ("aten::copy_", "change of layout"),
         ("aten::mkldnn_convolution", "convolution"),
         ("aten::convolution_backward", "convolution"),
@@ -141,7 +145,7 @@ def kinds(tmp_path):
 
 
 def test_a_step_is_split_as_the_profiled_one(kinds):
-    found = report.log.read(kinds).evidence
+    found = log.read(kinds).cases
     split = layouts.step_by_kind(found["neither"], found["neither"])
     assert split["change of layout"] == pytest.approx(40)
     assert split["convolution"] == pytest.approx(60)
@@ -162,7 +166,7 @@ def test_the_kinds_are_stacked_to_the_step(kinds):
 def test_a_trace_is_drawn_from_its_first_kernel(kinds):
     ax = layouts.plot_trace(kinds)
     assert min(p.get_x() for p in ax.patches) == 0
-    orange = mpl.colors.to_rgba(layouts.KINDS["change of layout"][0])
+    orange = mpl.colors.to_rgba(layouts.COLOURS["change of layout"])
     assert sum(p.get_facecolor() == orange for p in ax.patches) == 2, "one in each case"
     assert "ms" in ax.get_xlabel()
 
@@ -172,8 +176,8 @@ def test_a_trace_is_drawn_from_its_first_kernel(kinds):
 
 def test_multiples_of_8_are_coloured(tmp_path):
     events = [
-        *(measure(f"channels {c}", 1000.0 * c, "GFLOP/s") for c in (255, 256)),
-        *(measure(f"batch {b}", 10.0 * b, "images/s") for b in (7, 8, 9)),
+        *(measure("channels", 1000.0 * c, "GFLOP/s", x=c) for c in (255, 256)),
+        *(measure("batch", 10.0 * b, "images/s", x=b) for b in (7, 8, 9)),
     ]
     axes = layouts.plot_multiples(experiment(tmp_path / "m.jsonl", *events))
     assert [ax.get_ylabel() for ax in axes] == ["TFLOP/s", "images/s"]
@@ -216,7 +220,7 @@ def recording(folder, precision, last, images_per_s, batch=256):
     steps, wall = 20, 17 * batch / images_per_s
     given = {"model": "resnet50", "batch_size": batch, "image_size": 224, "data": "synthetic"}
     given |= {"precision": precision, "channels_last": last}
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "command": "x"}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "command": "x"}
     return write_log(
         folder / f"{precision}-{last}-{batch}.jsonl",
         steps=steps,

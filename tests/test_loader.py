@@ -40,7 +40,7 @@ def made_up(monkeypatch, tmp_path):
 
 def run(train, images, folder):
     train(EXPERIMENT, folder, "--data", images, "--image-size", 32, "--batches", 2)
-    return log.read(folder).evidence
+    return log.read(folder).cases
 
 
 def recorded(path, **outside):
@@ -52,8 +52,8 @@ def recorded(path, **outside):
     inside = {"seconds": 0.1, "images": 10, "functions": functions}
     file = write_log(path / "events.jsonl", steps=0, window=None)
     with open(file, "a") as out:
-        for when, seen in (("cProfile", inside), ("py-spy", outside)):
-            out.write(json.dumps({"event": "evidence", "when": when, **seen}) + "\n")
+        for who, seen in (("cProfile", inside), ("py-spy", outside)):
+            out.write(json.dumps({"event": "case", "case": who, **seen}) + "\n")
     return file
 
 

@@ -12,27 +12,29 @@ from dlojz.figures import loading
 from dlojz.runs.log import PHASES
 
 SPEEDS = {
-    "decoder: PIL": [500, 520, 540],
-    "decoder: torchvision": [700, 720, 740],
-    "road: PIL, v1, float32": [200, 210, 220],
-    "road: torchvision, v2, uint8": [400, 420, 440],
+    "PIL": ("decoder", [500, 520, 540]),
+    "torchvision": ("decoder", [700, 720, 740]),
+    "PIL, v1, float32": ("road", [200, 210, 220]),
+    "torchvision, v2, uint8": ("road", [400, 420, 440]),
 }
 
 
 def experiment(path, cases, **changes):
-    """The log of an experiment with these cases of evidence: {when: fields}."""
+    """The log of an experiment with these cases: {name: fields}."""
     nothing = {"window": None, "validation": None, "epoch": None, "memory": None}
     write_log(path, steps=0, **nothing | changes)
     lines = path.read_text().splitlines()
-    lines[2:2] = [json.dumps({"event": "evidence", "when": w} | c) for w, c in cases.items()]
+    lines[2:2] = [json.dumps({"event": "case", "case": n} | c) for n, c in cases.items()]
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 @pytest.fixture
 def decoders(tmp_path):
-    cases = {name: {"images_per_cpu_s": speeds} for name, speeds in SPEEDS.items()}
-    cases |= {f"nvJPEG: {b}": {"images_per_s": [b * 100, b * 101]} for b in (1, 16)}
+    cases = {n: {"kind": kind, "images_per_cpu_s": speeds} for n, (kind, speeds) in SPEEDS.items()}
+    for batch, name in ((1, "nvJPEG, one by one"), (16, "nvJPEG, 16 in a batch")):
+        speeds = [batch * 100, batch * 101]
+        cases[name] = {"kind": "nvJPEG", "batch": batch, "images_per_s": speeds}
     return experiment(tmp_path / "decoders.jsonl", cases)
 
 
@@ -66,7 +68,7 @@ def trial(path, workers, batch=32, ms=100, threads=2, cores=2, code="aa", **chan
     arguments = {"model": "resnet18", "batch_size": batch, "image_size": 64, "data": "data"}
     arguments |= {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 3}
     arguments |= {"pin_memory": True, "non_blocking": True, "drop_last": False}
-    start = {"schema": 1, "time": f"2026-01-02T03:04:{workers:02}", "arguments": arguments}
+    start = {"schema": 2, "time": f"2026-01-02T03:04:{workers:02}", "arguments": arguments}
     window = {
         "first_step": 3,
         "steps": 40,
@@ -85,81 +87,49 @@ def trial(path, workers, batch=32, ms=100, threads=2, cores=2, code="aa", **chan
     return path
 
 
-@pytest.fixture
-def kept(tmp_path):
-    return tmp_path / "trials.json"
-
-
-def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path, kept):
-    row = loading.trials(trial(tmp_path / "1.jsonl", workers=2), kept).rows[0]
+def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path):
+    row = loading.trials(trial(tmp_path / "1.jsonl", workers=2)).rows[0]
     assert row[:7] == ("1", "2", "yes", "3", "yes", "yes", "no")
     assert row[7:] == ("320", "10%", "0.5 s", "912 MB", "★ fastest")
 
 
-def test_a_trial_that_lived_on_batches_that_were_ready_is_told(tmp_path, kept):
+def test_a_trial_that_lived_on_batches_that_were_ready_is_told(tmp_path):
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
     run = trial(tmp_path / "1.jsonl", workers=2, steps=10, window=window)
-    assert loading.trials(run, kept).rows[0][-1] == "★ fastest; short: 6 batches were ready"
+    assert loading.trials(run).rows[0][-1] == "★ fastest; short: 6 batches were ready"
 
 
-def test_only_the_trials_that_are_given_are_drawn(tmp_path, kept):
-    first = trial(tmp_path / "1.jsonl", 0)
-    loading.trials(first, kept)
-    second = trial(tmp_path / "2.jsonl", 1)
-    assert len(loading.plot_trials(second, kept).get_yticks()) == 1
-    assert len(loading.plot_trials(file=kept).get_yticks()) == 2
+def test_workers_are_those_that_there_were(tmp_path):
+    assert loading.trials(trial(tmp_path / "1.jsonl", workers=9)).rows[0][1] == "2"
 
 
-def test_trials_stay_for_later_sessions_and_the_fastest_is_marked(tmp_path, kept):
-    loading.trials([trial(tmp_path / "1.jsonl", workers=0, ms=200)], kept)
-    loading.trials([trial(tmp_path / "2.jsonl", workers=1, ms=100)], kept)
-    loading.trials([trial(tmp_path / "2.jsonl", workers=1, ms=100)], kept)  # twice is once
-    rows = loading.trials(file=kept).rows
-    assert [(row[0], row[-1]) for row in rows] == [("1", ""), ("2", "★ fastest")]
-
-
-def test_workers_are_those_that_there_were(tmp_path, kept):
-    assert loading.trials(trial(tmp_path / "1.jsonl", workers=9), kept).rows[0][1] == "2"
-
-
-def test_a_trial_that_failed_is_shown_with_its_state(tmp_path, kept):
+def test_a_trial_that_failed_is_shown_with_its_state(tmp_path):
     end = {"outcome": "out_of_memory", "time": "2026-01-02T03:05:05", "error": "out of memory"}
     lost = {"steps": 0, "window": None, "validation": None, "epoch": None, "end": end}
     runs = [trial(tmp_path / "1.jsonl", 0), trial(tmp_path / "2.jsonl", 1, **lost)]
-    assert loading.trials(runs, kept).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
+    assert loading.trials(runs).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
 
 
-def test_trials_of_another_training_are_kept_and_not_shown(tmp_path, kept):
-    loading.trials(trial(tmp_path / "1.jsonl", 0, batch=8), kept)
-    assert [row[0] for row in loading.trials(trial(tmp_path / "2.jsonl", 0), kept).rows] == ["2"]
-    assert len(json.loads(kept.read_text())) == 2
-
-
-def test_a_run_under_way_is_shown_and_not_kept(tmp_path, kept):
-    run = trial(tmp_path / "1.jsonl", 0, end=None)
-    assert loading.trials(run, kept).rows[0][-1] == "RUNNING"
-    assert json.loads(kept.read_text()) == {}
-
-
-def test_what_others_used_of_the_cores_is_told(tmp_path, kept):
+def test_what_others_used_of_the_cores_is_told(tmp_path):
     window = {"first_step": 3, "steps": 40, "wall_s": 4.0, "others_cpu": 0.8}
-    note = loading.trials(trial(tmp_path / "1.jsonl", 1, window=window), kept).rows[0][-1]
+    note = loading.trials(trial(tmp_path / "1.jsonl", 1, window=window)).rows[0][-1]
     assert note == "★ fastest; others used 0.8 CPUs"
 
 
-def test_a_trial_of_another_trainer_is_told(tmp_path, kept):
-    for number, code in enumerate(("aa", "bb", "bb")):
-        run = trial(tmp_path / f"{number}.jsonl", number, ms=100 + number, code=code)
-        rows = loading.trials(run, kept).rows
-    assert [row[-1] for row in rows] == ["another trainer", "★ fastest", ""]
+def test_a_trial_of_another_trainer_is_told(tmp_path):
+    runs = [
+        trial(tmp_path / f"{number}.jsonl", number, ms=100 + number, code=code)
+        for number, code in enumerate(("aa", "bb", "bb"))
+    ]
+    assert [row[-1] for row in loading.trials(runs).rows] == ["another trainer", "★ fastest", ""]
 
 
-def test_the_figure_of_trials_names_what_differs(tmp_path, kept):
+def test_the_figure_of_trials_names_what_differs(tmp_path):
     runs = [trial(tmp_path / "1.jsonl", 0, ms=200), trial(tmp_path / "2.jsonl", 1)]
-    ax = loading.plot_trials(runs, kept)
+    ax = loading.plot_trials(runs)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1: 0 workers", "2: 1 worker"]
     with pytest.raises(ValueError, match="no trial with a speed"):
-        loading.plot_trials(file=tmp_path / "none.json")
+        loading.plot_trials([])
 
 
 def test_the_fastest_of_several_trials(tmp_path):
@@ -241,8 +211,8 @@ def test_the_figure_says_whether_one_is_data_bound(tmp_path):
 def stored(tmp_path):
     speeds = {"cold": [100, 120], "warm": [1000, 1200], "decoded": [90, 110]}
     case = {"images": 400, "bytes": 40_000_000, "images_per_s": speeds, "still_cached": [0.0, 0.01]}
-    files = case | {"files": 400, "operations": {"open": 400, "list": 8}}
-    shards = case | {"files": 4, "operations": {"open": 4}}
+    files = case | {"kind": "files", "files": 400, "operations": {"open": 400, "list": 8}}
+    shards = case | {"kind": "shards", "files": 4, "operations": {"open": 4}}
     cases = {"files, full size": files, "shards, full size": shards}
     return experiment(tmp_path / "storage.jsonl", cases)
 

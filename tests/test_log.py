@@ -1,11 +1,14 @@
 """The run log: what is written is what is read."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 
-from dlojz import course
-from dlojz.runs import log
+from dlojz import course, launch
+from dlojz.figures import report
+from dlojz.runs import log, records, stats
 from dlojz.runs.folder import events_file
 
 SAMPLES = [line for line in log.__doc__.splitlines() if line.startswith("{")]
@@ -51,26 +54,161 @@ def test_a_log_can_be_cut_anywhere(file):
         log.read(file)  # never raises
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("nonsense", ":3: not a JSON object: 'nonsense"),
-        ('{"event": "lunch"}', ":3: unknown event 'lunch', expected one of start"),
-        ('{"event": "step", "step": 1}', ":3: no field 'epoch'"),
-        ('{"step": 1}', ":3: no field 'event'"),
-        ("[1, 2]", ":3: "),
-        ('{"event": "start", "schema": 99}', ":3: schema 99, expected 1; update the course"),
-        (
-            '{"event": "step", "epoch": "x", "step": 0, "images": 1, "lr": 1, "loss": 1}',
-            ":3: ",
-        ),
-    ],
-)
-def test_a_malformed_line_is_named_with_its_number(file, line, message):
+STEP = SAMPLES[2]
+
+# What a log may hold that it should not, after its start and setup; and what is said of it.
+BROKEN = {
+    "no JSON": ("nonsense", ":3: not a JSON object: 'nonsense"),
+    "cut in the middle": (STEP[:50], ":3: not a JSON object"),
+    "unknown event": ('{"event": "lunch"}', ":3: unknown event 'lunch', expected one of start"),
+    "step without fields": ('{"event": "step", "step": 1}', ":3: no field 'epoch'"),
+    "no event": ('{"step": 1}', ":3: no field 'event'"),
+    "empty object": ("{}", ":3: no field 'event'"),
+    "a list": ("[1, 2]", ":3: not a JSON object"),
+    "a number": ("5", ":3: not a JSON object"),
+    "nested": ("[" * 100_000, ":3: nested too deeply"),
+    "later schema": ('{"event": "start", "schema": 99}', ":3: schema 99, expected 1 or 2: update"),
+    "too many images": (STEP.replace('"images": 32', f'"images": {10**30}'), ":3: "),
+    "text for a number": (STEP.replace('"epoch": 0', '"epoch": "x"'), ":3: "),
+    "number for an object": (STEP[: STEP.index('{"data"')] + "5}", ":3: "),
+    "size": (SAMPLES[0].replace('"size": 1', '"size": "x"'), ":3: size is 'x', expected a whole"),
+    "no process": (SAMPLES[0].replace('"size": 1', '"size": 0'), ":3: size is 0, expected one"),
+    "window": ('{"event": "window", "first_step": "x"}', ":3: first_step is 'x', expected a whole"),
+    "end": ('{"event": "end"}', ":3: no field 'outcome'"),
+    "evidence": (
+        '{"event": "evidence", "when": "probe", "layers": 5}',
+        ":3: layers is 5, expected a list",
+    ),
+    "part of evidence": (
+        '{"event": "evidence", "when": "probe", "gradients": 5}',
+        ":3: gradients is 5, expected an object",
+    ),
+    "unknown evidence": (
+        '{"event": "evidence", "when": "dawn"}',
+        ":3: unknown evidence 'dawn', expected one of samples, probe",
+    ),
+    "measure": ('{"event": "measure", "what": "a", "unit": "ms"}', ":3: no field 'value'"),
+}
+
+
+@pytest.fixture
+def job(file):
+    """The job of a log, as the launcher sees it: it has ended well."""
+    state = launch.State.COMPLETED
+    return SimpleNamespace(directory=file.parent, state=state, status={"state": str(state)})
+
+
+@pytest.mark.parametrize(("line", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_log_is_named_with_file_and_line(file, job, line, message):
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
-    with pytest.raises(log.LogError, match=message.replace("[", r"\[")):
+    with pytest.raises(log.LogError) as caught:
         log.read(file)
+    assert f"{file}{message}" in str(caught.value)
+    assert "update the course" in str(caught.value) or "submit the run again" in str(caught.value)
+    assert str(caught.value) in repr(report.inspect_run(job)), "the report of the job says so, too"
+    assert list(launch.follow(job))[-1].state == "COMPLETED", "and who follows it goes on"
+
+
+UNFINISHED = {
+    "empty": ("", "an empty log"),
+    "no start": (SAMPLES[1] + "\n", "'setup' before the run's start"),
+    "no end": ("\n".join(SAMPLES[:4]) + "\n", "no end"),
+    "other processes": (
+        SAMPLES[0].replace('"size": 1', '"size": 4') + "\n",
+        "events.rank1.jsonl: no",
+    ),
+    "no time passed": (re.sub(r"\d+\.\d", "0.0", "\n".join(SAMPLES[:4])) + "\n", "no end"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), UNFINISHED.values(), ids=UNFINISHED)
+def test_the_report_of_a_job_that_completed_says_what_its_log_lacks(file, job, text, message):
+    file.write_text(text)
+    assert message in repr(report.inspect_run(job))
+    assert list(launch.follow(job))[-1].state == "COMPLETED"
+
+
+def test_a_job_that_was_ended_needs_no_note_on_a_missing_end(file, job):
+    file.write_text("\n".join(SAMPLES[:4]) + "\n")
+    job.status["state"] = "CANCELLED"
+    assert "no end" not in repr(report.compare_runs([job]))
+    assert stats.summary(job).notes == ()
+
+
+def test_only_the_first_process_asks_git(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.excepthook", None)
+    monkeypatch.setattr(log, "_git_state", lambda: "abc")
+    for rank in (0, 1):
+        monkeypatch.setattr(log.idr_torch, "rank", rank)
+        monkeypatch.setattr(log.idr_torch, "is_master", rank == 0)
+        log.RunLog(tmp_path, SimpleNamespace()).end()
+    asked = [
+        json.loads(events_file(tmp_path, r).read_text().splitlines()[0])["git"] for r in (0, 1)
+    ]
+    assert asked == ["abc", None]
+
+
+OLD = {  # labels of schema 1, and how they are read
+    "bf16 / 1024": ("bf16", 1024, ""),
+    "fp16 / 0.001": ("fp16", 0.001, ""),
+    "weights / fp32, SGD": ("weights", "fp32, SGD", ""),
+    "bf16, refused / 64": ("bf16", 64, "refused"),
+    "channels 63": ("channels", 63, ""),
+    "4096": ("all_reduce", 4096, ""),
+    "torch.zeros(...).to(device), 154 MB": ("torch.zeros(...).to(device), 154 MB", None, ""),
+}
+
+
+@pytest.mark.parametrize(("label", "expected"), OLD.items())
+def test_the_labels_of_schema_1_are_split(file, label, expected):
+    start = json.loads(SAMPLES[0]) | {"schema": 1}
+    measure = {"event": "measure", "what": label, "value": 1.0, "unit": "ms"}
+    file.write_text(json.dumps(start) + "\n" + json.dumps(measure) + "\n")
+    (found,) = log.read(file).measures
+    assert (found.what, found.x, found.variant) == expected
+
+
+def test_the_cases_of_schema_1_are_evidence_of_other_names(file):
+    old = [
+        json.loads(SAMPLES[0]) | {"schema": 1},
+        {"event": "evidence", "when": "run", "backward": 3},
+        {"event": "evidence", "when": "road: PIL, v1", "images_per_cpu_s": [1.0]},
+        {"event": "evidence", "when": "nvJPEG: 16", "images_per_s": [2.0]},
+        {"event": "evidence", "when": "files, 256 px", "operations": {}},
+        {"event": "evidence", "when": "both", "step_ms": [3.0]},
+    ]
+    file.write_text("".join(json.dumps(event) + "\n" for event in old))
+    run = log.read(file)
+    assert run.whole.backward == 3
+    assert run.cases == {
+        "PIL, v1": {"kind": "road", "images_per_cpu_s": [1.0]},
+        "nvJPEG, 16 in a batch": {"kind": "nvJPEG", "batch": 16, "images_per_s": [2.0]},
+        "files, 256 px": {"kind": "files", "operations": {}},
+        "both": {"step_ms": [3.0]},
+    }
+
+
+def test_evidence_is_read_as_it_was_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.excepthook", None)
+    run = log.RunLog(tmp_path, SimpleNamespace())
+    probe = records.Probe(
+        weights="00ff",
+        gradients=records.Gradients({"float32": 2}, 0, 1.5),
+        layers=[{"in": "float32"}],
+    )
+    run.evidence(probe)
+    run.measure("bf16", 1.0, "ms", x=8)
+    run.case("both", step_ms=[1.0])
+    found = log.read(tmp_path)
+    assert found.probe == probe
+    assert found.probe
+    assert not found.last, "nothing was seen of it"
+    assert found.probe.numerics.cudnn is None
+    assert found.measures == [records.Measure("bf16", 1.0, "ms", 8)]
+    assert found.cases == {"both": {"step_ms": [1.0]}}
+    written = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[1])
+    assert set(written) == {"event", "when", "weights", "gradients", "layers"}, "else absent"
 
 
 def test_a_missing_log_says_so(tmp_path):
@@ -79,8 +217,6 @@ def test_a_missing_log_says_so(tmp_path):
 
 
 def test_a_run_that_goes_on_after_a_cut_line_can_be_read(file, monkeypatch):
-    from types import SimpleNamespace
-
     file.write_text(file.read_text()[:-30])
     monkeypatch.setattr("sys.excepthook", None)
     log.RunLog(file.parent, SimpleNamespace(model="resnet18")).end()
@@ -100,8 +236,6 @@ def test_a_run_that_goes_on_after_a_cut_line_can_be_read(file, monkeypatch):
     ],
 )
 def test_all_ways_to_run_out_of_memory_are_one_outcome(error, tmp_path, monkeypatch, capsys):
-    from types import SimpleNamespace
-
     monkeypatch.setattr("sys.excepthook", None)
     run = log.RunLog(tmp_path, SimpleNamespace())
     run._on_error(type(error), error, None)
@@ -130,8 +264,6 @@ def test_all_ranks_are_read(tmp_path):
 
 
 def test_a_window_tells_what_the_sensors_saw_between_its_ends(tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
     class Sensors:
         def __init__(self, device, size):
             self.seen = {"others_cpu": 0.25, "throttled": [], "of": [device, size]}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlojz.machine import facts
+from dlojz.machine import facts, gpus
 
 NOWHERE = Path("/nowhere")
 
@@ -147,9 +147,42 @@ def test_two_h100_joined_through_a_switch(monkeypatch):
     }
 
 
-def test_links_are_those_that_end_at_the_other_card_or_the_path_over_pcie():
-    assert facts._link(FakeNvml(ends_at=1), 0, 1) == "NV4"
-    assert facts._link(FakeNvml(nvlink=False), 0, 1) == "SYS"
+def test_links_are_those_that_end_at_the_other_card_or_the_path_over_pcie(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(ends_at=1))
+    assert gpus.link(0, 1) == "NV4"
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(nvlink=False))
+    assert gpus.link(0, 1) == "SYS"
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("", ()),
+        ("0", ("GPU-aa11",)),
+        ("2, 0", ("GPU-bb33", "GPU-aa11")),
+        ("GPU-aa", ("GPU-aa11",)),
+        ("GPU-bb", ()),  # two of them
+        ("0,0", ("GPU-aa11",)),
+        ("0,,1", ("GPU-aa11",)),
+        ("0,-1,1", ("GPU-aa11",)),
+        ("7", ()),
+        ("MIG-1234", ("MIG-1234",)),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(visible, expected):
+    assert gpus.named(visible, ["GPU-aa11", "GPU-bb22", "GPU-bb33"]) == expected
+
+
+def test_the_gpus_of_a_job_are_those_that_cuda_may_see(monkeypatch):
+    nvml = FakeNvml()
+    nvml.nvmlDeviceGetUUID = "GPU-{}".format
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus.visible() == ("GPU-0", "GPU-1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpus.visible() == ("GPU-1",)
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace())
+    assert gpus.visible() == (), "no driver"
 
 
 def test_a_card_without_a_driver_that_answers_is_seen_on_the_bus(tmp_path, monkeypatch):

@@ -133,7 +133,7 @@ def card(monkeypatch):
         "CurrentClocksThrottleReasons": "old_reasons",
     }.items():
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{function}", sensor(name))
-    monkeypatch.setattr(meters, "_nvml_handle", lambda device: "handle")
+    monkeypatch.setattr(meters, "_card", lambda device: "handle")
     monkeypatch.setattr(meters, "cpu_seconds_of_others", lambda root: None)
     return found
 

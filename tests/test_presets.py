@@ -6,27 +6,6 @@ import pytest
 
 from dlojz import presets
 
-UUIDS = ["GPU-aa11", "GPU-bb22", "GPU-bb33"]
-
-
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        ("", ()),
-        ("0", ("GPU-aa11",)),
-        ("2, 0", ("GPU-bb33", "GPU-aa11")),
-        ("GPU-aa", ("GPU-aa11",)),
-        ("GPU-bb", ()),  # two of them
-        ("0,0", ("GPU-aa11",)),
-        ("0,,1", ("GPU-aa11",)),
-        ("0,-1,1", ("GPU-aa11",)),
-        ("7", ()),
-        ("MIG-1234", ("MIG-1234",)),
-    ],
-)
-def test_visible_devices_are_read_as_cuda_reads_them(visible, expected):
-    assert presets.visible_devices(visible, UUIDS) == expected
-
 
 def test_a_preset_is_chosen_by_name_then_environment_then_hardware(monkeypatch):
     monkeypatch.setenv("DLOJZ_PRESET", "smoke")
@@ -73,3 +52,8 @@ def test_several_processes_have_a_gpu_each_or_none(found, expected, visible, mon
     preset, processes = presets.several()
     assert (preset.name, processes) == expected
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_a_notebook_asks_for_the_cpus_that_its_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
+    assert presets.cpus() == 3

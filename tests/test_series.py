@@ -50,7 +50,7 @@ def test_a_rehearsal_computes_on_meta_without_values(course_folder):
     run = log.read(series.folders(job)["dry"])
     assert run.end["outcome"] == "completed", job.explain()
     assert run.setup["device"] == "meta"
-    assert {i["device"] for i in run.evidence["run"]["inputs"]} == {"meta"}
+    assert {i["device"] for i in run.whole.inputs} == {"meta"}
     assert all(loss != loss for loss in run.steps.loss), "no values: NaN"
 
 

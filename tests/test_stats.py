@@ -18,7 +18,7 @@ def write_log(path, steps=10, warmup=3, batch=32, device=False, ms=None, rank=0,
     ms = ms or dict(zip(PHASES, (10, 1, 20, 60, 9), strict=True))  # 100 ms in all
     wall = (steps - warmup) * sum(ms.values()) / 1000
     events = {
-        "start": {"schema": 1, "time": "2026-01-02T03:04:05", "rank": rank, "size": size,
+        "start": {"schema": 2, "time": "2026-01-02T03:04:05", "rank": rank, "size": size,
                   "arguments": {"model": "resnet18", "batch_size": batch, "image_size": 64,
                                 "data": "synthetic"}, "versions": {"torch": "2.11.0"}},
         "setup": {"device": "cuda:0" if device else "cpu", "device_name": "X1", "optimizer": "SGD",

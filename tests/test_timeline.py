@@ -8,7 +8,7 @@ from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wa
 
 from dlojz import cli
 from dlojz.figures import report, timeline
-from dlojz.runs import trace
+from dlojz.runs import kinds, trace
 from dlojz.runs.folder import trace_file
 from dlojz.runs.log import PHASES
 
@@ -32,7 +32,7 @@ def bars(ax, row, name):
 def test_a_step_is_drawn_from_its_begin_with_the_host_above_the_device(file):
     ax = timeline.plot_step(file, 0)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "GPU 0 stream 7"]
-    assert bars(ax, 1, trace.MATRIX) == [(pytest.approx(0.3), pytest.approx(5.7))]
+    assert bars(ax, 1, kinds.MATRIX) == [(pytest.approx(0.3), pytest.approx(5.7))]
     assert bars(ax, 0, "the host waits") == [(pytest.approx(1.1), pytest.approx(5))]
     assert "synchronisation bound; NVIDIA H100" in ax.get_title(loc="left")
     plt.close()
@@ -45,8 +45,8 @@ def test_what_a_step_asked_for_is_its_own_whenever_it_is_done(tmp_path):
     made.step(1, 5, 10)
     made.launch(6, 9, 12)
     path = made.write(tmp_path / "t.json")
-    assert bars(timeline.plot_step(path, 0), 1, trace.MATRIX) == [(7, 2)]
-    assert bars(timeline.plot_step(path, 1), 1, trace.MATRIX) == [(4, 3)]
+    assert bars(timeline.plot_step(path, 0), 1, kinds.MATRIX) == [(7, 2)]
+    assert bars(timeline.plot_step(path, 1), 1, kinds.MATRIX) == [(4, 3)]
     plt.close("all")
 
 
@@ -61,7 +61,7 @@ def test_holes_are_drawn_as_holes(tmp_path):
     for i in range(1000):
         made.launch(0.025 * i, 0.025 * i, 0.025 * i + 0.005, (CONV, RELU)[i % 2])
     ax = timeline.plot_step(made.write(tmp_path / "t.json"))
-    for kind in (trace.MATRIX, "elementwise and the rest"):
+    for kind in (kinds.MATRIX, kinds.REST):
         assert sum(width for _, width in bars(ax, 1, kind)) == pytest.approx(2.5)
     plt.close()
 
@@ -69,7 +69,7 @@ def test_holes_are_drawn_as_holes(tmp_path):
 def test_each_kind_has_a_colour_of_its_own():
     colours = [*timeline.COLOURS.values(), *(report.PALETTE[phase] for phase in PHASES)]
     assert len(set(colours)) == len(colours)
-    assert set(timeline.COLOURS) == set(trace.KINDS)
+    assert set(timeline.COLOURS) == set(kinds.KINDS)
     assert set(trace.WORDS) <= set(timeline.LOST)
 
 
@@ -86,7 +86,7 @@ def test_the_shares_of_a_step_make_one(tmp_path, file):
         found = trace.analyse(trace.read(each))
         shares = [*timeline._computed(found).values(), *found.lost.values()]
         assert sum(shares) == pytest.approx(1)
-    assert found.lost == {trace.COMMUNICATION: pytest.approx(0.4), trace.DATA: pytest.approx(0.2)}
+    assert found.lost == {kinds.COMMUNICATION: pytest.approx(0.4), trace.DATA: pytest.approx(0.2)}
     ax = timeline.plot_shares({"a": file, "b": path})
     assert {"waits: synchronisation", "waits: data", "waits: communication"} <= set(labels(ax))
     assert "communication bound" in {t.get_text() for t in ax.texts}
@@ -99,7 +99,7 @@ def test_a_copy_that_is_waited_for_is_lost_and_not_drawn_as_work_too(tmp_path):
     made.launch(0, 0, 5, PAGEABLE)
     made.launch(1, 5, 10)
     found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
-    assert timeline._computed(found) == {trace.MATRIX: pytest.approx(0.5), "copies": 0}
+    assert timeline._computed(found) == {kinds.MATRIX: pytest.approx(0.5), "copies": 0}
 
 
 def test_the_tables_tell_what_the_trace_shows(tmp_path, file):
@@ -126,7 +126,7 @@ def test_a_processor_has_operations_and_no_kernels(tmp_path):
     path = made.write(tmp_path / "t.json")
     found = trace.analyse(trace.read(path))
     assert found.kinds == {
-        trace.MATRIX: pytest.approx(5),
+        kinds.MATRIX: pytest.approx(5),
         "normalization": pytest.approx(3),
         "changes of layout or dtype": pytest.approx(1),
     }
@@ -134,7 +134,7 @@ def test_a_processor_has_operations_and_no_kernels(tmp_path):
     assert found.verdict == "processor bound"
     ax = timeline.plot_step(path)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "operations"]
-    assert bars(ax, 1, trace.MATRIX) == [(0, pytest.approx(6))]
+    assert bars(ax, 1, kinds.MATRIX) == [(0, pytest.approx(6))]
     plt.close()
 
 
@@ -158,7 +158,7 @@ def test_images_that_the_training_thread_loads_are_no_computation(tmp_path):
     made.host("cpu_op", "aten::conv2d", 6, 10)
     found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
     assert found.verdict == "data bound"
-    assert found.kinds == {trace.MATRIX: pytest.approx(4)}
+    assert found.kinds == {kinds.MATRIX: pytest.approx(4)}
 
 
 def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
@@ -170,7 +170,7 @@ def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
     events = [
         {"event": "measure", "what": "memory", "value": 10.0, "unit": "GB/s"},
         {"event": "measure", "what": "matrix product", "value": 0.05, "unit": "TFLOP/s"},
-        {"event": "evidence", "when": "layers", "layers": layers},
+        {"event": "case", "case": "layers", "layers": layers},
     ]
     file = write_log(tmp_path / "events.jsonl", steps=0, window=None)
     with open(file, "a") as out:

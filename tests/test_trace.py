@@ -6,12 +6,11 @@ import textwrap
 
 import pytest
 
-from dlojz.runs import trace
+from dlojz.runs import kinds, trace
 
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
 RELU = "void at::native::vectorized_elementwise_kernel<8, at::native::launch_clamp_scalar>"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-LAYOUT = "changes of layout or dtype"
 PAGEABLE, PINNED = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
@@ -131,7 +130,7 @@ def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
     script = """
         import re, sys, time
         from pathlib import Path
-        from dlojz.runs import trace
+        from dlojz.runs import kinds, trace
         begin = time.process_time()
         trace.analyse(trace.read(sys.argv[1]))
         spent = time.process_time() - begin
@@ -146,81 +145,6 @@ def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
     assert gigabytes < 1
 
 
-# Kinds of work -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (CONV, trace.MATRIX),
-        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>", trace.MATRIX),
-        ("void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>", trace.MATRIX),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", trace.MATRIX),
-        ("aten::mkldnn_convolution", trace.MATRIX),
-        ("aten::addmm", trace.MATRIX),
-        (RELU, "elementwise and the rest"),
-        ("void at::native::max_pool_backward_nhwc<c10::BFloat16, float>", None),
-        ("void at::native::batch_norm_collect_statistics_kernel<at::Var>", "normalization"),
-        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>", "normalization"),
-        (
-            "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half>",
-            LAYOUT,
-        ),
-        (
-            "void at::native::elementwise_kernel<128, 4, direct_copy_kernel>",
-            LAYOUT,
-        ),
-        ("void cudnn::ops::convertTensor_kernel<float>", LAYOUT),
-        ("aten::convert_indices", "elementwise and the rest"),
-        ("ampere_scudnn_128x64_relu_interior_nn_v1", trace.MATRIX),
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>", trace.MATRIX),
-        ("aten::baddbmm", trace.MATRIX),
-        (NCCL, trace.COMMUNICATION),
-        (PINNED, "copies"),
-        ("Memset (Device)", "copies"),
-    ],
-)
-def test_the_kind_of_a_kernel(name, kind):
-    assert trace.kind(name) == (kind or "elementwise and the rest")
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (CONV, True),
-        ("sm90_xmma_wgrad_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc", True),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16>", True),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", True),
-        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize256", False),
-        ("sm80_xmma_gemm_cf32cf32_f32f32_cf32_tn_n_tilesize64x64x8_ffma", False),
-        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>", False),
-    ],
-)
-def test_which_kernels_ran_on_tensor_cores(name, expected):
-    assert trace.on_tensor_cores(name) is expected
-
-
-# Intervals -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spans", "cover", "left"),
-    [
-        ([(0, 10)], [], [(0, 10)]),
-        ([(0, 10)], [(2, 4), (6, 20)], [(0, 2), (4, 6)]),
-        ([(0, 1), (5, 9)], [(0, 7)], [(7, 9)]),
-        ([(0, 4), (5, 6)], [(1, 2), (3, 10)], [(0, 1), (2, 3)]),
-        ([], [(0, 1)], []),
-    ],
-)
-def test_what_is_not_covered(spans, cover, left):
-    assert trace.without(spans, cover) == left
-
-
-def test_what_two_unions_share():
-    assert trace.common([(0, 4), (5, 6)], [(1, 2), (3, 10)]) == 3
-
-
 # Verdicts ------------------------------------------------------------------------------------
 
 
@@ -228,7 +152,7 @@ def test_a_device_that_always_computes_is_gpu_bound(tmp_path):
     found = reading(busy(), tmp_path)
     assert found.verdict == "GPU bound"
     assert found.step_ms == pytest.approx(10)
-    assert found.kinds[trace.MATRIX] == pytest.approx(10)
+    assert found.kinds[kinds.MATRIX] == pytest.approx(10)
     assert found.tensor_cores == 1
     assert found.launches == 5
 

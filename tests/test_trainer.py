@@ -217,20 +217,20 @@ def test_two_processes_train_as_one_that_accumulates_the_same_batches(images, tm
     (one,), two = train_with(1, tmp_path, *flags), in_pairs["two"]
     for rank in (0, 1):
         assert list(two[rank].steps.loss) == pytest.approx(list(one.steps.loss)[rank::2], rel=2e-4)
-    assert one.evidence["run"]["optimizer_steps"] == two[0].evidence["run"]["optimizer_steps"]
+    assert one.whole.optimizer_steps == two[0].whole.optimizer_steps
     assert two[0].epochs[0]["train_loss"] == pytest.approx(one.epochs[0]["train_loss"], rel=1e-3)
     assert two[0].epochs == two[1].epochs, "averaged over the processes"
 
 
 def test_processes_share_the_images_and_hold_the_same_weights(in_pairs):
     ranks = in_pairs["saves"]
-    drawn = [r.evidence["run"]["drawn"] for r in ranks]
+    drawn = [r.whole.drawn for r in ranks]
     assert not set(drawn[0]) & set(drawn[1])
     assert len(ranks[0].steps) == 4, "64 images, 8 a batch, 2 processes"
     assert (ranks[0].path.parent / "end.pt").exists()
-    ends = [r.evidence["run"] for r in ranks]
-    assert ends[0]["weights_after"] == ends[1]["weights_after"]
-    assert [end["saves"] for end in ends] == [1, 0], "one process writes"
+    ends = [r.whole for r in ranks]
+    assert ends[0].weights_after == ends[1].weights_after
+    assert [end.saves for end in ends] == [1, 0], "one process writes"
 
 
 def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):

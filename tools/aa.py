@@ -73,7 +73,7 @@ def _measure(s):
 
 def speeds(run: log.Run) -> list[float]:
     """Images/s of the runs of a recording, in order."""
-    return [m["value"] for m in run.measures if m["what"] == SPEED]
+    return [m.value for m in run.measures if m.what == SPEED]
 
 
 def alarms(speeds: list[float], pairs: int, margin: float, trials: int = TRIALS) -> int:

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from dlojz import course
-from dlojz.runs import log, stats
+from dlojz.machine import cpus
+from dlojz.runs import stats
 from dlojz.training import experiments
 
 GOAL, DALI_GOAL, NVJPEG_GOAL = 1.6, 1.0, 3.0
@@ -128,7 +129,7 @@ def main():
     torch.set_num_threads(1)
     jpegs = [bytearray(file.read_bytes()) for file in experiments.jpegs(args)]
     kilobytes = sum(map(len, jpegs)) / len(jpegs) / 1000
-    print(f"{log.cpu_name()}, torch {torch.__version__}; {len(jpegs)} JPEGs of {kilobytes:.0f} kB")
+    print(f"{cpus.name()}, torch {torch.__version__}; {len(jpegs)} JPEGs of {kilobytes:.0f} kB")
     print("from bytes to a crop of 224 pixels, images per CPU-second, one thread:")
     verdicts = on_processor(decoders, jpegs, args.rounds)
     if torch.cuda.is_available():

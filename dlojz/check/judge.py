@@ -147,8 +147,8 @@ def _speed(exercise, folders, runs):
 def _is_fed(exercise, before, run) -> str:
     """Why loading was no limit of the runs before a step that is about it; "" if it was."""
     waited = min(s.shares["data"] for s in before)
-    loader, start = common.probe(run).get("loader", {}), run.start
-    together = (loader.get("num_workers") or 0) + start.get("threads", 1)
+    loader, start = run.probe.loader, run.start
+    together = (loader.num_workers or 0) + start.get("threads", 1)
     share_cores = run.setup["device"] == "cpu" and together > start.get("cpu_count", 1)
     if not exercise.of_files or share_cores or waited > stats.DATA_BOUND:
         return ""

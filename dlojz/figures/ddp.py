@@ -9,7 +9,6 @@ from scipy.optimize import nnls
 
 from dlojz.figures import report
 from dlojz.runs import log, stats
-from dlojz.runs.folder import path_of
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
 
@@ -18,8 +17,7 @@ PALETTE, SERIES = report.PALETTE, report.SERIES
 
 def _ranks(run) -> list[log.Run]:
     """The logs of all processes of an experiment. Raises ValueError if it did not end well."""
-    path = path_of(run)
-    found = log.read_ranks(path) if path.is_dir() else [log.read(path)]
+    found = log.read_ranks(run)
     for each in found:
         if each.end.get("outcome") != "completed":
             said = each.end.get("error", "it has not ended: wait for it, with job.wait()")
@@ -34,7 +32,7 @@ def _read(run) -> log.Run:
 
 def _cases(run: log.Run, names) -> list[tuple[str, dict]]:
     """These cases of an experiment; all of them for None."""
-    found = run.evidence
+    found = run.cases
     if missing := [name for name in names or () if name not in found]:
         raise ValueError(
             f"{run.path}: no variant {missing[0]!r} in it, only {', '.join(found)}; "
@@ -74,6 +72,7 @@ def efficiency(runs) -> Table:
 
 def plot_scaling(runs, ax=None):
     """Images/s over the number of processes, beside a straight line through one process."""
+    runs = [stats.summary(run) for run in runs]
     found = speeds(runs)
     if not found:
         raise ValueError("no run has measured a speed; job.explain() says why")
@@ -127,16 +126,19 @@ class Link:
 
 def _all_reduces(run):
     """How many processes, the sizes in bytes, and the median milliseconds of each."""
-    read, found = _read(run), defaultdict(list)
-    for measure in read.measures:
-        found[int(measure["what"])].append(measure["value"])
+    found = defaultdict(list)
+    for measure in run.measures:
+        if measure.what == "all_reduce":
+            found[measure.x].append(measure.value)
+    if not found:
+        raise ValueError(f"{run.path}: no all_reduce in it; expected a run of all_reduce.py")
     sizes = np.array(sorted(found))
-    return read.start["size"], sizes, np.array([np.median(found[size]) for size in sizes])
+    return run.start["size"], sizes, np.array([np.median(found[size]) for size in sizes])
 
 
 def link(run) -> Link:
     """Latency and bandwidth from a run of experiments/all_reduce.py."""
-    return _fitted(*_all_reduces(run))
+    return _fitted(*_all_reduces(_read(run)))
 
 
 def _fitted(n, sizes, ms) -> Link:
@@ -151,7 +153,7 @@ def plot_link(runs, ax=None):
     """The time of an all-reduce over the size of its tensor, measured and by the model."""
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(11, 3.8))[1]
-        for run, colour in zip(runs, SERIES, strict=False):
+        for run, colour in zip(map(_read, runs), SERIES, strict=False):
             n, sizes, ms = _all_reduces(run)
             model = _fitted(n, sizes, ms)
             ax.plot(sizes, ms, "o", color=colour, label=_where(run))
@@ -174,9 +176,9 @@ def plot_variants(run, only=None, to=None, ax=None):
 
     to: the variant to compare with; by default the first, without communication.
     """
-    read = _read(run)
-    name, first = _cases(read, [to] if to else None)[0]
-    others = [(other, case) for other, case in _cases(read, only) if other != name]
+    run = _read(run)
+    name, first = _cases(run, [to] if to else None)[0]
+    others = [(other, case) for other, case in _cases(run, only) if other != name]
     base = np.median(first["step_ms"])
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 0.9 + 0.42 * len(others)))[1]
@@ -196,7 +198,7 @@ def plot_variants(run, only=None, to=None, ax=None):
         room = high - low
         ax.set(ylim=(len(others) - 0.4, -0.6), xlim=(low - 0.05 * room, high + 0.45 * room))
         ax.set_xlabel(f"added to the {base:,.1f} ms of '{name}' (ms per batch; line: all rounds)")
-        start = read.start
+        start = run.start
         what = f"{start['arguments']['model']}, batch {start['arguments']['batch_size']}"
         where = f"{what} x {start['size']} processes; {_where(run)}"
         ax.set_title(where, fontsize=9, fontweight="normal")
@@ -225,19 +227,18 @@ def updates(run) -> np.ndarray:
     The batches of an update are those of the processes at one step, or those that one process
     accumulated.
     """
-    ranks = log.read_ranks(path_of(run))
+    ranks = log.read_ranks(run)
     together = ranks[0].start["arguments"].get("accumulate", 1)
     losses = np.stack([np.array(r.steps.loss) for r in ranks], axis=1)  # [steps, processes]
     whole = len(losses) // together * together
     return losses[:whole].reshape(-1, together * len(ranks))
 
 
-def _away(run, first) -> np.ndarray:
-    """How far the losses of each update are from the first run's, as a share of them.
+def _away(mine, theirs) -> np.ndarray:
+    """How far the losses of each update are from another run's, as a share of them.
 
     Batch by batch, and the largest distance, where both have the same batches; else of their means.
     """
-    mine, theirs = updates(run), updates(first)
     if mine.shape[1] != theirs.shape[1]:
         mine, theirs = (losses.mean(1, keepdims=True) for losses in (mine, theirs))
     count = min(len(mine), len(theirs))
@@ -249,11 +250,12 @@ def plot_losses(runs, labels, axes=None):
     with report.style():
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 3.4))[1]
-        for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        found = [updates(run) for run in runs]
+        for i, (losses, label) in enumerate(zip(found, labels, strict=True)):
             look = {"color": SERIES[i], "marker": "os^"[i % 3], "label": label}
-            axes[0].plot(updates(run).mean(1), ls="-" if i == 0 else "--", ms=9 - 3 * i, **look)
+            axes[0].plot(losses.mean(1), ls="-" if i == 0 else "--", ms=9 - 3 * i, **look)
             if i:
-                axes[1].plot(np.maximum(_away(run, runs[0]), 1e-9), ms=5, **look)
+                axes[1].plot(np.maximum(_away(losses, found[0]), 1e-9), ms=5, **look)
         axes[0].set(xlabel="update", ylabel="mean loss of an update")
         away_from = f"distance to {labels[0]}, as a share"
         axes[1].set(xlabel="update", ylabel=away_from, yscale="log", ylim=(5e-10, 1))
@@ -271,12 +273,12 @@ def plot_running_means(run, channels=16, ax=None):
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 3))[1]
         for rank, found in enumerate(ranks):
-            means = found.evidence["running means"]["channels"][:channels]
+            means = found.cases["running means"]["channels"][:channels]
             colour = SERIES[rank % len(SERIES)]
             ax.plot(means, "o", color=colour, alpha=0.85, label=f"process {rank}")
         ax.axhline(0, color=PALETTE["limit"], lw=0.8)
         ax.set(xlabel="channel of the first normalization", ylabel="running mean")
-        ax.set_title(_where(run), fontsize=9, fontweight="normal")
+        ax.set_title(_where(ranks[0]), fontsize=9, fontweight="normal")
         ax.legend(ncols=4, loc="upper left", bbox_to_anchor=(0, -0.2))
     return ax
 
@@ -286,7 +288,7 @@ def statistics(run) -> Table:
     rows = []
     for rank, found in enumerate(_ranks(run)):
         for name in ("mean", "variance"):
-            seen = found.evidence[name]
+            seen = found.cases[name]
             away = np.abs(np.divide(seen["yours"], seen["one_process"]) - 1).max()
             word = "the same" if away < 1e-4 else "not the same"
             rows.append((f"{rank}", name, f"{away:.2g}", word))
@@ -297,7 +299,7 @@ def statistics(run) -> Table:
 def searches(run) -> Table:
     """The cases of experiments/unused.py: a step, or what DDP said."""
     rows = []
-    for name, case in _read(run).evidence.items():
+    for name, case in _read(run).cases.items():
         if "error" in case:
             rows.append((name, "error", case["error"].split(". ")[0]))
         else:
@@ -320,30 +322,16 @@ COLOURS = {
 
 def ranks(job) -> list[log.Run]:
     """The logs of a job's processes, by rank. Raises ValueError where one talks to nobody."""
-    runs = log.read_ranks(path_of(job))
+    runs = log.read_ranks(job)
     if len(runs) < 2:
         raise ValueError(
             f"{runs[0].path}: one process, which talks to nobody: submit it with n_gpu=2 or more"
         )
-    if not all("last" in run.evidence for run in runs):
+    if not all(run.last for run in runs):
         raise ValueError(
             f"{runs[0].path}: no step was looked at: submit it with --test, and wait for its end"
         )
     return runs
-
-
-def spoken(run: log.Run) -> list[dict]:
-    """The collectives of one process in its last step: op, bytes, dtype, begin_ms, ms."""
-    return run.evidence["last"].get("collectives", [])
-
-
-def _on_gpu(run) -> bool:
-    return "communication_ms" in run.evidence["last"]
-
-
-def _only_asked(run) -> bool:
-    """Is it told when the host asked, and not when the GPU did it?"""
-    return _on_gpu(run) and run.evidence["last"].get("timed_on") != "gpu"
 
 
 def collectives(job) -> Table:
@@ -351,7 +339,7 @@ def collectives(job) -> Table:
     runs = ranks(job)
     count, size, times = Counter(), Counter(), defaultdict(lambda: [0.0] * len(runs))
     for rank, run in enumerate(runs):
-        for c in spoken(run):
+        for c in run.last.collectives:
             key = (c["op"], c["dtype"], c["backend"])
             times[key][rank] += c["ms"]
             if rank == 0:
@@ -366,7 +354,7 @@ def collectives(job) -> Table:
         )
         for key in sorted(times)
     ]
-    time = "time to ask, by process" if _only_asked(runs[0]) else "time, by process"
+    time = "time to ask, by process" if runs[0].last.only_asked else "time, by process"
     head = ("operation", "dtype", "through", "calls", "bytes", time)
     return Table(head, rows, "<<<>>>", "no collectives in the last step")
 
@@ -397,21 +385,21 @@ def plot_collectives(job, axes=None):
 
 
 def _title(runs):
-    last = [run.evidence["last"] for run in runs]
-    if _only_asked(runs[0]):
-        return f"when asked for; the GPU: {max(seen['communication_ms'] for seen in last):.1f} ms"
-    if _on_gpu(runs[0]):
-        spent, exposed = (max(seen[k] for seen in last) for k in ("communication_ms", "exposed_ms"))
+    if runs[0].last.only_asked:
+        return f"when asked for; the GPU: {max(run.last.communication_ms for run in runs):.1f} ms"
+    if runs[0].last.on_gpu:
+        spent = max(run.last.communication_ms for run in runs)
+        exposed = max(run.last.exposed_ms for run in runs)
         return f"when, on the GPU: {spent:.1f} ms, {exposed:.1f} of them not behind other work"
     return "when: buckets leave while the backward pass goes on"
 
 
 def _plot_rank(ax, rank, run):
-    begin, end = run.evidence["last"].get("backward_ms", (0, 0))
+    begin, end = run.last.backward_ms
     ax.barh(rank, end - begin, 0.8, left=begin, color="#E3E3E8", label="backward")
-    for c in spoken(run):
+    for c in run.last.collectives:
         look = {"color": COLOURS.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
-        if _only_asked(run):  # no span to see
+        if run.last.only_asked:  # no span to see
             ax.plot(c["begin_ms"], rank, ">", ms=9, label=c["op"], **look)
         else:
             ax.barh(rank, c["ms"], 0.45, left=c["begin_ms"], label=c["op"], ec="white", **look)
@@ -419,7 +407,7 @@ def _plot_rank(ax, rank, run):
 
 def _plot_bytes(ax, rank, run):
     left = 0.0
-    for c in spoken(run):
+    for c in run.last.collectives:
         colour = COLOURS.get(c["op"], report.PALETTE["limit"])
         ax.barh(rank, c["bytes"] / 1e6, 0.45, left=left, color=colour, ec="white")
         left += c["bytes"] / 1e6
@@ -431,11 +419,13 @@ def straggler(job) -> tuple[int, float]:
     It speaks last, so its own collectives are the shortest: it finds all others waiting there. On
     a GPU it is NCCL's kernels that wait.
     """
+    return _straggler(ranks(job))
+
+
+def _straggler(runs):
     times = [
-        run.evidence["last"]["communication_ms"]
-        if _on_gpu(run)
-        else sum(c["ms"] for c in spoken(run))
-        for run in ranks(job)
+        run.last.communication_ms if run.last.on_gpu else sum(c["ms"] for c in run.last.collectives)
+        for run in runs
     ]
     rank = int(np.argmin(times))
     others = [t for i, t in enumerate(times) if i != rank]
@@ -459,7 +449,7 @@ def plot_ranks(job, ax=None):
             steps = sum(times[p][chosen] for p in PHASES)
             low, high = np.percentile(steps, (10, 90))
             ax.plot([low, high], [rank, rank], color="black", lw=1.5, label=None)
-        last, waits = straggler(job)
+        last, waits = _straggler(runs)
         hosts = [run.start["hostname"] for run in runs]
         several = len(set(hosts)) > 1
         names = [f"process {i}" + f", {host}" * several for i, host in enumerate(hosts)]

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -61,16 +60,14 @@ FORMATS = {
 
 
 def points(run, unit: str) -> dict[str, tuple[list, list]]:
-    """What an experiment measured in `unit` as "name / x": the xs and the values, by name."""
-    read = log.read(Path(getattr(run, "directory", run)))
-    found = defaultdict(lambda: ([], []))
+    """What an experiment measured in `unit`: where (x) and the values, by what was measured."""
+    read, found = log.read(run), defaultdict(lambda: ([], []))
     for measure in read.measures:
-        if measure["unit"] == unit:
-            name, _, x = measure["what"].partition(" / ")
-            found[name][0].append(x)
-            found[name][1].append(measure["value"])
+        if measure.unit == unit:
+            found[measure.name][0].append(measure.x)
+            found[measure.name][1].append(measure.value)
     if not found:
-        units = sorted({m["unit"] for m in read.measures})
+        units = sorted({m.unit for m in read.measures})
         raise ValueError(f"{read.path}: no {unit!r} among {units}: see the job's stderr.txt")
     return dict(found)
 
@@ -108,18 +105,20 @@ def skipped(scales: Sequence[float]) -> list[int]:
 def dtypes(run) -> Table:
     """What entered and left each kind of layer in a run's first step, and what stayed in fp32."""
     try:
-        seen = log.read(Path(getattr(run, "directory", run))).evidence["probe"]
-    except (log.LogError, KeyError):
+        seen = log.read(run).probe
+    except log.LogError:
+        seen = None
+    if not seen or not seen.loss:
         return Table(("what",), [], "<", "nothing was seen: the run ended before its first step")
     layers = Counter()
-    for row in seen["layers"]:
+    for row in seen.layers:
         layers[row["layer"], row["in"], row["out"]] += row["count"]
     rows = [(f"{count} x {layer}", a, b) for (layer, a, b), count in layers.items()]
-    rows.append(("the loss", seen["logits"]["dtype"], seen["loss"]["dtype"]))
+    rows.append(("the loss", seen.logits.dtype, seen.loss.dtype))
     kept = {
-        "weights": seen["parameters"]["dtypes"],
-        "gradients of the weights": seen["gradients"]["dtypes"],
-        "optimizer's state": seen["optimizer_state"],
+        "weights": seen.parameters.dtypes,
+        "gradients of the weights": seen.gradients.dtypes,
+        "optimizer's state": seen.optimizer_state,
     }
     rows += [(what, "", ", ".join(found)) for what, found in kept.items()]
     return Table(("what", "in", "out, or kept in"), rows, "<<<")
@@ -159,9 +158,10 @@ def plot_formats(ax=None):
 
 def plot_underflow(run, scale_exponent: int = 16, axes=None):
     """The gradients of a step by their size, as they are and scaled, above the formats' ranges."""
+    run = log.read(run)
     found = {
-        name: dict(zip(map(int, xs), counts, strict=True))
-        for name, (xs, counts) in points(run, "gradients").items()
+        name: dict(zip(exponents, counts, strict=True))
+        for name, (exponents, counts) in points(run, "gradients").items()
     }
     with style(grid="x"):
         if axes is None:
@@ -200,6 +200,7 @@ def _plot_ranges(ax, hardware):
 
 def plot_scale(run, ax=None):
     """The loss scale from step to step, and the steps that were skipped."""
+    run = log.read(run)
     scales = points(run, "loss scale")["scale"][1]
     lost = skipped(scales)
     with style():
@@ -218,9 +219,10 @@ def plot_scale(run, ax=None):
 
 def _plot_lines(run, unit, ax):
     """One line for each name; those of a format in its colour."""
+    measures = {m.name: m for m in run.measures}
     for name, (xs, values) in points(run, unit).items():
-        colour = COLOURS[name.partition(",")[0]]
-        mark = "o--" if "refused" in name else "o-"
+        colour = COLOURS[measures[name].what]
+        mark = "o--" if measures[name].variant == "refused" else "o-"
         shown = np.where(np.array(values) > 0, values, np.nan)  # an error of zero has no logarithm
         ax.plot(np.array(xs, float), shown, mark, ms=3, color=colour, label=name)
     ax.set_ylabel(unit)
@@ -229,6 +231,7 @@ def _plot_lines(run, unit, ax):
 
 def plot_sums(run, axes=None):
     """Long sums, added up in each format: counting by ones, and a dot product's error."""
+    run = log.read(run)
     with style():
         axes = plt.subplots(1, 2, figsize=(10, 3.4))[1] if axes is None else axes
         for ax, unit in zip(axes, ("sum of ones", "relative error of a dot product"), strict=True):
@@ -244,6 +247,7 @@ def plot_sums(run, axes=None):
 
 def plot_reductions(run, ax=None):
     """A GPU's long dot products, with reductions in 16 bits allowed and refused."""
+    run = log.read(run)
     with style():
         ax = ax or plt.subplots(figsize=(6, 3.4))[1]
         _plot_lines(run, "relative error of a matrix product", ax)
@@ -254,10 +258,11 @@ def plot_reductions(run, ax=None):
 
 def plot_updates(formats_run, gradients_run, axes=None):
     """Small updates: of one weight from step to step, and of all weights of a model in one step."""
+    gradients_run = log.read(gradients_run)
     shares = points(gradients_run, "share of weights that a step does not change")
     with style():
         axes = plt.subplots(1, 2, figsize=(10, 3.4))[1] if axes is None else axes
-        _plot_lines(formats_run, "weight, 0.001 less each step", axes[0])
+        _plot_lines(log.read(formats_run), "weight, 0.001 less each step", axes[0])
         axes[0].set(xlabel="step", ylim=(0, 1.05))
         axes[0].lines[0].set_linewidth(5)  # what lies on it can be seen
         for i, (name, (rates, values)) in enumerate(shares.items()):
@@ -279,6 +284,7 @@ def plot_updates(formats_run, gradients_run, axes=None):
 
 def plot_footprint(run, axes=None):
     """Bytes per parameter and bytes per image, by precision; counted, not fitted."""
+    run = log.read(run)
     colours = (PALETTE["model"], PALETTE["backward"], PALETTE["update"], PALETTE["transfer"])
     images = points(run, "activations (bytes per image)")
     with style(grid="x"):
@@ -362,9 +368,9 @@ def plot_sizes(runs: Sequence, axes=None):
     with style():
         if axes is None:
             _, axes = plt.subplots(1, len(runs), figsize=(5.5 * len(runs), 3.4), squeeze=False)
-        for ax, run in zip(np.ravel(axes), runs, strict=True):
+        for ax, run in zip(np.ravel(axes), map(log.read, runs), strict=True):
             _plot_lines(run, "TFLOP/s", ax)
-            sizes = sorted({int(x) for xs, _ in points(run, "TFLOP/s").values() for x in xs})
+            sizes = sorted({x for xs, _ in points(run, "TFLOP/s").values() for x in xs})
             ax.set_xticks([n for n in sizes if n % 8 == 0])
             text = f"rows and columns; ticks at multiples of 8\n{hardware_text(summary(run))}"
             ax.set(xlabel=text, ylim=(0, None))

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 from dlojz.course import course_root
 from dlojz.figures import report
 from dlojz.figures.timeline import COLOURS
-from dlojz.runs import trace
+from dlojz.runs import kinds
 from dlojz.table import Table
 
 # By ncu's name; shares are of what the device could do at most, in percent.
@@ -56,8 +56,8 @@ class Kernel:
 
     @property
     def kind(self) -> str:
-        """What it is for: one of trace.KINDS."""
-        return trace.kind(self.name)
+        """What it is for: one of kinds.KINDS."""
+        return kinds.kind(self.name)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def by_kind(path) -> Table:
     """For each kind of kernel its time, and how hard it used what the device has, in the mean."""
     found = read(path)
     rows = []
-    for kind, mine in _kinds(found):
+    for kind, mine in _by_kind(found):
         us = sum(k.us for k in mine)
         means = [sum(k.us * getattr(k, n) for k in mine) / us for n in ("memory", "sm", "tensor")]
         shares = [f"{mean:.0f} %" for mean in means]
@@ -122,12 +122,12 @@ def by_kind(path) -> Table:
     return Table(head, rows, "<>>>>>>")
 
 
-def _kinds(found):
+def _by_kind(found):
     """[(kind, its kernels)], what takes most time first."""
-    kinds = defaultdict(list)
+    mine = defaultdict(list)
     for kernel in found.all:
-        kinds[kernel.kind].append(kernel)
-    return sorted(kinds.items(), key=lambda item: -sum(k.us for k in item[1]))
+        mine[kernel.kind].append(kernel)
+    return sorted(mine.items(), key=lambda item: -sum(k.us for k in item[1]))
 
 
 def plot_kernels(path, ax=None):
@@ -135,7 +135,7 @@ def plot_kernels(path, ax=None):
     found = read(path)
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(9, 5))[1]
-        for kind, mine in _kinds(found):
+        for kind, mine in _by_kind(found):
             share = sum(k.us for k in mine) / found.us
             ax.scatter(
                 [k.tensor for k in mine],

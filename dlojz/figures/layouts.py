@@ -3,7 +3,6 @@
 Each figure takes tensors, runs of `notebooks/experiments/` or recordings, and returns its axes.
 """
 
-import re
 from collections import Counter, defaultdict
 from itertools import product
 
@@ -11,29 +10,25 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.runs import log
-from dlojz.runs.folder import path_of
+from dlojz.runs import kinds, log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
 NCHW, NHWC, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
 
-# What a kernel of a GPU, or an operation of a CPU, is for: its colour, and a pattern of its name;
-# the first that fits. An elementwise_kernel that is neither vectorized nor unrolled copies between
-# unlike strides.
-KINDS = {
-    "change of layout": (
-        report.PALETTE["data"],
-        r"nchwto|nhwcto|transpose|^aten::(copy_|clone)$"
-        r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy",
-    ),
-    "batch normalization": (report.PALETTE["forward"], r"batch_?norm|\bbn_[fb]w"),
-    "convolution": (
-        report.PALETTE["backward"],
-        r"conv|gemm|mma|cudnn|cutlass|nvjet|splitk|winograd|wgrad|dgrad|\b(add)?mm\b",
-    ),
-    "the rest": (report.PALETTE["limit"], r""),
+# What layouts have to do with, as these figures call it; all other kinds are the rest.
+NAMES = {
+    kinds.LAYOUT: "change of layout",
+    kinds.NORMALIZATION: "batch normalization",
+    kinds.MATRIX: "convolution",
+}
+REST = "the rest"
+COLOURS = {
+    "change of layout": report.PALETTE["data"],
+    "batch normalization": report.PALETTE["forward"],
+    "convolution": report.PALETTE["backward"],
+    REST: report.PALETTE["limit"],
 }
 
 
@@ -80,8 +75,8 @@ def _plot_strides(ax, tensor):
 def seen(run) -> Table:
     """What entered and left the layers of a trainer's run, by its own log: in which layout."""
     try:
-        rows = log.read(path_of(run)).evidence["probe"]["layers"]
-    except (log.LogError, KeyError):  # it failed before its first step was over
+        rows = log.read(run).probe.layers
+    except log.LogError:  # it failed before its first step was over
         rows = []
     count = Counter()
     for row in rows:
@@ -93,8 +88,11 @@ def seen(run) -> Table:
 
 
 def kind_of(name: str) -> str:
-    """What a kernel or an operation is for, one of KINDS; told by its name."""
-    return next(kind for kind, (_, pattern) in KINDS.items() if re.search(pattern, name, re.I))
+    """Return what a kernel or an operation is for, one of COLOURS, by its name."""
+    kind = kinds.kind(name)
+    if kind == kinds.REST and kinds.AROUND_CONVOLUTIONS.search(name):
+        kind = kinds.MATRIX
+    return NAMES.get(kind, REST)
 
 
 def gain(case: dict, first: dict) -> float:
@@ -104,7 +102,7 @@ def gain(case: dict, first: dict) -> float:
 
 def step_by_kind(case: dict, first: dict) -> dict[str, float]:
     """Milliseconds of a step by kind: a median step, split as the profiled step was."""
-    spent = dict.fromkeys(KINDS, 0.0)
+    spent = dict.fromkeys(COLOURS, 0.0)
     for name, ms in case["times_ms"].items():
         spent[kind_of(name)] += ms
     step_ms = np.median(first["step_ms"]) / gain(case, first)
@@ -117,12 +115,12 @@ def plot_kinds(runs, axes=None):
         if axes is None:
             size = (10, 0.5 + 2.2 * len(runs))
             axes = plt.subplots(len(runs), 1, figsize=size, squeeze=False)[1][:, 0]
-        for ax, run in zip(axes, runs, strict=True):
-            cases = _read(run).evidence
+        for ax, run in zip(axes, map(_read, runs), strict=True):
+            cases = run.cases
             first = next(iter(cases.values()))
             split = [step_by_kind(case, first) for case in cases.values()]
             left = np.zeros(len(cases))
-            for kind, (colour, _) in KINDS.items():
+            for kind, colour in COLOURS.items():
                 width = np.array([spent[kind] for spent in split])
                 ax.barh(range(len(cases)), width, 0.7, left, color=colour, label=kind)
                 left += width
@@ -140,29 +138,29 @@ def plot_kinds(runs, axes=None):
 
 def plot_trace(run, cases=("neither", "both"), ax=None):
     """The first kernels of a step in time, coloured by kind: what comes between convolutions."""
-    traces = [_read(run).evidence[case]["trace_ms"] for case in cases]
+    run = _read(run)
+    traces = [run.cases[case]["trace_ms"] for case in cases]
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(11, 1.1 + 0.7 * len(cases)))[1]
         for row, trace in enumerate(traces):
             for name, start, span in trace:
-                colour = KINDS[kind_of(name)][0]
+                colour = COLOURS[kind_of(name)]
                 ax.barh(row, span, 0.7, start - trace[0][1], color=colour, edgecolor="white")
         ax.set_yticks(range(len(cases)), cases)
         ax.invert_yaxis()
         end = min(trace[-1][1] - trace[0][1] for trace in traces)
         ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
         ax.set_title(_what(run), fontsize=9, fontweight="normal")
-        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in KINDS.values()]
-        ax.legend(handles, KINDS, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
+        handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in COLOURS.values()]
+        ax.legend(handles, COLOURS, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
     return ax
 
 
 def plot_multiples(run, axes=None):
     """The speeds that experiments/multiples.py measured, by size; multiples of 8 in colour."""
-    found = defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
-    for m in _read(run).measures:
-        what, size = m["what"].split()
-        found[what].append((int(size), m["value"], m["unit"]))
+    run, found = _read(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
+    for m in run.measures:
+        found[m.what].append((m.x, m.value, m.unit))
     with report.style():
         if axes is None:
             axes = plt.subplots(len(found), 1, figsize=(11, 2.2 * len(found)))[1]
@@ -182,11 +180,12 @@ def plot_autotuner(runs, axes=None):
     with report.style():
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)[1]
+        runs = [_read(run) for run in runs]
         for run, colour in zip(runs, (NCHW, NHWC), strict=True):
-            found, read = defaultdict(list), _read(run)
-            tuned = "on" if read.start["arguments"]["autotuner"] else "off"
-            for m in read.measures:
-                found[m["what"]].append(m["value"])
+            found = defaultdict(list)
+            tuned = "on" if run.start["arguments"]["autotuner"] else "off"
+            for m in run.measures:
+                found[m.what].append(m.value)
             for ax, (sizes, ms) in zip(axes, found.items(), strict=True):
                 label = f"{tuned}: {sum(ms) / 1000:,.1f} s in all, last {ms[-1]:,.0f} ms"
                 ax.plot(range(1, len(ms) + 1), ms, "o-", color=colour, label=label)
@@ -247,7 +246,7 @@ def _plot_pairs(ax, pairs, figure, better):
 
 
 def _read(run):
-    read = log.read(path_of(run))
+    read = log.read(run)
     if not read.measures:
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
     return read

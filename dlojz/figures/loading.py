@@ -5,7 +5,6 @@ import re
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -13,12 +12,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from dlojz import progress
 from dlojz.figures import report
 from dlojz.figures.report import PALETTE, SERIES, bytes_text, duration_text, hardware_text, style
 from dlojz.runs import log, stats
-from dlojz.runs.folder import path_of
 from dlojz.runs.stats import summary
+from dlojz.runs.trials import KNOBS, began, of_one_training, trial
 from dlojz.table import Table
 
 # Decoding ----------------------------------------------------------------------------
@@ -32,30 +30,33 @@ class Way(NamedTuple):
     kind: str  # one of KINDS
     name: str
     speeds: list[float]  # images per CPU-second; on the GPU per second of the clock on the wall
+    batch: int | None = None  # images that nvJPEG is given at once
 
     @property
     def median(self) -> float:
         return float(np.median(self.speeds))
 
-    @property
-    def text(self) -> str:
-        """The name, in words."""
-        if self.kind != "nvJPEG":
-            return self.name
-        return "nvJPEG, one by one" if self.name == "1" else f"nvJPEG, {self.name} in a batch"
-
 
 def ways(run) -> list[Way]:
     """What a run of experiments/decoders.py has timed, in its order."""
-    found = log.read(path_of(run))
-    ways = []
-    for what, case in found.evidence.items():
-        kind, _, name = what.partition(": ")
-        if kind in KINDS:
-            ways.append(Way(kind, name, case.get("images_per_cpu_s") or case["images_per_s"]))
+    found = log.read(run)
+    ways = [
+        Way(
+            case["kind"],
+            name,
+            _speeds(case),
+            case.get("batch"),
+        )
+        for name, case in found.cases.items()
+        if case.get("kind") in KINDS
+    ]
     if not ways:
         raise ValueError(f"{found.path}: no decoder was timed; job.explain() says why")
     return ways
+
+
+def _speeds(case):
+    return case["images_per_s"] if case["kind"] == "nvJPEG" else case["images_per_cpu_s"]
 
 
 def ratio(run, name: str, to: str) -> tuple[float, float, float]:
@@ -63,7 +64,7 @@ def ratio(run, name: str, to: str) -> tuple[float, float, float]:
 
     name, to: as in the table: "torchvision, v2, uint8", "PIL, v1, float32".
     """
-    found = {way.text: way.speeds for way in ways(run)}
+    found = {way.name: way.speeds for way in ways(run)}
     for asked in (name, to):
         if asked not in found:
             raise ValueError(f"{asked!r} was not timed: expected one of {', '.join(found)}")
@@ -78,7 +79,7 @@ def decoders(run) -> Table:
         base = first.setdefault(way.kind, way.median)
         spread = f"{min(way.speeds):,.0f} to {max(way.speeds):,.0f}"
         times = f"{way.median / base:.2f}"
-        rows.append((KINDS[way.kind], way.text, f"{way.median:,.0f}", spread, times))
+        rows.append((KINDS[way.kind], way.name, f"{way.median:,.0f}", spread, times))
     if not any(way.name == "simplejpeg" for way in found):
         rows.append((KINDS["decoder"], "simplejpeg", "-", "not installed there", "-"))
     unit = "images per CPU-second" + ("; of the GPU: per second" if "nvJPEG" in first else "")
@@ -87,6 +88,7 @@ def decoders(run) -> Table:
 
 def plot_decoders(run, ax=None):
     """Bars of each way on the processor, with the spread of its rounds."""
+    run = log.read(run)
     found = [way for way in ways(run) if way.kind != "nvJPEG"]
     colours = {"decoder": PALETTE["limit"], "road": PALETTE["speed"]}
     with style(grid="x"):
@@ -111,9 +113,10 @@ def plot_decoders(run, ax=None):
 
 def plot_nvjpeg(run, ax=None):
     """Images per second of the GPU's decoder, against how many it is given at once."""
-    found = {int(way.name): way.speeds for way in ways(run) if way.kind == "nvJPEG"}
+    run = log.read(run)
+    found = {way.batch: way.speeds for way in ways(run) if way.kind == "nvJPEG"}
     if not found:
-        raise ValueError(f"no nvJPEG in {path_of(run)}: it needs an NVIDIA GPU")
+        raise ValueError(f"no nvJPEG in {run.path}: it needs an NVIDIA GPU")
     with style():
         ax = ax or plt.subplots(figsize=(6, 3.4))[1]
         median = [np.median(speeds) for speeds in found.values()]
@@ -130,33 +133,23 @@ def plot_nvjpeg(run, ax=None):
 def _processor(run):
     """The processor's name; of a recording its date, too."""
     s = summary(run)
-    name = log.read(path_of(run)).start.get("cpu", s.device_name)
+    name = run.start.get("cpu", s.device_name)
     return f"{name}, recorded {s.date}" if s.recorded else name
 
 
 # Trials ------------------------------------------------------------------------------
 
-KNOBS = {
-    "num_workers": "workers",
-    "persistent_workers": "persistent",
-    "prefetch_factor": "prefetch",
-    "pin_memory": "pinned",
-    "non_blocking": "non-blocking",
-    "drop_last": "drop last",
-}
 READY = 0.3  # of the measured steps: more, and a trial tells little about its loader
-# Only where these are the same can two trials be compared.
-SAME = ("model", "image_size", "batch_size", "size", "data", "device_name")
 
 
-def trials(jobs=(), file: Path | None = None) -> Table:
+def trials(runs, like: dict | None = None) -> Table:
     """The six knobs of each trial and what came of them; the fastest is marked.
 
-    jobs: one or several. Those that have ended are kept in `file` (by default beside progress.json)
-        and shown again by every later call, also of another session. Trials of other models, sizes
-        or machines are kept, and left out of the table.
+    runs: jobs, or trials that were kept; `widgets.trials` shows those of earlier sessions, too.
+    like: the trial with which the others are compared, by default the last. Those of other models,
+        sizes or machines are left out.
     """
-    rows, code = _kept_trials(jobs, file)
+    rows, code = _comparable(runs, like)
     best = _best(row for row in rows if row["code"] == code)
     head = ("trial", *KNOBS.values(), "images/s", "waits for data", "first batch", "host memory")
     cells = [(*_trial_cells(row), _trial_note(row, best, code)) for row in rows]
@@ -164,14 +157,17 @@ def trials(jobs=(), file: Path | None = None) -> Table:
     return Table((*head, ""), cells, "<" + ">" * 10 + "<", empty)
 
 
-def plot_trials(jobs=(), file: Path | None = None, ax=None):
-    """Images per second of each trial, in order; beside it what the eye can't see.
+def _comparable(runs, like=None):
+    """(the trials of one training, the code of its last trainer)."""
+    runs = runs if isinstance(runs, list | tuple) else [runs]
+    rows = [run if isinstance(run, dict) else trial(run) for run in runs]
+    like = like or next((row for row in reversed(rows) if began(row)), None)
+    return (of_one_training(rows, like), like["code"]) if like else (rows, None)
 
-    jobs: those to draw; by default all that were kept of one training.
-    """
-    rows, _ = _kept_trials(jobs, file)
-    asked = {summary(job).name for job in _listed(jobs)}
-    rows = [row for row in rows if row["images_per_s"] and row["name"] in (asked or {row["name"]})]
+
+def plot_trials(runs, ax=None):
+    """Images per second of each trial, in order; beside it what the eye can't see."""
+    rows = [row for row in _comparable(runs)[0] if row["images_per_s"]]
     if not rows:
         raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
     best, names = _best(rows), _differences(rows)
@@ -196,58 +192,11 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
 
 
 def fastest(jobs):
-    """Of several trials the one with most images per second."""
-    done = [job for job in jobs if summary(job).images_per_s]
-    if not done:
+    """Return the trial with most images per second."""
+    speeds = [summary(job).images_per_s or 0 for job in jobs]
+    if not any(speeds):
         raise ValueError("no trial with a speed: job.explain() says why")
-    return max(done, key=lambda job: summary(job).images_per_s)
-
-
-def _listed(jobs):
-    return jobs if isinstance(jobs, list | tuple) else [jobs]
-
-
-def _kept_trials(jobs, file):
-    """(the trials that were kept, and these: of one training; the code of the last trainer)."""
-    file = file or progress.file().with_name("trials.json")
-    new = {key: trial for key, trial in map(_trial, _listed(jobs))}
-    with progress.changing(file) as kept:
-        kept.update((k, trial) for k, trial in new.items() if trial["ended"] and _began(trial))
-    rows = list({**kept, **new}.values())
-    known = [row for row in list(new.values()) or rows if _began(row)]
-    if not known:
-        return rows, None
-    mine = [row for row in rows if not _began(row) or _setting(row) == _setting(known[-1])]
-    return mine, known[-1]["code"]
-
-
-def _began(row):
-    return row["model"] != "?"
-
-
-def _setting(row):
-    return [row[name] for name in SAME]
-
-
-def _trial(job):
-    """(key, what is kept of a trial). A run's number may come again, but not with its time."""
-    s = summary(job)
-    arguments, start, code = s.arguments, "", None
-    knobs = {name: arguments.get(name) for name in KNOBS}
-    if s.arguments:
-        found = log.read(path_of(job))
-        start, code = found.start["time"], found.start.get("trainer_sha256")
-        loader = found.evidence.get("probe", {}).get("loader", {})
-        knobs["num_workers"] = loader.get("num_workers", knobs["num_workers"])  # CPUs at most
-    figures = {name: getattr(s, name) for name in ("images_per_s", "first_load_s")}
-    figures |= {"host_memory_bytes": s.host_memory_bytes, "data_share": s.shares.get("data")}
-    crowded = bool(s.others_cpu and s.cpus and s.others_cpu > stats.OTHERS_CPU * s.cpus)
-    figures |= {"others_cpu": s.others_cpu, "crowded": crowded}
-    figures |= {"steps": s.steps}
-    same = {name: getattr(s, name) for name in SAME}
-    ended = s.state not in ("QUEUED", "RUNNING")
-    trial = {"name": s.name, "state": s.state, "ended": ended, "knobs": knobs, **same, **figures}
-    return f"{s.name} {start}".strip(), trial | {"code": code}
+    return jobs[speeds.index(max(speeds))]
 
 
 def _ready(row):
@@ -313,8 +262,8 @@ def oversubscription(run) -> str:
 
     Counted are the workers, and the threads that train: on a GPU only the one that asks for work.
     """
-    found = log.read(path_of(run))
-    workers = found.evidence.get("probe", {}).get("loader", {}).get("num_workers") or 0
+    found = log.read(run)
+    workers = found.probe.loader.num_workers or 0
     on_gpu = found.setup.get("device", "").startswith("cuda")
     threads = 1 if on_gpu else found.start.get("threads")
     return crowding(workers, threads or 1, found.start.get("cpu_count") or 1)
@@ -391,7 +340,7 @@ class Supply:
 
 def supply(loader_run, model_run) -> Supply:
     """From a run of experiments/loader.py, and one of the trainer with synthetic data."""
-    found, model = log.read(path_of(loader_run)), summary(model_run)
+    found, model = log.read(loader_run), summary(model_run)
     given = {case["num_workers"]: case["images_per_s"] for case in _loader_cases(found)}
     if not model.images_per_s:
         raise ValueError(f"run {model.name} is {model.state}: it has no speed to compare with")
@@ -407,15 +356,16 @@ def plot_supply(loader_runs, model_run, ax=None):
     named = loader_runs if isinstance(loader_runs, dict) else {"the loader gives": loader_runs}
     with style():
         ax = ax or plt.subplots(figsize=(9, 3.6))[1]
-        said = []
+        said, model = [], summary(model_run)
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
-            cases = _loader_cases(log.read(path_of(run)))
+            run = log.read(run)
+            cases = _loader_cases(run)
             at = [case["num_workers"] for case in cases]
             middle = [np.median(case["images_per_s"]) for case in cases]
             ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
             ax.plot(at, middle, "o-", color=colour, label=name + _others_text(cases))
             ax.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
-            found = supply(run, model_run)
+            found = supply(run, model)
             said += wrap(f"{name}: {found}" if len(named) > 1 else str(found), 105)
         line = {"color": PALETTE["failure"], "linestyle": "--"}
         ax.axhline(found.consumed, label="the model consumes", **line)
@@ -433,7 +383,7 @@ def _others_text(cases):
 
 
 def _loader_cases(found):
-    cases = [case for case in found.evidence.values() if "num_workers" in case]
+    cases = [case for case in found.cases.values() if "num_workers" in case]
     if not cases:
         raise ValueError(f"{found.path}: no loader was measured; job.explain() says why")
     return sorted(cases, key=lambda case: case["num_workers"])
@@ -468,6 +418,7 @@ def plot_storage(run, ax=None):
 
     Points, because bars have no length on a logarithmic scale.
     """
+    run = log.read(run)
     copies = _copies(run)
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.2 + 0.75 * len(copies)))[1]
@@ -489,8 +440,8 @@ def plot_storage(run, ax=None):
 
 
 def _copies(run):
-    found = log.read(path_of(run))
-    copies = {name: case for name, case in found.evidence.items() if "operations" in case}
+    found = log.read(run)
+    copies = {name: case for name, case in found.cases.items() if "operations" in case}
     if not copies:
         raise ValueError(f"{found.path}: nothing was read; job.explain() says why")
     return copies
@@ -506,7 +457,11 @@ def _cold_text(copies):
 
 def operations_per_image(run) -> dict[str, float]:
     """Metadata operations for each image, of each copy, in one pass over all."""
-    return {n: sum(c["operations"].values()) / c["images"] for n, c in _copies(run).items()}
+    return {name: _per_image(case) for name, case in _copies(run).items()}
+
+
+def _per_image(case):
+    return sum(case["operations"].values()) / case["images"]
 
 
 def metadata_load(nodes: int, gpus: int, images_per_s: float, per_image: float) -> float:
@@ -524,7 +479,7 @@ def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
     """
     nodes = 2.0 ** np.arange(8)
     # The operations do not depend on the size of the images: one copy of each kind will do.
-    kinds = {name.split(",")[0]: per for name, per in operations_per_image(run).items()}
+    kinds = {case["kind"]: _per_image(case) for case in _copies(run).values()}
     with style(grid="both"):
         ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
         for (kind, per), colour in zip(kinds.items(), SERIES, strict=False):
@@ -566,7 +521,7 @@ def task(names) -> str:
 
 def functions(run, most: int = 10) -> Table:
     """The functions that take the most time of a loader without workers, as cProfile tells it."""
-    seen = _evidence(run, "cProfile")
+    seen = _seen_by("cProfile", run)
     rows = [
         (
             name,
@@ -582,7 +537,7 @@ def functions(run, most: int = 10) -> Table:
 
 def shares(run) -> dict[str, dict[str, float]]:
     """What the time of loading goes to, {by whom it was seen: {task: share}}."""
-    inside, outside = _evidence(run, "cProfile"), _evidence(run, "py-spy")
+    inside, outside = (_seen_by(who, run) for who in ("cProfile", "py-spy"))
     own, seen = Counter(), Counter()
     for name, _, own_s in inside["functions"]:
         own[task([name])] += own_s
@@ -599,7 +554,8 @@ def shares(run) -> dict[str, dict[str, float]]:
 
 def plot_tasks(run, ax=None):
     """What the time of loading an image goes to, seen from inside and from outside."""
-    found, trouble = shares(run), _evidence(run, "py-spy").get("trouble", "")
+    run = log.read(run)
+    found, trouble = shares(run), _seen_by("py-spy", run).get("trouble", "")
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.5 + 0.6 * len(found)))[1]
         for row, parts in enumerate(found.values()):
@@ -619,12 +575,11 @@ def plot_tasks(run, ax=None):
     return ax
 
 
-def _evidence(run, who):
-    path = path_of(run)
-    seen = log.read(path).evidence
-    if who not in seen:
+def _seen_by(who, run):
+    found = log.read(run)
+    if who not in found.cases:
         raise ValueError(
-            f"{path}: nothing by {who} in it; expected a run of loader_profile.py that has ended "
-            "well: job.explain() says why"
+            f"{found.path}: nothing by {who} in it; expected a run of loader_profile.py that has "
+            "ended well: job.explain() says why"
         )
-    return seen[who]
+    return found.cases[who]

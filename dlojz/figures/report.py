@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from dlojz.runs import log, stats
-from dlojz.runs.folder import path_of
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import Table
@@ -84,6 +83,11 @@ def duration_text(seconds: float | None) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.3g} min"
     return f"{seconds / 3600:.3g} h"
+
+
+def plain(text: str) -> str:
+    """Return what matplotlib shows as this text: between two dollars it expects a formula."""
+    return text.replace("$", r"\$")
 
 
 def setting_text(s: Summary) -> str:
@@ -256,7 +260,7 @@ def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
             _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 3.6))
             axes[0].figure.suptitle(_sweep_title(found), fontsize=10, x=0.01, ha="left")
         series = len([line for line in axes[0].lines if not line.get_label().startswith("_")])
-        _plot_speed(found, axes[0], label or found[0].model, SERIES[series % len(SERIES)])
+        _plot_speed(found, axes[0], plain(label or found[0].model), SERIES[series % len(SERIES)])
         _plot_memory(found, axes[1], series)
         if energy and len(axes) > 2:
             _plot_energy(found, axes[2], SERIES[series % len(SERIES)])
@@ -356,8 +360,7 @@ def _batch_axis(ax, found, ylabel):
 
 def plot_steps(run, ax=None):
     """Each step as a bar of its phases: does the model wait for its data?"""
-    path = path_of(run)
-    read = log.read(path)
+    read = log.read(run)
     clock, times = stats.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
     with style():
@@ -377,7 +380,7 @@ def plot_steps(run, ax=None):
             ax.set_ylim(0, 1.5 * np.percentile(bottom[warmup:], 95))
             ax.text(-0.4, ax.get_ylim()[1], "warm-up", va="top", fontsize=8)
         ax.set(xlabel="step", ylabel=f"time of the step (ms, {clock} clock)", xlim=(-0.5, None))
-        ax.set_title(setting_text(summary(run)), fontsize=8, fontweight="normal")
+        ax.set_title(setting_text(summary(read)), fontsize=8, fontweight="normal")
         ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9)
     return ax
 
@@ -398,7 +401,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
                 left += width
             ax.text(left, row, f"  {s.images_per_s:,.0f} images/s", va="center")
-        ax.set_yticks(range(len(shown)), [label for _, label in shown])
+        ax.set_yticks(range(len(shown)), [plain(label) for _, label in shown])
         ax.invert_yaxis()
         ax.margins(x=0.22)
         hardware = {hardware_text(s) for s, _ in shown}
@@ -409,8 +412,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
 
 def plot_clocks(run, ax=None):
     """One run by its two clocks: what a stopwatch on the host says, and what the device did."""
-    path = path_of(run)
-    read = log.read(path)
+    read = log.read(run)
     chosen = stats.measured(read)
     clocks = {"host: Python passed the mark": read.steps.host_ms}
     if len(read.steps.device_ms["data"]) == len(read.steps):
@@ -424,7 +426,7 @@ def plot_clocks(run, ax=None):
                 label = phase if not row else None
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=label)
                 left += width
-        what = setting_text(summary(run)).split("; ")  # too long for one line
+        what = setting_text(summary(read)).split("; ")  # too long for one line
         ax.set_yticks(range(len(clocks)), list(clocks))
         ax.invert_yaxis()
         ax.set(xlabel="\n".join(["mean step (ms)", *what]), xlim=(0, None))
@@ -434,11 +436,11 @@ def plot_clocks(run, ax=None):
 
 def plot_measures(run, ax=None):
     """The figures of a small experiment as bars, in the order in which they were measured."""
-    read = log.read(path_of(run))
+    read = log.read(run)
     if not read.measures:
         raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
-    values = np.array([m["value"] for m in read.measures])
-    unit = read.measures[0]["unit"]
+    values = np.array([m.value for m in read.measures])
+    unit = read.measures[0].unit
     scale, name = 1, unit
     if unit == "bytes":
         scale, name = (1e9, "GB") if values.max() >= 1e9 else (1e6, "MB")
@@ -448,11 +450,15 @@ def plot_measures(run, ax=None):
         ax.barh(rows, values / scale, 0.6, color=PALETTE["speed"])
         for row, value in zip(rows, values / scale, strict=True):
             ax.text(value, row, f"  {value:,.3g}", va="center", fontsize=9)
-        ax.set_yticks(rows, [m["what"] for m in read.measures])
+        ax.set_yticks(rows, [_measure_text(m) for m in read.measures])
         ax.invert_yaxis()
         ax.margins(x=0.15)
-        ax.set(xlabel=f"{name}; {hardware_text(summary(run))}", xlim=(0, None))
+        ax.set(xlabel=f"{name}; {hardware_text(summary(read))}", xlim=(0, None))
     return ax
+
+
+def _measure_text(measure):
+    return measure.name if measure.x is None else f"{measure.name} / {measure.x}"
 
 
 def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
@@ -503,12 +509,13 @@ def plot_accuracy(runs, ax=None):
 def save_figure(runs: Sequence, path) -> Path:
     """Write the figure that fits the runs to `path`: a sweep, the phases, or one run's steps."""
     path = Path(path)
+    found = [summary(r) for r in runs] if len(runs) > 1 else []
     if len(runs) == 1:
         ax = plot_steps(runs[0])
-    elif len({summary(r).batch_size for r in runs}) == len(runs):
-        ax = plot_batch_sweep(runs)[0]
+    elif len({s.batch_size for s in found}) == len(found):
+        ax = plot_batch_sweep(found)[0]
     else:
-        ax = plot_phases(runs)
+        ax = plot_phases(found)
     figure = ax.figure
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -9,26 +9,26 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.runs import log, stats, trace
+from dlojz.runs import kinds, log, spans, stats, trace
 from dlojz.runs.folder import path_of, trace_file
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
 
 # None of them is a phase's, which stand above them. (Paul Tol's "muted" scheme, for all eyes.)
 COLOURS = {
-    trace.MATRIX: "#332288",
-    "normalization": "#44AA99",
-    "elementwise and the rest": "#DDCC77",
-    "changes of layout or dtype": "#882255",
-    "copies": "#999933",
-    trace.COMMUNICATION: "#CC6677",
+    kinds.MATRIX: "#332288",
+    kinds.NORMALIZATION: "#44AA99",
+    kinds.REST: "#DDCC77",
+    kinds.LAYOUT: "#882255",
+    kinds.COPIES: "#999933",
+    kinds.COMMUNICATION: "#CC6677",
 }
 # What is waited for; hatched.
 LOST = {
     trace.DATA: report.PALETTE["data"],
     trace.SYNC: report.PALETTE["failure"],
     trace.COLLECTOR: report.PALETTE["model"],
-    trace.COMMUNICATION: COLOURS[trace.COMMUNICATION],
+    kinds.COMMUNICATION: COLOURS[kinds.COMMUNICATION],
     trace.LAUNCHES: report.PALETTE["limit"],
     trace.PYTHON: report.PALETTE["limit"],
 }
@@ -60,11 +60,11 @@ def times(of) -> Table:
     rows = []
     for name, ms in sorted(found.kinds.items(), key=lambda item: -item[1]):
         note = ""
-        if name == trace.MATRIX and found.tensor_cores is not None:
+        if name == kinds.MATRIX and found.tensor_cores is not None:
             note = f"{found.tensor_cores:.0%} of it on tensor cores"
-        if name == trace.COMMUNICATION and found.device:
+        if name == kinds.COMMUNICATION and found.device:
             note = f"{found.exposed_ms:.2f} ms of it not behind other work"
-        if name == "copies" and found.pageable_ms:
+        if name == kinds.COPIES and found.pageable_ms:
             note = f"{found.pageable_ms:.2f} ms of it of memory that is not pinned"
         rows.append((name, f"{ms:.2f}", f"{ms / found.step_ms:.1%}", note))
     who = "the device waits for" if found.device else "the training waits for"
@@ -92,10 +92,10 @@ def waits(of) -> Table:
 
 def ways(run) -> Table:
     """A run of experiments/segment_mean.py: each way, its time, and what it asks of the device."""
-    found = log.read(path_of(run))
+    found = log.read(run)
     rows = [
         (name, f"{np.median(case['ms']):.3g}", *(f"{case[what]}" for what in COUNTED))
-        for name, case in found.evidence.items()
+        for name, case in found.cases.items()
     ]
     head = ("way", "median ms", "operations", "kernels", "results the host waits for")
     return Table(head, rows, "<>>>>", "the run has not ended well: job.explain() says why")
@@ -106,9 +106,9 @@ def plot_roofline(run, ax=None):
 
     Left of the bend memory is what limits a layer, right of it arithmetic.
     """
-    found = log.read(path_of(run))
-    best = {m["what"]: m["value"] for m in found.measures}
-    layers = found.evidence["layers"]["layers"]
+    found = log.read(run)
+    best = {m.what: m.value for m in found.measures}
+    layers = found.cases["layers"]["layers"]
     memory, matrix = best["memory"] * 1e9, best["matrix product"] * 1e12
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(9, 4.2))[1]
@@ -123,7 +123,7 @@ def plot_roofline(run, ax=None):
             ax.scatter(intensity, speed, **look)
         ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
         ax.set_xlabel("arithmetic intensity (operations for each byte that is moved)")
-        where = report.hardware_text(stats.summary(run))
+        where = report.hardware_text(stats.summary(found))
         name = found.start["arguments"]["model"]
         title = f"{name}, {best['memory']:,.0f} GB/s, {1000 * best['matrix product']:,.0f} GFLOP/s"
         ax.set_title(f"{title}; {where}", fontsize=9, fontweight="normal")
@@ -169,12 +169,12 @@ def plot_shares(traces, ax=None):
 
 def _computed(found) -> dict[str, float]:
     """What is not lost of a step, by kind of work. What overlaps counts for its part."""
-    kinds = {k: found.kinds[k] for k in COLOURS if k in found.kinds and k != trace.COMMUNICATION}
-    if "copies" in kinds:  # the others are lost
-        kinds["copies"] = max(0.0, kinds["copies"] - found.pageable_ms)
+    spent = {k: found.kinds[k] for k in COLOURS if k in found.kinds and k != kinds.COMMUNICATION}
+    if kinds.COPIES in spent:  # the others are lost
+        spent[kinds.COPIES] = max(0.0, spent[kinds.COPIES] - found.pageable_ms)
     rest = 1 - sum(found.lost.values())
-    total = sum(kinds.values())
-    return {name: rest * ms / total for name, ms in kinds.items()}
+    total = sum(spent.values())
+    return {name: rest * ms / total for name, ms in spent.items()}
 
 
 def plot_step(of, number=None, ax=None):
@@ -195,8 +195,8 @@ def plot_step(of, number=None, ax=None):
         _draw_host(ax, found, step)
         for row, where in enumerate(places, 1):
             for name, colour in COLOURS.items():
-                spans = [e for e in work if e.where == where and trace.kind(e.name) == name]
-                _draw(ax, row, spans, step.begin, color=colour, label=name)
+                mine = [e for e in work if e.where == where and kinds.kind(e.name) == name]
+                _draw(ax, row, mine, step.begin, color=colour, label=name)
         what = "GPU" if found.on_gpu else "thread"
         one = not found.on_gpu and len(places) == 1
         names = ["operations"] if one else [f"{what} {where}" for where in places]
@@ -233,24 +233,24 @@ def _outermost(found, step):
 
 def _draw_host(ax, found, step):
     """The phases of a step as the host went through them; in front of them, where it waited."""
-    spans_of = {name: [] for name in PHASES}
+    phases = {name: [] for name in PHASES}
     for r in found.ranges:
         name = "data" if trace.LOADER.match(r.name) else r.name
-        if name in spans_of and r.where == found.thread and step.begin <= r.begin < step.end:
-            spans_of[name].append(r)
-    for name, spans in spans_of.items():
-        _draw(ax, 0, spans, step.begin, color=report.PALETTE[name], alpha=0.35, label=name)
-    for label, colour, spans in (
+        if name in phases and r.where == found.thread and step.begin <= r.begin < step.end:
+            phases[name].append(r)
+    for name, events in phases.items():
+        _draw(ax, 0, events, step.begin, color=report.PALETTE[name], alpha=0.35, label=name)
+    for label, colour, events in (
         ("the host waits", report.PALETTE["failure"], trace.synchronisations(found)),
         ("garbage collector", report.PALETTE["model"], trace.collections(found)),
     ):
-        spans = [s for s in spans if step.begin <= s.begin < step.end]
-        _draw(ax, 0, spans, step.begin, height=0.35, color=colour, label=label)
+        events = [e for e in events if step.begin <= e.begin < step.end]
+        _draw(ax, 0, events, step.begin, height=0.35, color=colour, label=label)
 
 
-def _draw(ax, row, spans, zero, height=0.7, **look):
-    """Bars of spans, as wide as they are."""
-    whole = trace.union((s.begin, s.end) for s in spans)
+def _draw(ax, row, events, zero, height=0.7, **look):
+    """Bars of events, as wide as they are."""
+    whole = spans.union((e.begin, e.end) for e in events)
     bars = [(begin - zero, end - begin) for begin, end in whole]
     if bars:
         ax.broken_barh(bars, (row - height / 2, height), linewidth=0, **look)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dlojz.runs.folder import events_file
+from dlojz.runs.log import MALFORMED
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
                 position = stream.tell()
             partial = lines.pop()  # not ended yet
             for line in lines:
-                with suppress(ValueError):  # cut when the run was killed, before it went on
+                with suppress(*MALFORMED):  # cut when the run was killed; reading it says more
                     now = _after(now, json.loads(line))
         now = replace(now, state=str(state))
         yield now
@@ -53,6 +54,7 @@ def _after(now, event):
     if kind == "setup":
         return Now(now.state, 0, event.get("steps", 0), processes=now.processes)
     if kind == "step":
-        rate = 1000 * now.processes * event["images"] / sum(event["host_ms"].values())
+        ms = sum(event["host_ms"].values())
+        rate = 1000 * now.processes * event["images"] / ms if ms else None
         return replace(now, done=now.done + 1, loss=event["loss"], images_per_s=rate)
     return now

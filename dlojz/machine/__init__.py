@@ -1,3 +1,4 @@
-"""What this machine is: facts, meters, and the doctor who reads them.
+"""What this machine is: processors, GPUs, meters, facts, and the doctor who reads them.
 
-Imports nothing of ours."""
+Imports nothing of ours from outside this room.
+"""

@@ -23,6 +23,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from dlojz.machine import cpus
+from dlojz.machine import gpus as nvml
+
 PROC, SYS, SHM = Path("/proc"), Path("/sys"), Path("/dev/shm")
 SHADOWS = ("dlojz.py", "dl.py", "torch.py", "torchvision.py", "numpy.py")
 
@@ -37,28 +40,20 @@ INSTRUCTIONS = {
     "sve": "SVE",
     "bf16": "BF16",
 }
-# ARM's /proc/cpuinfo gives a part number and no name (Arm's Technical Reference Manuals, MIDR_EL1).
-ARM_PARTS = {
-    "0xd0c": "ARM Neoverse N1",
-    "0xd40": "ARM Neoverse V1",
-    "0xd4f": "ARM Neoverse V2",
-}
-# How nvidia-smi names the way between two GPUs that NVLink does not join.
-PCIE_PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 def cpu(proc: Path = PROC, sysfs: Path = SYS) -> dict:
     """Model, counts and instructions; `usable`: how many CPUs this process can keep busy."""
-    info = dict(re.findall(r"^([^\t:\n]+?)\s*: (.+)$", _read(proc / "cpuinfo"), re.M))
-    flags = (info.get("flags") or info.get("Features") or "").split()
-    system, part = sysfs / "devices/system", info.get("CPU part")
+    cpuinfo, system = _read(proc / "cpuinfo"), sysfs / "devices/system"
+    flags = re.search(r"^(?:flags|Features)\s*: (.+)$", cpuinfo, re.M)
+    flags = flags[1].split() if flags else []
     sockets = {_read(p) for p in system.glob("cpu/cpu*/topology/physical_package_id")}
     cores = {_read(p) for p in system.glob("cpu/cpu*/topology/thread_siblings_list")}
     threads = os.cpu_count()
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
+    affinity = cpus.count()
     limit = _cgroup_cpus(proc, sysfs)
     return _known(
-        model=info.get("model name") or ARM_PARTS.get(part, part and f"ARM part {part}"),
+        model=cpus.model(cpuinfo),
         sockets=len(sockets - {"-1"}) or None,
         cores=len(cores) or None,
         threads=threads,
@@ -119,65 +114,19 @@ def memory(proc: Path = PROC, sysfs: Path = SYS, shm: Path = SHM) -> dict:
 def gpus(sysfs: Path = SYS) -> dict:
     """The NVIDIA cards, whatever CUDA_VISIBLE_DEVICES says, and how each pair is joined."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception as error:  # no nvidia-ml-py, or no driver that answers
+        with nvml.session():
+            cards, cuda = nvml.handles(), nvml.ask("SystemGetCudaDriverVersion_v2")
+            return _known(
+                cards=[_known(**nvml.card(handle)) for handle in cards],
+                links=[[nvml.link(a, b) for b in cards] for a in cards],
+                driver=nvml.ask("SystemGetDriverVersion"),
+                driver_cuda=cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
+                visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            )
+    except nvml.NvmlError as error:
         nvidia = [v.parent for v in sysfs.glob("bus/pci/devices/*/vendor") if _read(v) == "0x10de"]
         on_bus = any(_read(device / "class").startswith("0x03") for device in nvidia)  # displays
         return {"cards": [], "why": str(error), "on_bus": on_bus}
-    count = _ask(pynvml, "DeviceGetCount") or 0
-    handles = [_ask(pynvml, "DeviceGetHandleByIndex", i) for i in range(count)]
-    cuda = _ask(pynvml, "SystemGetCudaDriverVersion_v2")
-    facts = _known(
-        cards=[_card(pynvml, h) for h in handles],
-        links=[["X" if a is b else _link(pynvml, a, b) for b in handles] for a in handles],
-        driver=_ask(pynvml, "SystemGetDriverVersion"),
-        driver_cuda=cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
-    _ask(pynvml, "Shutdown")
-    return facts
-
-
-def _ask(nvml, name: str, *args):
-    """One answer of NVML, or None: cards, drivers and containers each lack some of them."""
-    try:
-        return getattr(nvml, f"nvml{name}")(*args)
-    except Exception:  # NVMLError_NotSupported, NoPermission, a missing function, ...
-        return None
-
-
-def _card(nvml, handle) -> dict:
-    def ask(name):
-        return _ask(nvml, f"DeviceGet{name}", handle)
-
-    memory, power, mig = ask("MemoryInfo"), ask("PowerManagementLimit"), ask("MigMode")
-    running = ask("ComputeRunningProcesses") or []
-    return _known(
-        name=ask("Name"),
-        memory_bytes=memory and memory.total,
-        used_bytes=memory and memory.used,
-        capability=ask("CudaComputeCapability"),
-        power_limit_w=power and power / 1000,  # NVML counts milliwatts
-        mig=mig and mig[0] == 1,
-        pcie_generation=ask("MaxPcieLinkGeneration"),  # the current one drops when a card idles
-        pcie_width=ask("CurrPcieLinkWidth"),
-        pids=[p.pid for p in running if p.pid != os.getpid()],
-    )
-
-
-def _link(nvml, a, b) -> str:
-    """'NV18': 18 NVLinks between two cards, directly or through a switch; else the PCIe path."""
-    if _ask(nvml, "DeviceGetP2PStatus", a, b, nvml.NVML_P2P_CAPS_INDEX_NVLINK) != 0:
-        common = _ask(nvml, "DeviceGetTopologyCommonAncestor", a, b)
-        return PCIE_PATHS.get(common, "unknown")
-    links = range(nvml.NVML_NVLINK_MAX_LINKS)
-    active = [i for i in links if _ask(nvml, "DeviceGetNvLinkState", a, i) == 1]
-    ends = [_ask(nvml, "DeviceGetNvLinkRemotePciInfo", a, i) for i in active]
-    there = _ask(nvml, "DeviceGetPciInfo", b)
-    direct = sum(bool(there and end and end.busId == there.busId) for end in ends)
-    return f"NV{direct or len(active) or ''}"
 
 
 def network(sysfs: Path = SYS) -> dict:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import psutil
 
+from dlojz.machine import gpus
+
 PROC, PROC_STAT = Path("/proc"), Path("/proc/stat")
 BUSY = (0, 1, 2, 5, 6, 7)  # its columns: user, nice, system, irq, softirq, and stolen by a host
 # The bits of NVML's clocks event reasons (nvml.h). Those left out are no disturbance: 0x1 idle, 0x2
@@ -75,11 +77,12 @@ class Sensors:
         return fields
 
     def _read(self):
+        card = _card(str(self._device)) if self._device.type == "cuda" else None
         return Reading(
             time.perf_counter(),
-            energy_joules(self._device),
+            None if card is None else gpus.energy_j(card),
             cpu_seconds_of_others(self._root),
-            *gpu_clock(self._device),
+            *((None, None) if card is None else gpus.clock(card)),
         )
 
 
@@ -112,54 +115,10 @@ def _cpu_seconds(root: int, cpus: set[int]) -> float:
     return seconds
 
 
-def gpu_clock(device) -> tuple[int | None, int | None]:
-    """The SM clock of a CUDA device in MHz, and NVML's bits of why it is not higher."""
-    handle = _nvml_handle(str(device)) if device.type == "cuda" else None
-    if handle is None:
-        return None, None
-    import pynvml
-
-    def ask(name, *args):
-        try:
-            return getattr(pynvml, name)(handle, *args)
-        except (AttributeError, pynvml.NVMLError):  # an old driver, a slice of a card, a hypervisor
-            return None
-
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:  # the name until driver 535
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-    return ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM), reasons
-
-
-def energy_joules(device) -> float | None:
-    """Energy that `device` (a torch.device) has used since its driver was loaded, in joules.
-
-    The counter moves about every 100 ms, so only differences over seconds mean anything.
-    Source: NVML's nvmlDeviceGetTotalEnergyConsumption (Volta and later); None elsewhere.
-    """
-    handle = _nvml_handle(str(device)) if device.type == "cuda" else None
-    if handle is None:
-        return None
-    import pynvml
-
-    try:
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # mJ
-    except pynvml.NVMLError:  # a card without the counter, or a hypervisor that hides it
-        return None
-
-
 @cache
-def _nvml_handle(device: str):
-    """NVML's handle of a CUDA device, found by UUID: the two number the cards differently."""
-    import pynvml
-    import torch
-
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-    except pynvml.NVMLError:
-        return None
+def _card(device: str):
+    """The card of a CUDA device, to be asked; None where NVML does not know it."""
+    return gpus.handle_of(device)
 
 
 def host_memory() -> dict:

@@ -3,7 +3,7 @@
 Each process of a run writes one file in the run's folder: `events.jsonl` (rank 0),
 `events.rank1.jsonl`, ... Units are in the names. A sample of each event:
 
-{"event": "start", "schema": 1, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "pid": 4711, "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "threads": 2}
+{"event": "start", "schema": 2, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "pid": 4711, "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "threads": 2}
 {"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
 {"event": "step", "epoch": 0, "step": 0, "images": 32, "lr": 0.004, "loss": 2.31, "host_ms": {"data": 40.1, "transfer": 0.1, "forward": 60.2, "backward": 101.5, "update": 5.3}}
 {"event": "step", "epoch": 0, "step": 1, "images": 32, "lr": 0.004, "loss": 2.29, "host_ms": {"data": 0.1, "transfer": 0.1, "forward": 6.2, "backward": 7.5, "update": 1.3}, "device_ms": {"data": 0.0, "transfer": 1.1, "forward": 16.2, "backward": 31.5, "update": 1.9}, "ahead_ms": 35.4}
@@ -11,16 +11,18 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "validation", "seconds": 0.91}
 {"event": "epoch", "epoch": 0, "train_loss": 2.2, "train_accuracy": 0.21, "val_loss": 2.1, "val_accuracy": 0.25}
 {"event": "memory", "process_peak_bytes": 812345678}
-{"event": "measure", "what": "kept for backward", "value": 1.2e9, "unit": "bytes"}
+{"event": "measure", "what": "kept for backward", "value": 1.2e9, "unit": "bytes", "x": 64}
+{"event": "case", "case": "channels_last", "step_ms": [31.2, 31.4]}
 {"event": "evidence", "when": "probe", "logits": {"dtype": "bfloat16", "device": "cuda:0"}}
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
-`evidence` is what the run really did, as `dlojz.training.evidence` saw it: `when` is probe, last or run (in a small
-experiment, one of its cases).
+`evidence` is what a training really did, as `dlojz.training.evidence` saw it, in the records of `dlojz.runs.records`:
+`when` is samples, probe, last, whole or profiler. A small experiment writes a `measure` for each of its figures (`x`:
+at which size, or step), and a `case` for what belongs together, with the fields that it needs.
 `host_ms` and `device_ms` are the two clocks of `dlojz.training.chronometer`; `ahead_ms` is how far the host ran
 ahead of the device. A window's last fields tell what may have disturbed it, and the memory as it ended: see `dlojz.machine.meters`.
 `outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
-Python's json does: a loss that diverged must not look like one that is missing.
+Python's json does: a loss that diverged must not look like one that is missing. Schema 1, of older recordings, is read too: see `dlojz.runs.schema1`.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
 
 import hashlib
@@ -35,21 +37,23 @@ import time
 from array import array
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
 from dlojz import idr_torch
-from dlojz.machine import meters
-from dlojz.runs.folder import events_file, new_run, trace_file
+from dlojz.machine import cpus, meters
+from dlojz.runs import records, schema1
+from dlojz.runs.folder import events_file, new_run, path_of, trace_file
 
-SCHEMA = 1
+SCHEMA = 2
 PHASES = ("data", "transfer", "forward", "backward", "update")  # of a step, in their order
 # Of each run, not measured: cuDNN picks kernels, the allocator grows, workers start. More, up to
 # the second number, while the witness has not seen an update: a gradient scaler skips the first.
 WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
 EVENTS = (
     *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
-    "end",
+    *("case", "end"),
 )
 # torch's allocators, the CUDA runtime, cuBLAS and cuDNN, the operating system
 OUT_OF_MEMORY = re.compile(
@@ -57,8 +61,32 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
+# The fields that readers compute with, by event; of `start` any may be missing.
+TEXT, COUNT, NUMBER = (str, "text"), (int, "a whole number"), ((int, float), "a number")
+FIELDS = {
+    "start": {"time": TEXT, "size": COUNT, "arguments": (dict, "an object")},
+    "window": {"first_step": COUNT, "steps": COUNT, "wall_s": NUMBER},
+    "validation": {"seconds": NUMBER},
+    "measure": {"what": TEXT, "value": NUMBER, "unit": TEXT},
+    "case": {"case": TEXT},
+    "evidence": {"when": TEXT},
+    "end": {"outcome": TEXT},
+}
+# What a malformed event makes a reader raise.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+AGAIN = "the log is damaged there, so submit the run again"
+
+
 class LogError(Exception):
     """A log that can't be read, with its file, its line and what was expected."""
+
+
+class NoLogError(LogError):
+    """There is no log: the run is still queued, or failed before it began."""
+
+
+class OtherSchemaError(ValueError):
+    """A log of a schema that this version of the course does not know."""
 
 
 # Writing ------------------------------------------------------------------------------------
@@ -151,9 +179,10 @@ class RunLog:
         """How long a validation took, between two waits for the device."""
         self._write("validation", seconds=seconds)
 
-    def evidence(self, when: str, **seen):
-        """What the run really did, in its first step, in its last, or in all of them."""
-        self._write("evidence", when=when, **seen)
+    def evidence(self, seen: records.Record):
+        """Write what the training really did: one of the records of `records.EVIDENCE`."""
+        when = next(name for name, kind in records.EVIDENCE.items() if kind is type(seen))
+        self._write("evidence", when=when, **seen.written())
 
     def save_trace(self, profiler):
         """Keep what a torch.profiler.profile has recorded: its `on_trace_ready`."""
@@ -176,9 +205,13 @@ class RunLog:
         """In place of `setup`, for a small experiment: where it is measured."""
         self._write("setup", device=str(device), device_name=_device_name(device))
 
-    def measure(self, what: str, value: float, unit: str):
-        """One figure of a small experiment."""
-        self._write("measure", what=what, value=value, unit=unit)
+    def measure(self, what: str, value: float, unit: str, **where):
+        """Write one figure of a small experiment; where: x (a size, a step) and variant."""
+        self._write("measure", **records.Measure(what, value, unit, **where).written())
+
+    def case(self, name: str, **fields):
+        """Write what a small experiment found in one of its cases."""
+        self._write("case", case=name, **fields)
 
     def end(self):
         """The run is complete."""
@@ -232,10 +265,10 @@ def _origin():
         "pid": os.getpid(),
         "trainer": trainer.name,
         "trainer_sha256": hashlib.sha256(source).hexdigest()[:16],
-        "git": _git_state(),
+        "git": _git_state() if idr_torch.is_master else None,  # one process may start, not all
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in packages},
-        "cpu": cpu_name(),
-        "cpu_count": len(os.sched_getaffinity(0)),
+        "cpu": cpus.name(),
+        "cpu_count": cpus.count(),
         "threads": _threads(),
     }
 
@@ -264,18 +297,9 @@ def _git_state():
     return done.stdout.strip() or None
 
 
-def cpu_name() -> str:
-    """The processor's name, as Linux or Python knows it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    match = (
-        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else 0
-    )
-    return match[1].strip() if match else platform.processor() or platform.machine()
-
-
 def _device_name(device):
     if device.type != "cuda":
-        return cpu_name()
+        return cpus.name()
     import torch
 
     return torch.cuda.get_device_name(device)
@@ -354,27 +378,52 @@ class Run:
     windows: list = field(default_factory=list)
     validations: list = field(default_factory=list)
     epochs: list = field(default_factory=list)
-    measures: list = field(default_factory=list)
-    evidence: dict = field(default_factory=dict)  # by when: probe, last, run
+    samples: records.Samples = field(default_factory=records.Samples)
+    probe: records.Probe = field(default_factory=records.Probe)
+    last: records.LastStep = field(default_factory=records.LastStep)
+    whole: records.WholeRun = field(default_factory=records.WholeRun)
+    profiler: records.Profiling = field(default_factory=records.Profiling)
+    measures: list[records.Measure] = field(default_factory=list)
+    cases: dict[str, dict] = field(default_factory=dict)  # the fields of each, by name
     memory: dict = field(default_factory=dict)
     end: dict = field(default_factory=dict)
     notes: list = field(default_factory=list)  # what a reader should know: cut, no end
     first_step: int = 0  # in `steps`, of the last start: a job may be stopped and go on
 
+    @cached_property
+    def ranks(self) -> list["Run"]:
+        """The logs of all processes of this run, by rank; of a recording in one file, this one."""
+        size, folder = self.start.get("size", 1), self.path.parent
+        if self.path != events_file(folder):
+            return [self]
+        missing = f"the run had {size} processes: did this one start?"
+        return [self, *(_read(events_file(folder, rank), missing) for rank in range(1, size))]
 
-def read(path) -> Run:
-    """Read a log: a file, or a run's folder (then rank 0's).
 
-    A last line that was cut and a missing end are normal in a killed run: they become notes.
-    Anything else that is malformed raises LogError with file and line number.
+def read(run) -> Run:
+    """Return what a run logged: a Job, a run's folder (then rank 0's), or the file of a log.
+
+    One that was read already is returned as it is. A last line that was cut and a missing end are
+    normal in a killed run: they become notes. Anything else that is malformed raises LogError with
+    file and line number.
     """
-    path = Path(path)
-    path = events_file(path) if path.is_dir() else path
+    if isinstance(run, Run):
+        return run
+    path = path_of(run)
+    return _read(events_file(path) if path.is_dir() else path, "did the run start?")
+
+
+def read_ranks(run) -> list[Run]:
+    """Return the logs of all processes of a run, by rank. Raises LogError."""
+    return read(run).ranks
+
+
+def _read(path, missing):
     run = Run(path)
     try:
         file = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise LogError(f"{path}: no log to read ({error.strerror}): did the run start?") from error
+        raise NoLogError(f"{path}: no log to read ({error.strerror}): {missing}") from error
     torn = None  # the error of a line that is no JSON; forgiven at the end, and before a restart
     with file:
         for number, line in enumerate(file, 1):
@@ -382,48 +431,75 @@ def read(path) -> Run:
                 raise torn
             torn = None
             try:
-                event = json.loads(line)
-            except ValueError:
-                torn = LogError(f"{path}:{number}: not a JSON object: {line[:80]!r}")
+                _take(run, json.loads(line))
+            except json.JSONDecodeError:
+                torn = LogError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {AGAIN}")
                 run.notes.append(f"line {number} was cut: the run was killed while it wrote")
-                continue
-            try:
-                _take(run, event)
-            except (ValueError, KeyError, TypeError) as error:
-                raise LogError(f"{path}:{number}: {_complaint(error)}: {line[:80]!r}") from error
+            except OtherSchemaError as error:
+                raise LogError(f"{path}:{number}: {error}") from error
+            except MALFORMED as error:
+                why = f"{_complaint(error)}: {line[:80]!r}; {AGAIN}"
+                raise LogError(f"{path}:{number}: {why}") from error
     if torn and line.endswith("\n"):
         raise torn
-    if not run.end:
-        run.notes.append("no end: the run is still going, or was killed")
+    if not run.start:
+        run.notes.append("an empty log: the run has just begun, or could not write (disk full?)")
+    elif not run.end:
+        run.notes.append("no end: the run is still going, was killed, or left without run.end()")
     return run
 
 
-def read_ranks(folder) -> list[Run]:
-    """The logs of all processes of the run in `folder`, by rank."""
-    first = read(folder)
-    return [first, *(read(events_file(folder, r)) for r in range(1, first.start.get("size", 1)))]
+def _complaint(error):
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"no field {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _take(run, event):
+    """Put an event where it belongs in a run. Raises one of MALFORMED."""
+    if not isinstance(event, dict):
+        raise TypeError("not a JSON object")
     kind = event["event"]
+    if kind not in EVENTS:
+        raise ValueError(f"unknown event {kind!r}, expected one of {', '.join(EVENTS)}")
+    if kind != "start" and not run.start:
+        raise ValueError(f"{kind!r} before the run's start, which is the first line of a log")
+    if kind != "start" and run.start["schema"] == 1:
+        event = schema1.upgraded(event)
+        kind = event["event"]
+    _check(kind, event)
     if kind == "step":
         run.steps.append(event)
     elif kind == "window":
         first = event["first_step"] + run.first_step
         run.windows.append({**event, "first_step": first})
-    elif kind in ("validation", "epoch", "measure"):
+    elif kind in ("validation", "epoch"):
         getattr(run, kind + "s").append(event)
+    elif kind == "measure":
+        run.measures.append(records.Measure.read(event))
+    elif kind == "case":
+        run.cases[event["case"]] = {k: v for k, v in event.items() if k not in ("event", "case")}
     elif kind == "evidence":
-        run.evidence[event["when"]] = event
-    elif kind in EVENTS:
-        if kind == "start" and event["schema"] != SCHEMA:
-            raise ValueError(f"schema {event['schema']}, expected {SCHEMA}; update the course")
+        if event["when"] not in records.EVIDENCE:
+            known = ", ".join(records.EVIDENCE)
+            raise ValueError(f"unknown evidence {event['when']!r}, expected one of {known}")
+        setattr(run, event["when"], records.EVIDENCE[event["when"]].read(event))
+    else:
         if kind == "start":
             run.first_step, run.end = len(run.steps), {}
         setattr(run, kind, event)
-    else:
-        raise ValueError(f"unknown event {kind!r}, expected one of {', '.join(EVENTS)}")
 
 
-def _complaint(error):
-    return f"no field {error}" if isinstance(error, KeyError) else str(error)
+def _check(kind, event):
+    """Raise for a field that readers compute with, and that is missing or is something else."""
+    if kind == "start" and event["schema"] not in (1, SCHEMA):
+        raise OtherSchemaError(
+            f"schema {event['schema']!r}, expected 1 or {SCHEMA}: update the course, git pull"
+        )
+    for name, (expected, word) in FIELDS.get(kind, {}).items():
+        if kind == "start" and name not in event:
+            continue
+        if not isinstance(event[name], expected):
+            raise TypeError(f"{name} is {event[name]!r}, expected {word}")
+    if kind == "start" and event.get("size", 1) < 1:
+        raise ValueError(f"size is {event['size']}, expected one process or more")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dlojz.runs import log
-from dlojz.runs.folder import path_of
+from dlojz.runs.folder import events_file, path_of
 from dlojz.runs.log import PHASES
 
 MIN_ENERGY_WINDOW_S = 2.0  # the counter moves every 100 ms: 5 % of this
@@ -50,8 +50,10 @@ class Summary:
     device_name: str = "?"
     optimizer: str = "?"
     versions: dict = field(default_factory=dict)
-    date: str = ""
+    started: str = ""  # when, with the date first
     arguments: dict = field(default_factory=dict)
+    trainer_sha256: str | None = None
+    num_workers: int | None = None  # that loaded its images
     recorded: bool = False  # kept in reference/, not made by the reader
     parameter_bytes: int | None = None
     cpus: int | None = None  # that each process may use
@@ -90,6 +92,10 @@ class Summary:
         return self.data == "synthetic"
 
     @property
+    def date(self) -> str:
+        return self.started[:10]
+
+    @property
     def on_gpu(self) -> bool:
         return self.device.startswith("cuda")
 
@@ -99,29 +105,31 @@ class Summary:
 
 
 def summary(run) -> Summary:
-    """The figures of a run: a Job, its folder, or the file of a recording.
+    """Return the figures of a run: a Job, its folder, a recording's file, or a log that was read.
 
-    A run that left no log (it is queued, or failed before it began) has a state and no figures.
+    A job that left no log (it is queued, or failed before it began) has a state and no figures. One
+    whose log cannot be read says so in a note.
     """
     if isinstance(run, Summary):
         return run
-    path = path_of(run)
     status = getattr(run, "status", None)
     try:
-        ranks = log.read_ranks(path) if path.is_dir() else [log.read(path)]
+        ranks = log.read_ranks(run)
     except log.LogError as error:
         if status is None:
             raise
-        reason = status.get("reason") or (None if path.joinpath("stdout.txt").exists() else error)
-        return Summary(path.name, status["state"], reason)
-    first = ranks[0]
+        expected = isinstance(error, log.NoLogError) and status["state"] != "COMPLETED"
+        notes = () if expected else (str(error),)
+        return Summary(path_of(run).name, status["state"], status.get("reason"), notes)
+    first, path = ranks[0], ranks[0].path
+    recording = path != events_file(path.parent)
     outcome = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY", None: "RUNNING"}
     ended = first.end.get("outcome")
     return Summary(
-        name=path.stem if path.is_file() else path.name,
+        name=path.stem if recording else path.parent.name,
         state=status["state"] if status else outcome.get(ended, "FAILED"),
         reason=(status or {}).get("reason") or first.end.get("error"),
-        notes=tuple(first.notes) if status is None or status["state"] == "RUNNING" else (),
+        notes=_notes(first, status),
         **_identity(first),
         **_speed(ranks),
         **_memory(ranks),
@@ -129,6 +137,12 @@ def summary(run) -> Summary:
         **_disturbance(ranks),
         epochs=tuple(first.epochs),
     )
+
+
+def _notes(run, status):
+    """What a reader should know of a log. That a job which was ended has no end is no news."""
+    news = status is None or status["state"] in ("RUNNING", "COMPLETED")
+    return tuple(run.notes) if news else ()
 
 
 def _identity(run):
@@ -143,8 +157,10 @@ def _identity(run):
         "device_name": setup.get("device_name", "?"),
         "optimizer": setup.get("optimizer", "?"),
         "versions": run.start.get("versions", {}),
-        "date": run.start.get("time", "")[:10],
+        "started": run.start.get("time", ""),
         "arguments": arguments,
+        "trainer_sha256": run.start.get("trainer_sha256"),
+        "num_workers": run.probe.loader.num_workers,
         "recorded": "command" in run.start,
         "parameter_bytes": setup.get("parameter_bytes"),
         "cpus": run.start.get("cpu_count"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlojz.runs import trace
+from dlojz.runs import kinds, trace
 from dlojz.runs.folder import path_of, trace_file
 
 # What notebooks/experiments/faults.py plants.
@@ -145,7 +145,7 @@ def _nchw(witness) -> Suspect | None:
     found = witness.reading
     step = [e for e in trace.in_steps(witness.trace) if NCHW.search(e.name)]
     share = sum(e.ms for e in step) / found.steps / found.step_ms
-    turned = sum(e.ms for e in step if trace.kind(e.name) == trace.LAYOUT) / found.steps
+    turned = sum(e.ms for e in step if kinds.kind(e.name) == kinds.LAYOUT) / found.steps
     return _if(
         share >= NCHW_SHARE and (found.tensor_cores or 0) > 0.5,  # else NCHW does no harm
         "nchw",

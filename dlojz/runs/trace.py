@@ -20,9 +20,11 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from dlojz.runs.kinds import COMMUNICATION, MATRIX, WAITS, kind, on_tensor_cores
+from dlojz.runs.spans import common, length, union, without
 
 CHUNK = 1 << 20  # characters read at a time
 STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -173,89 +175,12 @@ def tells(name: str) -> bool:
     return LINE.match(name) and (PRINTS in name or not FOREIGN.search(name))
 
 
-# What kind of work -------------------------------------------------------------------------------
-
-COMMUNICATION, MATRIX = "communication", "matrix products and convolutions"
-LAYOUT = "changes of layout or dtype"
-# By the name of a kernel, of an operation of torch; the first that fits.
-KINDS = {
-    COMMUNICATION: r"nccl|gloo:|c10d::",
-    "copies": r"^Mem(cpy|set)",
-    LAYOUT: r"nchwto|nhwcto|transpose|converttensor"
-    r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy"
-    r"|^aten::(copy_|clone|contiguous|_to_copy)$",
-    "normalization": r"batch_?norm|\bbn_[fb]w|layer_?norm|native_norm",
-    MATRIX: r"conv(?!ert)|gemm|gemv|xmma|cudnn::(detail|engines)|scudnn"
-    r"|cutlass|nvjet|splitk|winograd|[wd]grad|\b(add|badd)?b?mm\b|matmul|linear"
-    r"|flash|fmha|sdpa|scaled_dot_product",
-    "elementwise and the rest": r"",
-}
-# Of the matrix kernels: those whose names say that tensor cores did it, and that they did not.
-TENSOR_CORES = re.compile(r"tensorop|s?16816|s1688|884|bf16|f16f16|tf32|nvjet|wgmma|hmma")
-NO_TENSOR_CORES = re.compile(r"ffma|simt|sgemm|f32f32_f32f32|cf32|<float")
-
-
-@cache
-def kind(name: str) -> str:
-    """What a kernel, a copy or an operation is for: one of KINDS."""
-    return next(k for k, pattern in KINDS.items() if re.search(pattern, name, re.I))
-
-
-@cache
-def on_tensor_cores(name: str) -> bool:
-    """Does the name of a matrix kernel say that tensor cores compute it?"""
-    return bool(TENSOR_CORES.search(name)) and not NO_TENSOR_CORES.search(name)
-
-
-# Intervals ---------------------------------------------------------------------------------------
-
-
-def union(spans) -> list[tuple[float, float]]:
-    """Spans (begin, end) with what they share counted once, in order."""
-    found = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((begin, end))
-    return found
-
-
-def length(spans) -> float:
-    """Of a union: its milliseconds."""
-    return sum(end - begin for begin, end in spans)
-
-
-def without(spans, cover) -> list[tuple[float, float]]:
-    """What of one union another does not cover."""
-    found, cover = [], iter(cover)
-    hidden = next(cover, None)
-    for begin, end in spans:
-        while hidden and hidden[1] <= begin:
-            hidden = next(cover, None)
-        while hidden and hidden[0] < end:
-            if hidden[0] > begin:
-                found.append((begin, hidden[0]))
-            begin = max(begin, hidden[1])
-            if hidden[1] >= end:
-                break
-            hidden = next(cover, None)
-        if begin < end:
-            found.append((begin, end))
-    return found
-
-
-def common(spans, others) -> float:
-    """The milliseconds that two unions share."""
-    return length(spans) - length(without(spans, others))
-
-
 # What the time was spent on ----------------------------------------------------------------------
 
 DATA, SYNC, COLLECTOR, LAUNCHES = "data", "synchronisation", "garbage collector", "launches"
 NEITHER = (LAUNCHES, None)  # a gap without a wait before it
 PYTHON = "Python between the operations"  # of a processor, which launches nothing
-WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy(Async)?$")
+COPY = re.compile(r"^cudaMemcpy(Async)?$")
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's own range, the Chronometer's
 AHEAD_MS = 0.2  # between a call and its work: so long, and the device had other work to do first
 FEW = 10  # kernels and copies: after so few the host has no lead yet
@@ -462,8 +387,7 @@ def synchronisations(trace: Trace) -> list[Event]:
         c
         for c in trace.calls
         if c.where in threads
-        and WAITS.match(c.name)
-        and ("Synchronize" in c.name or c.ms >= LONG_MS)
+        and (WAITS.match(c.name) or (COPY.match(c.name) and c.ms >= LONG_MS))
         and c.begin >= trace.steps[0].begin
         and c.end <= trace.steps[-1].end
     ]

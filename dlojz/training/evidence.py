@@ -1,6 +1,6 @@
 """What a run really did, as it was seen from outside the trainer's text.
 
-The trainer calls `watch` once. Four looks follow, each an `evidence` event of the log:
+The trainer calls `watch` once. Four looks follow, each a record of `dlojz.runs.records` in the log:
 
 samples  before a test run with files: what the data set makes of a file of ours.
 probe  the first training step, under hooks: devices, dtypes and strides of weights, of what enters
@@ -8,7 +8,7 @@ probe  the first training step, under hooks: devices, dtypes and strides of weig
 last   the last step of a test run, under the profiler, outside the measured window: which matrix
        products and convolutions ran in which dtype, copies, waits, what autograd still holds. Not
        where the training's own profiler looks at that step.
-run    all steps, from what the host knows without waiting: shapes of the inputs, how many backward
+whole  all steps, from what the host knows without waiting: shapes of the inputs, how many backward
        passes and optimizer steps, and whether the weights changed.
 
 The hooks of the probe are removed when it ends. Those that stay touch no data of the device: they
@@ -17,7 +17,6 @@ cost microseconds, and do nothing while `torch.compile` traces them.
 
 import gc
 import math
-import re
 import sys
 import zlib
 from collections import Counter
@@ -25,20 +24,9 @@ from contextlib import suppress
 
 import torch
 
+from dlojz.runs import kinds, records, spans
 from dlojz.training import checkpoint, samples
 
-# The operations that tensor cores can do, by the names that the dispatcher knows them by.
-MATRIX_OPS = {
-    "aten::convolution": "convolution",
-    "aten::convolution_backward": "convolution backward",
-    "aten::addmm": "matrix product",
-    "aten::mm": "matrix product",
-    "aten::bmm": "matrix product",
-    "aten::baddbmm": "matrix product",
-}
-# A collective as the profiler names it on the host, and as a kernel of NCCL.
-COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
-NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
 DTYPES = {
     **{"float": "float32", "double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
     **{"long int": "int64", "long": "int64", "int": "int32", "unsigned char": "uint8"},
@@ -54,9 +42,6 @@ DDP_FACTS = (
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
 CPU = torch.autograd.DeviceType.CPU
-# Operations whose result the host must know: a number, or how large the next tensor will be.
-READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_consecutive", "aten::_unique2")
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
 def watch(run, training, loader, args) -> "Witness":
@@ -84,7 +69,7 @@ class Witness:
         self._profiler = None
         self._stay, self._probe = [], []
         if args.test and (seen := samples.look(loader.dataset)):
-            run.evidence("samples", **seen)
+            run.evidence(records.Samples(**seen))
         self._hook()
         run.before_end(self._finish)
 
@@ -179,11 +164,11 @@ class Witness:
 
     def _on_gradients(self, optimizer, args, kwargs):
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-        self._first["gradients"] = {
-            "dtypes": _dtypes(gradients),
-            "missing": sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
-            "norm": _value(torch.nn.utils.get_total_norm(gradients)) if gradients else None,
-        }
+        self._first["gradients"] = records.Gradients(
+            dtypes=_dtypes(gradients),
+            missing=sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
+            norm=_value(torch.nn.utils.get_total_norm(gradients)) if gradients else None,
+        )
 
     def _end_probe(self):
         if not self._probe:
@@ -194,21 +179,22 @@ class Witness:
         if "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("default")
         self._run.evidence(
-            "probe",
-            weights=self._weights,
-            parameters=_parameters(self._model),
-            metrics_devices=_devices(self._training),
-            layers=_rows(self._layers, "layer in out device in_layout out_layout"),
-            **self._first,
-            loss_gradient=_value(self._loss_gradient),
-            optimizer_state=_dtypes(
-                value
-                for state in self._training.optimizer.state.values()
-                for value in state.values()
-                if torch.is_tensor(value) and value.ndim
-            ),
-            numerics=_numerics(),
-            loader=_loader(self._loader),
+            records.Probe(
+                weights=self._weights,
+                parameters=_parameters(self._model),
+                metrics_devices=_devices(self._training),
+                layers=_rows(self._layers, "layer in out device in_layout out_layout"),
+                **self._first,
+                loss_gradient=_value(self._loss_gradient),
+                optimizer_state=_dtypes(
+                    value
+                    for state in self._training.optimizer.state.values()
+                    for value in state.values()
+                    if torch.is_tensor(value) and value.ndim
+                ),
+                numerics=_numerics(),
+                loader=_loader(self._loader),
+            )
         )
 
     # The last step: under the profiler -----------------------------------------------------------
@@ -223,38 +209,41 @@ class Witness:
         """The last step has ended."""
         if self._profiler is None:
             return
-        events = records(self._profiler)
+        events = stop_profiler(self._profiler)
         self._profiler = None
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
-        self._run.evidence("last", **seen, graphs_alive=_graphs_alive())
+        self._run.evidence(records.LastStep(**seen, graphs_alive=_graphs_alive()))
 
     def profiled(self, actions):
         """What the training's own profiler did in each step, by the names of torch's actions."""
-        self._run.evidence("profiler", actions=actions)
+        self._run.evidence(records.Profiling(actions))
 
     # The whole run -------------------------------------------------------------------------------
 
     def _finish(self):
-        self._end_probe()
         for hook in self._stay:
             hook.remove()
-        with suppress(RuntimeError):  # a device that has failed answers no more
-            self._run.evidence(
-                "run",
-                inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
-                losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
-                drawn=getattr(self._loader.batch_sampler, "drawn", None),
-                backward=self._counts["backward"],
-                optimizer_steps=self._counts["optimizer_steps"],
-                scale=self._scale(),
-                weights_changed=self._weights != (after := digest(self._model)),
-                weights_after=after,
-                buffers_after=_checksum(self._model.buffers()),
-                saves=checkpoint.saves(),
-                pixels=self._pixels,
-            )
+        with suppress(RuntimeError):  # a device that has failed raises here; the log needs its end
+            self._end_probe()
+            self._run.evidence(self._whole())
         # A loader that lives on to the end of Python waits five seconds for each of its workers.
         self._loader = None
+
+    def _whole(self):
+        after = digest(self._model)
+        return records.WholeRun(
+            inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
+            losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
+            drawn=getattr(self._loader.batch_sampler, "drawn", None),
+            backward=self._counts["backward"],
+            optimizer_steps=self._counts["optimizer_steps"],
+            scale=self._scale(),
+            weights_changed=self._weights != after,
+            weights_after=after,
+            buffers_after=_checksum(self._model.buffers()),
+            saves=checkpoint.saves(),
+            pixels=self._pixels,
+        )
 
     def _scale(self):
         """Of the gradient scaler, at the end; None without one that scales."""
@@ -329,7 +318,7 @@ def _rows(counter, names):
 
 
 def _tensor(tensor):
-    return {"dtype": _word(tensor.dtype), "device": str(tensor.device)}
+    return records.Tensor(_word(tensor.dtype), str(tensor.device))
 
 
 def _dtypes(tensors):
@@ -338,11 +327,11 @@ def _dtypes(tensors):
 
 def _parameters(model):
     weights = list(model.parameters())
-    return {
-        "dtypes": _dtypes(weights),
-        "devices": dict(Counter(str(p.device) for p in weights)),
-        "layouts": dict(Counter(layout(p) for p in weights)),
-    }
+    return records.Parameters(
+        dtypes=_dtypes(weights),
+        devices=dict(Counter(str(p.device) for p in weights)),
+        layouts=dict(Counter(layout(p) for p in weights)),
+    )
 
 
 def _devices(training):
@@ -355,26 +344,27 @@ def _devices(training):
 
 def _numerics():
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    return {
-        "matmul_fp32": cuda.fp32_precision,
-        "conv_fp32": cudnn.conv.fp32_precision,
-        "fp16_reduction": cuda.allow_fp16_reduced_precision_reduction,
-        "bf16_reduction": cuda.allow_bf16_reduced_precision_reduction,
-        "cudnn": cudnn.enabled,
-        "cudnn_benchmark": cudnn.benchmark,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
+    return records.Numerics(
+        matmul_fp32=cuda.fp32_precision,
+        conv_fp32=cudnn.conv.fp32_precision,
+        fp16_reduction=cuda.allow_fp16_reduced_precision_reduction,
+        bf16_reduction=cuda.allow_bf16_reduced_precision_reduction,
+        cudnn=cudnn.enabled,
+        cudnn_benchmark=cudnn.benchmark,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def _loader(loader):
     names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
-    return {name: getattr(loader, name, None) for name in names} | {
-        "resident": getattr(loader.dataset, "resident", None)
-    }
+    return records.Loader(
+        **{name: getattr(loader, name, None) for name in names},
+        resident=getattr(loader.dataset, "resident", None),
+    )
 
 
 def start_profiler():
-    """A profiler that has begun; `records` ends it."""
+    """Return a profiler that has begun; `stop_profiler` ends it."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -386,8 +376,8 @@ def start_profiler():
     return profiler
 
 
-def records(profiler) -> list:
-    """Ends the profiler, which waits for the device: its records, as `communication` takes them."""
+def stop_profiler(profiler) -> list:
+    """Stop the profiler, which waits for the device; return its events for `communication`."""
     profiler.stop()
     return profiler.profiler.kineto_results.events()
 
@@ -398,7 +388,7 @@ def counts(events) -> dict[str, int]:
     return {
         "operations": sum(name.startswith("aten::") for name in names),
         "kernels": sum(_ran_on_gpu(e) for e in events),
-        "reads": sum(name in READS for name in names),
+        "reads": sum(name in kinds.READS for name in names),
     }
 
 
@@ -407,11 +397,11 @@ def _profile(events):
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     for event in events:
         name = event.name()
-        if kind := MATRIX_OPS.get(name):
+        if kind := kinds.MATRIX_OPS.get(name):
             matrix[kind, _dtype(next((d for d in event.dtypes() if d), "?"))] += 1
         elif name == "aten::_local_scalar_dense":
             calls["item"] += 1
-        elif name in WAITS:
+        elif kinds.WAITS.match(name):
             calls[name] += 1
         elif name.startswith("Memcpy"):
             copies[name] += 1
@@ -448,26 +438,26 @@ def communication(events):
     told, kernels, others = [], [], []
     for event in events:
         if _ran_on_gpu(event):
-            (kernels if NCCL_KERNEL.match(event.name()) else others).append(event)
-        elif COLLECTIVE.fullmatch(event.name()) and event.device_type() == CPU:
+            (kernels if kinds.NCCL_KERNEL.match(event.name()) else others).append(event)
+        elif kinds.COLLECTIVE.fullmatch(event.name()) and event.device_type() == CPU:
             told.append(event)
     if not told:
         return {}
     told.sort(key=lambda e: e.start_ns())
     kernels.sort(key=lambda e: e.start_ns())
     one_each = len(kernels) == len(told)  # then NCCL did them in their order
-    spans = [_span(event, begin) for event in (kernels if one_each else told)]
+    times = [_span(event, begin) for event in (kernels if one_each else told)]
     found = {
-        "collectives": [_collective(e, s) for e, s in zip(told, spans, strict=True)],
+        "collectives": [_collective(e, s) for e, s in zip(told, times, strict=True)],
         "timed_on": "gpu" if one_each else "host",
     }
     if backward := _backward(events, others if one_each else []):
         ends = [_span(event, begin) for event in backward]
         found["backward_ms"] = [round(f, 3) for f in (min(ends)[0], max(e for _, e in ends))]
     if kernels:
-        ours, rest = (_union(_span(e, begin) for e in part) for part in (kernels, others))
-        found["communication_ms"] = round(sum(b - a for a, b in ours), 3)
-        found["exposed_ms"] = round(_uncovered(ours, rest), 3)
+        ours, rest = (spans.union(_span(e, begin) for e in part) for part in (kernels, others))
+        found["communication_ms"] = round(spans.length(ours), 3)
+        found["exposed_ms"] = round(spans.length(spans.without(ours, rest)), 3)
     return found
 
 
@@ -478,7 +468,7 @@ def _span(event, begin):
 
 
 def _collective(event, span):
-    backend, op = COLLECTIVE.fullmatch(event.name()).groups()
+    backend, op = kinds.COLLECTIVE.fullmatch(event.name()).groups()
     dtype = _dtype(next(iter(event.dtypes()), "?"))
     return {
         "backend": backend,
@@ -504,25 +494,6 @@ def _backward(events, on_device):
         if e.device_type() == CPU and not e.name().startswith("cu") and begin <= e.start_ns() < end
     }
     return [e for e in on_device if e.linked_correlation_id() in launched] or host
-
-
-def _union(spans):
-    """The same time in spans that do not overlap, in order."""
-    merged = []
-    for a, b in sorted(spans):
-        if merged and a <= merged[-1][1]:
-            merged[-1][1] = max(b, merged[-1][1])
-        else:
-            merged.append([a, b])
-    return merged
-
-
-def _uncovered(spans, cover) -> float:
-    """How much of `spans` no span of `cover` hides; both as `_union` returns them."""
-    hidden = sum(
-        max(0.0, min(b, d) - max(a, c)) for a, b in spans for c, d in cover if c < b and a < d
-    )
-    return sum(b - a for a, b in spans) - hidden
 
 
 def _distributed(model):

@@ -8,6 +8,7 @@ from dlojz.widgets.mysteries import accuse
 from dlojz.widgets.prediction import Score, predict, score, score_value
 from dlojz.widgets.queue import queue
 from dlojz.widgets.quiz import quiz
+from dlojz.widgets.trials import trials
 
 __all__ = [
     "Score",
@@ -19,4 +20,5 @@ __all__ = [
     "quiz",
     "score",
     "score_value",
+    "trials",
 ]

@@ -23,7 +23,7 @@ def main():
     run.experiment(device)
     with experiments.process_group(device):
         tensors = {
-            str(2**e): torch.zeros(2**e // 4, device=device)  # float32: four bytes each
+            2**e: torch.zeros(2**e // 4, device=device)  # float32: four bytes each
             for e in range(args.smallest, args.largest + 1)
         }
         calls = {
@@ -34,7 +34,7 @@ def main():
         times = 20 if device.type == "cuda" else 1
         for size, spent in experiments.in_turn(calls, device, args.rounds, times).items():
             for ms in spent:
-                run.measure(size, ms, "ms")
+                run.measure("all_reduce", ms, "ms", x=size)
     run.end()
 
 

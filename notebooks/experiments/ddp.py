@@ -66,7 +66,7 @@ def main():
         for name, ms in experiments.in_turn(steps, device, args.rounds, args.steps).items():
             per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
             run.measure(name, statistics.median(per_batch), "ms per batch")
-            run.evidence(name, step_ms=per_batch, **seen(steps[name], device))
+            run.case(name, step_ms=per_batch, **seen(steps[name], device))
     run.end()
 
 
@@ -122,7 +122,7 @@ def seen(step, device):
     profiler = evidence.start_profiler()
     step()
     experiments.wait(device)
-    return evidence.communication(evidence.records(profiler))
+    return evidence.communication(evidence.stop_profiler(profiler))
 
 
 if __name__ == "__main__":

@@ -95,11 +95,12 @@ def main():
     jpegs = [bytearray(file.read_bytes()) for file in experiments.jpegs(args)]
     for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
         for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
-            run.evidence(f"{kind}: {way}", images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
+            run.case(way, kind=kind, images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
     if device.type == "cuda":
         for batch in BATCHES:
             speeds = [nvjpeg(jpegs, batch, device) for _ in range(args.rounds + 1)][1:]
-            run.evidence(f"nvJPEG: {batch}", images_per_s=speeds)
+            many = f"{batch} in a batch" if batch > 1 else "one by one"
+            run.case(f"nvJPEG, {many}", kind="nvJPEG", batch=batch, images_per_s=speeds)
     run.end()
 
 

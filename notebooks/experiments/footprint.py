@@ -72,7 +72,7 @@ def main():
                     "weights in 16 bits, during a step": few - 8 * per_image,
                 }
                 for part, total in parts.items():
-                    run.measure(f"{part} / {recipe}, {name}", total / count, "bytes per parameter")
+                    run.measure(part, total / count, "bytes per parameter", x=f"{recipe}, {name}")
     torch.set_default_dtype(torch.float32)
     run.end()
 

@@ -31,10 +31,10 @@ def measure_sums(run):
     exact = (x.double() * y.double()).cumsum(1)
     for name, dtype in FORMATS.items():
         for count, total in sum_in(dtype, torch.ones(1, TERMS[-1])):
-            run.measure(f"{name} / {count}", total.item(), "sum of ones")
+            run.measure(name, total.item(), "sum of ones", x=count)
         for count, total in sum_in(dtype, x * y):
             error = (total / exact[:, count - 1] - 1).abs().median().item()
-            run.measure(f"{name} / {count}", error, "relative error of a dot product")
+            run.measure(name, error, "relative error of a dot product", x=count)
 
 
 def measure_updates(run):
@@ -42,7 +42,7 @@ def measure_updates(run):
         weight, update = torch.ones(1, dtype=dtype), torch.tensor([UPDATE], dtype=dtype)
         for step in range(UPDATES + 1):
             if step % 10 == 0:
-                run.measure(f"{name} / {step}", weight.item(), f"weight, {UPDATE:g} less each step")
+                run.measure(name, weight.item(), f"weight, {UPDATE:g} less each step", x=step)
             weight -= update
 
 
@@ -58,7 +58,7 @@ def measure_reductions(run, device):
             for word, allowed in (("allowed", True), ("refused", False)):
                 setattr(flags, f"allow_{name}_reduced_precision_reduction", allowed)
                 error = ((x @ y).double() / exact - 1).abs().max().item()
-                run.measure(f"{name}, {word} / {terms}", error, unit)
+                run.measure(name, error, unit, x=terms, variant=word)
 
 
 def main():

@@ -56,7 +56,7 @@ def main():
             milliseconds[case].append(1000 * (time.perf_counter() - begin))
     for case, step in steps.items():
         run.measure(case, statistics.median(milliseconds[case]), "ms per step")
-        run.evidence(case, step_ms=milliseconds[case], **profile(step, device))
+        run.case(case, step_ms=milliseconds[case], **profile(step, device))
     run.end()
 
 

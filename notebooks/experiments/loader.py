@@ -71,7 +71,7 @@ def main():
             batches.batch_sampler.set_epoch(epoch)
             count = max(args.batches, 4 * wanted)  # some of each worker
             found.append(images_per_s(batches, max(1, 2 * wanted), count))
-        run.evidence(
+        run.case(
             f"{wanted} workers",
             num_workers=batches.num_workers,
             batch_size=arguments.batch_size,

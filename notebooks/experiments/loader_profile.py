@@ -41,8 +41,8 @@ def main():
         return
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
-    run.evidence("cProfile", **inside(args))
-    run.evidence("py-spy", **outside(run.folder / "stacks.txt"))
+    run.case("cProfile", **inside(args))
+    run.case("py-spy", **outside(run.folder / "stacks.txt"))
     run.end()
 
 

@@ -38,8 +38,8 @@ def main():
     torch.backends.cudnn.benchmark = True  # each size with the kernels that are best for it
 
     for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):
-        for what, rate in rates(sizes(args, device), args, device).items():
-            run.measure(what, rate, unit)
+        for (what, size), rate in rates(sizes(args, device), args, device).items():
+            run.measure(what, rate, unit, x=size)
     run.end()
 
 
@@ -47,7 +47,7 @@ def channels(args, device):
     """A 3 x 3 convolution of 28 x 28 pixels, as in the middle of a ResNet, by its channels."""
     for c in range(args.channels - 8, args.channels + 9):
         layer = torch.nn.Conv2d(c, c, 3, padding=1, bias=False)
-        yield f"channels {c}", layer, (args.batch_size, c, 28, 28), 6e-9 * 9 * c * c * 28 * 28
+        yield ("channels", c), layer, (args.batch_size, c, 28, 28), 6e-9 * 9 * c * c * 28 * 28
 
 
 def batches(args, device):
@@ -55,14 +55,14 @@ def batches(args, device):
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     for offset in (-6, -4, -2, -1, 0, 1, 2, 4, 8):
         batch = args.batch_size + offset
-        yield f"batch {batch}", model, (batch, 3, args.image_size, args.image_size), 1
+        yield ("batch", batch), model, (batch, 3, args.image_size, args.image_size), 1
 
 
 def classes(args, device):
     """The last layer alone, by its classes: those of images, and those of a language's words."""
     for count in args.classes:
         layer = torch.nn.Linear(FEATURES, count)
-        yield f"classes {count}", layer, (args.rows, FEATURES), 6e-9 * FEATURES * count
+        yield ("classes", count), layer, (args.rows, FEATURES), 6e-9 * FEATURES * count
 
 
 def rates(sizes, args, device):

@@ -39,7 +39,7 @@ def main():
     with experiments.process_group(device), torch.no_grad():
         ceilings(run, device, dtype)
         found = layers(args, device, dtype)
-        run.evidence("layers", layers=[timed(*each, device, dtype) for each in found.items()])
+        run.case("layers", layers=[timed(*each, device, dtype) for each in found.items()])
     run.end()
 
 

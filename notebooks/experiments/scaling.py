@@ -34,14 +34,14 @@ def main():
         device.type, init_scale=2.0**args.exponent, growth_interval=args.growth_interval
     )
     for step in range(args.steps):
-        run.measure(f"scale / {step}", scaler.get_scale(), "loss scale")
+        run.measure("scale", scaler.get_scale(), "loss scale", x=step)
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.float16):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         scaler.scale(loss).backward()
         scaler.step(optimizer)  # skipped if a gradient is infinite or not a number
         scaler.update()
-    run.measure(f"scale / {args.steps}", scaler.get_scale(), "loss scale")
+    run.measure("scale", scaler.get_scale(), "loss scale", x=args.steps)
     run.end()
 
 

@@ -68,7 +68,7 @@ def main():
             torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
         for name, ms in experiments.in_turn(calls, device, args.rounds).items():
             run.measure(name, statistics.median(ms), "ms")
-            run.evidence(name, ms=ms, **seen(calls[name], device))
+            run.case(name, ms=ms, **seen(calls[name], device))
     run.end()
 
 
@@ -77,7 +77,7 @@ def seen(call, device):
     profiler = evidence.start_profiler()
     call()
     experiments.wait(device)
-    return evidence.counts(evidence.records(profiler))
+    return evidence.counts(evidence.stop_profiler(profiler))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main():
         rounds = [[seconds(device, *pair) for pair in pairs] for _ in range(WARM_UP + ROUNDS)]
         for size, times in zip(sizes, zip(*rounds[WARM_UP:], strict=True), strict=True):
             speed = 2 * size**3 / statistics.median(times)
-            run.measure(f"{name} / {size}", speed / 1e12, "TFLOP/s")
+            run.measure(name, speed / 1e12, "TFLOP/s", x=size)
     run.end()
 
 

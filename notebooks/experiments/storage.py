@@ -165,12 +165,14 @@ def main():
                 ("files", files, read_files),
                 ("shards", shards, read_shards),
             ):
-                measure(run, metadata, f"{kind}, {size}", where, read, args.rounds)
+                run.case(
+                    f"{kind}, {size}", kind=kind, **measure(metadata, where, read, args.rounds)
+                )
     run.end()
 
 
-def measure(run, metadata, name, folder, read, rounds):
-    """One copy, in each way: an `evidence` event."""
+def measure(metadata, folder, read, rounds):
+    """What one copy of the images gives, in each way."""
     speeds, kept = {"cold": [], "warm": [], "decoded": []}, []
     for again in range(rounds):
         random.seed(again)
@@ -180,15 +182,14 @@ def measure(run, metadata, name, folder, read, rounds):
             speeds[way].append(speed)
     _, operations = metadata.count(folder, lambda: timed(read(folder), len))
     files = [p for p in folder.rglob("*") if p.is_file()]
-    run.evidence(
-        name,
-        images=count,
-        files=len(files),
-        bytes=sum(p.stat().st_size for p in files),
-        images_per_s=speeds,
-        still_cached=kept,
-        operations=operations,
-    )
+    return {
+        "images": count,
+        "files": len(files),
+        "bytes": sum(p.stat().st_size for p in files),
+        "images_per_s": speeds,
+        "still_cached": kept,
+        "operations": operations,
+    }
 
 
 if __name__ == "__main__":

@@ -73,11 +73,11 @@ def main():
         counts["weights"].update(by_exponent(w.grad))
     for name, found in counts.items():
         for exponent, count in sorted(found.items()):
-            run.measure(f"{name} / {exponent}", count, "gradients")
+            run.measure(name, count, "gradients", x=exponent)
     for name, dtype in FORMATS.items():
         for lr in LEARNING_RATES:
             share = unchanged(weights, [w.grad for w in weights], lr, dtype)
-            run.measure(f"{name} / {lr}", share, "share of weights that a step does not change")
+            run.measure(name, share, "share of weights that a step does not change", x=lr)
     run.end()
 
 

@@ -69,9 +69,9 @@ def main():
                         step()
                     ms = [experiments.milliseconds(step, device) for _ in range(args.steps)]
                 except RuntimeError as error:  # in all processes alike
-                    run.evidence(case, error=str(error))
+                    run.case(case, error=str(error))
                 else:
-                    run.evidence(case, step_ms=ms)
+                    run.case(case, step_ms=ms)
     run.end()
 
 

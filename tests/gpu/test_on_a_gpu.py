@@ -90,12 +90,12 @@ def test_collectives_are_timed_on_the_gpus(course_folder):
     job = launch.submit(f"solutions/dlojz_06_ddp.py {flags}", n_gpu=2)
     assert job.wait(180) == launch.State.COMPLETED, job.explain()
     for run in log.read_ranks(job.directory):
-        last = run.evidence["last"]
-        assert last["timed_on"] == "gpu"
-        assert {c["backend"] for c in last["collectives"]} == {"nccl"}
-        assert 0 <= last["exposed_ms"] <= last["communication_ms"]
-        begin, end = last["backward_ms"]
-        buckets = [c for c in last["collectives"] if c["op"] == "all_reduce"]
+        last = run.last
+        assert last.timed_on == "gpu"
+        assert {c["backend"] for c in last.collectives} == {"nccl"}
+        assert 0 <= last.exposed_ms <= last.communication_ms
+        begin, end = last.backward_ms
+        buckets = [c for c in last.collectives if c["op"] == "all_reduce"]
         assert begin < buckets[0]["begin_ms"] < end, "the first leaves during the backward pass"
     errors = (job.directory / "stderr.txt").read_text()
     assert "destroy_process_group" not in errors

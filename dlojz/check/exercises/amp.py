@@ -7,11 +7,9 @@ from dlojz.check.exercises.common import (
     DOCS,
     hints,
     inputs,
-    last,
     like,
     losses,
     no_brake,
-    probe,
     words,
 )
 
@@ -83,21 +81,15 @@ def mechanism(runs: Runs) -> list[Finding]:
     mine, reference, precision = runs.mine, runs.reference, runs.arguments["precision"]
     asked = f"--precision {precision}"
 
-    def dtypes(of):
-        return lambda run: words(probe(run).get(of, {}).get("dtypes", {}))
-
-    def numerics(of):
-        return lambda run: probe(run).get("numerics", {}).get(of)
-
     looks = (
-        ("dtype of the weights", dtypes("parameters"), "half-weights"),
-        ("dtype of the gradients", dtypes("gradients"), "half-weights"),
+        ("dtype of the weights", lambda r: words(r.probe.parameters.dtypes), "half-weights"),
+        ("dtype of the gradients", lambda r: words(r.probe.gradients.dtypes), "half-weights"),
         ("convolutions and linear layers, outputs", _outputs, "autocast"),
         ("matrix operations of the last step", _matrix_ops, "autocast"),
         ("dtype of the loss", _loss_dtypes, "loss-dtype"),
         ("autocast in validation", _autocast_in_validation, "validation-autocast"),
-        ("float32 matrix products", numerics("matmul_fp32"), "tf32"),
-        ("float32 convolutions", numerics("conv_fp32"), "tf32"),
+        ("float32 matrix products", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
+        ("float32 convolutions", lambda r: r.probe.numerics.conv_fp32, "tf32"),
     )
     return [
         Finding(MECHANISM, "flag", precision != "fp32", asked, "tf32, fp16 or bf16", "which"),
@@ -108,16 +100,15 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _outputs(run):
-    layers = probe(run).get("layers", [])
     return words(
         entry["out"]
-        for entry in layers
+        for entry in run.probe.layers
         if entry["layer"].startswith("Conv") or entry["layer"] == "Linear"
     )
 
 
 def _matrix_ops(run):
-    return words(op["dtype"] for op in last(run).get("matrix_ops", []))
+    return words(op["dtype"] for op in run.last.matrix_ops)
 
 
 def _loss_dtypes(run):
@@ -130,8 +121,8 @@ def _autocast_in_validation(run):
 
 def _scaled(mine, reference):
     """In fp16 with clipping: was the loss scaled, and were the gradients clipped as they are?"""
-    scale, usual = (probe(r).get("loss_gradient") for r in (mine, reference))
-    norm, expected = (probe(r).get("gradients", {}).get("norm") for r in (mine, reference))
+    scale, usual = (r.probe.loss_gradient for r in (mine, reference))
+    norm, expected = (r.probe.gradients.norm for r in (mine, reference))
     clipped = None not in (norm, expected) and abs(norm - expected) <= 0.1 * expected
     return [
         Finding(

@@ -1,7 +1,7 @@
 """03_channels_last: weights, images and activations have their channels next to each other."""
 
 from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
-from dlojz.check.exercises.common import DOCS, hints, inputs, like, no_brake, probe, words
+from dlojz.check.exercises.common import DOCS, hints, inputs, like, no_brake, words
 
 TUTORIAL = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
 WANTED = "channels_last"
@@ -49,9 +49,9 @@ def mechanism(runs: Runs) -> list[Finding]:
     """The layouts, by strides; "any" where a tensor's shape leaves no choice."""
     mine, reference = runs.mine, runs.reference
     wanted = runs.arguments["channels_last"]
-    weights = probe(mine).get("parameters", {}).get("layouts", {})
+    weights = mine.probe.parameters.layouts
     images = [i["layout"] for mode in ("train", "val") for i in inputs(mine, mode)]
-    layers = [entry["out_layout"] for entry in probe(mine).get("layers", [])]
+    layers = [entry["out_layout"] for entry in mine.probe.layers]
     layouts = (
         ("layout of the images", images, "images-layout"),
         ("layout of the weights", weights, "weights-layout"),
@@ -77,7 +77,7 @@ def _promised(mine, reference):
 
 
 def _autotuner(run):
-    return {True: "on", False: "off"}.get(probe(run).get("numerics", {}).get("cudnn_benchmark"))
+    return {True: "on", False: "off"}.get(run.probe.numerics.cudnn_benchmark)
 
 
 def extras(on_gpu: bool) -> list[Extra]:

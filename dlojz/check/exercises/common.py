@@ -73,22 +73,12 @@ HINTS = {
 
 def inputs(run: log.Run, mode: str) -> list[dict]:
     """What entered the model in training ("train") or validation ("val"), each with its count."""
-    return [i for i in run.evidence.get("run", {}).get("inputs", []) if i["mode"] == mode]
+    return [i for i in run.whole.inputs if i["mode"] == mode]
 
 
 def losses(run: log.Run, mode: str) -> list[dict]:
     """What entered and left the criterion, each with its count."""
-    return [i for i in run.evidence.get("run", {}).get("losses", []) if i["mode"] == mode]
-
-
-def probe(run: log.Run) -> dict:
-    """The evidence of the first step; {} where there is none."""
-    return run.evidence.get("probe", {})
-
-
-def last(run: log.Run) -> dict:
-    """The evidence of the last step; {} where there is none."""
-    return run.evidence.get("last", {})
+    return [i for i in run.whole.losses if i["mode"] == mode]
 
 
 def shapes(run: log.Run, mode: str) -> str:
@@ -112,20 +102,16 @@ def like(part, what, mine, reference, get, hint) -> Finding:
 
 def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
     """The same images, passes and updates in each step as the solution."""
-
-    def of_the_run(name):
-        return lambda run: run.evidence.get("run", {}).get(name)
-
     looks = (
         ("images in training", lambda r: shapes(r, "train"), "images"),
         ("images in validation", lambda r: shapes(r, "val"), "validation"),
-        ("backward passes", of_the_run("backward"), "backward"),
-        ("weights changed", of_the_run("weights_changed"), "backward"),
-        ("initial weights, checksum", lambda r: probe(r).get("weights"), "weights"),
-        ("labels of the first batch, checksum", lambda r: probe(r).get("labels"), "images"),
+        ("backward passes", lambda r: r.whole.backward, "backward"),
+        ("weights changed", lambda r: r.whole.weights_changed, "backward"),
+        ("initial weights, checksum", lambda r: r.probe.weights, "weights"),
+        ("labels of the first batch, checksum", lambda r: r.probe.labels, "images"),
         ("images drawn, by index", _drawn, "images"),
     )
-    steps = [of_the_run("optimizer_steps")(r) for r in (mine, reference)]
+    steps = [r.whole.optimizer_steps for r in (mine, reference)]
     # A gradient scaler skips an update now and then: how many depends on rounding.
     close = None not in steps and abs(steps[0] - steps[1]) <= 1
     return [
@@ -135,7 +121,7 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def _drawn(run):
-    drawn = run.evidence.get("run", {}).get("drawn")
+    drawn = run.whole.drawn
     return f"{len(drawn)} batches, checksum {sum(drawn) % 2**32:08x}" if drawn else "unknown"
 
 
@@ -164,8 +150,8 @@ def _away(loss, expected):
 def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
     """Nothing that costs speed or memory without showing in the result."""
     waits = [_waits(r) for r in (mine, reference)]
-    items = [last(r).get("calls", {}).get("item", 0) for r in (mine, reference)]
-    graphs = [last(r).get("graphs_alive") for r in (mine, reference)]
+    items = [r.last.calls.get("item", 0) for r in (mine, reference)]
+    graphs = [r.last.graphs_alive for r in (mine, reference)]
     return [
         _at_most("numbers asked from the device in a step", *items, "item"),
         _at_most("waits for the device in a step", *waits, "item"),
@@ -179,7 +165,7 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def _waits(run):
-    return sum(n for call, n in last(run).get("calls", {}).items() if call != "item")
+    return sum(n for call, n in run.last.calls.items() if call != "item")
 
 
 def _at_most(what, yours, expected, hint):

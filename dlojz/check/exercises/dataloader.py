@@ -113,27 +113,23 @@ OWN_HINTS = {
 def mechanism(runs: Runs) -> list[Finding]:
     """What the data set makes of a file of ours, beside what the solution's makes of it."""
     mine, reference = runs.mine, runs.reference
-    if not _seen(reference):
+    if not reference.samples:
         text = str(runs.arguments["data"])
         return [Finding(MECHANISM, "images", False, text, "files", "files")]
     looks = (
         (SAME, "images in an epoch", _epoch, "dropped"),
-        (SAME, "label of a file", lambda r: _seen(r).get("label"), "labels"),
-        (MECHANISM, "data set", lambda r: _seen(r).get("set"), "set"),
-        (MECHANISM, "files that PIL opens", lambda r: _seen(r).get("pil"), "decode"),
-        (MECHANISM, "shape of an image", lambda r: _seen(r).get("shape"), "smaller"),
-        (MECHANISM, "type of an image", lambda r: _seen(r).get("dtype"), "uint8"),
-        (MECHANISM, "channels of a grey file", lambda r: _seen(r).get("grey"), "grey"),
+        (SAME, "label of a file", lambda r: r.samples.label, "labels"),
+        (MECHANISM, "data set", lambda r: r.samples.set, "set"),
+        (MECHANISM, "files that PIL opens", lambda r: r.samples.pil, "decode"),
+        (MECHANISM, "shape of an image", lambda r: r.samples.shape, "smaller"),
+        (MECHANISM, "type of an image", lambda r: r.samples.dtype, "uint8"),
+        (MECHANISM, "channels of a grey file", lambda r: r.samples.grey, "grey"),
     )
     found = [like(part, what, mine, reference, get, hint) for part, what, get, hint in looks]
-    if "boxes" in _seen(mine):
-        found += _cuts(_seen(mine), _seen(reference))
+    if mine.samples.boxes:
+        found += _cuts(mine.samples, reference.samples)
     found += [_entered(mine, reference, mode) for mode in ("train", "val")]
     return [*found, *no_brake(mine, reference)]
-
-
-def _seen(run) -> dict:
-    return run.evidence.get("samples", {})
 
 
 def _epoch(run):
@@ -142,19 +138,19 @@ def _epoch(run):
 
 def _cuts(mine, reference):
     """What was cut, what is left of the detail, and whether each image is made anew."""
-    cuts, expected = (len(_different(seen["boxes"])) for seen in (mine, reference))
-    away = max(map(_away, mine["boxes"], reference["boxes"]))
-    detail = mine["detail"] / reference["detail"] - 1
-    count = len(mine["boxes"])
-    kept = f"{mine['kept_objects']} objects, {mine['kept_bytes'] / 1e6:.1f} MB"
-    leaks = mine["kept_objects"] > KEPT_OBJECTS or mine["kept_bytes"] > KEPT_BYTES
+    cuts, expected = (len(_different(seen.boxes)) for seen in (mine, reference))
+    away = max(map(_away, mine.boxes, reference.boxes))
+    detail = mine.detail / reference.detail - 1
+    count = len(mine.boxes)
+    kept = f"{mine.kept_objects} objects, {mine.kept_bytes / 1e6:.1f} MB"
+    leaks = mine.kept_objects > KEPT_OBJECTS or mine.kept_bytes > KEPT_BYTES
     which = f"{cuts} different, up to {away:.1%} of the file away from the solution's"
     return [
         Finding(
             *(SAME, f"cuts of {count} images", cuts == expected and away <= NEAR, which),
             *(
                 f"{expected} different, at most {NEAR:.0%} away",
-                _why(mine["boxes"], reference["boxes"]),
+                _why(mine.boxes, reference.boxes),
             ),
         ),
         Finding(
@@ -162,8 +158,8 @@ def _cuts(mine, reference):
             *(f"that of the solution's, within {DETAIL:.0%}", "detail"),
         ),
         Finding(
-            *(MECHANISM, "a changed file shows", mine["fresh"] == reference["fresh"]),
-            *(f"in {mine['fresh']} images", f"in {reference['fresh']}", "cached"),
+            *(MECHANISM, "a changed file shows", mine.fresh == reference.fresh),
+            *(f"in {mine.fresh} images", f"in {reference.fresh}", "cached"),
         ),
         Finding(
             *(MECHANISM, f"kept of {count // 2} images", not leaks, kept),
@@ -205,9 +201,7 @@ def _different(boxes):
 def _entered(mine, reference, mode):
     """Mean and standard deviation of what enters the model first, by colour."""
     what = {"train": "pixels that enter the model", "val": "pixels of the validation"}[mode]
-    yours, expected = (
-        r.evidence.get("run", {}).get("pixels", {}).get(mode) for r in (mine, reference)
-    )
+    yours, expected = (r.whole.pixels.get(mode) for r in (mine, reference))
     near = bool(yours and expected) and all(
         _away(a, b) <= PIXELS for a, b in zip(yours, expected, strict=True)
     )

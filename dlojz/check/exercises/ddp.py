@@ -4,8 +4,7 @@ import math
 from collections import Counter
 
 from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
-from dlojz.check.exercises.common import DOCS, hints, last, like, no_brake, words
-from dlojz.runs import log
+from dlojz.check.exercises.common import DOCS, hints, like, no_brake, words
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
@@ -94,7 +93,7 @@ OWN_HINTS = {
 
 def mechanism(runs: Runs) -> list[Finding]:
     """Who drew which images, who told whom the gradients, who wrote."""
-    pair = _ranks(runs.mine), _ranks(runs.reference)
+    pair = runs.mine.ranks, runs.reference.ranks
     return [
         Finding(MECHANISM, "processes", len(pair[0]) > 1, str(len(pair[0])), "2 or more", "alone"),
         like(SAME, "processes with images of their own", *pair, _shares, "share"),
@@ -110,7 +109,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _two_epochs(mine, reference):
-    pair = _ranks(mine), _ranks(reference)
+    pair = mine.ranks, reference.ranks
     return [
         like(SAME, "images in two epochs", *pair, _drawn, "epoch"),
         like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "one-writer"),
@@ -118,7 +117,7 @@ def _two_epochs(mine, reference):
 
 
 def _accumulates(mine, reference):
-    pair = _ranks(mine), _ranks(reference)
+    pair = mine.ranks, reference.ranks
     away = _away(*pair)
     # After the first update, and no later: then rounding has not grown yet.
     near = f"at most {NEAR:.1%} away in {FIRST_STEPS} batches"
@@ -131,28 +130,17 @@ def _accumulates(mine, reference):
     ]
 
 
-def _ranks(run):
-    return log.read_ranks(run.path.parent)
-
-
-def _seen(run, name):
-    return run.evidence.get("run", {}).get(name)
-
-
 def _shares(ranks):
-    return len({tuple(_seen(run, "drawn") or ()) for run in ranks})
+    return len({tuple(run.whole.drawn or ()) for run in ranks})
 
 
 def _drawn(ranks):
-    found = (_seen(run, "drawn") or [] for run in ranks)
+    found = (run.whole.drawn or [] for run in ranks)
     return "; ".join(f"{len(d)} batches, checksum {sum(d) % 2**32:08x}" for d in found)
 
 
 def _reduced(ranks):
-    sizes = (
-        sum(c["bytes"] for c in last(run).get("collectives", []) if _is_of_gradients(c))
-        for run in ranks
-    )
+    sizes = (sum(c["bytes"] for c in run.last.collectives if _is_of_gradients(c)) for run in ranks)
     return ", ".join(f"{size / 1e6:.4g} MB" for size in sizes)
 
 
@@ -161,12 +149,12 @@ def _is_of_gradients(collective):
 
 
 def _weights(ranks):
-    return _agree(_seen(run, "weights_after") for run in ranks)
+    return _agree(run.whole.weights_after for run in ranks)
 
 
 def _buffers(ranks):
     """After the validation, in which they do not change."""
-    return _agree(_seen(run, "buffers_after") for run in ranks)
+    return _agree(run.whole.buffers_after for run in ranks)
 
 
 def _agree(found):
@@ -188,7 +176,7 @@ def _last_rate(ranks):
 
 
 def _updates(ranks):
-    return ", ".join(str(_seen(run, "optimizer_steps")) for run in ranks)
+    return ", ".join(str(run.whole.optimizer_steps) for run in ranks)
 
 
 def _devices(ranks):
@@ -196,11 +184,11 @@ def _devices(ranks):
 
 
 def _unused(ranks):
-    return words(bool(last(run).get("find_unused_parameters")) for run in ranks)
+    return words(bool(run.last.find_unused_parameters) for run in ranks)
 
 
 def _writers(ranks):
-    return sum(bool(_seen(run, "saves")) for run in ranks)
+    return sum(bool(run.whole.saves) for run in ranks)
 
 
 def extras(on_gpu: bool) -> list[Extra]:

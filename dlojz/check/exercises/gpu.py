@@ -5,7 +5,7 @@ shape but no values: what was left behind on the processor is seen there as well
 """
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.check.exercises.common import DOCS, hints, inputs, losses, no_brake, probe, words
+from dlojz.check.exercises.common import DOCS, hints, inputs, losses, no_brake, words
 
 REHEARSAL = "rehearsal"
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4"
@@ -54,12 +54,12 @@ def mechanism(runs: Runs) -> list[Finding]:
     labels = [[e["labels_device"] for e in losses(mine, mode)] for mode in ("train", "val")]
     return [
         finding("device", [mine.setup.get("device")], "device"),
-        finding("weights", probe(mine).get("parameters", {}).get("devices", {}), "model"),
+        finding("weights", mine.probe.parameters.devices, "model"),
         finding("images in training", [i["device"] for i in train], "batch"),
         finding("labels in training", labels[0], "batch"),
         finding("images in validation", [i["device"] for i in val], "validation-device"),
         finding("labels in validation", labels[1], "validation-device"),
-        finding("metrics", probe(mine).get("metrics_devices", {}), "metrics"),
+        finding("metrics", mine.probe.metrics_devices, "metrics"),
         *no_brake(runs.mine, runs.reference),
     ]
 

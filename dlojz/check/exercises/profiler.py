@@ -1,7 +1,7 @@
 """04_profiler: a trace of a few steps of the training, and nothing of it anywhere else."""
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.check.exercises.common import DOCS, hints, last, like, no_brake
+from dlojz.check.exercises.common import DOCS, hints, like, no_brake
 from dlojz.runs import log, trace
 from dlojz.runs.folder import trace_file
 
@@ -76,7 +76,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     asked = bool(runs.arguments["profile"])
     found = [Finding(MECHANISM, "flag", asked, f"--profile: {asked}", "True", "asked")]
     # The witness looks at the last step; also the solution's profiler leaves it no room.
-    if not last(reference):
+    if not reference.last:
         steps = f"{len(reference.steps)}"
         return [*found, Finding(MECHANISM, "steps", False, steps, "8 or more", "short")]
     if asked:
@@ -88,7 +88,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 def _actions(run) -> list[str]:
     """Of torch's profiler in each step: NONE, WARMUP, RECORD, RECORD_AND_SAVE."""
-    return run.evidence.get("profiler", {}).get("actions", [])
+    return run.profiler.actions
 
 
 def _quiet(run):

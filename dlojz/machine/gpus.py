@@ -1,0 +1,147 @@
+"""The one reader of NVML, NVIDIA's library: which cards are here, and what they say of themselves.
+
+torch is not asked: a command line must not wait seconds for its import.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# How nvidia-smi names the way between two GPUs that NVLink does not join.
+PCIE_PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+class NvmlError(Exception):
+    """No nvidia-ml-py, or no driver that answers, and why."""
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Open NVML, so that `ask` has answers. Raises NvmlError."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:
+        raise NvmlError(str(error)) from error
+    try:
+        yield
+    finally:
+        ask("Shutdown")
+
+
+def ask(name: str, *args):
+    """Return one answer of NVML, or None: cards, drivers and containers each lack some of them."""
+    try:
+        import pynvml
+
+        return getattr(pynvml, f"nvml{name}")(*args)
+    except Exception:  # NVMLError_NotSupported, NoPermission, a missing function, ...
+        return None
+
+
+def handles() -> list:
+    """Return NVML's handle of each card, by PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    return [ask("DeviceGetHandleByIndex", i) for i in range(ask("DeviceGetCount") or 0)]
+
+
+def handle_of(device: str):
+    """Return NVML's handle of a CUDA device such as "cuda:0"; None where there is none.
+
+    NVML stays open. The card is found by its UUID: the two libraries number them differently.
+    """
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    ask("Init")
+    return ask("DeviceGetHandleByUUID", uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+
+
+def visible() -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that a job may use here; none without a driver."""
+    try:
+        with session():
+            uuids = [ask("DeviceGetUUID", handle) for handle in handles()]
+    except NvmlError:
+        return ()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(uuids) if names is None else named(names, uuids)
+
+
+def named(names: str, uuids: list[str]) -> tuple[str, ...]:
+    """Return the devices that a value of CUDA_VISIBLE_DEVICES names, among those with these UUIDs.
+
+    As in CUDA, the list ends at the first name that is empty, unknown or there twice. Slices of a
+    card (MIG-...) are taken as they are.
+    """
+    chosen = []
+    for name in (n.strip() for n in names.split(",")):
+        matches = [
+            u for i, u in enumerate(uuids) if name == str(i) or (name and u.startswith(name))
+        ]
+        found = [name] if name.startswith("MIG-") else matches
+        if len(found) != 1 or found[0] in chosen:
+            break
+        chosen += found
+    return tuple(chosen)
+
+
+def card(handle) -> dict:
+    """Return what a card is; what it does not tell is None."""
+
+    def tell(name):
+        return ask(f"DeviceGet{name}", handle)
+
+    memory, power, mig = tell("MemoryInfo"), tell("PowerManagementLimit"), tell("MigMode")
+    running = tell("ComputeRunningProcesses") or []
+    return {
+        "name": tell("Name"),
+        "memory_bytes": memory and memory.total,
+        "used_bytes": memory and memory.used,
+        "capability": tell("CudaComputeCapability"),
+        "power_limit_w": power and power / 1000,  # NVML counts milliwatts
+        "mig": mig and mig[0] == 1,
+        # The current generation drops when a card idles.
+        "pcie_generation": tell("MaxPcieLinkGeneration"),
+        "pcie_width": tell("CurrPcieLinkWidth"),
+        "pids": [p.pid for p in running if p.pid != os.getpid()],
+    }
+
+
+def link(a, b) -> str:
+    """Return "NV18" for 18 NVLinks between two cards, directly or by a switch; else the PCIe path.
+
+    "X" for a card and itself.
+    """
+    import pynvml
+
+    if a is b:
+        return "X"
+    if ask("DeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) != 0:
+        return PCIE_PATHS.get(ask("DeviceGetTopologyCommonAncestor", a, b), "unknown")
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    active = [i for i in links if ask("DeviceGetNvLinkState", a, i) == 1]
+    ends = [ask("DeviceGetNvLinkRemotePciInfo", a, i) for i in active]
+    there = ask("DeviceGetPciInfo", b)
+    direct = sum(bool(there and end and end.busId == there.busId) for end in ends)
+    return f"NV{direct or len(active) or ''}"
+
+
+def energy_j(handle) -> float | None:
+    """Return the energy that a card has used since its driver was loaded, in joules.
+
+    The counter moves about every 100 ms, so only differences over seconds mean anything.
+    Source: NVML's nvmlDeviceGetTotalEnergyConsumption (Volta and later).
+    """
+    millijoules = ask("DeviceGetTotalEnergyConsumption", handle)
+    return None if millijoules is None else millijoules / 1000
+
+
+def clock(handle) -> tuple[int | None, int | None]:
+    """Return a card's SM clock in MHz, and NVML's bits of why it is not higher."""
+    import pynvml
+
+    reasons = ask("DeviceGetCurrentClocksEventReasons", handle)
+    if reasons is None:  # the name until driver 535
+        reasons = ask("DeviceGetCurrentClocksThrottleReasons", handle)
+    return ask("DeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM), reasons

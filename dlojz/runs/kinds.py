@@ -1,0 +1,57 @@
+"""What a kernel of a GPU, a copy or an operation of torch is for, by its name."""
+
+import re
+from functools import cache
+
+COMMUNICATION, MATRIX = "communication", "matrix products and convolutions"
+COPIES, NORMALIZATION = "copies", "normalization"
+LAYOUT, REST = "changes of layout or dtype", "elementwise and the rest"
+
+# The first pattern that fits counts. An elementwise_kernel that is neither vectorized nor unrolled
+# copies between unlike strides.
+KINDS = {
+    COMMUNICATION: r"nccl|gloo:|c10d::",
+    COPIES: r"^Mem(cpy|set)",
+    LAYOUT: r"nchwto|nhwcto|transpose|converttensor"
+    r"|(?<!vectorized_)(?<!unrolled_)elementwise_kernel.*copy"
+    r"|^aten::(copy_|clone|contiguous|_to_copy)$",
+    NORMALIZATION: r"batch_?norm|\bbn_[fb]w|layer_?norm|native_norm",
+    MATRIX: r"conv(?!ert)|gemm|gemv|xmma|cudnn::(detail|engines)|scudnn"
+    r"|cutlass|nvjet|splitk|winograd|[wd]grad|\b(add|badd)?b?mm\b|matmul|linear"
+    r"|flash|fmha|sdpa|scaled_dot_product",
+    REST: r"",
+}
+# What cuDNN does around some convolutions: of the rest, where the kinds of a trace are counted.
+AROUND_CONVOLUTIONS = re.compile("cudnn")
+# Of the matrix kernels: those whose names say that tensor cores did it, and that they did not.
+TENSOR_CORES = re.compile(r"tensorop|s?16816|s1688|884|bf16|f16f16|tf32|nvjet|wgmma|hmma")
+NO_TENSOR_CORES = re.compile(r"ffma|simt|sgemm|f32f32_f32f32|cf32|<float")
+
+# The operations that tensor cores can do, as torch's dispatcher names them.
+MATRIX_OPS = {
+    "aten::convolution": "convolution",
+    "aten::convolution_backward": "convolution backward",
+    "aten::addmm": "matrix product",
+    "aten::mm": "matrix product",
+    "aten::bmm": "matrix product",
+    "aten::baddbmm": "matrix product",
+}
+# A collective as the profiler names it on the host, and as a kernel of NCCL.
+COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
+NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
+# Operations whose result the host must know: a number, or how large the next tensor will be.
+READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_consecutive", "aten::_unique2")
+# Calls of CUDA in which the host waits for the device; a copy is one only if it takes long.
+WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize")
+
+
+@cache
+def kind(name: str) -> str:
+    """Return what a kernel, a copy or an operation is for: one of KINDS."""
+    return next(k for k, pattern in KINDS.items() if re.search(pattern, name, re.I))
+
+
+@cache
+def on_tensor_cores(name: str) -> bool:
+    """Return whether the name of a matrix kernel says that tensor cores compute it."""
+    return bool(TENSOR_CORES.search(name)) and not NO_TENSOR_CORES.search(name)

@@ -1,0 +1,41 @@
+"""Spans of time, (begin, end): what they cover together, and what one of them hides of another."""
+
+
+def union(spans) -> list[tuple[float, float]]:
+    """Return the same time in spans that do not overlap, in order."""
+    found = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def length(spans) -> float:
+    """Return how long a union is."""
+    return sum(end - begin for begin, end in spans)
+
+
+def without(spans, cover) -> list[tuple[float, float]]:
+    """Return what of one union another does not cover."""
+    found, cover = [], iter(cover)
+    hidden = next(cover, None)
+    for begin, end in spans:
+        while hidden and hidden[1] <= begin:
+            hidden = next(cover, None)
+        while hidden and hidden[0] < end:
+            if hidden[0] > begin:
+                found.append((begin, hidden[0]))
+            begin = max(begin, hidden[1])
+            if hidden[1] >= end:
+                break
+            hidden = next(cover, None)
+        if begin < end:
+            found.append((begin, end))
+    return found
+
+
+def common(spans, others) -> float:
+    """Return how much time two unions share."""
+    return length(spans) - length(without(spans, others))

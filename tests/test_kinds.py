@@ -1,0 +1,60 @@
+"""The name of a kernel tells what it is for."""
+
+import pytest
+from test_trace import CONV, NCCL, PINNED, RELU
+
+from dlojz.runs import kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (CONV, kinds.MATRIX),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>", kinds.MATRIX),
+        ("void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>", kinds.MATRIX),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", kinds.MATRIX),
+        ("aten::mkldnn_convolution", kinds.MATRIX),
+        ("aten::addmm", kinds.MATRIX),
+        (RELU, kinds.REST),
+        ("void at::native::max_pool_backward_nhwc<c10::BFloat16, float>", None),
+        ("void at::native::batch_norm_collect_statistics_kernel<at::Var>", kinds.NORMALIZATION),
+        (
+            "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>",
+            kinds.NORMALIZATION,
+        ),
+        (
+            "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half>",
+            kinds.LAYOUT,
+        ),
+        (
+            "void at::native::elementwise_kernel<128, 4, direct_copy_kernel>",
+            kinds.LAYOUT,
+        ),
+        ("void cudnn::ops::convertTensor_kernel<float>", kinds.LAYOUT),
+        ("aten::convert_indices", kinds.REST),
+        ("ampere_scudnn_128x64_relu_interior_nn_v1", kinds.MATRIX),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>", kinds.MATRIX),
+        ("aten::baddbmm", kinds.MATRIX),
+        (NCCL, kinds.COMMUNICATION),
+        (PINNED, kinds.COPIES),
+        ("Memset (Device)", kinds.COPIES),
+    ],
+)
+def test_the_kind_of_a_kernel(name, kind):
+    assert kinds.kind(name) == (kind or kinds.REST)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (CONV, True),
+        ("sm90_xmma_wgrad_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc", True),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16>", True),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT", True),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize256", False),
+        ("sm80_xmma_gemm_cf32cf32_f32f32_cf32_tn_n_tilesize64x64x8_ffma", False),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>", False),
+    ],
+)
+def test_which_kernels_ran_on_tensor_cores(name, expected):
+    assert kinds.on_tensor_cores(name) is expected
