@@ -13,12 +13,13 @@ from itertools import islice
 from types import SimpleNamespace
 
 import torch
-import torchvision.transforms.v2
+import torchvision.transforms.v2  # with it comes the first version, which notebook 05 replaces
 
 from dlojz import idr_torch
 from dlojz.runs import log
 from dlojz.training import checkpoint, data, evidence, flags, metrics, models
 from dlojz.training.chronometer import Chronometer
+from dlojz.training.conductor import Conductor
 
 
 def parse_args():
@@ -27,34 +28,27 @@ def parse_args():
         description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    positive, switch = flags.positive, argparse.BooleanOptionalAction
-    flag = parser.add_argument_group("what is trained").add_argument
-    flag("--model", default="resnet152", help="any classifier of torchvision.models")
-    flag("--image-size", type=positive, default=224, metavar="PIXELS", help="side of the input")
-    flag("-b", "--batch-size", type=positive, default=32, metavar="N", help="images per process")
-    flag("-e", "--epochs", type=positive, default=1, metavar="N", help="passes over the images")
+    parser.add_argument("--model", default="resnet152", help="any classifier of torchvision.models")
+    parser.add_argument("--image-size", type=flags.positive, default=224, help="pixels, each side")
+    parser.add_argument("-b", "--batch-size", type=flags.positive, default=32, help="per process")
+    parser.add_argument("-e", "--epochs", type=flags.positive, default=1, help="over the images")
+    parser.add_argument("--accumulate", type=flags.positive, default=1, help="batches per update")
+    parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate")
+    parser.add_argument("--mom", type=float, default=0.9, help="momentum")
+    parser.add_argument("--wd", type=float, default=5e-4, help="weight decay")
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="of the gradients; 0: none")
     # 02: a flag --precision
     formats = ("fp32", "tf32", "fp16", "bf16")
     best = "fp16" if torch.cuda.is_available() else "fp32"
-    flag("--precision", choices=formats, default=best, help="of matrix products and convolutions")
+    parser.add_argument("--precision", choices=formats, default=best, help="of the computation")
 
     # 03: a flag --channels-last
-    flag("--channels-last", action=switch, default=True, help="channels next to each other")
+    flags.switch(parser, "--channels-last", True, "the channels of a pixel next to each other")
 
     # 04: a flag --profile
-    flag("--profile", action=switch, default=False, help="a trace of a few steps; they are slower")
+    flags.switch(parser, "--profile", False, "a trace of a few steps; they are slower")
 
-    # TODO 06: a flag --accumulate
-
-    flag = parser.add_argument_group("the images and how they are loaded").add_argument
-    flag("--data", default=os.environ.get("DLOJZ_DATA") or "data", help="a folder, or 'synthetic'")
-    flag("--num-workers", type=int, default=10, metavar="N", help="processes; CPUs at most")
-    flag("--persistent-workers", action=switch, default=True, help="keep them between epochs")
-    flag("--prefetch-factor", type=positive, default=3, metavar="N", help="batches ready in each")
-    flag("--pin-memory", action=switch, default=True, help="page-locked batches, for the GPU")
-    flag("--non-blocking", action=switch, default=True, help="do not wait for copies to the GPU")
-    flag("--drop-last", action=switch, default=False, help="leave out a last, smaller batch")
-    return flags.parse(parser)  # and those that no notebook changes
+    return flags.parse(parser)  # and those that no notebook changes, such as --data
 
 
 def build_model(args, num_classes):
@@ -66,22 +60,38 @@ def decode(path):
     return torchvision.datasets.folder.pil_loader(path)
 
 
+def build_transforms(args):
+    # TODO 05: transforms.v2, and no floats: `forward` normalizes uint8, on the device
+    train = [
+        torchvision.transforms.RandomResizedCrop(args.image_size),
+        torchvision.transforms.RandomHorizontalFlip(),
+    ]
+    val = [
+        torchvision.transforms.Resize(args.image_size * 256 // 224),
+        torchvision.transforms.CenterCrop(args.image_size),
+    ]
+    to_float = [
+        torchvision.transforms.ToTensor(),
+        torchvision.transforms.Normalize(data.MEAN, data.STD),
+    ]
+
+    return [torchvision.transforms.Compose(steps + to_float) for steps in (train, val)]
+
+
+def build_sampler(args, dataset, shuffle):
+    # TODO 06b: for each process its share of the images
+    processes, rank = 1, 0
+
+    return torch.utils.data.DistributedSampler(dataset, processes, rank, shuffle, args.seed)
+
+
 def build_loaders(args):
-    # TODO 05: the transforms of tensors; `forward` normalizes uint8, on the device
-    transforms = torchvision.transforms
-    to_tensor = [transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
-
-    train = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
-    val = [transforms.Resize(args.image_size * 256 // 224), transforms.CenterCrop(args.image_size)]
-    train_set = data.open_set(args, "train", decode, transforms.Compose(train + to_tensor))
-    val_set = data.open_set(args, "val", decode, transforms.Compose(val + to_tensor))
-    sampler = torch.utils.data.DistributedSampler  # for one process as for many
-    # TODO 06c: for each process its share of the images; batches that accumulate
-    train_sampler = sampler(train_set, num_replicas=1, rank=0, seed=args.seed)
-    val_sampler = sampler(val_set, num_replicas=1, rank=0, shuffle=False)
-    train_batches = data.Batches(train_sampler, args.batch_size, args.drop_last)
-
-    val_batches = data.Batches(val_sampler, args.batch_size, drop_last=False)
+    train_transform, val_transform = build_transforms(args)
+    train_set = data.open_set(args, "train", decode, train_transform)
+    val_set = data.open_set(args, "val", decode, val_transform)
+    train_sampler = build_sampler(args, train_set, shuffle=True)
+    train_batches = data.Batches(train_sampler, args.batch_size, args.drop_last, args.accumulate)
+    val_batches = data.Batches(build_sampler(args, val_set, shuffle=False), args.batch_size)
     return build_loader(args, train_set, train_batches), build_loader(args, val_set, val_batches)
 
 
@@ -116,23 +126,28 @@ def forward(training, images, labels, args):
 
 
 def train_step(step, training, images, labels, args, chrono):
-    # TODO 06d: does this step begin an update, does it end one?
+    # With --accumulate 4, steps 0 to 3 make one update of the weights: of their mean gradient.
+    first, last = step % args.accumulate == 0, (step + 1) % args.accumulate == 0
+    # TODO 06c: only the last one's gradients are exchanged
 
     chrono.forward()
     logits, loss = forward(training, images, labels, args)
 
     chrono.backward()
-    # TODO 06d: where an update begins; each of its steps counts for its share
-    training.optimizer.zero_grad()
-
+    if first:
+        training.optimizer.zero_grad()
     # 02: scale the loss
-    training.scaler.scale(loss).backward()
+    training.scaler.scale(loss / args.accumulate).backward()
 
     chrono.update()
-    # TODO 06d: the metrics in each step; what follows where an update ends
     logits, loss = logits.detach(), loss.detach()  # frees the graph before any wait
     metrics.update(training.metrics, loss, logits, labels)
+    if last:
+        update(training, args)
+    return loss
 
+
+def update(training, args):
     # 02: unscale the gradients before they are clipped, and step through the scaler
     if args.clip_norm > 0:
         training.scaler.unscale_(training.optimizer)
@@ -141,12 +156,11 @@ def train_step(step, training, images, labels, args, chrono):
     training.scaler.update()
 
     training.scheduler.step()
-    return loss
 
 
-def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
+def train_one_epoch(epoch, loader, training, device, args, chrono):
     training.model.train()
-    loader.batch_sampler.set_epoch(epoch, first_step)
+    first_step = loader.batch_sampler.first_step  # 0, but after a resume
     steps = max(0, (args.test_nsteps if args.test else len(loader)) - first_step)
     chrono.next_iter()
     for step, (images, labels) in enumerate(islice(loader, steps), first_step):
@@ -169,17 +183,11 @@ def train_one_epoch(epoch, first_step, loader, training, device, args, chrono):
     return metrics.compute_and_reset(training.metrics)
 
 
-def save(training, args, epoch, step):
-    # TODO 06e: one process writes, for all
-    checkpoint.save(training, args, epoch, step)
-
-
 @torch.no_grad()
 def evaluate(loader, training, device, args):
     training.model.eval()
-    # TODO 06e: all processes judge the model that process 0 saves
+    # TODO 06d: all processes judge the model that process 0 saves
 
-    loader.batch_sampler.set_epoch(0)
     for images, labels in islice(loader, args.test_nsteps if args.test else None):
         # 01: copy the batch to the device
         images = images.to(device, non_blocking=args.non_blocking)
@@ -190,7 +198,13 @@ def evaluate(loader, training, device, args):
     return metrics.compute_and_reset(training.metrics)
 
 
-def build_training(args, device, num_classes, total_steps):
+def save(training, args, epoch, step):
+    states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
+    # TODO 06d: those of all processes; one of them writes
+    checkpoint.save(training, states, args, epoch, step)
+
+
+def build_training(args, device, num_classes, updates):
     """All that has a state: what a checkpoint holds."""
     # 01: put the model on the device
     model = build_model(args, num_classes).to(device)
@@ -199,15 +213,14 @@ def build_training(args, device, num_classes, total_steps):
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
 
-    # TODO 06b: the model in DDP
+    # TODO 06c: the model in DDP
 
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
-    training = SimpleNamespace(
-        model=model,
-        criterion=torch.nn.CrossEntropyLoss(label_smoothing=0.1),
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps),
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, updates, cycle_momentum=False
     )
+    training = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)
+    training.criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     # 01: put the metrics on the device
     training.metrics = metrics.build().to(device)
 
@@ -232,26 +245,29 @@ def set_numerics(args):
         torch.use_deterministic_algorithms(True)
 
 
-def main():
-    args = parse_args()
-    run = log.open_run(args)
-    checkpoint.prepare(args, run)
-    set_numerics(args)
-
+def set_device():
     # 01: choose the device
     device = idr_torch.device()
 
     # TODO 06a: the processes meet, each on its device
 
-    train_loader, val_loader = build_loaders(args)
-    # TODO 06d: updates may be rarer than batches
-    total_steps = args.epochs * len(train_loader)
+    return device
 
-    training = build_training(args, device, len(train_loader.dataset.classes), total_steps)
-    first_epoch, first_step = checkpoint.load(training, args, device) if args.resume else (0, 0)
+
+def main():
+    args = parse_args()
+    run = log.open_run(args)
+    checkpoint.prepare(args, run)
+    set_numerics(args)
+    device = set_device()
+
+    train_loader, val_loader = build_loaders(args)
+    updates = args.epochs * (len(train_loader) // args.accumulate)
+    training = build_training(args, device, len(train_loader.dataset.classes), updates)
+    first_epoch, first_step = checkpoint.load(training, args) if args.resume else (0, 0)
     run.setup(device, training, train_loader, val_loader)
-    witness = evidence.watch(run, training, train_loader, args)
-    chrono = Chronometer(device, run, witness=witness)
+    conductor = Conductor(evidence.watch(run, training, train_loader, args))
+    chrono = Chronometer(device, run, conductor=conductor)
     # 04: chrono.profiler, which looks at a few steps
     if args.profile:
         chrono.profiler = torch.profiler.profile(
@@ -262,7 +278,8 @@ def main():
 
     chrono.start()
     for epoch in range(first_epoch, args.epochs):
-        train = train_one_epoch(epoch, first_step, train_loader, training, device, args, chrono)
+        train_loader.batch_sampler.set_epoch(epoch, first_step)
+        train = train_one_epoch(epoch, train_loader, training, device, args, chrono)
         chrono.validation()
         val = evaluate(val_loader, training, device, args)
         chrono.idle()

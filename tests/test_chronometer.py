@@ -7,6 +7,7 @@ import torch
 
 from dlojz.runs.log import PHASES, WARMUP_STEPS
 from dlojz.training.chronometer import Chronometer
+from dlojz.training.conductor import Conductor
 
 
 class Clock:
@@ -365,7 +366,7 @@ def test_the_witness_leaves_the_last_step_to_a_profiler_that_wants_it():
     for actions, told in ((["NONE"] * 9, ["begins", "ends"]), (["NONE"] * 4 + ["RECORD"] * 5, [])):
         clock = Clock()
         witness = Witness(last=5)
-        chrono = Chronometer(sink=Sink(), clock=clock, witness=witness)
+        chrono = Chronometer(sink=Sink(), clock=clock, conductor=Conductor(witness))
         chrono.profiler = Profiler(clock, actions)
         chrono.start()
         profiled_steps(chrono, clock, 6)

@@ -1,5 +1,6 @@
 """The same images, whatever loads them."""
 
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +128,32 @@ def test_synthetic_batches_are_fixed_and_stay_in_memory():
         args, "train", pil_loader, None
     )  # a run that begins with a last, smaller batch
     assert torch.equal(short.__getitems__(keys[:2])[1], labels[:2])
+
+
+def test_synthetic_batches_differ():
+    """With two of them, a model sees the same batch in every second step."""
+    args = SimpleNamespace(data="synthetic", seed=0, image_size=4, pin_memory=False, batch_size=8)
+    dataset = data.open_set(args, "train", pil_loader, None)
+    sampler = torch.utils.data.DistributedSampler(dataset, 1, 0, seed=0)
+    batches = islice(data.Batches(sampler, 8), 30)
+    seen = {dataset.__getitems__(keys)[0].numpy().tobytes() for keys in batches}
+    assert len(seen) > 6
+    images, labels = dataset._resident()
+    assert len(images) == len(labels) == 16, "kept in memory: two batches, as large as they are"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last", "accumulate", "message"),
+    [
+        (21, True, 1, r"20 images, which make 0 batches of 21 with --drop-last.*leave out"),
+        (8, False, 4, r"make 3 batches of 8, and an update needs 4: give a smaller"),
+        (8, True, 3, r"make 2 batches of 8 with --drop-last, and an update needs 3"),
+    ],
+)
+def test_an_epoch_without_an_update_is_refused(batch_size, drop_last, accumulate, message):
+    sampler = torch.utils.data.DistributedSampler(range(20), 1, 0)
+    with pytest.raises(data.DataError, match=message):
+        data.Batches(sampler, batch_size, drop_last, accumulate)
 
 
 def test_normalize_does_what_the_float_transforms_do():

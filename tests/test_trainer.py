@@ -1,6 +1,9 @@
 """Every solution trains, on 1 and on 2 processes; checkpoints go on to the bit."""
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,7 +16,7 @@ from dlojz.launch import Request, series
 from dlojz.runs import log
 from dlojz.runs.folder import events_file
 from dlojz.runs.stats import summary
-from dlojz.training import checkpoint
+from dlojz.training import checkpoint, data
 
 SMOKE = "--model resnet18 --image-size 32 -b 8 --num-workers 0".split()
 TOO_LARGE = ("--image-size", "100000", "-b", "64")  # terabytes
@@ -62,6 +65,24 @@ def test_the_schedule_is_as_long_as_the_run(images, tmp_path, train):
     assert lr[-1] < 0.01
 
 
+def test_the_momentum_is_what_was_asked_for(images, tmp_path, train):
+    """OneCycleLR cycles the momentum as well, unless it is told not to."""
+    losses = {}
+    for momentum in (0.0, 0.9):
+        folder = tmp_path / str(momentum)
+        train(STEPS[0], folder, *SMOKE, "--data", images, "--mom", momentum, "--lr", 0.01)
+        losses[momentum] = list(log.read(folder).steps.loss)
+    first = [run[:2] for run in losses.values()]
+    assert first[0] == first[1], "the first update has no momentum yet"
+    assert losses[0.0][2] != losses[0.9][2]
+
+
+def test_a_batch_larger_than_the_set_is_refused(images, tmp_path, train):
+    flags = [*SMOKE, "--data", images, "-b", 65, "--drop-last"]
+    with pytest.raises(data.DataError, match="64 images, which make 0 batches of 65"):
+        train(STEPS[0], tmp_path, *flags)
+
+
 @pytest.mark.parametrize("every", [3, 11], ids=["in an epoch", "at its end"])
 @pytest.mark.parametrize(("model", "workers"), [("resnet18", 0), ("mobilenet_v3_small", 1)])
 def test_a_resumed_run_is_identical_to_the_bit(
@@ -80,6 +101,27 @@ def test_a_resumed_run_is_identical_to_the_bit(
     assert list(rest.steps.loss) == list(whole.steps.loss)[-len(rest.steps) :]
     assert rest.epochs[-1] == whole.epochs[-1]
     assert (tmp_path / "whole" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("solution", [STEPS[0], STEPS[-1]], ids=lambda p: p.stem)
+def test_a_resume_between_two_updates_loses_no_gradient(
+    solution, images, tmp_path, train, stop_at_first_save
+):
+    """Eight batches, three for an update; asked for after step 4, so saved after step 6."""
+    common = [*SMOKE, "--data", images, "-e", 2, "--accumulate", 3, "--lr", 0.01]
+    file = tmp_path / "half.pt"
+    every = ("--checkpoint-every", 4)
+    with pytest.raises(KeyboardInterrupt):
+        train(solution, tmp_path / "first", *common, "--checkpoint", file, *every)
+    assert torch.load(file, weights_only=True)["step"] == 6
+    train(solution, tmp_path / "rest", *common, "--checkpoint", file, "--resume", file)
+    train(solution, tmp_path / "whole", *common)
+    whole, rest = log.read(tmp_path / "whole"), log.read(tmp_path / "rest")
+    assert len(rest.steps) == len(whole.steps) - 6 == 10
+    assert list(rest.steps.loss) == list(whole.steps.loss)[6:]
+    assert rest.epochs[-1] == whole.epochs[-1]
+    end = [run.evidence["run"] for run in (whole, rest)]
+    assert end[0]["weights_after"] == end[1]["weights_after"]
 
 
 def test_sigusr1_saves_after_the_step(images, tmp_path):
@@ -106,6 +148,7 @@ def test_sigusr1_saves_after_the_step(images, tmp_path):
         (("-e", "3"), "total_steps 8, this run has 24"),
         (("--seed", "1"), "seed 0, this run has 1"),
         (("--model", "resnet34"), "model 'resnet18', this run has 'resnet34'"),
+        (("--accumulate", "2"), "accumulate 1, this run has 2"),
     ],
 )
 def test_resuming_with_something_else_is_refused(changed, message, images, tmp_path, train):
@@ -124,15 +167,6 @@ def test_resuming_with_another_world_size_is_refused(images, tmp_path, train, mo
         train(STEPS[0], tmp_path / "b", *SMOKE, "--data", images, "--resume", file)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a checkpoint", b"PK\x03\x04 torn"])
-def test_an_unreadable_checkpoint_is_refused(content, images, tmp_path, train):
-    file = tmp_path / "saved.pt"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint of this trainer"):
-        train(STEPS[0], tmp_path, *SMOKE, "--data", images, "--resume", file)
-
-
 def test_a_checkpoint_is_not_overwritten_silently(images, tmp_path, train, capsys):
     (tmp_path / "saved.pt").write_bytes(b"precious")
     with pytest.raises(SystemExit):
@@ -147,6 +181,9 @@ def test_a_checkpoint_is_not_overwritten_silently(images, tmp_path, train, capsy
         (("--model", "resnet1"), "not in torchvision.models"),
         (("-b", "0"), "expected a whole number from 1"),
         (("--image-size", "big"), "invalid"),
+        (("--num-workers", "-1"), "-1: expected a whole number from 0"),
+        (("--checkpoint-every", "-5"), "-5: expected a whole number from 0"),
+        (("--accumulate", "0"), "0: expected a whole number from 1"),
     ],
 )
 def test_bad_flags_say_what_is_wrong(flags, message, tmp_path, train, capsys):
@@ -184,6 +221,7 @@ def test_several_processes_by_hand_need_a_folder(tmp_path):
 # Several processes: from step 06 on ------------------------------------------------------------
 
 DDP = course.solution("06")
+TWO_EPOCHS = "-e 2 --accumulate 2 --checkpoint-every 2".split()
 AS_ONE = "--test -b 4 --precision fp32 --clip-norm 1".split()  # as one process that accumulates
 
 
@@ -194,7 +232,7 @@ def in_pairs(images):
     flags = {
         "two": [*common, *AS_ONE, "--test-nsteps", "4"],
         "saves": [*common, "--checkpoint", "{run}/end.pt"],
-        "whole": [*common, "-e", "2", "--checkpoint-every", "3"],
+        "whole": [*common, *TWO_EPOCHS],
     }
     entries = [series.Entry(name, DDP, words) for name, words in flags.items()]
     job = series.submit(entries, Request(name="in-pairs", n_gpu=2))
@@ -233,17 +271,59 @@ def test_processes_share_the_images_and_hold_the_same_weights(in_pairs):
     assert [end.saves for end in ends] == [1, 0], "one process writes"
 
 
+def stopped_at_its_first_checkpoint(folder, *flags):
+    """Train 06 on two processes until they have saved in the middle of an epoch; the checkpoint."""
+    dies, half, saves = (
+        folder / "dies.py",
+        folder / "half.pt",
+        "save(training, args, epoch, step + 1)",
+    )
+    ends = "torch.distributed.barrier(); os._exit(0)"
+    dies.write_text(DDP.read_text().replace(saves, f"{saves}; {ends}"))
+    command = launch.trainer_argv(dies, [str(f) for f in (*flags, "--checkpoint", half)], 2)
+    environment = {**os.environ, "DLOJZ_RUN": str(folder / "first"), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    return half
+
+
 def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):
-    flags = [*SMOKE, "--data", images, "-e", 2]
-    half = tmp_path / "half.pt"
-    first = [*flags, "--checkpoint", half, "--checkpoint-every", 3]
-    command = launch.trainer_argv(DDP, [str(f) for f in first], 2)
-    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path / "first"), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        while not half.exists():
-            assert process.poll() is None
-        process.terminate()
+    """Losses to the bit, and what each process knows alone: its share of the epoch's mean."""
+    flags = [*SMOKE, "--data", images, *TWO_EPOCHS]
+    half = stopped_at_its_first_checkpoint(tmp_path, *flags)
+    saved = torch.load(half, weights_only=True)
+    assert (saved["epoch"], saved["step"]) == (0, 2)
+    metrics, statistics = (
+        [process[part] for process in saved["processes"]] for part in ("metrics", "buffers")
+    )
+    assert metrics[0]["loss.total"] != metrics[1]["loss.total"]
+    assert not statistics[0]["module.bn1.running_mean"].equal(
+        statistics[1]["module.bn1.running_mean"]
+    )
     rest = train_with(2, tmp_path / "rest", *flags, "--checkpoint", half, "--resume", half)
     for a, b in zip(in_pairs["whole"], rest, strict=True):
         assert 0 < len(b.steps) < len(a.steps)
         assert list(b.steps.loss) == list(a.steps.loss)[-len(b.steps) :]
+        assert b.epochs == a.epochs
+        ends = [run.evidence["run"] for run in (a, b)]
+        for kept in ("weights_after", "buffers_after"):
+            assert ends[0][kept] == ends[1][kept]
+
+
+def test_a_signal_makes_all_processes_save_after_the_same_update(images, tmp_path):
+    """Each of them gets it, as from Slurm; here some updates apart."""
+    file = tmp_path / "saved.pt"
+    flags = [*SMOKE, "--data", images, "-e", "50", "--accumulate", "2", "--checkpoint", file]
+    command = launch.trainer_argv(DDP, [str(f) for f in flags], 2)
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    logs = [events_file(tmp_path, rank) for rank in (0, 1)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for rank, steps in ((0, 1), (1, 8)):
+            while not logs[rank].exists() or logs[rank].read_text().count('"step"') < steps:
+                assert process.poll() is None
+            os.kill(json.loads(logs[rank].read_text().splitlines()[0])["pid"], signal.SIGUSR1)
+        in_an_epoch = re.compile(r"saved .*: epoch \d+, step [1-9]")
+        assert any(in_an_epoch.match(line) for line in process.stdout), "at epoch ends only"
+        process.terminate()
+    saved = torch.load(file, weights_only=True)
+    seen = [process["metrics"]["loss.images"] for process in saved["processes"]]
+    assert seen == [8 * saved["step"]] * 2

@@ -1,14 +1,15 @@
-"""Save a training and go on from it, to the bit.
+"""Save a training and resume it, to the bit.
 
-A checkpoint holds the state of all parts of the training (model, criterion, optimizer, scheduler,
-metrics, and whatever a step of the course adds), the generators of random numbers, the epoch and
-the step in it, and what must not change in between. It is read with `weights_only=True`, so that a
-file from elsewhere cannot run code.
+A checkpoint is made where an update of the weights has ended. It holds the state of all parts of
+the training (model, criterion, optimizer, scheduler, metrics, and whatever a step of the course
+adds), what each process has of its own, the epoch and the step in it, and what must not change in
+between. It is read with `weights_only=True`, so that a file from elsewhere cannot run code.
 """
 
+import hashlib
 import os
-import pickle
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -16,85 +17,210 @@ import torch
 
 from dlojz import course, idr_torch
 
-# The flags that decide which images come when, at which learning rate.
-SAME_FLAGS = ("model", "image_size", "batch_size", "drop_last", "lr", "wd", "mom", "seed")
-
+# The flags that decide which images come when, and how the weights are updated.
+SAME_FLAGS = (
+    *("model", "image_size", "batch_size", "drop_last", "accumulate", "lr", "wd", "mom"),
+    *("clip_norm", "seed"),
+)
 LAST = "checkpoint.txt"  # in a run's folder; its last one's path, for slurm/job.sbatch
 
-_SAVE_NOW = threading.Event()
 _saves = []
 
 
 class CheckpointError(Exception):
-    """A checkpoint that can't be used, and why."""
+    """A checkpoint that can't be used or written: its file, what is wrong, what to type."""
 
 
 def saves() -> int:
-    """How many checkpoints this process has written."""
+    """Return how many checkpoints this process has written."""
     return len(_saves)
 
 
 def prepare(args, run):
     """Choose where this run keeps its checkpoint, and listen for the wish to save.
 
-    From now on SIGUSR1 asks for a checkpoint after the present step: a time limit is near. A test
+    From now on SIGUSR1 asks for a checkpoint after the present update: a time limit is near. A test
     run keeps none, unless --checkpoint says where.
     """
     if args.checkpoint is None and not args.test:
         args.checkpoint = run.folder / "checkpoint.pt"
-    signal.signal(signal.SIGUSR1, lambda *_: _SAVE_NOW.set())
+    signal.signal(signal.SIGUSR1, lambda *_: _WISH.heard.set())
     (run.folder / LAST).touch()  # says that the signal may come: it would end other programs
 
 
 def due(args, steps_done: int) -> bool:
-    """Is it time to save, `steps_done` steps into the epoch?"""
-    if args.checkpoint is None:
-        return False
-    asked = _SAVE_NOW.is_set()
-    _SAVE_NOW.clear()  # in each process, whichever of them saves
-    return asked or (args.checkpoint_every > 0 and steps_done % args.checkpoint_every == 0)
+    """Return whether to save now, `steps_done` steps into the epoch: the same in all processes.
 
-
-def save(training, args, epoch: int, step: int):
-    """Write `args.checkpoint`: the next step to do is `step` of `epoch`. Waits for the device."""
-    state = {name: part.state_dict() for name, part in vars(training).items()}
-    state |= {"epoch": epoch, "step": step, "promises": _promises(training, args)}
-    state |= {"cpu_rng": torch.get_rng_state(), "cuda_rng": torch.cuda.get_rng_state_all()}
-    args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    temporary = args.checkpoint.with_name(f".{args.checkpoint.name}.{os.getpid()}")
-    torch.save(state, temporary)
-    temporary.replace(args.checkpoint)  # a reader, or a kill, finds the old file or the new one
-    if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
-        course.write_atomically(Path(folder, LAST), str(args.checkpoint.resolve()))
-    _saves.append(args.checkpoint)
-    print(f"saved {args.checkpoint}: epoch {epoch}, step {step}", flush=True)
-
-
-def load(training, args, device) -> tuple[int, int]:
-    """Put `args.resume` into the parts of `training`; returns the epoch and the step to go on with.
-
-    Raises CheckpointError where the file can't be read, or where this run would not go on with
-    the same images at the same learning rates.
+    Only where an update ends: the gradients of one under way are not in the checkpoint.
     """
+    if args.checkpoint is None or steps_done % args.accumulate:
+        return False
+    every, before = args.checkpoint_every, steps_done - args.accumulate
+    return _WISH.granted() or (every > 0 and steps_done // every > before // every)
+
+
+class _Wish:
+    """A signal's wish for a checkpoint, which processes must grant after the same update.
+
+    Each one hears the signal at an update of its own. So each says in the store that they share at
+    which one it did, and all save two updates after the latest. Until then each waits for its
+    device after every update: then it is at most one update ahead of the others, and when its turn
+    to save comes it has read what all of them said.
+    """
+
+    def __init__(self):
+        self.heard = threading.Event()
+        self._updates = self._granted = 0
+        self._said = False
+
+    def granted(self) -> bool:
+        """Return whether to save after this update. Called once in each update."""
+        self._updates += 1
+        if not self.heard.is_set():
+            return False
+        if torch.distributed.is_initialized() and not self._all_are_there():
+            return False
+        self._granted += 1
+        self._said = False
+        self.heard.clear()
+        return True
+
+    def _all_are_there(self):
+        store = torch.distributed.distributed_c10d._get_default_store()  # no public name for it
+        key = f"dlojz/save/{self._granted}"
+        keys = [f"{key}/{rank}" for rank in range(torch.distributed.get_world_size())]
+        if not self._said:
+            self._said = True
+            store.set(keys[torch.distributed.get_rank()], str(self._updates))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if not store.check(keys):
+            return False
+        return self._updates >= max(int(store.get(k)) for k in keys) + 2
+
+
+_WISH = _Wish()
+
+
+def own_state(training) -> dict:
+    """Return what this process alone knows: random generators, metrics, buffers of the model.
+
+    On the CPU, so that another process can read it. Waits for the device.
+    """
+    device = next(training.model.parameters()).device
+    on_gpu = device.type == "cuda"
+    return {
+        "cpu_rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state(device) if on_gpu else None,
+        "metrics": {k: v.cpu() for k, v in training.metrics.state_dict().items()},
+        "buffers": {k: v.cpu() for k, v in training.model.named_buffers()},
+    }
+
+
+def save(training, states: list[dict], args, epoch: int, step: int):
+    """Write `args.checkpoint`: the next step to do is `step` of `epoch`. Waits for the device.
+
+    states: `own_state` of each process, by rank.
+    """
+    state = {name: part.state_dict() for name, part in vars(training).items()}
+    state |= {"epoch": epoch, "step": step, "processes": states}
+    state |= {"promises": _promises(training, args), "trainer": _trainer_sha256()}
+    file = args.checkpoint
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        state = torch.load(args.resume, map_location=device, weights_only=True)
-        promised = state["promises"]
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError) as error:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, temporary)
+        temporary.replace(file)  # a reader, or a kill, finds the old file or the new one
+    except (OSError, RuntimeError) as error:  # torch's writer does not say more
+        temporary.unlink(missing_ok=True)
         raise CheckpointError(
-            f"--resume {args.resume}: no checkpoint of this trainer ({error})"
+            f"--checkpoint {file}: not written ({_first_line(error)}). Is the disk full? Free some "
+            "space, or give --checkpoint a file elsewhere; what was saved before is still there"
         ) from error
-    for name, now in _promises(training, args).items():
-        if promised[name] != now:
-            raise CheckpointError(
-                f"--resume {args.resume}: it was saved with {name} {promised[name]!r}, this run "
-                f"has {now!r}; to go on where it stopped, use the same value"
-            )
+    if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
+        course.write_atomically(Path(folder, LAST), str(file.resolve()))
+    _saves.append(file)
+    print(f"saved {file}: epoch {epoch}, step {step}", flush=True)
+
+
+def load(training, args) -> tuple[int, int]:
+    """Put `args.resume` into the parts of `training`; return the epoch and the step to go on with.
+
+    Raises CheckpointError where the file can't be used, or where this run would not go on with
+    the same images and the same updates.
+    """
+    state = _read(args.resume)
+    _keep_promises(state["promises"], _promises(training, args), args.resume)
+    processes = state["processes"]
+    if len(processes) != idr_torch.size:
+        raise CheckpointError(
+            f"--resume {args.resume}: it holds the state of {len(processes)} of {idr_torch.size} "
+            "processes; `save` must gather those of all (solution 06, paragraph 06d)"
+        )
     for name, part in vars(training).items():
-        part.load_state_dict(state[name])
-    torch.set_rng_state(state["cpu_rng"].cpu())
-    if len(state["cuda_rng"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
+        _put(args.resume, name, part.load_state_dict, state.get(name))
+    _put(args.resume, "processes", lambda own: _put_own(training, own), processes[idr_torch.rank])
+    if state["trainer"] != _trainer_sha256() and idr_torch.is_master:
+        print(
+            f"note: --resume {args.resume}: the trainer's source has changed since it was saved, "
+            "so this run may not be what the first one would have been"
+        )
     return state["epoch"], state["step"]
+
+
+def _read(file):
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes torch raise nearly anything
+        found = "it is empty" if _is_empty(file) else _first_line(error)
+        raise CheckpointError(
+            f"--resume {file}: no checkpoint of this trainer ({found}); give one that it has "
+            "saved, such as runs/0001/checkpoint.pt"
+        ) from error
+    expected = {"epoch": int, "step": int, "promises": dict, "processes": list, "trainer": str}
+    for name, kind in expected.items():
+        found = state.get(name) if isinstance(state, dict) else None
+        if type(found) is not kind:
+            raise CheckpointError(
+                f"--resume {file}: no checkpoint of this trainer (expected {name!r} to be "
+                f"{kind.__name__}, found {type(found).__name__}); one that another version of the "
+                "course has saved can't be resumed: start again without --resume"
+            )
+    return state
+
+
+def _keep_promises(promised, now, file):
+    for name, value in now.items():
+        if name not in promised or promised[name] != value:
+            raise CheckpointError(
+                f"--resume {file}: it was saved with {name} {promised.get(name)!r}, this run has "
+                f"{value!r}; to go on where it stopped, use the same value"
+            )
+
+
+def _put(file, name, load, state):
+    try:
+        load(state)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # each part has its own kinds
+        raise CheckpointError(
+            f"--resume {file}: its {name!r} does not fit this trainer ({_first_line(error)}); use "
+            "the trainer that saved it, or start again without --resume"
+        ) from error
+
+
+def _put_own(training, own):
+    training.metrics.load_state_dict(own["metrics"])
+    buffers = dict(training.model.named_buffers())
+    if buffers.keys() != own["buffers"].keys():
+        raise ValueError(f"expected the buffers {list(buffers)}, found {list(own['buffers'])}")
+    for name, buffer in buffers.items():
+        buffer.copy_(own["buffers"][name])
+    torch.set_rng_state(own["cpu_rng"])
+    device = next(training.model.parameters()).device
+    if device.type == "cuda" and own["cuda_rng"] is not None:
+        torch.cuda.set_rng_state(own["cuda_rng"], device)
 
 
 def _promises(training, args):
@@ -104,3 +230,17 @@ def _promises(training, args):
         "total_steps": training.scheduler.total_steps,  # the length of the schedule
         "parts": sorted(vars(training)),
     }
+
+
+def _trainer_sha256():
+    trainer = Path(sys.argv[0])
+    return hashlib.sha256(trainer.read_bytes() if trainer.is_file() else b"").hexdigest()
+
+
+def _is_empty(file):
+    return file.is_file() and file.stat().st_size == 0
+
+
+def _first_line(error):
+    text = str(error).strip() or "no reason given"
+    return f"{type(error).__name__}: {text.splitlines()[0][:200]}"

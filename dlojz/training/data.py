@@ -94,8 +94,9 @@ class Images(torchvision.datasets.ImageFolder):
 class Synthetic(torch.utils.data.Dataset):
     """Random uint8 images that never leave memory: the speed of training without its data.
 
-    Has ImageNet's classes and lengths. The same few images come again and again, as whole
-    batches, so nothing is decoded, copied or collated; nothing can be learned from them either.
+    Has ImageNet's classes and lengths. Two batches of images are kept, whatever the length; a
+    batch is a window onto them, which its first index places. So nothing is decoded, copied or
+    collated, and batches differ; nothing can be learned from them either.
     """
 
     resident = True  # no worker could bring them faster than they are there
@@ -111,9 +112,9 @@ class Synthetic(torch.utils.data.Dataset):
         return self.LENGTHS[self.split]
 
     def __getitems__(self, keys):
-        """A whole batch (uint8 [N, 3, H, W], int64 [N]); which of two depends on its first key."""
+        """Return a batch (uint8 [N, 3, H, W], int64 [N]): which, says its first key."""
         images, labels = self._resident()
-        first = self.batch_size * (keys[0][1] % 2)
+        first = keys[0][1] % (self.batch_size + 1)
         return images[first : first + len(keys)], labels[first : first + len(keys)]
 
     @staticmethod
@@ -136,18 +137,26 @@ class Batches(torch.utils.data.Sampler):
     """Batches of (epoch, index) from a sampler of indices, beginning at any step of an epoch.
 
     sampler: `DistributedSampler`, for one process as for many: its permutation is the same.
-    together: so many batches are dealt like cards, as DistributedSampler deals to that many
-        processes. One process that accumulates N batches sees those that N processes see.
+    accumulate: the batches of an update are dealt like cards, as DistributedSampler deals to that
+        many processes. One process that accumulates N batches sees those that N processes see.
     """
 
-    def __init__(self, sampler, batch_size: int, drop_last: bool, together: int = 1):
+    def __init__(self, sampler, batch_size: int, drop_last: bool = False, accumulate: int = 1):
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        self.together = together
+        self.accumulate = accumulate
+        if len(self) < accumulate:
+            raise DataError(
+                f"an epoch of this process has {len(self.sampler)} images, which make {len(self)} "
+                f"batches of {batch_size}{' with --drop-last' * drop_last}, and an update needs "
+                f"{accumulate}: give a smaller --batch-size or --accumulate"
+                + ", or leave out --drop-last"
+                * drop_last
+            )
         self.epoch = self.first_step = 0
         self.drawn = []  # a checksum of the indices of each of the first batches
 
     def set_epoch(self, epoch: int, first_step: int = 0):
-        """Choose the epoch and its first step; what comes before is skipped, not decoded."""
+        """Choose the epoch and its first step. What comes before is skipped, not decoded."""
         self.epoch, self.first_step = epoch, first_step
         self.sampler.set_epoch(epoch)
 
@@ -165,11 +174,11 @@ class Batches(torch.utils.data.Sampler):
             yield [(self.epoch, index) for index in batch]
 
     def _batch(self, indices, step):
-        first = step - step % self.together
-        if first + self.together > len(indices) // self.batch_size:  # too few are left to deal
+        first = step - step % self.accumulate
+        if first + self.accumulate > len(indices) // self.batch_size:  # too few are left to deal
             return indices[step * self.batch_size : (step + 1) * self.batch_size]
-        hand = indices[first * self.batch_size : (first + self.together) * self.batch_size]
-        return hand[step % self.together :: self.together]
+        hand = indices[first * self.batch_size : (first + self.accumulate) * self.batch_size]
+        return hand[step % self.accumulate :: self.accumulate]
 
 
 def normalize(images):

@@ -1,6 +1,7 @@
 """The trainer's flags that no notebook changes, and what is asked of all of them together."""
 
 import argparse
+import os
 from pathlib import Path
 
 from dlojz import idr_torch
@@ -8,32 +9,46 @@ from dlojz.training import models
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments of this command line, with the flags that no notebook changes."""
-    add_common(parser)
+    """Return the arguments of this command line, with the flags that no notebook changes."""
+    add_loading(parser)
+    add_running(parser)
     return check(parser, parser.parse_args())
 
 
-def add_common(parser: argparse.ArgumentParser):
-    """The flags of the optimizer, of runs that can be repeated, of short ones, of checkpoints."""
-    flag = parser.add_argument_group("the optimizer").add_argument
-    flag("--lr", type=float, default=0.1, help="highest learning rate of the one-cycle schedule")
-    flag("--wd", type=float, default=5e-4, help="weight decay")
-    flag("--mom", type=float, default=0.9, help="momentum")
-    flag("--clip-norm", type=float, default=0.0, help="largest norm of the gradients; 0: any")
-    flag = parser.add_argument_group("the same again").add_argument
-    flag("--seed", type=int, default=0, help="of the weights, the order and the crops")
-    flag("--deterministic", action="store_true", help="the same bits in every run; slower")
-    flag = parser.add_argument_group("a short run, to see how fast it is").add_argument
-    flag("--test", action="store_true", help="a few steps of each epoch, and no checkpoint")
-    flag("--test-nsteps", type=positive, default=50, metavar="N", help="how many")
-    flag = parser.add_argument_group("stopping and going on").add_argument
-    flag("--checkpoint", type=Path, metavar="FILE", help="None: in the run's folder, but for tests")
-    flag("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: at epoch ends only")
-    flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
+def add_loading(parser: argparse.ArgumentParser):
+    """Add the flags that say which images are read, and how."""
+    group = parser.add_argument_group("the images and how they are loaded")
+    data = os.environ.get("DLOJZ_DATA") or "data"
+    group.add_argument("--data", default=data, help="a folder, or 'synthetic'")
+    group.add_argument("--num-workers", type=natural, default=10, help="processes; CPUs at most")
+    switch(group, "--persistent-workers", True, "keep them between epochs")
+    group.add_argument("--prefetch-factor", type=positive, default=3, help="batches ready in each")
+    switch(group, "--pin-memory", True, "page-locked batches, for the GPU")
+    switch(group, "--non-blocking", True, "do not wait for copies to the GPU")
+    switch(group, "--drop-last", False, "leave out a last, smaller batch")
+
+
+def add_running(parser: argparse.ArgumentParser):
+    """Add the flags of runs that are repeated, cut short, or stopped and resumed."""
+    group = parser.add_argument_group("the same again")
+    group.add_argument("--seed", type=int, default=0, help="of the weights, the order, the crops")
+    group.add_argument("--deterministic", action="store_true", help="the same bits; slower")
+    group = parser.add_argument_group("a short run, to see how fast it is")
+    group.add_argument("--test", action="store_true", help="a few steps an epoch; no checkpoint")
+    group.add_argument("--test-nsteps", type=positive, default=50, help="how many")
+    group = parser.add_argument_group("stopping and going on")
+    group.add_argument("--checkpoint", type=Path, help="file; None: in the run's folder")
+    group.add_argument("--checkpoint-every", type=natural, default=0, help="steps; 0: epochs only")
+    group.add_argument("--resume", type=Path, help="go on from this checkpoint")
+
+
+def switch(group, name: str, default: bool, text: str):
+    """Add the flag `name`, and its opposite: --pin-memory and --no-pin-memory."""
+    group.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=text)
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, if they fit together; else the parser's error, with what to give instead."""
+    """Return the arguments if they fit together; else exit with what to give instead."""
     if args.model not in models.names():
         parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
     if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
@@ -44,7 +59,16 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse
 
 
 def positive(text: str) -> int:
-    """A type of flag: a whole number from 1."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
+    """Return a flag's value, a whole number from 1."""
+    return _whole_number(text, 1)
+
+
+def natural(text: str) -> int:
+    """Return a flag's value, a whole number from 0."""
+    return _whole_number(text, 0)
+
+
+def _whole_number(text, least):
+    if int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from {least}")
     return int(text)

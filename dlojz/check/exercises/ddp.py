@@ -204,7 +204,7 @@ def extras(on_gpu: bool) -> list[Extra]:
 
 EXERCISE = Exercise(
     step="06_ddp",
-    own_flags={"--accumulate": 1},
+    own_flags={},
     processes=2,
     mechanism=mechanism,
     extras=extras,

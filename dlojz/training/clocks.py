@@ -1,0 +1,159 @@
+"""The host's clock and the device's, and the ledger of what was marked on them."""
+
+import itertools
+from collections import deque
+
+import torch
+
+from dlojz.runs.log import PHASES
+
+
+class CudaClock:
+    """The clock of a CUDA device: events on the current stream."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def event(self):
+        """Return an event, to be recorded and read."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def record(self, event):
+        """Put `event` behind all that the device has been asked to do."""
+        event.record(torch.cuda.current_stream(self._device))
+
+    def synchronize(self):
+        """Wait until the device has done all that it was asked."""
+        torch.cuda.synchronize(self._device)
+
+    def fetch(self, tensor):
+        """Return a copy of a scalar in pinned memory, valid once a later event has passed.
+
+        Copied at once because CUDA graphs overwrite their outputs, and without waiting, which
+        `.item()` would do.
+        """
+        host = torch.empty((), dtype=torch.float32, pin_memory=True)
+        return host.copy_(tensor.detach(), non_blocking=True)
+
+
+class Ledger:
+    """Keeps marks until the device has passed them, then hands over steps and windows.
+
+    sink: receives `step(values, host_ms, device_ms, ahead_ms)`, `window_opens()`,
+        `window(first_step, steps, wall_s)` and `validation(seconds)`; None keeps nothing.
+    clock: seconds, as `time.perf_counter`.
+    device_clock: an object like `CudaClock`; by default one where `device` is a CUDA device.
+    """
+
+    def __init__(self, device, sink, clock, device_clock=None):
+        if device_clock is None and str(device).startswith("cuda"):
+            device_clock = CudaClock(device)
+        self._sink, self._clock, self._device_clock = sink, clock, device_clock
+        self.marks = []  # of the step under way: (phase that begins, seconds, event)
+        self._pending = deque()  # steps whose last event the device has not reached
+        self._free_events = []
+        self._window = None  # (first step, seconds, event) of the measured window
+        self._last = None  # (seconds, event) at the end of the last step
+
+    @property
+    def measuring(self) -> bool:
+        """True while a window is open."""
+        return self._window is not None
+
+    def mark(self, phase):
+        """Begin a phase, on both clocks."""
+        event = None
+        if self._device_clock:
+            event = self._free_events.pop() if self._free_events else self._device_clock.event()
+            self._device_clock.record(event)
+        self.marks.append((phase, self._clock(), event))
+
+    def forget_marks(self):
+        """Drop the marks of a step that does not take place."""
+        self.marks = []
+
+    def end_step(self, values):
+        """Keep a step until the device has finished it. The next one begins."""
+        if self._device_clock:
+            values = {
+                k: self._device_clock.fetch(v) if hasattr(v, "detach") else v
+                for k, v in values.items()
+            }
+        self.mark("data")
+        self._pending.append((values, self.marks, self._window))
+        self._last = self.marks[-1][1:]
+        self.marks = self.marks[-1:]  # the end of this step is the beginning of the next
+
+    def end_validation(self, begin):
+        """Hand over the time since `begin`, in seconds, once the device is done."""
+        self._synchronize()
+        if self._sink:
+            self._sink.validation(seconds=self._clock() - begin)
+
+    def open_window(self, step):
+        """Begin to measure with this step. The only wait between two steps."""
+        self._synchronize()
+        self.drain()
+        self.marks = []
+        if self._sink:
+            self._sink.window_opens()
+        event = None
+        if self._device_clock:
+            event = self._device_clock.event()
+            self._device_clock.record(event)
+        self._window = (step, self._clock(), event)
+
+    def close_window(self, step, keep_marks=False):
+        """Wait for the device, hand over the steps before `step` and the window's wall time."""
+        self._synchronize()
+        self.drain()
+        if self._window is not None and step > self._window[0]:
+            first, begin, event = self._window
+            wall = self._last[0] - begin
+            if self._device_clock:  # it finished later than the host passed the last mark
+                wall = max(wall, event.elapsed_time(self._last[1]) / 1000)
+            if self._sink:
+                self._sink.window(first_step=first, steps=step - first, wall_s=wall)
+        self._window = self._last = None
+        self.marks = self.marks if keep_marks else []
+
+    def drain(self):
+        """Hand over the steps that the device has finished."""
+        while self._pending and _finished(self._pending[0]):
+            values, marks, window = self._pending.popleft()
+            host = _durations(marks, lambda a, b: 1000 * (b[1] - a[1]))
+            device = ahead = None
+            if self._device_clock:
+                device = _durations(marks, lambda a, b: a[2].elapsed_time(b[2]))
+                if window:
+                    on_device = window[2].elapsed_time(marks[-1][2])
+                    ahead = on_device - 1000 * (marks[-1][1] - window[1])
+                # The last event begins the next step; the others are used again.
+                self._free_events += [event for _, _, event in marks[:-1]]
+            if self._sink:
+                values = {k: _number(v) for k, v in values.items()}
+                self._sink.step(values, host, device, ahead)
+
+    def _synchronize(self):
+        if self._device_clock:
+            self._device_clock.synchronize()
+
+
+def _finished(step):
+    event = step[1][-1][2]
+    return event is None or event.query()
+
+
+def _number(value):
+    """A scalar tensor's value; NaN on the meta device, whose tensors have none."""
+    if not hasattr(value, "detach"):
+        return value
+    return float("nan") if value.is_meta else value.item()
+
+
+def _durations(marks, between):
+    """Milliseconds in each phase; accumulation passes through a phase more than once."""
+    total = dict.fromkeys(PHASES, 0.0)
+    for a, b in itertools.pairwise(marks):
+        total[a[0]] += between(a, b)
+    return total

@@ -1,0 +1,71 @@
+"""Who looks at which step: the witness at the last one, a profiler at those of its schedule.
+
+Looking takes time, so such a step is not measured. The Chronometer asks at each step's boundaries.
+"""
+
+import torch
+
+from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
+
+
+class Conductor:
+    """Keeps the steps that are looked at apart from those that are measured.
+
+    witness: looks at one step, `witness.last` (None: at none), between its `begins()` and `ends()`;
+        no window opens before it is `settled`. See `dlojz.training.evidence`.
+    profiler: an attribute, for a `torch.profiler.profile` that looks at some of the steps. The
+        phases of those are ranges in its trace.
+    """
+
+    def __init__(self, witness=None):
+        self.profiler = None
+        self._witness = witness
+        self._last = getattr(witness, "last", None)  # a step, by its number since start()
+        self._actions = []  # the profiler's, in each step
+        self._profiled = False  # the profiler looks at the step under way
+        self._range = None
+
+    def measures(self, step: int) -> bool:
+        """Return whether `step` may be measured: the run is warm, and nobody looks."""
+        if self._profiled or (self._last is not None and step >= self._last):
+            return False
+        settled = self._witness is None or self._witness.settled
+        return step >= (WARMUP_STEPS if settled else MOST_WARMUP_STEPS)
+
+    def looks_at(self, step: int) -> bool:
+        """Return whether `step`, which begins, is the witness's."""
+        return step == self._last
+
+    def begins(self, step: int):
+        """Let the witness look, unless the profiler does: there is one at a time."""
+        wanted = self.profiler and self.profiler.schedule(step).name != "NONE"
+        if not (wanted or self._profiled):
+            self._witness.begins()
+
+    def ends(self, step: int):
+        """Tell the witness, if it looked, that the steps before `step` are over."""
+        if self._last is not None and step > self._last:
+            self._witness.ends()
+
+    def profiler_begins(self) -> bool:
+        """Note what the profiler does in this step; return whether it begins to look."""
+        action = self.profiler.current_action.name
+        self._actions.append(action)
+        before, self._profiled = self._profiled, action != "NONE"
+        return self._profiled and not before
+
+    def phase(self, name: str | None):
+        """Begin a range in the profiler's trace, which ends at the next call."""
+        if self._range:
+            self._range.__exit__(None, None, None)
+            self._range = None
+        if name and self._profiled:
+            self._range = torch.profiler.record_function(name)
+            self._range.__enter__()
+
+    def stop(self):
+        """End the profiler; the witness gets to know what it did."""
+        if self.profiler:
+            self.profiler.stop()
+            if self._witness:
+                self._witness.profiled(self._actions)

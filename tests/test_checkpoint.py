@@ -1,0 +1,188 @@
+"""A checkpoint that can't be used, or written, says which file, what is wrong, what to type."""
+
+import random
+import resource
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlojz.training import checkpoint, metrics
+
+
+def a_training(width=4):
+    """All parts of a training, of a model small enough to save a thousand times."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
+    return SimpleNamespace(
+        model=model, optimizer=optimizer, scheduler=scheduler, metrics=metrics.build()
+    )
+
+
+def the_args(file):
+    flags = dict.fromkeys(checkpoint.SAME_FLAGS, 1)
+    return SimpleNamespace(**flags, checkpoint=file, resume=file, checkpoint_every=0)
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """(training, args): a checkpoint of this training is at args.resume."""
+    monkeypatch.delenv("DLOJZ_RUN", raising=False)
+    training, args = a_training(), the_args(tmp_path / "saved.pt")
+    checkpoint.save(training, [checkpoint.own_state(training)], args, 3, 7)
+    return training, args
+
+
+def test_a_checkpoint_brings_everything_back(saved):
+    training, args = saved
+    expected = torch.rand(3)  # the generator is saved as it was before this draw
+    other = a_training()
+    assert checkpoint.load(other, args) == (3, 7)
+    assert torch.equal(torch.rand(3), expected)
+    for name, weight in training.model.state_dict().items():
+        assert torch.equal(weight, other.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "FileNotFoundError"),
+        (b"", "it is empty"),
+        (b"not a checkpoint", "no checkpoint of this trainer"),
+        (b"PK\x03\x04 torn", "no checkpoint of this trainer"),
+    ],
+)
+def test_an_unreadable_checkpoint_is_refused(content, message, tmp_path):
+    args = the_args(tmp_path / "saved.pt")
+    if content is not None:
+        args.resume.write_bytes(content)
+    with pytest.raises(checkpoint.CheckpointError, match=message) as refused:
+        checkpoint.load(a_training(), args)
+    assert str(args.resume) in str(refused.value)
+    assert "runs/0001/checkpoint.pt" in str(refused.value), "what to type"
+
+
+def without(*names):
+    return lambda state: [state.pop(name) for name in names]
+
+
+def setting(name, value):
+    return lambda state: state.update({name: value})
+
+
+def in_process(name, value):
+    return lambda state: state["processes"][0].update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without("promises"), "expected 'promises' to be dict, found NoneType"),
+        (setting("promises", [1]), "expected 'promises' to be dict, found list"),
+        (lambda s: s["promises"].pop("lr"), "it was saved with lr None, this run has 1"),
+        (setting("epoch", "x"), "expected 'epoch' to be int, found str"),
+        (without("epoch"), "expected 'epoch' to be int, found NoneType"),
+        (setting("step", 1.5), "expected 'step' to be int, found float"),
+        (without("model"), "its 'model' does not fit this trainer"),
+        (setting("model", {"0.weight": torch.zeros(9)}), "its 'model' does not fit"),
+        (setting("optimizer", {"state": 5}), "its 'optimizer' does not fit"),
+        (setting("scheduler", 5), "its 'scheduler' does not fit"),
+        (without("metrics"), "its 'metrics' does not fit"),
+        (setting("processes", 1), "expected 'processes' to be list, found int"),
+        (setting("processes", []), "holds the state of 0 of 1 processes; `save` must gather"),
+        (setting("processes", [3]), "its 'processes' does not fit"),
+        (in_process("cpu_rng", torch.zeros(3)), "its 'processes' does not fit"),
+        (in_process("buffers", {}), "its 'processes' does not fit"),
+        (in_process("metrics", {}), "its 'processes' does not fit"),
+    ],
+)
+def test_a_damaged_checkpoint_says_what_is_wrong_with_it(damage, message, saved):
+    _, args = saved
+    state = torch.load(args.resume, weights_only=True)
+    damage(state)
+    torch.save(state, args.resume)
+    with pytest.raises(checkpoint.CheckpointError, match=message) as refused:
+        checkpoint.load(a_training(), args)
+    assert str(args.resume) in str(refused.value)
+
+
+def test_a_checkpoint_of_another_model_is_refused(saved):
+    _, args = saved
+    with pytest.raises(checkpoint.CheckpointError, match="its 'model' does not fit"):
+        checkpoint.load(a_training(width=5), args)
+
+
+def test_whatever_bytes_change_the_error_is_ours(saved):
+    _, args = saved
+    whole, draw = args.resume.read_bytes(), random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 20)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        args.resume.write_bytes(content)
+        with warnings.catch_warnings(action="ignore"):  # torch wonders at what it finds
+            try:
+                checkpoint.load(a_training(), args)
+            except checkpoint.CheckpointError:
+                continue
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_no_code_runs_from_a_checkpoint(zipped, tmp_path):
+    args, ran = the_args(tmp_path / "saved.pt"), tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(ran), "w"))
+
+    torch.save({"promises": Evil()}, args.resume, _use_new_zipfile_serialization=zipped)
+    torch.load(args.resume, weights_only=False)["promises"].close()
+    ran.unlink()  # so it would, without care
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint of this trainer"):
+        checkpoint.load(a_training(), args)
+    assert not ran.exists()
+
+
+def test_a_resume_with_a_changed_source_says_so(saved, tmp_path, monkeypatch, capsys):
+    _, args = saved
+    checkpoint.load(a_training(), args)
+    assert "changed" not in capsys.readouterr().out
+    edited = tmp_path / "trainer.py"
+    edited.write_text("another loss")
+    monkeypatch.setattr("sys.argv", [str(edited)])
+    checkpoint.load(a_training(), args)
+    assert f"--resume {args.resume}: the trainer's source has changed" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_other_file(saved):
+    training, args = saved
+    whole = args.checkpoint.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(checkpoint.CheckpointError, match=r"not written .*Is the disk full"):
+            checkpoint.save(training, [checkpoint.own_state(training)], args, 4, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert args.checkpoint.read_bytes() == whole
+    assert [f.name for f in args.checkpoint.parent.iterdir()] == [args.checkpoint.name]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "every", "saved_after"),
+    [(1, 3, [3, 6, 9, 12]), (2, 3, [4, 6, 10, 12]), (4, 1, [4, 8, 12]), (5, 7, [10]), (1, 0, [])],
+)
+def test_a_checkpoint_is_due_only_where_an_update_ends(accumulate, every, saved_after):
+    args = SimpleNamespace(checkpoint="here", accumulate=accumulate, checkpoint_every=every)
+    assert [n for n in range(1, 14) if checkpoint.due(args, n)] == saved_after
+
+
+def test_a_signal_in_the_middle_of_an_update_is_kept_until_its_end(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_WISH", checkpoint._Wish())
+    args = SimpleNamespace(checkpoint="here", accumulate=4, checkpoint_every=0)
+    checkpoint._WISH.heard.set()
+    assert [n for n in range(5, 14) if checkpoint.due(args, n)] == [8]
