@@ -5,14 +5,17 @@ that it draws from the evidence, and its hints in the order in which they are gi
 submits the runs and puts the findings together; nothing here runs anything.
 """
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import cached_property
+from importlib import import_module, resources
 
 from dlojz.runs import log
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
+WORK_FIRST = ("images", "validation", "backward")  # hints: what is not the same work comes first
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,6 @@ class Exercise:
     step: str  # of the chain, such as "02_amp"
     own_flags: dict[str, int]  # flags that the step before does not know: how many words follow
     mechanism: Callable[[Runs], list[Finding]]
-    hints: dict[str, Hint]  # in the order in which they are given
     extras: Callable[[bool], list[Extra]] = lambda on_gpu: []
     errors: tuple[tuple[str, str], ...] = ()  # (pattern in stderr, hint): why a run may fail
     before_flags: tuple[str, ...] = ()  # of the runs before the step: shorter, where they are slow
@@ -81,12 +83,26 @@ class Exercise:
     recorded: tuple[str, str] | None = None  # before and after, in reference/
     hint_of: Mapping[str, str] = field(default_factory=dict)  # its own, of what all have in common
     of_files: bool = False  # about loading them: a run may wait for its images
+    first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
+
+    @cached_property
+    def hints(self) -> dict[str, Hint]:
+        """All hints of the exercise, in the order in which they are given."""
+        common, own = read_hints("common"), read_hints(MODULES[self.step])
+        known = common | own
+        return {key: known[key] for key in (*self.first_hints, *own, *common)}
 
 
 MODULES = {
     **{"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"},
     **{"04_profiler": "profiler", "05_dataloader": "dataloader", "06_ddp": "ddp"},
 }
+
+
+def read_hints(name: str) -> dict[str, Hint]:
+    """Return the hints of NAME.toml, in the order of the file."""
+    text = resources.files(__name__).joinpath(f"{name}.toml").read_text("utf-8")
+    return {key: Hint(**table) for key, table in tomllib.loads(text).items()}
 
 
 def find(step: str) -> Exercise:

@@ -3,72 +3,8 @@
 import math
 from collections import Counter
 
-from dlojz.check.exercises import MECHANISM, SAME, Finding, Hint
+from dlojz.check.exercises import MECHANISM, SAME, Finding
 from dlojz.runs import log
-
-DOCS = "https://docs.pytorch.org/docs/stable/"
-
-HINTS = {
-    "images": Hint(
-        "A faster step must do the same work. Yours shows the model other images than the "
-        "solution's: fewer, smaller, or others.",
-        "The batch that the loader gives goes into the model whole: `images` of shape "
-        "[batch, 3, height, width], unchanged but for device, dtype and layout.",
-        DOCS + "data.html",
-    ),
-    "backward": Hint(
-        "Each step needs one backward pass and one update of the weights. Count yours.",
-        "`loss.backward()` fills the gradients, `optimizer.step()` uses them: both, in every step.",
-        DOCS + "optim.html#taking-an-optimization-step",
-    ),
-    "validation": Hint(
-        "Validation is part of the training. Yours does not see the images that the solution's "
-        "sees.",
-        "`evaluate` runs the model over the batches of `val_loader`, as many as the flags say.",
-        DOCS + "generated/torch.nn.Module.html#torch.nn.Module.eval",
-    ),
-    "no-grad": Hint(
-        "Validation needs no backward pass, so nothing should be kept for one.",
-        "`@torch.no_grad()` above `evaluate`.",
-        DOCS + "generated/torch.no_grad.html",
-    ),
-    "item": Hint(
-        "Something in your step asks the device for a number. Until it comes, Python waits.",
-        "`.item()`, `float(tensor)`, `print(tensor)`, `.cpu()` and `if tensor:` all wait for the "
-        "device. Keep numbers on the device, and read them at the end of the epoch.",
-        DOCS + "notes/cuda.html#asynchronous-execution",
-    ),
-    "kept": Hint(
-        "Something outlives its step: tensors that still hold the graph which made them. Memory "
-        "grows with every step.",
-        "Keep `loss.detach()`, never `loss`: a loss holds its whole graph.",
-        DOCS + "generated/torch.Tensor.detach.html",
-    ),
-    "weights": Hint(
-        "The training does not begin with the same weights as the solution's.",
-        "The seed is set before the model is built, and the model is built once, by `build_model`.",
-        DOCS + "notes/randomness.html",
-    ),
-    "losses": Hint(
-        "The losses of the first steps are not those of the solution: something else is computed.",
-        "Compare `train_step` and `forward` with the step before: same model, same criterion, same "
-        "optimizer, same order; a gradient scaler with its defaults.",
-        DOCS + "optim.html#taking-an-optimization-step",
-    ),
-    "speed": Hint(
-        "All is as it should be, and the gain does not show. Is the step long enough to gain from "
-        "it, does the model wait for its images, does somebody else use the machine?",
-        "The preset's sizes, `--data synthetic` and a quiet machine; then `check` again. "
-        "`report.plot_phases` shows where a step's time goes.",
-        DOCS + "notes/cuda.html#asynchronous-execution",
-    ),
-    "failed": Hint(
-        "The run did not get to its end. The error says why, and what to do where the fault is not "
-        "in your file.",
-        "`job.explain()` shows the error, the line of your file and where the output is.",
-        DOCS + "notes/faq.html",
-    ),
-}
 
 
 def inputs(run: log.Run, mode: str) -> list[dict]:
@@ -186,10 +122,3 @@ def _at_most(what, yours, expected, hint):
     ok = None not in (yours, expected) and yours <= expected
     most = f"at most {expected}" if expected else "none"
     return Finding(MECHANISM, what, ok, str(yours), most, hint)
-
-
-def hints(own: dict[str, Hint]) -> dict[str, Hint]:
-    """All hints of an exercise in the order in which they are given: what is not the same work
-    comes first, then what the exercise is about, then what slows it down."""
-    first = ("images", "validation", "backward")
-    return {k: HINTS[k] for k in first} | own | {k: h for k, h in HINTS.items() if k not in first}

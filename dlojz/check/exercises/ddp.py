@@ -3,93 +3,13 @@
 import math
 from collections import Counter
 
-from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Hint, Runs
-from dlojz.check.exercises.common import DOCS, hints, last, like, no_brake, words
+from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises.common import last, like, no_brake, words
 from dlojz.runs import log
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
 FIRST_STEPS, NEAR = 4, 1e-3  # of the training that accumulates: its losses beside the solution's
-DDP = DOCS + "generated/torch.nn.parallel.DistributedDataParallel.html"
-SAMPLER = DOCS + "data.html#torch.utils.data.distributed.DistributedSampler"
-
-OWN_HINTS = {
-    "flag": Hint(
-        "The trainer does not know the flag --accumulate yet.",
-        'In `parse_args`: `flag("--accumulate", type=positive, default=1, help=...)`.',
-        "https://docs.python.org/3/library/argparse.html#type",
-    ),
-    "alone": Hint(
-        "This run had one process: there is nothing to prove.",
-        "Submit it with `n_gpu=2`, or more.",
-        DDP,
-    ),
-    "share": Hint(
-        "Processes train on the same images: together they learn no more than one of them.",
-        "`DistributedSampler(..., num_replicas=idr_torch.size, rank=idr_torch.rank)`.",
-        SAMPLER,
-    ),
-    "epoch": Hint(
-        "The second epoch brings the images in another order than the solution's.",
-        "`loader.batch_sampler.set_epoch(epoch, first_step)` at the beginning of each epoch: "
-        "without it DistributedSampler shuffles every epoch alike.",
-        SAMPLER,
-    ),
-    "wrap": Hint(
-        "The processes do not tell each other their gradients: each trains a model of its own.",
-        "`model = torch.nn.parallel.DistributedDataParallel(model, ...)`, before the optimizer is "
-        "built.",
-        DDP,
-    ),
-    "statistics": Hint(
-        "Each process evaluates with running statistics of its own; only process 0's are saved.",
-        "`torch.distributed.broadcast(buffer, src=0)` for each of `training.model.buffers()`, "
-        "before the evaluation.",
-        DOCS + "distributed.html#torch.distributed.broadcast",
-    ),
-    "accumulate": Hint(
-        "With --accumulate 2 there must be an update after every second batch, of both batches.",
-        "`(step + 1) % args.accumulate == 0` ends an update; `zero_grad` only where one begins.",
-        DDP + "#torch.nn.parallel.DistributedDataParallel.no_sync",
-    ),
-    "deal": Hint(
-        "One process that accumulates sees other batches than several processes would see.",
-        "`data.Batches(..., together=args.accumulate)`: so many batches are dealt like cards.",
-        SAMPLER,
-    ),
-    "mean": Hint(
-        "An update is the mean of its batches: of all of them, and each counts for its share.",
-        "`zero_grad` only where an update begins; `(loss / args.accumulate)` before `backward`.",
-        DDP + "#torch.nn.parallel.DistributedDataParallel.no_sync",
-    ),
-    "schedule": Hint(
-        "The learning rate goes another way: there are fewer updates than batches.",
-        "`total_steps` counts updates: `len(train_loader) // args.accumulate` in an epoch.",
-        DOCS + "generated/torch.optim.lr_scheduler.OneCycleLR.html",
-    ),
-    "no-sync": Hint(
-        "The processes meet in each step, also where none of them will update its weights.",
-        "`model.require_backward_grad_sync = False` before the forward pass of such a step; the "
-        "context `model.no_sync()` does the same.",
-        DDP + "#torch.nn.parallel.DistributedDataParallel.no_sync",
-    ),
-    "device": Hint(
-        "Two processes compute on the same GPU.",
-        "`idr_torch.device()` is this process's own; `torch.cuda.set_device(device)` before the "
-        "processes meet.",
-        DDP,
-    ),
-    "unused": Hint(
-        "DDP looks for parameters without a gradient in every step. This model has none.",
-        "Leave `find_unused_parameters` as it is, False.",
-        DDP,
-    ),
-    "one-writer": Hint(
-        "Several processes write the same checkpoint, over each other.",
-        "`if idr_torch.is_master:` before `checkpoint.save`.",
-        DOCS + "distributed.html",
-    ),
-}
 
 
 def mechanism(runs: Runs) -> list[Finding]:
@@ -222,7 +142,7 @@ EXERCISE = Exercise(
     extras=extras,
     recorded=("h200/06-resnet50-bf16-x1-1.jsonl", "h200/06-resnet50-bf16-x2-1"),
     # Whose images these are comes before which they are.
-    hints={"share": OWN_HINTS["share"]} | hints(OWN_HINTS),
+    first_hints=("share", *WORK_FIRST),
     errors=(
         (r"unrecognized arguments: .*--accumulate", "flag"),
         (r"Duplicate GPU detected", "device"),  # NCCL's

@@ -1,7 +1,7 @@
 """04_profiler: a trace of a few steps of the training, and nothing of it anywhere else."""
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.check.exercises.common import DOCS, hints, last, like, no_brake
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises.common import last, like, no_brake
 from dlojz.runs import log, trace
 from dlojz.runs.folder import trace_file
 
@@ -9,65 +9,6 @@ SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8
 QUIET = "without-the-flag"
 MOST_STEPS = 10  # a trace of more is large, and says no more
 PHASES = {"transfer", "forward", "backward", "update"}
-PROFILER = DOCS + "profiler.html"
-RECIPE = "https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html"
-
-OWN_HINTS = {
-    "flag": Hint(
-        "The trainer does not know the flag --profile yet.",
-        'In `parse_args`: `flag("--profile", action=switch, default=False, help=...)`.',
-        "https://docs.python.org/3/library/argparse.html#argparse.BooleanOptionalAction",
-    ),
-    "short": Hint(
-        "The run ends before the profiler does: nothing is left to be measured.",
-        "Submit it with `--test-nsteps 12`, or more.",
-        PROFILER,
-    ),
-    "asked": Hint(
-        "This run was not told to profile: there is nothing to see.",
-        "Submit it with `--profile`.",
-        PROFILER,
-    ),
-    "always": Hint(
-        "The profiler runs although nobody asked for it: each later measurement would suffer.",
-        "`if args.profile:` around all of it.",
-        PROFILER,
-    ),
-    "none": Hint(
-        "No profiler was seen in the training's steps: the Chronometer must hold it.",
-        "`chrono.profiler = torch.profiler.profile(...)`, then `chrono.profiler.start()`.",
-        PROFILER,
-    ),
-    "where": Hint(
-        "The trace has steps, but they are not the training's: there is no backward pass in them.",
-        "`chrono.profiler.step()` after `chrono.next_iter(...)`, in `train_one_epoch`, and nowhere "
-        "else.",
-        PROFILER,
-    ),
-    "step": Hint(
-        "The profiler never got to the steps that it should look at: nobody tells it that a step "
-        "has ended.",
-        "`chrono.profiler.step()` after `chrono.next_iter(...)`.",
-        RECIPE,
-    ),
-    "left-on": Hint(
-        "The profiler does not stop. It slows all that it looks at, and its trace has no end.",
-        "`schedule=torch.profiler.schedule(wait=2, warmup=1, active=2, repeat=1)`: a few steps, "
-        "once.",
-        RECIPE,
-    ),
-    "warm-up": Hint(
-        "The first step in the trace is the one in which the profiler itself starts. What it shows "
-        "is the profiler.",
-        "`warmup=1` or more in the schedule: these steps are looked at and thrown away.",
-        RECIPE,
-    ),
-    "saved": Hint(
-        "The profiler looked, and nothing was kept.",
-        "`on_trace_ready=run.save_trace`.",
-        PROFILER,
-    ),
-}
 
 
 def mechanism(runs: Runs) -> list[Finding]:
@@ -144,6 +85,5 @@ EXERCISE = Exercise(
     own_flags={"--profile": 0, "--no-profile": 0},
     mechanism=mechanism,
     extras=extras,
-    hints=hints(OWN_HINTS),
     errors=((r"unrecognized arguments: .*--(no-)?profile", "flag"),),
 )
