@@ -20,7 +20,7 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """What was computed in which dtype."""
+    """Return what was computed in which dtype."""
     mine, reference, precision = runs.mine, runs.reference, runs.arguments["precision"]
     asked = f"--precision {precision}"
 
@@ -70,7 +70,7 @@ def _autocast_in_validation(run):
 
 
 def _scaled(mine, reference):
-    """In fp16 with clipping: was the loss scaled, and were the gradients clipped as they are?"""
+    """Return findings: was the loss scaled in fp16, and were gradients unscaled to be clipped?"""
     scale, usual = (probe(r).get("loss_gradient") for r in (mine, reference))
     norm, expected = (probe(r).get("gradients", {}).get("norm") for r in (mine, reference))
     clipped = None not in (norm, expected) and abs(norm - expected) <= 0.1 * expected
@@ -81,7 +81,7 @@ def _scaled(mine, reference):
         ),
         Finding(
             *(MECHANISM, f"norm of the gradients, fp16, clipped at {CLIP_NORM:g}", clipped),
-            *(_number(norm), f"{_number(expected)} +- 10 %", "unscale"),
+            *(_number(norm), f"{_number(expected)} ± 10 %", "unscale"),
         ),
     ]
 
@@ -91,7 +91,7 @@ def _number(value):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """A short run in fp16 with clipping, on small images: it shows whether gradients are scaled.
+    """Return a short run in fp16 with clipping, on small images: is the loss scaled?
 
     Eight steps, because the scaler skips the first ones until its scale is small enough.
     """

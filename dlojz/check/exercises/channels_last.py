@@ -9,7 +9,7 @@ SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """The layouts, by strides; "any" where a tensor's shape leaves no choice."""
+    """Return the layouts, by strides; "any" if a tensor's shape leaves no choice."""
     mine, reference = runs.mine, runs.reference
     wanted = runs.arguments["channels_last"]
     weights = probe(mine).get("parameters", {}).get("layouts", {})
@@ -34,9 +34,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _promised(mine, reference):
-    return [
-        like(MECHANISM, "the same with --deterministic", mine, reference, _autotuner, "autotuner")
-    ]
+    return [like(MECHANISM, "autotuner, --deterministic", mine, reference, _autotuner, "autotuner")]
 
 
 def _autotuner(run):
@@ -44,7 +42,7 @@ def _autotuner(run):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """A short run with --deterministic: an autotuner that chooses anew would break its promise."""
+    """Return a short run with --deterministic: the autotuner would break its promise."""
     return [Extra(DETERMINISTIC, (*SMALL.split(), "--deterministic"))]
 
 

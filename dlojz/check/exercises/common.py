@@ -1,4 +1,4 @@
-"""What every exercise looks at: is it the same training, and does nothing slow it down unseen?"""
+"""The findings of every exercise: is it the same training, and does nothing slow it down unseen?"""
 
 import math
 from collections import Counter
@@ -8,27 +8,27 @@ from dlojz.runs import log
 
 
 def inputs(run: log.Run, mode: str) -> list[dict]:
-    """What entered the model in training ("train") or validation ("val"), each with its count."""
+    """Return what entered the model in training ("train") or validation ("val"), with counts."""
     return [i for i in run.evidence.get("run", {}).get("inputs", []) if i["mode"] == mode]
 
 
 def losses(run: log.Run, mode: str) -> list[dict]:
-    """What entered and left the criterion, each with its count."""
+    """Return what entered and left the criterion, with counts."""
     return [i for i in run.evidence.get("run", {}).get("losses", []) if i["mode"] == mode]
 
 
 def probe(run: log.Run) -> dict:
-    """The evidence of the first step; {} where there is none."""
+    """Return the evidence of the first step; {} if there is none."""
     return run.evidence.get("probe", {})
 
 
 def last(run: log.Run) -> dict:
-    """The evidence of the last step; {} where there is none."""
+    """Return the evidence of the last step; {} if there is none."""
     return run.evidence.get("last", {})
 
 
 def shapes(run: log.Run, mode: str) -> str:
-    """Such as "12 x [32, 3, 64, 64]": the batches that the model saw."""
+    """Return the batches that the model saw, such as "12 x [32, 3, 64, 64]"."""
     counts = Counter()
     for entry in inputs(run, mode):
         counts[tuple(entry["shape"])] += entry["count"]
@@ -36,18 +36,18 @@ def shapes(run: log.Run, mode: str) -> str:
 
 
 def words(values) -> str:
-    """Different values in words: "bfloat16, float32"."""
+    """Return the distinct values in words: "bfloat16, float32"."""
     return ", ".join(sorted(map(str, set(values)))) or "none"
 
 
 def like(part, what, mine, reference, get, hint) -> Finding:
-    """A finding that asks for what the reference shows: `get(run)` is the same of both."""
+    """Return a finding that asks for what the reference shows: `get(run)` is equal for both."""
     yours, expected = get(mine), get(reference)
     return Finding(part, what, yours == expected, str(yours), str(expected), hint)
 
 
 def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
-    """The same images, passes and updates in each step as the solution."""
+    """Return findings: does each step have the same images, passes and updates?"""
 
     def of_the_run(name):
         return lambda run: run.evidence.get("run", {}).get(name)
@@ -76,7 +76,7 @@ def _drawn(run):
 
 
 def same_losses(mine: log.Run, reference: log.Run, tolerance: list[float] | None) -> Finding:
-    """The losses of the first steps, within `tolerance` of the solution's (relative, by step)."""
+    """Return a finding: are the losses within `tolerance` (shares, by step) of the solution's?"""
     pairs = list(zip(mine.steps.loss, reference.steps.loss, tolerance or [], strict=False))
     if not pairs:
         return Finding(SAME, "losses of the first steps", None, "not compared", "no envelope")
@@ -86,8 +86,8 @@ def same_losses(mine: log.Run, reference: log.Run, tolerance: list[float] | None
         SAME,
         f"losses of the first {len(pairs)} steps",
         away <= worst[2],
-        f"{worst[0]:.5g} in step {step}, {away:.2%} away",
-        f"{worst[1]:.5g}, at most {worst[2]:.2g} of it away",
+        f"{worst[0]:.5g} in step {step}, off by {away:.2%}",
+        f"{worst[1]:.5g}, off by at most {worst[2]:.2g} of it",
         "losses",
     )
 
@@ -98,14 +98,14 @@ def _away(loss, expected):
 
 
 def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
-    """Nothing that costs speed or memory without showing in the result."""
+    """Return findings: does nothing cost speed or memory without showing in the result?"""
     waits = [_waits(r) for r in (mine, reference)]
     items = [last(r).get("calls", {}).get("item", 0) for r in (mine, reference)]
     graphs = [last(r).get("graphs_alive") for r in (mine, reference)]
     return [
-        _at_most("numbers asked from the device in a step", *items, "item"),
+        _at_most("numbers read from the device in a step", *items, "item"),
         _at_most("waits for the device in a step", *waits, "item"),
-        _at_most("tensors that keep their graph", *graphs, "kept"),
+        _at_most("tensors that keep a graph alive", *graphs, "kept"),
         like(
             *(MECHANISM, "gradients recorded in validation", mine, reference),
             lambda r: words(i["grad"] for i in inputs(r, "val")),

@@ -3,14 +3,14 @@
 from dlojz.check.exercises import MECHANISM, SAME, Exercise, Finding, Runs
 from dlojz.check.exercises.common import like, no_brake
 
-NEAR = 0.03  # of the file: as far apart as two ways of resizing put an edge
-DETAIL = 0.04  # between a decoder and another, a hundredth of it was seen
-PIXELS = 0.02  # of a standard deviation; between two decoders a hundredth of it was seen
+NEAR = 0.03  # of the file: two ways of resizing put an edge this far apart
+DETAIL = 0.04  # two decoders differ by a hundredth of it
+PIXELS = 0.02  # of a standard deviation; two decoders differ by a hundredth of it
 KEPT_OBJECTS, KEPT_BYTES = 8, 2_000_000  # 16 images kept are an object each, or 9 MB
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """What the data set makes of a file of ours, beside what the solution's makes of it."""
+    """Return what the data set makes of a file of ours, beside what the solution's makes of it."""
     mine, reference = runs.mine, runs.reference
     if not _seen(reference):
         text = str(runs.arguments["data"])
@@ -40,7 +40,7 @@ def _epoch(run):
 
 
 def _cuts(mine, reference):
-    """What was cut, what is left of the detail, and whether each image is made anew."""
+    """Return what was cropped, how much detail is left, and whether each image is decoded again."""
     cuts, expected = (len(_different(seen["boxes"])) for seen in (mine, reference))
     away = max(map(_away, mine["boxes"], reference["boxes"]))
     detail = mine["detail"] / reference["detail"] - 1
@@ -50,7 +50,7 @@ def _cuts(mine, reference):
     which = f"{cuts} different, up to {away:.1%} of the file away from the solution's"
     return [
         Finding(
-            *(SAME, f"cuts of {count} images", cuts == expected and away <= NEAR, which),
+            *(SAME, f"crops of {count} images", cuts == expected and away <= NEAR, which),
             *(
                 f"{expected} different, at most {NEAR:.0%} away",
                 _why(mine["boxes"], reference["boxes"]),
@@ -58,32 +58,32 @@ def _cuts(mine, reference):
         ),
         Finding(
             *(SAME, "detail of an image", abs(detail) <= DETAIL, f"{1 + detail:.0%}"),
-            *(f"that of the solution's, within {DETAIL:.0%}", "detail"),
+            *(f"the solution's, within {DETAIL:.0%}", "detail"),
         ),
         Finding(
             *(MECHANISM, "a changed file shows", mine["fresh"] == reference["fresh"]),
             *(f"in {mine['fresh']} images", f"in {reference['fresh']}", "cached"),
         ),
         Finding(
-            *(MECHANISM, f"kept of {count // 2} images", not leaks, kept),
+            *(MECHANISM, f"kept after {count // 2} images", not leaks, kept),
             *(f"at most {KEPT_OBJECTS} objects, {KEPT_BYTES / 1e6:.1f} MB", "leak"),
         ),
     ]
 
 
 def _why(boxes, expected):
-    """The hint for cuts that are not the solution's."""
+    """Return the hint for crops that are not the solution's."""
     if len(_different(boxes)) == 1:
         left, right, top, bottom = boxes[0]
         middle = left < right and max(abs(left + right - 1), abs(top + bottom - 1)) < NEAR
         return "augmentation" if middle else "same-crop"
     alike = [abs(_area(b) - _area(e)) < NEAR for b, e in zip(boxes, expected, strict=True)]
-    # Most as large as the solution's, and elsewhere: cut from a file that had been resized before.
+    # Most are as large as the solution's, but elsewhere: cropped after the file was resized.
     return "detail" if sum(alike) > 0.75 * len(alike) else "augmentation"
 
 
 def _area(box):
-    """Of a cut, as a share of the file; negative where it is flipped."""
+    """Return the area of a crop as a share of the file; negative if it is flipped."""
     left, right, top, bottom = box
     return (right - left) * (bottom - top)
 
@@ -93,7 +93,7 @@ def _away(box, other):
 
 
 def _different(boxes):
-    """Those that no earlier one is near to."""
+    """Return the boxes that are not near an earlier one."""
     found = []
     for box in boxes:
         if all(_away(box, other) > NEAR for other in found):
@@ -102,7 +102,7 @@ def _different(boxes):
 
 
 def _entered(mine, reference, mode):
-    """Mean and standard deviation of what enters the model first, by colour."""
+    """Return the mean and standard deviation of what first enters the model, by colour."""
     what = {"train": "pixels that enter the model", "val": "pixels of the validation"}[mode]
     yours, expected = (
         r.evidence.get("run", {}).get("pixels", {}).get(mode) for r in (mine, reference)

@@ -9,18 +9,18 @@ from dlojz.runs import log
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
-FIRST_STEPS, NEAR = 4, 1e-3  # of the training that accumulates: its losses beside the solution's
+FIRST_STEPS, NEAR = 4, 1e-3  # the losses of the run that accumulates, against the solution's
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Who drew which images, who told whom the gradients, who wrote."""
+    """Return which process drew which images, exchanged gradients, and wrote."""
     pair = _ranks(runs.mine), _ranks(runs.reference)
     return [
         Finding(MECHANISM, "processes", len(pair[0]) > 1, str(len(pair[0])), "2 or more", "alone"),
         like(SAME, "processes with images of their own", *pair, _shares, "share"),
         like(MECHANISM, "gradients reduced in a step", *pair, _reduced, "wrap"),
         like(MECHANISM, "processes with the same weights", *pair, _weights, "wrap"),
-        like(MECHANISM, "processes that judge the same model", *pair, _buffers, "statistics"),
+        like(MECHANISM, "processes that evaluate the same model", *pair, _buffers, "statistics"),
         like(MECHANISM, "devices", *pair, _devices, "device"),
         like(MECHANISM, "search for unused parameters", *pair, _unused, "unused"),
         *(_two_epochs(*runs.extras[EPOCHS]) if EPOCHS in runs.extras else []),
@@ -40,13 +40,13 @@ def _two_epochs(mine, reference):
 def _accumulates(mine, reference):
     pair = _ranks(mine), _ranks(reference)
     away = _away(*pair)
-    # After the first update, and no later: then rounding has not grown yet.
+    # Only up to the first updates: rounding has not grown yet.
     near = f"at most {NEAR:.1%} away in {FIRST_STEPS} batches"
     return [
         like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
         like(SAME, "images of batches that accumulate", *pair, _drawn, "deal"),
         Finding(SAME, "losses of an update's batches", away < NEAR, f"{away:.2g}", near, "mean"),
-        like(MECHANISM, "learning rate in the end", *pair, _last_rate, "schedule"),
+        like(MECHANISM, "learning rate at the end", *pair, _last_rate, "schedule"),
         like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
     ]
 
@@ -85,17 +85,17 @@ def _weights(ranks):
 
 
 def _buffers(ranks):
-    """After the validation, in which they do not change."""
+    """Return how many processes agree on their buffers after the validation."""
     return _agree(_seen(run, "buffers_after") for run in ranks)
 
 
 def _agree(found):
-    """How many processes have the same."""
+    """Return how many processes have the same value."""
     return Counter(found).most_common(1)[0][1]
 
 
 def _away(mine, reference):
-    """How far the losses of the first batches are from the solution's: the largest share."""
+    """Return how far the first losses are from the solution's: the largest share."""
     pairs = zip(mine, reference, strict=False)
     losses = [(list(a.steps.loss), list(b.steps.loss)) for a, b in pairs]
     if any(len(a) < FIRST_STEPS or len(b) < FIRST_STEPS for a, b in losses):
@@ -124,7 +124,7 @@ def _writers(ranks):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Two epochs and a checkpoint; and seven batches, of which the last ends no update."""
+    """Return two epochs with a checkpoint, and seven batches, the last of which ends no update."""
     two = f"{SMALL} --test-nsteps 2 -e 2 --checkpoint {{run}}/checkpoint.pt"
     return [
         Extra(EPOCHS, tuple(two.split())),

@@ -1,7 +1,7 @@
 """01_gpu: model, batches and metrics are on the device.
 
-Without a GPU this is proven by a rehearsal on the meta device, whose tensors have a place and a
-shape but no values: what was left behind on the processor is seen there as well as on a GPU.
+Without a GPU this is proven by a rehearsal on the meta device, whose tensors have a device and a
+shape but no values: what was left behind on the processor shows there just as on a GPU.
 """
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
@@ -12,7 +12,7 @@ SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Where everything was: on the GPU, or in the rehearsal on meta."""
+    """Return where everything was: on the GPU, or on meta in the rehearsal."""
     mine, reference = runs.extras.get(REHEARSAL, (runs.mine, runs.reference))
     kind = reference.setup["device"].split(":")[0]
     where = f" (rehearsed on {kind})" if kind == "meta" else ""
@@ -36,7 +36,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Without a GPU: the rehearsal."""
+    """Return the rehearsal, if there is no GPU."""
     return [] if on_gpu else [Extra(REHEARSAL, tuple(SMALL.split()), rehearse=True)]
 
 

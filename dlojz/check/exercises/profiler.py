@@ -1,4 +1,4 @@
-"""04_profiler: a trace of a few steps of the training, and nothing of it anywhere else."""
+"""04_profiler: a trace of a few steps of the training, and no profiler in any other step."""
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
 from dlojz.check.exercises.common import last, like, no_brake
@@ -7,16 +7,16 @@ from dlojz.runs.folder import trace_file
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 8"
 QUIET = "without-the-flag"
-MOST_STEPS = 10  # a trace of more is large, and says no more
+MOST_STEPS = 10  # a trace of more steps is larger and tells nothing more
 PHASES = {"transfer", "forward", "backward", "update"}
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """What the profiler did in each step, and what the trace holds."""
+    """Return what the profiler did in each step, and what the trace holds."""
     mine, reference = runs.mine, runs.reference
     asked = bool(runs.arguments["profile"])
     found = [Finding(MECHANISM, "flag", asked, f"--profile: {asked}", "True", "asked")]
-    # The witness looks at the last step; also the solution's profiler leaves it no room.
+    # The last step is not looked at while a profiler runs: the solution's was still running.
     if not last(reference):
         steps = f"{len(reference.steps)}"
         return [*found, Finding(MECHANISM, "steps", False, steps, "8 or more", "short")]
@@ -28,7 +28,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _actions(run) -> list[str]:
-    """Of torch's profiler in each step: NONE, WARMUP, RECORD, RECORD_AND_SAVE."""
+    """Return what torch's profiler did in each step: NONE, WARMUP, RECORD, RECORD_AND_SAVE."""
     return run.evidence.get("profiler", {}).get("actions", [])
 
 
@@ -37,23 +37,23 @@ def _quiet(run):
 
 
 def _schedule(actions):
-    """Some steps, once, and a warm-up before them."""
+    """Return findings: were a few steps recorded, once, with a warm-up before them?"""
     recorded = [i for i, a in enumerate(actions) if a.startswith("RECORD")]
     if not recorded:
         return []
     ends = recorded[-1] < len(actions) - 1
-    few = f"1 to {MOST_STEPS}, and an end"
-    text = f"{len(recorded)} of {len(actions)}" + ("" if ends else ", to the end")
+    few = f"1 to {MOST_STEPS}, then off"
+    text = f"{len(recorded)} of {len(actions)}" + ("" if ends else ", never off")
     enough = ends and len(recorded) <= MOST_STEPS
     warm = recorded[0] > 0 and actions[recorded[0] - 1] == "WARMUP"
     return [
-        Finding(MECHANISM, "steps that were looked at", enough, text, few, "left-on"),
+        Finding(MECHANISM, "steps recorded by the profiler", enough, text, few, "left-on"),
         Finding(MECHANISM, "warm-up before them", warm, str(warm), "True", "warm-up"),
     ]
 
 
 def _trace(run, actions):
-    """Is it there, and are the phases of the training in each of its steps?"""
+    """Return a finding: is there a trace, with all phases of the training in each step?"""
     recorded = any(a.startswith("RECORD") for a in actions)
     try:
         found = trace.read(_file(run))
@@ -76,7 +76,7 @@ def _file(run: log.Run):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """A short run without --profile: then there must be no profiler."""
+    """Return a short run without --profile: then there must be no profiler."""
     return [Extra(QUIET, tuple(SMALL.split()))]
 
 
