@@ -197,7 +197,8 @@ def _trace(args):
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
     for suspect in suspects.suspects([found]):
-        print(f"\n{suspects.FAULTS[suspect.fault]}? {suspect.evidence}")
+        sign = ":" if suspect.fault == "none" else "?"
+        print(f"\n{suspects.FAULTS[suspect.fault]}{sign} {suspect.evidence}")
     if args.png:
         timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
         print(f"wrote {args.png}")

@@ -121,7 +121,7 @@ def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
 
 def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
-    with pytest.raises(plan.CheckError, match=r"wait for its end, with job\.wait"):
+    with pytest.raises(plan.CheckError, match=r"wait until it has ended, with job\.wait"):
         check("01", submitted)
     submitted.cancel()
     long = launch.submit("solutions/dlojz_01_gpu.py --data a'; echo foo'")
@@ -328,7 +328,7 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
 def test_pairs_that_leave_it_open_are_doubled_once(job, capsys):
     assert speeds(job, (1.10, 1.45), (1.16, 1.35)) == (12, True)
     assert "1.26 times as fast" in (said := capsys.readouterr().err)
-    assert "6 pairs more" in said
+    assert "6 more pairs" in said
     assert speeds(job, (1.10, 1.45), (1.12, 1.35)) == (12, False)
 
 
@@ -361,7 +361,11 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
 
 @pytest.mark.parametrize(
     ("waits_ms", "workers", "told"),
-    [(0, 1, "no gain asked: the runs before"), (100, 1, "must not lose"), (0, 2, "must not lose")],
+    [
+        (0, 1, "no gain asked: the baseline runs"),
+        (100, 1, "must not get slower"),
+        (0, 2, "must not get slower"),
+    ],
 )
 def test_of_a_loader_that_keeps_up_no_gain_is_asked(tmp_path, waits_ms, workers, told):
     ms = dict.fromkeys(("transfer", "forward", "backward", "update"), 20.0) | {"data": waits_ms}

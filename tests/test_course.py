@@ -1,6 +1,7 @@
 """The chain of the trainer's steps, its shape, and who imports whom."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -213,10 +214,24 @@ def test_nothing_edits_the_path_of_imports():
             assert "sys.path" not in path.read_text(), path
 
 
-def test_the_readme_says_what_each_room_is():
+def test_the_readme_says_what_each_room_is_in_20_lines():
     readme = (REPOSITORY / "README.md").read_text()
+    what = readme.split("## What is where")[1].split("```")[1]
     for path in (REPOSITORY / "dlojz").glob("[a-z]*"):
-        name = f"{path.name}/" if path.is_dir() else path.name
-        assert f"\ndlojz/{name} " in readme, name
+        name = f"{path.name}/" if path.is_dir() else f"{path.name}"
+        assert re.search(rf"\bdlojz/{re.escape(name)}[ :]", what), name
+    folders = ("notebooks", "solutions", "slurm", "reference", "tools", "tests")
+    assert all(f"{folder}/ " in what for folder in folders)
+    assert len(what.strip().splitlines()) <= 20
     for path in REPOSITORY.glob("notebooks/*.ipynb"):
         assert f"`{path.stem}`" in readme
+
+
+def test_contributing_prints_the_table_of_imports():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    printed = {}
+    for rooms, may in re.findall(r"^\| ([a-z_, ]+) \| ([a-z_, ]+) \|$", text, re.M):
+        if rooms != "room":
+            named = set() if may == "nothing of ours" else set(may.split(", "))
+            printed |= dict.fromkeys(rooms.split(", "), named)
+    assert printed == {room: may for room, may in MAY_IMPORT.items() if room != "__init__"}

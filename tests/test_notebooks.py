@@ -65,6 +65,23 @@ def test_a_notebook_has_the_skeleton(path):
     assert further.count("](http") <= 2
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_the_first_cell_links_to_the_glossary(path):
+    first = nbformat.read(path, as_version=4).cells[0].source
+    assert "(../GLOSSARY.md)" in first
+    assert (path.parent / "../GLOSSARY.md").resolve().exists()
+
+
+@pytest.mark.parametrize("name", ["01_gpu", "02_amp", "03_channels_last", "06_ddp"])
+def test_after_a_restart_the_first_figure_finds_both_jobs_again(name):
+    sources = [c.source for c in code_cells(REPOSITORY / f"notebooks/{name}.ipynb")]
+    checked = next(i for i, s in enumerate(sources) if "= check(" in s)
+    compares = next(s for s in sources[checked:] if "before" in s)
+    assert compares.startswith('before, after = latest("before"), latest("after")\n')
+    for job in ("before", "after"):
+        assert f'name="{job}")' in "".join(sources[:checked]), "found by its name"
+
+
 def test_every_quiz_is_asked_and_every_asked_quiz_exists():
     asked = {
         ast.literal_eval(cell.source[5:-1])

@@ -8,7 +8,6 @@ import wrong
 
 from dlojz import course
 from dlojz.check import exercises, judge, plan
-from dlojz.check.exercises import gpu
 from dlojz.launch import Request, series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
@@ -23,7 +22,7 @@ OWN = {
 # What the further runs of an exercise are for: a wrong answer with another hint is judged without
 # them here, to save minutes. `make verify` leaves nothing out.
 NEED_EXTRAS = {
-    "01_gpu": {*gpu.OWN_HINTS, "item"},
+    "01_gpu": {*exercises.read_hints("gpu"), "item"},
     "02_amp": {"scaler", "unscale"},
     "03_channels_last": {"autotuner"},
     "04_profiler": {"always"},

@@ -3,10 +3,10 @@
     verdict = check("02_amp", job)      # takes the trainer and the flags of `job`
     verdict.passed; verdict.hint()
 
-`check` submits one job, which runs the step before (A) and the trainee's trainer (B) in turn,
-A B B A ..., on the same devices, and beside them the solution once: what the trainee's losses and
-evidence are compared with. Runs that are finished are used again, so a check can be repeated, and
-goes on after an interrupt. `judge` then reads the logs, and nothing else.
+`check` submits one job. It runs the step before (A) and the trainee's trainer (B) in turn,
+A B B A ..., on the same devices, and the solution once: the trainee's losses and evidence are
+compared with the solution's. Finished runs are reused, so a check can be repeated, and resumes
+after an interrupt. `judge` then reads the logs, and nothing else.
 """
 
 import time
@@ -21,14 +21,14 @@ __all__ = ["check"]
 
 
 def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
-    """The verdict on a job's trainer, for this step of the course.
+    """Return the verdict on a job's trainer, for this step of the course.
 
     job: a Job or its number; by default the last one that was submitted.
-    pairs: runs before and after; by default 6 where a gain is asked for, else 1. Where 6 leave it
-        open whether the gain is large enough, and all else is right, another 6 are made, once.
+    pairs: runs before and after; by default 6 where a gain is asked for, else 1. If 6 leave it
+        open whether the gain is large enough, and everything else is right, 6 more are run, once.
 
-    Waits for the runs that it needs, with a progress bar. Raises CheckError for a job that can't be
-    checked: not ended, or not a test run.
+    Wait for the runs that it needs, with a progress bar. Raise CheckError for a job that can't be
+    checked: it has not ended, or is not a test run.
     """
     exercise = exercises.find(course.step(step))
     job = plan.job_of(job)
@@ -40,7 +40,7 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
         if pairs is None and is_open(verdict, bars.bar(*plan.what(exercise, job))):
             print(
                 f"check {exercise.step}: {verdict.comparison}. That leaves it open: "
-                f"{stats.MIN_PAIRS} pairs more",
+                f"running {stats.MIN_PAIRS} more pairs",
                 file=run.output(),
                 flush=True,
             )
@@ -57,10 +57,10 @@ def _timed(exercise, job, pairs):
 
 
 def is_open(verdict, bar) -> bool:
-    """Does only the gain fail, and may it still be as large as the bar?
+    """Return whether the speed is the only failure, and its interval still includes the bar.
 
     A gain just at the bar then has two chances to pass, not one: 4.5 % in all, simulated. A gain
-    well above it seldom fails any more because others used the machine.
+    well above it then seldom fails because the machine was busy with something else.
     """
     if [finding.part for finding in verdict.failing] != [FASTER]:
         return False

@@ -1,7 +1,7 @@
 """How much faster a step must make the training, by hardware: the bars of the verdict.
 
-A bar stands well below what was recorded: it asks for the gain, not for our machine. Where no gain
-is to be expected there is no bar, and the reason is told. The first row that fits counts.
+A bar is well below what was recorded: it asks for the gain, not for our machine. Where no gain is
+expected there is no bar, and the verdict says why. The first row that fits counts.
 """
 
 import re
@@ -12,24 +12,25 @@ SURF = "SURF's course, ResNet-50 on an A100: fp32 456, TF32 751, fp16 1,088 imag
 HOPPER, AMPERE = r"H100|H200|GH200", r"A100"
 CPU = r"^cpu: "
 EMULATED = (
-    "without AVX512_BF16 or AMX, bf16 is emulated: 2 to 2.8 times slower was measured with "
-    "AVX-512, 20 to 30 times with AVX2; this processor has {instructions}"
+    "a processor gains from bf16 only with AVX512_BF16 or AMX; without them bf16 was measured "
+    "to be 2 to 2.8 times slower (AVX-512), 20 to 30 times (AVX2); this "
+    "processor has {instructions}"
 )
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row: for which runs, how many times as fast, and who says so."""
+    """One row: for which runs, how many times as fast, and the source of that number."""
 
     step: str
     hardware: str  # a regular expression on "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
-    at_least: float | None  # times as fast; None: no gain is asked
+    at_least: float | None  # times as fast; None: no gain is asked for
     source: str
     model: str = ""  # regular expressions; "" fits all
     precision: str = ""
-    image_size: int = 0  # pixels, and more
-    batch_size: int = 0  # images per process, and more
-    not_slower: bool = False  # instead of a gain: not slower, beyond the margin
+    image_size: int = 0  # pixels, at least
+    batch_size: int = 0  # images per process, at least
+    not_slower: bool = False  # asks for no gain, but for no loss beyond the margin either
 
 
 RESNETS = {"model": r"resnet\d+$|vgg", "image_size": 160, "batch_size": 64}
@@ -38,13 +39,13 @@ LIGHT = {"model": r"shufflenet", "image_size": 64, "batch_size": 32}
 
 VGGS = {"model": r"vgg", "image_size": 160, "batch_size": 64}
 
-# With less work in a step the host is late already.
+# Smaller steps are launch-bound.
 LARGE = {"model": r"resnet(50|101|152)$", "image_size": 224, "batch_size": 256}
 
 BARS = (
     Bar("01_gpu", HOPPER, 8.0, f"{RECORDED}/00-* and 01-*", image_size=160, batch_size=16),
     Bar("01_gpu", AMPERE, 5.0, f"{SURF}; 16 CPU cores: {RECORDED}/00-*", **RESNETS),
-    Bar("01_gpu", CPU, None, "before and after, the device is this processor"),
+    Bar("01_gpu", CPU, None, "both sides compute on this processor"),
     Bar("02_amp", HOPPER, 1.5, f"{RECORDED}/03-*-nchw-*", precision="tf32|16", **RESNETS),
     Bar("02_amp", AMPERE, 1.3, SURF, precision="tf32|16", **RESNETS),
     Bar("02_amp", CPU, None, EMULATED, precision="bf16"),
@@ -54,8 +55,8 @@ BARS = (
         "03_channels_last",
         HOPPER,
         None,
-        "with fewer than 256 images of 224 px in a step the host may be late with its launches: "
-        f"0.93 to 1.71 times was recorded with 64 and 128, {RECORDED}/03-resnet*",
+        "with fewer than 256 images of 224 px a step may be launch-bound: 0.93 to 1.71 times as "
+        f"fast was recorded with 64 and 128, {RECORDED}/03-resnet*",
         precision="16",
         model=r"resnet",
     ),
@@ -64,7 +65,7 @@ BARS = (
         "03_channels_last",
         CPU,
         1.0,
-        "at 128 px and more a processor may gain; it must not lose",
+        "at 128 px and above a processor may get faster; it must not get slower",
         precision="fp32",
         image_size=128,
         not_slower=True,
@@ -74,24 +75,24 @@ BARS = (
         "05_dataloader",
         CPU,
         1.0,
-        "a processor that trains and loads gains less than its loader; it must not lose",
+        "a processor that also loads gains less than its loader; it must not get slower",
         not_slower=True,
         **LIGHT,
     ),
     Bar("06_ddp", HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
-    Bar("06_ddp", CPU, None, "processes of one machine share its processor"),
+    Bar("06_ddp", CPU, None, "the processes share one processor"),
     Bar(
         "03_channels_last",
         CPU,
         None,
-        "below 128 px a processor gains little: 0.93 to 1.09 times was measured at 64 px",
+        "below 128 px a processor gains little: 0.93 to 1.09 times as fast at 64 px",
     ),
 )
-NOTHING_KNOWN = "nothing is recorded for this hardware, this model and these sizes"
+NOTHING_KNOWN = "no run is recorded with this hardware, model and sizes"
 
 
 def bar(step: str, hardware: str, arguments: dict) -> Bar:
-    """The bar for a run on this hardware ("cpu: AMD EPYC") with these arguments of the trainer."""
+    """Return the bar for a run on this hardware ("cpu: AMD EPYC") with these arguments."""
     for row in BARS:
         if (
             row.step == step

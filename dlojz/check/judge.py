@@ -1,4 +1,4 @@
-"""Reads the logs of finished runs, and nothing else: the findings, and so the verdict."""
+"""From the logs of finished runs, and nothing else, to the findings and the verdict."""
 
 import json
 import re
@@ -15,13 +15,13 @@ from dlojz.machine import facts
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.folder import events_file
 
-NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that ended before
+NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
 
 
 def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool = True) -> Verdict:
-    """The verdict on runs that are finished: "solution", "before-1", "after-1" and so on.
+    """Return the verdict on finished runs: "solution", "before-1", "after-1" and so on.
 
-    timed: are there all the pairs that tell the speed?
+    timed: whether all pairs that measure the speed are among them.
     """
     mine, reference = _names(folders, "after-"), folders["solution"]
     extras = [n for n in folders if f"{n}-solution" in folders]
@@ -34,7 +34,7 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
         {
             n: (log.read(folders[n]), log.read(folders[f"{n}-solution"]))
             for n in extras
-            if events_file(folders[n]).exists()  # else it ended at its flags
+            if events_file(folders[n]).exists()  # otherwise it stopped at an unknown flag
         },
     )
     mechanism = exercise.mechanism(runs)
@@ -46,15 +46,15 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
         common.same_losses(runs.mine, runs.reference, tolerance(exercise.step, runs)),
         *mechanism,
     ]
-    # What was seen names the cause; an error only names the place where it came out.
+    # Evidence names the cause; an error only says where it surfaced.
     seen = any(f.ok is False for f in findings)
     findings += [_ended(exercise, folder, give_hint=not seen) for folder in broken]
     if not timed:
-        later = Finding(FASTER, "speed", None, "not timed", "first what is red above")
+        later = Finding(FASTER, "speed", None, "not timed", "fix what is marked ✗ first")
         return Verdict(exercise.step, [*findings, later], exercise.hints, job)
     comparison, faster = _speed(exercise, folders, runs)
     findings.append(faster)
-    # A single pair has no spread to warn of, and was not asked for more.
+    # A single pair has no spread to warn about, and no more were asked for.
     told = comparison.warnings if comparison else ()
     advice = [w for w in told if _tells(w, len(mine), exercise)]
     return Verdict(exercise.step, findings, exercise.hints, job, comparison, tuple(advice))
@@ -76,10 +76,10 @@ def _exit_code(folder):
 
 
 def failed(exercise, job, folder=None, reference=None) -> Verdict:
-    """The verdict on a run that did not get to its end."""
+    """Return the verdict on a run that crashed."""
     folder = folder or job.directory
     seen = []
-    with suppress(log.LogError, KeyError):  # it may have ended before it logged anything
+    with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
         found = exercise.mechanism(Runs(log.read(folder), log.read(reference or folder)))
         seen = [f for f in found if f.ok is False and f.yours not in NOT_REACHED]
     ended = _ended(exercise, folder, give_hint=not seen)
@@ -87,7 +87,7 @@ def failed(exercise, job, folder=None, reference=None) -> Verdict:
 
 
 def _ended(exercise, folder, give_hint) -> Finding:
-    """What a run that failed said at its end."""
+    """Return how a failed run ended, with its last line of stderr."""
     errors = outcome.errors(folder)
     hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), "failed")
     state = stats.summary(folder).state if events_file(folder).exists() else "FAILED"
@@ -99,11 +99,11 @@ def _ended(exercise, folder, give_hint) -> Finding:
 
 
 def tolerance(step: str, runs: Runs) -> list[float] | None:
-    """How far the losses of the first steps may be from the solution's, as a share, by step.
+    """Return how far the losses of the first steps may be from the solution's, as shares, by step.
 
-    Measured: `tools/envelope.py` runs the solution with initial weights that are off by a rounding
-    error, and writes how far the losses went, for some sizes: the nearest smaller one counts. None
-    where that was not done.
+    This envelope is measured: `tools/envelope.py` runs the solution with initial weights that are
+    off by a rounding error, and writes how far the losses drift, for some sizes. The nearest
+    smaller size counts. None if there is no envelope.
     """
     file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
     if not file.exists():
@@ -116,7 +116,7 @@ def tolerance(step: str, runs: Runs) -> list[float] | None:
 
 
 def _speed(exercise, folders, runs):
-    """The comparison of the pairs, and what the bar of this hardware says to it."""
+    """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
     before, after = (
         [stats.summary(folders[n]) for n in _names(folders, prefix)]
         for prefix in ("before-", "after-")
@@ -125,7 +125,9 @@ def _speed(exercise, folders, runs):
     try:
         found = stats.compare(before, after, exercise.same_hardware)
     except ValueError as error:  # too short to measure anything
-        return None, Finding(FASTER, "speed", None, str(error), "steps to measure")
+        return None, Finding(
+            FASTER, "speed", None, str(error), "measured steps: raise --test-nsteps"
+        )
     if fed := _is_fed(exercise, before, runs.reference):
         return found, Finding(FASTER, "speed", None, _speed_text(found), f"no gain asked: {fed}")
     if bar.at_least is None:
@@ -140,12 +142,12 @@ def _speed(exercise, folders, runs):
         ok = found.low is not None and found.word != stats.SLOWER
         return found, Finding(FASTER, "not slower", ok, str(found), bar.source, "speed")
     ok = found.low is not None and found.low >= bar.at_least
-    wanted = f"at least {bar.at_least:g} times as fast (bar of this hardware; {bar.source})"
+    wanted = f"at least {bar.at_least:g} times as fast (the bar for this hardware; {bar.source})"
     return found, Finding(FASTER, "speed", ok, str(found), wanted, "speed")
 
 
 def _is_fed(exercise, before, run) -> str:
-    """Why loading was no limit of the runs before a step that is about it; "" if it was."""
+    """Return why loading was not the bottleneck of the baseline runs; "" if it was."""
     waited = min(s.shares["data"] for s in before)
     loader, start = run.probe.loader, run.start
     together = (loader.num_workers or 0) + start.get("threads", 1)
@@ -153,21 +155,22 @@ def _is_fed(exercise, before, run) -> str:
     if not exercise.of_files or share_cores or waited > stats.DATA_BOUND:
         return ""
     return (
-        f"the runs before waited for images for {waited:.0%} of a step, and no worker shared a core"
+        f"the baseline runs waited for images for only {waited:.0%} of a step, and no worker "
+        "shared a core with the training"
     )
 
 
 def _recorded(exercise):
-    """What the step gained on a GPU, for those who have none."""
+    """Return what the step gained on a GPU, for trainees who have none."""
     folder = course.course_root() / "reference"
     files = [folder / name for name in exercise.recorded or ()]
     if not files or not all(file.exists() for file in files):
         return ""
     before, after = (stats.summary(file) for file in files)
     ratio = after.images_per_s / before.images_per_s
-    each = f" x {after.size} processes, of one" if after.size > 1 else ""
+    each = f" in each of {after.size} processes instead of one" if after.size > 1 else ""
     return (
-        f". Recorded on {after.device_name}: {ratio:.2g} times ({after.model}, batch "
+        f". Recorded on {after.device_name}: {ratio:.2g} times as fast ({after.model}, batch "
         f"{after.batch_size}{each})"
     )
 

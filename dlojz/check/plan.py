@@ -1,4 +1,4 @@
-"""Which runs a verdict needs: of a job, the exercise and the trainers before and after."""
+"""The runs that a verdict needs, from the job, the exercise and the trainers before and after."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from dlojz.runs import log, stats
 
 
 class CheckError(ValueError):
-    """A run that can't be checked, with what to do."""
+    """A job that can't be checked, with what to do instead."""
 
 
 def job_of(job):
@@ -19,12 +19,12 @@ def job_of(job):
         job = job[-1] if job else launch.latest()
     job = job if isinstance(job, launch.Job) else launch.find(job)
     if not job.state.final:
-        raise CheckError(f"job {job.id} is {job.state}: wait for its end, with job.wait()")
+        raise CheckError(f"job {job.id} is {job.state}: wait until it has ended, with job.wait()")
     if not job.info:
-        raise CheckError(f"{job.directory} was run by hand: submit it, and check that job")
+        raise CheckError(f"{job.directory} was run by hand: submit the trainer, and check that job")
     if "--test" not in flags_of(job):
         raise CheckError(
-            f"job {job.id} is no test run: submit it again with --test, as in "
+            f"job {job.id} is not a test run: submit it again with --test, as in "
             f'submit("{job.command} --test")'
         )
     return job
@@ -35,7 +35,7 @@ def flags_of(job):
 
 
 def entries(exercise: Exercise, job, pairs):
-    """The series: the solution once, what else the exercise needs, and the pairs A B B A ..."""
+    """Return the series: the solution once, what else the exercise needs, the pairs A B B A ..."""
     mine, flags = job.directory / "trainer.py", flags_of(job)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
     known = [*_without(flags, exercise.own_flags), *exercise.before_flags]
@@ -58,7 +58,7 @@ def entries(exercise: Exercise, job, pairs):
 
 
 def _without(flags: Sequence[str], own: Mapping[str, int]) -> list[str]:
-    """The flags that the step before knows: its own are left out, with the words that follow."""
+    """Return the flags that the step before knows: without `own` and the words that follow them."""
     kept, skip = [], 0
     for word in flags:
         name, assigned, _ = word.partition("=")
@@ -72,12 +72,12 @@ def _without(flags: Sequence[str], own: Mapping[str, int]) -> list[str]:
 
 
 def what(exercise, job):
-    """What a bar is looked up by."""
+    """Return what a bar is looked up by: the step, the hardware and the arguments."""
     return exercise.step, hardware_here(job), log.read(job.directory).start["arguments"]
 
 
 def hardware_here(job):
-    """Where the solution will compute: on this machine's GPU, if it has one."""
+    """Return the hardware that the solution will compute on: this machine's GPU, if it has one."""
     setup = log.read(job.directory).setup
     if presets.gpus() and not setup["device"].startswith("cuda"):
         return f"cuda: {facts.gpus()['cards'][0]['name']}"

@@ -1,4 +1,4 @@
-"""Has the runs of a plan made, or finds them among those that were made before."""
+"""The runs of a plan: found among those of earlier checks, or submitted."""
 
 import hashlib
 import json
@@ -12,16 +12,16 @@ from dlojz import launch, presets
 from dlojz.check import judge, plan
 from dlojz.launch import series
 
-IMPORTS_S = 6  # of a job, which the runs of a series do not pay again
+IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
-# Rooms whose code decides what a run logs: runs of another version of it are not used again.
+# Rooms whose code decides what a run logs: runs of another version of them are not reused.
 MEASURING = ("jobs", "machine", "runs", "training")
 
 
 def finished(entries, exercise, job) -> dict[str, Path]:
-    """The folder of each entry's run, finished; submits those that no earlier check has run.
+    """Return the folder of each entry's finished run; submit those that no earlier check has run.
 
-    Where the first of them show that something is wrong, the other pairs are not waited for.
+    If the first of them show that something is wrong, do not wait for the other pairs.
     """
     pair = b"".join(e.trainer.read_bytes() for e in entries if e.name in ("before-1", "after-1"))
     keys = {entry.name: _key(entry, pair, job.info["n_gpu"]) for entry in entries}
@@ -43,9 +43,9 @@ def finished(entries, exercise, job) -> dict[str, Path]:
 
 
 def _wrong_already(exercise, keys) -> dict[str, Path] | None:
-    """The runs up to the first pair, if they show something wrong without the other pairs.
+    """Return the runs up to the first pair, if they already show that something is wrong.
 
-    {} if all is right, or if there are no other pairs; None while one of them is not finished.
+    {} if all is right, or if there are no other pairs; None until all of them have finished.
     """
     first = {n: k for n, k in keys.items() if not re.fullmatch(r"(before|after)-(?!1$)\d+", n)}
     known = _known_runs()
@@ -59,9 +59,9 @@ def _wrong_already(exercise, keys) -> dict[str, Path] | None:
 
 
 def _key(entry, pair: bytes, n_gpu: int) -> str:
-    """Equal for runs that may stand for each other: same sources, flags, name and devices.
+    """Return a key that is equal for interchangeable runs: same sources, flags, name and devices.
 
-    pair: the sources of both sides; what ran in a pair is compared with its partner only.
+    pair: the sources of both sides; a run of a pair is compared with its partner only.
     """
     package = Path(__file__).parent.parent
     sources = sorted(f for room in MEASURING for f in (package / room).glob("*.py"))
@@ -72,7 +72,7 @@ def _key(entry, pair: bytes, n_gpu: int) -> str:
 
 
 def _checks():
-    """The jobs that checks submitted, with the key of each run."""
+    """Yield the jobs that checks submitted, with the key of each run."""
     for job in reversed(launch.jobs()):
         file = job.directory / CHECK_FILE
         if file.exists():
@@ -80,7 +80,7 @@ def _checks():
 
 
 def _known_runs() -> dict[str, Path]:
-    """The runs of earlier checks that are finished, by key; the latest first."""
+    """Return the finished runs of earlier checks, by key; the latest one counts."""
     known = {}
     for job, keys in _checks():
         for name, key in keys.items():
@@ -91,7 +91,7 @@ def _known_runs() -> dict[str, Path]:
 
 
 def _active_check(missing):
-    """A check under way that will bring all that is missing: another kernel submitted it."""
+    """Return a job of a check under way with all missing runs: another kernel submitted it."""
     for job, keys in _checks():
         if not job.state.final and set(missing) <= set(keys.values()):
             return job
@@ -112,19 +112,21 @@ def _submit(entries, keys, exercise, job):
 
 
 def output():
-    return sys.stdout if _in_a_notebook() else sys.stderr  # a terminal's stdout is for the verdict
+    return (
+        sys.stdout if _in_a_notebook() else sys.stderr
+    )  # in a terminal, stdout is for the verdict
 
 
 def _in_a_notebook():
-    """Is this a notebook's kernel? Without importing IPython for it."""
+    """Return whether this is a notebook's kernel, without importing IPython."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _wait(job, exercise, enough) -> bool:
-    """Wait for the end of the job; True if it was ended because `enough()` was known.
+    """Wait until the job has ended; return True if it was cancelled because `enough()` held.
 
-    enough: None until it can tell; then it is asked no more.
+    enough: returns None until it can tell; after that it is not called again.
     """
     from tqdm.auto import tqdm
 

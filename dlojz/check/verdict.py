@@ -1,4 +1,4 @@
-"""What a check answers: the verdict and its hints, as text and as a card of the notebook."""
+"""The answer of a check: the verdict and its hints, as text and as a card in the notebook."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from dlojz.table import BAD, GOOD, QUIET
 
 @dataclass
 class Verdict:
-    """The answer to `check`: three parts, each with what was found."""
+    """The answer of `check`: three parts, each with its findings."""
 
     step: str
     findings: list[Finding]
@@ -28,7 +28,7 @@ class Verdict:
         return all(f.ok is not False for f in self.findings)
 
     def part(self, name: str) -> bool | None:
-        """Is this part well? None where nothing is asked."""
+        """Return whether this part passed; None if nothing was asked."""
         found = [f.ok for f in self.findings if f.part == name]
         return False if False in found else True if True in found else None
 
@@ -38,15 +38,15 @@ class Verdict:
 
     @property
     def hint_key(self) -> str | None:
-        """The hint that applies first; the order is the exercise's."""
+        """Return the first hint that applies, in the exercise's order."""
         asked = {f.hint for f in self.failing}
         return next((key for key in self.hints if key in asked), None)
 
     def hint(self) -> "Advice":
-        """Help with the first thing that fails; each call says more: a nudge, the API, the diff."""
+        """Return help with the first failure; each call says more: a nudge, the API, the diff."""
         key = self.hint_key
         if key is None:
-            text = "nothing to do" if self.passed else "no hint for this: see what failed"
+            text = "nothing left to do" if self.passed else "no hint for this failure"
             return Advice(f"{self.step}: {text}")
         name = f"{self.step}/{key}"
         rung = (progress.last("hints", name) or 0) % 3 + 1
@@ -61,7 +61,7 @@ class Verdict:
         )
 
     def to_dict(self) -> dict:
-        """For programs: JSON's types only."""
+        """Return the verdict for programs, in JSON's types only."""
         return {
             "step": self.step,
             "passed": self.passed,
@@ -88,7 +88,7 @@ class Verdict:
         return "\n".join(lines)
 
     def _shown(self, part):
-        """Of a part that is well, one line or none; of another, what fails, and the speed."""
+        """Return what to print of a part: what fails or was not asked, and always the speed."""
         found = [f for f in self.findings if f.part == part]
         return [f for f in found if f.ok is not True or part == FASTER]
 
@@ -102,7 +102,7 @@ def _sign(ok):
 
 @dataclass(frozen=True)
 class Advice:
-    """A rung of the ladder of hints."""
+    """One rung of the ladder of hints."""
 
     text: str
     link: str | None = None
@@ -118,7 +118,7 @@ class Advice:
 
 
 def _code_html(text):
-    """Plain text with `code` as HTML."""
+    """Return plain text as HTML, with `code` set as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 

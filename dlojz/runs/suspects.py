@@ -200,7 +200,7 @@ def _waits(witness, why):
 
 def _nothing(reading):
     computed = 1 - sum(reading.lost.values())
-    return Suspect("none", 0.0, f"something is computed for {computed:.0%} of the step")
+    return Suspect("none", 0.0, f"the device computes for {computed:.0%} of the step")
 
 
 def traces_of(run) -> list[trace.Trace]:

@@ -1,27 +1,30 @@
 """The exercises: what each one asks of a run, and the hints for what is missing.
 
-An exercise is a table of facts: flags of its own, the further runs that it needs, the findings
-that it draws from the evidence, and its hints in the order in which they are given. `dlojz.check`
-submits the runs and puts the findings together; nothing here runs anything.
+An exercise is a table of facts: its own flags, the extra runs that it needs, and the findings that
+it draws from their evidence. Its hints are in a TOML file of the same name. `dlojz.check` submits
+the runs and puts the findings together; nothing here runs anything.
 """
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import cached_property
+from importlib import import_module, resources
 
 from dlojz.runs import log
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
+WORK_FIRST = ("images", "validation", "backward")  # hints: what is not the same work comes first
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that a verdict looked at."""
 
     part: str  # one of PARTS
     what: str
-    ok: bool | None  # None: not asked for here
+    ok: bool | None  # None: not asked here
     yours: str
     expected: str
     hint: str | None = None  # which hint helps, if it is not ok
@@ -29,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Hint:
-    """A ladder of help: a nudge, then the API; the last rung is the difference to the solution."""
+    """A ladder of help: a nudge, then the API; the last rung is the diff with the solution."""
 
     nudge: str
     api: str
@@ -38,7 +41,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class Extra:
-    """A further pair of runs: the trainee's trainer and the solution, with these flags."""
+    """An extra pair of runs: the trainee's trainer and the solution, with these flags."""
 
     name: str  # of a folder
     flags: tuple[str, ...]
@@ -47,7 +50,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Runs:
-    """What an exercise judges: logs of the trainee's trainer, and of the solution's beside them.
+    """The logs that an exercise judges: those of the trainee's trainer and of the solution.
 
     mine, reference: with the flags of the job; extras: by name, (mine, reference).
     """
@@ -67,20 +70,27 @@ class Runs:
 
 @dataclass(frozen=True)
 class Exercise:
-    """What a step asks for."""
+    """What a step of the course asks for."""
 
     step: str  # of the chain, such as "02_amp"
-    own_flags: dict[str, int]  # flags that the step before does not know: how many words follow
+    own_flags: dict[str, int]  # unknown to the step before: how many words follow each
     mechanism: Callable[[Runs], list[Finding]]
-    hints: dict[str, Hint]  # in the order in which they are given
     extras: Callable[[bool], list[Extra]] = lambda on_gpu: []
     errors: tuple[tuple[str, str], ...] = ()  # (pattern in stderr, hint): why a run may fail
-    before_flags: tuple[str, ...] = ()  # of the runs before the step: shorter, where they are slow
+    before_flags: tuple[str, ...] = ()  # extra flags of the runs before: fewer steps, if slow
     same_hardware: bool = True
-    processes: int = 1  # at least, of a run that can be judged
+    processes: int = 1  # at least this many are needed to judge a run
     recorded: tuple[str, str] | None = None  # before and after, in reference/
-    hint_of: Mapping[str, str] = field(default_factory=dict)  # its own, of what all have in common
-    of_files: bool = False  # about loading them: a run may wait for its images
+    hint_of: Mapping[str, str] = field(default_factory=dict)  # for findings that all have in common
+    of_files: bool = False  # the step is about loading: a run may wait for its images
+    first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
+
+    @cached_property
+    def hints(self) -> dict[str, Hint]:
+        """All hints of the exercise, in the order in which they are given."""
+        common, own = read_hints("common"), read_hints(MODULES[self.step])
+        known = common | own
+        return {key: known[key] for key in (*self.first_hints, *own, *common)}
 
 
 MODULES = {
@@ -89,8 +99,14 @@ MODULES = {
 }
 
 
+def read_hints(name: str) -> dict[str, Hint]:
+    """Return the hints of NAME.toml, in the order of the file."""
+    text = resources.files(__name__).joinpath(f"{name}.toml").read_text("utf-8")
+    return {key: Hint(**table) for key, table in tomllib.loads(text).items()}
+
+
 def find(step: str) -> Exercise:
-    """The exercise of this step of the chain."""
+    """Return the exercise of this step of the chain."""
     if step not in MODULES:
         raise LookupError(f"no exercise {step!r}: expected one of {', '.join(MODULES)}")
     return import_module(f"dlojz.check.exercises.{MODULES[step]}").EXERCISE

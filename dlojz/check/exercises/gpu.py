@@ -1,47 +1,18 @@
 """01_gpu: model, batches and metrics are on the device.
 
-Without a GPU this is proven by a rehearsal on the meta device, whose tensors have a place and a
-shape but no values: what was left behind on the processor is seen there as well as on a GPU.
+Without a GPU this is proven by a rehearsal on the meta device, whose tensors have a device and a
+shape but no values: what was left behind on the processor shows there just as on a GPU.
 """
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Hint, Runs
-from dlojz.check.exercises.common import DOCS, hints, inputs, losses, no_brake, words
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises.common import inputs, losses, no_brake, words
 
 REHEARSAL = "rehearsal"
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4"
 
-OWN_HINTS = {
-    "device": Hint(
-        "The training still runs where it began. Which line of `main` decides that?",
-        "`idr_torch.device()` gives the device that belongs to this process.",
-        DOCS + "tensor_attributes.html#torch.device",
-    ),
-    "model": Hint(
-        "The batch is on the device, and the weights are not.",
-        "`model.to(device)` moves all parameters and buffers; do it before the optimizer is built.",
-        DOCS + "generated/torch.nn.Module.html#torch.nn.Module.to",
-    ),
-    "batch": Hint(
-        "The weights are on the device, and a batch of the training is not.",
-        "`images = images.to(device, non_blocking=args.non_blocking)`: `Tensor.to` returns the "
-        "copy, it does not move the tensor itself. The labels need it too.",
-        DOCS + "generated/torch.Tensor.to.html",
-    ),
-    "validation-device": Hint(
-        "The training is on the device. Is the validation, with its images and its labels?",
-        "`evaluate` needs the same two copies as `train_one_epoch`.",
-        DOCS + "generated/torch.Tensor.to.html",
-    ),
-    "metrics": Hint(
-        "The metrics add up what the model gives. Where do they keep their sums?",
-        "They are a module, with their sums as buffers: `.to(device)` moves those.",
-        DOCS + "generated/torch.nn.Module.html#torch.nn.Module.to",
-    ),
-}
-
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Where everything was: on the GPU, or in the rehearsal on meta."""
+    """Return where everything was: on the GPU, or on meta in the rehearsal."""
     mine, reference = runs.extras.get(REHEARSAL, (runs.mine, runs.reference))
     kind = reference.setup["device"].split(":")[0]
     where = f" (rehearsed on {kind})" if kind == "meta" else ""
@@ -65,7 +36,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Without a GPU: the rehearsal."""
+    """Return the rehearsal, if there is no GPU."""
     return [] if on_gpu else [Extra(REHEARSAL, tuple(SMALL.split()), rehearse=True)]
 
 
@@ -74,7 +45,6 @@ EXERCISE = Exercise(
     own_flags={},
     mechanism=mechanism,
     extras=extras,
-    hints=hints(OWN_HINTS),
     errors=(
         (r"Tensor\.item\(\) cannot be called on meta", "item"),
         (r"in evaluate\n", "validation-device"),

@@ -1,0 +1,85 @@
+"""Words and phrases that a careful writer would not use, wherever a reader meets text."""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+# Rooms of dlojz/ that have been read so far; the others come when they are.
+ROOMS = {"check", "widgets/quizzes"}
+TEXTS = {"README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md"}
+INSTEAD = {
+    r"who(ever|m)\b": "if you, that",
+    r"\banew\b": "again, re-",
+    r"in the mean\b": "on average",
+    r"(?<!no )\bno more\b(?! than)": "no longer",
+    r"\bso many\b": "N, that many",
+    r"\b(lie|lies|lying) upon\b": "coincide",
+    r"\bat last\b": "finally",
+    r"\bby (itself|himself|themselves)\b": "automatically, alone",
+    r"\b(is|are|was|were) told\b": "is reported",
+    r"\bis said\b": "says",
+    r"\bbelongs? into\b": "belongs in",
+    r"\bdifference to the\b": "difference from the",
+    r"\bis no (test|format|multiple|training|number|job|run)\b": "is not a",
+    r"\bunasked\b": "unless you ask",
+    r"\bout of the box\b": "by default",
+    r"\b(somebody|someone) (must|clips|checked|has)\b": "name what does it",
+    r"\b(a|A) training (that|whose|shows|from|on|with)\b": "a training run",
+    r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) ": "Return ..., Write ...",
+}
+OF_DOCSTRINGS = {r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) "}
+
+
+def texts():
+    """Yield (where, its text, is it a docstring) of all that is covered."""
+    for name in TEXTS:
+        yield name, (REPOSITORY / name).read_text(), False
+    for path in REPOSITORY.glob("solutions/*.ipynb"):
+        for i, cell in enumerate(nbformat.read(path, as_version=4).cells):
+            if cell.cell_type == "markdown":
+                yield f"{path.name}[{i}]", cell.source, False
+            else:
+                yield from spoken(f"{path.name}[{i}]", cell.source)
+    for room in ROOMS:
+        for path in sorted((REPOSITORY / "dlojz" / room).rglob("*.toml")):
+            yield path.name, path.read_text().replace("\\\n", ""), False
+        for path in sorted((REPOSITORY / "dlojz" / room).rglob("*.py")):
+            yield from spoken(path.name, path.read_text())
+
+
+def spoken(where, source):
+    """Yield the docstrings of a source, and its strings of several words: its messages."""
+    tree, docstrings = ast.parse(source), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and (
+            text := ast.get_docstring(node)
+        ):
+            docstrings.add(text)
+            function = isinstance(node, ast.FunctionDef)
+            yield f"{where}: {getattr(node, 'name', 'module')}", text, function
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and len(text.split()) > 2 and text not in docstrings:
+            yield f"{where}:{node.lineno}", text, False
+
+
+@pytest.mark.parametrize("pattern", INSTEAD)
+def test_a_phrase_is_not_used(pattern):
+    found = [
+        f"{where}: {text[max(0, hit.start() - 40) : hit.end() + 30]!r}, say: {INSTEAD[pattern]}"
+        for where, text, docstring in texts()
+        if docstring or pattern not in OF_DOCSTRINGS
+        for hit in re.finditer(pattern, text, 0 if pattern in OF_DOCSTRINGS else re.I)
+    ]
+    assert found == []
+
+
+def test_a_phrase_would_be_found():
+    """The patterns find what they are for, and texts() what is covered."""
+    assert re.search(next(iter(INSTEAD)), "Whoever does not know", re.I)
+    covered = {where.split(":")[0].split("[")[0] for where, _, _ in texts()}
+    assert {"README.md", "06_ddp.ipynb", "00.toml", "common.toml", "judge.py"} <= covered

@@ -1,0 +1,92 @@
+"""The hints in TOML beside their exercises: every one that is named exists, and is named."""
+
+import ast
+import inspect
+import re
+from importlib import import_module
+
+import pytest
+import wrong
+
+from dlojz.check import exercises
+from dlojz.check.exercises import common
+
+KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+FINDERS = {"Finding": 6, "like": 6, "_at_most": 4, "finding": 3}  # the hint is this argument
+
+
+def strings(node):
+    """Yield the string constants that the value of this expression may be."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from (*strings(node.body), *strings(node.orelse))
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+        for value in node.value.values:
+            yield from strings(value)
+
+
+def arguments(call):
+    """Return the positional arguments of a call, `*(a, b)` written out."""
+    found = []
+    for argument in call.args:
+        unpacked = isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
+        found += argument.value.elts if unpacked else [argument]
+    return found
+
+
+def named(module):
+    """Return the hints that the source of a module names, wherever it names one."""
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        values = []
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in FINDERS:
+            given = arguments(node)
+            if len(given) == FINDERS[node.func.id]:
+                values.append(given[-1])
+            values += [k.value for k in node.keywords if k.arg == "hint"]
+        elif isinstance(node, ast.Tuple) and len(node.elts) >= 3:  # a row of a table of looks
+            values = [node.elts[-1]]
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "hint":
+            values = [node.value]
+        elif isinstance(node, ast.FunctionDef) and node.name == "_why":
+            values = [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
+        found |= {s for value in values for s in strings(value) if KEY.fullmatch(s)}
+    return found
+
+
+@pytest.mark.parametrize("step", exercises.MODULES)
+def test_every_hint_that_is_named_exists(step):
+    exercise = exercises.find(step)
+    own = named(import_module(f"dlojz.check.exercises.{exercises.MODULES[step]}"))
+    errors = {hint for _, hint in exercise.errors}
+    answers = {answer.expect for answer in wrong.every() if answer.step == step}
+    assert own, "the test would pass if it found no name at all"
+    known = {*exercise.hints, exercises.SAME, exercises.FASTER, exercises.MECHANISM}
+    assert own | errors | answers | {*exercise.hint_of.values(), *named(common)} <= known
+
+
+@pytest.mark.parametrize("step", exercises.MODULES)
+def test_every_hint_of_an_exercise_is_named_by_it(step):
+    name = exercises.MODULES[step]
+    source = inspect.getsource(import_module(f"dlojz.check.exercises.{name}"))
+    assert [key for key in exercises.read_hints(name) if f'"{key}"' not in source] == []
+
+
+@pytest.mark.parametrize("name", ["common", *exercises.MODULES.values()])
+def test_a_hint_is_whole(name):
+    for key, hint in exercises.read_hints(name).items():
+        assert KEY.fullmatch(key)
+        assert hint.link.startswith("https://"), key
+        assert hint.nudge != hint.api, key
+        for text in (hint.nudge, hint.api):
+            assert text == " ".join(text.split()), f"{key}: a break or a blank too many"
+            assert text[-1] in ".?)", key
+
+
+def test_what_an_exercise_is_about_comes_between_the_same_work_and_what_slows_it_down():
+    order = list(exercises.find("02_amp").hints)
+    assert order[:4] == ["images", "validation", "backward", "flag"]
+    assert order[-6:] == ["item", "kept", "weights", "losses", "speed", "failed"]
+    assert next(iter(exercises.find("06_ddp").hints)) == "share"
+    assert next(iter(exercises.find("05_dataloader").hints)) == "files"
