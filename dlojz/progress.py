@@ -140,7 +140,7 @@ def overview() -> Table:
         for row in _ROWS[kind](list(group)):
             rows.append((notebook if notebook != before else "", *row))
             before = notebook
-    head = ("notebook", "what", "done", "left", "last")
+    head = ("notebook", "what", "done", "last", "left")
     return Table(head, rows, "<<<<<", f"no notebooks in {course_root() / 'notebooks'}")
 
 
@@ -149,7 +149,7 @@ def _verdict_rows(found):
         word = "passed" if item["done"] else "not yet" if item["attempts"] else ""
         done = f"{word}, job {item['job']}" if item["job"] else word
         left = "" if item["done"] else f"dlojz check {item['key'][:2]}"
-        yield "verdict", done, left, _when(item)
+        yield "verdict", done, _when(item), left
 
 
 def _prediction_rows(found):
@@ -162,22 +162,22 @@ def _prediction_rows(found):
         ]
         given = [f"{name} {value:.3g}, not measured" for name, value in item["predicted"].items()]
         left = "" if item["done"] else "your guess"
-        yield f"prediction {item['key']!r}", "; ".join(scores or given), left, _when(item)
+        yield f"prediction {item['key']!r}", "; ".join(scores or given), _when(item), left
 
 
 def _quiz_rows(found):
-    yield "quizzes", _count(found, len(found)), _left(found), _when(*found)
+    yield "quizzes", _count(found, len(found)), _when(*found), _left(found)
 
 
 def _mystery_rows(found):
     answered = [item for item in found if item["key"]]
     if not answered:
-        yield "mysteries", "", "all", ""
+        yield "mysteries", "", "", "all"
         return
     of = answered[-1]["of"] or len(answered)
     others = [f"{of - len(answered)} others"] if of > len(answered) else []
     left = ", ".join([*filter(None, [_left(answered)]), *others])
-    yield "mysteries", _count(answered, of), left, _when(*answered)
+    yield "mysteries", _count(answered, of), _when(*answered), left
 
 
 def _count(found, of):

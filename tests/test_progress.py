@@ -62,7 +62,7 @@ def rows():
     found, name = {}, ""
     for row in progress.overview().rows:
         name = row[0] or name
-        found[name, row[1]] = row[2:4]
+        found[name, row[1]] = row[2], row[4]
     return found
 
 

@@ -327,6 +327,8 @@ def _fill(root, wanted, workers, progress):
         with contextlib.closing(counts), bar:
             for count in counts:
                 bar.update(count)
+    elif progress:
+        print(f"{root} is complete: nothing was made")
     # A larger set may have been started in this folder meanwhile; then that run completes it.
     now = _read_marker(root)
     ours = now is None or all(now[key] == wanted[key] for key in COUNTS)
