@@ -272,7 +272,7 @@ def _cancel(args):
 
 def _run(text):
     """A job by its number; a folder or a file as it is."""
-    if Path(text).exists() and not text.isdigit():
+    if text and Path(text).exists() and not text.isdigit():
         return Path(text)
     if "/" in text:
         raise FileNotFoundError(f"no {text}: expected a job's number, a run's folder or its log")

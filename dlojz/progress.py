@@ -31,13 +31,16 @@ def load(path: Path | None = None) -> dict:
     """All that a file holds; of the default: {"predictions": {...}, "quizzes": {...}}."""
     path = path or file()
     try:
-        return json.loads(path.read_text())
+        kept = json.loads(path.read_text())
+        if not isinstance(kept, dict):
+            raise ValueError("not a JSON object")
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise ValueError(
-            f"{path} is not readable ({error}): repair it, or move it away to begin anew"
+            f"{path} is not readable ({error}): repair it, or move it away to begin again"
         ) from error
+    return kept
 
 
 @contextmanager

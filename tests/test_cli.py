@@ -41,6 +41,7 @@ def test_submit_wait_report(course_folder, capsys, tmp_path):
         (["report"], "submit one first"),
         (["report", "77"], "no job '77'"),
         (["report", "a'; echo foo"], "no job"),
+        (["report", ""], "no job ''"),
         (["submit", "nowhere.py"], "no trainer"),
         (["submit", "a'; echo foo"], "can't read the command"),
         (["cancel", "5"], "no job '5'"),

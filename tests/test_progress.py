@@ -43,11 +43,12 @@ def test_answers_are_kept_with_their_history(course_folder):
     assert len(progress.load()["quizzes"]["gpu"]) == 2
 
 
-def test_a_broken_file_is_not_overwritten(course_folder, tmp_path):
-    (tmp_path / "progress.json").write_text("{broken")
-    with pytest.raises(ValueError, match="move it away"):
+@pytest.mark.parametrize("text", ["{broken", "[1]"])
+def test_a_broken_file_is_not_overwritten(course_folder, tmp_path, text):
+    (tmp_path / "progress.json").write_text(text)
+    with pytest.raises(ValueError, match=r"progress\.json is not readable .*move it away"):
         progress.keep("quizzes", "gpu", 1)
-    assert (tmp_path / "progress.json").read_text() == "{broken"
+    assert (tmp_path / "progress.json").read_text() == text
 
 
 @pytest.fixture
