@@ -16,12 +16,13 @@ help:  ## list the commands
 setup: $(VENV)/.ready  ## make the virtual environment, with the versions that were tested
 
 # uv installs in parallel and compiles once: minutes less than pip for a set with torch in it.
+# Twice --quiet leaves pip's errors: its warnings are of a site's configuration, and no concern here.
 $(VENV)/.ready: pyproject.toml constraints.txt tools/overrides.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed, $$($(PYTHON) --version) was found: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "No venv: apt-get install python3-venv, then again"; exit 2; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt -e '.[dev]'
 	@install -D -m 644 tools/overrides.json $(VENV)/share/jupyter/lab/settings/overrides.json  # no news pop-up
 	@touch $@

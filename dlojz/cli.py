@@ -1,36 +1,88 @@
 """The command `dlojz`: what a notebook does, from a terminal."""
 
 import argparse
+import difflib
 import json
+import os
+import re
+import shlex
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from dlojz import course, images, launch, presets
+from dlojz import course, images, launch, presets, progress, sites
 from dlojz.runs import log, suspects
+from dlojz.table import harmless
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
+BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell calls the end of `yes | head`
 
 
 def main(argv=None) -> int:
-    """Run one command; returns the exit status: 0 well, 1 the answer is bad news, 2 bad input."""
-    parser = _parser()
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        quoted = " ".join([*args.command, *unknown]) if args.run is _submit else ""
-        tip = f'; the trainer\'s flags belong into the quotes: dlojz submit "{quoted}"'
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{tip if quoted else ''}")
+    """Run one command; return the exit status: 0 well, 1 the answer is bad news, 2 bad input."""
+    try:
+        try:
+            return _answer(sys.argv[1:] if argv is None else argv)
+        finally:
+            if sys.stdout:  # None where it was closed
+                sys.stdout.flush()
+    except OSError as error:  # of standard output: what reads it has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE
+        print(f"dlojz: standard output: {error}", file=sys.stderr)
+        return 2
+
+
+def _answer(words) -> int:
+    args = _parse(words)
     try:
         return args.run(args) or 0
+    except BrokenPipeError:
+        raise
     except (*BAD_INPUT, LookupError, OSError, ValueError) as error:
         told = error.args[0] if isinstance(error, KeyError) else error  # str() would quote it
-        print(f"dlojz: {told}", file=sys.stderr)
+        print(f"dlojz: {harmless(str(told), keep=chr(10))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("dlojz: interrupted; jobs go on (dlojz queue)", file=sys.stderr)
         return 130
 
 
+def _parse(words):
+    parser, commands = _parser()
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        known = ", ".join(commands)
+        parser.error(f"no command {words[0]!r}{_did_you_mean([words[0]], commands)}: {known}")
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        sub = commands[words[0]]
+        known = re.findall(r"--[\w-]+", sub.format_usage())
+        trainers = _trainers_flags() if args.run is _submit else set()
+        typos = [w for w in unknown if w not in trainers and _did_you_mean([w], known)]
+        told = f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(typos, known)}"
+        if rest := [word for word in unknown if word not in typos] if trainers else []:
+            quoted = " ".join([*args.command, *rest])
+            told += f'; put the trainer\'s flags inside the quotes: dlojz submit "{quoted}"'
+        sub.error(told)
+    return args
+
+
+def _did_you_mean(words, known):
+    near = [n for word in words for n in difflib.get_close_matches(word, known, 1, 0.7)]
+    return f"; did you mean {' '.join(near)}?" if near else ""
+
+
+def _trainers_flags():
+    """Return the flags of the trainer; read from its text: importing it would import torch."""
+    here = Path(__file__).parent
+    files = (here / "dlojz.py", here / "training" / "flags.py")
+    return {flag for file in files for flag in re.findall(r'"(--?[\w-]+)"', file.read_text())}
+
+
 def _parser():
+    """Return the parser, and the parser of each command."""
     parser = argparse.ArgumentParser(
         prog="dlojz",
         description="The DLO-JZ workshop: make PyTorch training fast, one measured step at a time.",
@@ -45,7 +97,7 @@ def _parser():
 
     _add_job_commands(command)
     _add_course_commands(command)
-    return parser
+    return parser, commands.choices
 
 
 def _add_job_commands(command):
@@ -66,7 +118,7 @@ def _add_job_commands(command):
     add("command", nargs="+", help='in quotes: "dlojz/dlojz.py --test -b 32"; several: in order')
     add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
     add("--name", default="dlojz")
-    add("--time-max", default="00:10:00", help="HH:MM:SS, then it is ended")
+    add("--time-max", help="HH:MM:SS or minutes, then it is ended (default: 00:10:00)")
     add("--account", help="on a cluster: whose hours; xyz@a100 asks for nodes with A100s")
     add("--module", help="on a cluster: what to load, in place of its site's")
     add("--dry-run", action="store_true", help="show the script or the command, submit nothing")
@@ -81,6 +133,7 @@ def _add_job_commands(command):
 
     add = command("report", _report, "what a job did: throughput, memory, energy")
     add("job", nargs="*", help="numbers, folders or recordings (default: the last submission)")
+    add("--all", action="store_true", help="all runs, one row each")
     add("--png", type=Path, help="draw it into this file")
 
     add = command("trace", _trace, "where the time of a step goes, from a profiler's trace")
@@ -96,6 +149,9 @@ def _add_course_commands(command):
     add("--hint", action="store_true", help="help with what fails; each time more")
     add("--json", action="store_true", help="for programs")
 
+    add = command("progress", _progress, "what you passed, predicted, answered, and what is left")
+    add("--json", action="store_true", help="for programs")
+
     add = command("solution", _solution, "show the trainer as it is after a step")
     add("step", help="01, 02, ...")
     add = command("diff", _diff, "what differs between your trainer and a step's solution")
@@ -103,6 +159,9 @@ def _add_course_commands(command):
     add("--job", help="of this job instead of your trainer")
     add = command("catch-up", _catch_up, "put the starting point of a step; yours is saved first")
     add("step", help="01, 02, ...")
+    add = command("restore", _restore, "put a saved trainer back; the present one is saved first")
+    add("file", nargs="?", help="its name (default: the newest that differs from yours)")
+    add("--list", action="store_true", help="only show the saved files")
 
 
 def _doctor(args):
@@ -115,15 +174,22 @@ def _doctor(args):
 
 def _data(args):
     preset = presets.choose(args.preset)
+    classes = _or(args.classes, preset.classes)
+    train = _or(args.images_per_class, preset.images_per_class)
+    val = _or(args.val_images_per_class, preset.val_images_per_class)
     folder = images.generate(
         args.folder,
-        classes=_or(args.classes, preset.classes),
-        images_per_class=_or(args.images_per_class, preset.images_per_class),
-        val_images_per_class=_or(args.val_images_per_class, preset.val_images_per_class),
+        classes=classes,
+        images_per_class=train,
+        val_images_per_class=val,
         seed=args.seed,
         workers=args.workers,
     )
-    print(f"{folder}: train it with --data {folder}, or set DLOJZ_DATA={folder}")
+    default = ""
+    with suppress(FileNotFoundError):  # it may be made outside a course folder
+        default = " (the default)" if folder.resolve() == course.data_folder().resolve() else ""
+    flag = f"--data {shlex.quote(str(folder))}{default}"
+    print(f"{folder} has {classes * (train + val):,} images: train on them with {flag}")
 
 
 def _or(value, default):
@@ -132,11 +198,12 @@ def _or(value, default):
 
 def _submit(args):
     command = args.command if len(args.command) > 1 else args.command[0]
+    time_max, large = args.time_max or "00:10:00", _too_large(args.command)
     jobs = launch.submit(
         command,
         args.n_gpu,
         args.name,
-        args.time_max,
+        time_max,
         module=args.module,
         account=args.account,
         dry_run=args.dry_run,
@@ -146,13 +213,38 @@ def _submit(args):
         return 0
     jobs = jobs if isinstance(jobs, list) else [jobs]
     for job in jobs:
-        print(f"job {job.id}: {job.command}", flush=True)
+        print(f"job {job.id}: {harmless(job.command)}", flush=True)
+    if args.time_max:
+        print(f"each is ended after {_duration(sites.seconds(time_max))}")
+    if large:
+        print(large, file=sys.stderr)
     if not args.wait:
         print("see `dlojz queue`, then `dlojz report`")
         return 0
     states = [_wait(job) for job in jobs]
     _show(jobs)
     return 0 if set(states) <= {launch.State.COMPLETED, launch.State.OUT_OF_MEMORY} else 1
+
+
+def _too_large(commands):
+    """Return a note where the trainer's own sizes, which are a GPU's, would run on a CPU."""
+    preset = presets.choose()
+    if preset.name != "cpu" or launch.launcher() != "local":
+        return ""
+    ours = [c for c in commands if Path(c.partition(" ")[0]).name.startswith("dlojz")]
+    if all("--model" in command for command in ours):
+        return ""
+    return (
+        "note: without --model the trainer takes resnet152 at 224 px, which is slow on a CPU; "
+        f"sizes for this machine: {preset.flags}"
+    )
+
+
+def _duration(seconds):
+    """300 as "5 minutes"."""
+    hours, rest = divmod(seconds, 3600)
+    parts = ((hours, "hour"), (rest // 60, "minute"), (rest % 60, "second"))
+    return " ".join(f"{n} {unit}{'s' * (n > 1)}" for n, unit in parts if n)
 
 
 def _wait(job):
@@ -180,10 +272,31 @@ def _cancel(args):
 
 def _run(text):
     """A job by its number; a folder or a file as it is."""
-    return Path(text) if Path(text).exists() and not text.isdigit() else launch.find(text)
+    if text and Path(text).exists() and not text.isdigit():
+        return Path(text)
+    if "/" in text:
+        raise FileNotFoundError(f"no {text}: expected a job's number, a run's folder or its log")
+    return launch.find(text)
+
+
+def _last():
+    """The last job; of a sweep the last of its jobs, and that is said."""
+    found = launch.latest()
+    if not isinstance(found, list):
+        return found
+    numbers = ", ".join(job.id for job in found)
+    print(f"of the last sweep ({numbers}) its last job; others by their number", file=sys.stderr)
+    return found[-1]
 
 
 def _report(args):
+    if args.all:
+        from dlojz.figures import report
+
+        # A series that a check submitted has no log of its own.
+        runs = [job for job in launch.jobs() if not (job.directory / "plan.json").exists()]
+        print(report.compare_runs(runs))
+        return
     found = [_run(job) for job in args.job] if args.job else launch.latest()
     _show(found if isinstance(found, list) else [found], args.png)
 
@@ -192,7 +305,7 @@ def _trace(args):
     from dlojz.figures import timeline
     from dlojz.runs import trace
 
-    found = timeline.open_trace(_run(args.job) if args.job else launch.latest())
+    found = timeline.open_trace(_run(args.job) if args.job else _last())
     print(f"{trace.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
@@ -215,7 +328,8 @@ def _show(runs, png=None):
 def _check(args):
     from dlojz.check import check
 
-    verdict = check(args.step, args.job, args.pairs)
+    step = course.step(args.step)  # a typo is told before anything else
+    verdict = check(step, args.job or _last(), args.pairs)
     print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
     if args.hint:
         print(verdict.hint())
@@ -233,9 +347,23 @@ def _diff(args):
 def _catch_up(args):
     saved = course.catch_up(args.step)
     print(f"{course.trainer()} is now where step {course.step(args.step)} begins")
-    print(
-        f"yours was saved: {saved}" if saved else "yours was a step of the course: nothing to save"
-    )
+    if saved:
+        print(f"yours was saved: {saved}\n`dlojz restore {saved.name}` puts it back")
+    else:
+        print("yours was a step of the course: nothing to save")
+
+
+def _restore(args):
+    if args.list:
+        print("\n".join(map(str, course.saved())) or "no saved file yet: `dlojz catch-up` saves")
+        return
+    file, saved = course.restore(args.file)
+    print(f"{course.trainer()} is now {file}")
+    print(f"yours was saved: {saved}" if saved else "yours was a step of the course: not saved")
+
+
+def _progress(args):
+    print(json.dumps(progress.items(), indent=1) if args.json else progress.overview())
 
 
 if __name__ == "__main__":

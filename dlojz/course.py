@@ -3,7 +3,7 @@
 import difflib
 import os
 import threading
-import time
+from datetime import datetime
 from html import escape
 from pathlib import Path
 
@@ -22,8 +22,8 @@ def course_root(start=".") -> Path:
 
     A notebook's kernel starts in notebooks/, a job anywhere.
     """
-    if "DLOJZ_ROOT" in os.environ:
-        return Path(os.environ["DLOJZ_ROOT"]).resolve()
+    if root := os.environ.get("DLOJZ_ROOT"):  # empty is as if unset
+        return Path(root).resolve()
     here = Path(start).resolve()
     for folder in (here, *here.parents):
         if (folder / MARKER).exists():
@@ -67,20 +67,61 @@ def before(name: str | int) -> Path:
 
 
 def catch_up(name: str | int) -> Path | None:
-    """Make the trainee's trainer the starting point of a step; returns where theirs was saved.
+    """Make the trainee's trainer the starting point of a step; return where theirs was saved.
 
     None if there was nothing to save: their file was a step of the course, unchanged.
     """
-    mine, start = trainer(), before(name).read_bytes()
-    saved = None
-    if mine.exists() and mine.read_bytes() not in [solution(s).read_bytes() for s in CHAIN]:
-        folder = course_root() / "saved"
-        folder.mkdir(exist_ok=True)
-        saved = folder / f"dlojz-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}.py"
-        with saved.open("xb") as file:  # never over an earlier one
-            file.write(mine.read_bytes())
-    write_atomically(mine, start)
+    start = before(name).read_bytes()
+    saved = _save()
+    write_atomically(trainer(), start)
     return saved
+
+
+def restore(name: str | None = None) -> tuple[Path, Path | None]:
+    """Make a saved file the trainer again; return it, and where the trainer was saved before.
+
+    name: one of saved(); by default the newest that differs from the trainer.
+    """
+    mine = trainer().read_bytes() if trainer().exists() else None
+    known = {file.name: file for file in saved()}
+    others = [file for file in known.values() if file.read_bytes() != mine]
+    if name is not None and Path(name).name not in known:
+        there = ", ".join(known) or "nothing yet"
+        raise LookupError(f"no saved file {name!r}: in {_saved_folder()} is {there}")
+    if name is None and not others:
+        raise LookupError(
+            f"nothing to restore: {_saved_folder()} holds no file that differs from your trainer"
+        )
+    chosen = known[Path(name).name] if name is not None else others[-1]
+    content, kept = chosen.read_bytes(), _save()
+    write_atomically(trainer(), content)
+    return chosen, kept
+
+
+def saved() -> list[Path]:
+    """Return the trainers that were saved, oldest first."""
+    return sorted(_saved_folder().glob("dlojz-*.py"))
+
+
+def _saved_folder():
+    return course_root() / "saved"
+
+
+def _save() -> Path | None:
+    """Save the trainer; return where. None if it is a step of the course, unchanged."""
+    if not trainer().exists():
+        return None
+    mine = trainer().read_bytes()
+    if mine in [solution(s).read_bytes() for s in CHAIN]:
+        return None
+    for file in saved():
+        if file.read_bytes() == mine:
+            return file
+    _saved_folder().mkdir(exist_ok=True)
+    name = f"dlojz-{datetime.now():%Y%m%d-%H%M%S-%f}.py"  # sorted by name, they are by time
+    with (_saved_folder() / name).open("xb") as file:  # never over an earlier one
+        file.write(mine)
+    return _saved_folder() / name
 
 
 def write_atomically(path: Path, content: str | bytes):

@@ -1,15 +1,25 @@
-"""What a trainee predicted, answered and passed: progress.json."""
+"""What a trainee predicted, answered and passed: progress.json.
+
+from dlojz import progress; progress.overview()     # a table; `dlojz progress` in a terminal
+"""
 
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 from dlojz import course
 from dlojz.course import course_root
+from dlojz.table import Table
+
+# The calls by which a notebook asks for something, and the kind under which the answer is kept.
+KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
+CALL = re.compile(rf"""^\s*(?:\w+ = )?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
 
 
 def file() -> Path:
@@ -21,13 +31,16 @@ def load(path: Path | None = None) -> dict:
     """All that a file holds; of the default: {"predictions": {...}, "quizzes": {...}}."""
     path = path or file()
     try:
-        return json.loads(path.read_text())
+        kept = json.loads(path.read_text())
+        if not isinstance(kept, dict):
+            raise ValueError("not a JSON object")
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise ValueError(
-            f"{path} is not readable ({error}): repair it, or move it away to begin anew"
+            f"{path} is not readable ({error}): repair it, or move it away to begin again"
         ) from error
+    return kept
 
 
 @contextmanager
@@ -41,9 +54,12 @@ def changing(path: Path) -> Iterator[dict]:
         course.write_atomically(path, json.dumps(kept, indent=1))
 
 
-def keep(kind: str, key: str, value):
-    """Remember `value` under kind and key, with the time; what was there before stays."""
-    entry = {"value": value, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+def keep(kind: str, key: str, value, **more):
+    """Remember `value` under kind and key, with the time; what was there before stays.
+
+    more: what is worth knowing of it later, such as right=True of an answer.
+    """
+    entry = {"value": value, **more, "time": datetime.now(UTC).isoformat(timespec="seconds")}
     with changing(file()) as kept:
         kept.setdefault(kind, {}).setdefault(key, []).append(entry)
 
@@ -52,3 +68,139 @@ def last(kind: str, key: str):
     """What was kept last under kind and key, or None."""
     entries = load().get(kind, {}).get(key)
     return entries[-1]["value"] if entries else None
+
+
+# What is done and what is left -----------------------------------------------------------------
+
+
+def asked() -> list[tuple[str, str, str]]:
+    """Return (notebook, kind, key) of all that the notebooks of this course folder ask."""
+    found = []
+    for path in sorted((course_root() / "notebooks").glob("[0-9]*.ipynb")):
+        try:
+            cells = json.loads(path.read_text())["cells"]
+            code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a notebook ({error!r}): git checkout {path}") from None
+        for call, key in CALL.findall("\n".join(code)):
+            found.append((path.stem, KINDS[call], key))
+    return list(dict.fromkeys(found))
+
+
+def items() -> list[dict]:
+    """Return all that is asked, each with what was given: JSON's types only.
+
+    done: a verdict passed, a prediction given, a quiz or a mystery answered rightly.
+    """
+    kept, found = load(), []
+    for notebook, kind, key in asked():
+        if kind == "mysteries":  # asked in a loop over all of them
+            entries = {key: given for key, given in kept.get(kind, {}).items() if given}
+        else:
+            entries = {key: kept.get(kind, {}).get(key, [])}
+        for name, given in entries.items() or [(None, [])]:
+            last = given[-1] if given else {}
+            item = {"notebook": notebook, "kind": kind, "key": name, "time": last.get("time")}
+            found.append(item | _FACTS[kind](given, kept, name))
+    return found
+
+
+def _verdict_facts(given, kept, key):
+    passed = [entry for entry in given if entry["value"]["passed"]]
+    job = (passed or given or [{"value": {}}])[-1]["value"].get("job")
+    return {"done": bool(passed), "attempts": len(given), "job": job}
+
+
+def _prediction_facts(given, kept, key):
+    values = given[-1]["value"] if given else {}
+    values = {name: value for name, value in values.items() if value is not None}
+    scores = kept.get("scores", {}).get(key, [])
+    score = scores[-1]["value"] if scores else []
+    return {"done": bool(values), "predicted": values, "score": score}
+
+
+def _answer_facts(given, kept, key):
+    right = [entry.get("right") for entry in given]  # None: kept before this was noted
+    of = given[-1].get("of") if given else None
+    return {"done": True in right, "attempts": len(given), "first": right[:1] == [True], "of": of}
+
+
+_FACTS = {
+    "verdicts": _verdict_facts,
+    "predictions": _prediction_facts,
+    "quizzes": _answer_facts,
+    "mysteries": _answer_facts,
+}
+
+
+def overview() -> Table:
+    """Return what is done and what is left, by notebook."""
+    rows, before = [], None
+    for (notebook, kind), group in groupby(
+        sorted(items(), key=lambda i: (i["notebook"], list(_FACTS).index(i["kind"]))),
+        key=lambda item: (item["notebook"], item["kind"]),
+    ):
+        for row in _ROWS[kind](list(group)):
+            rows.append((notebook if notebook != before else "", *row))
+            before = notebook
+    head = ("notebook", "what", "done", "last", "left")
+    return Table(head, rows, "<<<<<", f"no notebooks in {course_root() / 'notebooks'}")
+
+
+def _verdict_rows(found):
+    for item in found:
+        word = "passed" if item["done"] else "not yet" if item["attempts"] else ""
+        done = f"{word}, job {item['job']}" if item["job"] else word
+        left = "" if item["done"] else f"dlojz check {item['key'][:2]}"
+        yield "verdict", done, _when(item), left
+
+
+def _prediction_rows(found):
+    for item in found:
+        scores = [
+            f"{s['name']} {s['predicted']:.3g}, measured {s['measured']:.3g} {s['unit']}: "
+            f"{s['word']}"
+            for s in item["score"]
+            if s["predicted"] is not None and s["measured"] is not None
+        ]
+        given = [f"{name} {value:.3g}, not measured" for name, value in item["predicted"].items()]
+        left = "" if item["done"] else "your guess"
+        yield f"prediction {item['key']!r}", "; ".join(scores or given), _when(item), left
+
+
+def _quiz_rows(found):
+    yield "quizzes", _count(found, len(found)), _when(*found), _left(found)
+
+
+def _mystery_rows(found):
+    answered = [item for item in found if item["key"]]
+    if not answered:
+        yield "mysteries", "", "", "all"
+        return
+    of = answered[-1]["of"] or len(answered)
+    others = [f"{of - len(answered)} others"] if of > len(answered) else []
+    left = ", ".join([*filter(None, [_left(answered)]), *others])
+    yield "mysteries", _count(answered, of), _when(*answered), left
+
+
+def _count(found, of):
+    done, firsts = (sum(item[name] for item in found) for name in ("done", "first"))
+    return f"{done} of {of} right" + (f" ({firsts} at the first attempt)" if done else "")
+
+
+def _left(found):
+    return ", ".join(item["key"] for item in found if not item["done"])
+
+
+_ROWS = {
+    "verdicts": _verdict_rows,
+    "predictions": _prediction_rows,
+    "quizzes": _quiz_rows,
+    "mysteries": _mystery_rows,
+}
+
+
+def _when(*found):
+    """The last time of these, as the clock on the wall here."""
+    times = [item["time"] for item in found if item["time"]]
+    return f"{datetime.fromisoformat(max(times)).astimezone():%d %b %H:%M}" if times else ""

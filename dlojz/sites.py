@@ -90,7 +90,10 @@ def seconds(time_max: str) -> int:
     if days is None and len(fields) < 3:
         fields.insert(0, 0)  # without days, a single number is minutes
     hours, minutes, seconds = (*fields, 0, 0)[:3]
-    return 86400 * (days or 0) + 3600 * hours + 60 * minutes + seconds
+    total = 86400 * (days or 0) + 3600 * hours + 60 * minutes + seconds
+    if not total:  # to Slurm: no limit
+        raise ValueError(f"{time_max!r}: expected a time longer than 0, such as 00:10:00")
+    return total
 
 
 def find(name: str | None = None, cluster: str = "") -> Path:

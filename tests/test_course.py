@@ -119,6 +119,35 @@ def test_catching_up_saves_the_trainees_file(course_folder):
     assert course.catch_up(1) is None, "an unchanged step needs no saving"
 
 
+def test_a_saved_file_comes_back_and_the_present_one_is_saved_first(course_folder):
+    for text in ("first", "second"):
+        course.trainer().write_text(text)
+        course.catch_up(2)
+    first, second = course.saved()
+    assert course.restore() == (second, None), "a step of the course needs no saving"
+    assert course.trainer().read_text() == "second"
+    assert course.restore(first.name) == (first, second), "it is saved already"
+    course.trainer().write_text("third")
+    restored, kept = course.restore(f"saved/{first.name}")
+    assert (restored.read_text(), kept.read_text()) == ("first", "third")
+    assert course.trainer().read_text() == "first"
+    assert course.restore()[0] == kept, "what was there before: restore undoes itself"
+
+
+def test_a_file_that_was_never_saved_is_not_restored(course_folder):
+    with pytest.raises(LookupError, match=r"nothing to restore: .*saved holds no file"):
+        course.restore()
+    with pytest.raises(LookupError, match=r"no saved file .x\.py.: in .*saved is nothing yet"):
+        course.restore("x.py")
+
+
+def test_an_empty_root_is_as_if_unset(monkeypatch, tmp_path):
+    (tmp_path / course.MARKER).touch()
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setenv("DLOJZ_ROOT", "")
+    assert course.course_root(tmp_path / "notebooks") == tmp_path
+
+
 def test_outside_the_course_one_is_told_where_to_go(tmp_path, monkeypatch):
     monkeypatch.delenv("DLOJZ_ROOT", raising=False)
     with pytest.raises(FileNotFoundError, match="cd into your clone, or set DLOJZ_ROOT"):
@@ -133,19 +162,31 @@ MAY_IMPORT = {
     "idr_torch": set(),
     "images": set(),
     "machine": set(),
-    "presets": {"machine"},
     "table": set(),
-    "progress": {"course"},
+    "presets": {"machine"},
+    "progress": {"course", "table"},
     "runs": {"course", "idr_torch", "machine"},
     "sites": {"course"},
     "figures": {"course", "runs", "table"},
     "jobs": {"course", "idr_torch", "presets", "runs"},
-    "training": {"course", "idr_torch", "machine", "runs"},
+    "training": {"course", "idr_torch", "images", "runs"},
     "dlojz": {"idr_torch", "runs", "training"},
     "launch": {"course", "jobs", "runs", "sites", "table"},
     "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},
     "widgets": {"course", "figures", "launch", "progress", "runs", "table"},
-    "cli": {"check", "course", "figures", "images", "launch", "machine", "presets", "runs"},
+    "cli": {
+        "check",
+        "course",
+        "figures",
+        "images",
+        "launch",
+        "machine",
+        "presets",
+        "progress",
+        "runs",
+        "sites",
+        "table",
+    },
     "idr_pytools": {"launch", "widgets"},
 }
 

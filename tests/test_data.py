@@ -1,14 +1,20 @@
 """The same images, whatever loads them."""
 
+import os
+import shlex
+import shutil
 from itertools import islice
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from torchvision import transforms
 from torchvision.datasets.folder import pil_loader
 
+from dlojz import cli, images
+from dlojz.images import folder
 from dlojz.training import data
 
 TRANSFORM = transforms.Compose(
@@ -169,11 +175,26 @@ def test_a_missing_folder_says_what_to_type(tmp_path, name):
         data.Images(tmp_path / name, "train", 0)
 
 
-def test_an_unfinished_set_of_images_is_refused(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "dataset.json").write_text('{"complete": false}')
-    with pytest.raises(data.DataError, match="is not finished: `dlojz data"):
-        data.Images(tmp_path, "train", 0)
+def test_an_unfinished_set_is_refused_with_the_command_that_finishes_it(tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    root, sizes = tmp_path / "a b", {"classes": 2, "images_per_class": 3, "val_images_per_class": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "jpeg", stop)
+        with pytest.raises(KeyboardInterrupt):
+            images.generate(root, **sizes, workers=1, progress=False)
+    with pytest.raises(data.DataError, match="is not finished: `dlojz data --classes 2") as error:
+        data.Images(root, "train", 0)
+    command = shlex.split(str(error.value).split("`")[1])
+    assert cli.main(command[1:]) == 0
+    assert len(data.Images(root, "train", 0)) == 6
+
+
+@pytest.mark.parametrize("text", ["{}", "{broken", "[1]", '{"complete": false}', "\0"])
+def test_a_foreign_file_with_the_markers_name_is_left_alone(folders, text):
+    (folders / "dataset.json").write_text(text)
+    assert len(data.Images(folders, "train", 0)) == 2
 
 
 def test_a_folder_without_classes_says_what_was_expected(tmp_path):
@@ -181,6 +202,107 @@ def test_a_folder_without_classes_says_what_was_expected(tmp_path):
     (tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG").touch()
     with pytest.raises(data.DataError, match=r"one folder of JPEG files for each class.*sorted"):
         data.Images(tmp_path, "val", 0)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """train/ and val/, each with the classes c0 and c1 of one (empty) file."""
+    for split in ("train", "val"):
+        for name in ("c0", "c1"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "x.JPEG").touch()
+    return tmp_path
+
+
+BROKEN = {
+    "a link to a folder above": (
+        lambda root: (root / "train/c0/loop").symlink_to(".."),
+        r"train/c0/loop is a link to .*train, which leads back to the link",
+    ),
+    "a link above the images": (
+        lambda root: (root / "train/c0/loop").symlink_to("/"),
+        r"loop is a link to /, which leads back",
+    ),
+    "a class that is a link to all": (
+        lambda root: (root / "train/c2").symlink_to("."),
+        r"train/c2 is a link to .*train, which leads back",
+    ),
+    "two links to each other's folder": (
+        lambda root: [
+            (root / "train/c0/a").symlink_to("../c1"),
+            (root / "train/c1/b").symlink_to("../c0"),
+        ],
+        r"train/c0/a/b is a link to .*c0, which leads back",
+    ),
+    "a pipe": (
+        lambda root: os.mkfifo(root / "train/c0/y.JPEG"),
+        r"train/c0/y\.JPEG is not a file",
+    ),
+    "a link to nothing": (
+        lambda root: (root / "train/c0/y.JPEG").symlink_to("nothing"),
+        r"train/c0/y\.JPEG is not a file: a broken link",
+    ),
+    "a link to itself": (
+        lambda root: (root / "train/c0/y.JPEG").symlink_to("y.JPEG"),
+        r"train/c0/y\.JPEG is not a file: a broken link",
+    ),
+    "a class without an image": (
+        lambda root: (root / "train/c1/x.JPEG").unlink(),
+        r"train: no image in 'c1'\. Expected",
+    ),
+    "a class without a name in UTF-8": (
+        lambda root: os.mkdir(os.fsencode(root) + b"/train/\xff"),
+        r"train: no image in '\\udcff'",
+    ),
+    "a val without one class": (
+        lambda root: shutil.rmtree(root / "val/c0"),
+        r"train/ and val/ have different class folders \(only in train/: 'c0'\)",
+    ),
+    "a val with one class more": (
+        lambda root: (root / "val/c2").mkdir(),
+        r"different class folders \(only in val/: 'c2'\).*Make them alike",
+    ),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_with_a_folder_of_images_is_named(folders, case):
+    damage, message = BROKEN[case]
+    assert len(data.Images(folders, "train", 0)) == len(data.Images(folders, "val", 0)) == 2
+    damage(folders)
+    with pytest.raises(data.DataError, match=message):
+        [data.Images(folders, split, 0) for split in ("train", "val")]
+
+
+def test_images_are_found_in_the_order_of_torchvision_and_through_links(folders):
+    for path in ("c0/a/b/1.JPEG", "c0/a-b/2.PNG", "c0/a/3.jpeg", "c0/z/4.txt", "c1/x.JPEG/5.jpg"):
+        (folders / "train/c0" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folders / "train/c0" / path).touch()
+    (folders / "elsewhere").mkdir()
+    (folders / "elsewhere/6.JPEG").touch()
+    (folders / "train/c2").symlink_to("../elsewhere")
+    (folders / "train/c0/7.JPEG").symlink_to("../../elsewhere/6.JPEG")
+    theirs = torchvision.datasets.ImageFolder(folders / "train")
+    ours = data.Images(folders, "train", 0)
+    assert ours.samples == theirs.samples
+    assert ours.class_to_idx == theirs.class_to_idx
+    assert len(ours) == 8
+
+
+def test_no_file_is_asked_what_it_is(folders, monkeypatch):
+    """ImageNet has 1.28 million: the folders' own entries say it."""
+    asked, stat = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **_: asked.append(path) or stat(path, **_))
+    data.Images(folders, "train", 0)
+    assert not [path for path in asked if str(path).endswith(".JPEG")]
+
+
+def test_an_image_of_too_many_pixels_is_named(folders, monkeypatch):
+    Image.new("L", (40, 40)).save(folders / "train/c0/x.JPEG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(data.DataError, match=r"c0/x\.JPEG: not decoded: .*decompression bomb"):
+        data.Images(folders, "train", 0)[0, 0]
 
 
 @pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])

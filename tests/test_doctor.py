@@ -2,12 +2,16 @@
 
 import html.parser
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dlojz.machine import doctor
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 def software(**changes) -> dict:
@@ -188,6 +192,16 @@ def test_without_a_gpu_recorded_figures_are_announced():
     assert f"{gpu.value}: {gpu.meaning}" == (
         "no GPU: figures recorded on an H100 will be shown instead"
     )
+
+
+@pytest.mark.parametrize("machine", [facts(), with_gpu()])
+def test_it_names_the_notebooks_that_exist_and_no_others(machine):
+    there = {path.name[:2] for path in (REPOSITORY / "notebooks").glob("[0-9]*.ipynb")}
+    found = doctor.diagnose(machine)
+    assert {entry.name[:2] for entry in found.notebooks} == there - {"00"}
+    assert set(re.findall(r"notebook (\d\d)", str(found))) <= there
+    lacking = doctor.diagnose(facts(software=software(python_headers=False)))
+    assert set(re.findall(r"notebook (\d\d)", str(lacking))) <= there
 
 
 def test_instructions_tell_whether_bf16_is_native():

@@ -1,5 +1,6 @@
 """The package as a site installs it: not editable, read-only, shared by many clones."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,23 +9,74 @@ from pathlib import Path
 
 import pytest
 
+from dlojz import course
+from dlojz.check import exercises
+from dlojz.widgets.quiz import QUIZZES
+
 REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The package in a folder of its own, copied as pip would."""
+    """The wheel, built from a copy of the sources and installed into a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
     source = folder / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     shutil.copytree(REPOSITORY / "dlojz", source / "dlojz")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    command += ["--no-build-isolation", "--target", str(folder / "packages"), str(source)]
-    subprocess.run(command, check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    options = ["--no-deps", "--no-index"]
+    build = [*pip, "wheel", *options, "--no-build-isolation", "-w", str(folder), str(source)]
+    subprocess.run(build, check=True)
     shutil.rmtree(source)
-    return folder / "packages"
+    (wheel,) = folder.glob("dlojz-*.whl")
+    packages = folder / "packages"
+    subprocess.run([*pip, "install", *options, "--target", str(packages), str(wheel)], check=True)
+    return packages
+
+
+def run_installed(site, code, folder):
+    """Run Python code in `folder`, far from any clone, with the installed package."""
+    unset = ("DLOJZ_ROOT", "DLOJZ_PROGRESS", "DLOJZ_DATA")
+    environment = {k: v for k, v in os.environ.items() if k not in unset}
+    environment["PYTHONPATH"] = str(site)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_quiz_and_a_hint_come_with_the_wheel(site, tmp_path):
+    code = """
+import dlojz, json
+from dlojz import course
+from dlojz.check import exercises
+from dlojz.widgets.quiz import QUIZZES, quiz
+quiz("gpu-timer")
+hints = {step: list(exercises.find(step).hints.values()) for step in course.CHAIN[1:]}
+nudges = {step: found[0].nudge for step, found in hints.items()}
+print()
+print(json.dumps([dlojz.__path__[0], list(QUIZZES), nudges]))
+"""
+    place, quizzes, nudges = json.loads(run_installed(site, code, tmp_path).splitlines()[-1])
+    assert place == str(site / "dlojz")
+    assert quizzes == list(QUIZZES)
+    assert nudges == {
+        step: next(iter(exercises.find(step).hints.values())).nudge for step in course.CHAIN[1:]
+    }
+
+
+def test_every_toml_file_comes_with_the_wheel(site):
+    def names(root):
+        return {path.relative_to(root) for path in (root / "dlojz").rglob("*.toml")}
+
+    assert names(site) == names(REPOSITORY) != set()
 
 
 def test_another_clone_submits_its_own_trainer_with_the_installed_package(site, course_folder):

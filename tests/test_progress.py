@@ -1,10 +1,19 @@
 """How far a job is, and what a trainee said."""
 
-import pytest
+import json
+import sys
+from pathlib import Path
 
-from dlojz import launch, progress
+import pytest
+from test_stats import write_log
+
+from dlojz import course, launch, progress, widgets
 from dlojz.launch import submit
 from dlojz.launch.follow import _after
+from dlojz.widgets import mysteries
+from dlojz.widgets.quiz import QUIZZES
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 def test_a_job_is_followed_to_its_end(course_folder):
@@ -34,8 +43,90 @@ def test_answers_are_kept_with_their_history(course_folder):
     assert len(progress.load()["quizzes"]["gpu"]) == 2
 
 
-def test_a_broken_file_is_not_overwritten(course_folder, tmp_path):
-    (tmp_path / "progress.json").write_text("{broken")
-    with pytest.raises(ValueError, match="move it away"):
+@pytest.mark.parametrize("text", ["{broken", "[1]"])
+def test_a_broken_file_is_not_overwritten(course_folder, tmp_path, text):
+    (tmp_path / "progress.json").write_text(text)
+    with pytest.raises(ValueError, match=r"progress\.json is not readable .*move it away"):
         progress.keep("quizzes", "gpu", 1)
-    assert (tmp_path / "progress.json").read_text() == "{broken"
+    assert (tmp_path / "progress.json").read_text() == text
+
+
+@pytest.fixture
+def notebooks(course_folder):
+    """The notebooks and the recordings, in the course folder of the test."""
+    for name in ("notebooks", "reference"):
+        (course_folder / name).symlink_to(REPOSITORY / name)
+
+
+def rows():
+    """{(notebook, what): (done, left)} of the overview."""
+    found, name = {}, ""
+    for row in progress.overview().rows:
+        name = row[0] or name
+        found[name, row[1]] = row[2], row[4]
+    return found
+
+
+def test_at_first_everything_is_left(notebooks):
+    found = rows()
+    assert found["01_gpu", "verdict"] == ("", "dlojz check 01")
+    assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
+    assert found["00_start", "quizzes"] == (
+        "0 of 3 right",
+        "start-epoch, start-copy, start-accelerate",
+    )
+    assert found["04_profiler", "mysteries"] == ("", "all")
+    assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == {
+        notebook for notebook, _ in found
+    }
+
+
+def test_each_quiz_and_each_step_is_asked_in_a_notebook():
+    asked = {(kind, key) for _, kind, key in progress.asked()}
+    assert {key for kind, key in asked if kind == "quizzes"} == set(QUIZZES)
+    assert {key for kind, key in asked if kind == "verdicts"} == set(course.CHAIN[1:])
+
+
+def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path, capsys):
+    for module in ("quiz", "mysteries"):
+        monkeypatch.setattr(sys.modules[f"dlojz.widgets.{module}"], "display", lambda box: None)
+    for passed, job in ((False, "0003"), (True, "0004"), (False, "0005")):
+        progress.keep("verdicts", "01_gpu", {"passed": passed, "job": job})
+    widgets.predict("01 gpu", images_per_s=300, step_ms=None)
+    assert rows()["01_gpu", "prediction '01 gpu'"] == ("images_per_s 300, not measured", "")
+    widgets.score("01 gpu", write_log(tmp_path / "r.jsonl"))
+    progress.keep("quizzes", "start-epoch", 1, right=False)
+    progress.keep("quizzes", "start-epoch", 0, right=True)
+    progress.keep("quizzes", "start-copy", 0, right=True)
+    mysteries.answer("H", "one-worker")
+    mysteries.answer("A", "one-worker")
+    found = rows()
+    assert found["01_gpu", "verdict"] == ("passed, job 0004", "")
+    score = "images_per_s 300, measured 320 images/s: ★★★ within 10 %"
+    assert found["01_gpu", "prediction '01 gpu'"] == (score, "")
+    assert found["00_start", "quizzes"] == (
+        "2 of 3 right (1 at the first attempt)",
+        "start-accelerate",
+    )
+    assert found["04_profiler", "mysteries"] == (
+        "1 of 9 right (1 at the first attempt)",
+        "A, 7 others",
+    )
+    assert json.loads(json.dumps(progress.items())) == progress.items()
+
+
+def test_an_answer_in_a_notebook_is_noted_as_right_or_wrong(notebooks, monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys.modules["dlojz.widgets.quiz"], "display", shown.append)
+    widgets.quiz("start-epoch")
+    choice = shown[0].children[1]
+    for answer in (QUIZZES["start-epoch"].right - 1, QUIZZES["start-epoch"].right):
+        choice.value = choice.options[answer]
+    assert [e["right"] for e in progress.load()["quizzes"]["start-epoch"]] == [False, True]
+
+
+def test_a_file_that_is_no_notebook_is_named(course_folder):
+    (course_folder / "notebooks").mkdir()
+    (course_folder / "notebooks" / "01_gpu.ipynb").write_text("{broken")
+    with pytest.raises(ValueError, match=r"01_gpu\.ipynb is not a notebook.*git checkout"):
+        progress.overview()

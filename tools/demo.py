@@ -4,17 +4,21 @@ Makes a small set of images, submits the trainer as it is handed out and the sol
 step, shows what their logs say, and the verdict on the solution.
 """
 
+import os
 import sys
 import time
-from pathlib import Path
 
 from dlojz import course, images, launch, presets
 from dlojz.check import check
 from dlojz.figures import report
+from dlojz.runs import stats
 
 
 def main():
     begin = time.monotonic()
+    runs = course.course_root() / "runs"
+    # The verdict on the solution is not the trainee's.
+    os.environ["DLOJZ_PROGRESS"] = str(runs / "demo-progress.json")
     preset = presets.choose()
     print(f"1. images, sizes of the preset {preset.name!r}", flush=True)
     folder = images.generate(
@@ -38,6 +42,8 @@ def main():
     print("\n3. what their logs say\n")
     print(report.inspect_run(jobs[0]), "\n")
     print(report.compare_runs(jobs))
+    for note in disturbed(jobs):
+        print(note)
     if not presets.gpus():
         print(
             "No GPU here: the solution moves to the device it finds, and finds the same processor."
@@ -45,9 +51,20 @@ def main():
 
     print("\n4. the verdict: is the solution the same training, faster, by the mechanism?\n")
     print(check("01", jobs[1]))
-    figure = report.save_figure(jobs, Path("runs") / "demo.png")
+    figure = report.save_figure(jobs, runs / "demo.png")
     print(f"\nfigure: {figure}   ({time.monotonic() - begin:.0f} s in all)")
     print("next: `make lab`, and open notebooks/00_start.ipynb")
+
+
+def disturbed(jobs) -> list[str]:
+    """Return a note for each job during which others used the processor."""
+    found = [stats.summary(job) for job in jobs]
+    return [
+        f"note: other programs kept {s.others_cpu:.1f} of this machine's {s.cpus} CPUs busy while "
+        f"job {s.name} ran: its speed says nothing, run `make demo` again when they have ended"
+        for s in found
+        if s.others_cpu and s.cpus and s.others_cpu > stats.OTHERS_CPU * s.cpus
+    ]
 
 
 if __name__ == "__main__":

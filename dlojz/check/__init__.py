@@ -30,6 +30,8 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     Wait for the runs that it needs, with a progress bar. Raise CheckError for a job that can't be
     checked: it has not ended, or is not a test run.
     """
+    if pairs is not None and pairs < 1:
+        raise ValueError(f"pairs={pairs}: expected at least 1, or None for the usual number")
     exercise = exercises.find(course.step(step))
     job = plan.job_of(job)
     started = time.monotonic()

@@ -15,8 +15,8 @@ class CheckError(ValueError):
 
 
 def job_of(job):
-    if job is None or isinstance(job, list):
-        job = job[-1] if job else launch.latest()
+    job = job or launch.latest()
+    job = job[-1] if isinstance(job, list) else job  # of a sweep, its last
     job = job if isinstance(job, launch.Job) else launch.find(job)
     if not job.state.final:
         raise CheckError(f"job {job.id} is {job.state}: wait until it has ended, with job.wait()")

@@ -1,5 +1,5 @@
-"""Images of ImageNet's shape: drawn, and kept in a folder. Imports nothing of ours."""
+"""Images of ImageNet's shape: drawn, kept in a folder, found there. Imports nothing of ours."""
 
-from dlojz.images.folder import DataError, generate
+from dlojz.images.folder import DataError, generate, unfinished
 
-__all__ = ["DataError", "generate"]
+__all__ = ["DataError", "generate", "unfinished"]

@@ -40,7 +40,7 @@ CHUNK = 8  # images per task of a worker: about 0.2 s, the delay of Ctrl-C
 
 
 class DataError(Exception):
-    """The image set cannot be made here; the message says why and what to type next."""
+    """An image set that cannot be made, or read; the message says why and what to type next."""
 
 
 def _is_temporary(name):
@@ -107,6 +107,15 @@ def _read_marker(root):
             f" in an empty folder or in one made before. Type `dlojz data` with another folder."
         ) from error
     return held
+
+
+def unfinished(root) -> str | None:
+    """Return the command that finishes the set in `root`; None if it is whole, or not of ours."""
+    try:
+        held = _read_marker(pathlib.Path(root))
+    except (DataError, OSError):  # a file of another origin that has the same name
+        return None
+    return None if held is None or held.get("complete") else _call(root, held)
 
 
 def _write_marker(root, wanted, complete):
@@ -318,6 +327,8 @@ def _fill(root, wanted, workers, progress):
         with contextlib.closing(counts), bar:
             for count in counts:
                 bar.update(count)
+    elif progress:
+        print(f"{root} is complete: nothing was made")
     # A larger set may have been started in this folder meanwhile; then that run completes it.
     now = _read_marker(root)
     ours = now is None or all(now[key] == wanted[key] for key in COUNTS)

@@ -317,9 +317,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     yield Entry("04 profiler", trace, holes)
     yield Entry("05 DataLoader", f"CPUs: {cpu['usable']}", "more workers only queue")
     where = many if len(cards) > 1 else "CPU processes, over gloo"
-    meaning = "data parallel, sharded" if len(cards) > 1 else "recorded figures for the speed"
-    yield Entry("06, 11 many GPUs", where, meaning)
-    yield Entry("09 compile", _compile(facts), "a minute or two before the first step")
+    meaning = "data parallel" if len(cards) > 1 else "recorded figures for the speed"
+    yield Entry("06 many GPUs", where, meaning)
 
 
 def _install_problems(facts: dict) -> Iterator[Problem]:
@@ -396,7 +395,9 @@ def _software_problems(facts: dict) -> Iterator[Problem]:
     software = facts["software"]
     if (lacking := _compile(facts)) != "ready":
         remedy = "apt install g++ python3-dev    (or load a compiler's module)"
-        yield Problem(f"torch.compile {lacking}", "for notebook 09", remedy, note=True)
+        yield Problem(
+            f"torch.compile {lacking}", "what it compiles with, to try it", remedy, note=True
+        )
     if error := software.get("slurm_error"):
         text = f"sbatch does not answer: {error.splitlines()[-1]}"
         yield Problem(text, "Slurm, or no sbatch", "sbatch --version", note=True)

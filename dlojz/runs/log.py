@@ -44,6 +44,7 @@ from pathlib import Path
 from dlojz import idr_torch
 from dlojz.machine import cpus, meters
 from dlojz.runs import records, schema1
+from dlojz.runs.advice import advice
 from dlojz.runs.folder import events_file, new_run, path_of, trace_file
 
 SCHEMA = 2
@@ -233,11 +234,15 @@ class RunLog:
             outcome = "interrupted"
         elif isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{kind.__name__} {error}"):
             outcome = "out_of_memory"
-        self._finish(outcome, error=f"{kind.__name__}: {error}"[:2000])
+        tip = advice(error)
+        told = f"{kind.__name__}: {error}"[:2000] + (f"\n{tip}" if tip else "")
+        self._finish(outcome, error=told)
         if kind.__module__.startswith("dlojz."):  # our own errors say what to do: no traceback
             print(f"{kind.__name__}: {error}", file=sys.stderr)
         else:
             sys.__excepthook__(kind, error, traceback)
+        if tip:
+            print(f"What to do: {tip}", file=sys.stderr)
 
     def _write(self, event, **fields):
         line = json.dumps({"event": event, **fields}, default=str)

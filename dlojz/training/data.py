@@ -6,7 +6,7 @@ generator for this one sample and puts it back.
 """
 
 import hashlib
-import json
+import shlex
 import struct
 import zlib
 from contextlib import contextmanager
@@ -16,15 +16,14 @@ from typing import ClassVar
 
 import torch
 import torchvision
+from PIL import Image
 from torchvision.datasets.folder import pil_loader
+
+from dlojz.images import DataError, scan, unfinished
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue, in 0..1; as torchvision's recipes
 STD = (0.229, 0.224, 0.225)
 CHECKED_BATCHES = 8  # of the first batches, which images they hold is known: two runs can compare
-
-
-class DataError(Exception):
-    """No images where they were expected, with what to type."""
 
 
 def open_set(args, split: str, decode, transform):
@@ -58,24 +57,27 @@ class Images(torchvision.datasets.ImageFolder):
     resident = False
 
     def __init__(self, root, split, seed, decode=pil_loader, transform=None):
-        folder = Path(root).expanduser() / split
-        if not folder.is_dir():
+        folder = Path(root).expanduser()
+        if not (folder / split).is_dir():
             raise DataError(
-                f"no images in {str(root)!r}: expected {folder}/<class>/*.JPEG. Make a small set "
-                f"with `dlojz data {root}`, or give ImageNet's folder with --data or $DLOJZ_DATA, "
-                "or use --data synthetic"
+                f"no images in {str(root)!r}: expected {folder / split}/<class>/*.JPEG. Make a "
+                f"small set with `dlojz data {shlex.quote(str(root))}`, or give ImageNet's folder "
+                "with --data or $DLOJZ_DATA, or use --data synthetic"
             )
-        marker = Path(root).expanduser() / "dataset.json"  # of the images that `dlojz data` makes
-        if marker.exists() and not json.loads(marker.read_text())["complete"]:
-            raise DataError(f"{root} is not finished: `dlojz data {root}` goes on where it stopped")
-        try:
-            super().__init__(folder, transform, loader=self._open)
-        except FileNotFoundError as error:  # no class folder, or one without an image
-            raise DataError(
-                f"{folder}: {error}. Expected one folder of JPEG files for each class"
-                + ("; ImageNet's val/ comes flat and must be sorted" if split == "val" else "")
-            ) from error
+        if command := unfinished(folder):
+            raise DataError(f"{root} is not finished: `{command}` makes the rest")
+        if split == "val" and (folder / "train").is_dir():
+            scan.check_same_classes(folder)
+        super().__init__(folder / split, transform, loader=self._open)
         self.seed, self.decode = seed, decode
+
+    def find_classes(self, directory):
+        names = scan.class_names(directory)
+        return names, {name: label for label, name in enumerate(names)}
+
+    @staticmethod
+    def make_dataset(directory, class_to_idx, extensions, **_):
+        return scan.samples(directory, class_to_idx, extensions)
 
     def __getitem__(self, key):
         epoch, index = key
@@ -85,7 +87,8 @@ class Images(torchvision.datasets.ImageFolder):
     def _open(self, path):
         try:
             return self.decode(path)
-        except (OSError, RuntimeError) as error:  # torchvision's decoder does not name the file
+        # Neither torchvision's decoder nor PIL's limit of pixels names the file.
+        except (OSError, RuntimeError, Image.DecompressionBombError) as error:
             raise DataError(f"{path}: not decoded: {error}") from error
 
     collate = staticmethod(torch.utils.data.default_collate)

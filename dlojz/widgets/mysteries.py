@@ -81,7 +81,7 @@ def answer(letter: str, fault: str) -> bool:
     if fault not in FAULTS:
         raise ValueError(f"no fault {fault!r}: expected one of {', '.join(FAULTS)}")
     right = fault == truth(letter)
-    progress.keep(KIND, letter, fault)
+    progress.keep(KIND, letter, fault, right=right, of=len(MYSTERIES))
     return right
 
 

@@ -53,7 +53,7 @@ def quiz(key: str):
         if change["new"] is None:
             return
         given = asked.answers.index(change["new"])
-        progress.keep("quizzes", key, given)
+        progress.keep("quizzes", key, given, right=given == asked.right)
         verdict.value = _verdict(asked, given)
 
     choice.observe(answer, names="value")

@@ -1,0 +1,35 @@
+"""The main job, `make demo`: it shows two runs, and leaves the trainee's progress alone."""
+
+import demo
+import pytest
+from test_stats import write_log
+
+from dlojz import progress
+
+
+def test_the_demo_keeps_its_verdict_out_of_the_trainees_progress(
+    course_folder, images, monkeypatch, capsys
+):
+    (course_folder / "data").symlink_to(images)
+    before = progress.file()
+    monkeypatch.setattr(demo.images, "generate", lambda folder, **sizes: folder)
+    monkeypatch.setattr(demo, "check", lambda step, job: progress.keep("verdicts", step, job.id))
+    demo.main()
+    out = capsys.readouterr().out
+    assert "job 0002: solutions/dlojz_01_gpu.py" in out
+    assert "next: `make lab`" in out
+    assert not before.exists()
+    assert progress.file() == course_folder / "runs" / "demo-progress.json"
+    assert progress.last("verdicts", "01") == "0002"
+    assert (course_folder / "runs" / "demo.png").exists()
+
+
+@pytest.mark.parametrize(("others", "notes"), [(0.1, 0), (0.9, 1)])
+def test_a_run_that_others_disturbed_is_named(tmp_path, others, notes):
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
+    start |= {"cpu_count": 2, "versions": {}}
+    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": others}
+    run = write_log(tmp_path / "0002.jsonl", start=start, window=window)
+    found = demo.disturbed([run])
+    assert len(found) == notes
+    assert all("kept 0.9 of this machine's 2 CPUs busy while job 0002 ran" in n for n in found)
