@@ -114,16 +114,6 @@ def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder
     assert cancel.disabled
 
 
-def test_several_jobs_are_told_apart_by_name_or_by_their_own_flags(course_folder):
-    (course_folder / "t.py").write_text("")
-    before, after = submit("t.py -b 8", name="before"), submit("t.py -b 8", name="after")
-    sweep = submit([f"t.py --test -b {b} --lr 1 {more}" for b, more in ((8, ""), (16, "--x"))])
-    assert widgets.labels([before, after]) == ["before", "after"]
-    assert widgets.labels(sweep) == ["-b 8", "-b 16 --x"]
-    assert widgets.labels([before]) == [""]
-    [job.wait(30) for job in (before, after, *sweep)]
-
-
 def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):
     (course_folder / "t.py").write_text("")
     job = submit("t.py")

@@ -7,6 +7,7 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import launch
+from dlojz.runs.labels import labels
 
 
 def monitor(job):
@@ -19,27 +20,6 @@ def monitor(job):
         bar, text, cancel = _bar(one, label)
         display(ipywidgets.HBox([bar, cancel, text]))
         threading.Thread(target=_move, args=(one, bar, text, cancel), daemon=True).start()
-
-
-def labels(jobs) -> list[str]:
-    """What sets each of several jobs apart: its name or, in a sweep, the flags of its own."""
-    names = [job.name for job in jobs]
-    if len(set(names)) == len(names):
-        return names if len(jobs) > 1 else [""]
-    flags = [_flags(job) for job in jobs]
-    common = set.intersection(*map(set, flags))
-    return [" ".join(flag for flag in one if flag not in common) for one in flags]
-
-
-def _flags(job):
-    """The flags of a job, each with its value: ["--test", "-b 64"]."""
-    found = []
-    for word in job.info.get("command", [])[1:]:
-        if found and not word.startswith("-"):
-            found[-1] += f" {word}"
-        else:
-            found.append(word)
-    return found
 
 
 def _bar(job, label):
