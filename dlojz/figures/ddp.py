@@ -92,7 +92,8 @@ def plot_scaling(runs, ax=None):
             )
         ax.set(xlabel="processes", ylabel="images/s, all together", xticks=sizes)
         ax.set(xlim=(0, 1.3 * max(sizes)), ylim=(0, 1.15 * max(ideal)))
-        ax.set_title(_where(runs[-1]), fontsize=9, fontweight="normal")
+        where = _where(runs[-1]) + report.disturbed_text([stats.summary(run) for run in runs])
+        ax.set_title(where, fontsize=9, fontweight="normal")
         ax.legend(loc="upper left")
     return ax
 
