@@ -11,11 +11,20 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from dlojz import progress
 from dlojz.figures import report
-from dlojz.figures.report import PALETTE, SERIES, bytes_text, duration_text, hardware_text, style
+from dlojz.figures.report import (
+    PALETTE,
+    SERIES,
+    bytes_text,
+    duration_text,
+    hardware_text,
+    legend,
+    style,
+)
 from dlojz.runs import log, stats
 from dlojz.runs.folder import path_of
 from dlojz.runs.stats import summary
@@ -80,7 +89,8 @@ def decoders(run) -> Table:
         times = f"{way.median / base:.2f}"
         rows.append((KINDS[way.kind], way.text, f"{way.median:,.0f}", spread, times))
     if not any(way.name == "simplejpeg" for way in found):
-        rows.append((KINDS["decoder"], "simplejpeg", "-", "not installed there", "-"))
+        where = "there" if summary(run).recorded else "here"
+        rows.append((KINDS["decoder"], "simplejpeg", "-", f"not installed {where}", "-"))
     unit = "images per CPU-second" + ("; of the GPU: per second" if "nvJPEG" in first else "")
     return Table(("", "way", unit, "rounds", "times the first"), rows, "<<>>>")
 
@@ -150,14 +160,14 @@ SAME = ("model", "image_size", "batch_size", "size", "data", "device_name")
 
 
 def trials(jobs=(), file: Path | None = None) -> Table:
-    """The six knobs of each trial and what came of them; the fastest is marked.
+    """The six knobs of each trial and what came of them; the fastest is marked, or the fastest few.
 
     jobs: one or several. Those that have ended are kept in `file` (by default beside progress.json)
         and shown again by every later call, also of another session. Trials of other models, sizes
         or machines are kept, and left out of the table.
     """
     rows, code = _kept_trials(jobs, file)
-    best = _best(row for row in rows if row["code"] == code)
+    best = _fastest([row for row in rows if row["code"] == code])
     head = ("trial", *KNOBS.values(), "images/s", "waits for data", "first batch", "host memory")
     cells = [(*_trial_cells(row), _trial_note(row, best, code)) for row in rows]
     empty = "no trials yet: give the list that submit() returned"
@@ -174,11 +184,11 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
     rows = [row for row in rows if row["images_per_s"] and row["name"] in (asked or {row["name"]})]
     if not rows:
         raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
-    best, names = _best(rows), _differences(rows)
+    best, names = _fastest(rows), _differences(rows)
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.2 + 0.42 * len(rows)))[1]
         for at, row in enumerate(rows):
-            colour = PALETTE["update"] if row is best else PALETTE["speed"]
+            colour = PALETTE["update"] if row in best else PALETTE["speed"]
             speed, waits = row["images_per_s"], row["data_share"]
             ax.barh(at, speed, 0.7, color=colour)
             ax.barh(at, waits * speed, 0.7, color="white", alpha=0.55, hatch="////", ec="white")
@@ -197,10 +207,10 @@ def plot_trials(jobs=(), file: Path | None = None, ax=None):
 
 def fastest(jobs):
     """Of several trials the one with most images per second."""
-    done = [job for job in jobs if summary(job).images_per_s]
-    if not done:
+    speeds = [_trial(job)[1]["images_per_s"] or 0 for job in jobs]
+    if not any(speeds):
         raise ValueError("no trial with a speed: job.explain() says why")
-    return max(done, key=lambda job: summary(job).images_per_s)
+    return jobs[int(np.argmax(speeds))]
 
 
 def _listed(jobs):
@@ -239,15 +249,35 @@ def _trial(job):
         start, code = found.start["time"], found.start.get("trainer_sha256")
         loader = found.evidence.get("probe", {}).get("loader", {})
         knobs["num_workers"] = loader.get("num_workers", knobs["num_workers"])  # CPUs at most
-    figures = {name: getattr(s, name) for name in ("images_per_s", "first_load_s")}
+    figures = {name: getattr(s, name) for name in ("images_per_s", "first_load_s", "steps")}
     figures |= {"host_memory_bytes": s.host_memory_bytes, "data_share": s.shares.get("data")}
-    crowded = bool(s.others_cpu and s.cpus and s.others_cpu > stats.OTHERS_CPU * s.cpus)
-    figures |= {"others_cpu": s.others_cpu, "crowded": crowded}
-    figures |= {"steps": s.steps}
+    figures |= {"disturbance": s.disturbance}
+    figures |= {"spread": stats.SPREAD_GPU if s.on_gpu else stats.SPREAD_CPU}
+    if s.images_per_s:
+        figures |= _while_workers_decode(found, _ready({"knobs": knobs}), s)
     same = {name: getattr(s, name) for name in SAME}
     ended = s.state not in ("QUEUED", "RUNNING")
     trial = {"name": s.name, "state": s.state, "ended": ended, "knobs": knobs, **same, **figures}
     return f"{s.name} {start}".strip(), trial | {"code": code}
+
+
+def _while_workers_decode(run, ready, s):
+    """The speed and the share of waiting without the steps that the workers had already ended.
+
+    At the end of an epoch there is nothing left to decode: the last batches come from the queue,
+    and on a processor the workers' cores are free for the training.
+    """
+    chosen, length = stats.measured(run), run.setup.get("steps_per_epoch") or len(run.steps) + ready
+    kept = chosen[chosen % length < length - ready]
+    if not 0 < len(kept) < len(chosen):
+        return {}
+    _, times = stats.step_times(run)
+    all_ms = sum(times.values())
+    return {
+        "images_per_s": s.images_per_s * float(all_ms[chosen].mean() / all_ms[kept].mean()),
+        "data_share": float(times["data"][kept].sum() / all_ms[kept].sum()),
+        "left_out": len(chosen) - len(kept),
+    }
 
 
 def _ready(row):
@@ -255,9 +285,14 @@ def _ready(row):
     return (row["knobs"]["num_workers"] or 0) * (row["knobs"]["prefetch_factor"] or 0)
 
 
-def _best(rows):
+def _fastest(rows):
+    """The fastest trial, and those that are no slower by more than what equal runs differ by."""
     done = [row for row in rows if row["state"] == "COMPLETED" and row["images_per_s"]]
-    return max(done, key=lambda row: row["images_per_s"], default=None)
+    most = max((row["images_per_s"] for row in done), default=0)
+    near = (1 - row.get("spread", stats.SPREAD_CPU) for row in done)
+    return [
+        row for row, share in zip(done, near, strict=True) if row["images_per_s"] >= share * most
+    ]
 
 
 def _trial_cells(row):
@@ -273,9 +308,12 @@ def _trial_note(row, best, code):
     """What one must know to compare a trial; code: of the last trial's trainer."""
     if row["state"] != "COMPLETED":
         return row["state"]
-    notes = ["★ fastest"] * (row is best) + ["another trainer"] * (row["code"] not in (code, None))
+    star = "★ fastest" if len(best) == 1 else "among the fastest"
+    notes = [star] * (row in best) + ["another trainer"] * (row["code"] not in (code, None))
     notes += [f"short: {_ready(row)} batches were ready"] * (_ready(row) > READY * row["steps"])
-    notes += [f"others used {row['others_cpu']:.1f} CPUs"] if row["crowded"] else []
+    if left_out := row.get("left_out"):
+        notes.append(f"without its last {left_out} steps: nothing was left to decode")
+    notes += [row["disturbance"]] if row.get("disturbance") else []
     return "; ".join(notes)
 
 
@@ -288,7 +326,7 @@ def _knob_text(value):
 def _trial_text(row):
     text = f"  {row['images_per_s']:,.0f}; waits {row['data_share']:.0%}"
     text += f"; first batch {_seconds(row)}; {bytes_text(row['host_memory_bytes'])}"
-    return f"{text}; disturbed" if row["crowded"] else text
+    return f"{text}; disturbed" if row.get("disturbance") else text
 
 
 def _seconds(row):
@@ -370,22 +408,23 @@ class Supply:
 
     @property
     def enough(self) -> int:
-        """The fewest workers that feed the model: tried or, beyond, each as fast as the first."""
+        """The fewest workers that feed the model: tried or, beyond, as fast as the best."""
         fed = [workers for workers, speed in self.beside.items() if speed >= self.consumed]
-        fewest, speed = next(iter(self.beside.items()))
-        return fed[0] if fed else math.ceil(self.consumed * max(1, fewest) / speed)
+        each = self.given[self.best] / max(1, self.best)
+        return fed[0] if fed else math.ceil(self.consumed / each)
 
     def __str__(self):
-        most = f"{self.given[self.best]:,.0f} images/s with {_knob_words('num_workers', self.best)}"
+        most = f"{self.given[self.best]:,.0f} with {_knob_words('num_workers', self.best)}"
+        enough = _knob_words("num_workers", self.enough)
+        text = f"data bound: the model takes {self.consumed:,.0f} images/s, the loader gives "
         if not self.bound:
-            text = f"not data bound: the model takes {self.consumed:,.0f} images/s"
-            text += f", the loader gives up to {most}; {self.enough} would do"
+            verb = "is" if self.enough == 1 else "are"
+            text = f"not {text}up to {most}; {enough} {verb} enough"
         else:
-            text = f"data bound: the model takes {self.consumed:,.0f} images/s"
-            text += f", the loader gives at most {most}; {self.enough} would do"
-            text += ", on as many cores"
+            cores = f"{self.enough} core{'s' * (self.enough > 1)}"
+            text += f"at most {most}; {enough} on {cores} would be enough"
         if self.shared:
-            text += f"; here both share the cores: together about {self.together:,.0f}"
+            text += f"; here both share the cores: together about {self.together:,.0f} images/s"
         return text
 
 
@@ -407,29 +446,39 @@ def plot_supply(loader_runs, model_run, ax=None):
     named = loader_runs if isinstance(loader_runs, dict) else {"the loader gives": loader_runs}
     with style():
         ax = ax or plt.subplots(figsize=(9, 3.6))[1]
-        said = []
+        said, shown = [], {}
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
-            cases = _loader_cases(log.read(path_of(run)))
+            read = log.read(path_of(run))
+            cases = _loader_cases(read)
             at = [case["num_workers"] for case in cases]
             middle = [np.median(case["images_per_s"]) for case in cases]
             ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
-            ax.plot(at, middle, "o-", color=colour, label=name + _others_text(cases))
+            label = name + _others_text(cases, read.start.get("cpu_count"))
+            shown[label] = ax.plot(at, middle, "o-", color=colour)[0]
             ax.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
             found = supply(run, model_run)
             said += wrap(f"{name}: {found}" if len(named) > 1 else str(found), 105)
         line = {"color": PALETTE["failure"], "linestyle": "--"}
-        ax.axhline(found.consumed, label="the model consumes", **line)
+        shown["all rounds"] = Patch(color=PALETTE["limit"], alpha=0.35, lw=0)
+        shown["the model consumes"] = ax.axhline(found.consumed, **line)
         ax.set(ylabel="images/s", ylim=(0, None), xticks=at)
         ax.set_xlabel("workers (0: the training loads its images itself, in turn with its steps)")
-        ax.set_title("\n".join(said), fontsize=8.5, fontweight="normal")
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        said += _model_disturbed(model_run)
+        ax.set_title("\n".join(said), fontsize=9, fontweight="normal")
+        legend(ax, shown, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
-def _others_text(cases):
+def _others_text(cases, cpus):
     """What disturbed a loader, for the legend."""
     most = max(case.get("others_cpu", 0) for case in cases)
-    return f"\n(others used up to {most:.1f} CPUs)" if most > stats.OTHERS_CPU else ""
+    crowded = cpus and most > stats.OTHERS_CPU * cpus
+    return f"\n({stats.crowd_text(most, cpus, at_most=True)})" if crowded else ""
+
+
+def _model_disturbed(run):
+    sentence = summary(run).disturbance
+    return [f"the model was disturbed: {sentence}"] if sentence else []
 
 
 def _loader_cases(found):

@@ -393,9 +393,9 @@ def _plot_energy(sweeps, ax):
         done = [s for s in found if s.energy_per_image_j]
         batches = [s.batch_size for s in done]
         ax.plot(batches, [s.energy_per_image_j for s in done], "o-", color=colour)
-        for s in done[:: max(1, len(done) // 4)]:
+        for s in done[:: max(1, -(-len(done) // 4))]:
             at = (s.batch_size, s.energy_per_image_j)
-            look = {"xytext": (0, 6), "ha": "center", "fontsize": 8.5}
+            look = {"xytext": (1, 6), "fontsize": 8.5}
             ax.annotate(f"{s.power_w:.0f} W", at, textcoords="offset points", **look)
     _batch_axis(ax, sweeps, "energy (J per image)")
 
