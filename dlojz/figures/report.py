@@ -16,11 +16,12 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from dlojz.course import UserError
 from dlojz.runs import labels, log, stats
 from dlojz.runs.folder import path_of
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
-from dlojz.table import Table
+from dlojz.table import BAD, GOOD, Table
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 PALETTE = {
@@ -28,13 +29,13 @@ PALETTE = {
     "transfer": "#E69F00",
     "forward": "#56B4E9",
     "backward": "#0072B2",
-    "update": "#009E73",
+    "update": GOOD,
     "speed": "#0072B2",
     "model": "#5B5B66",
     "activations": "#CC79A7",
     "power": "#E69F00",
     "limit": "#8A8A94",
-    "failure": "#B3261E",
+    "failure": BAD,
 }
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLE = {
@@ -157,7 +158,7 @@ class Inspection:
 
     def _repr_html_(self):
         s = self.summary
-        colour = PALETTE["update"] if s.completed else PALETTE["failure"]
+        colour = GOOD if s.completed else BAD
         reason = f" {escape(str(s.reason))}" if s.reason else ""
         rows = "".join(
             f'<tr><td style="text-align:left"><b>{escape(what)}</b></td>'
@@ -308,7 +309,7 @@ def _sweeps(runs):
         known = sorted((s for s in map(summary, some) if s.batch_size), key=lambda s: s.batch_size)
         if not known:
             of = f" of {label}" if several else ""
-            raise ValueError(
+            raise UserError(
                 f"no runs{of} to draw: give the list that submit() returned, once they ran"
             )
         found[label if several else known[0].model] = known
@@ -466,7 +467,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
     if not shown:
         states = ", ".join(f"{s.name} {s.state}" for s in found)
-        raise ValueError(f"no run with a measured step: {states}; job.explain() says why")
+        raise UserError(f"no run with a measured step: {states}; job.explain() says why")
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
         for row, (s, _) in enumerate(shown):
@@ -514,7 +515,7 @@ def plot_measures(run, ax=None):
     """The figures of a small experiment as bars, in the order in which they were measured."""
     read = log.read(path_of(run))
     if not read.measures:
-        raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
+        raise UserError(f"{read.path}: nothing was measured; job.explain() says why")
     values = np.array([m["value"] for m in read.measures])
     unit = read.measures[0]["unit"]
     scale, name = 1, unit
