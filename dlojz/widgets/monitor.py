@@ -9,6 +9,8 @@ from IPython.display import display
 from dlojz import launch
 from dlojz.runs.labels import labels
 
+MOST_CHARACTERS = 28  # of a label: what has room before a bar
+
 
 def monitor(job):
     """A progress bar for a job, or one for each of a list; they move by themselves.
@@ -23,7 +25,9 @@ def monitor(job):
 
 
 def _bar(job, label):
-    bar = ipywidgets.IntProgress(description=f"job {job.id} {label}".strip(), min=0, max=1)
+    words = f"job {job.id} {label}".strip()
+    short = words if len(words) <= MOST_CHARACTERS else f"{words[: MOST_CHARACTERS - 1]}…"
+    bar = ipywidgets.IntProgress(description=short, tooltip=words, min=0, max=1)
     bar.style.description_width = "14em" if label else "initial"  # one below the other
     bar.layout.width = "34em" if label else "24em"
     cancel = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
@@ -35,6 +39,8 @@ def _move(job, bar, text, cancel):
     for now in launch.follow(job):
         bar.max, bar.value = now.total or 1, now.done
         text.value = _news(now, job)
+    if reason := job.status.get("reason"):
+        text.value += f": {reason.splitlines()[0]}"
     ended_well = job.state == "COMPLETED"
     bar.bar_style = "success" if ended_well else "danger"
     if ended_well:
