@@ -228,6 +228,14 @@ def test_a_bar_that_is_cut_is_marked_and_its_value_written(tmp_path):
     assert max(line.get_ydata().max() for line in ax.lines) < ax.get_ylim()[1]
 
 
+def test_on_a_processor_there_is_no_copy_to_be_measured(train, tmp_path):
+    experiment = course.course_root() / "notebooks" / "experiments" / "tensors.py"
+    train(experiment, tmp_path, "-b", 2, "--image-size", 8)
+    labels = [label.get_text() for label in report.plot_measures(tmp_path).get_yticklabels()]
+    assert len(labels) == 2
+    assert not any("pinned" in label for label in labels)
+
+
 def test_the_accuracy_of_each_epoch_is_drawn(tmp_path):
     ax = report.plot_accuracy([write_log(tmp_path / "r.jsonl")])
     assert list(ax.lines[0].get_ydata()) == [0.4]
