@@ -1,8 +1,23 @@
 """Rows of words as a table: text in a terminal, HTML in a notebook."""
 
+import unicodedata
 from html import escape
 
 GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"  # of states and verdicts, on light and dark
+
+
+def harmless(text: str, keep: str = "") -> str:
+    """Return `text` with what would steer a terminal as an escape: "\\x1b", "\\n".
+
+    keep: such characters that stay, as "\\n\\t" in a text of several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if _prints(c) or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def _prints(character):
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # kinds of space
 
 
 class Table:
@@ -12,7 +27,8 @@ class Table:
     """
 
     def __init__(self, head, rows, align: str, empty: str = "nothing to show"):
-        self.head, self.rows, self.align, self.empty = tuple(head), list(rows), align, empty
+        self.head, self.align, self.empty = tuple(head), align, empty
+        self.rows = [tuple(harmless(cell) for cell in row) for row in rows]
 
     def __len__(self):
         return len(self.rows)

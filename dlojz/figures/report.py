@@ -21,7 +21,7 @@ from dlojz.runs import labels, log, stats
 from dlojz.runs.folder import path_of
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
-from dlojz.table import BAD, GOOD, Table
+from dlojz.table import BAD, GOOD, Table, harmless
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 PALETTE = {
@@ -105,7 +105,7 @@ def setting_text(s: Summary) -> str:
     """What ran on what, in one line."""
     processes = f" x {s.size} processes" if s.size > 1 else ""
     data = ", synthetic data" if s.synthetic else ""
-    where = f"; {hardware_text(s)}" if s.device != "?" else ""  # it failed before it said so
+    where = f"; {hardware_text(s)}" if s.device != "?" else ""  # it failed before it had a device
     return f"{s.model}, {s.image_size} px, batch {s.batch_size}{processes}{data}{where}"
 
 
@@ -154,7 +154,8 @@ class Inspection:
             f"  {phase:<12} {share:6.1%} {'█' * round(40 * share)}"
             for phase, share in s.shares.items()
         ]
-        return "\n".join([head, *body, *bars, *(["", self.tail] if self.tail else [])])
+        text = "\n".join([head, *body, *bars, *(["", self.tail] if self.tail else [])])
+        return harmless(text, keep="\n\t")
 
     def _repr_html_(self):
         s = self.summary
@@ -177,8 +178,8 @@ def inspect_run(run) -> Inspection:
     """The roadworthiness test of a job, a run's folder or a recording."""
     s = summary(run)
     failed = hasattr(run, "explain") and s.state not in ("COMPLETED", "RUNNING", "QUEUED")
-    told = run.explain().splitlines() if failed else []
-    return Inspection(s, "\n".join(line for line in told if line.startswith("  ")))  # not its head
+    # Without explain's first line: the state, which is said already.
+    return Inspection(s, run.explain().partition("\n")[2] if failed else "")
 
 
 def _speed_lines(s):

@@ -71,7 +71,8 @@ def score(key: str, run) -> Score:
     """The last prediction under `key` beside the figures of `run`."""
     found, given = stats.summary(run), progress.last("predictions", key) or {}
     rows = [(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()]
-    return Score(rows, f"disturbed: {found.disturbance}" if found.disturbance else "")
+    note = f"disturbed: {found.disturbance}" if found.disturbance else ""
+    return _kept(key, Score(rows, note))
 
 
 def score_value(key: str, **measured) -> Score:
@@ -80,7 +81,16 @@ def score_value(key: str, **measured) -> Score:
     What was not measured is None, or left out.
     """
     given = progress.last("predictions", key) or {}
-    return Score([(n, PREDICTABLE[n][0], p, measured.get(n)) for n, p in given.items()])
+    return _kept(key, Score([(n, PREDICTABLE[n][0], p, measured.get(n)) for n, p in given.items()]))
+
+
+def _kept(key, score):
+    """Keep a score for `progress.overview`; return it."""
+    names = ("name", "unit", "predicted", "measured")
+    rows = [dict(zip(names, row, strict=True)) | {"word": _word(*row[2:])} for row in score.rows]
+    if any(row["measured"] is not None for row in rows):
+        progress.keep("scores", key, rows)
+    return score
 
 
 def _number(value):
