@@ -286,8 +286,12 @@ def _ready(row):
 
 
 def _fastest(rows):
-    """The fastest trial, and those that are no slower by more than what equal runs differ by."""
+    """The fastest trial, and those that are no slower by more than what equal runs differ by.
+
+    A trial that was disturbed is not among them: it may be as fast as any, or as slow.
+    """
     done = [row for row in rows if row["state"] == "COMPLETED" and row["images_per_s"]]
+    done = [row for row in done if not row.get("disturbance")]
     most = max((row["images_per_s"] for row in done), default=0)
     near = (1 - row.get("spread", stats.SPREAD_CPU) for row in done)
     return [

@@ -476,13 +476,14 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
             for phase, width in s.phase_ms.items():
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
                 left += width
-            disturbed = f"\n  disturbed: {s.disturbance}" if s.disturbance else ""
+            disturbed = ", disturbed" if s.disturbance else ""
             ax.text(left, row, f"  {s.images_per_s:,.0f} images/s{disturbed}", va="center")
         ax.set_yticks(range(len(shown)), [label for _, label in shown], parse_math=False)
         ax.invert_yaxis()
-        ax.margins(x=0.22)
+        told = disturbed_text([s for s, _ in shown])
+        ax.margins(x=0.35 if told else 0.22)  # room for the words
         hardware = {hardware_text(s) for s, _ in shown}
-        ax.set(xlabel="\n".join(["mean step (ms)", *sorted(hardware)]), xlim=(0, None))
+        ax.set(xlabel="\n".join(["mean step (ms)", *sorted(hardware)]) + told, xlim=(0, None))
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 
