@@ -210,8 +210,8 @@ def plot_step(of, number=None, verdict=True, ax=None):
         ax.set(yticks=range(len(places) + 1), yticklabels=["host", *names])
         ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
         ax.set_xlabel(f"in {step.name} (ms)")
-        title = [trace.analyse(found).verdict] * verdict + [found.device] * bool(found.on_gpu and found.device)
-        ax.set_title("; ".join(title))
+        said = trace.analyse(found).verdict if verdict else None
+        ax.set_title("; ".join(filter(None, (said, found.device if found.on_gpu else None))))
         _legend(ax, -0.55 / (1 + 0.4 * len(places)))
     return ax
 
