@@ -259,10 +259,8 @@ def test_the_figure_says_whether_one_is_data_bound(tmp_path):
     model = write_log(tmp_path / "m.jsonl", device=True)
     runs = {"before": {1: 50, 2: 95}, "after": {1: 200, 2: 390}}
     runs = {name: loader(tmp_path / f"{name}.jsonl", found) for name, found in runs.items()}
-    disturbed = (
-        runs["before"].read_text().replace('"num_workers"', '"others_cpu": 0.8, "num_workers"')
-    ).replace('"schema": 1', '"schema": 1, "cpu_count": 2')
-    runs["before"].write_text(disturbed)
+    text = runs["before"].read_text().replace('"num_workers"', '"others_cpu": 0.8, "num_workers"')
+    runs["before"].write_text(text.replace('"start"', '"start", "cpu_count": 2'))
     ax = loading.plot_supply(runs, model)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     busy = "before\n(others kept up to 0.8 of 2 CPUs busy)"

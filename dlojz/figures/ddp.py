@@ -277,7 +277,7 @@ def _losses(run, label):
     except (log.LogError, KeyError) as error:
         raise UserError(f"{label}: no losses to draw: {error}; job.explain() says more") from error
     if len(found) == 0:
-        raise UserError(f"{label}: no update to draw in {path_of(run)}; job.explain() says why")
+        raise UserError(f"{label}: no update to draw; job.explain() says why")
     return found
 
 
