@@ -17,6 +17,16 @@ CHAIN = (
 )
 
 
+class UserError(ValueError):
+    """An error that the reader of a notebook can mend: shown as its message, without a traceback.
+
+    So it says what was found, what was expected, and what to type next.
+    """
+
+    def _render_traceback_(self):  # what IPython asks for
+        return [f"{type(self).__name__}: {self}"]
+
+
 def course_root(start=".") -> Path:
     """The course's top folder, above `start` (or $DLOJZ_ROOT): paths and runs/ are relative to it.
 

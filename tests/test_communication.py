@@ -2,8 +2,10 @@
 
 import json
 
+import matplotlib.pyplot as plt
 import pytest
 
+from dlojz.course import UserError
 from dlojz.figures import ddp
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
@@ -82,9 +84,14 @@ def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "evidence", "message"),
-    [(1, True, "one process, which talks to nobody"), (2, False, "submit it with --test")],
+    ("size", "seen", "message"),
+    [
+        (1, {}, "one process, which talks to nobody"),
+        (2, {"evidence": False}, "submit it with --test"),
+        (2, {"collectives": []}, "no process sent anything .* wrapped in DistributedDataParallel"),
+    ],
 )
-def test_a_run_without_communication_says_what_to_do(size, evidence, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        ddp.plot_collectives(write(tmp_path / "r", size, evidence=evidence))
+def test_a_run_without_communication_says_what_to_do(size, seen, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        ddp.plot_collectives(write(tmp_path / "r", size, **seen))
+    assert plt.get_fignums() == []

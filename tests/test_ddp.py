@@ -4,6 +4,7 @@ import json
 import re
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 
 mpl.use("Agg")
@@ -12,6 +13,7 @@ from test_layouts import experiment, measure
 from test_stats import write_log
 
 from dlojz import course, launch
+from dlojz.course import UserError
 from dlojz.figures import ddp
 from dlojz.launch import Request, series
 from dlojz.runs.folder import events_file
@@ -130,6 +132,21 @@ def test_the_batches_of_an_update_are_compared_whoever_computed_them(tmp_path):
     edit(events_file(whole), loss=[1.5, 3.5, 11.0])
     _, away = ddp.plot_losses([two, whole], ["two", "whole"])
     assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 1.0]), "means"
+
+
+def test_a_run_without_losses_is_named_before_anything_is_drawn(tmp_path):
+    two, lost = ranks(tmp_path / "two", 2, steps=3), ranks(tmp_path / "lost", 1, steps=0)
+    with pytest.raises(UserError, match=r"second: no update to draw; job\.explain"):
+        ddp.plot_losses([two, lost], ["first", "second"])
+    with pytest.raises(UserError, match=r"second: no losses to draw: .*no log to read"):
+        ddp.plot_losses([two, tmp_path / "nowhere"], ["first", "second"])
+    assert plt.get_fignums() == [], "half a figure"
+
+
+def test_the_losses_of_a_run_that_was_ended_are_those_that_all_have(tmp_path):
+    two = ranks(tmp_path / "two", 2, steps=3)
+    write_log(events_file(two, 1), rank=1, size=2, steps=2)
+    assert ddp.updates(two).shape == (2, 2)
 
 
 # Statistics, unused parameters -------------------------------------------------------------------

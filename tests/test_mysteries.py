@@ -19,7 +19,13 @@ def test_all_are_shown_by_letter_and_each_process_by_itself():
     found = mysteries.mysteries()
     assert list(found) == [*"ABCDEFGH", "I, process 0", "I, process 1"]
     assert found["A"].path.name == "mystery A"
-    assert len(timeline.plot_shares({"A": found["A"]}).patches) > 3
+    ax = timeline.plot_shares({"A": found["A"]}, verdicts=False)
+    assert len(ax.patches) > 3
+    assert len(ax.texts) == 0, "the answer"
+    ax = timeline.plot_shares({"D": found["D"]}, verdicts=False)
+    assert "garbage" not in str([text.get_text() for text in ax.get_legend().get_texts()])
+    assert "garbage" in timeline.plot_step(found["D"]).get_title("left")
+    assert "garbage" not in timeline.plot_step(found["D"], verdict=False).get_title("left")
 
 
 def test_an_unknown_mystery_names_the_others():

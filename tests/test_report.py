@@ -1,8 +1,10 @@
 """Tables and figures say what the summary says."""
 
 import dataclasses
+import json
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 
 mpl.use("Agg")
@@ -58,6 +60,27 @@ def test_the_inspection_of_a_failure_says_why(sweep):
     assert "images/s" not in text
 
 
+class Failed:
+    """A job that ended at its flags."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.status = {"state": "FAILED", "reason": "exit code 2"}
+
+    def explain(self):
+        return f"job 1 FAILED: exit code 2\n  | error: no flag --qux\n  in {self.directory}"
+
+
+def test_a_failure_is_told_once(tmp_path):
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "arguments": {"model": "resnet18"}}
+    lost = dict.fromkeys(("setup", "window", "validation", "epoch", "memory", "end"))
+    write_log(tmp_path / "events.jsonl", steps=0, **lost | {"start": start})
+    text = repr(report.inspect_run(Failed(tmp_path)))
+    assert text.count("exit code 2") == 1
+    assert "error: no flag --qux" in text
+    assert "?" not in text, "what is not known is not shown"
+
+
 def test_html_escapes_what_comes_from_a_run(sweep):
     hostile = dataclasses.replace(summary(sweep[0]), model="<script>", reason="<b>", name="<i>")
     html = report.Inspection(hostile)._repr_html_() + report.compare_runs([hostile])._repr_html_()
@@ -80,19 +103,84 @@ def test_a_batch_sweep_draws_each_point_and_marks_what_did_not_fit(sweep):
     tops = {round(p.get_y() + p.get_height(), 3) for p in axes[1].patches}
     assert {1.8, 2.6, 4.2} <= tops
     assert {p.get_x() + p.get_width() / 2 for p in axes[1].patches} == {3, 4, 5}, "on their ticks"
-    assert "1 GB" in axes[1].get_title(loc="left")
+    assert "resnet18: 1 GB + 100 MB an image" in axes[1].get_xlabel()
     for ax in axes:
         assert "(" in ax.get_ylabel(), "units"
         assert ax.get_ylim()[0] == 0
 
 
-def test_a_second_sweep_can_be_drawn_beside_the_first(sweep):
-    axes = report.plot_batch_sweep(sweep, label="yours")
-    report.plot_batch_sweep(sweep[:2], axes=axes, label="recorded")
-    labels = [t.get_text() for t in axes[0].get_legend().get_texts()]
-    assert labels == ["yours", "recorded"]
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_sweeps_stand_side_by_side_in_one_figure(sweep):
+    axes = report.plot_batch_sweep({"yours": sweep, "recorded": sweep[:2]})
+    assert legend_of(axes[0].figure)[:3] == ["yours", "recorded", "80 % of the steps"]
     middles = {round(p.get_x() + p.get_width() / 2, 3) for p in axes[1].patches}
-    assert middles == {2.8, 3.8, 4.8, 3.2, 4.2}, "side by side"
+    assert middles == {2.81, 3.81, 4.81, 3.19, 4.19}
+    with pytest.raises(ValueError, match="no runs of recorded to draw"):
+        report.plot_batch_sweep({"yours": sweep, "recorded": []})
+
+
+def test_the_legend_of_a_sweep_lies_on_nothing(sweep):
+    axes = report.plot_batch_sweep(sweep)
+    figure = axes[0].figure
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert not any(box.overlaps(ax.get_window_extent()) for ax in axes)
+    assert axes[0].get_legend() is None
+
+
+@pytest.mark.parametrize("label", [r"a$\frac{$", "_hidden", "$x$"])
+def test_a_label_is_text_and_no_formula(sweep, label, tmp_path):
+    axes = report.plot_batch_sweep({label: sweep})
+    axes[0].figure.savefig(tmp_path / "f.png")
+    assert legend_of(axes[0].figure)[0] == label
+    report.plot_phases(sweep[:1], labels=[label]).figure.savefig(tmp_path / "f.png")
+
+
+def on_two_cpus(path, others_cpu, steps=10, **changes):
+    """The log of a run, and what others used of its two CPUs."""
+    arguments = {"model": "resnet18", "batch_size": 32, "image_size": 64, "data": "data"}
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": arguments}
+    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": others_cpu}
+    return write_log(path, steps=steps, **{"start": start, "window": window} | changes)
+
+
+def test_a_disturbed_run_is_named_wherever_its_speed_is_shown(tmp_path):
+    busy, calm = on_two_cpus(tmp_path / "busy", 1.01), on_two_cpus(tmp_path / "calm", 0.1)
+    sentence = "others kept 1.0 of 2 CPUs busy: repeat it"
+    shown = [
+        repr(report.inspect_run(busy)),
+        report.inspect_run(busy)._repr_html_(),
+        repr(report.compare_runs([calm, busy])),
+        report.plot_steps(busy).get_title("left"),
+        report.plot_phases([calm, busy]).get_xlabel(),
+        report.plot_batch_sweep([busy])[0].figure.get_suptitle(),
+    ]
+    assert [sentence in text for text in shown] == [True] * len(shown)
+    assert "disturbed" not in repr(report.inspect_run(calm))
+    assert "disturbed" not in repr(report.compare_runs([calm]))
+    words = [text.get_text() for text in report.plot_phases([calm, busy]).texts]
+    assert ["disturbed" in word for word in words] == [False, True]
+    both = report.plot_batch_sweep([calm, busy])[0].figure.get_suptitle()
+    assert both.endswith(f"disturbed (busy): {sentence}")
+
+
+def test_the_rows_of_a_comparison_are_told_apart(tmp_path):
+    commands = ("t.py -b 32 --test --lr 0.1", "t.py -b 8 --test --no-pin-memory --lr 0.2")
+    for number, command in enumerate(commands):
+        on_two_cpus(tmp_path / str(number) / "events.jsonl", 0)
+        job = {"name": f"trial {number}", "command": command.split()}
+        (tmp_path / str(number) / "job.json").write_text(json.dumps(job))
+    table = report.compare_runs([tmp_path / "0", tmp_path / "1"])
+    rows = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    assert [row["name"] for row in rows] == ["trial 0", "trial 1"]
+    assert [row["flags"] for row in rows] == ["--lr 0.1", "--no-pin-memory --lr 0.2"]
+    assert rows[0]["px"] == "64"
+    assert "precision" not in table.head, "no run says it"
+    bf16 = dataclasses.replace(summary(tmp_path / "0"), arguments={"precision": "bf16"})
+    assert "bf16" in repr(report.compare_runs([bf16]))
 
 
 def test_a_sweep_without_energy_has_two_panels(tmp_path):
@@ -129,6 +217,25 @@ def test_the_steps_are_stacked_by_phase(tmp_path):
     assert len(ax.patches) >= 50
     measured = [p for p in ax.patches if p.get_x() > 2.5]
     assert max(p.get_y() + p.get_height() for p in measured) == pytest.approx(100)
+
+
+def test_a_bar_that_is_cut_is_marked_and_its_value_written(tmp_path):
+    ax = report.plot_steps(write_log(tmp_path / "r.jsonl"))  # three steps of 5 s, seven of 0.1
+    (text,) = ax.texts
+    assert text.get_text() == "warm-up: up to 5,000 ms"
+    ax.figure.canvas.draw()
+    below = text.get_window_extent().y0
+    assert below >= ax.get_window_extent().y1, "above the bars, on which black can't be read"
+    assert [round(np.mean(line.get_xdata())) for line in ax.lines] == [0, 1, 2]
+    assert max(line.get_ydata().max() for line in ax.lines) < ax.get_ylim()[1]
+
+
+def test_on_a_processor_there_is_no_copy_to_be_measured(train, tmp_path):
+    experiment = course.course_root() / "notebooks" / "experiments" / "tensors.py"
+    train(experiment, tmp_path, "-b", 2, "--image-size", 8)
+    labels = [label.get_text() for label in report.plot_measures(tmp_path).get_yticklabels()]
+    assert len(labels) == 2
+    assert not any("pinned" in label for label in labels)
 
 
 def test_the_accuracy_of_each_epoch_is_drawn(tmp_path):

@@ -159,6 +159,24 @@ def test_what_disturbed_a_run_is_that_of_its_worst_window(tmp_path):
     assert s.throttled == ("power cap",)
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"others_cpu": 0.2}, ""),
+        ({"others_cpu": 0.92}, "others kept 0.9 of 2 CPUs busy: repeat it"),
+        ({"sm_clock_mhz": (1980, 1410)}, "the GPU's clock fell from 1980 to 1410 MHz"),
+        ({"sm_clock_mhz": (1980, 1410), "throttled": ("power cap",)}, ""),
+        (
+            {"others_cpu": 2, "throttled": ("power cap", "power brake")},
+            "others kept 2.0 of 2 CPUs busy: repeat it; "
+            "the GPU had lowered its clock (power brake)",
+        ),
+    ],
+)
+def test_what_disturbed_a_run_is_one_sentence(changes, text):
+    assert Summary("1", "COMPLETED", cpus=2, **changes).disturbance == text
+
+
 def test_a_log_from_before_these_sensors_says_nothing_of_them(tmp_path):
     s = summary(write_log(tmp_path / "r.jsonl"))
     assert (s.others_cpu, s.sm_clock_mhz, s.throttled) == (None, None, ())
@@ -329,8 +347,8 @@ def test_speeds_that_spread_are_disturbed(device, limit):
         (
             {"others_cpu": 0.79},
             {"others_cpu": 0.81},
-            "other processes used the CPUs in 1 of 6 runs after, up to 0.8 of 8; stop them and "
-            "measure again",
+            "others kept up to 0.8 of 8 CPUs busy in 1 of 6 runs after; stop them and measure "
+            "again",
         ),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import ipywidgets
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from test_stats import write_log
 
 from dlojz import launch, progress, widgets
@@ -40,11 +41,33 @@ def test_an_answer_is_judged_and_kept(shown):
     widgets.quiz("gpu-timer")
     _, choice, verdict = shown[0].children
     choice.value = choice.options[0]
-    assert "Not so" in verdict.value
+    assert "Not quite" in verdict.value
     assert QUIZZES["gpu-timer"].why not in verdict.value, "the reason would give it away"
     choice.value = choice.options[QUIZZES["gpu-timer"].right]
     assert "Yes." in verdict.value
     assert [e["value"] for e in progress.load()["quizzes"]["gpu-timer"]] == [0, 1]
+
+
+def test_a_quiz_shows_the_answer_that_was_kept(shown):
+    """As when the notebook is opened again, and the cell is run."""
+    widgets.quiz("gpu-timer")
+    assert "- " in repr(shown[0]), "text where there are no widgets"
+    first = shown[0].children[1]
+    for given in (0, QUIZZES["gpu-timer"].right):
+        first.value = first.options[given]
+        widgets.quiz("gpu-timer")
+        _, choice, verdict = shown[-1].children
+        assert choice.value == choice.options[given]
+        assert ("Yes." in verdict.value) == (given == QUIZZES["gpu-timer"].right)
+        assert f"x {choice.options[given]}" in repr(shown[-1])
+        assert ("Yes." if "Yes." in verdict.value else "Not quite") in repr(shown[-1])
+    assert len(progress.load()["quizzes"]["gpu-timer"]) == 2, "to show is not to answer"
+
+
+def test_an_answer_that_the_quiz_no_longer_has_is_not_shown(shown):
+    progress.keep("quizzes", "gpu-timer", 99)
+    widgets.quiz("gpu-timer")
+    assert shown[0].children[1].value is None
 
 
 def test_an_unknown_quiz_names_the_others(shown):
@@ -58,7 +81,7 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     choice, verdict = shown[0].children
     assert [key for _, key in choice.options] == [None, *suspects.FAULTS]
     choice.value = "print"
-    assert "Not so" in verdict.value
+    assert "Not quite" in verdict.value
     assert mysteries.LOOK["one-worker"] in verdict.value
     choice.value = "item"
     assert "The evidence: " in verdict.value
@@ -100,6 +123,63 @@ def test_a_prediction_is_a_number(value, course_folder):
         widgets.predict("b", backward_share=50)
 
 
+@pytest.mark.parametrize("value", [True, float("inf"), float("nan")])
+def test_a_prediction_is_a_number_that_can_be_measured(value, course_folder):
+    with pytest.raises(ValueError, match="expected a number above 0"):
+        widgets.predict("b", images_per_s=value)
+
+
+def test_all_that_is_wrong_with_a_prediction_is_told_in_one_line(course_folder, capsys):
+    shell = InteractiveShell()
+    shell.run_cell("from dlojz.widgets import predict")
+    shell.run_cell("predict('b', images_per_s='many', backward_share=66)")
+    assert capsys.readouterr().out == (
+        "UserError: images_per_s='many': expected a number above 0, or None for no guess; "
+        "backward_share=66: expected a number above 0, at most 1 (0.66 for 66 %), or None for no "
+        "guess\n"
+    )
+
+
+def test_the_score_names_what_disturbed_the_run(course_folder, tmp_path):
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
+    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": 0.92}
+    run = write_log(tmp_path / "r.jsonl", start=start, window=window)
+    widgets.predict("b", images_per_s=300)
+    for text in (repr(widgets.score("b", run)), widgets.score("b", run)._repr_html_()):
+        assert "disturbed: others kept 0.9 of 2 CPUs busy: repeat it" in text
+
+
+def test_a_share_of_nothing_has_no_factor(course_folder):
+    widgets.predict("b", data_share=0.2)
+    assert repr(widgets.score_value("b", data_share=0)).endswith("there was none")
+
+
+def test_a_long_label_is_cut_and_its_whole_is_a_tooltip(shown, course_folder):
+    (course_folder / "t.py").write_text("")
+    flags = "--no-persistent-workers --prefetch-factor"
+    jobs = submit([f"t.py {flags} {n}" for n in (2, 4)])
+    widgets.monitor(jobs)
+    [job.wait(30) for job in jobs]
+    bar = shown[0].children[0]
+    assert bar.tooltip == f"job {jobs[0].id} --prefetch-factor 2"
+    long = submit("t.py", name="a name that is longer than there is room for")
+    widgets.monitor([long, jobs[0]])
+    long.wait(30)
+    bar = shown[2].children[0]
+    assert bar.description == f"job {long.id} a name that is lon…"
+    assert bar.tooltip.endswith("longer than there is room for")
+    [t.join(10) for t in threading.enumerate() if t.name.endswith("(_move)")]
+
+
+def test_the_monitor_says_why_a_job_ended(shown, course_folder):
+    (course_folder / "t.py").write_text("raise SystemExit(3)")
+    job = submit("t.py")
+    widgets.monitor(job)
+    job.wait(30)
+    [t.join(10) for t in threading.enumerate() if t.name.endswith("(_move)")]
+    assert shown[0].children[2].value == "FAILED: exit code 3"
+
+
 def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder):
     (course_folder / "t.py").write_text("import time; time.sleep(1)")
     job = submit("t.py")
@@ -112,16 +192,6 @@ def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder
     assert bar.bar_style == "success"
     assert text.value.startswith("COMPLETED")
     assert cancel.disabled
-
-
-def test_several_jobs_are_told_apart_by_name_or_by_their_own_flags(course_folder):
-    (course_folder / "t.py").write_text("")
-    before, after = submit("t.py -b 8", name="before"), submit("t.py -b 8", name="after")
-    sweep = submit([f"t.py --test -b {b} --lr 1 {more}" for b, more in ((8, ""), (16, "--x"))])
-    assert widgets.labels([before, after]) == ["before", "after"]
-    assert widgets.labels(sweep) == ["-b 8", "-b 16 --x"]
-    assert widgets.labels([before]) == [""]
-    [job.wait(30) for job in (before, after, *sweep)]
 
 
 def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy.optimize import nnls
 
+from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs import log, stats
 from dlojz.runs.log import PHASES
@@ -91,7 +92,8 @@ def plot_scaling(runs, ax=None):
             )
         ax.set(xlabel="processes", ylabel="images/s, all together", xticks=sizes)
         ax.set(xlim=(0, 1.3 * max(sizes)), ylim=(0, 1.15 * max(ideal)))
-        ax.set_title(_where(runs[-1]), fontsize=9, fontweight="normal")
+        where = _where(runs[-1]) + report.disturbed_text([stats.summary(run) for run in runs])
+        ax.set_title(where, fontsize=9, fontweight="normal")
         ax.legend(loc="upper left")
     return ax
 
@@ -229,7 +231,8 @@ def updates(run) -> np.ndarray:
     """
     ranks = log.read_ranks(run)
     together = ranks[0].start["arguments"].get("accumulate", 1)
-    losses = np.stack([np.array(r.steps.loss) for r in ranks], axis=1)  # [steps, processes]
+    count = min(len(r.steps) for r in ranks)  # of a run that was ended, one may be ahead
+    losses = np.stack([np.array(r.steps.loss[:count]) for r in ranks], axis=1)  # [steps, processes]
     whole = len(losses) // together * together
     return losses[:whole].reshape(-1, together * len(ranks))
 
@@ -247,21 +250,36 @@ def _away(mine, theirs) -> np.ndarray:
 
 def plot_losses(runs, labels, axes=None):
     """The loss of each update, and how far each run is from the first."""
+    losses = [_losses(run, label) for run, label in zip(runs, labels, strict=True)]
     with report.style():
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 3.4))[1]
-        found = [updates(run) for run in runs]
-        for i, (losses, label) in enumerate(zip(found, labels, strict=True)):
-            look = {"color": SERIES[i], "marker": "os^"[i % 3], "label": label}
-            axes[0].plot(losses.mean(1), ls="-" if i == 0 else "--", ms=9 - 3 * i, **look)
+        drawn, away = {}, {}
+        for i, label in enumerate(labels):
+            look = {"color": SERIES[i % len(SERIES)], "marker": "os^"[i % 3]}
+            line = {"ls": "--" if i else "-", "ms": max(3, 9 - 3 * i)}
+            (drawn[label],) = axes[0].plot(losses[i].mean(1), **line, **look)
             if i:
-                axes[1].plot(np.maximum(_away(losses, found[0]), 1e-9), ms=5, **look)
+                distance = np.maximum(_away(losses[i], losses[0]), 1e-9)
+                (away[label],) = axes[1].plot(distance, ms=5, **look)
         axes[0].set(xlabel="update", ylabel="mean loss of an update")
-        away_from = f"distance to {labels[0]}, as a share"
-        axes[1].set(xlabel="update", ylabel=away_from, yscale="log", ylim=(5e-10, 1))
-        axes[0].legend(fontsize=9)
-        axes[1].legend(fontsize=9)
+        axes[1].set(xlabel="update", yscale="log", ylim=(5e-10, 1))
+        axes[1].set_ylabel(f"distance to {labels[0]}, as a share", parse_math=False)
+        for ax, named in zip(axes, (drawn, away), strict=True):
+            ax.xaxis.get_major_locator().set_params(integer=True)
+            report.legend(ax, named, fontsize=9)
     return axes
+
+
+def _losses(run, label):
+    """The losses of each update of a run. Raises UserError if there are none to draw."""
+    try:
+        found = updates(run)
+    except (log.LogError, KeyError) as error:
+        raise UserError(f"{label}: no losses to draw: {error}; job.explain() says more") from error
+    if len(found) == 0:
+        raise UserError(f"{label}: no update to draw; job.explain() says why")
+    return found
 
 
 # Batch normalization -----------------------------------------------------------------------------
@@ -321,14 +339,14 @@ COLOURS = {
 
 
 def ranks(job) -> list[log.Run]:
-    """The logs of a job's processes, by rank. Raises ValueError where one talks to nobody."""
+    """The logs of a job's processes, by rank. Raises UserError if they say nothing."""
     runs = log.read_ranks(job)
     if len(runs) < 2:
-        raise ValueError(
+        raise UserError(
             f"{runs[0].path}: one process, which talks to nobody: submit it with n_gpu=2 or more"
         )
     if not all(run.last for run in runs):
-        raise ValueError(
+        raise UserError(
             f"{runs[0].path}: no step was looked at: submit it with --test, and wait for its end"
         )
     return runs
@@ -362,6 +380,11 @@ def collectives(job) -> Table:
 def plot_collectives(job, axes=None):
     """Buckets against backward: when each process spoke in its last step, and how much it said."""
     runs = ranks(job)
+    if not any(run.last.collectives for run in runs):
+        raise UserError(
+            f"{runs[0].path}: in the last step no process sent anything to another: is the model "
+            "wrapped in DistributedDataParallel? Then submit it again"
+        )
     with report.style(grid="x"):
         if axes is None:
             shape = {"figsize": (11, 1.6 + 0.6 * len(runs)), "width_ratios": (3, 1)}

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from dlojz.figures.report import PALETTE, SERIES, hardware_text, style
+from dlojz.figures.report import PALETTE, SERIES, disturbed_text, hardware_text, style
 from dlojz.runs import log, stats
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -359,6 +359,7 @@ def plot_precisions(runs: Sequence, axes=None):
         axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
         s = found[0]
         text = f"batch {s.batch_size}, {s.image_size} px; {hardware_text(s)}"
+        text += disturbed_text(found)
         axes[0].figure.suptitle(text, fontsize=8, x=0.01, ha="left")
     return axes
 

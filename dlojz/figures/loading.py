@@ -10,13 +10,22 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from dlojz.figures import report
-from dlojz.figures.report import PALETTE, SERIES, bytes_text, duration_text, hardware_text, style
+from dlojz.figures.report import (
+    PALETTE,
+    SERIES,
+    bytes_text,
+    duration_text,
+    hardware_text,
+    legend,
+    style,
+)
 from dlojz.runs import log, stats
 from dlojz.runs.stats import summary
-from dlojz.runs.trials import KNOBS, began, of_one_training, trial
+from dlojz.runs.trials import KNOBS, began, of_one_training, ready, trial
 from dlojz.table import Table
 
 # Decoding ----------------------------------------------------------------------------
@@ -81,7 +90,8 @@ def decoders(run) -> Table:
         times = f"{way.median / base:.2f}"
         rows.append((KINDS[way.kind], way.name, f"{way.median:,.0f}", spread, times))
     if not any(way.name == "simplejpeg" for way in found):
-        rows.append((KINDS["decoder"], "simplejpeg", "-", "not installed there", "-"))
+        where = "there" if summary(run).recorded else "here"
+        rows.append((KINDS["decoder"], "simplejpeg", "-", f"not installed {where}", "-"))
     unit = "images per CPU-second" + ("; of the GPU: per second" if "nvJPEG" in first else "")
     return Table(("", "way", unit, "rounds", "times the first"), rows, "<<>>>")
 
@@ -143,14 +153,14 @@ READY = 0.3  # of the measured steps: more, and a trial tells little about its l
 
 
 def trials(runs, like: dict | None = None) -> Table:
-    """The six knobs of each trial and what came of them; the fastest is marked.
+    """The six knobs of each trial and what came of them; the fastest is marked, or the fastest few.
 
     runs: jobs, or trials that were kept; `widgets.trials` shows those of earlier sessions, too.
     like: the trial with which the others are compared, by default the last. Those of other models,
         sizes or machines are left out.
     """
     rows, code = _comparable(runs, like)
-    best = _best(row for row in rows if row["code"] == code)
+    best = _fastest([row for row in rows if row["code"] == code])
     head = ("trial", *KNOBS.values(), "images/s", "waits for data", "first batch", "host memory")
     cells = [(*_trial_cells(row), _trial_note(row, best, code)) for row in rows]
     empty = "no trials yet: give the list that submit() returned"
@@ -170,11 +180,11 @@ def plot_trials(runs, ax=None):
     rows = [row for row in _comparable(runs)[0] if row["images_per_s"]]
     if not rows:
         raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
-    best, names = _best(rows), _differences(rows)
+    best, names = _fastest(rows), _differences(rows)
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.2 + 0.42 * len(rows)))[1]
         for at, row in enumerate(rows):
-            colour = PALETTE["update"] if row is best else PALETTE["speed"]
+            colour = PALETTE["update"] if row in best else PALETTE["speed"]
             speed, waits = row["images_per_s"], row["data_share"]
             ax.barh(at, speed, 0.7, color=colour)
             ax.barh(at, waits * speed, 0.7, color="white", alpha=0.55, hatch="////", ec="white")
@@ -193,20 +203,24 @@ def plot_trials(runs, ax=None):
 
 def fastest(jobs):
     """Return the trial with most images per second."""
-    speeds = [summary(job).images_per_s or 0 for job in jobs]
+    speeds = [trial(job)["images_per_s"] or 0 for job in jobs]
     if not any(speeds):
         raise ValueError("no trial with a speed: job.explain() says why")
     return jobs[speeds.index(max(speeds))]
 
 
-def _ready(row):
-    """Batches that the workers may have made before the clock began, while all was prepared."""
-    return (row["knobs"]["num_workers"] or 0) * (row["knobs"]["prefetch_factor"] or 0)
+def _fastest(rows):
+    """The fastest trial, and those that are no slower by more than what equal runs differ by.
 
-
-def _best(rows):
+    A trial that was disturbed is not among them: it may be as fast as any, or as slow.
+    """
     done = [row for row in rows if row["state"] == "COMPLETED" and row["images_per_s"]]
-    return max(done, key=lambda row: row["images_per_s"], default=None)
+    done = [row for row in done if not row.get("disturbance")]
+    most = max((row["images_per_s"] for row in done), default=0)
+    near = (1 - row.get("spread", stats.SPREAD_CPU) for row in done)
+    return [
+        row for row, share in zip(done, near, strict=True) if row["images_per_s"] >= share * most
+    ]
 
 
 def _trial_cells(row):
@@ -222,9 +236,12 @@ def _trial_note(row, best, code):
     """What one must know to compare a trial; code: of the last trial's trainer."""
     if row["state"] != "COMPLETED":
         return row["state"]
-    notes = ["★ fastest"] * (row is best) + ["another trainer"] * (row["code"] not in (code, None))
-    notes += [f"short: {_ready(row)} batches were ready"] * (_ready(row) > READY * row["steps"])
-    notes += [f"others used {row['others_cpu']:.1f} CPUs"] if row["crowded"] else []
+    star = "★ fastest" if len(best) == 1 else "among the fastest"
+    notes = [star] * (row in best) + ["another trainer"] * (row["code"] not in (code, None))
+    notes += [f"short: {ready(row)} batches were ready"] * (ready(row) > READY * row["steps"])
+    if left_out := row.get("left_out"):
+        notes.append(f"without its last {left_out} steps: nothing was left to decode")
+    notes += [row["disturbance"]] if row.get("disturbance") else []
     return "; ".join(notes)
 
 
@@ -237,7 +254,7 @@ def _knob_text(value):
 def _trial_text(row):
     text = f"  {row['images_per_s']:,.0f}; waits {row['data_share']:.0%}"
     text += f"; first batch {_seconds(row)}; {bytes_text(row['host_memory_bytes'])}"
-    return f"{text}; disturbed" if row["crowded"] else text
+    return f"{text}; disturbed" if row.get("disturbance") else text
 
 
 def _seconds(row):
@@ -319,22 +336,23 @@ class Supply:
 
     @property
     def enough(self) -> int:
-        """The fewest workers that feed the model: tried or, beyond, each as fast as the first."""
+        """The fewest workers that feed the model: tried or, beyond, as fast as the best."""
         fed = [workers for workers, speed in self.beside.items() if speed >= self.consumed]
-        fewest, speed = next(iter(self.beside.items()))
-        return fed[0] if fed else math.ceil(self.consumed * max(1, fewest) / speed)
+        each = self.given[self.best] / max(1, self.best)
+        return fed[0] if fed else math.ceil(self.consumed / each)
 
     def __str__(self):
-        most = f"{self.given[self.best]:,.0f} images/s with {_knob_words('num_workers', self.best)}"
+        most = f"{self.given[self.best]:,.0f} with {_knob_words('num_workers', self.best)}"
+        enough = _knob_words("num_workers", self.enough)
+        text = f"data bound: the model takes {self.consumed:,.0f} images/s, the loader gives "
         if not self.bound:
-            text = f"not data bound: the model takes {self.consumed:,.0f} images/s"
-            text += f", the loader gives up to {most}; {self.enough} would do"
+            verb = "is" if self.enough == 1 else "are"
+            text = f"not {text}up to {most}; {enough} {verb} enough"
         else:
-            text = f"data bound: the model takes {self.consumed:,.0f} images/s"
-            text += f", the loader gives at most {most}; {self.enough} would do"
-            text += ", on as many cores"
+            cores = f"{self.enough} core{'s' * (self.enough > 1)}"
+            text += f"at most {most}; {enough} on {cores} would be enough"
         if self.shared:
-            text += f"; here both share the cores: together about {self.together:,.0f}"
+            text += f"; here both share the cores: together about {self.together:,.0f} images/s"
         return text
 
 
@@ -356,30 +374,38 @@ def plot_supply(loader_runs, model_run, ax=None):
     named = loader_runs if isinstance(loader_runs, dict) else {"the loader gives": loader_runs}
     with style():
         ax = ax or plt.subplots(figsize=(9, 3.6))[1]
-        said, model = [], summary(model_run)
+        said, shown, model = [], {}, summary(model_run)
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
             run = log.read(run)
             cases = _loader_cases(run)
             at = [case["num_workers"] for case in cases]
             middle = [np.median(case["images_per_s"]) for case in cases]
             ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
-            ax.plot(at, middle, "o-", color=colour, label=name + _others_text(cases))
+            label = name + _others_text(cases, run.start.get("cpu_count"))
+            shown[label] = ax.plot(at, middle, "o-", color=colour)[0]
             ax.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
             found = supply(run, model)
             said += wrap(f"{name}: {found}" if len(named) > 1 else str(found), 105)
         line = {"color": PALETTE["failure"], "linestyle": "--"}
-        ax.axhline(found.consumed, label="the model consumes", **line)
+        shown["all rounds"] = Patch(color=PALETTE["limit"], alpha=0.35, lw=0)
+        shown["the model consumes"] = ax.axhline(found.consumed, **line)
         ax.set(ylabel="images/s", ylim=(0, None), xticks=at)
         ax.set_xlabel("workers (0: the training loads its images itself, in turn with its steps)")
-        ax.set_title("\n".join(said), fontsize=8.5, fontweight="normal")
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        said += _model_disturbed(model)
+        ax.set_title("\n".join(said), fontsize=9, fontweight="normal")
+        legend(ax, shown, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
-def _others_text(cases):
+def _others_text(cases, cpus):
     """What disturbed a loader, for the legend."""
     most = max(case.get("others_cpu", 0) for case in cases)
-    return f"\n(others used up to {most:.1f} CPUs)" if most > stats.OTHERS_CPU else ""
+    crowded = cpus and most > stats.OTHERS_CPU * cpus
+    return f"\n({stats.crowd_text(most, cpus, at_most=True)})" if crowded else ""
+
+
+def _model_disturbed(s):
+    return [f"the model was disturbed: {s.disturbance}"] if s.disturbance else []
 
 
 def _loader_cases(found):

@@ -3,7 +3,8 @@
 Figures take runs and axes, and return the axes; every number comes from `dlojz.runs.stats.summary`.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -12,12 +13,14 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from dlojz.runs import log, stats
+from dlojz.course import UserError
+from dlojz.runs import labels, log, stats
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
-from dlojz.table import Table, harmless
+from dlojz.table import BAD, GOOD, Table, harmless
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 PALETTE = {
@@ -25,13 +28,13 @@ PALETTE = {
     "transfer": "#E69F00",
     "forward": "#56B4E9",
     "backward": "#0072B2",
-    "update": "#009E73",
+    "update": GOOD,
     "speed": "#0072B2",
     "model": "#5B5B66",
     "activations": "#CC79A7",
     "power": "#E69F00",
     "limit": "#8A8A94",
-    "failure": "#B3261E",
+    "failure": BAD,
 }
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLE = {
@@ -59,6 +62,18 @@ def style(grid="y"):
         interactive = mpl.is_interactive()
     # A notebook's first figure loads its backend, which switches this on: leave it on.
     mpl.interactive(interactive)
+
+
+def legend(where, named: Mapping, **look):
+    """Draw a legend of {label: handle} into axes or a figure; a label is text, whatever is in it.
+
+    Matplotlib would take "$" for mathematics, and leave out what begins with "_".
+    """
+    drawn = where.legend(list(named.values()), [str(i) for i in range(len(named))], **look)
+    for text, label in zip(drawn.get_texts(), named, strict=True):
+        text.set_parse_math(False)
+        text.set_text(label)
+    return drawn
 
 
 # Words ---------------------------------------------------------------------------------------
@@ -131,6 +146,8 @@ class Inspection:
             lines.append(("validation", duration_text(s.validation_s)))
         if s.epochs and not s.synthetic:  # a few batches again and again are soon known by heart
             lines.append(("accuracy", f"{s.epochs[-1]['val_accuracy']:.1%} in validation"))
+        if s.disturbance:
+            lines.append(("disturbed", s.disturbance))
         return lines + [("note", n) for n in s.notes]
 
     def __repr__(self):
@@ -146,7 +163,7 @@ class Inspection:
 
     def _repr_html_(self):
         s = self.summary
-        colour = PALETTE["update"] if s.completed else PALETTE["failure"]
+        colour = GOOD if s.completed else BAD
         reason = f" {escape(str(s.reason))}" if s.reason else ""
         rows = "".join(
             f'<tr><td style="text-align:left"><b>{escape(what)}</b></td>'
@@ -223,137 +240,179 @@ def _bar_html(s):
 
 
 def compare_runs(runs: Sequence) -> Table:
-    """The runs' figures side by side, one row each."""
-    head = ("run", "model", "batch", "images/s", "step", "peak memory", "J/image", "state")
-    return Table(head, [_row(summary(r)) for r in runs], "<<>>>>><", "no runs")
+    """The runs' figures side by side, one row each; a column that says nothing is left out.
+
+    flags: those that not all of the runs were submitted with, unless they have a column.
+    """
+    rows = [_row(summary(run), run, own) for run, own in zip(runs, _own_flags(runs), strict=True)]
+    kept = [c for c in COLUMNS if c in ALWAYS or any(row[c] not in ("", "-") for row in rows)]
+    cells = [tuple(row[column] for column in kept) for row in rows]
+    return Table(kept, cells, "".join(COLUMNS[c] for c in kept), "no runs")
 
 
-def _row(s):
-    return (
-        s.name,
-        s.model if s.model != "?" else "-",
-        f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size or "-"),
-        f"{s.images_per_s:,.0f}" if s.images_per_s else "-",
-        f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
-        bytes_text(s.peak_memory_bytes) if s.completed else "-",
-        f"{s.energy_per_image_j:.3g}" if s.energy_per_image_j else "-",
-        s.state,
-    )
+COLUMNS = {"run": "<", "name": "<", "model": "<", "px": ">", "precision": "<", "batch": ">"}
+COLUMNS |= {"flags": "<", "images/s": ">", "step": ">", "peak memory": ">", "J/image": ">"}
+COLUMNS |= {"state": "<", "disturbed": "<"}  # each with its alignment
+ALWAYS = ("run", "model", "batch", "images/s", "step", "state")
+IN_A_COLUMN = ("-b", "--batch-size", "--image-size", "--model", "--precision")
+
+
+def _own_flags(runs):
+    """Of each run the flags that not all have, and that no other column shows."""
+    own = labels.apart(labels.command(run) for run in runs)
+    shown = [[f for f in flags if re.split("[ =]", f)[0] not in IN_A_COLUMN] for flags in own]
+    return [" ".join(flags) for flags in shown]
+
+
+def _row(s, run, flags):
+    return {
+        "run": s.name,
+        "name": labels.name(run),
+        "model": s.model if s.model != "?" else "-",
+        "px": str(s.image_size or "-"),
+        "precision": s.arguments.get("precision") or "-",
+        "batch": f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size or "-"),
+        "flags": flags,
+        "images/s": f"{s.images_per_s:,.0f}" if s.images_per_s else "-",
+        "step": f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
+        "peak memory": bytes_text(s.peak_memory_bytes) if s.completed else "-",
+        "J/image": f"{s.energy_per_image_j:.3g}" if s.energy_per_image_j else "-",
+        "state": s.state,
+        "disturbed": s.disturbance,
+    }
 
 
 # Figures --------------------------------------------------------------------------------------
 
 
-def plot_batch_sweep(runs: Sequence, axes=None, label: str | None = None):
+def plot_batch_sweep(runs, axes=None):
     """Throughput, memory and (where known) energy against batch size; returns the axes.
 
-    runs: of one model, one for each batch size; those out of memory are marked.
-    axes: as many as were returned before, to draw a second sweep into the same figure.
-    label: of this sweep in the legend; by default the model.
+    runs: of one model, one for each batch size; or several such sweeps, as {label: runs}. Those
+        out of memory are marked.
     """
-    found = [s for s in map(summary, runs) if s.batch_size]  # without a log there is no point
-    found.sort(key=lambda s: s.batch_size)
-    if not found:
-        raise ValueError("no runs to draw: give the list that submit() returned, once they ran")
-    energy = any(s.energy_per_image_j for s in found)
+    sweeps = _sweeps(runs)
+    everything = [s for found in sweeps.values() for s in found]
+    energy = any(s.energy_per_image_j for s in everything)
     with style():
         if axes is None:
-            _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 3.6))
-            axes[0].figure.suptitle(_sweep_title(found), fontsize=10, x=0.01, ha="left")
-        series = len([line for line in axes[0].lines if not line.get_label().startswith("_")])
-        _plot_speed(found, axes[0], plain(label or found[0].model), SERIES[series % len(SERIES)])
-        _plot_memory(found, axes[1], series)
+            _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 4.2))
+            axes[0].figure.suptitle(_sweep_title(everything), fontsize=10, x=0.01, ha="left")
+        shown = _plot_speeds(sweeps, axes[0]) | _plot_memory(sweeps, axes[1])
         if energy and len(axes) > 2:
-            _plot_energy(found, axes[2], SERIES[series % len(SERIES)])
+            _plot_energy(sweeps, axes[2])
+        place = {"loc": "outside lower center", "ncols": min(5, len(shown))}
+        legend(axes[0].figure, shown, **place, fontsize=9)
     return axes
+
+
+def _sweeps(runs):
+    """{label: summaries by batch size}; those without a log are no point of a figure."""
+    several = isinstance(runs, Mapping)
+    found = {}
+    for label, some in runs.items() if several else [(None, runs)]:
+        known = sorted((s for s in map(summary, some) if s.batch_size), key=lambda s: s.batch_size)
+        if not known:
+            of = f" of {label}" if several else ""
+            raise UserError(
+                f"no runs{of} to draw: give the list that submit() returned, once they ran"
+            )
+        found[label if several else known[0].model] = known
+    return found
 
 
 def _sweep_title(found):
     s = next((s for s in found if s.completed), found[0])
     data = ", synthetic data" if s.synthetic else ""
     processes = f", {s.size} processes" if s.size > 1 else ""
-    return f"{s.image_size} px{data}{processes}; {hardware_text(s)}"
+    return f"{s.image_size} px{data}{processes}; {hardware_text(s)}{disturbed_text(found)}"
 
 
-def _plot_speed(found, ax, label, colour):
-    done = [s for s in found if s.completed and s.images_per_s]
-    batches = [s.batch_size for s in done]
-    rates = np.array([s.images_per_s for s in done])
-    ax.plot(batches, rates, "o-", color=colour, label=label)
-    if done:
-        # The spread of the steps, on the scale of the throughput.
-        low, high = np.array([s.step_ms_spread for s in done]).T
-        median = np.array([s.step_ms for s in done])
-        ax.fill_between(
-            batches, rates * median / high, rates * median / low, color=colour, alpha=0.2
-        )
-    _batch_axis(ax, found, "throughput (images/s)")
-    ax.legend(loc="upper left")
+def disturbed_text(found: Sequence[Summary]) -> str:
+    """The second line of a title, if something kept runs from their speed; else ""."""
+    told = [s for s in found if s.disturbance]
+    if not told:
+        return ""
+    which = f" ({', '.join(s.name for s in told)})" if len(found) > 1 else ""
+    return f"\ndisturbed{which}: {max(told, key=lambda s: s.others_cpu or 0).disturbance}"
 
 
-def _plot_memory(found, ax, series):
-    """Bars of peak memory: the fitted part that does not grow with the batch, and the rest."""
-    fit = stats.fit_memory(found)
-    for bar in ax.patches:  # of earlier sweeps: they make room
-        bar.set_x(bar.get_x() - 0.2)
-    for text in ax.texts:
-        text.set_x(text.get_position()[0] - 0.2)
-    for s in found:
-        at = np.log2(s.batch_size) + 0.2 * series
-        if s.state == "OUT_OF_MEMORY":
-            style = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8}
-            ax.text(at, 0, " out of memory", color=PALETTE["failure"], **style)
-        if s.completed and s.peak_memory_bytes:
-            total = s.peak_memory_bytes / 1e9
-            fixed = min(fit.fixed_bytes / 1e9 if fit else 0, total)
-            ax.bar(at, fixed, 0.38, color=PALETTE["model"])
-            ax.bar(at, total - fixed, 0.38, fixed, color=SERIES[series % len(SERIES)])
-    limit = next((s.memory_limit_bytes for s in found if s.memory_limit_bytes), None)
-    if limit and not series:
+def _plot_speeds(sweeps, ax):
+    """Draw the throughput, with the spread of the steps on its scale; return {label: handle}."""
+    shown = {}
+    for (label, found), colour in zip(sweeps.items(), SERIES * len(sweeps), strict=False):
+        done = [s for s in found if s.completed and s.images_per_s]
+        batches = [s.batch_size for s in done]
+        rates = np.array([s.images_per_s for s in done])
+        (shown[label],) = ax.plot(batches, rates, "o-", color=colour)
+        low, high = np.array([s.step_ms_spread for s in done]).reshape(-1, 2).T
+        ends = (rates * np.array([s.step_ms for s in done]) / end for end in (high, low))
+        ax.fill_between(batches, *ends, color=colour, alpha=0.2, lw=0)
+    _batch_axis(ax, sweeps, "throughput (images/s)")
+    return shown | {"80 % of the steps": Patch(color=PALETTE["limit"], alpha=0.35, lw=0)}
+
+
+def _plot_memory(sweeps, ax):
+    """Draw bars of peak memory: the fitted part that does not grow with the batch, and the rest."""
+    shown, lines, width = {}, [], 0.76 / len(sweeps)
+    for i, (label, found) in enumerate(sweeps.items()):
+        fit = stats.fit_memory(found)
+        for s in found:
+            at = np.log2(s.batch_size) + (i - (len(sweeps) - 1) / 2) * width
+            _plot_peak(ax, s, at, width, fit, SERIES[i % len(SERIES)])
+        if fit:
+            lines.append(f"{label}: {_fit_text(fit)}")
+            shown["does not grow with the batch"] = Patch(color=PALETTE["model"])
+    everything = [s for found in sweeps.values() for s in found]
+    if limit := next((s.memory_limit_bytes for s in everything if s.memory_limit_bytes), None):
         line = {"color": PALETTE["limit"], "linestyle": "--", "linewidth": 1}
-        ax.axhline(limit / 1e9, label="the device's memory", **line)
-        ax.legend(loc="center left", fontsize=8)
-    batches = sorted(
-        {s.batch_size for s in found} | {round(2**t) for t in ax.get_xticks() if series}
-    )
+        shown["the device's memory"] = ax.axhline(limit / 1e9, **line)
+    batches = sorted({s.batch_size for s in everything})
     ax.set_xticks(np.log2(batches), batches)
     ax.set_xlim(np.log2(batches[0]) - 0.6, np.log2(batches[-1]) + 0.6)
-    ax.set(xlabel="batch size (images)", ylabel="peak memory (GB)")
-    if fit:
-        device = any(s.memory_of == "device" for s in found)
-        what = "model, gradients, optimizer" if device else "process, model, optimizer"
-        grey = " (grey)" if fit.fixed_bytes / 1e9 > 0.02 * ax.get_ylim()[1] else ""  # to be seen
-        lines = [ax.get_title(loc="left")] if series else []
-        lines.append(
-            f"{found[0].model}: {bytes_text(fit.fixed_bytes)} {what}{grey} "
-            f"+ {bytes_text(fit.per_image_bytes)} an image"
-        )
-        ax.set_title("\n".join(lines), fontsize=7.5, fontweight="normal")
+    of = "on the device" if any(s.memory_of == "device" for s in everything) else "of the process"
+    label = ax.set_xlabel("\n".join(["batch size (images)", *lines]))
+    label.set_parse_math(False)
+    ax.set(ylabel=f"peak memory {of} (GB)", ylim=(0, 1.1 * max(ax.get_ylim()[1], 1e-3)))
+    return shown
 
 
-def _plot_energy(found, ax, colour):
-    done = [s for s in found if s.energy_per_image_j]
-    batches = [s.batch_size for s in done]
-    ax.plot(batches, [s.energy_per_image_j for s in done], "o-", color=colour)
-    for s in done[:: max(1, len(done) // 4)]:
-        ax.annotate(
-            f"{s.power_w:.0f} W",
-            (s.batch_size, s.energy_per_image_j),
-            textcoords="offset points",
-            xytext=(4, 5),
-            fontsize=8,
-        )
-    _batch_axis(ax, found, "energy (J per image)")
+def _plot_peak(ax, s, at, width, fit, colour):
+    """The bar of one run, or why it has none."""
+    if s.state == "OUT_OF_MEMORY":
+        look = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 9}
+        ax.text(at, 0, " out of memory", color=PALETTE["failure"], **look)
+    if s.completed and s.peak_memory_bytes:
+        total = s.peak_memory_bytes / 1e9
+        fixed = min(fit.fixed_bytes / 1e9 if fit else 0, total)
+        ax.bar(at, fixed, 0.95 * width, color=PALETTE["model"])
+        ax.bar(at, total - fixed, 0.95 * width, fixed, color=colour)
 
 
-def _batch_axis(ax, found, ylabel):
-    batches = sorted({s.batch_size for s in found})
+def _fit_text(fit):
+    fixed, each = bytes_text(fit.fixed_bytes), bytes_text(max(0, round(fit.per_image_bytes)))
+    return f"{fixed} + {each} an image"
+
+
+def _plot_energy(sweeps, ax):
+    for found, colour in zip(sweeps.values(), SERIES * len(sweeps), strict=False):
+        done = [s for s in found if s.energy_per_image_j]
+        batches = [s.batch_size for s in done]
+        ax.plot(batches, [s.energy_per_image_j for s in done], "o-", color=colour)
+        for s in done[:: max(1, -(-len(done) // 4))]:
+            at = (s.batch_size, s.energy_per_image_j)
+            look = {"xytext": (1, 6), "fontsize": 8.5}
+            ax.annotate(f"{s.power_w:.0f} W", at, textcoords="offset points", **look)
+    _batch_axis(ax, sweeps, "energy (J per image)")
+
+
+def _batch_axis(ax, sweeps, ylabel):
+    batches = sorted({s.batch_size for found in sweeps.values() for s in found})
     ax.set_xscale("log", base=2)
     ax.set_xticks(batches, batches)
     ax.minorticks_off()
-    ax.set(xlabel="batch size (images)", ylabel=ylabel)
-    ax.autoscale(axis="y")  # a second sweep may be higher than the first
-    ax.set_ylim(bottom=0)
+    ax.set(xlabel="batch size (images)", ylabel=ylabel, ylim=(0, 1.1 * ax.get_ylim()[1]))
+    ax.set_xlim(batches[0] / 1.5, batches[-1] * 1.5)
     ax.yaxis.set_major_formatter(
         FuncFormatter(lambda v, _: f"{v:,.3g}" if v < 100 else f"{v:,.0f}")
     )
@@ -365,7 +424,7 @@ def plot_steps(run, ax=None):
     clock, times = stats.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
     with style():
-        ax = ax or plt.subplots(figsize=(9, 3.2))[1]
+        ax = ax or plt.subplots(figsize=(9, 3.4))[1]
         bottom = np.zeros(len(read.steps))
         at = np.arange(len(bottom))
         for phase in PHASES:
@@ -375,15 +434,34 @@ def plot_steps(run, ax=None):
             else:  # thousands of bars would take minutes
                 ax.fill_between(at, bottom, bottom + times[phase], step="mid", lw=0, **look)
             bottom = bottom + times[phase]
-        if 0 < warmup < len(bottom):
-            ax.axvspan(-0.5, warmup - 0.5, color="#EDEDF0", zorder=0)
-            # The first step is many times as long as the others, which are what one looks at.
-            ax.set_ylim(0, 1.5 * np.percentile(bottom[warmup:], 95))
-            ax.text(-0.4, ax.get_ylim()[1], "warm-up", va="top", fontsize=8)
-        ax.set(xlabel="step", ylabel=f"time of the step (ms, {clock} clock)", xlim=(-0.5, None))
-        ax.set_title(setting_text(summary(read)), fontsize=8, fontweight="normal")
+        ax.set(xlabel="step", ylabel=f"time of the step (ms, {clock} clock)")
+        ax.set_xlim(-0.5, max(1, len(bottom)) - 0.5)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        measured = 0 < warmup < len(bottom)
+        if measured:
+            _mark_warmup(ax, bottom, warmup)
+        s = summary(read)
+        look = {"fontsize": 9, "fontweight": "normal", "pad": 24 if measured else 6}
+        ax.set_title(setting_text(s) + disturbed_text([s]), **look)
         ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9)
     return ax
+
+
+def _mark_warmup(ax, steps_ms, warmup):
+    """Cut the axis at what the measured steps need, and say so where a bar is cut."""
+    top = 1.5 * np.percentile(steps_ms[warmup:], 95)
+    ax.set_ylim(0, top)
+    tab = {"color": "#E3E3E8", "zorder": 0, "lw": 0, "clip_on": False}
+    ax.axvspan(-0.5, warmup - 0.5, ymax=1.1, **tab)
+    longest = steps_ms[:warmup].max()
+    text = f"warm-up: up to {longest:,.0f} ms" if longest > top else "warm-up"
+    ax.text(-0.4, 1.02 * top, text, va="bottom", fontsize=9)
+    for step in np.flatnonzero(steps_ms > top):
+        x, y = np.linspace(step - 0.45, step + 0.45, 5), np.array([0, 1, 0, 1, 0])
+        ax.plot(x, (0.9 + 0.03 * y) * top, color="white", lw=3, solid_capstyle="butt")
+        if step >= warmup and len(steps_ms) <= 60:
+            text = {"rotation": 90, "ha": "center", "va": "top", "color": "white", "fontsize": 8}
+            ax.text(step, 0.87 * top, f"{steps_ms[step]:,.0f} ms", **text)
 
 
 def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
@@ -393,7 +471,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
     if not shown:
         states = ", ".join(f"{s.name} {s.state}" for s in found)
-        raise ValueError(f"no run with a measured step: {states}; job.explain() says why")
+        raise UserError(f"no run with a measured step: {states}; job.explain() says why")
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
         for row, (s, _) in enumerate(shown):
@@ -401,12 +479,14 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
             for phase, width in s.phase_ms.items():
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
                 left += width
-            ax.text(left, row, f"  {s.images_per_s:,.0f} images/s", va="center")
-        ax.set_yticks(range(len(shown)), [plain(label) for _, label in shown])
+            disturbed = ", disturbed" if s.disturbance else ""
+            ax.text(left, row, f"  {s.images_per_s:,.0f} images/s{disturbed}", va="center")
+        ax.set_yticks(range(len(shown)), [label for _, label in shown], parse_math=False)
         ax.invert_yaxis()
-        ax.margins(x=0.22)
+        told = disturbed_text([s for s, _ in shown])
+        ax.margins(x=0.35 if told else 0.22)  # room for the words
         hardware = {hardware_text(s) for s, _ in shown}
-        ax.set(xlabel="\n".join(["mean step (ms)", *sorted(hardware)]), xlim=(0, None))
+        ax.set(xlabel="\n".join(["mean step (ms)", *sorted(hardware)]) + told, xlim=(0, None))
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 
@@ -439,7 +519,7 @@ def plot_measures(run, ax=None):
     """The figures of a small experiment as bars, in the order in which they were measured."""
     read = log.read(run)
     if not read.measures:
-        raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
+        raise UserError(f"{read.path}: nothing was measured; job.explain() says why")
     values = np.array([m.value for m in read.measures])
     unit = read.measures[0].unit
     scale, name = 1, unit

@@ -146,8 +146,11 @@ def _total(layers):
     return sum(a["count"] * a["ms"] for a in layers)
 
 
-def plot_shares(traces, ax=None):
-    """What a step's time goes to, of several traces: {label: trace}; what is lost is hatched."""
+def plot_shares(traces, verdicts=True, ax=None):
+    """What a step's time goes to, of several traces: {label: trace}; what is lost is hatched.
+
+    verdicts: whether to write beside each what bounds it; not if somebody is to find that out.
+    """
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.4 + 0.5 * len(traces)))[1]
         for row, of in enumerate(traces.values()):
@@ -157,12 +160,16 @@ def plot_shares(traces, ax=None):
                 ax.barh(row, share, 0.65, left=left, label=name, color=COLOURS[name])
                 left += share
             for name, share in found.lost.items():
+                if name == trace.COLLECTOR and not verdicts:
+                    name = trace.LAUNCHES  # its bar in the figure of the step is to be found
                 look = {"color": LOST[name], "alpha": 0.5, "hatch": "///", "ec": "white"}
                 ax.barh(row, share, 0.65, left=left, label=f"waits: {name}", **look)
                 left += share
-            ax.text(left + 0.01, row, found.verdict, va="center", fontsize=9)
+            if verdicts:
+                ax.text(left + 0.01, row, found.verdict, va="center", fontsize=9)
         ax.set(yticks=range(len(traces)), yticklabels=traces, ylim=(len(traces) - 0.5, -0.5))
-        ax.set(xlabel="share of a step", xlim=(0, 1.35), xticks=[0, 0.25, 0.5, 0.75, 1])
+        ax.set(xlabel="share of a step", xlim=(0, 1.35 if verdicts else 1))
+        ax.set_xticks([0, 0.25, 0.5, 0.75, 1])
         _legend(ax, -1 / max(2, len(traces)))
     return ax
 
@@ -177,10 +184,10 @@ def _computed(found) -> dict[str, float]:
     return {name: rest * ms / total for name, ms in spent.items()}
 
 
-def plot_step(of, number=None, ax=None):
+def plot_step(of, number=None, verdict=True, ax=None):
     """One step: what the host was doing, and the device below it; by default the middle one.
 
-    number: of the step in the trace, 0 being the first.
+    number: of the step in the trace, 0 being the first; verdict: whether to say what bounds it.
     """
     found = open_trace(of)
     number = len(found.steps) // 2 if number is None else number
@@ -203,8 +210,8 @@ def plot_step(of, number=None, ax=None):
         ax.set(yticks=range(len(places) + 1), yticklabels=["host", *names])
         ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
         ax.set_xlabel(f"in {step.name} (ms)")
-        verdict = trace.analyse(found).verdict
-        ax.set_title(verdict + (f"; {found.device}" if found.on_gpu else ""))
+        said = trace.analyse(found).verdict if verdict else None
+        ax.set_title("; ".join(filter(None, (said, found.device if found.on_gpu else None))))
         _legend(ax, -0.55 / (1 + 0.4 * len(places)))
     return ax
 

@@ -26,6 +26,7 @@ FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
 SPREAD_GPU, SPREAD_CPU = 0.02, 0.05  # standard deviation of one side's speeds, of their mean
 CLOCK_FALL = 0.05  # of the GPU's SM clock
 OTHERS_CPU = 0.10  # of the CPUs that the run may use
+POWER_CAP = "power cap"  # which a GPU at work meets again each time
 DATA_BOUND = 0.20  # of a step, waiting for images
 
 
@@ -102,6 +103,30 @@ class Summary:
     @property
     def completed(self) -> bool:
         return self.state == "COMPLETED"
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others kept so many CPUs busy that the speed says little."""
+        return bool(self.others_cpu and self.cpus and self.others_cpu > OTHERS_CPU * self.cpus)
+
+    @property
+    def disturbance(self) -> str:
+        """What may have made this run slower, in one sentence; "" if nothing was seen."""
+        found = []
+        if self.crowded:
+            found.append(f"{crowd_text(self.others_cpu, self.cpus)}: repeat it")
+        if unusual := [why for why in self.throttled if why != POWER_CAP]:
+            found.append(f"the GPU had lowered its clock ({', '.join(unusual)})")
+        elif self.sm_clock_mhz and not self.throttled:
+            top, low = self.sm_clock_mhz
+            if low < (1 - CLOCK_FALL) * top:
+                found.append(f"the GPU's clock fell from {top} to {low} MHz")
+        return "; ".join(found)
+
+
+def crowd_text(busy: float, cpus: int, at_most: bool = False) -> str:
+    """Return how many CPUs others kept busy: "others kept 0.9 of 2 CPUs busy"."""
+    return f"others kept {'up to ' * at_most}{busy:.1f} of {cpus} CPUs busy"
 
 
 def summary(run) -> Summary:
@@ -429,13 +454,11 @@ def _disturbed(runs, side):
         top, low = max(c[0] for c in clocks), min(c[1] for c in clocks)
         if low < (1 - CLOCK_FALL) * top:
             yield f"disturbed: the GPU's clock fell from {top} to {low} MHz in the runs {side}"
-    crowded = [s for s in runs if s.others_cpu and s.cpus and s.others_cpu > OTHERS_CPU * s.cpus]
-    if crowded:
+    if crowded := [s for s in runs if s.crowded]:
         worst = max(crowded, key=lambda s: s.others_cpu)
-        yield (
-            f"disturbed: other processes used the CPUs in {len(crowded)} of {len(runs)} runs "
-            f"{side}, up to {worst.others_cpu:.1f} of {worst.cpus}; stop them and measure again"
-        )
+        busy = crowd_text(worst.others_cpu, worst.cpus, at_most=True)
+        count = f"{len(crowded)} of {len(runs)} runs {side}"
+        yield f"disturbed: {busy} in {count}; stop them and measure again"
 
 
 def _data_bound(runs, side):

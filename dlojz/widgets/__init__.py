@@ -3,7 +3,7 @@
 Shells over `launch`, `runs` and `progress`: a control, an output, a call.
 """
 
-from dlojz.widgets.monitor import labels, monitor
+from dlojz.widgets.monitor import monitor
 from dlojz.widgets.mysteries import accuse
 from dlojz.widgets.prediction import Score, predict, score, score_value
 from dlojz.widgets.queue import queue
@@ -13,7 +13,6 @@ from dlojz.widgets.trials import trials
 __all__ = [
     "Score",
     "accuse",
-    "labels",
     "monitor",
     "predict",
     "queue",

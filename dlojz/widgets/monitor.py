@@ -7,6 +7,9 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import launch
+from dlojz.runs.labels import labels
+
+MOST_CHARACTERS = 28  # of a label: what has room before a bar
 
 
 def monitor(job):
@@ -21,29 +24,10 @@ def monitor(job):
         threading.Thread(target=_move, args=(one, bar, text, cancel), daemon=True).start()
 
 
-def labels(jobs) -> list[str]:
-    """What sets each of several jobs apart: its name or, in a sweep, the flags of its own."""
-    names = [job.name for job in jobs]
-    if len(set(names)) == len(names):
-        return names if len(jobs) > 1 else [""]
-    flags = [_flags(job) for job in jobs]
-    common = set.intersection(*map(set, flags))
-    return [" ".join(flag for flag in one if flag not in common) for one in flags]
-
-
-def _flags(job):
-    """The flags of a job, each with its value: ["--test", "-b 64"]."""
-    found = []
-    for word in job.info.get("command", [])[1:]:
-        if found and not word.startswith("-"):
-            found[-1] += f" {word}"
-        else:
-            found.append(word)
-    return found
-
-
 def _bar(job, label):
-    bar = ipywidgets.IntProgress(description=f"job {job.id} {label}".strip(), min=0, max=1)
+    words = f"job {job.id} {label}".strip()
+    short = words if len(words) <= MOST_CHARACTERS else f"{words[: MOST_CHARACTERS - 1]}…"
+    bar = ipywidgets.IntProgress(description=short, tooltip=words, min=0, max=1)
     bar.style.description_width = "14em" if label else "initial"  # one below the other
     bar.layout.width = "34em" if label else "24em"
     cancel = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
@@ -55,6 +39,8 @@ def _move(job, bar, text, cancel):
     for now in launch.follow(job):
         bar.max, bar.value = now.total or 1, now.done
         text.value = _news(now, job)
+    if reason := job.status.get("reason"):
+        text.value += f": {reason.splitlines()[0]}"
     ended_well = job.state == "COMPLETED"
     bar.bar_style = "success" if ended_well else "danger"
     if ended_well:

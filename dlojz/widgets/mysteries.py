@@ -133,4 +133,4 @@ def _sentence(letter, right):
         why = escape(evidence(letter))
         return f'<span style="color:{GOOD}"><b>Yes:</b></span> {why}.'
     help_ = escape(hint(letter))
-    return f'<span style="color:{BAD}"><b>Not so.</b></span> {help_}'
+    return f'<span style="color:{BAD}"><b>Not quite.</b></span> {help_}'

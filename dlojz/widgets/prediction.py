@@ -1,8 +1,10 @@
 """What a trainee predicts, and the score once it was measured."""
 
 from dataclasses import dataclass
+from html import escape
 
 from dlojz import progress
+from dlojz.course import UserError
 from dlojz.runs import stats
 
 # What can be predicted: its unit, and where it stands in a summary.
@@ -19,19 +21,25 @@ PREDICTABLE = {
 
 def predict(key: str, **values):
     """Keep a prediction: predict("baseline", images_per_s=100). None stands for no guess yet."""
-    for name, value in values.items():
-        if name not in PREDICTABLE:
-            raise ValueError(f"{name} can't be predicted: expected one of {', '.join(PREDICTABLE)}")
-        most = 1 if name.endswith("_share") else float("inf")
-        if value is not None and not (isinstance(value, int | float) and 0 < value <= most):
-            limit = ", at most 1" if most == 1 else ""
-            raise ValueError(
-                f"{name}={value!r}: expected a number above 0{limit}, or None for no guess"
-            )
+    if wrong := [text for name, value in values.items() if (text := _problem(name, value))]:
+        raise UserError("; ".join(wrong))
     progress.keep("predictions", key, values)
     given = {name: value for name, value in values.items() if value is not None}
     missing = [name for name in values if name not in given]
     print(f"noted: {given}" if given else f"no guess yet: write a number for {', '.join(missing)}")
+
+
+def _problem(name, value):
+    """What is wrong with a predicted value; "" if nothing is."""
+    if name not in PREDICTABLE:
+        return f"{name} can't be predicted: expected one of {', '.join(PREDICTABLE)}"
+    most = 1 if name.endswith("_share") else float("inf")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (number and 0 < value <= most and value < float("inf")):
+        return ""
+    limit = ", at most 1" if most == 1 else ""
+    percent = f" ({value / 100:g} for {value:g} %)" if limit and number and 1 < value <= 100 else ""
+    return f"{name}={value!r}: expected a number above 0{limit}{percent}, or None for no guess"
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,14 @@ class Score:
     """A prediction beside what was measured."""
 
     rows: list  # (name, unit, predicted or None, measured or None)
+    note: str = ""  # why the measured figures may mislead
 
     def __repr__(self):
-        return "\n".join(
+        lines = [
             f"{name}: predicted {_number(p)}, measured {_number(m)} {unit}: {_word(p, m)}"
             for name, unit, p, m in self.rows
-        )
+        ]
+        return "\n".join(filter(None, [*lines, self.note]))
 
     def _repr_html_(self):
         rows = "".join(
@@ -53,14 +63,16 @@ class Score:
             for name, unit, p, m in self.rows
         )
         head = "<tr><th></th><th>predicted</th><th>measured</th><th></th></tr>"
-        return f"<table>{head}{rows}</table>"
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        return f"<table>{head}{rows}</table>{note}"
 
 
 def score(key: str, run) -> Score:
     """The last prediction under `key` beside the figures of `run`."""
     found, given = stats.summary(run), progress.last("predictions", key) or {}
     rows = [(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()]
-    return _kept(key, Score(rows))
+    note = f"disturbed: {found.disturbance}" if found.disturbance else ""
+    return _kept(key, Score(rows, note))
 
 
 def score_value(key: str, **measured) -> Score:
@@ -92,6 +104,8 @@ def _word(predicted, measured):
         return "no prediction"
     if measured is None:
         return "not measured"
+    if measured == 0:
+        return "there was none"
     factor = max(predicted / measured, measured / predicted)
     if factor <= 1.1:
         return "★★★ within 10 %"

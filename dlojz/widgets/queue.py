@@ -8,10 +8,10 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import launch
-from dlojz.table import BAD, GOOD
+from dlojz.table import BAD, GOOD, QUIET
 
 COLUMNS = {"job": "4em", "name": "9em", "state": "10em", "time": "6em", "note": "24em"}
-COLOURS = {"RUNNING": GOOD, "COMPLETED": GOOD, "QUEUED": "#666666", "CANCELLED": "#666666"}
+COLOURS = {"RUNNING": GOOD, "COMPLETED": GOOD, "QUEUED": QUIET, "CANCELLED": QUIET}
 
 
 def queue(name: str | None = None, last: int = 5, every: float = 2.0):

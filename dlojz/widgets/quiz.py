@@ -16,6 +16,8 @@ from IPython.display import display
 from dlojz import progress
 from dlojz.table import BAD, GOOD
 
+NOT_QUITE = "Not quite. Think again and pick another."
+
 
 @dataclass(frozen=True)
 class Quiz:
@@ -41,13 +43,18 @@ QUIZZES = load()
 
 
 def quiz(key: str):
-    """Ask the quiz with this key; an answer is told right or wrong, with the reason, and kept."""
+    """Ask the quiz with this key; an answer is told right or wrong, with the reason, and kept.
+
+    What was answered last is shown again, also after the notebook was closed.
+    """
     if key not in QUIZZES:
         raise KeyError(f"no quiz {key!r}: expected one of {', '.join(QUIZZES)}")
     asked = QUIZZES[key]
-    choice = ipywidgets.RadioButtons(options=asked.answers, value=None)
+    kept = _kept(key, asked)
+    value = None if kept is None else asked.answers[kept]
+    choice = ipywidgets.RadioButtons(options=asked.answers, value=value)
     choice.layout.width = "100%"
-    verdict = ipywidgets.HTML()
+    verdict = ipywidgets.HTML("" if kept is None else _verdict(asked, kept))
 
     def answer(change):
         if change["new"] is None:
@@ -56,8 +63,27 @@ def quiz(key: str):
         progress.keep("quizzes", key, given, right=given == asked.right)
         verdict.value = _verdict(asked, given)
 
+    class Box(ipywidgets.VBox):
+        def __repr__(self):  # where there are no widgets: text
+            return _text(asked, _kept(key, asked))
+
     choice.observe(answer, names="value")
-    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{_html(asked.question)}</b>"), choice, verdict]))
+    display(Box([ipywidgets.HTML(f"<b>{_html(asked.question)}</b>"), choice, verdict]))
+
+
+def _kept(key, asked):
+    """The answer that was given last; None if there is none, or the quiz had others then."""
+    given = progress.last("quizzes", key)
+    return given if given is not None and given < len(asked.answers) else None
+
+
+def _text(asked, given):
+    """The quiz as text, with the answer that was given."""
+    answers = [f"  {'x' if i == given else '-'} {a}" for i, a in enumerate(asked.answers)]
+    lines = [asked.question, *answers]
+    if given is not None:
+        lines.append(f"Yes. {asked.why}" if given == asked.right else NOT_QUITE)
+    return "\n".join(lines)
 
 
 def _html(text):
@@ -67,5 +93,5 @@ def _html(text):
 
 def _verdict(asked, given):
     if given != asked.right:
-        return f'<span style="color:{BAD}"><b>Not so.</b></span> Think again, and choose another.'
+        return f'<span style="color:{BAD}">{NOT_QUITE}</span>'
     return f'<span style="color:{GOOD}"><b>Yes.</b></span> {_html(asked.why)}'

@@ -59,7 +59,9 @@ def _trace(run, actions):
         found = trace.read(_file(run))
     except trace.TraceError as error:
         hint = "saved" if recorded else "step" if actions else "none"
-        return [Finding(MECHANISM, "trace", False, str(error).split(": ")[-1], "a trace", hint)]
+        file = _file(run)
+        yours = str(error).removeprefix(f"{file}: ") if file.exists() else "none"
+        return [Finding(MECHANISM, "trace", False, yours, "a trace", hint)]
     names = [
         {r.name for r in found.ranges if step.begin <= r.begin < step.end} for step in found.steps
     ]

@@ -1,0 +1,61 @@
+"""What sets several runs apart: their names, or of each command the flags that not all have."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dlojz.runs import log
+from dlojz.runs.folder import path_of
+from dlojz.runs.stats import Summary
+
+FLAG = re.compile(r"--?[A-Za-z]")  # and no negative number
+
+
+def labels(runs: Sequence) -> list[str]:
+    """Return for each run its name or, if those are alike, what only its command has."""
+    names = [name(run) for run in runs]
+    if len(set(names)) == len(names):
+        return names if len(runs) > 1 else [""]
+    return [" ".join(own) for own in apart(map(command, runs))]
+
+
+def apart(commands: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Return of each command the trainer and the flags, with their values, that not all have."""
+    found = [_flags(command) for command in commands]
+    common = set.intersection(*map(set, found)) if found else set()
+    return [[flag for flag in flags if flag not in common] for flags in found]
+
+
+def name(run) -> str:
+    """Return the name under which a run was submitted; "" for a recording or a run by hand."""
+    return _submitted(run).get("name", "")
+
+
+def command(run) -> list[str]:
+    """Return the trainer and its flags, as they were submitted; [] if nothing has kept them."""
+    return _submitted(run).get("command", [])
+
+
+def _submitted(run):
+    if isinstance(run, Summary):  # figures only
+        return {}
+    path = path_of(run)
+    try:
+        if path.is_dir() and (path / "job.json").exists():
+            return json.loads((path / "job.json").read_text())
+        return {"command": shlex.split(log.read(path).start.get("command", ""))}
+    except (ValueError, log.LogError):
+        return {}
+
+
+def _flags(command):
+    """["t.py", "--test", "-b", "64"] as ["t.py", "--test", "-b 64"]."""
+    found = [Path(word).name for word in command[:1]]
+    for word in command[1:]:
+        if len(found) == 1 or FLAG.match(word):
+            found.append(word)
+        else:
+            found[-1] += f" {word}"
+    return found

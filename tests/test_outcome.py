@@ -1,0 +1,116 @@
+"""Why a job ended: told soon, in few words, and of the process that failed."""
+
+import time
+
+import pytest
+from test_stats import write_log
+
+from dlojz.launch import State, submit
+from dlojz.runs import outcome
+from dlojz.runs.folder import events_file
+
+
+def said(folder, text):
+    (folder / "stderr.txt").write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder
+
+
+def table(*failed):
+    """What torchrun writes at the end: (rank, exit code) of each process, the first cause last."""
+    entries = [
+        f"[{i}]:\n  time      : 2026-11-22_07:55:19\n  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 11{rank})\n"
+        "  error_file: <N/A>\n  traceback : <N/A>\n"
+        for i, (rank, code) in enumerate(failed)
+    ]
+    return (
+        "E1122 07:55:19.076000 11421 torch/distributed/elastic/multiprocessing/api.py:986] failed\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        f"===\nt.py FAILED\n---\nFailures:\n{''.join(entries[:-1])}---\n"
+        f"Root Cause (first observed failure):\n{entries[-1]}===\n"
+    )
+
+
+GONE = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]\n"
+
+
+@pytest.mark.parametrize("start", ["Root Cause\n", table((0, 1)), "usage: \n", "ChildFailedError"])
+def test_megabytes_of_errors_are_searched_in_a_second(tmp_path, start):
+    lines = "  rank  : 1 x\n\n usage: [rank0]: 1 \n" * 120_000  # 4 MB
+    said(tmp_path, start + lines)
+    begin = time.monotonic()
+    assert outcome.from_exit(tmp_path, 1, memory_was_full=False)[0] == "FAILED"
+    outcome.errors(tmp_path)
+    assert time.monotonic() - begin < 1.5
+
+
+def test_a_line_of_50_megabytes_is_cut(tmp_path):
+    said(tmp_path, b"x" * 50_000_000 + b"\nValueError: mine\n")
+    text = outcome.errors(tmp_path)
+    assert len(text) < 1000
+    assert text.endswith(" ...\nValueError: mine\n")
+
+
+def test_a_terminal_obeys_nothing_that_a_job_said(tmp_path):
+    said(
+        tmp_path,
+        "\x1b[31mred\x1b[0m \x1b]0;title\x07and\x1b[2J \x1bcplain\b\x9b\x07\tend\r\nmore\n",
+    )
+    assert outcome.errors(tmp_path) == "red and plain\tend\nmore\n"
+
+
+def test_a_wrong_flag_is_told_without_the_list_of_all_flags(tmp_path):
+    error = "trainer.py: error: unrecognized arguments: --qux\n"
+    said(tmp_path, f"usage: trainer.py [-h]\n                  [--lr LR]\n{error}")
+    assert outcome.errors(tmp_path) == error
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
+    assert outcome.from_exit(said(tmp_path, ""), -40, False) == ("FAILED", "ended by signal 40")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (table((0, -15), (1, -9)), "process 1: ended by signal SIGKILL"),
+        # Both had ended when torchrun looked, and it took the one that missed the other.
+        (GONE.format(0) + table((1, -9), (0, 1)), "process 1: ended by signal SIGKILL"),
+        (GONE.format(0) + table((1, 7), (0, 1)), "process 1: exit code 7"),
+        # The culprit is not in the table: for torchrun, it ended well.
+        (GONE.format(0) + table((0, 1)), "process 1: exit code 0, before the others were done"),
+        # Nothing tells who began: torchrun's word counts.
+        (table((1, -15), (0, -15)), "process 0: ended by signal SIGTERM"),
+    ],
+)
+def test_the_process_that_failed_is_named_and_not_the_one_that_missed_it(tmp_path, text, reason):
+    write_log(events_file(tmp_path), size=2)
+    state = outcome.from_exit(said(tmp_path, text), 1, memory_was_full=False)
+    assert state == ("FAILED", reason)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", "process 1: ended by signal SIGKILL"),
+        ("os._exit(7)", "process 1: exit code 7"),
+        ("os._exit(0)", "process 1: exit code 0, before the others were done"),
+    ],
+)
+def test_a_process_that_leaves_the_others_waiting_is_named(script, end, reason):
+    """As torchrun and gloo really write it."""
+    script(
+        f"""
+        import argparse, os
+        import torch.distributed
+        from dlojz.runs import log
+        run = log.open_run(argparse.Namespace())
+        torch.distributed.init_process_group("gloo")
+        torch.distributed.barrier()
+        if os.environ["RANK"] == "1":
+            {end}
+        torch.distributed.barrier()
+        """
+    )
+    job = submit("t.py", n_gpu=2)
+    assert job.wait(60) == State.FAILED
+    assert job.status["reason"] == reason

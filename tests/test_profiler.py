@@ -1,0 +1,16 @@
+"""What the exercise about the profiler finds."""
+
+from test_stats import write_log
+
+from dlojz.check.exercises import profiler
+from dlojz.runs import log
+
+
+def test_a_trace_that_was_never_written_is_none(tmp_path):
+    """And not the path of a file that is not there."""
+    run = log.read(write_log(tmp_path / "events.jsonl"))
+    (finding,) = profiler._trace(run, ["NONE", "RECORD"])
+    assert (finding.yours, finding.ok, finding.hint) == ("none", False, "saved")
+    (tmp_path / "trace.json.gz").write_bytes(b"")
+    (finding,) = profiler._trace(run, ["NONE", "RECORD"])
+    assert 'no "traceEvents"' in finding.yours
