@@ -31,12 +31,12 @@ def parse_args():
     parser.add_argument("--model", default="resnet152", help="any classifier of torchvision.models")
     parser.add_argument("--image-size", type=flags.positive, default=224, help="pixels, each side")
     parser.add_argument("-b", "--batch-size", type=flags.positive, default=32, help="per process")
-    parser.add_argument("-e", "--epochs", type=flags.positive, default=1, help="over the images")
+    parser.add_argument("-e", "--epochs", type=flags.positive, default=1, help="training passes")
     parser.add_argument("--accumulate", type=flags.positive, default=1, help="batches per update")
     parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate")
     parser.add_argument("--mom", type=float, default=0.9, help="momentum")
     parser.add_argument("--wd", type=float, default=5e-4, help="weight decay")
-    parser.add_argument("--clip-norm", type=float, default=0.0, help="of the gradients; 0: none")
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="largest norm; 0: no limit")
     # 02: a flag --precision
     formats = ("fp32", "tf32", "fp16", "bf16")
     best = "fp16" if torch.cuda.is_available() else "fp32"
