@@ -12,7 +12,7 @@ from test_stats import write_log
 
 from dlojz import course
 from dlojz.figures import report
-from dlojz.runs import recorded
+from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
 
 
@@ -273,3 +273,17 @@ def test_a_label_with_dollars_is_shown_as_it_is(tmp_path):
     axes[0].figure.canvas.draw()  # where matplotlib would look for a formula
     bars = report.plot_phases([write_log(tmp_path / "r.jsonl")], labels=[r"a$\frac{$"])
     bars.figure.canvas.draw()
+
+
+@pytest.mark.parametrize("figure", [report.plot_steps, report.plot_clocks])
+def test_a_figure_reads_a_log_once(figure, tmp_path, monkeypatch):
+    read, files = log._read, []
+
+    def counting(path, *more):
+        files.append(path)
+        return read(path, *more)
+
+    monkeypatch.setattr(log, "_read", counting)
+    path = write_log(tmp_path / "r.jsonl")
+    figure(path)
+    assert files == [path]

@@ -2,8 +2,8 @@
 
 import re
 
-SEEN = {"samples": "samples", "probe": "probe", "last": "last", "run": "whole"}
-SEEN |= {"profiler": "profiler"}
+from dlojz.runs.records import EVIDENCE
+
 DECODER = re.compile(r"(decoder|road|nvJPEG): (.+)")  # of experiments/decoders.py
 SIZE = re.compile(r"(channels|batch|classes) (\d+)")  # of experiments/multiples.py
 REDUCTION = re.compile(r"(fp16|bf16), (allowed|refused)")  # of experiments/formats.py
@@ -16,10 +16,11 @@ def upgraded(event: dict) -> dict:
         return event | _measure(event["what"])
     if event["event"] != "evidence":
         return event
-    if event["when"] in SEEN:
-        return event | {"when": SEEN[event["when"]]}
+    when = "whole" if event["when"] == "run" else event["when"]
+    if when in EVIDENCE:
+        return event | {"when": when}
     fields = {name: value for name, value in event.items() if name not in ("event", "when")}
-    return {"event": "case", **_case(event["when"], fields), **fields}
+    return {"event": "case", **_case(when, fields), **fields}
 
 
 def _measure(label):
