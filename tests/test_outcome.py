@@ -114,3 +114,17 @@ def test_a_process_that_leaves_the_others_waiting_is_named(script, end, reason):
     job = submit("t.py", n_gpu=2)
     assert job.wait(60) == State.FAILED
     assert job.status["reason"] == reason
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(0)", "run._file.close()", "run.end()"])
+def test_a_run_that_ends_before_its_log_says_so(script, code):
+    script(f"""
+        from types import SimpleNamespace
+        from dlojz.runs import log
+        run = log.open_run(SimpleNamespace(test=True))
+        {code}
+        """)
+    job = submit("t.py")
+    assert job.wait(60) == State.COMPLETED
+    reason = job.status["reason"]
+    assert reason is None if code == "run.end()" else "its log has no end" in reason

@@ -17,7 +17,7 @@ from dlojz.launch.slurm import Slurm
 from dlojz.runs import by_hand, outcome
 from dlojz.table import Table
 
-QUEUE = ("job", "name", "state", "time", "GPUs", "note", "command")
+QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # on GPUs one each
 MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: what went wrong around it
 
 

@@ -223,7 +223,7 @@ def software(packages, folder=".") -> dict:
     except (OSError, KeyError):
         system = platform.system()
     has_slurm = shutil.which("sbatch")
-    _, slurm, slurm_error = _run(["sbatch", "--version"], 5) if has_slurm else (0, "", "")
+    _, slurm, slurm_error = ask(["sbatch", "--version"], 5) if has_slurm else (0, "", "")
     files, most_files = _limits(resource.RLIMIT_NOFILE)
     path = os.environ.get("PYTHONPATH", "")
     return _known(
@@ -276,7 +276,7 @@ def shadows(folders) -> list[str]:
 def torch_build(python: str = sys.executable, timeout_s: float = 60) -> dict:
     """What torch says of itself, asked in another process; `version_error` if it cannot answer."""
     # -P: this file's folder is no place to import from
-    code, out, err = _run([python, "-P", __file__], timeout_s)
+    code, out, err = ask([python, "-P", __file__], timeout_s)
     try:
         return json.loads(out.splitlines()[-1])
     except (IndexError, ValueError):
@@ -317,10 +317,10 @@ def _ask_torch() -> dict:
     return facts
 
 
-def _run(argv: list[str], timeout_s: float) -> tuple[int | None, str, str]:
-    """Exit code, output and errors of a program; no exit code if it did not run to its end."""
+def ask(argv: list[str], timeout_s: float, cwd=None) -> tuple[int | None, str, str]:
+    """Return a program's exit code, output and errors; no exit code if it did not end."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return None, "", f"no answer in {timeout_s:g} s"
     except OSError as error:

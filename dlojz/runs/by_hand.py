@@ -19,7 +19,7 @@ SLACK_S = 60  # by which clocks may differ
 def status(run: Path) -> dict:
     """Return the state, and what goes with it, of a trainer that somebody ran by hand."""
     try:
-        first, last = _ends(events_file(run))
+        first, last = ends(events_file(run))
     except OSError:
         return {"state": "FAILED", "reason": "no log"}
     if first is None and time.time() < events_file(run).stat().st_mtime + SLACK_S:
@@ -36,8 +36,8 @@ def status(run: Path) -> dict:
     return {"state": state, "started": begun, "ended": ended, "reason": last.get("error")}
 
 
-def _ends(file):
-    """The first and the last event of a log; None for what is not there or not whole."""
+def ends(file: Path) -> tuple[dict | None, dict | None]:
+    """Return the first and the last event of a log; None for what is not there or not whole."""
     with file.open("rb") as log:
         first = _event(log.readline(LINE))
         log.seek(max(0, os.fstat(log.fileno()).st_size - LINE))

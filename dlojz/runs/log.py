@@ -31,7 +31,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 import time
 from array import array
@@ -42,7 +41,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dlojz import idr_torch
-from dlojz.machine import cpus, meters
+from dlojz.machine import cpus, facts, meters
 from dlojz.runs import records, schema1
 from dlojz.runs.advice import advice
 from dlojz.runs.folder import events_file, new_run, path_of, trace_file
@@ -293,13 +292,8 @@ def _version(package):
 def _git_state():
     """The commit of the course's code, `-dirty` if edited; None outside a clone."""
     command = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+    _, out, _ = facts.ask(command, timeout_s=5, cwd=Path(__file__).parent)
+    return out.strip() or None
 
 
 def _device_name(device):

@@ -2,9 +2,10 @@
 
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
-from dlojz.runs import log
+from dlojz.runs import by_hand, log
 from dlojz.runs.folder import events_file
 
 # Errors are told to people: of a longer file its end is read, and of a longer line its beginning.
@@ -31,7 +32,7 @@ USAGE = re.compile(r"^usage: .*\n(?: .*\n|\n)*(?=\S+: error: )", re.M)
 def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, str | None]:
     """Return (state, reason) of a job that ended by itself, from its exit code, logs and errors."""
     if exit_code == 0:
-        return "COMPLETED", None
+        return "COMPLETED", _early(run)
     for file in sorted(run.glob("events*.jsonl")):
         try:
             end = log.read(file).end
@@ -47,6 +48,15 @@ def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, st
         rank, code = _first_to_fail(run, said, {int(r): int(c) for r, c in failed})
         return "FAILED", f"process {rank}: {_ending(code)}"
     return "FAILED", _ending(exit_code)
+
+
+def _early(run):
+    """Return what is odd about a run that ended with 0 before its log did; None if nothing is."""
+    with suppress(OSError):
+        _, last = by_hand.ends(events_file(run))
+        if not last or last.get("event") != "end":
+            return "its log has no end: was run.end() left out, or os._exit() called?"
+    return None
 
 
 def _first_to_fail(run, said, failed):

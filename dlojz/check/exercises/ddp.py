@@ -132,7 +132,6 @@ EXERCISE = Exercise(
     # Whose images these are comes before which they are.
     first_hints=("share", *WORK_FIRST),
     errors=(
-        (r"unrecognized arguments: .*--accumulate", "flag"),
         (r"Duplicate GPU detected", "device"),  # NCCL's
     ),
 )
