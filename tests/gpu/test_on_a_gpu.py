@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from dlojz import course, generate, launch
+from dlojz import course, launch
+from dlojz.images import generate
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 
@@ -56,7 +57,7 @@ def test_the_two_clocks_agree_within_one_percent(tmp_path):
 
 def test_a_resumed_run_is_identical_when_deterministic(tmp_path, train, stop_at_first_save):
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    data = generate.generate(tmp_path / "data", 4, 32, 8, progress=False)
+    data = generate(tmp_path / "data", 4, 32, 8, progress=False)
     flags = f"--data {data} --model resnet18 --image-size 64 -b 16 -e 2 --deterministic".split()
     file = tmp_path / "half.pt"
     with pytest.raises(KeyboardInterrupt):
