@@ -93,8 +93,11 @@ def end_with_parent(end_signal: signal.Signals):
 
 def here() -> str:
     """Where process numbers mean the same: this boot of the kernel, and this container."""
-    boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
+    boot = container = ""  # a sandbox may have neither
+    with suppress(OSError):
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        container = os.readlink(PROC / "self/ns/pid")
+    return f"{boot} {container}"
 
 
 def identity(pid: int) -> dict:

@@ -211,8 +211,11 @@ def holder(folder: Path, device: str) -> dict | None:
 def lock_inode(folder: Path, device: str) -> int | None:
     """Return the inode of a device's socket, by which its holders are found; None if free."""
     name = _address(folder, device).replace("\0", "@", 1)
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        columns = line.split(maxsplit=7)
+    try:
+        lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+    except OSError:  # a sandbox without it: then nobody can tell
+        return None
+    for columns in (line.split(maxsplit=7) for line in lines):
         if columns[7:] == [name]:
             return int(columns[6])
     return None
