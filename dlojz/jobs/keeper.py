@@ -84,14 +84,14 @@ class Keeper:
 
     def train(self, locks) -> dict:
         """Run the trainer on the devices, and return how it ended."""
-        from dlojz.runs import outcome  # not while it waits: it reads logs
-
         processes.adopt_orphans()
         kills_before = _oom_kills()
         trainer = self.start(locks)
         # What others read while it runs, and what the next keeper ends if this one is killed.
         tickets.write(self.fd, session=trainer.pid, locked=list(locks))
         self.write("RUNNING", started=time.time(), devices=list(locks), reason=None)
+        from dlojz.runs import outcome  # now that it costs nobody's time, nor memory while it waits
+
         code, final = self.watch(trainer)
         processes.end(lambda: processes.descendants() | self.leftovers(trainer.pid))
         if final:

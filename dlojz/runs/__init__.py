@@ -1,6 +1,5 @@
 """What runs have written: numbers only. Each reader of a log, a trace or an outcome is here."""
 
 from dlojz.runs.folder import recorded, recordings
-from dlojz.runs.stats import summary
 
-__all__ = ["recorded", "recordings", "summary"]
+__all__ = ["recorded", "recordings"]
