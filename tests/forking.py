@@ -97,10 +97,10 @@ def serve(path: str):
     from dlojz.jobs import forks, processes
 
     processes.end_with_parent(signal.SIGKILL)  # pytest
-    forks.prepare()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path)
-    listening.listen(64)
+    listening.listen(64)  # who asks before all is imported waits
+    forks.prepare()
     clients = {}  # child: its client's connection
     while True:
         waiting, _, _ = select.select([listening, *clients.values()], [], [], 0.02)

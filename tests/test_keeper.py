@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 
 import psutil
@@ -14,7 +15,7 @@ import pytest
 from test_launch import text, until
 
 from dlojz.jobs import processes, tickets
-from dlojz.launch import State, SubmitError, find, queue, submit
+from dlojz.launch import Request, State, SubmitError, find, here, queue, series, submit
 from dlojz.launch import job as job_module
 
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
@@ -38,8 +39,8 @@ def keeper(job):
 
 
 def of_run(job):
-    """The processes that carry the job's folder in their environment."""
-    return processes.leftovers(str(job.directory), None)
+    """The processes that carry the job's token in their environment."""
+    return processes.leftovers(job.info["token"], None)
 
 
 def is_gone(pid):
@@ -148,6 +149,72 @@ def test_a_keeper_that_waits_is_small(script):
         job.cancel()
 
 
+def test_an_innocent_session_with_the_number_of_a_dead_one_is_spared(script):
+    """After a reboot, or in a container that begins again, numbers are given again."""
+    script("print('next')", "next.py")
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as innocent:
+        for where, started in (("another boot", None), (processes.here(), 1)):
+            leader = processes.identity(innocent.pid) | {"where": where}
+            leader |= {"started": started} if started else {}
+            about = {"run": "/gone", "token": "x", "devices": ["cpu"], "leader": leader}
+            ticket = tickets.queue_folder() / "running-00000001-aaaaaaaa"
+            ticket.write_text(json.dumps(about))
+            assert submit("next.py").wait(30) == State.COMPLETED
+            assert not ticket.exists()
+            assert innocent.poll() is None
+        innocent.kill()
+
+
+def test_a_submitter_that_ignores_children_and_blocks_signals_changes_no_outcome(script):
+    script("import sys; sys.exit(7)")
+    script(SLEEPS, "sleeps.py")
+    code = """
+        import signal
+        from dlojz.launch import submit
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        submit("t.py"), submit("sleeps.py")
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    assert find(1).wait(30) == State.FAILED
+    assert find(1).status["exit_code"] == 7
+    until(lambda: text(find(2)))
+    find(2).cancel()
+    assert find(2).wait(4) == State.CANCELLED
+
+
+@pytest.mark.parametrize("wish", ["a folder", "no text"])
+def test_a_wish_to_cancel_that_cannot_be_read_is_one(script, wish):
+    script(f"{DAEMON}\nprint('x', flush=True)\ntime.sleep(99)")
+    job = submit("t.py")
+    until(lambda: text(job))
+    cancel = job.directory / "cancel"
+    cancel.mkdir() if wish == "a folder" else cancel.write_bytes(b"\xff")
+    assert job.wait(30) == State.CANCELLED
+    assert of_run(job) == set()
+
+
+def test_what_a_training_of_a_series_leaves_behind_ends_with_it(script, tmp_path):
+    daemon = tmp_path / "daemon"
+    first = script(
+        f"""
+        import os, time
+        if os.fork() == 0:
+            os.setsid()
+            open({str(daemon)!r}, "w").write(str(os.getpid()))
+            time.sleep(300)
+        while not os.path.exists({str(daemon)!r}):
+            time.sleep(0.01)
+        """,
+        "first.py",
+    )
+    second = script(f"print(open('/proc/' + open({str(daemon)!r}).read() + '/stat'))", "second.py")
+    entries = [series.Entry("first", first, []), series.Entry("second", second, [])]
+    job = series.submit(entries, Request(name="two"))
+    assert job.wait(60) == State.COMPLETED, job.explain()
+    assert "FileNotFoundError" in text(job, "second/stderr.txt")
+
+
 # Folders and disks ----------------------------------------------------------------------------
 
 
@@ -174,6 +241,29 @@ def test_a_run_folder_that_is_renamed_keeps_its_job(script):
     assert until(lambda: find(77).state.final)
     assert find(77).state == State.COMPLETED
     assert moved.exists()
+
+
+def test_a_waiting_job_whose_folder_is_renamed_runs_its_own_trainer(script):
+    script(SLEEPS)
+    script("import os; print('mine', os.environ['DLOJZ_RUN'])", "mine.py")
+    script("print('other')", "other.py")
+    first, waiting = submit("t.py"), submit("mine.py")
+    until(lambda: text(first))
+    moved = waiting.directory.rename(waiting.directory.with_name("kept"))
+    other = submit("other.py")
+    assert other.directory == waiting.directory, "the number is used again"
+    first.cancel()
+    assert other.wait(30) == State.COMPLETED
+    assert text(other) == "other\n"
+    assert (moved / "stdout.txt").read_text() == f"mine {moved}\n"
+
+
+def test_a_submission_that_fails_late_leaves_no_ticket(script, monkeypatch):
+    script("")
+    monkeypatch.setattr(here, "_start_keeper", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        submit("t.py")
+    assert list(tickets.queue_folder().iterdir()) == []
 
 
 def test_a_removed_queue_folder_lets_no_two_jobs_run_at_once(script):
@@ -346,6 +436,10 @@ def hostile(folder, kind):
         (folder / "ticket-999999999999999-aaaaaaaa").touch()
     elif kind == "words":
         ticket.write_text("[" * 70_000)
+    elif kind == "a claim":
+        about = {"run": "/x/\x1b]0;", "token": "x", "devices": ["cpu"], "locked": 5}
+        (folder / "running-00000000-aaaaaaaa").write_text(json.dumps(about))
+        return subprocess.Popen(["flock", folder / "running-00000000-aaaaaaaa", "sleep", "60"])
     elif kind == "a lock":
         (folder / "lock").touch()
         return subprocess.Popen(["flock", folder / "lock", "sleep", "60"])
@@ -357,7 +451,7 @@ def hostile(folder, kind):
     return None
 
 
-KINDS = "a name|not to be read|a pipe|a link|a folder|a large number|words|a lock"
+KINDS = "a name|not to be read|a pipe|a link|a folder|a large number|words|a claim|a lock"
 
 
 @pytest.mark.parametrize("kind", [*KINDS.split("|"), "a lock that is a pipe", "a device's lock"])

@@ -350,7 +350,7 @@ def test_another_user_gets_no_device_that_is_held(script, tmp_path):
         tickets.devices()  # the last import: the interpreter may lie in a private home
         os.setgid(65534)
         os.setuid(65534)
-        ticket, fd = tickets.take(Path("/somewhere"), ["cpu"], 1)
+        ticket, fd = tickets.take(Path("/somewhere"), "a token", ["cpu"])
         before = len(tickets.before(ticket, ["cpu"]))
         print(os.getuid(), before, bool(tickets.grab(ticket.parent, ["cpu"], 1)))
         """

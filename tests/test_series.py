@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from dlojz import course, launch
-from dlojz.jobs import several
+from dlojz.jobs import keeper, several
 from dlojz.launch import Request, series
 from dlojz.runs import log
 
@@ -64,7 +64,12 @@ def test_a_series_that_goes_on_leaves_what_is_finished(course_folder):
     log_file = series.folders(job)["one"] / "events.jsonl"
     before = log_file.read_bytes()
     environment = {**os.environ, "DLOJZ_RUN": str(job.directory)}
-    subprocess.run(job.info["argv"], env=environment, check=True, capture_output=True)
+    subprocess.run(
+        keeper.trainer_argv(job.info, job.directory),
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
     assert log_file.read_bytes() == before
 
 

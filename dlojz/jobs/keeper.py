@@ -10,7 +10,7 @@ The job's folder is the keeper's working directory. So it is still this job's af
 it, and no other's after somebody removed it and its number was used again.
 
 If a keeper is killed, its trainer is, too; the next keeper ends what else is left before it takes a
-device: processes of the session, or with the $DLOJZ_RUN, that the ticket of the dead one names.
+device: processes of the session, or with the $DLOJZ_JOB, that the ticket of the dead one names.
 """
 
 import errno
@@ -46,7 +46,7 @@ class Keeper:
     def __init__(self, ticket: Path, fd: int):
         self.job = json.loads(Path("job.json").read_text())
         self.ticket, self.fd = ticket, fd
-        self.known = {"state": "QUEUED"}  # what the state file says
+        self.known = self.written = {"state": "QUEUED"}  # what the state file is to say, and says
         self.beat = time.monotonic()
 
     def run(self):
@@ -58,7 +58,8 @@ class Keeper:
         except OSError as error:
             final = {"state": "FAILED", "reason": f"could not be run: {error}"}
         write_final(self.known | final | {"ended": time.time()}, locks)
-        self.ticket.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody removed the queue's folder, or put another in its place
+            self.ticket.unlink()
 
     # Waiting ----------------------------------------------------------------------------------
 
@@ -72,7 +73,7 @@ class Keeper:
             if not others:
                 clear_up(folder)
                 if locks := tickets.grab(folder, wanted, count):
-                    with suppress(FileNotFoundError):  # somebody removed the queue's folder
+                    with suppress(OSError):  # somebody removed the queue's folder
                         self.ticket = self.ticket.rename(tickets.running(self.ticket))
                     return None, locks
                 free_from_orphans(folder, wanted)
@@ -87,13 +88,20 @@ class Keeper:
         processes.adopt_orphans()
         kills_before = _oom_kills()
         trainer = self.start(locks)
-        # What others read while it runs, and what the next keeper ends if this one is killed.
-        tickets.write(self.fd, session=trainer.pid, locked=list(locks))
-        self.write("RUNNING", started=time.time(), devices=list(locks), reason=None)
-        from dlojz.runs import outcome  # now that it costs nobody's time, nor memory while it waits
+        leader = processes.identity(trainer.pid)
+        try:
+            # What others read while it runs, and what the next keeper ends if this one is killed.
+            tickets.write(self.fd, leader=leader, locked=list(locks))
+            self.write("RUNNING", started=time.time(), devices=list(locks), reason=None)
+            from dlojz.runs import outcome  # now that it costs no time, nor memory while it waits
 
-        code, final = self.watch(trainer)
-        processes.end(lambda: processes.descendants() | self.leftovers(trainer.pid))
+            code, final = self.watch(trainer)
+        finally:
+            if trainer.returncode is None:  # something went wrong here
+                trainer.kill()
+                trainer.wait()
+            token = self.job["token"]
+            processes.end(lambda: processes.descendants() | processes.leftovers(token, leader))
         if final:
             return final | {"exit_code": code}
         memory_was_full = _oom_kills() > kills_before  # for some process of this machine
@@ -106,6 +114,7 @@ class Keeper:
         """Wait for the trainer's end: its exit code, and the final state if it was made to end."""
         final, deadline = None, time.monotonic() + self.job["time_max_s"]
         while (code := processes.wait(trainer, POLL_S)) is None and not final:
+            processes.reap_orphans(trainer)
             final = self.unwanted("while it ran")
             if time.monotonic() > deadline:
                 final = {"state": "TIMEOUT", "reason": "ended at its time limit"}
@@ -116,20 +125,16 @@ class Keeper:
                 code = trainer.wait()
         return code, final
 
-    def leftovers(self, session):
-        """What belongs to the job and is no descendant."""
-        return processes.leftovers(self.job["run"], session)
-
     def start(self, locks):
         # If the keeper is killed the trainer is; torchrun is left time to end its ranks.
         end_signal = signal.SIGKILL if self.job["n_gpu"] == 1 else signal.SIGTERM
         with open("stdout.txt", "ab") as out, open("stderr.txt", "ab") as err:
             return processes.start(
-                self.job["argv"],
+                trainer_argv(self.job, Path.cwd()),
                 out,
                 err,
                 cwd=self.job["cwd"],
-                env=environment(self.job, locks),
+                env=environment(self.job, locks, Path.cwd()),
                 keep=[lock.fileno() for lock in locks.values()],  # held until the last has ended
                 end_with_parent=end_signal,
             )
@@ -141,8 +146,10 @@ class Keeper:
         if os.stat(".").st_nlink == 0:
             return {"state": "CANCELLED", "reason": "its folder was removed"}
         if CANCEL.exists():
-            reason = CANCEL.read_text().strip() or f"cancelled {when}"
-            return {"state": "CANCELLED", "reason": reason}
+            reason = ""
+            with suppress(OSError):  # a wish that can't be read is a wish
+                reason = CANCEL.read_text(errors="replace").strip()
+            return {"state": "CANCELLED", "reason": reason or f"cancelled {when}"}
         if time.monotonic() > self.beat + BEAT_S:
             self.beat = time.monotonic()
             with suppress(OSError):
@@ -151,10 +158,11 @@ class Keeper:
 
     def write(self, state, **fields):
         """Write the state, if it is news. A full disk must not end the job."""
-        if (news := self.known | {"state": state} | fields) != self.known:
-            self.known = news
+        self.known = self.known | {"state": state} | fields
+        if self.known != self.written:
             with suppress(OSError):
-                write_atomically(STATE, json.dumps(news))
+                write_atomically(STATE, json.dumps(self.known))
+                self.written = self.known
 
 
 def write_final(state: dict, locks):
@@ -175,11 +183,25 @@ def write_final(state: dict, locks):
     RESERVE.unlink(missing_ok=True)
 
 
-def environment(job: dict, locks) -> dict[str, str]:
+def trainer_argv(job: dict, run: Path) -> list[str]:
+    """Return what is run for a job in this folder: its trainer, or torchrun for several processes.
+
+    torchrun's own files go into the folder, too: else they would stay in the temporary one.
+    """
+    words = [str(run / "trainer.py"), *job["command"][1:]]
+    if job["n_gpu"] == 1:
+        return [job["python"], *words]
+    torchrun = [job["python"], "-m", "torch.distributed.run", "--standalone"]
+    options = ["--local-addr=127.0.0.1", f"--nproc-per-node={job['n_gpu']}"]
+    return [*torchrun, *options, f"--log-dir={run / 'torchrun'}", *words]
+
+
+def environment(job: dict, locks, run: Path) -> dict[str, str]:
     """Return the trainer's environment: ours, without what a launcher outside set, with its own."""
     found = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
     found.pop(processes.KEEPER, None)
-    found |= {"DLOJZ_RUN": job["run"], "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}
+    found |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}
+    found[processes.TOKEN] = job["token"]
     if job["n_gpu"] > 1:  # else each process would start a thread for every CPU
         cpus = len(os.sched_getaffinity(0))
         found.setdefault("OMP_NUM_THREADS", str(max(1, cpus // job["n_gpu"])))
@@ -194,13 +216,16 @@ def environment(job: dict, locks) -> dict[str, str]:
 def clear_up(folder: Path):
     """End what is left of this user's jobs whose keepers were killed, and say so in their state."""
     for ticket, about in tickets.abandoned(folder):
-        run, session = about["run"], about.get("session")
-        if session is not None or ticket.name.startswith("running-"):
-            processes.end(lambda r=run, s=session: processes.leftovers(r, s))
-        with suppress(OSError, ValueError):
-            file = Path(run) / STATE
+        run, token = Path(about["run"]), about["token"]
+        if ticket.name.startswith("running-"):
+            leader = about.get("leader")
+            processes.end(lambda t=token, s=leader: processes.leftovers(t, s))
+        with suppress(OSError, ValueError, KeyError):
+            file = run / STATE
             known = json.loads(file.read_text())
-            if known["state"] in ("QUEUED", "RUNNING"):
+            is_its_own = json.loads((run / "job.json").read_text())["token"] == token
+            if is_its_own and known["state"] in ("QUEUED", "RUNNING"):
+                (run / RESERVE).unlink(missing_ok=True)
                 lost = {"state": "FAILED", "ended": time.time(), "reason": LOST}
                 write_atomically(file, json.dumps(known | lost))
         ticket.unlink(missing_ok=True)
@@ -222,7 +247,8 @@ def _why(folder, others, wanted):
     for device in wanted:
         if job := tickets.holder(folder, device):
             whose = tickets.user_name(job["owner"])
-            return f"waits for {device}, held by run {Path(job['run']).name} of {whose}"
+            name = re.sub(r"[^\w.-]", "?", Path(job["run"]).name)[:40]  # another user may lie
+            return f"waits for {device}, held by run {name} of {whose}"
         if inode := tickets.lock_inode(folder, device):
             mine = processes.holders(inode)
             who = f"process {min(mine)}" if mine else "another user's process"
@@ -247,4 +273,7 @@ def _is_full():
 
 
 if __name__ == "__main__":
+    # Whatever the submitter ignored or blocked: we wait for children, and hear of signals.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     Keeper(Path(sys.argv[1]), int(sys.argv[2])).run()

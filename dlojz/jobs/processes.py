@@ -16,7 +16,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 PROC = Path("/proc")
-KEEPER = "DLOJZ_KEEPER"  # a variable that only keepers have
+KEEPER, TOKEN = "DLOJZ_KEEPER", "DLOJZ_JOB"  # variables: of keepers, and of what a job started
 
 
 class ProgramError(Exception):
@@ -76,6 +76,15 @@ def wait(process: subprocess.Popen, timeout_s: float) -> int | None:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         return None
+
+
+def reap_orphans(trainer: subprocess.Popen):
+    """Let go of adopted processes that have ended, but not of the trainer: its Popen does that."""
+    with suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == trainer.pid:
+                break
+            os.waitpid(ended.si_pid, 0)
 
 
 def adopt_orphans():
@@ -145,17 +154,25 @@ def descendants() -> set[int]:
     return {pid for pid in found if _stat(pid)[0] not in ("", "Z")}
 
 
-def leftovers(run: str, session: int | None) -> set[int]:
-    """Processes of this user that belong to a run: by their session, or by their $DLOJZ_RUN."""
-    mark = b"DLOJZ_RUN=" + os.fsencode(run)
-    marks = (mark, mark + b"/")  # the trainings of a series have folders in it
-    found = set()
+def leftovers(token: str, leader: dict | None) -> set[int]:
+    """Return this user's processes that belong to a job: by its token in $DLOJZ_JOB, or by session.
+
+    leader: the identity of the session's first process. Its number may be another's by now, and
+    then so is the session.
+    """
+    mark, session, found = f"{TOKEN}={token}".encode(), _session(leader), set()
     for pid in _ours():
         with suppress(OSError):  # it has ended
-            named = any(v == marks[0] or v.startswith(marks[1]) for v in _environment(pid))
-            if named or (session and os.getsid(pid) == session):
+            if mark in _environment(pid) or (session and os.getsid(pid) == session):
                 found.add(pid)
     return {pid for pid in found - {os.getpid()} if _stat(pid)[0] not in ("", "Z")}
+
+
+def _session(leader):
+    if leader is None or leader["where"] != here():
+        return None
+    state, started = _stat(leader["pid"])
+    return leader["pid"] if not state or started == leader["started"] else None
 
 
 def holders(inode: int) -> set[int]:

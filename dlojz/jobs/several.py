@@ -29,6 +29,7 @@ def plan(folder):
 def main():
     job = Path(os.environ["DLOJZ_RUN"])
     forks.prepare()  # here, once, for all of them
+    processes.adopt_orphans()
     for entry in plan(job):
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # the job was stopped, and goes on
@@ -40,7 +41,9 @@ def main():
         if child == 0:
             _become(job, folder, entry)
             return
-        course.write_atomically(_code_of(folder, idr_torch.rank), f"{_wait(child, folder)}\n")
+        code = _wait(child, folder)
+        processes.end(processes.descendants)  # what it left behind would disturb the next
+        course.write_atomically(_code_of(folder, idr_torch.rank), f"{code}\n")
         if idr_torch.is_master:
             code = _all_codes(folder)
             course.write_atomically(folder / "exit_code", f"{code}\n")

@@ -4,8 +4,9 @@ A ticket is a file in a folder that all users share, held with flock by the keep
 kernel lets go of it when the keeper ends, however it ends. The folder is open to everybody, so only
 what looks like a ticket, is a plain file and is held counts; all else in it is left alone.
 
-A device's lock is a socket's name in Linux's abstract namespace, which is the machine's: one
-process can have it, and those that inherit it from that process. It is no file, so nobody can
+A device's lock is a socket's name in Linux's abstract namespace, which is the machine's (containers
+with a network of their own have one of their own): one process can have it, and those that inherit
+it from that process. It is no file, so nobody can
 remove it or put another in its place, and it is free as soon as the last of them ends.
 """
 
@@ -81,16 +82,17 @@ def user_name(uid: int) -> str:
 # Tickets ------------------------------------------------------------------------------------
 
 
-def take(run: Path, wanted: Sequence[str], count: int) -> tuple[Path, int]:
-    """Join the queue for the job in `run`, which needs `count` of the devices `wanted`.
+def take(run: Path, token: str, wanted: Sequence[str]) -> tuple[Path, int]:
+    """Join the queue for one of the devices `wanted`, for the job in `run` with this token.
 
     Returns the ticket and the open descriptor that holds it.
     """
     folder = queue_folder()
-    number = max((_number(ticket) for ticket in _tickets(folder)), default=0) + 1
+    held = (ticket for ticket in _tickets(folder) if (about := read(ticket)) and about["held"])
+    number = max(map(_number, held), default=0) + 1
     name = f"{min(number, LAST):08d}-{uuid.uuid4().hex[:8]}"
-    fresh = folder / f".new-{name}"
-    about = {"run": str(run), "user": os.getuid(), "devices": list(wanted), "count": count}
+    fresh, fd = folder / f".new-{name}", None
+    about = {"run": str(run), "token": token, "devices": list(wanted)}
     try:
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.fchmod(fd, 0o644)  # the others must be able to read it, whatever this user's umask
@@ -99,7 +101,10 @@ def take(run: Path, wanted: Sequence[str], count: int) -> tuple[Path, int]:
         ticket = folder / f"ticket-{name}"
         fresh.rename(ticket)  # held before it can be seen
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        if fd is not None:
+            os.close(fd)
+        with suppress(OSError):
+            fresh.unlink()
         raise QueueError(f"no ticket in {folder} ({error.strerror}): {_ELSEWHERE}") from None
     return ticket, fd
 
@@ -147,7 +152,8 @@ def read(ticket: Path) -> dict | None:
         if not stat.S_ISREG(found.st_mode):  # a pipe, a folder
             return None
         about = json.loads(os.read(fd, LARGEST))
-        if not isinstance(about["run"], str) or not isinstance(about["devices"], list):
+        forms = {"run": str, "token": str, "devices": list, "locked": list}
+        if not all(isinstance(about.setdefault(k, form()), form) for k, form in forms.items()):
             return None
         about["devices"] = [str(device) for device in about["devices"]]
         return about | {"held": not _try_lock(fd, fcntl.LOCK_SH), "owner": found.st_uid}
@@ -203,7 +209,7 @@ def holder(folder: Path, device: str) -> dict | None:
     for ticket in _tickets(folder):
         if ticket.name.startswith("running-"):
             about = read(ticket)
-            if about and about["held"] and device in about.get("locked", ()):
+            if about and about["held"] and device in about["locked"]:
                 return about
     return None
 

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+import uuid
 from pathlib import Path
 
 from dlojz.course import course_root, write_atomically
@@ -37,35 +37,28 @@ class Here:
 
     def script(self, request, trainer: Path) -> str:
         """Return the command that would run."""
-        return shlex.join(trainer_argv(trainer, request.command[1:], request.n_gpu))
+        words = keeper.trainer_argv(_job(request), Path("RUN"))
+        return shlex.join(str(trainer) if w == "RUN/trainer.py" else w for w in words)
 
     def submit(self, run: Path, request):
         """Start a keeper for the job in the folder `run`, where the trainer is already."""
         wanted = tickets.devices()
-        count = 1 if wanted == ("cpu",) else request.n_gpu
-        job = request.to_dict() | {
-            "run": str(run),
+        job = _job(request) | {
             "cwd": str(course_root()),
-            "argv": trainer_argv(run / "trainer.py", request.command[1:], request.n_gpu, run),
             "devices": list(wanted),
-            "devices_held": count,
+            "devices_held": 1 if wanted == ("cpu",) else request.n_gpu,
+            "token": uuid.uuid4().hex,  # a folder's name may be used again, this is not
         }
         (run / keeper.RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
         write_atomically(run / keeper.STATE, json.dumps({"state": "QUEUED"}))
         write_atomically(run / "job.json", json.dumps(job, indent=1))
-        environment = {k: v for k, v in os.environ.items() if k != "DLOJZ_RUN"}
-        ticket, fd = tickets.take(run, wanted, count)
+        ticket, fd = tickets.take(run, job["token"], wanted)
         try:
-            with (run / "keeper.txt").open("wb") as said:
-                process = processes.start(
-                    [sys.executable, "-P", "-m", "dlojz.jobs.keeper", str(ticket), str(fd)],
-                    said,
-                    said,
-                    cwd=run,
-                    env=environment | {processes.KEEPER: "1"},
-                    keep=[fd],  # the keeper holds the ticket from here on
-                )
+            process = _start_keeper(run, ticket, fd)
             write_atomically(run / keeper.KEEPER, json.dumps(processes.identity(process.pid)))
+        except BaseException:
+            ticket.unlink(missing_ok=True)
+            raise
         finally:
             os.close(fd)
 
@@ -84,6 +77,24 @@ class Here:
         write_atomically(run / keeper.CANCEL, reason)
 
 
+def _job(request) -> dict:
+    """What job.json holds of a request, and the Python to run: $DLOJZ_PYTHON, or this one."""
+    return request.to_dict() | {"python": os.environ.get("DLOJZ_PYTHON") or sys.executable}
+
+
+def _start_keeper(run, ticket, fd):
+    environment = {k: v for k, v in os.environ.items() if k not in ("DLOJZ_RUN", processes.TOKEN)}
+    with (run / "keeper.txt").open("wb") as said:
+        return processes.start(
+            [sys.executable, "-P", "-m", "dlojz.jobs.keeper", str(ticket), str(fd)],
+            said,
+            said,
+            cwd=run,
+            env=environment | {processes.KEEPER: "1"},
+            keep=[fd],  # the keeper holds the ticket from here on
+        )
+
+
 def _lives(run, info) -> bool:
     """Return whether the job's keeper lives, as far as can be seen from here."""
     process = read_json(run / keeper.KEEPER)
@@ -93,19 +104,3 @@ def _lives(run, info) -> bool:
     if alive is None:  # another machine, container or boot: it shows itself every few seconds
         return time.time() < (run / keeper.STATE).stat().st_mtime + SILENT_S
     return alive
-
-
-def trainer_argv(
-    trainer: Path, flags: Sequence[str], n_gpu: int, run: Path | None = None
-) -> list[str]:
-    """Return what a job runs: the trainer, or torchrun for several processes.
-
-    $DLOJZ_PYTHON: another Python than this one. run: the job's folder, where torchrun keeps its own
-    files, which would otherwise stay in the temporary folder.
-    """
-    python = os.environ.get("DLOJZ_PYTHON") or sys.executable
-    if n_gpu == 1:
-        return [python, str(trainer), *flags]
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    logs = [f"--log-dir={run / 'torchrun'}"] if run else []
-    return [*torchrun, f"--nproc-per-node={n_gpu}", *logs, str(trainer), *flags]

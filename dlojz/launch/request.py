@@ -22,6 +22,12 @@ from dlojz.runs.folder import new_run
 LAUNCHERS = {launcher.name: launcher for launcher in (Here, Slurm)}
 
 
+RESERVED = {
+    *("..", "job.json", "state.json", "keeper.json", "cancel", ".reserve"),
+    *("trainer.py", "stdout.txt", "stderr.txt", "keeper.txt", "slurm.txt", "job.sbatch"),
+}
+
+
 class SubmitError(Exception):
     """A job that can't be submitted, with what to change."""
 
@@ -163,8 +169,8 @@ def _prepare(request) -> tuple[Path, bytes]:
     if request.time_max_s < 1:
         raise SubmitError("time_max is 0: expected HH:MM:SS, such as 00:10:00")
     for name in request.files:
-        if Path(name).name != name:
-            raise SubmitError(f"files: {name!r} is no plain name: expected one without folders")
+        if Path(name).name != name or name in RESERVED:
+            raise SubmitError(f"files: {name!r}: expected a plain name that no file of a job has")
     _or_refuse(launcher().check, request)
     trainer = _find(request.command[0])
     source = trainer.read_bytes()
