@@ -78,8 +78,8 @@ def submit(
 
     command: "dlojz/dlojz.py --test -b 128". A list of commands submits each, to run in order. A
         tuple is one command in words, for paths that a shell would trip over.
-    n_gpu: GPUs, one process for each; on a machine without a GPU, processes. On a cluster more than
-        one node has, it takes whole nodes.
+    n_gpu: GPUs, one process for each; on a machine without a GPU, processes. On a cluster a
+        job that needs more than one node takes whole nodes.
     time_max: "HH:MM:SS", or another form that Slurm knows, after which the job is ended. On a
         cluster it is stopped earlier, requeued and resumed from its checkpoint, if it keeps one.
     module, account: a cluster loads this module, in place of its site's, and charges this account;
