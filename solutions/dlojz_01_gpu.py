@@ -1,10 +1,10 @@
-"""The trainer of the DLO-JZ workshop: an image classifier, which you will make fast.
+"""The trainer of the DLO-JZ workshop: an image classifier that you will make fast.
 
 By hand:   python -m dlojz.dlojz --test --model resnet18 --image-size 64 -b 32
 As a job:  dlojz submit "dlojz/dlojz.py --test --model resnet18 --image-size 64 -b 32"
 Flags:     python -m dlojz.dlojz --help
 
-Edit the paragraphs that begin with `# TODO`, one notebook after the other. Read `main` first.
+Edit the paragraphs that begin with `# TODO`, notebook by notebook. Read `main` first.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from itertools import islice
 from types import SimpleNamespace
 
 import torch
-import torchvision.transforms.v2  # with it comes the first version, which notebook 05 replaces
+import torchvision.transforms.v2  # and v1, which notebook 05 replaces
 
 from dlojz import idr_torch
 from dlojz.runs import log
@@ -37,13 +37,13 @@ def parse_args():
     parser.add_argument("--mom", type=float, default=0.9, help="momentum")
     parser.add_argument("--wd", type=float, default=5e-4, help="weight decay")
     parser.add_argument("--clip-norm", type=float, default=0.0, help="largest norm; 0: no limit")
-    # TODO 02: a flag --precision
+    # TODO 02: add a flag --precision
 
-    # TODO 03: a flag --channels-last
+    # TODO 03: add a flag --channels-last
 
-    # TODO 04: a flag --profile
+    # TODO 04: add a flag --profile
 
-    return flags.parse(parser)  # and those that no notebook changes, such as --data
+    return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
 
 
 def build_model(args, num_classes):
@@ -51,12 +51,12 @@ def build_model(args, num_classes):
 
 
 def decode(path):
-    # TODO 05: a file becomes a tensor of uint8, [3, height, width]
+    # TODO 05: decode the file to a tensor of uint8, [3, height, width]
     return torchvision.datasets.folder.pil_loader(path)
 
 
 def build_transforms(args):
-    # TODO 05: transforms.v2, and no floats: `forward` normalizes uint8, on the device
+    # TODO 05: use transforms.v2, and no floats: `forward` normalizes uint8 on the device
     train = [
         torchvision.transforms.RandomResizedCrop(args.image_size),
         torchvision.transforms.RandomHorizontalFlip(),
@@ -74,7 +74,7 @@ def build_transforms(args):
 
 
 def build_sampler(args, dataset, shuffle):
-    # TODO 06b: for each process its share of the images
+    # TODO 06b: give each process its share of the images
     processes, rank = 1, 0
 
     return torch.utils.data.DistributedSampler(dataset, processes, rank, shuffle, args.seed)
@@ -93,7 +93,7 @@ def build_loaders(args):
 def build_loader(args, dataset, batches):
     num_workers = 0 if dataset.resident else min(args.num_workers, idr_torch.cpus_per_task)
     options = {"num_workers": num_workers}
-    if num_workers > 0:  # without workers these two have no meaning, and torch refuses them
+    if num_workers > 0:  # without workers, torch refuses these two
         options["persistent_workers"] = args.persistent_workers
         options["prefetch_factor"] = args.prefetch_factor
     return torch.utils.data.DataLoader(
@@ -101,15 +101,15 @@ def build_loader(args, dataset, batches):
         batch_sampler=batches,
         collate_fn=dataset.collate,
         pin_memory=args.pin_memory and torch.cuda.is_available(),
-        generator=torch.Generator(),  # its own: a resume must find the default one as it was
+        generator=torch.Generator(),  # its own, so that a resume finds the default one unchanged
         **options,
     )
 
 
 def forward(training, images, labels, args):
-    # TODO 03: the images in channels_last
+    # TODO 03: convert the images to channels_last
 
-    # TODO 02: the model and the loss under autocast
+    # TODO 02: run the model and the loss under autocast
     logits = training.model(data.normalize(images))
     loss = training.criterion(logits, labels)
 
@@ -117,9 +117,9 @@ def forward(training, images, labels, args):
 
 
 def train_step(step, training, images, labels, args, chrono):
-    # With --accumulate 4, steps 0 to 3 make one update of the weights: of their mean gradient.
+    # With --accumulate 4, steps 0 to 3 make one update of the weights, by their mean gradient.
     first, last = step % args.accumulate == 0, (step + 1) % args.accumulate == 0
-    # TODO 06c: only the last one's gradients are exchanged
+    # TODO 06c: exchange gradients only in the last step of an update
 
     chrono.forward()
     logits, loss = forward(training, images, labels, args)
@@ -139,7 +139,7 @@ def train_step(step, training, images, labels, args, chrono):
 
 
 def update(training, args):
-    # TODO 02: unscale the gradients before they are clipped, and step through the scaler
+    # TODO 02: unscale the gradients before clipping, and step through the scaler
     if args.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(training.model.parameters(), args.clip_norm)
     training.optimizer.step()
@@ -149,7 +149,7 @@ def update(training, args):
 
 def train_one_epoch(epoch, loader, training, device, args, chrono):
     training.model.train()
-    first_step = loader.batch_sampler.first_step  # 0, but after a resume
+    first_step = loader.batch_sampler.first_step  # 0, except after a resume
     steps = max(0, (args.test_nsteps if args.test else len(loader)) - first_step)
     chrono.next_iter()
     for step, (images, labels) in enumerate(islice(loader, steps), first_step):
@@ -173,7 +173,7 @@ def train_one_epoch(epoch, loader, training, device, args, chrono):
 @torch.no_grad()
 def evaluate(loader, training, device, args):
     training.model.eval()
-    # TODO 06d: all processes judge the model that process 0 saves
+    # TODO 06d: evaluate the model that process 0 saves, in all processes
 
     for images, labels in islice(loader, args.test_nsteps if args.test else None):
         # 01: copy the batch to the device
@@ -187,18 +187,18 @@ def evaluate(loader, training, device, args):
 
 def save(training, args, epoch, step):
     states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
-    # TODO 06d: those of all processes; one of them writes
+    # TODO 06d: gather the states of all processes; only one process writes
     checkpoint.save(training, states, args, epoch, step)
 
 
 def build_training(args, device, num_classes, updates):
-    """All that has a state: what a checkpoint holds."""
+    """Return all parts that have a state, for a checkpoint to hold."""
     # 01: put the model on the device
     model = build_model(args, num_classes).to(device)
 
-    # TODO 03: the weights in channels_last
+    # TODO 03: convert the weights to channels_last
 
-    # TODO 06c: the model in DDP
+    # TODO 06c: wrap the model in DDP
 
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -209,21 +209,21 @@ def build_training(args, device, num_classes, updates):
     # 01: put the metrics on the device
     training.metrics = metrics.build().to(device)
 
-    # TODO 02: training.scaler, a gradient scaler for fp16
+    # TODO 02: add training.scaler, a gradient scaler for fp16
 
     return training
 
 
 def set_numerics(args):
     torch.manual_seed(args.seed)
-    # TODO 02: TF32, unless fp32 is asked for
+    # TODO 02: use TF32, unless fp32 is asked for
     torch.backends.cuda.matmul.fp32_precision = "ieee"  # true float32
     torch.backends.cudnn.conv.fp32_precision = "ieee"
 
-    # TODO 03: cuDNN's autotuner
+    # TODO 03: turn on cuDNN's autotuner
 
     if args.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
         torch.use_deterministic_algorithms(True)
 
 
@@ -231,7 +231,7 @@ def set_device():
     # 01: choose the device
     device = idr_torch.device()
 
-    # TODO 06a: the processes meet, each on its device
+    # TODO 06a: connect the processes, each on its device
 
     return device
 
@@ -250,7 +250,7 @@ def main():
     run.setup(device, training, train_loader, val_loader)
     conductor = Conductor(evidence.watch(run, training, train_loader, args))
     chrono = Chronometer(device, run, conductor=conductor)
-    # TODO 04: chrono.profiler, which looks at a few steps
+    # TODO 04: set chrono.profiler, which records a few steps
 
     chrono.start()
     for epoch in range(first_epoch, args.epochs):
@@ -265,7 +265,7 @@ def main():
             save(training, args, epoch + 1, step=0)
     chrono.stop()
     run.end()
-    # TODO 06a: the processes part
+    # TODO 06a: disconnect the processes
 
 
 if __name__ == "__main__":

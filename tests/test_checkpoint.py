@@ -52,8 +52,8 @@ def test_a_checkpoint_brings_everything_back(saved):
     [
         (None, "FileNotFoundError"),
         (b"", "it is empty"),
-        (b"not a checkpoint", "no checkpoint of this trainer"),
-        (b"PK\x03\x04 torn", "no checkpoint of this trainer"),
+        (b"not a checkpoint", "not a checkpoint of this trainer"),
+        (b"PK\x03\x04 torn", "not a checkpoint of this trainer"),
     ],
 )
 def test_an_unreadable_checkpoint_is_refused(content, message, tmp_path):
@@ -142,7 +142,7 @@ def test_no_code_runs_from_a_checkpoint(zipped, tmp_path):
     torch.save({"promises": Evil()}, args.resume, _use_new_zipfile_serialization=zipped)
     torch.load(args.resume, weights_only=False)["promises"].close()
     ran.unlink()  # so it would, without care
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint of this trainer"):
+    with pytest.raises(checkpoint.CheckpointError, match="not a checkpoint of this trainer"):
         checkpoint.load(a_training(), args)
     assert not ran.exists()
 

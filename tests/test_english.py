@@ -9,7 +9,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 # Rooms of dlojz/ that have been read so far; the others come when they are.
-ROOMS = {"check", "widgets/quizzes"}
+ROOMS = {"check", "widgets/quizzes", "training", "jobs", "launch"}
+PROGRAMS = ("dlojz/dlojz.py", "solutions/*.py", "notebooks/experiments/*.py")
 TEXTS = {"README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md"}
 INSTEAD = {
     r"who(ever|m)\b": "if you, that",
@@ -44,6 +45,8 @@ def texts():
                 yield f"{path.name}[{i}]", cell.source, False
             else:
                 yield from spoken(f"{path.name}[{i}]", cell.source)
+    for path in (p for pattern in PROGRAMS for p in sorted(REPOSITORY.glob(pattern))):
+        yield from spoken(path.name, path.read_text())
     for room in ROOMS:
         for path in sorted((REPOSITORY / "dlojz" / room).rglob("*.toml")):
             yield path.name, path.read_text().replace("\\\n", ""), False
@@ -83,3 +86,4 @@ def test_a_phrase_would_be_found():
     assert re.search(next(iter(INSTEAD)), "Whoever does not know", re.I)
     covered = {where.split(":")[0].split("[")[0] for where, _, _ in texts()}
     assert {"README.md", "06_ddp.ipynb", "00.toml", "common.toml", "judge.py"} <= covered
+    assert {"dlojz.py", "dlojz_06_ddp.py", "storage.py", "evidence.py", "keeper.py"} <= covered

@@ -273,7 +273,7 @@ def test_hostile_names_are_only_names(name, script, course_folder):
         ([], {}, "an empty list"),
         ("nowhere.py", {}, "no trainer 'nowhere.py'"),
         ("a'; echo foo", {}, "can't read the command"),
-        ("t.py", {"n_gpu": 0}, "n_gpu=0: expected a whole number from 1"),
+        ("t.py", {"n_gpu": 0}, "n_gpu=0: expected a whole number of at least 1"),
         ("t.py", {"n_gpu": 9999}, "this machine has no GPU, and CPUs for at most"),
         ("t.py", {"time_max": "soon"}, "expected HH:MM:SS"),
         ("t.py", {"time_max": "a-1:00"}, "expected HH:MM:SS"),

@@ -59,7 +59,7 @@ def test_gpus_become_nodes(n_gpu, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_gpu": 6}, "4 GPUs each, and a training takes whole nodes: ask for 4 or 8"),
+        ({"n_gpu": 6}, "4 GPUs each, and a job takes whole nodes: ask for 4 or 8"),
         ({"account": "xyz@b200"}, "no nodes 'b200': expected one of xyz@v100, xyz@a100, xyz@h100"),
         ({"account": None}, r'no account: .* submit\(..., account="xyz@v100"\)'),
         ({"account": "a'; echo foo"}, "expected a project's name"),

@@ -51,7 +51,7 @@ def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
     until(lambda: (lost.directory / "exit_code").exists())
     (lost.directory / "exit_code").unlink()
     assert lost.wait(30) == State.FAILED
-    assert "Slurm knows it no more" in lost.status["reason"]
+    assert "Slurm no longer knows it" in lost.status["reason"]
 
 
 def test_a_controller_that_does_not_answer_is_told(on_slurm, script, monkeypatch, tmp_path):
@@ -385,7 +385,7 @@ def start_node(node, cluster):
         ("DEADLINE", "FAILED", "its deadline passed"),
         ("OUT_OF_MEMORY", "OUT_OF_MEMORY", "more memory"),
         ("CANCELLED", "CANCELLED", "cancelled"),
-        ("SUSPENDED", "RUNNING", "goes on by itself"),
+        ("SUSPENDED", "RUNNING", "continues automatically"),
         ("REQUEUE_HOLD", "QUEUED", "scontrol release"),
     ],
 )

@@ -179,11 +179,11 @@ def test_a_checkpoint_is_not_overwritten_silently(images, tmp_path, train, capsy
     ("flags", "message"),
     [
         (("--model", "resnet1"), "not in torchvision.models"),
-        (("-b", "0"), "expected a whole number from 1"),
+        (("-b", "0"), "expected a whole number of at least 1"),
         (("--image-size", "big"), "invalid"),
-        (("--num-workers", "-1"), "-1: expected a whole number from 0"),
-        (("--checkpoint-every", "-5"), "-5: expected a whole number from 0"),
-        (("--accumulate", "0"), "0: expected a whole number from 1"),
+        (("--num-workers", "-1"), "-1: expected a whole number of at least 0"),
+        (("--checkpoint-every", "-5"), "-5: expected a whole number of at least 0"),
+        (("--accumulate", "0"), "0: expected a whole number of at least 1"),
     ],
 )
 def test_bad_flags_say_what_is_wrong(flags, message, tmp_path, train, capsys):

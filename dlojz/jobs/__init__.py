@@ -1,1 +1,1 @@
-"""The programs that run jobs on this machine. This face imports nothing: each is started alone."""
+"""The programs that run jobs on this machine. This file imports nothing: each is started alone."""

@@ -1,7 +1,7 @@
-"""Run a training script inside a forked process.
+"""Forked processes that run a training script.
 
-Importing torch and torchvision takes seconds of a core. A process that has done so can be forked
-for one training after the other: `dlojz.jobs.several` does so for the runs of one job.
+Importing torch and torchvision takes seconds of a core. A process that has imported them can be
+forked for one run after the other: `dlojz.jobs.several` does so for the runs of one job.
 """
 
 import atexit
@@ -18,18 +18,18 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-_exit_code = None  # of a fork, once it is known
+_exit_code = None  # a fork's, once it is known
 
 
 @cache
 def prepare():
-    """Import what each training would, before the first fork. Raises what an import raises."""
-    atexit.register(_leave)  # the first that is registered is the last that is called
+    """Import what each run would, before the first fork. Raises what an import raises."""
+    atexit.register(_leave)  # registered first, so called last
     import torch._dynamo  # noqa: F401  the first optimizer would
     import torchvision.transforms.v2  # noqa: F401
 
-    # The collector leaves alone what was imported: each fork would copy all of that memory, by
-    # touching it, and look through it for the tensors that it kept.
+    # The collector then skips what was imported: each fork would copy that memory by touching it,
+    # and search all of it for tensors that are still alive.
     gc.freeze()
 
 
@@ -38,14 +38,14 @@ def run_script(file: str, flags: Sequence[str]):
     sys.path.insert(0, str(Path(file).parent))
     tempfile.tempdir = None  # TMPDIR was read at the import
     if random := sys.modules.get("numpy.random"):
-        random.seed()  # else all forks draw the same
+        random.seed()  # otherwise all forks draw the same numbers
     _run(file, flags)
 
 
 def _run(file, flags):
-    """Be `python file flags`, and see to it that this process ends as if it were nothing else."""
+    """Behave like `python file flags`, up to the exit code."""
     sys.argv = [file, *flags]
-    # Not runpy's, which is gone as soon as the script ends: its threads and exit handlers go on.
+    # Not runpy's module, which is gone when the script ends: threads and exit handlers need it.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__file__=file, __cached__=None, __builtins__=builtins)
     try:
@@ -53,11 +53,11 @@ def _run(file, flags):
     except SystemExit as ending:
         code = ending.code
         leave_with(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
-        raise  # Python prints what is no number
+        raise  # Python prints a code that is not a number
     except (Exception, KeyboardInterrupt) as error:
         own = error.__traceback__
         while own and own.tb_frame.f_code.co_filename != file:
-            own = own.tb_next  # frames of this file would only be in the way
+            own = own.tb_next  # frames of this file would only distract
         own = own or error.__traceback__
         sys.excepthook(type(error), error.with_traceback(own), own)
         sys.exit(leave_with(-signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1))
@@ -65,9 +65,9 @@ def _run(file, flags):
 
 
 def leave_with(code: int) -> int:
-    """Make this the exit code of a fork, when it has come to its end; returns it.
+    """Make this the exit code of a fork when it ends; returns it.
 
-    Below 0 it is a signal that the fork dies by.
+    Below 0 it is the signal that kills the fork.
     """
     global _exit_code
     _exit_code = code
@@ -75,10 +75,10 @@ def leave_with(code: int) -> int:
 
 
 def _leave():
-    """Skip the rest of what Python does at its end: a fork would copy all modules to clear them.
+    """Skip the rest of Python's shutdown, in which a fork would copy all modules to clear them.
 
-    Half a second for each, with torch among them. Threads have ended by now, and what others have
-    registered to be called at the end was called.
+    With torch that takes half a second per fork. By now threads have ended, and all other exit
+    handlers were called.
     """
     if _exit_code is None:
         return
@@ -86,7 +86,7 @@ def _leave():
     for stream in (sys.stdout, sys.stderr, *left_open):
         with suppress(OSError, ValueError):
             stream.flush()
-    if _exit_code < 0:  # whoever waits for an interrupted Python is told of the signal
+    if _exit_code < 0:  # the parent must see the signal, as of any interrupted Python
         signal.signal(-_exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -_exit_code)
     os._exit(_exit_code)

@@ -1,16 +1,16 @@
-"""Keeps one job of this machine, from its submission to its end: `python -m dlojz.jobs.keeper`.
+"""The keeper of one job on this machine, from submission to end: `python -m dlojz.jobs.keeper`.
 
 It is started in the job's folder, with its ticket's path and descriptor as arguments. It waits its
-turn, locks the devices, starts the trainer, enforces the time limit, hears the wish to cancel, ends
-all that the job left behind, writes down how it went, and ends. There is no daemon: each job has a
-keeper of its own, which outlives the notebook that submitted it, imports no torch and inherits what
-its submitter had (limits, groups, nice).
+turn, locks the devices, starts the trainer, enforces the time limit, obeys a request to cancel,
+ends all that the job left behind, writes the final state, and ends. There is no daemon: each job
+has a keeper of its own, which outlives the notebook that submitted it, does not import torch and
+inherits its submitter's limits, groups and niceness.
 
-The job's folder is the keeper's working directory. So it is still this job's after somebody renamed
-it, and no other's after somebody removed it and its number was used again.
+The job's folder is the keeper's working directory. So the keeper still finds it after it was
+renamed, and does not confuse it with a new folder of the same number after it was removed.
 
-If a keeper is killed, its trainer is, too; the next keeper ends what else is left before it takes a
-device: processes of the session, or with the $DLOJZ_JOB, that the ticket of the dead one names.
+If a keeper is killed, so is its trainer. Before it takes a device, the next keeper ends what is
+left: the processes with the session or the $DLOJZ_JOB that the dead keeper's ticket names.
 """
 
 import errno
@@ -26,14 +26,14 @@ from pathlib import Path
 from dlojz.course import write_atomically
 from dlojz.jobs import processes, tickets
 
-POLL_S = 0.1  # how often a keeper looks at the queue, the clock and the wish to cancel
-BEAT_S = 10.0  # how often it shows that it lives: for those who look from another machine
-DISK_FULL_S = 600.0  # how long it waits for room to write down how the job went
+POLL_S = 0.1  # between looks at the queue, the clock and the request to cancel
+BEAT_S = 10.0  # between signs of life, for observers on other machines
+DISK_FULL_S = 600.0  # how long it waits for room to write the final state
 LOST = "lost: its keeper was killed, or the machine was restarted"
 STATE, CANCEL, RESERVE = Path("state.json"), Path("cancel"), Path(".reserve")
 KEEPER = Path("keeper.json")  # which process keeps the job: see processes.identity
 
-# What a launcher outside set for its own processes: our job is not one of them.
+# Variables that an outer launcher set for its own processes: our job is not one of them.
 LAUNCHER_VARIABLES = re.compile(
     r"(SLURM_|PMI|PET_|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
@@ -50,7 +50,7 @@ class Keeper:
         self.beat = time.monotonic()
 
     def run(self):
-        """From the ticket to the final state."""
+        """Run the job, from the ticket to the final state."""
         locks = {}
         try:
             final, locks = self.wait_for_devices()
@@ -64,7 +64,7 @@ class Keeper:
     # Waiting ----------------------------------------------------------------------------------
 
     def wait_for_devices(self):
-        """Wait for this job's turn: (None, locks on its devices), or (its final state, {})."""
+        """Wait for this job's turn; return (None, its devices' locks) or (its final state, {})."""
         tickets.write(self.fd, keeper=os.getpid())
         write_atomically(KEEPER, json.dumps(processes.identity(os.getpid())))
         folder, wanted, count = self.ticket.parent, self.job["devices"], self.job["devices_held"]
@@ -73,12 +73,12 @@ class Keeper:
             if not others:
                 clear_up(folder)
                 if locks := tickets.grab(folder, wanted, count):
-                    with suppress(OSError):  # somebody removed the queue's folder
+                    with suppress(OSError):  # the queue's folder was removed
                         self.ticket = self.ticket.rename(tickets.running(self.ticket))
                     return None, locks
                 free_from_orphans(folder, wanted)
             self.write("QUEUED", reason=_why(folder, others, wanted))
-            time.sleep(5 * POLL_S if others else POLL_S)  # a long queue must not disturb the job
+            time.sleep(5 * POLL_S if others else POLL_S)  # a long queue must not slow the job down
         return final, {}
 
     # Training ---------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Keeper:
         trainer = self.start(locks)
         leader = processes.identity(trainer.pid)
         try:
-            # What others read while it runs, and what the next keeper ends if this one is killed.
+            # Others read this while it runs; if this keeper is killed, the next ends the session.
             tickets.write(self.fd, leader=leader, locked=list(locks))
             self.write("RUNNING", started=time.time(), devices=list(locks), reason=None)
             from dlojz.runs import outcome  # now that it costs no time, nor memory while it waits
@@ -104,14 +104,14 @@ class Keeper:
             processes.end(lambda: processes.descendants() | processes.leftovers(token, leader))
         if final:
             return final | {"exit_code": code}
-        memory_was_full = _oom_kills() > kills_before  # for some process of this machine
+        memory_was_full = _oom_kills() > kills_before  # of any process on this machine
         state, reason = outcome.from_exit(Path.cwd(), code, memory_was_full)
         if state == "FAILED" and _is_full():
             reason = f"{reason}; the disk is full: make room in {Path.cwd().parent}"
         return {"state": state, "exit_code": code, "reason": reason}
 
     def watch(self, trainer):
-        """Wait for the trainer's end: its exit code, and the final state if it was made to end."""
+        """Wait for the trainer; return its exit code, and the final state if it was ended."""
         final, deadline = None, time.monotonic() + self.job["time_max_s"]
         while (code := processes.wait(trainer, POLL_S)) is None and not final:
             processes.reap_orphans(trainer)
@@ -119,14 +119,14 @@ class Keeper:
             if time.monotonic() > deadline:
                 final = {"state": "TIMEOUT", "reason": "ended at its time limit"}
         if code is None:
-            trainer.terminate()  # torchrun ends its processes in order
+            trainer.terminate()  # torchrun then ends its processes cleanly
             if (code := processes.wait(trainer, processes.GRACE_S)) is None:
                 trainer.kill()
                 code = trainer.wait()
         return code, final
 
     def start(self, locks):
-        # If the keeper is killed the trainer is; torchrun is left time to end its ranks.
+        # If the keeper is killed, so is the trainer; torchrun gets time to end its ranks.
         end_signal = signal.SIGKILL if self.job["n_gpu"] == 1 else signal.SIGTERM
         with open("stdout.txt", "ab") as out, open("stderr.txt", "ab") as err:
             return processes.start(
@@ -135,14 +135,14 @@ class Keeper:
                 err,
                 cwd=self.job["cwd"],
                 env=environment(self.job, locks, Path.cwd()),
-                keep=[lock.fileno() for lock in locks.values()],  # held until the last has ended
+                keep=[lock.fileno() for lock in locks.values()],  # held until the last process ends
                 end_with_parent=end_signal,
             )
 
     # Looking and writing ----------------------------------------------------------------------
 
     def unwanted(self, when: str) -> dict | None:
-        """Return the final state if nobody wants the job any longer; else show that we live."""
+        """Return the final state if the job is no longer wanted; else show that we live."""
         if os.stat(".").st_nlink == 0:
             return {"state": "CANCELLED", "reason": "its folder was removed"}
         if CANCEL.exists():
@@ -166,9 +166,9 @@ class Keeper:
 
 
 def write_final(state: dict, locks):
-    """Write how the job ended, even if the disk is full: a file was kept for that."""
+    """Write how the job ended, even on a full disk: a file is kept to make room."""
     deadline = time.monotonic() + DISK_FULL_S
-    while os.stat(".").st_nlink:  # else the folder was removed, and nobody will ask
+    while os.stat(".").st_nlink:  # otherwise the folder was removed, and nothing reads it
         try:
             write_atomically(STATE, json.dumps(state))
             break
@@ -177,16 +177,16 @@ def write_final(state: dict, locks):
                 raise
             if not RESERVE.exists():
                 for lock in locks.values():
-                    lock.close()  # nobody should wait for a disk
+                    lock.close()  # no other job should wait for our disk
                 time.sleep(1)
             RESERVE.unlink(missing_ok=True)
     RESERVE.unlink(missing_ok=True)
 
 
 def trainer_argv(job: dict, run: Path) -> list[str]:
-    """Return what is run for a job in this folder: its trainer, or torchrun for several processes.
+    """Return the command of the job in this folder: the trainer, or torchrun for several processes.
 
-    torchrun's own files go into the folder, too: else they would stay in the temporary one.
+    torchrun's own files go into the folder as well; otherwise they stay in the temporary one.
     """
     words = [str(run / "trainer.py"), *job["command"][1:]]
     if job["n_gpu"] == 1:
@@ -197,12 +197,12 @@ def trainer_argv(job: dict, run: Path) -> list[str]:
 
 
 def environment(job: dict, locks, run: Path) -> dict[str, str]:
-    """Return the trainer's environment: ours, without what a launcher outside set, with its own."""
+    """Return the trainer's environment: ours, less an outer launcher's variables, plus its own."""
     found = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
     found.pop(processes.KEEPER, None)
     found |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}
     found[processes.TOKEN] = job["token"]
-    if job["n_gpu"] > 1:  # else each process would start a thread for every CPU
+    if job["n_gpu"] > 1:  # otherwise each process starts a thread per CPU
         cpus = len(os.sched_getaffinity(0))
         found.setdefault("OMP_NUM_THREADS", str(max(1, cpus // job["n_gpu"])))
     if "cpu" not in locks:
@@ -210,7 +210,7 @@ def environment(job: dict, locks, run: Path) -> dict[str, str]:
     return found
 
 
-# What other keepers left behind ---------------------------------------------------------------
+# What killed keepers left behind --------------------------------------------------------------
 
 
 def clear_up(folder: Path):
@@ -232,7 +232,7 @@ def clear_up(folder: Path):
 
 
 def free_from_orphans(folder: Path, wanted):
-    """End processes of this user that hold a device although the keeper who locked it is gone."""
+    """End processes of this user that hold a device although the keeper that locked it is gone."""
     for device in wanted:
         if inode := tickets.lock_inode(folder, device):
             holders = processes.holders(inode)
@@ -241,7 +241,7 @@ def free_from_orphans(folder: Path, wanted):
 
 
 def _why(folder, others, wanted):
-    """Why the job waits, in one line."""
+    """Return why the job waits, in one line."""
     if others:
         return f"waits for {len(others)} job{'s' * (len(others) > 1)} before it"
     for device in wanted:
@@ -257,12 +257,12 @@ def _why(folder, others, wanted):
 
 
 def _is_stuck(other):
-    """Return whether an earlier ticket's keeper was stopped: then nobody should wait for it."""
+    """Return whether an earlier ticket's keeper was stopped: then it is not waited for."""
     return isinstance(other.get("keeper"), int) and processes.is_stopped(other["keeper"])
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it was started."""
+    """Return how many processes the kernel has killed for lack of memory since it booted."""
     match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
     return int(match[1]) if match else 0
 

@@ -1,7 +1,7 @@
-"""Processes of this machine: started, asked, told apart, ended.
+"""Processes of this machine: how to start, run, identify and end them.
 
-A process is told from a later one with its number by when it started, and from one of another
-container or an earlier boot by where it runs: `identity` has all of it.
+A number alone does not identify a process: `identity` adds when it started, which tells it from a
+later one, and where it runs, which tells it from those of another container or an earlier boot.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ class ProgramError(Exception):
 
 
 def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None) -> str:
-    """Return what a program prints. Raises ProgramError with what it said instead."""
+    """Return what a program prints. Raises ProgramError with its message if it fails."""
     try:
         done = subprocess.run(
             argv,
@@ -52,7 +52,7 @@ def start(
     keep: Iterable[int] = (),
     end_with_parent: signal.Signals | None = None,
 ) -> subprocess.Popen:
-    """Start a program in a session of its own: an interrupt or the end of this one spares it.
+    """Start a program in a session of its own, so that it survives an interrupt and our end.
 
     keep: descriptors that it inherits. end_with_parent: the signal it gets when this process dies.
     """
@@ -71,7 +71,7 @@ def start(
 
 
 def wait(process: subprocess.Popen, timeout_s: float) -> int | None:
-    """Return the exit code of a program that we started; None if it goes on after `timeout_s`."""
+    """Return the exit code of a program that we started; None if it runs after `timeout_s`."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -88,12 +88,12 @@ def reap_orphans(trainer: subprocess.Popen):
 
 
 def adopt_orphans():
-    """From here on, what our children leave behind becomes our child."""
+    """Adopt, from now on, the orphans that our children leave behind."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent(end_signal: signal.Signals):
-    """Have the kernel send us this signal when our parent dies."""
+    """Ask the kernel to send us this signal when our parent dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end_signal)
 
 
@@ -101,7 +101,7 @@ def end_with_parent(end_signal: signal.Signals):
 
 
 def here() -> str:
-    """Where process numbers mean the same: this boot of the kernel, and this container."""
+    """Return the scope of our process numbers: this boot of the kernel, and this container."""
     boot = container = ""  # a sandbox may have neither
     with suppress(OSError):
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -110,12 +110,12 @@ def here() -> str:
 
 
 def identity(pid: int) -> dict:
-    """What tells a process from all others, ready for JSON."""
+    """Return what tells a process from all others, ready for JSON."""
     return {"pid": pid, "started": _stat(pid)[1], "where": here()}
 
 
 def is_alive(process: dict) -> bool | None:
-    """Return whether the process with this identity still runs; None if it is not of here."""
+    """Return whether the process with this identity still runs; None if that is unknown here."""
     if process.get("where") != here():
         return None
     state, started = _stat(process["pid"])
@@ -128,12 +128,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def _stat(pid) -> tuple[str, int]:
-    """The state letter and the start time in clock ticks since boot; ("", 0) if there is none."""
+    """Return the state letter, and the start in clock ticks since boot; ("", 0) if it is gone."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return "", 0
-    fields = text.rpartition(")")[2].split()  # its name, before, may hold anything
+    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
     return fields[0], int(fields[19])
 
 
@@ -141,8 +141,7 @@ def _stat(pid) -> tuple[str, int]:
 
 
 def descendants() -> set[int]:
-    """The processes that came from this one and have not ended, but for keepers and what is theirs:
-    a job may submit another."""
+    """Return our living descendants, except keepers and theirs: a job may submit another job."""
     children = {}
     for pid in _all():
         if (parent := _parent(pid)) is not None:
@@ -157,8 +156,8 @@ def descendants() -> set[int]:
 def leftovers(token: str, leader: dict | None) -> set[int]:
     """Return this user's processes that belong to a job: by its token in $DLOJZ_JOB, or by session.
 
-    leader: the identity of the session's first process. Its number may be another's by now, and
-    then so is the session.
+    leader: the identity of the session's first process. If its number has been reused, so has the
+    session's.
     """
     mark, session, found = f"{TOKEN}={token}".encode(), _session(leader), set()
     for pid in _ours():
@@ -176,7 +175,7 @@ def _session(leader):
 
 
 def holders(inode: int) -> set[int]:
-    """Processes of this user that have the socket with this inode open."""
+    """Return this user's processes that have the socket with this inode open."""
     wanted, found = f"socket:[{inode}]", set()
     for pid in _ours():
         with suppress(OSError):
@@ -188,8 +187,8 @@ def holders(inode: int) -> set[int]:
 def end(find: Callable[[], set[int]], grace_s: float = GRACE_S) -> set[int]:
     """End the processes that `find()` returns, again and again until it returns none.
 
-    First they are asked to, once each; after `grace_s` they are killed. Returns those that not even
-    that ended: they hang in the kernel, or belong to another user.
+    First they get a SIGTERM, once each; after `grace_s` they are killed. Returns those that survive
+    even that: they hang in the kernel, or belong to another user.
     """
     begin, asked = time.monotonic(), set()
     while pids := find():
@@ -197,7 +196,7 @@ def end(find: Callable[[], set[int]], grace_s: float = GRACE_S) -> set[int]:
         for pid in pids if late else pids - asked:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-                os.kill(pid, signal.SIGCONT)  # one that was stopped hears nothing else
+                os.kill(pid, signal.SIGCONT)  # a stopped one would not react
         asked |= pids
         _reap()
         if time.monotonic() > begin + 2 * grace_s:
@@ -208,14 +207,14 @@ def end(find: Callable[[], set[int]], grace_s: float = GRACE_S) -> set[int]:
 
 
 def _reap():
-    """Let go of children that have ended, but for those that a Popen waits for."""
+    """Reap the children that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _environment(pid):
-    """The variables that a process was started with."""
+    """Return the variables that a process was started with."""
     return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
 
 
@@ -232,7 +231,7 @@ def _all():
 
 
 def _ours():
-    """The processes of this user: not all, even if this user is root."""
+    """Yield the processes of this user: not all processes, even if this user is root."""
     for pid in _all():
         with suppress(OSError):
             if (PROC / str(pid)).stat().st_uid == os.getuid():

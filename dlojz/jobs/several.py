@@ -1,9 +1,9 @@
-"""The program of a job that runs several trainings, one after the other: see `launch.series`.
+"""The program of a job that does several runs, one after the other: see `launch.series`.
 
-Each training is a process of its own, forked from one that has already imported torch: a run then
-costs its computing, and not the seconds of its imports. A training that fails, or is out of memory,
-does not end the series. With several processes (n_gpu) each runs this program: they go from one
-training to the next together, and one that fails ends its training in all of them.
+Each run is a process of its own, forked from one that has already imported torch, so that it does
+not spend seconds on imports. A run that fails, or runs out of memory, does not end the series. With
+several processes (n_gpu) each runs this program: they go from one run to the next together, and one
+that fails ends its run in all of them.
 """
 
 import json
@@ -17,9 +17,9 @@ from pathlib import Path
 from dlojz import course, idr_torch
 from dlojz.jobs import forks, processes
 
-PLAN = "plan.json"  # in the job's folder: the trainings, in order
+PLAN = "plan.json"  # in the job's folder: the runs, in order
 POLL_S = 0.02  # between looks at a child
-GRACE_S = 3.0  # for a process whose partner has failed
+GRACE_S = 3.0  # for a process after another one of its run has failed
 
 
 def plan(folder):
@@ -32,7 +32,7 @@ def main():
     processes.adopt_orphans()
     for entry in plan(job):
         folder = job / entry["name"]
-        if (folder / "exit_code").exists():  # the job was stopped, and goes on
+        if (folder / "exit_code").exists():  # done before the job was requeued
             continue
         folder.mkdir(exist_ok=True)
         if idr_torch.size > 1:
@@ -48,14 +48,14 @@ def main():
             code = _all_codes(folder)
             course.write_atomically(folder / "exit_code", f"{code}\n")
             print(f"{entry['name']}: exit code {code}", flush=True)
-        while not (folder / "exit_code").exists():  # the next training begins in all together
+        while not (folder / "exit_code").exists():  # all begin the next run together
             time.sleep(POLL_S)
 
 
 def _meet(folder):
-    """Tell all processes a free port of the first one, for the store of the next training.
+    """Agree on a free port of the first process, for the store of the next run.
 
-    Not torchrun's store, which outlives a training: the next would find the addresses of the last.
+    torchrun's own store outlives a run, so the next one would find stale addresses in it.
     """
     file = folder / f"port.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     if idr_torch.is_master:
@@ -73,14 +73,14 @@ def _code_of(folder, rank):
 
 
 def _wait(child, folder) -> int:
-    """The exit code of this process's part; ended if another part has failed: it would wait."""
+    """Return the exit code of this process's part; kill it if another part has failed."""
     ends = None
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
         if ends is None and any(_failed_elsewhere(folder)):
-            ends = time.monotonic() + GRACE_S  # it may see by itself, and say so
+            ends = time.monotonic() + GRACE_S  # it may notice and report that
         if ends and time.monotonic() > ends:
             os.kill(child, signal.SIGKILL)
         time.sleep(POLL_S)
@@ -94,7 +94,7 @@ def _failed_elsewhere(folder):
 
 
 def _all_codes(folder) -> int:
-    """The first exit code that is not 0, when all processes have theirs."""
+    """Wait for the exit codes of all processes, and return the first that is not 0, or 0."""
     files = [_code_of(folder, rank) for rank in range(idr_torch.size)]
     while not all(file.exists() for file in files):
         time.sleep(POLL_S)
@@ -102,8 +102,8 @@ def _all_codes(folder) -> int:
 
 
 def _become(job, folder, entry):
-    """Be this training, from here to the end of the process."""
-    processes.end_with_parent(signal.SIGKILL)  # the series
+    """Run this entry, from here to the end of the process."""
+    processes.end_with_parent(signal.SIGKILL)  # the parent is the series
     for stream, file in ((sys.stdout, "stdout.txt"), (sys.stderr, "stderr.txt")):
         stream.flush()
         descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -112,7 +112,7 @@ def _become(job, folder, entry):
     if entry["rehearse"]:
         os.environ["DLOJZ_DEVICE"] = "meta"
     trainer = folder / "trainer.py"
-    mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process brings the same
+    mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process writes the same
     mine.write_bytes((job / entry["trainer"]).read_bytes())
     mine.replace(trainer)
     forks.run_script(str(trainer), [f.replace("{run}", str(folder)) for f in entry["flags"]])

@@ -1,13 +1,13 @@
-"""Whose turn it is on this machine: a ticket for each job, and a lock for each device.
+"""The queue of this machine: a ticket for each job, and a lock for each device.
 
 A ticket is a file in a folder that all users share, held with flock by the keeper of its job: the
-kernel lets go of it when the keeper ends, however it ends. The folder is open to everybody, so only
-what looks like a ticket, is a plain file and is held counts; all else in it is left alone.
+kernel releases it when the keeper ends, however it ends. The folder is open to everybody, so only
+a plain file that looks like a ticket and is held counts; all else in it is left alone.
 
-A device's lock is a socket's name in Linux's abstract namespace, which is the machine's (containers
-with a network of their own have one of their own): one process can have it, and those that inherit
-it from that process. It is no file, so nobody can
-remove it or put another in its place, and it is free as soon as the last of them ends.
+A device's lock is a socket's name in Linux's abstract namespace, which spans the machine
+(a container with a network of its own has its own): only one process, and those that inherit the
+socket from it, can hold it. It is not a file, so nobody can remove or replace it, and it is free as
+soon as the last of them ends.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from pathlib import Path
 from dlojz import presets
 
 TICKET = re.compile(r"(ticket|running)-(\d{8,15})-[0-9a-f]{8}")
-LARGEST = 1 << 16  # bytes of a ticket
+LARGEST = 1 << 16  # the most bytes of a ticket
 LAST = 10**15 - 1  # the largest number that a ticket can have
 
 
@@ -41,7 +41,7 @@ def devices() -> tuple[str, ...]:
 
 def queue_folder() -> Path:
     """Return the machine's folder of tickets: $DLOJZ_QUEUE, or one in /tmp for all users."""
-    # Not tempfile's folder: TMPDIR may be one for each session, and all must meet.
+    # Not tempfile's folder: TMPDIR may differ between sessions, and all must share the queue.
     chosen = os.environ.get("DLOJZ_QUEUE")
     folder = Path(chosen).resolve() if chosen else Path("/tmp/dlojz-queue")
     if not os.path.lexists(folder):
@@ -53,11 +53,11 @@ def queue_folder() -> Path:
             raise QueueError(f"no queue folder {folder} ({error.strerror}): {_ELSEWHERE}") from None
         try:
             fresh.rename(folder)
-        except OSError:  # somebody was faster
+        except OSError:  # another process was faster
             fresh.rmdir()
     if folder.is_symlink() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise QueueError(
-            f"{folder} is no folder that you may write to; its owner is {folder_owner(folder)}: "
+            f"{folder} is not a folder that you may write to; its owner is {folder_owner(folder)}: "
             f"ask for `chmod 1777 {folder}`, or {_ELSEWHERE}"
         )
     return folder
@@ -110,7 +110,7 @@ def take(run: Path, token: str, wanted: Sequence[str]) -> tuple[Path, int]:
 
 
 def running(ticket: Path) -> Path:
-    """Return the ticket's name once its job runs: then it stands before no other."""
+    """Return the ticket's name once its job runs, when it no longer blocks the queue."""
     return ticket.with_name(ticket.name.replace("ticket-", "running-"))
 
 
@@ -119,7 +119,7 @@ def write(fd: int, **more):
     os.lseek(fd, 0, os.SEEK_SET)
     about = json.loads(os.read(fd, LARGEST)) | more
     os.lseek(fd, 0, os.SEEK_SET)
-    with suppress(OSError):  # a full disk: the ticket is held all the same
+    with suppress(OSError):  # a full disk: the ticket is still held
         os.write(fd, json.dumps(about).encode())
 
 
@@ -145,7 +145,7 @@ def read(ticket: Path) -> dict | None:
     """Return what a ticket says, with `held` and `owner`; None if it is no ticket of ours."""
     try:
         fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # gone, a link, not for us to read
+    except OSError:  # gone, a link, or not readable for us
         return None
     try:
         found = os.fstat(fd)
@@ -228,7 +228,7 @@ def lock_inode(folder: Path, device: str) -> int | None:
 
 
 def _address(folder, device):
-    """A socket's name: of this queue and device, within the 107 bytes that Linux allows."""
+    """Return the socket name of a queue's device, within the 107 bytes that Linux allows."""
     queue = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     name = device if len(device) < 60 else hashlib.sha256(device.encode()).hexdigest()
     return f"\0dlojz-{queue}-{name}"

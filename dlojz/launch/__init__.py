@@ -1,12 +1,12 @@
-"""Submit the trainer as a job, watch it, cancel it: on this machine, or on Slurm.
+"""The jobs of the trainer: submitted, watched and cancelled, on this machine or on Slurm.
 
     from dlojz.launch import submit, queue, latest
     job = submit("dlojz/dlojz.py --test -b 128")          # one job
     jobs = submit([f"dlojz/dlojz.py --test -b {b}" for b in (8, 16, 32)], name="sweep")
     job.wait(); job.state; job.directory; job.cancel()
 
-What runs is what was submitted: the trainer is copied into the job's folder, and the copy is run.
-Jobs outlive whoever submitted them; on one machine they run one after the other.
+The trainer is copied into the job's folder, and the copy is run: later edits do not matter. Jobs
+outlive the process that submitted them; on one machine they run one after the other.
 """
 
 from dlojz.launch.follow import Now, follow

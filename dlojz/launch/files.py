@@ -9,7 +9,7 @@ class FileError(ValueError):
 
 
 def read_json(path: Path) -> dict:
-    """Return the table in a file; {} where there is no file. Raises FileError."""
+    """Return the table in a file; {} if there is no file. Raises FileError."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

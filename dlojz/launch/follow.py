@@ -1,4 +1,4 @@
-"""How far a job is, again and again until it has ended."""
+"""The progress of a job, until it has ended."""
 
 import json
 import time
@@ -12,9 +12,9 @@ from dlojz.runs.log import MALFORMED
 
 @dataclass(frozen=True)
 class Now:
-    """A job under way: training steps done, of how many, and its pace.
+    """The progress of a job: training steps done, their total, and the pace.
 
-    total: None before it knows; 0 of a small experiment, which has no steps of training.
+    total: None until it is known; 0 for a small experiment, which has no training steps.
     """
 
     state: str
@@ -26,7 +26,7 @@ class Now:
 
 
 def follow(job, every_s: float = 0.2) -> Iterator[Now]:
-    """What a job is doing, again and again until it has ended; reads each line of its log once."""
+    """Yield the progress of a job until it has ended; each line of its log is read once."""
     file, partial, now = events_file(job.directory), b"", Now(str(job.state))
     position = 0
     while True:
@@ -36,9 +36,9 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
                 stream.seek(position)
                 lines = (partial + stream.read()).split(b"\n")
                 position = stream.tell()
-            partial = lines.pop()  # not ended yet
+            partial = lines.pop()  # a torn line, still being written
             for line in lines:
-                with suppress(*MALFORMED):  # cut when the run was killed; reading it says more
+                with suppress(*MALFORMED):  # torn when the run was killed; `read` reports it
                     now = _after(now, json.loads(line))
         now = replace(now, state=str(state))
         yield now

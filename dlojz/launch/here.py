@@ -12,19 +12,19 @@ from dlojz.course import course_root, write_atomically
 from dlojz.jobs import keeper, processes, tickets
 from dlojz.launch.files import read_json
 
-RESERVE_BYTES = 1 << 12  # kept so that a keeper can write its last word on a full disk
-SILENT_S = 60  # a keeper on another machine that has not shown itself for so long is lost
-BEGIN_S = 20  # until a keeper has said which process it is
+RESERVE_BYTES = 1 << 12  # freed by a keeper to write the final state on a full disk
+SILENT_S = 60  # without a sign of life, a keeper on another machine is lost
+BEGIN_S = 20  # for a keeper to write its identity
 
 
 class Here:
     """The launcher of this machine; it has the same members as `slurm.Slurm`."""
 
     name = "local"
-    poll_s = 0.05  # between looks at a job that somebody waits for
+    poll_s = 0.05  # between looks at a job in `wait`
 
     def check(self, request):
-        """Raise ValueError for what could only fail later."""
+        """Raise ValueError for a request that can't succeed here."""
         found = tickets.devices()
         if found == ("cpu",):
             most, what = max(2, len(os.sched_getaffinity(0))), "no GPU, and CPUs for at most"
@@ -41,7 +41,7 @@ class Here:
         return shlex.join(str(trainer) if w == "RUN/trainer.py" else w for w in words)
 
     def submit(self, run: Path, request):
-        """Start a keeper for the job in the folder `run`, where the trainer is already."""
+        """Start a keeper for the job in the folder `run`, which already holds the trainer."""
         wanted = tickets.devices()
         job = _job(request) | {
             "cwd": str(course_root()),
@@ -63,7 +63,7 @@ class Here:
             os.close(fd)
 
     def status(self, run: Path, info: dict) -> dict:
-        """Return the state and what goes with it, as the keeper wrote it; lost if it was killed."""
+        """Return the status that the keeper wrote; the job is lost if its keeper was killed."""
         status = read_json(run / keeper.STATE)
         if status.get("state") not in ("QUEUED", "RUNNING") or _lives(run, info):
             return status
@@ -73,7 +73,7 @@ class Here:
         return status
 
     def cancel(self, run: Path, info: dict, reason: str = ""):
-        """Ask the keeper to end the job; it looks several times a second."""
+        """Ask the keeper to end the job; it checks several times a second."""
         write_atomically(run / keeper.CANCEL, reason)
 
 
@@ -96,11 +96,11 @@ def _start_keeper(run, ticket, fd):
 
 
 def _lives(run, info) -> bool:
-    """Return whether the job's keeper lives, as far as can be seen from here."""
+    """Return whether the job's keeper is alive, as far as this process can tell."""
     process = read_json(run / keeper.KEEPER)
     if not process:  # it has only just been started
         return time.time() < info.get("submitted", 0) + BEGIN_S
     alive = processes.is_alive(process)
-    if alive is None:  # another machine, container or boot: it shows itself every few seconds
+    if alive is None:  # another machine, container or boot: look for its sign of life
         return time.time() < (run / keeper.STATE).stat().st_mtime + SILENT_S
     return alive

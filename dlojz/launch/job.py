@@ -1,4 +1,4 @@
-"""A submitted job: its state, its cancelling, its end explained; and how jobs are found again."""
+"""A submitted job: its state, how to cancel and explain it, and how to find jobs again."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from dlojz.launch.slurm import Slurm
 from dlojz.runs import by_hand, outcome
 from dlojz.table import Table
 
-QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # on GPUs one each
-MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: what went wrong around it
+QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # a process per GPU
+MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: errors outside the trainer
 
 
 class State(StrEnum):
-    """Where a job is. OUT_OF_MEMORY is an ordinary result: one looks for it in a batch sweep."""
+    """The state of a job. OUT_OF_MEMORY is an ordinary result, such as in a batch sweep."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted job: nothing but its folder, so any process can pick it up again."""
+    """A submitted job: only its folder, so that any process can pick it up again."""
 
     directory: Path
 
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def info(self) -> dict:
-        """What was submitted; {} for a trainer that was run by hand."""
+        """Return what was submitted; {} for a trainer that was run by hand."""
         try:
             return read_json(self.directory / "job.json")
         except FileError:
@@ -63,17 +63,17 @@ class Job:
 
     @property
     def command(self) -> str:
-        """As it was submitted, quoted for a shell."""
+        """Return the command as it was submitted, quoted for a shell."""
         return shlex.join(self.info.get("command", []))
 
     @property
     def launcher(self) -> Here | Slurm:
-        """What runs it."""
+        """Return the launcher that runs it."""
         return Slurm() if "slurm" in self.info else Here()
 
     @property
     def status(self) -> dict:
-        """The state and what goes with it: started, ended (Unix seconds), exit_code, reason."""
+        """Return the state, with started and ended (Unix seconds), exit_code and reason."""
         try:
             info = read_json(self.directory / "job.json")
             if not info:
@@ -91,7 +91,7 @@ class Job:
         return State(self.status["state"])
 
     def wait(self, timeout: float | None = None) -> State:
-        """Block until the job has ended; returns its state. TimeoutError after `timeout` s."""
+        """Block until the job has ended; returns its state, or raises TimeoutError."""
         end = time.monotonic() + timeout if timeout is not None else None
         poll_s = self.launcher.poll_s
         while not (state := self.state).final:
@@ -101,15 +101,15 @@ class Job:
         return state
 
     def cancel(self, reason: str = ""):
-        """Take it from the queue, or end it. Nothing happens to one that has ended.
+        """Take the job from the queue, or end it; do nothing if it has ended.
 
-        reason: what its state says afterwards, in place of "cancelled while it ran".
+        reason: what its status gives afterwards, in place of "cancelled while it ran".
         """
         if not self.state.final:
             self.launcher.cancel(self.directory, self.info, reason)
 
     def explain(self, lines: int = 12) -> str:
-        """The state, the last lines of stderr, and where to read more."""
+        """Return the state, the last lines of stderr, and where to read more."""
         status = self.status
         reason = status.get("reason")
         files = (self.directory / name for name in MESSAGES)
@@ -124,7 +124,7 @@ class Job:
 
 
 def _lines_of_the_trainer(lines):
-    """Of a traceback, where the trainee's own file was last seen."""
+    """Return the last lines of a traceback that are about the trainee's own file."""
     places = [i for i, line in enumerate(lines) if 'trainer.py", line' in line]
     return [*lines[places[-1] : places[-1] + 2], "    ..."] if places else []
 
@@ -133,7 +133,7 @@ NUMBER = re.compile(r"[0-9]+")
 
 
 def jobs() -> list[Job]:
-    """All runs of this course folder, oldest first."""
+    """Return all runs of this course folder, oldest first."""
     found = (Job(run) for run in _newest_first())
     return [job for job in found if _has_begun(job.directory)][::-1]
 
@@ -149,12 +149,12 @@ def _newest_first():
 
 
 def _has_begun(run):
-    """Return whether there is a job or a log in a folder: else somebody is submitting just now."""
+    """Return whether a folder holds a job or a log: otherwise it is just being submitted."""
     return (run / "job.json").exists() or (run / "events.jsonl").exists()
 
 
 def find(number: str | int) -> Job:
-    """The job with this id; 12 and "0012" are the same."""
+    """Return the job with this id; 12 and "0012" are the same."""
     text = str(number)
     directory = course_root() / "runs" / (text.zfill(4) if text.isdigit() else text)
     if not text.isdigit() or not directory.is_dir():
@@ -164,7 +164,7 @@ def find(number: str | int) -> Job:
 
 
 def latest(name: str | None = None) -> Job | list[Job]:
-    """The last submission (with this name), as `submit` returned it: a job, or a sweep's list.
+    """Return the last submission (with this name), as `submit` did: a job, or a sweep's list.
 
     Without a name, a series that a check or a tool submitted does not count: it has no log.
     """
@@ -177,23 +177,23 @@ def latest(name: str | None = None) -> Job | list[Job]:
 
 
 def _is_series(job):
-    return (job.directory / "plan.json").exists()  # of `dlojz.launch.series`
+    return (job.directory / "plan.json").exists()  # see `dlojz.launch.series`
 
 
 def queue(name: str | None = None, last: int = 5) -> Table:
-    """The jobs that wait or run, and the `last` ones that have ended; `widgets.queue` is live."""
+    """Return the jobs that wait or run, and the `last` that ended; `widgets.queue` is live."""
     rows = [queue_row(job, status) for job, status in in_queue(name, last)]
     return Table(QUEUE, rows, "<<<>><<", "no jobs")
 
 
 def queue_row(job: Job, status: dict) -> tuple[str, ...]:
-    """What `queue` says of a job with this status, by the columns of QUEUE."""
+    """Return a job's row in `queue`, with the columns of QUEUE."""
     who = (job.id, job.name, status["state"], _time(job, status))
     return (*who, str(job.info.get("n_gpu", 1)), _note(status), job.command)
 
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
-    """The jobs that `queue` shows, oldest first, each with its status as it is now."""
+    """Return the jobs that `queue` shows, oldest first, each with its present status."""
     shown, ended = [], 0
     for run in _newest_first():
         known_name, status, final = _seen(run)
@@ -208,7 +208,7 @@ _ended = {}  # (folder, inode, when it last changed): what `_seen` returns, read
 
 
 def _seen(run) -> tuple[str, dict | None, bool]:
-    """A job's name, its status and whether that is final; no status of one that has not begun."""
+    """Return a job's name, its status (None before it has begun) and whether that is final."""
     try:
         found = os.stat(run)
     except FileNotFoundError:  # removed just now
@@ -220,13 +220,13 @@ def _seen(run) -> tuple[str, dict | None, bool]:
         return "", None, False
     job, status = Job(run), Job(run).status
     seen = job.name, status, State(status["state"]).final
-    if seen[2] and status.get("reason") != LOST:  # a keeper may yet find out more
+    if seen[2] and status.get("reason") != LOST:  # a keeper may still find out more
         _ended[key] = seen
     return seen
 
 
 def _note(status):
-    """Why a job waits, or ended as it did, in one line."""
+    """Return why a job waits, or ended as it did, in one line."""
     reason = (status.get("reason") or "").splitlines() or [""]
     return reason[0] if len(reason[0]) <= 60 else reason[0][:57] + "..."
 

@@ -1,4 +1,4 @@
-"""Submit the trainer as a job: on this machine, or on Slurm."""
+"""The submission of the trainer as a job, on this machine or on Slurm."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class SubmitError(Exception):
 
 
 class Script(str):
-    """What a job would run; shown as it is."""
+    """The script or command of a dry run; shown without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -41,10 +41,10 @@ class Script(str):
 
 @dataclass(frozen=True)
 class Request:
-    """All that somebody asks of a job. It is written as job.json, and handed on whole.
+    """All that is requested of a job. It is written as job.json, and passed on as a whole.
 
-    A check that submits for a job takes the job's own request, with another command. So it runs
-    where the job ran: on the same kind of node, with the same module, charged to the same hours.
+    A check that submits for a job reuses the job's own request, with another command. So it runs
+    where the job ran: on the same kind of node, with the same module, charged to the same account.
     """
 
     command: tuple[str, ...] = ()  # the trainer and its flags
@@ -56,14 +56,14 @@ class Request:
     files: Mapping[str, bytes] = field(default_factory=dict)  # by name, for the job's folder
 
     def to_dict(self) -> dict:
-        """Return what job.json holds of it, with when and where it was submitted."""
+        """Return the content of job.json: the request, and when and where it was submitted."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         found |= {"command": list(self.command), "files": sorted(self.files)}
         return found | {"submitted": time.time(), "host": socket.gethostname()}
 
 
 def request_of(job: Job) -> Request:
-    """Return what was asked of a job, but for its files."""
+    """Return the request of a job, without its files."""
     info = job.info
     known = {f.name for f in fields(Request)} - {"files"}
     found = {name: value for name, value in info.items() if name in known}
@@ -84,13 +84,13 @@ def submit(
 
     command: "dlojz/dlojz.py --test -b 128". A list of commands submits each, to run in order. A
         tuple is one command in words, for paths that a shell would trip over.
-    n_gpu: GPUs, one process for each; on a machine without a GPU, processes. On a cluster more than
-        one node has takes whole nodes.
-    time_max: "HH:MM:SS", or another form that Slurm knows; then the job is ended. On a cluster it
-        is stopped before, goes back to the queue and on from its checkpoint, if it keeps one.
-    module, account: a cluster loads the one, in place of its site's, and charges the other;
+    n_gpu: GPUs, one process for each; on a machine without a GPU, processes. On a cluster a
+        job that needs more than one node takes whole nodes.
+    time_max: "HH:MM:SS", or another form that Slurm knows, after which the job is ended. On a
+        cluster it is stopped earlier, requeued and resumed from its checkpoint, if it keeps one.
+    module, account: a cluster loads this module, in place of its site's, and charges this account;
         "xyz@a100" asks for nodes with A100s.
-    files: what the job finds in its folder, by name.
+    files: files to put in the job's folder, by name.
     dry_run: submit nothing, show the script or the command.
     """
     try:
@@ -110,7 +110,7 @@ def submit(
 
 
 def send(requests: Sequence[Request]) -> list[Job]:
-    """Submit each of these; all are looked at before any is submitted. Raises SubmitError."""
+    """Submit each of these; all are checked before any is submitted. Raises SubmitError."""
     prepared = [_prepare(request) for request in requests]
     jobs = [_send(r, *p) for r, p in zip(requests, prepared, strict=True)]
     if len(jobs) > 1:
@@ -142,7 +142,7 @@ def _fill(run, request, source):
 
 
 def _or_refuse(call, *args):
-    """Return what `call` does; what it can't do becomes a SubmitError."""
+    """Return what `call` returns; turn its errors into a SubmitError."""
     try:
         return call(*args)
     except (slurm.SlurmError, sites.SiteError, OSError, ValueError) as error:
@@ -163,9 +163,9 @@ def _words(command) -> tuple[str, ...]:
 
 
 def _prepare(request) -> tuple[Path, bytes]:
-    """The trainer and its source; raises SubmitError for what could only fail later."""
+    """Return the trainer and its source; raise SubmitError for what would fail later."""
     if not isinstance(request.n_gpu, int) or request.n_gpu < 1:
-        raise SubmitError(f"n_gpu={request.n_gpu!r}: expected a whole number from 1")
+        raise SubmitError(f"n_gpu={request.n_gpu!r}: expected a whole number of at least 1")
     if request.time_max_s < 1:
         raise SubmitError("time_max is 0: expected HH:MM:SS, such as 00:10:00")
     for name in request.files:
@@ -189,7 +189,7 @@ def _compile(trainer, source):
         ) from None
     except (MemoryError, RecursionError, ValueError) as error:
         raise SubmitError(
-            f"{trainer} is no Python that can be compiled ({type(error).__name__} {error}): is it "
+            f"{trainer} can't be compiled as Python ({type(error).__name__} {error}): is it "
             "a program? nothing was submitted"
         ) from None
 
@@ -208,7 +208,7 @@ def _find(name: str) -> Path:
 
 
 def launcher() -> Here | Slurm:
-    """What runs jobs: Slurm where a controller answers, else Here; $DLOJZ_LAUNCHER decides."""
+    """Return Slurm if a controller answers, else Here; $DLOJZ_LAUNCHER overrides that."""
     chosen = os.environ.get("DLOJZ_LAUNCHER")
     if chosen is None:
         chosen = "slurm" if _slurm_is_here() else "local"

@@ -1,4 +1,4 @@
-"""Run several trainings one after the other in one job: the same devices, the same hour.
+"""Series: several runs one after the other in one job, on the same devices in the same hour.
 
     entries = [Entry("before-1", solution, flags), Entry("after-1", mine, flags)]
     job = series.submit(entries, Request(name="pair"))
@@ -20,19 +20,18 @@ from dlojz.launch.request import Request, send
 
 @dataclass(frozen=True)
 class Entry:
-    """One training of a series."""
+    """One run of a series."""
 
-    name: str  # of its folder
+    name: str  # its folder's
     trainer: Path
-    flags: Sequence[str]  # in them, {run} is the folder of this training
+    flags: Sequence[str]  # in them, {run} is the folder of this run
     rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
 
 
 def submit(entries: Sequence[Entry], request: Request) -> Job:
-    """Submit the trainings as one job, with copies of the trainers as they are now.
+    """Submit the runs as one job, with copies of the trainers as they are now.
 
-    request: what is asked of the job, but for its command. Its n_gpu is the GPUs, and processes,
-        of each training.
+    request: all but the job's command. Its n_gpu is the number of GPUs, and processes, of each run.
     """
     sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(entries)}
     files = {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
@@ -44,19 +43,19 @@ def submit(entries: Sequence[Entry], request: Request) -> Job:
 
 
 def folders(job: Job) -> dict[str, Path]:
-    """The folder of each training of a series, by name and in order; not all may exist yet."""
+    """Return the folder of each run of a series, by name and in order; some may not exist yet."""
     return {e["name"]: job.directory / e["name"] for e in several.plan(job.directory)}
 
 
 def finished(job: Job) -> int:
-    """How many trainings of the series have ended, well or badly."""
+    """Return how many runs of the series have ended, successful or not."""
     return sum((folder / "exit_code").exists() for folder in folders(job).values())
 
 
 def as_they_end(job: Job) -> Iterator[tuple[str, Path]]:
-    """Name and folder of each training of a series, in order, as soon as it has ended.
+    """Yield the name and folder of each run of a series, in order, as soon as it has ended.
 
-    Raises RuntimeError, with what the job said, if the job ends before one of them.
+    Raises RuntimeError, with the job's explanation, if the job ends before one of them.
     """
     for name, folder in folders(job).items():
         while not (folder / "exit_code").exists():

@@ -1,11 +1,11 @@
-"""Submits to Slurm, asks how a job is, cancels it: the cluster's half of `dlojz.launch`.
+"""The cluster's half of `dlojz.launch`: jobs are submitted to Slurm, observed and cancelled.
 
-The script is `slurm/job.sbatch` with the lines of a site. What a user gives (names, paths, flags)
-never stands in it: it travels as arguments and environment, where no shell reads it.
+The script is `slurm/job.sbatch` with the lines of a site. User input (names, paths, flags) never
+appears in it: it travels as arguments and environment, where no shell reads it.
 
-While jobs go on, one `squeue` for all of the user's serves whoever asks; of a job that has ended,
-`scontrol -o` is asked once and, where it is long over, `sacct`. Their text is the same from Slurm
-22.05 to the present, which `--json` is not.
+While jobs run, one `squeue` for all the user's jobs serves all processes; for a job that has ended,
+`scontrol -o` is asked once and, if it ended long ago, `sacct`. Their text has not changed from
+Slurm 22.05 to the present, unlike that of `--json`.
 """
 
 import fcntl
@@ -29,11 +29,11 @@ from dlojz.launch.files import FileError, read_json
 from dlojz.runs import outcome
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
-TIMEOUT_S = 20  # for an answer of Slurm: a busy controller takes its time
+TIMEOUT_S = 20  # for Slurm to answer: a busy controller is slow
 SCRIPT = "job.sbatch"
-FRESH_S = 2.0  # how long one answer of squeue serves all who ask
+FRESH_S = 2.0  # how long one answer of squeue is reused
 
-# What squeue is asked of each job, by scontrol's name for it: squeue's own, and a width.
+# The columns asked of squeue, by scontrol's name: squeue's own name, and a width.
 COLUMNS = {
     "JobId": ("JobID", 16),
     "JobState": ("State", 24),
@@ -42,7 +42,7 @@ COLUMNS = {
     "Reason": ("Reason", 64),
 }
 
-# Slurm's states as ours, and what is said with them. Others keep their name.
+# Slurm's states as ours, and the reason to show. Unknown ones count as RUNNING.
 STATES = {
     "PENDING": ("QUEUED", None),
     "CONFIGURING": ("QUEUED", "its nodes are being prepared"),
@@ -53,7 +53,7 @@ STATES = {
     "RESIZING": ("RUNNING", None),
     "SIGNALING": ("RUNNING", None),
     "STAGE_OUT": ("RUNNING", None),
-    "SUSPENDED": ("RUNNING", "suspended for another job; it goes on by itself"),
+    "SUSPENDED": ("RUNNING", "suspended for another job; it continues automatically"),
     "STOPPED": ("RUNNING", "stopped by a signal"),
     "COMPLETING": ("RUNNING", "its processes are ending"),
     "COMPLETED": ("COMPLETED", None),
@@ -76,11 +76,11 @@ STATES = {
         "a job with a higher priority took its nodes: submit it again, or pay for a higher QoS",
     ),
 }
-# Slurm's words for why a job waits, in plain ones; others are shown as they are.
+# Slurm's reasons for a wait, in plain words; others are shown as they are.
 WAITS = {
     "None": "",
     "Resources": "waits for free nodes",
-    "Priority": "waits: others come first",
+    "Priority": "waits: other jobs come first",
     "BeginTime": "back in the queue; starts again in a moment",
     "QOSMaxJobsPerUserLimit": "waits: you have as many jobs as the QoS allows",
     "AssocGrpGRES": "waits: your project uses all the GPUs that it may",
@@ -93,11 +93,11 @@ WAITS = {
 
 
 class SlurmError(Exception):
-    """What Slurm said, and what to do."""
+    """An error of Slurm, and what to do about it."""
 
 
 def is_here() -> bool:
-    """Does a Slurm controller answer on this machine?"""
+    """Return whether a Slurm controller answers on this machine."""
     if not shutil.which("sbatch"):
         return False
     try:
@@ -128,26 +128,26 @@ def _cluster() -> str:
 
 
 def site(name: str | None = None) -> sites.Site:
-    """The site of this cluster. Raises SiteError."""
+    """Return the site of this cluster. Raises SiteError."""
     return sites.read(sites.find(name, _cluster()))
 
 
 def shape(n_gpu: int, gpus: sites.Gpus) -> tuple[int, int]:
-    """(nodes, GPUs on each) for this many GPUs. Raises SlurmError where it does not divide."""
+    """Return (nodes, GPUs on each) for this many GPUs. Raises SlurmError if it does not divide."""
     if n_gpu <= gpus.gpus_per_node:
         return 1, n_gpu
     nodes, rest = divmod(n_gpu, gpus.gpus_per_node)
     if rest:
         near = f"{nodes * gpus.gpus_per_node} or {(nodes + 1) * gpus.gpus_per_node}"
         raise SlurmError(
-            f"n_gpu={n_gpu}: the nodes have {gpus.gpus_per_node} GPUs each, and a training takes "
+            f"n_gpu={n_gpu}: the nodes have {gpus.gpus_per_node} GPUs each, and a job takes "
             f"whole nodes: ask for {near}"
         )
     return nodes, gpus.gpus_per_node
 
 
 def kind_of(site: sites.Site, account: str | None) -> tuple[sites.Gpus, str]:
-    """The nodes to ask for and the account to charge: "xyz@a100" asks for the kind a100."""
+    """Return the nodes to ask for and the account to charge: "xyz@a100" means the kind a100."""
     name, _, kind = (account or site.account).partition("@")
     kind = kind or site.default
     if kind not in site.gpus:
@@ -175,14 +175,14 @@ def render(
     account: str | None = None,
     module: str | None = None,
 ) -> str:
-    """The whole script: `template` is slurm/job.sbatch. Computes only."""
+    """Return the whole script; `template` is slurm/job.sbatch. Asks and writes nothing."""
     gpus, account = kind_of(site, account)
     nodes, per_node = shape(n_gpu, gpus)
     qos = next((q for limit, q in gpus.qos if time_max_s <= sites.seconds(limit)), "")
     if gpus.qos and not qos:
         raise SlurmError(f"time_max: the longest that {site.name} allows is {gpus.qos[-1][0]}")
     options = {
-        "job-name": re.sub(r"[^\w.-]", "_", name)[:64] or "dlojz",  # the true one is in job.json
+        "job-name": re.sub(r"[^\w.-]", "_", name)[:64] or "dlojz",  # the original is in job.json
         "account": account,
         "partition": gpus.partition,
         "constraint": gpus.constraint,
@@ -221,17 +221,17 @@ class Slurm:
     """The launcher of a cluster; it has the same members as `here.Here`."""
 
     name = "slurm"
-    poll_s = 1.0  # between looks at a job that somebody waits for
+    poll_s = 1.0  # between looks at a job in `wait`
 
     def check(self, request):
-        """Raise ValueError for what could only fail later: here Slurm itself does."""
+        """Accept every request: Slurm itself refuses what can't succeed."""
 
     def script(self, request, trainer: Path) -> str:
         """Return the script that would be submitted."""
         return _script(request, site())
 
     def submit(self, run: Path, request):
-        """Submit the job in the folder `run`, where the trainer is already."""
+        """Submit the job in the folder `run`, which already holds the trainer."""
         here = site()
         (run / SCRIPT).write_text(_script(request, here))
         course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
@@ -246,9 +246,9 @@ class Slurm:
         course.write_atomically(run / "job.json", json.dumps(job, indent=1))
 
     def status(self, run: Path, info: dict) -> dict:
-        """Return the state and what goes with it, from the user's one list of jobs.
+        """Return the status, from the shared list of the user's jobs.
 
-        What is final is kept in the folder: Slurm forgets a job minutes after its end.
+        A final one is kept in the folder: Slurm forgets a job minutes after its end.
         """
         known = read_json(run / "state.json") or {"state": "QUEUED"}
         if known.get("final"):
@@ -257,7 +257,7 @@ class Slurm:
         try:
             listed, asked = listing()
             if number not in listed and info["submitted"] > asked:
-                return known  # submitted since
+                return known  # submitted after the listing
             fields = listed.get(number)
             if fields is None or _is_final(fields):
                 fields = show(number)  # once: how it ended
@@ -281,14 +281,14 @@ def _script(request, here) -> str:
 
 
 def _sbatch(run: Path, here: sites.Site, words: list[str]) -> str:
-    """Submit the script in `run`; returns Slurm's number. words: the trainer and its flags."""
-    # What belongs to the job that we are in, such as a notebook's, must not reach the new one.
+    """Submit the script in `run`; returns Slurm's number. `words`: the trainer and its flags."""
+    # Variables of the job that we run in, such as a notebook's, must not reach the new one.
     mine = (LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
     env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not any(m(k) for m in mine)}
     env |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
-    if not here.modules and not here.activate:  # else the site's own Python
+    if not here.modules and not here.activate:  # otherwise the site's own Python
         env["DLOJZ_PYTHON"] = sys.executable
-    output = str(run / "slurm.txt").replace("%", "%%")  # %j would be the job's number
+    output = str(run / "slurm.txt").replace("%", "%%")  # Slurm would expand %j
     options = ["--parsable", "--export=ALL", f"--chdir={run}", f"--output={output}"]
     answer = _call("sbatch", *options, str(run / SCRIPT), *words, env=env)
     return answer.strip().splitlines()[-1].split(";")[0]
@@ -300,8 +300,8 @@ def _sbatch(run: Path, here: sites.Site, words: list[str]) -> str:
 def listing() -> tuple[dict[str, dict], float]:
     """Return all jobs of this user by Slurm's number, and when Slurm was asked.
 
-    It is asked at most every two seconds, whoever wants to know in however many processes: the
-    answer is kept in a file beside the runs, and so is a failure. Raises SlurmError.
+    It is asked at most every two seconds, by all processes together: the answer, or the failure, is
+    cached in a file beside the runs. Raises SlurmError.
     """
     file = course_root() / "runs" / ".squeue.json"
     with _one_at_a_time(file.with_suffix(".lock")):
@@ -329,7 +329,7 @@ def _kept(file):
 @contextmanager
 def _one_at_a_time(file):
     with file.open("w") as lock:
-        with suppress(OSError):  # a file system without locks: some ask twice
+        with suppress(OSError):  # a file system without locks: Slurm is asked more often
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -352,7 +352,7 @@ def _is_final(fields):
 
 
 def show(number: str) -> dict[str, str]:
-    """What `scontrol -o show job` tells; {} if Slurm does not know the job (any more)."""
+    """Return the fields of `scontrol -o show job`; {} if Slurm does not know the job (any more)."""
     try:
         text = _call("scontrol", "-o", "show", "job", number)
     except SlurmError as error:
@@ -361,7 +361,7 @@ def show(number: str) -> dict[str, str]:
         raise
     fields = {}
     for key, value in re.findall(r"(\S+?)=(\S*)", text):
-        fields.setdefault(key, value)  # the first: a path further on may look like another field
+        fields.setdefault(key, value)  # the first: a later path may look like a field
     return fields
 
 
@@ -391,7 +391,7 @@ def _status(run, fields):
 
 
 def _forgotten(run, number):
-    """Slurm's controller knows the job no more: its records, or what it left behind."""
+    """Return the status of a job that the controller has forgotten, from sacct or its files."""
     try:
         rows = _call("sacct", "-nPX", "-j", number, "-o", "State,ExitCode,Start,End,NodeList")
     except SlurmError:  # no accounting here
@@ -408,7 +408,7 @@ def _forgotten(run, number):
         state, reason = outcome.from_exit(run, code, memory_was_full=False)
         ended = file.stat().st_mtime
         return {"state": state, "reason": reason, "exit_code": code, "ended": ended, "final": True}
-    reason = "lost: Slurm knows it no more, and it left no exit code: was it cancelled?"
+    reason = "lost: Slurm no longer knows it, and it left no exit code: was it cancelled?"
     return {"state": "FAILED", "reason": reason, "final": True}
 
 

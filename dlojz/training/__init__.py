@@ -1,3 +1,3 @@
-"""What runs inside a job: the trainer's parts, and what watches it.
+"""The parts of the trainer, and the evidence that they leave: all that runs inside a job.
 
-The only room that imports torch as it is loaded."""
+The only room that imports torch when it is loaded."""

@@ -1,9 +1,9 @@
-"""Save a training and resume it, to the bit.
+"""Checkpoints of a training run, from which a resume continues bit for bit.
 
-A checkpoint is made where an update of the weights has ended. It holds the state of all parts of
+A checkpoint is written at the end of an update of the weights. It holds the state of all parts of
 the training (model, criterion, optimizer, scheduler, metrics, and whatever a step of the course
-adds), what each process has of its own, the epoch and the step in it, and what must not change in
-between. It is read with `weights_only=True`, so that a file from elsewhere cannot run code.
+adds), the state of each process, the epoch and the step, and the settings that a resume must not
+change. It is read with `weights_only=True`, so that a file from elsewhere cannot run code.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ import torch
 
 from dlojz import course, idr_torch
 
-# The flags that decide which images come when, and how the weights are updated.
+# The flags that decide the order of the images and the updates of the weights.
 SAME_FLAGS = (
     *("model", "image_size", "batch_size", "drop_last", "accumulate", "lr", "wd", "mom"),
     *("clip_norm", "seed"),
 )
-LAST = "checkpoint.txt"  # in a run's folder; its last one's path, for slurm/job.sbatch
+LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for slurm/job.sbatch
 
 _saves = []
 
@@ -37,21 +37,21 @@ def saves() -> int:
 
 
 def prepare(args, run):
-    """Choose where this run keeps its checkpoint, and listen for the wish to save.
+    """Choose where this run keeps its checkpoint, and save on SIGUSR1 from now on.
 
-    From now on SIGUSR1 asks for a checkpoint after the present update: a time limit is near. A test
-    run keeps none, unless --checkpoint says where.
+    The signal announces a time limit; the checkpoint follows the present update. A test run keeps
+    none, unless --checkpoint says where.
     """
     if args.checkpoint is None and not args.test:
         args.checkpoint = run.folder / "checkpoint.pt"
     signal.signal(signal.SIGUSR1, lambda *_: _WISH.heard.set())
-    (run.folder / LAST).touch()  # says that the signal may come: it would end other programs
+    (run.folder / LAST).touch()  # the signal may be sent now: without a handler it kills
 
 
 def due(args, steps_done: int) -> bool:
-    """Return whether to save now, `steps_done` steps into the epoch: the same in all processes.
+    """Return whether to save now, `steps_done` steps into the epoch; all processes agree.
 
-    Only where an update ends: the gradients of one under way are not in the checkpoint.
+    Only at the end of an update: a checkpoint holds no gradients.
     """
     if args.checkpoint is None or steps_done % args.accumulate:
         return False
@@ -60,12 +60,12 @@ def due(args, steps_done: int) -> bool:
 
 
 class _Wish:
-    """A signal's wish for a checkpoint, which processes must grant after the same update.
+    """A signal's request for a checkpoint, which all processes grant after the same update.
 
-    Each one hears the signal at an update of its own. So each says in the store that they share at
-    which one it did, and all save two updates after the latest. Until then each waits for its
-    device after every update: then it is at most one update ahead of the others, and when its turn
-    to save comes it has read what all of them said.
+    Each process receives the signal at an update of its own. It writes the number of that update to
+    the store that they share, and saves two updates after the latest of these. Until then it waits
+    for its device after every update: so it is at most one update ahead of the others, and when its
+    turn to save comes it has read all their numbers.
     """
 
     def __init__(self):
@@ -74,7 +74,7 @@ class _Wish:
         self._said = False
 
     def granted(self) -> bool:
-        """Return whether to save after this update. Called once in each update."""
+        """Return whether to save after this update. Called once per update."""
         self._updates += 1
         if not self.heard.is_set():
             return False
@@ -103,9 +103,9 @@ _WISH = _Wish()
 
 
 def own_state(training) -> dict:
-    """Return what this process alone knows: random generators, metrics, buffers of the model.
+    """Return the state of this process alone: random generators, metrics, buffers of the model.
 
-    On the CPU, so that another process can read it. Waits for the device.
+    It is on the CPU, so that another process can read it. Waits for the device.
     """
     device = next(training.model.parameters()).device
     on_gpu = device.type == "cuda"
@@ -118,9 +118,9 @@ def own_state(training) -> dict:
 
 
 def save(training, states: list[dict], args, epoch: int, step: int):
-    """Write `args.checkpoint`: the next step to do is `step` of `epoch`. Waits for the device.
+    """Write `args.checkpoint`: a resume begins at `step` of `epoch`. Waits for the device.
 
-    states: `own_state` of each process, by rank.
+    states: the `own_state` of each process, by rank.
     """
     state = {name: part.state_dict() for name, part in vars(training).items()}
     state |= {"epoch": epoch, "step": step, "processes": states}
@@ -130,24 +130,24 @@ def save(training, states: list[dict], args, epoch: int, step: int):
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, temporary)
-        temporary.replace(file)  # a reader, or a kill, finds the old file or the new one
-    except (OSError, RuntimeError) as error:  # torch's writer does not say more
+        temporary.replace(file)  # atomic, so that a kill leaves the old file or the new one
+    except (OSError, RuntimeError) as error:  # torch's writer raises no subclass
         temporary.unlink(missing_ok=True)
         raise CheckpointError(
             f"--checkpoint {file}: not written ({_first_line(error)}). Is the disk full? Free some "
             "space, or give --checkpoint a file elsewhere; what was saved before is still there"
         ) from error
-    if folder := os.environ.get("DLOJZ_RUN"):  # a job that was stopped goes on from here
+    if folder := os.environ.get("DLOJZ_RUN"):  # a requeued job resumes from here
         course.write_atomically(Path(folder, LAST), str(file.resolve()))
     _saves.append(file)
     print(f"saved {file}: epoch {epoch}, step {step}", flush=True)
 
 
 def load(training, args) -> tuple[int, int]:
-    """Put `args.resume` into the parts of `training`; return the epoch and the step to go on with.
+    """Load `args.resume` into the parts of `training`; return the epoch and step to begin at.
 
-    Raises CheckpointError where the file can't be used, or where this run would not go on with
-    the same images and the same updates.
+    Raises CheckpointError if the file can't be used, or if this run would not continue with the
+    same images and the same updates.
     """
     state = _read(args.resume)
     _keep_promises(state["promises"], _promises(training, args), args.resume)
@@ -174,7 +174,7 @@ def _read(file):
     except Exception as error:  # a damaged file makes torch raise nearly anything
         found = "it is empty" if _is_empty(file) else _first_line(error)
         raise CheckpointError(
-            f"--resume {file}: no checkpoint of this trainer ({found}); give one that it has "
+            f"--resume {file}: not a checkpoint of this trainer ({found}); give one that it has "
             "saved, such as runs/0001/checkpoint.pt"
         ) from error
     expected = {"epoch": int, "step": int, "promises": dict, "processes": list, "trainer": str}
@@ -182,7 +182,7 @@ def _read(file):
         found = state.get(name) if isinstance(state, dict) else None
         if type(found) is not kind:
             raise CheckpointError(
-                f"--resume {file}: no checkpoint of this trainer (expected {name!r} to be "
+                f"--resume {file}: not a checkpoint of this trainer (expected {name!r} to be "
                 f"{kind.__name__}, found {type(found).__name__}); one that another version of the "
                 "course has saved can't be resumed: start again without --resume"
             )
@@ -203,7 +203,7 @@ def _put(file, name, load, state):
         load(state)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # each part has its own kinds
+    except Exception as error:  # each part raises its own kinds
         raise CheckpointError(
             f"--resume {file}: its {name!r} does not fit this trainer ({_first_line(error)}); use "
             "the trainer that saved it, or start again without --resume"

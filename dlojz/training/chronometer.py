@@ -1,7 +1,7 @@
-"""Chronometer: where does the time of a training step go?
+"""The chronometer, which splits the time of each training step into phases.
 
-Each call marks a boundary: it ends one phase and begins the next, so the phases of a step sum to
-the step, and no call can be left without its pair.
+Each call marks a boundary: it ends one phase and begins the next, so the phases add up to the step,
+and no call needs a matching one.
 
     chrono.start()
     chrono.next_iter()                      # once before the loop
@@ -10,15 +10,15 @@ the step, and no call can be left without its pair.
         chrono.forward()
         chrono.backward()
         chrono.update()                     # optimizer, scheduler, metrics
-        chrono.next_iter(images=32)         # the last line of the body: the next wait for data
+        chrono.next_iter(images=32)         # last in the body: the wait for the next batch begins
     chrono.validation()
-    chrono.idle()                           # checkpoints and reports: nobody's phase
+    chrono.idle()                           # checkpoints and reports belong to no phase
     chrono.stop()
 
 On a GPU there are two clocks. The *host* clock (`time.perf_counter`) says when Python passed the
 mark; it runs ahead of the GPU. The *device* clock is an event put into the current stream at each
-mark; it says when the GPU passed it. Events are read when the GPU has got there, never waited for:
-inside a step nothing synchronises. On a CPU there is only the host clock.
+mark; it says when the GPU passed it. Events are read once the GPU has reached them, and never
+waited for: nothing synchronises inside a step. On a CPU there is only the host clock.
 """
 
 import time
@@ -41,10 +41,10 @@ MARK = {"data": "next_iter", "stopped": "stop"}  # where the names differ
 
 
 class Chronometer:
-    """Marks the phases of each step, and hands finished steps and windows to `sink`.
+    """The marks between the phases of a run; finished steps and windows go to `sink`.
 
-    sink, clock, device_clock: of the `Ledger` that reads the marks; the run log is a sink.
-    conductor: knows which steps are measured, and who looks at the others.
+    sink, clock, device_clock: passed to the `Ledger` that reads the marks; the run log is a sink.
+    conductor: decides which steps are measured, and which are profiled instead.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Chronometer:
         self._conductor = conductor or Conductor()
         self._phase = None
         self._step = 0  # steps begun and finished since start()
-        self._validation = None  # seconds, as it began
+        self._validation = None  # when it began, in seconds
         self._tac = None
 
     @property
     def profiler(self):
-        """The `torch.profiler.profile` that looks at some of the steps; `stop()` stops it."""
+        """Return the `torch.profiler.profile` of some of the steps; `stop()` stops it."""
         return self._conductor.profiler
 
     @profiler.setter
@@ -72,10 +72,10 @@ class Chronometer:
         self._phase = "idle"
 
     def next_iter(self, **values):
-        """End of a step (but for the first call) and beginning of the wait for the next batch.
+        """End a step (except at the first call) and begin the wait for the next batch.
 
-        values: what the log shall keep of the step that ends, such as `images=32, loss=loss`;
-            scalar tensors are read once the device has computed them.
+        values: what the log keeps of the step that ends, such as `images=32, loss=loss`; scalar
+            tensors are read once the device has computed them.
         """
         ended = self._phase == "update"
         self._enter("data")
@@ -98,7 +98,7 @@ class Chronometer:
             self._ledger.mark("data")
 
     def transfer(self):
-        """The batch has arrived in host memory; its copy to the device begins."""
+        """Begin the copy of the batch to the device; it has arrived in host memory."""
         if self._conductor.profiler:
             self._enter("transfer")
             if self._conductor.profiler_begins():
@@ -106,26 +106,26 @@ class Chronometer:
         self._to("transfer")
 
     def forward(self):
-        """The model's forward pass and the loss begin."""
+        """Begin the model's forward pass and the loss."""
         self._to("forward")
 
     def backward(self):
-        """The backward pass begins."""
+        """Begin the backward pass."""
         self._to("backward")
-        self._ledger.drain()  # here the device is busy: it never waits for what the host does now
+        self._ledger.drain()  # costs nothing: the device is busy here
 
     def update(self):
-        """The optimizer's step, the scheduler and the metrics begin."""
+        """Begin the optimizer's step, the scheduler and the metrics."""
         self._to("update")
 
     def validation(self):
-        """Validation begins; its time ends at the next mark."""
+        """Begin validation; its time ends at the next mark."""
         self._enter("validation")
         self._ledger.close_window(self._step)
         self._validation, self._phase = self._clock(), "validation"
 
     def idle(self):
-        """What follows is no part of the training: a checkpoint, a report."""
+        """Begin work that is not timed: a checkpoint, a report."""
         self._enter("idle")
         self._end_validation()
         if self._phase == "data":  # in the middle of an epoch
@@ -133,7 +133,7 @@ class Chronometer:
         self._phase = "idle"
 
     def stop(self):
-        """End of the run: waits for the device and hands over what is left."""
+        """End the run: wait for the device and hand over the remaining steps."""
         self._enter("stopped")
         self._end_validation()
         self._ledger.close_window(self._step)
@@ -141,9 +141,9 @@ class Chronometer:
         self._conductor.stop()
 
     def tac_time(self, clear=False):
-        """A stopwatch: seconds of host time since the last call; None at the first, or to clear.
+        """Return the seconds of host time since the last call; None at the first, or to clear.
 
-        It does not wait for the device: on a GPU it times the launches, not the work.
+        This stopwatch does not wait for the device: on a GPU it times the launches, not the work.
         """
         now, before = self._clock(), self._tac
         self._tac = now

@@ -1,4 +1,4 @@
-"""The host's clock and the device's, and the ledger of what was marked on them."""
+"""The clocks of the host and the device, and the ledger of the marks on them."""
 
 import itertools
 from collections import deque
@@ -19,30 +19,30 @@ class CudaClock:
         return torch.cuda.Event(enable_timing=True)
 
     def record(self, event):
-        """Put `event` behind all that the device has been asked to do."""
+        """Put `event` behind all work that the device has been given."""
         event.record(torch.cuda.current_stream(self._device))
 
     def synchronize(self):
-        """Wait until the device has done all that it was asked."""
+        """Wait until the device has finished all its work."""
         torch.cuda.synchronize(self._device)
 
     def fetch(self, tensor):
         """Return a copy of a scalar in pinned memory, valid once a later event has passed.
 
-        Copied at once because CUDA graphs overwrite their outputs, and without waiting, which
-        `.item()` would do.
+        It is copied now because CUDA graphs overwrite their outputs, and without the wait that
+        `.item()` would bring.
         """
         host = torch.empty((), dtype=torch.float32, pin_memory=True)
         return host.copy_(tensor.detach(), non_blocking=True)
 
 
 class Ledger:
-    """Keeps marks until the device has passed them, then hands over steps and windows.
+    """The marks that the device has not yet passed; then they become steps and windows.
 
     sink: receives `step(values, host_ms, device_ms, ahead_ms)`, `window_opens()`,
-        `window(first_step, steps, wall_s)` and `validation(seconds)`; None keeps nothing.
-    clock: seconds, as `time.perf_counter`.
-    device_clock: an object like `CudaClock`; by default one where `device` is a CUDA device.
+        `window(first_step, steps, wall_s)` and `validation(seconds)`; None discards all.
+    clock: returns seconds, like `time.perf_counter`.
+    device_clock: an object like `CudaClock`, which is the default on a CUDA device.
     """
 
     def __init__(self, device, sink, clock, device_clock=None):
@@ -57,7 +57,7 @@ class Ledger:
 
     @property
     def measuring(self) -> bool:
-        """True while a window is open."""
+        """Return whether a window is open."""
         return self._window is not None
 
     def mark(self, phase):
@@ -69,11 +69,11 @@ class Ledger:
         self.marks.append((phase, self._clock(), event))
 
     def forget_marks(self):
-        """Drop the marks of a step that does not take place."""
+        """Drop the marks of a step that will not take place."""
         self.marks = []
 
     def end_step(self, values):
-        """Keep a step until the device has finished it. The next one begins."""
+        """Keep the step until the device has finished it, and begin the next one."""
         if self._device_clock:
             values = {
                 k: self._device_clock.fetch(v) if hasattr(v, "detach") else v
@@ -91,7 +91,7 @@ class Ledger:
             self._sink.validation(seconds=self._clock() - begin)
 
     def open_window(self, step):
-        """Begin to measure with this step. The only wait between two steps."""
+        """Begin to measure at this step. The only wait for the device between two steps."""
         self._synchronize()
         self.drain()
         self.marks = []
@@ -110,7 +110,7 @@ class Ledger:
         if self._window is not None and step > self._window[0]:
             first, begin, event = self._window
             wall = self._last[0] - begin
-            if self._device_clock:  # it finished later than the host passed the last mark
+            if self._device_clock:  # it may pass the last mark after the host
                 wall = max(wall, event.elapsed_time(self._last[1]) / 1000)
             if self._sink:
                 self._sink.window(first_step=first, steps=step - first, wall_s=wall)
@@ -145,14 +145,14 @@ def _finished(step):
 
 
 def _number(value):
-    """A scalar tensor's value; NaN on the meta device, whose tensors have none."""
+    """Return a scalar tensor's value; NaN on the meta device, whose tensors have none."""
     if not hasattr(value, "detach"):
         return value
     return float("nan") if value.is_meta else value.item()
 
 
 def _durations(marks, between):
-    """Milliseconds in each phase; accumulation passes through a phase more than once."""
+    """Return the milliseconds in each phase; with accumulation some occur more than once."""
     total = dict.fromkeys(PHASES, 0.0)
     for a, b in itertools.pairwise(marks):
         total[a[0]] += between(a, b)

@@ -1,6 +1,7 @@
-"""Who looks at which step: the witness at the last one, a profiler at those of its schedule.
+"""The choice for each step: measured, profiled for the evidence, or profiled by the trainee.
 
-Looking takes time, so such a step is not measured. The Chronometer asks at each step's boundaries.
+The witness profiles the last step, the trainee's profiler those of its schedule. That takes time,
+so such a step is not measured. The Chronometer asks at each step's boundaries.
 """
 
 import torch
@@ -9,46 +10,46 @@ from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 
 
 class Conductor:
-    """Keeps the steps that are looked at apart from those that are measured.
+    """The separation of the profiled steps from the measured ones.
 
-    witness: looks at one step, `witness.last` (None: at none), between its `begins()` and `ends()`;
+    witness: profiles one step, `witness.last` (None: none), between its `begins()` and `ends()`;
         no window opens before it is `settled`. See `dlojz.training.evidence`.
-    profiler: an attribute, for a `torch.profiler.profile` that looks at some of the steps. The
-        phases of those are ranges in its trace.
+    profiler: an attribute, the trainee's `torch.profiler.profile` of some of the steps. The phases
+        of those are ranges in its trace.
     """
 
     def __init__(self, witness=None):
         self.profiler = None
         self._witness = witness
         self._last = getattr(witness, "last", None)  # a step, by its number since start()
-        self._actions = []  # the profiler's, in each step
-        self._profiled = False  # the profiler looks at the step under way
+        self._actions = []  # the profiler's action in each step
+        self._profiled = False  # the profiler records the step under way
         self._range = None
 
     def measures(self, step: int) -> bool:
-        """Return whether `step` may be measured: the run is warm, and nobody looks."""
+        """Return whether `step` may be measured: the run is warm, and nothing is profiled."""
         if self._profiled or (self._last is not None and step >= self._last):
             return False
         settled = self._witness is None or self._witness.settled
         return step >= (WARMUP_STEPS if settled else MOST_WARMUP_STEPS)
 
     def looks_at(self, step: int) -> bool:
-        """Return whether `step`, which begins, is the witness's."""
+        """Return whether the witness profiles `step`."""
         return step == self._last
 
     def begins(self, step: int):
-        """Let the witness look, unless the profiler does: there is one at a time."""
+        """Start the witness, unless the profiler is on: only one can run at a time."""
         wanted = self.profiler and self.profiler.schedule(step).name != "NONE"
         if not (wanted or self._profiled):
             self._witness.begins()
 
     def ends(self, step: int):
-        """Tell the witness, if it looked, that the steps before `step` are over."""
+        """Stop the witness if its step lies before `step`."""
         if self._last is not None and step > self._last:
             self._witness.ends()
 
     def profiler_begins(self) -> bool:
-        """Note what the profiler does in this step; return whether it begins to look."""
+        """Note what the profiler does in this step; return whether it begins to record."""
         action = self.profiler.current_action.name
         self._actions.append(action)
         before, self._profiled = self._profiled, action != "NONE"
@@ -64,7 +65,7 @@ class Conductor:
             self._range.__enter__()
 
     def stop(self):
-        """End the profiler; the witness gets to know what it did."""
+        """Stop the profiler, and report its actions to the witness."""
         if self.profiler:
             self.profiler.stop()
             if self._witness:

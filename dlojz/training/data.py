@@ -1,8 +1,8 @@
 """The images that the trainer sees: from files, or synthetic.
 
-Whatever the workers, the ranks or a resume, a sample is the same: its random draws depend only on
-(seed, epoch, index). The sampler hands epoch and index to the worker, and the data set seeds the
-generator for this one sample and puts it back.
+A sample is the same for any number of workers or processes, and after a resume: its random draws
+depend only on (seed, epoch, index). The sampler hands epoch and index to the worker, and the data
+set seeds the generator for this one sample, then restores it.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ from torchvision.datasets.folder import pil_loader
 
 from dlojz.images import DataError, scan, unfinished
 
-MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue, in 0..1; as torchvision's recipes
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's red, green and blue, from 0 to 1, as in torchvision
 STD = (0.229, 0.224, 0.225)
-CHECKED_BATCHES = 8  # of the first batches, which images they hold is known: two runs can compare
+CHECKED_BATCHES = 8  # first batches whose indices are checksummed, to compare two runs
 
 
 def open_set(args, split: str, decode, transform):
-    """The split "train" or "val" of the images in the folder `args.data`, or synthetic ones.
+    """Return the split "train" or "val" of the images in the folder `args.data`, or synthetic ones.
 
-    decode: a file's path -> an image; transform: that image -> what a batch is made of.
+    decode: from a file's path to an image; transform: from that image to a sample.
     """
     if args.data == "synthetic":
         return Synthetic(split, args)
@@ -38,9 +38,9 @@ def open_set(args, split: str, decode, transform):
 
 @contextmanager
 def draws_of(seed: int, epoch: int, index: int):
-    """Inside, torch's random draws on the CPU depend on these three numbers and on nothing else.
+    """Make torch's random draws on the CPU depend on these three numbers and on nothing else.
 
-    Takes about 10 microseconds; `torch.manual_seed` would reseed every device as well.
+    It takes about 10 microseconds; `torch.manual_seed` would reseed every device as well.
     """
     digest = hashlib.blake2b(struct.pack("<qqq", seed, epoch, index), digest_size=8).digest()
     state = torch.default_generator.get_state()
@@ -95,14 +95,14 @@ class Images(torchvision.datasets.ImageFolder):
 
 
 class Synthetic(torch.utils.data.Dataset):
-    """Random uint8 images that never leave memory: the speed of training without its data.
+    """Random uint8 images in memory, to measure training without the loading of its data.
 
-    Has ImageNet's classes and lengths. Two batches of images are kept, whatever the length; a
-    batch is a window onto them, which its first index places. So nothing is decoded, copied or
-    collated, and batches differ; nothing can be learned from them either.
+    It has as many classes and images as ImageNet, but only two batches are kept: each batch is a
+    view of them that starts at its first index. So nothing is decoded, copied or collated, and yet
+    batches differ. Nothing can be learned from them.
     """
 
-    resident = True  # no worker could bring them faster than they are there
+    resident = True  # already in memory: workers would only slow it down
     LENGTHS: ClassVar = {"train": 1_281_167, "val": 50_000}
 
     def __init__(self, split, args):
@@ -115,7 +115,7 @@ class Synthetic(torch.utils.data.Dataset):
         return self.LENGTHS[self.split]
 
     def __getitems__(self, keys):
-        """Return a batch (uint8 [N, 3, H, W], int64 [N]): which, says its first key."""
+        """Return a batch (uint8 [N, 3, H, W], int64 [N]), chosen by its first key."""
         images, labels = self._resident()
         first = keys[0][1] % (self.batch_size + 1)
         return images[first : first + len(keys)], labels[first : first + len(keys)]
@@ -139,9 +139,10 @@ class Synthetic(torch.utils.data.Dataset):
 class Batches(torch.utils.data.Sampler):
     """Batches of (epoch, index) from a sampler of indices, beginning at any step of an epoch.
 
-    sampler: `DistributedSampler`, for one process as for many: its permutation is the same.
-    accumulate: the batches of an update are dealt like cards, as DistributedSampler deals to that
-        many processes. One process that accumulates N batches sees those that N processes see.
+    sampler: a `DistributedSampler`, even for one process, so that the permutation is the same.
+    accumulate: the batches of an update are interleaved, as DistributedSampler interleaves those
+        of several processes: one process that accumulates N batches sees the same N batches as N
+        processes.
     """
 
     def __init__(self, sampler, batch_size: int, drop_last: bool = False, accumulate: int = 1):
@@ -156,15 +157,15 @@ class Batches(torch.utils.data.Sampler):
                 * drop_last
             )
         self.epoch = self.first_step = 0
-        self.drawn = []  # a checksum of the indices of each of the first batches
+        self.drawn = []  # checksums of the indices in each of the first batches
 
     def set_epoch(self, epoch: int, first_step: int = 0):
-        """Choose the epoch and its first step. What comes before is skipped, not decoded."""
+        """Choose the epoch and its first step. Earlier images are skipped, not decoded."""
         self.epoch, self.first_step = epoch, first_step
         self.sampler.set_epoch(epoch)
 
     def __len__(self):
-        """Steps in a whole epoch."""
+        """Return the number of steps in a whole epoch."""
         whole, rest = divmod(len(self.sampler), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -178,14 +179,14 @@ class Batches(torch.utils.data.Sampler):
 
     def _batch(self, indices, step):
         first = step - step % self.accumulate
-        if first + self.accumulate > len(indices) // self.batch_size:  # too few are left to deal
+        if first + self.accumulate > len(indices) // self.batch_size:  # too few to interleave
             return indices[step * self.batch_size : (step + 1) * self.batch_size]
         hand = indices[first * self.batch_size : (first + self.accumulate) * self.batch_size]
         return hand[step % self.accumulate :: self.accumulate]
 
 
 def normalize(images):
-    """uint8 images become normalized floats, on the device where they are; floats pass as they are.
+    """Return uint8 images as normalized floats, on the same device; floats are left as they are.
 
     images: [N, 3, H, W].
     """
@@ -197,7 +198,7 @@ def normalize(images):
 
 @cache
 def _line(device):
-    """(x / 255 - MEAN) / STD as shift + x * scale."""
-    # Kept, because a copy from the host in every step would make the host wait for the GPU.
+    """Return shift and scale, so that (x / 255 - MEAN) / STD is shift + x * scale."""
+    # Cached, because a copy from the host in every step would make it wait for the GPU.
     mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (MEAN, STD))
     return -mean / std, 1 / (255 * std)

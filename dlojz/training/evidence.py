@@ -1,18 +1,18 @@
-"""What a run really did, as it was seen from outside the trainer's text.
+"""Evidence of what a run really did, collected outside the trainer's source.
 
-The trainer calls `watch` once. Four looks follow, each a record of `dlojz.runs.records` in the log:
+The trainer calls `watch` once. It logs four records of `dlojz.runs.records`:
 
-samples  before a test run with files: what the data set makes of a file of ours.
-probe  the first training step, under hooks: devices, dtypes and strides of weights, of what enters
-       and leaves each layer, of the loss; autocast, the gradient scaler, the gradients' norm.
-last   the last step of a test run, under the profiler, outside the measured window: which matrix
-       products and convolutions ran in which dtype, copies, waits, what autograd still holds. Not
-       where the training's own profiler looks at that step.
-whole  all steps, from what the host knows without waiting: shapes of the inputs, how many backward
-       passes and optimizer steps, and whether the weights changed.
+samples  before a test run on files: what the data set makes of a file of our own.
+probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
+       layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm.
+last   the last step of a test run, under the profiler, outside the measured window: the dtypes of
+       matrix products and convolutions, copies, waits, what autograd still holds. It is left out
+       if the trainee's profiler records that step.
+whole  all steps, from what the host knows without waiting: shapes of the inputs, numbers of
+       backward passes and optimizer steps, and whether the weights changed.
 
-The hooks of the probe are removed when it ends. Those that stay touch no data of the device: they
-cost microseconds, and do nothing while `torch.compile` traces them.
+The hooks of the probe are removed when it ends. The others touch no data on the device: they cost
+microseconds, and do nothing while `torch.compile` traces them.
 """
 
 import gc
@@ -35,7 +35,7 @@ ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
     "uint8": 1,
 }
-# Of what DDP logs about itself.
+# The keys that are kept of DDP's logging data.
 DDP_FACTS = (
     *("backend_name", "world_size", "bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"),
     *("find_unused_parameters", "unused_parameter_size", "gradient_as_bucket_view"),
@@ -45,15 +45,15 @@ CPU = torch.autograd.DeviceType.CPU
 
 
 def watch(run, training, loader, args) -> "Witness":
-    """Watch a training that is about to begin, and write what is seen into `run`, its log.
+    """Watch a training run that is about to begin, and write the evidence to `run`, its log.
 
-    training: as `build_training` returned it; loader: of the training images.
+    training: as `build_training` returned it; loader: that of the training images.
     """
     return Witness(run, training, loader, args)
 
 
 class Witness:
-    """Watches one run; the Chronometer tells it when its last step begins and ends."""
+    """The hooks and the profiler of one run; the Chronometer announces its last step."""
 
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
@@ -74,9 +74,7 @@ class Witness:
         run.before_end(self._finish)
 
     def _hook(self):
-        if (
-            "torch._dynamo" in sys.modules
-        ):  # the probe looks at the layers, before any graph is made
+        if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
             torch.compiler.set_stance("force_eager")
         self._stay = [
             self._model.register_forward_pre_hook(self._on_input),
@@ -97,7 +95,7 @@ class Witness:
 
     @property
     def settled(self) -> bool:
-        """Is the probe over, and so what it costs?"""
+        """Return whether the probe, and with it its cost, is over."""
         return not self._probe
 
     # Every step: host data only ------------------------------------------------------------
@@ -200,13 +198,13 @@ class Witness:
     # The last step: under the profiler -----------------------------------------------------------
 
     def begins(self):
-        """The last step begins: what the device was asked before is done."""
+        """Begin to profile the last step; the device has finished the earlier ones."""
         self._end_probe()
         self._run.note_memory()
         self._profiler = start_profiler()
 
     def ends(self):
-        """The last step has ended."""
+        """Stop the profiler at the end of the last step, and log what it saw."""
         if self._profiler is None:
             return
         events = stop_profiler(self._profiler)
@@ -215,7 +213,7 @@ class Witness:
         self._run.evidence(records.LastStep(**seen, graphs_alive=_graphs_alive()))
 
     def profiled(self, actions):
-        """What the training's own profiler did in each step, by the names of torch's actions."""
+        """Log what the trainee's profiler did in each step, by the names of torch's actions."""
         self._run.evidence(records.Profiling(actions))
 
     # The whole run -------------------------------------------------------------------------------
@@ -226,7 +224,7 @@ class Witness:
         with suppress(RuntimeError):  # a device that has failed raises here; the log needs its end
             self._end_probe()
             self._run.evidence(self._whole())
-        # A loader that lives on to the end of Python waits five seconds for each of its workers.
+        # A loader that is alive when Python exits waits five seconds for each of its workers.
         self._loader = None
 
     def _whole(self):
@@ -246,15 +244,15 @@ class Witness:
         )
 
     def _scale(self):
-        """Of the gradient scaler, at the end; None without one that scales."""
+        """Return the gradient scaler's final scale; None if there is none, or it is disabled."""
         scaler = getattr(self._training, "scaler", None)
         return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
 
 
 def layout(tensor) -> str:
-    """How the elements of a [N, C, H, W] tensor follow each other: by its strides, not its shape.
+    """Return the memory layout of a [N, C, H, W] tensor, by its strides and not its shape.
 
-    "any" where both are true, as for 1x1 images, or where there are not four dimensions.
+    "any" if both layouts match, as for 1x1 images, or if there are not four dimensions.
     """
     if tensor.ndim != 4:
         return "any"
@@ -266,9 +264,9 @@ def layout(tensor) -> str:
 
 
 def digest(model) -> str | None:
-    """A checksum of all weights, whatever their device and layout; None on the meta device.
+    """Return a checksum of all weights, on any device and in any layout; None on the meta device.
 
-    Without the buffers: a forward pass is enough to change those.
+    Buffers are left out, because a forward pass is enough to change them.
     """
     return _checksum(model.parameters())
 
@@ -294,7 +292,7 @@ def _has_autocast(tensor):
 
 
 def _pixels(images):
-    """Mean and standard deviation of a batch, by colour: [[red, green, blue], [...]]."""
+    """Return mean and standard deviation of a batch, by colour: [[red, green, blue], [...]]."""
     found = (f(images.float(), (0, 2, 3)) for f in (torch.mean, torch.std))
     return [[round(v, 4) for v in values.tolist()] for values in found]
 
@@ -310,7 +308,7 @@ def _word(value):
 
 
 def _rows(counter, names):
-    """What was counted as one dict for each kind, with its count."""
+    """Return a dict for each key of the counter, with its count."""
     return [
         dict(zip(names.split(), map(_word, key), strict=True)) | {"count": count}
         for key, count in counter.items()
@@ -335,7 +333,7 @@ def _parameters(model):
 
 
 def _devices(training):
-    """Where the sums of the metrics are kept."""
+    """Return how many metrics each device holds."""
     found = Counter()
     for metric in getattr(training, "metrics", torch.nn.ModuleDict()).values():
         found[str(metric.total.device)] += 1
@@ -364,14 +362,14 @@ def _loader(loader):
 
 
 def start_profiler():
-    """Return a profiler that has begun; `stop_profiler` ends it."""
+    """Return a profiler that has started; `stop_profiler` stops it."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
     profiler.start()
-    # True only kept a warning away: at the end, it would make a Python object of each record, for
-    # seconds, which nobody reads.
+    # True only avoids a warning. At the end it would spend seconds on making Python objects of all
+    # records, which nothing reads.
     profiler.profiler.acc_events = False
     return profiler
 
@@ -383,7 +381,7 @@ def stop_profiler(profiler) -> list:
 
 
 def counts(events) -> dict[str, int]:
-    """How many operations, kernels, and reads of a number or of a size: there the host waits."""
+    """Return the numbers of operations, kernels, and reads of a value, for which the host waits."""
     names = [e.name() for e in events if e.device_type() == CPU]
     return {
         "operations": sum(name.startswith("aten::") for name in names),
@@ -393,7 +391,7 @@ def counts(events) -> dict[str, int]:
 
 
 def _profile(events):
-    """What ran in a step, from the profiler's records."""
+    """Return what ran in a step, from the profiler's records."""
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     for event in events:
         name = event.name()
@@ -417,22 +415,22 @@ def _profile(events):
 
 
 def _ran_on_gpu(event) -> bool:
-    # An annotation of the host is drawn once more on the GPU, around what it launched.
+    # The profiler repeats the host's annotations on the GPU, around what they launched.
     return event.device_type() != CPU and not event.is_user_annotation()
 
 
 def _dtype(name):
-    """The profiler's name of a dtype as torch's own: float is float32, c10::Half float16."""
+    """Return torch's name of the profiler's dtype: float is float32, c10::Half float16."""
     return DTYPES.get(name.removeprefix("c10::"), name)
 
 
 def communication(events):
-    """What the processes said to each other in a step; {} where there was nothing to say.
+    """Return the communication between the processes in a step; {} if there was none.
 
-    Each collective with the size of its operand and, from the step's first record on, when it began
-    and how long it took; the span of the backward pass beside it. On a GPU, if there is a kernel
-    for each, these are the kernels' times. How long they ran in all, and how much of it no other
-    work hid, is told too.
+    Each collective has the size of its operand, its duration and when it began, counted from the
+    step's first record; the span of the backward pass is beside it. On a GPU, if there is a kernel
+    for each collective, these are the kernels' times. The kernels' total time, and how much of it
+    did not overlap with other work, are added.
     """
     begin = min((e.start_ns() for e in events), default=0)
     told, kernels, others = [], [], []
@@ -445,7 +443,7 @@ def communication(events):
         return {}
     told.sort(key=lambda e: e.start_ns())
     kernels.sort(key=lambda e: e.start_ns())
-    one_each = len(kernels) == len(told)  # then NCCL did them in their order
+    one_each = len(kernels) == len(told)  # then both are in the same order
     times = [_span(event, begin) for event in (kernels if one_each else told)]
     found = {
         "collectives": [_collective(e, s) for e, s in zip(told, times, strict=True)],
@@ -462,7 +460,7 @@ def communication(events):
 
 
 def _span(event, begin):
-    """Milliseconds since `begin`: from, to."""
+    """Return when an event began and ended, in milliseconds since `begin`."""
     start = (event.start_ns() - begin) / 1e6
     return start, start + event.duration_ns() / 1e6
 
@@ -481,13 +479,13 @@ def _collective(event, span):
 
 
 def _backward(events, on_device):
-    """The records of the backward pass: those of the GPU that it launched, or else its own."""
+    """Return the records of the backward pass: those that it launched on the GPU, or its own."""
     host = [e for e in events if e.name().startswith("autograd::engine::evaluate_function")]
     if not host or not on_device:
         return host
     begin = min(e.start_ns() for e in host)
     end = max(e.start_ns() + e.duration_ns() for e in host)
-    # Of operations only: calls of CUDA have numbers of their own, which may be the same.
+    # Operations only: CUDA calls have numbers of their own, which may coincide with these.
     launched = {
         e.correlation_id()
         for e in events
@@ -497,7 +495,7 @@ def _backward(events, on_device):
 
 
 def _distributed(model):
-    """How DDP wraps the model; {} where it does not."""
+    """Return how DDP wraps the model; {} if it does not."""
     data = getattr(model, "_get_ddp_logging_data", None)
     if data is None:
         return {}
@@ -506,6 +504,6 @@ def _distributed(model):
 
 
 def _graphs_alive():
-    """Tensors that still hold the graph which made them, after the step is over."""
+    """Return how many tensors still hold their autograd graph after the step."""
     kept = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
     return sum(t.grad_fn is not None for t in kept)

@@ -1,6 +1,6 @@
-"""What the experiments of `notebooks/experiments/` share: flags, precision, waiting, processes.
+"""The shared parts of `notebooks/experiments/`: flags, precision, waiting, processes.
 
-The trainer does all of it by itself, in the paragraphs of 02 and 06a.
+The trainer does without them: it has its own code, in the paragraphs of steps 02 and 06a.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import torch
 
 from dlojz import idr_torch
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of autocast, by --precision
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
 
 
 def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str = "fp32"):
-    """The flags of an experiment that trains a model of torchvision, with these defaults."""
+    """Add the flags of an experiment that trains a torchvision model, with these defaults."""
     add = parser.add_argument
     add("--model", default="resnet50", help="a classifier of torchvision")
     add("--image-size", type=int, default=224, help="pixels")
@@ -27,14 +27,14 @@ def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str =
 
 
 def add_images(parser: argparse.ArgumentParser, count: int):
-    """The flags of an experiment that takes the first `count` training images of a folder."""
+    """Add the flags of an experiment that reads the first `count` training images of a folder."""
     folder = os.environ.get("DLOJZ_DATA") or "data"
     parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
     parser.add_argument("--images", type=int, default=count, help="how many")
 
 
 def jpegs(args) -> list[Path]:
-    """Those images, by name. Raises SystemExit where there are none."""
+    """Return those images, sorted by path. Raises SystemExit if there are none."""
     found = sorted(
         path
         for path in Path(args.data, "train").rglob("*")
@@ -48,21 +48,21 @@ def jpegs(args) -> list[Path]:
 
 
 def set_float32(precision: str):
-    """TF32 for matrix products and convolutions in float32, unless "fp32" is asked for."""
+    """Use TF32 for matrix products and convolutions in float32, unless "fp32" is asked for."""
     float32 = "ieee" if precision == "fp32" else "tf32"
     torch.backends.cuda.matmul.fp32_precision = float32
     torch.backends.cudnn.conv.fp32_precision = float32
 
 
 def wait(device):
-    """Until the device has done all it was asked."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 @contextmanager
 def process_group(device):
-    """A process group of all processes of this job, on `device`; also of one alone."""
+    """Open a process group of all processes of this job, even of one alone, on `device`."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
@@ -75,16 +75,16 @@ def process_group(device):
     try:
         yield
     finally:
-        # gloo's thread may still hold the tensor of the last call, and needs Python's lock to let
-        # go of it. A DDP model that ends now would hold that lock, and wait for that thread.
+        # gloo's thread may still hold the tensor of the last call, and needs Python's lock to
+        # release it. A DDP model that is freed now would hold that lock and wait for that thread.
         time.sleep(0.1)
         torch.distributed.destroy_process_group()
 
 
 def milliseconds(call: Callable, device, times: int = 1) -> float:
-    """Of one of `times` calls made after each other, in the slowest process.
+    """Return the mean milliseconds per call over `times` calls in a row, in the slowest process.
 
-    All processes begin together; on a GPU the wait for it comes after the last call.
+    All processes begin together; a GPU is waited for once, after the last call.
     """
     torch.distributed.barrier()
     wait(device)
@@ -98,7 +98,7 @@ def milliseconds(call: Callable, device, times: int = 1) -> float:
 
 
 def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) -> dict:
-    """Milliseconds of each call in each round. What disturbs one of them disturbs all."""
+    """Return the milliseconds of each call in each round. What disturbs one disturbs all."""
     spent = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

@@ -1,4 +1,4 @@
-"""The trainer's flags that no notebook changes, and what is asked of all of them together."""
+"""The trainer's flags that no notebook changes, and the checks of all flags together."""
 
 import argparse
 import os
@@ -30,9 +30,9 @@ def add_loading(parser: argparse.ArgumentParser):
 
 def add_running(parser: argparse.ArgumentParser):
     """Add the flags of runs that are repeated, cut short, or stopped and resumed."""
-    group = parser.add_argument_group("the same again")
-    group.add_argument("--seed", type=int, default=0, help="of the weights, the order, the crops")
-    group.add_argument("--deterministic", action="store_true", help="the same bits; slower")
+    group = parser.add_argument_group("reproducing a run")
+    group.add_argument("--seed", type=int, default=0, help="for the weights, the order, the crops")
+    group.add_argument("--deterministic", action="store_true", help="bit-identical runs; slower")
     group = parser.add_argument_group("a short run, to see how fast it is")
     group.add_argument("--test", action="store_true", help="a few steps an epoch; no checkpoint")
     group.add_argument("--test-nsteps", type=positive, default=50, help="how many")
@@ -48,27 +48,27 @@ def switch(group, name: str, default: bool, text: str):
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments if they fit together; else exit with what to give instead."""
+    """Return the arguments if they are compatible; else exit with what to give instead."""
     if args.model not in models.names():
         parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
     if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
     if args.num_workers == 0 and idr_torch.is_master:
-        print("note: without workers, --persistent-workers and --prefetch-factor mean nothing")
+        print("note: without workers, --persistent-workers and --prefetch-factor have no effect")
     return args
 
 
 def positive(text: str) -> int:
-    """Return a flag's value, a whole number from 1."""
+    """Return a flag's value, a whole number of at least 1."""
     return _whole_number(text, 1)
 
 
 def natural(text: str) -> int:
-    """Return a flag's value, a whole number from 0."""
+    """Return a flag's value, a whole number of at least 0."""
     return _whole_number(text, 0)
 
 
 def _whole_number(text, least):
     if int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from {least}")
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least {least}")
     return int(text)

@@ -4,12 +4,12 @@ import torchvision
 
 
 def names() -> list[str]:
-    """All that `build` knows."""
+    """Return all the names that `build` knows."""
     return torchvision.models.list_models(torchvision.models)
 
 
 def build(name: str, num_classes: int, image_size: int):
-    """A classifier with fresh weights, for square images of `image_size` pixels."""
+    """Return a classifier with random weights, for square images of `image_size` pixels."""
     options = {"image_size": image_size} if name.startswith("vit_") else {}
     if name in ("googlenet", "inception_v3"):
         options = {"aux_logits": False}  # one loss, as for all others

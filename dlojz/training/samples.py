@@ -1,9 +1,9 @@
-"""What a training's images are made of, seen from outside: what a data set makes of a file of ours.
+"""A probe of the data set: the images that it makes of a file of our own.
 
-The pixels of that file tell where they were: red grows from left to right, green from top to
+The pixels of that file encode their position: red grows from left to right, green from top to
 bottom, blue is noise of all sizes. So whatever the trainee wrote, the images that come out show
-which part of the file was cut, whether it was flipped, and how much of the detail is left. Halfway
-the file is written anew, with more blue: who looks only once does not see it.
+which part of the file was cropped, whether it was flipped, and how much detail is left. Halfway
+through, the file is rewritten with more blue, which exposes a data set that caches.
 """
 
 import copy
@@ -21,19 +21,19 @@ from PIL import Image
 
 from dlojz.training import data
 
-DRAWS = 32  # images that are made of the file
-WIDTH, HEIGHT = 500, 375  # pixels of the file, as most of ImageNet's
-LABEL = 1  # of the file
+DRAWS = 32  # images that are made from the file
+WIDTH, HEIGHT = 500, 375  # pixels of the file, like most of ImageNet's
+LABEL = 1  # the file's
 
 
 def look(dataset) -> dict:
-    """How the data set makes an image of a file; {} for images that are made of none.
+    """Return how the data set makes an image from a file; {} if its images are synthetic.
 
-    pil: files that PIL opened. grey: the channels of an image of a file without colours.
-    boxes: [left, right, top, bottom] of each cut, as shares of the file; left > right: flipped.
-    detail: mean difference between neighbours, 0 to 1. fresh: images that show the new file, of
-    those made since. kept_objects, kept_bytes: what outlives these images. The draws are the same
-    in each run: they depend on the seed and the index.
+    pil: files that PIL opened. grey: the channels of an image made from a file without colours.
+    boxes: [left, right, top, bottom] of each crop, as shares of the file; left > right: flipped.
+    detail: mean difference between neighbours, 0 to 1. fresh: images that show the rewritten file,
+    of those made since. kept_objects, kept_bytes: what outlives these images. The draws are the
+    same in each run: they depend on the seed and the index.
     """
     if getattr(dataset, "resident", False):
         return {}
@@ -55,7 +55,7 @@ def look(dataset) -> dict:
 
 
 def jpeg(blue: float) -> bytes:
-    """The file; blue: the least of it, 0 to 0.5. Its noise is the same in each run."""
+    """Return the file; blue: its smallest value, 0 to 0.5. The noise is the same in each run."""
     noise = sum(_blocks(size) for size in (2, 4, 8, 16, 32, 64))
     pixels = np.empty((HEIGHT, WIDTH, 3))
     pixels[..., 0] = np.linspace(0, 255, WIDTH)
@@ -68,21 +68,21 @@ def jpeg(blue: float) -> bytes:
 
 
 def grey() -> bytes:
-    """A file with one channel, as some of ImageNet's are."""
+    """Return a file with one channel, like some of ImageNet's."""
     out = io.BytesIO()
     Image.new("L", (WIDTH, HEIGHT), 128).save(out, "JPEG")
     return out.getvalue()
 
 
 def _blocks(size):
-    """Noise in squares of `size` pixels."""
+    """Return noise in squares of `size` pixels."""
     rows, columns = -(-HEIGHT // size), -(-WIDTH // size)
     coarse = np.random.default_rng(size).random((rows, columns))
     return coarse.repeat(size, 0).repeat(size, 1)[:HEIGHT, :WIDTH]
 
 
 def _draw(probe, file):
-    """Make all images of the file, and keep of each what it tells."""
+    """Make all images from the file, and return what they show."""
     file.write_bytes(jpeg(blue=0))
     image, label = probe[0, 0]
     seen = {"label": int(label)}
@@ -93,7 +93,7 @@ def _draw(probe, file):
     for index in range(DRAWS):
         if index == DRAWS // 2:
             file.write_bytes(jpeg(blue=0.5))
-            before = _alive()  # by now whatever is kept once, is
+            before = _alive()  # by now all that is allocated only once is there
         shown = _unit(probe[0, index][0])
         boxes.append(_box(shown))
         detail.append(float((shown[2, :, 1:] - shown[2, :, :-1]).abs().mean()))
@@ -111,20 +111,20 @@ def _draw(probe, file):
 
 
 def _unit(image):
-    """An image of the data set as [3, H, W] from 0 to 1, with or without the normalization."""
+    """Return an image of the data set as [3, H, W] from 0 to 1, its normalization undone."""
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.MEAN, data.STD))
     return data.normalize(image[None].cpu())[0] * std + mean
 
 
 def _box(image):
-    """Where the image was cut from the file."""
+    """Return where in the file the image was cropped."""
     across, down = image[0].mean(0), image[1].mean(1)
-    # A tuple of numbers is nothing to the garbage collector, which counts what is kept.
+    # The garbage collector, which counts what is kept, does not track a tuple of numbers.
     return tuple(round(float(v), 3) for v in (across[0], across[-1], down[0], down[-1]))
 
 
 def _alive():
-    """Objects of Python, and bytes of this process; 0 where the system does not tell."""
+    """Return the numbers of Python objects and of bytes of this process (0 if not known)."""
     gc.collect()
     pages = 0
     with suppress(OSError):

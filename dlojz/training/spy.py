@@ -1,8 +1,8 @@
-"""Looks into the processes of a program with py-spy, from outside: its command, and what it says.
+"""The command line of py-spy, which samples a program from outside, and its output.
 
-py-spy reads the stack of each process some hundred times a second, without the program's help. A
-stack, in the format that it calls raw, is a line: the functions from the outermost to the
-innermost, and how often it was seen:
+py-spy reads the stack of each process some hundred times a second, without the program's help. In
+the format that it calls raw, a stack is a line: the functions from the outermost to the innermost,
+and how often it was seen:
 
 _worker_loop (torch/utils/data/_utils/worker.py:335);fetch (...);load (PIL/ImageFile.py:395) 57
 """
@@ -14,30 +14,30 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-RATE = 200  # looks per second
+RATE = 200  # samples per second
 FRAME = re.compile(r"(.+) \((.+?)(?::\d+)?\)$")
 REFUSED = re.compile(r"permission denied|not permitted|EPERM|SYS_PTRACE|as root", re.I)
 
 
 def program() -> str | None:
-    """Where py-spy is: beside this Python, or on the path."""
+    """Return the path of py-spy, beside this Python or in $PATH; None if it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
 def command(spy: str, output: Path, watched: Sequence[str]) -> list[str]:
-    """Run `watched` under py-spy, with all processes that it starts. (Its parent may look.)"""
+    """Return the command that runs `watched`, and all that it starts, as children of py-spy."""
     options = f"record --format raw --subprocesses --function --rate {RATE} --output".split()
     return [spy, *options, str(output), "--", *watched]
 
 
 def missing() -> str:
-    """What to type where py-spy is not installed."""
+    """Return what to type if py-spy is not installed."""
     return "py-spy was not found: type `pip install -c constraints.txt py-spy`, and try again"
 
 
 def trouble(stderr: str) -> str:
-    """Why py-spy saw nothing, and what to type, by what it said."""
+    """Return why py-spy saw nothing and what to type, from what it printed."""
     last = (stderr.strip().splitlines() or ["nothing"])[-1]
     if REFUSED.search(stderr):
         return (
@@ -48,9 +48,9 @@ def trouble(stderr: str) -> str:
 
 
 def innermost(text: str, within: str, depth: int = 3) -> list[tuple[list[str], int]]:
-    """(the innermost functions, how often they were seen) in this function, most often first.
+    """Return (the innermost functions below `within`, how often they were seen), most often first.
 
-    text: what py-spy wrote; the innermost function comes first.
+    text: what py-spy wrote. In the result, the innermost function comes first.
     """
     seen = Counter()
     for line in text.splitlines():
@@ -62,6 +62,6 @@ def innermost(text: str, within: str, depth: int = 3) -> list[tuple[list[str], i
 
 
 def name(frame: str) -> str:
-    """A frame of py-spy as "file: function", without its line."""
+    """Return a frame of py-spy as "file: function", without its line."""
     found = FRAME.match(frame)
     return f"{Path(found[2]).name}: {found[1]}" if found else frame

@@ -1,4 +1,4 @@
-"""How long the processes need to sum a tensor, by its size: what the link between them can do.
+"""The time that processes take to sum a tensor, by its size, and so the speed of their link.
 
 Submitted by a notebook: submit("notebooks/experiments/all_reduce.py", n_gpu=2).
 """
@@ -30,7 +30,7 @@ def main():
             size: lambda tensor=tensor: torch.distributed.all_reduce(tensor)
             for size, tensor in tensors.items()
         }
-        experiments.in_turn(calls, device, rounds=2)  # connections are made at the first need
+        experiments.in_turn(calls, device, rounds=2)  # connections are made on first use
         times = 20 if device.type == "cuda" else 1
         for size, spent in experiments.in_turn(calls, device, args.rounds, times).items():
             for ms in spent:

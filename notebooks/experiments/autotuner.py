@@ -1,10 +1,10 @@
-"""cuDNN's autotuner, off or on: the time of each step, for images of one size and of many.
+"""The time of each step with cuDNN's autotuner off or on, for images of one size and of many.
 
 Submitted by a notebook: submit("notebooks/experiments/autotuner.py --autotuner -b 256").
 
-Off and on are two jobs, because PyTorch keeps what it once chose for a convolution until the
-process ends. Each step is waited for, so that its time is its own. One step on other images comes
-before all, so that no case pays for starting the libraries.
+Off and on are two jobs, because PyTorch keeps its choice for a convolution until the process ends.
+Each step is synchronised, so that its time is its own. One step on other images comes first, so
+that no case pays for starting the libraries.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from dlojz import idr_torch
 from dlojz.runs import log
 from dlojz.training import experiments
 
-SIZES, APART = 6, 16  # how many sizes of images, and how many pixels lie between two
+SIZES, APART = 6, 16  # how many sizes of images, and the pixels between two of them
 
 
 def main():
@@ -47,7 +47,7 @@ def main():
 
 
 def training(args, device):
-    """A training step on images of any size: step(pixels), which waits for the device."""
+    """Return step(pixels), a training step on images of any size; it waits for the device."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     model = model.to(memory_format=torch.channels_last)

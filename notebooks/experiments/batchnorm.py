@@ -1,9 +1,9 @@
-"""Batch normalization in several processes: each sees the statistics of its own images only.
+"""Batch normalization in several processes, each of which normalizes by its own images only.
 
 Submitted by a notebook: submit("notebooks/experiments/batchnorm.py", n_gpu=2).
 
-A few steps of training in DDP; then `statistics`, which is yours to write, on a batch that is dealt
-to the processes, against what one process computes from the whole batch.
+A few steps of training in DDP; then `statistics`, which is yours to write, on a batch that is split
+between the processes, against what one process computes from the whole batch.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from dlojz.training import experiments
 
 
 def statistics(x):
-    """Mean and variance of each channel of x, [N, C, H, W], over the images of all processes."""
-    # TODO 06f: over all processes, by one all_reduce: about 10 lines
+    """Return mean and variance of each channel of x, [N, C, H, W], over all processes' images."""
+    # TODO 06f: compute both over all processes, by one all_reduce: about 10 lines
     mean = x.mean((0, 2, 3))
     variance = x.var((0, 2, 3), unbiased=False)
 
@@ -42,7 +42,7 @@ def main():
 
 
 def train(args, device, run):
-    """The running means of the first normalization, as each process keeps them."""
+    """Train for a few steps, and log this process's running means of the first normalization."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
@@ -59,12 +59,12 @@ def train(args, device, run):
 
 
 def compare(device, run):
-    """The statistics of a batch dealt to the processes, beside those of the whole batch."""
+    """Log the statistics of a batch split between the processes, beside those of the whole."""
     size, rank = idr_torch.size, idr_torch.rank
-    # Channels of small values and of large ones.
+    # Channels with small values and with large ones.
     scale = torch.tensor([0.1, 1.0, 10.0, 100.0]).view(1, 4, 1, 1)
     generator = torch.Generator().manual_seed(0)
-    # One image is missing, so that not all processes have equally many.
+    # One image is missing, so that the processes have unequal shares.
     whole = scale * (1 + torch.randn((8 * size - 1, 4, 5, 5), generator=generator))
     whole = whole.to(device)
     found = statistics(whole[rank::size])

@@ -1,9 +1,9 @@
-"""What DistributedDataParallel costs, and which of its options change it: a step in many variants.
+"""The cost of DistributedDataParallel, and which of its options change it: a step in many variants.
 
 Submitted by a notebook: submit("notebooks/experiments/ddp.py --model resnet18", n_gpu=2).
 
 All variants live in the same processes and are timed in turn, so that what disturbs one disturbs
-all. Then one step of each is looked at under the profiler.
+all. Then one step of each is profiled.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dlojz.runs import log
 from dlojz.training import evidence, experiments
 
 MB_OF_ONE_BUCKET = 4096
-# Of DistributedDataParallel.
+# The options of DistributedDataParallel in each variant.
 OPTIONS = {
     "DDP": {},
     "buckets of 1 MB": {"bucket_cap_mb": 1},
@@ -54,15 +54,15 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     experiments.set_float32(args.precision)
-    torch.backends.cudnn.benchmark = True  # as the solution of this step
+    torch.backends.cudnn.benchmark = True  # as in the solution of this step
     wanted = VARIANTS if "all" in args.variants else args.variants
     wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
     with experiments.process_group(device):
         steps = {name: training(name, args, device) for name in wanted}
         for step in steps.values():
-            for _ in range(3):  # DDP makes its final buckets in the second step
+            for _ in range(3):  # DDP builds its final buckets in the second step
                 step()
-        experiments.in_turn(steps, device, 1, args.steps)  # the first round is not like the others
+        experiments.in_turn(steps, device, 1, args.steps)  # a warm-up
         for name, ms in experiments.in_turn(steps, device, args.rounds, args.steps).items():
             per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
             run.measure(name, statistics.median(per_batch), "ms per batch")
@@ -71,7 +71,7 @@ def main():
 
 
 def training(name, args, device):
-    """A training step of its own model, in this variant: step()."""
+    """Return step(), a training step of a model of its own, in this variant."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     model = model.to(memory_format=torch.channels_last)
@@ -105,7 +105,7 @@ def training(name, args, device):
 
 
 def wrapped(name, model, device):
-    """The model in DDP, in this variant."""
+    """Return the model in DDP, in this variant."""
     options, ids = dict(OPTIONS.get(name, {})), [device] if device.type == "cuda" else None
     if name == "stream of high priority":
         kind = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
@@ -117,7 +117,7 @@ def wrapped(name, model, device):
 
 
 def seen(step, device):
-    """What the processes say to each other in one step, and when."""
+    """Return the communication between the processes in one step, and its times."""
     torch.distributed.barrier()
     profiler = evidence.start_profiler()
     step()

@@ -1,11 +1,11 @@
-"""How many JPEG files one core can make into images for a training, in several ways.
+"""The JPEG files per second that one core can turn into training images, in several ways.
 
 Submitted by a notebook: submit("notebooks/experiments/decoders.py").
 
 Each way takes the same bytes, already in memory, in one thread: first the decoder alone, then the
-whole road to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed by the seconds
-that the processor worked, so that others who use the machine disturb less. All ways are timed in
-turn. On a GPU nvJPEG decodes too, one by one and in batches; it is timed by the clock on the wall.
+whole road to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed in seconds of
+processor time, so that other users of the machine disturb it less. All ways are timed in turn. On a
+GPU nvJPEG decodes too, one by one and in batches; it is timed in wall time.
 """
 
 import argparse
@@ -23,31 +23,31 @@ from dlojz import idr_torch
 from dlojz.runs import log
 from dlojz.training import data, experiments
 
-BATCHES = (1, 16, 64, 256)  # of nvJPEG
+BATCHES = (1, 16, 64, 256)  # nvJPEG's
 
 
 def pil(jpeg):
-    """An image of PIL, in RGB."""
+    """Return a PIL image, in RGB."""
     return Image.open(io.BytesIO(jpeg)).convert("RGB")
 
 
 def torchvision(jpeg):
-    """A tensor of uint8, [3, H, W], by libjpeg-turbo."""
+    """Return a uint8 tensor, [3, H, W], decoded by libjpeg-turbo."""
     return decode_jpeg(torch.frombuffer(jpeg, dtype=torch.uint8), mode=ImageReadMode.RGB)
 
 
 def simplejpeg(jpeg):
-    """The same by simplejpeg, where it is installed."""
+    """Return the same, decoded by simplejpeg, which is an optional package."""
     from simplejpeg import decode_jpeg as decode
 
     return torch.from_numpy(decode(jpeg)).permute(2, 0, 1)
 
 
 class RandomResizedCrop(v2.RandomResizedCrop):
-    """torchvision's, but the crop is copied first, each pixel's channels next to each other.
+    """torchvision's transform, but the crop is first copied to channels_last.
 
-    The same image to the bit. A crop that still lies in the decoded image is resized by a slower
-    way of torch's, which puts each channel into a plane of its own.
+    The image is the same, bit for bit. A crop that is a view of the decoded image is resized by a
+    slower path of torch, which puts each channel into a plane of its own.
     """
 
     def transform(self, image, params):
@@ -62,7 +62,7 @@ if find_spec("simplejpeg"):
 
 
 def roads(size):
-    """From a decoded image to what a batch is made of, by the name of each."""
+    """Return the ways from a file's bytes to a training image, by name."""
     crop = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
     v1 = transforms.Compose(crop)
     as_float = transforms.Compose(
@@ -105,7 +105,7 @@ def main():
 
 
 def images_per_s(ways, jpegs, rounds):
-    """Of one core, in each round, all ways in turn; the first round warms up."""
+    """Return the images per second of one core, by way and round, after a warm-up round."""
     found = {name: [] for name in ways}
     for again in range(rounds + 1):
         for name, way in ways.items():
@@ -118,7 +118,7 @@ def images_per_s(ways, jpegs, rounds):
 
 
 def nvjpeg(jpegs, batch, device):
-    """Images per second of the GPU's decoder."""
+    """Return the images per second of the GPU's decoder."""
     tensors = [torch.frombuffer(jpeg, dtype=torch.uint8) for jpeg in jpegs]
     experiments.wait(device)
     begin = time.perf_counter()

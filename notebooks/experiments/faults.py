@@ -1,9 +1,9 @@
-"""A training with a planted fault, and a trace of a few of its steps: trace.json.gz, in the run.
+"""A training run with a planted fault, and a trace of a few steps: trace.json.gz in its folder.
 
 Submitted by a notebook: submit("notebooks/experiments/faults.py --fault unpinned").
 
 Without a fault: images in pinned memory, channels_last, a batch that fills the device, nothing read
-back. Each fault changes one thing. Nothing is learned here, so fp16 comes without a scaler.
+back. Each fault changes one thing. Nothing is learned here, so fp16 needs no scaler.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from dlojz.runs.suspects import FAULTS
 from dlojz.training import experiments
 
 WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
-DELAY_S = 0.02  # of the straggler
+DELAY_S = 0.02  # the straggler's
 OBJECTS = 1_000_000
 IMAGES = 512
 
 
 class Prepared(torch.utils.data.Dataset):
-    """Batches that are ready: uint8, or float32."""
+    """Batches that are ready in memory, in uint8 or float32."""
 
     def __init__(self, shape, dtype):
         generator = torch.Generator().manual_seed(0)
@@ -45,7 +45,7 @@ class Prepared(torch.utils.data.Dataset):
 
 
 class Decoded(torch.utils.data.Dataset):
-    """A photo of 1000 x 750 pixels that is decoded, cut and flipped for each image, by PIL."""
+    """A photo of 1000 x 750 pixels that PIL decodes, crops and flips for each image."""
 
     def __init__(self, size):
         image = torch.randint(256, (3, 750, 1000), dtype=torch.uint8)
@@ -87,7 +87,7 @@ def main():
 
 
 def loader(args, size):
-    """The batches, as the fault has them."""
+    """Return the loader of the batches, with this fault."""
     pinned = args.fault != "unpinned" and torch.cuda.is_available()
     if args.fault == "one-worker":
         return torch.utils.data.DataLoader(
@@ -99,7 +99,7 @@ def loader(args, size):
 
 
 def train(args, device, run, several):
-    """A few steps, the last of them under the profiler."""
+    """Train for a few steps, and profile the last of them."""
     torch.manual_seed(0)
     layout = torch.contiguous_format if args.fault == "nchw" else torch.channels_last
     model = torchvision.models.get_model(args.model, weights=None).to(device, memory_format=layout)
@@ -139,13 +139,13 @@ def train(args, device, run, several):
 
 
 def plant(fault, model, loss, logits, held):
-    """What the fault does at the end of a step."""
+    """Run the part of the fault that comes at the end of a step."""
     if fault == "item":
         max(p.grad.norm().item() for p in model.parameters())
     if fault == "print":
         print(f"loss {loss}, logits {logits}")
     if fault == "garbage":
-        held[0] = [held]  # a cycle: nothing but the collector finds it
+        held[0] = [held]  # a cycle, which only the collector can free
         gc.collect()
 
 

@@ -1,6 +1,6 @@
-"""Where the memory of a training goes, by precision: bytes per parameter and bytes per image.
+"""The memory of a training step by precision: bytes per parameter and bytes per image.
 
-Counted on tensors that have a shape and a type and no values, so that any machine can count any
+They are counted on tensors with a shape and a type but no values, so any machine can count any
 model. Submitted by a notebook: submit("notebooks/experiments/footprint.py --model resnet50").
 """
 
@@ -24,7 +24,7 @@ def size(tensors):
 
 
 def kept_bytes(model, recipe, shape):
-    """The loss of one batch, and the bytes that autograd keeps for it, but for the weights."""
+    """Return the loss of one batch, and the bytes that autograd keeps for it, less the weights."""
     images = torch.randn(shape)
     labels = torch.zeros(shape[0], dtype=int)
     kept = {}
@@ -51,7 +51,7 @@ def main():
     shape = (3, args.image_size, args.image_size)
     with FakeTensorMode():
         for recipe in RECIPES:
-            # Of all weights and images that are made from here on.
+            # It applies to all weights and images that are made from here on.
             torch.set_default_dtype(torch.bfloat16 if recipe == "pure bf16" else torch.float32)
             model = torchvision.models.get_model(args.model, weights=None)
             _, few = kept_bytes(model, recipe, (8, *shape))

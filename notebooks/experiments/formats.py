@@ -1,4 +1,4 @@
-"""What a number format loses: long sums, small updates and, on a GPU, sums in pieces.
+"""The errors of number formats: in long sums, small updates and, on a GPU, split sums.
 
 Submitted by a notebook: submit("notebooks/experiments/formats.py").
 """
@@ -17,7 +17,7 @@ UPDATES, UPDATE = 500, 1e-3  # steps of a weight that begins at 1
 
 
 def sum_in(dtype, terms):
-    """Add the columns of `terms` one by one, rounding each partial sum; yields those at TERMS."""
+    """Add the columns of `terms` one by one, rounding each time; yield the sums at TERMS."""
     total = torch.zeros(len(terms), dtype=dtype)
     for count, column in enumerate(terms.T, 1):
         total = (total.float() + column).to(dtype)
@@ -26,7 +26,7 @@ def sum_in(dtype, terms):
 
 
 def measure_sums(run):
-    # Numbers of 8 significant bits: their products are exact in fp32, so that only adding errs.
+    # Numbers of 8 significant bits: their products are exact in fp32, so only adding rounds.
     x, y = torch.rand(2, ROWS, TERMS[-1]).bfloat16().float()
     exact = (x.double() * y.double()).cumsum(1)
     for name, dtype in FORMATS.items():
@@ -47,7 +47,7 @@ def measure_updates(run):
 
 
 def measure_reductions(run, device):
-    """Few and long dot products: where a GPU cuts the sums into pieces, and adds the pieces."""
+    """Measure a few long dot products, whose sums a GPU splits into parts that it adds up."""
     flags, unit = torch.backends.cuda.matmul, "relative error of a matrix product"
     for terms in (2**n for n in range(10, 21, 2)):
         for name in ("fp16", "bf16"):

@@ -1,9 +1,9 @@
-"""Where a change of layout hides: what a training step spends its time on, in five cases.
+"""Hidden changes of layout: what a training step spends its time on, in five cases.
 
 Submitted by a notebook: submit("notebooks/experiments/layouts.py --model resnet18 -b 32").
 
-Times whole steps first, the cases in turn, so that what disturbs one disturbs all. Then looks at
-one step of each under the profiler: kernels on a GPU, operations on a CPU.
+Whole steps are timed first, the cases in turn, so that what disturbs one disturbs all. Then one
+step of each is profiled: kernels on a GPU, operations on a CPU.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     experiments.set_float32(args.precision)
-    torch.backends.cudnn.benchmark = True  # as the solution of this step
+    torch.backends.cudnn.benchmark = True  # as in the solution of this step
 
     steps = {case: training(args, device, *choice) for case, choice in CASES.items()}
     for step in steps.values():
@@ -61,7 +61,7 @@ def main():
 
 
 def training(args, device, weights_last, images_last, interrupted):
-    """A training step of its own model: step()."""
+    """Return step(), a training step of a model of its own."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     shape = (args.batch_size, 3, args.image_size, args.image_size)
@@ -84,12 +84,12 @@ def one_step(model, optimizer, images, labels, dtype):
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
     optimizer.zero_grad()
-    loss.backward()  # fp16 without a scaler: for the time it takes, its values do not matter
+    loss.backward()  # fp16 without a scaler: only its time matters
     optimizer.step()
 
 
 def profile(step, device):
-    """What one step spends its time on, by name; its first kernels; the layouts that it saw."""
+    """Return what one step spends its time on, by name; its first kernels; the layouts it saw."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -111,7 +111,7 @@ def profile(step, device):
         on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
         if event.is_user_annotation or on_gpu != (device.type == "cuda"):
             continue
-        # A CPU operation holds those that it calls: its own time only, and no span that is theirs.
+        # A CPU operation contains those that it calls: count its own time only, not their spans.
         span = event.time_range.elapsed_us()
         own = span if on_gpu else event.self_cpu_time_total
         times[event.name[:NAME]] += own / 1000

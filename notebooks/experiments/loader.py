@@ -1,11 +1,11 @@
-"""How many images per second a trainer's loader gives, if nobody trains: by number of workers.
+"""The images per second of a trainer's loader without training, by number of workers.
 
 Submitted by a notebook:
 submit("notebooks/experiments/loader.py --trainer dlojz/dlojz.py --workers 0 1 2 -- -b 32").
 
 The loader is the one that the trainer's `build_loaders` makes, from the flags behind the `--`. Its
-batches are taken as fast as they come, and thrown away. The clock starts when each worker has given
-two of them: how long the first took is kept apart.
+batches are taken as fast as they come, and thrown away. The clock starts when each worker has
+delivered two of them; the time to the first batch is logged apart.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dlojz.runs import log
 
 
 def module(path):
-    """The trainer in this file."""
+    """Return the trainer in this file, as a module."""
     spec = importlib.util.spec_from_file_location("trainer", path)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
@@ -30,14 +30,14 @@ def module(path):
 
 
 def loader(trainer, flags, workers):
-    """The trainer's loader of the training images, and the trainer's arguments."""
+    """Return the trainer's loader of the training images, and the trainer's arguments."""
     sys.argv = ["dlojz.py", *flags, "--num-workers", str(workers)]
     args = trainer.parse_args()
     return trainer.build_loaders(args)[0], args
 
 
 def images_per_s(batches, warmup, count):
-    """(seconds to the first batch, images per second of those after `warmup` of them)."""
+    """Return the seconds to the first batch, and the images per second after `warmup` batches."""
     begin = time.perf_counter()
     first, images, number = None, 0, 0
     for number, (batch, _) in enumerate(islice(batches, warmup + count), 1):
@@ -69,7 +69,7 @@ def main():
         found, sensors = [], meters.Sensors(device)
         for epoch in range(args.rounds):
             batches.batch_sampler.set_epoch(epoch)
-            count = max(args.batches, 4 * wanted)  # some of each worker
+            count = max(args.batches, 4 * wanted)  # some from each worker
             found.append(images_per_s(batches, max(1, 2 * wanted), count))
         run.case(
             f"{wanted} workers",
@@ -77,7 +77,7 @@ def main():
             batch_size=arguments.batch_size,
             first_batch_s=found[0][0],
             images_per_s=[speed for _, speed in found],
-            **sensors.window(),  # how many CPUs others used
+            **sensors.window(),  # with the CPUs that others used
         )
         del batches  # its workers end
     run.end()

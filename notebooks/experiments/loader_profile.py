@@ -1,9 +1,9 @@
-"""What a loader's time is spent on: seen by cProfile from inside, by py-spy from outside.
+"""A profile of a loader: by cProfile from inside, by py-spy from outside.
 
 Submitted by a notebook: submit("notebooks/experiments/loader_profile.py").
 
-cProfile sees one process. So there the loader has no workers, and prepares the images itself.
-py-spy sees all processes: it watches a second loading, by workers. Both load the trainer's images.
+cProfile sees one process, so the loader has no workers there, and prepares the images in that
+process. py-spy sees all processes, so a second loader has workers. Both load the trainer's images.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from dlojz.runs import log
 from dlojz.training import data, spy
 
 BATCH = 32
-KEPT = 200  # functions: the others take next to nothing
-WORKER = "_worker_loop"  # the function of torch in which a worker spends its life
+KEPT = 200  # functions: the others take almost no time
+WORKER = "_worker_loop"  # torch's main function of a worker
 
 
 def main():
@@ -47,7 +47,7 @@ def main():
 
 
 def build_loader(args, num_workers):
-    """Batches as the trainer has them."""
+    """Return a loader of the trainer's batches."""
     crop = [transforms.RandomResizedCrop(args.image_size), transforms.RandomHorizontalFlip()]
     to_tensor = [transforms.ToTensor(), transforms.Normalize(data.MEAN, data.STD)]
     transform = transforms.Compose(crop + to_tensor)
@@ -60,13 +60,13 @@ def build_loader(args, num_workers):
 
 
 def load(loader, batches):
-    """Nothing is done with them."""
+    """Load this many batches, and drop them."""
     for _ in islice(loader, batches):
         pass
 
 
 def inside(args):
-    """What cProfile says: each function's name, its calls and own seconds, the longest first."""
+    """Return cProfile's rows: each function's name, calls and own seconds, the longest first."""
     loader, profile = build_loader(args, 0), cProfile.Profile()
     batches = min(args.batches, len(loader))
     profile.runcall(load, loader, batches)
@@ -81,7 +81,7 @@ def inside(args):
 
 
 def outside(output):
-    """What py-spy says of the same loading by workers: where they were, or why that is unknown."""
+    """Return the stacks of the workers that py-spy saw, or why it saw none."""
     if (program := spy.program()) is None:
         return {"trouble": spy.missing()}
     watched = [sys.executable, *sys.argv, "--watched"]

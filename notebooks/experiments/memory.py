@@ -1,4 +1,4 @@
-"""What stays in memory: the tensors that autograd keeps, counted while they live.
+"""The tensors that autograd keeps in memory, counted while they are alive.
 
 Submitted by a notebook: submit("notebooks/experiments/memory.py --model resnet18 -b 32").
 """
@@ -20,12 +20,12 @@ class Kept:
     """A tensor that autograd keeps for the backward pass."""
 
     def __init__(self, tensor):
-        # Detached: an output that is kept with its graph would keep itself alive for ever.
+        # Detached, because an output kept with its graph would keep itself alive forever.
         self.tensor = tensor.detach()
 
 
 class Step:
-    """A forward pass on a batch that stays the same; counts what autograd keeps of it."""
+    """A forward pass on a fixed batch, with a count of what autograd keeps of it."""
 
     def __init__(self, args, device):
         self.model = torchvision.models.get_model(args.model, weights=None).to(device)
@@ -44,7 +44,7 @@ class Step:
         return kept
 
     def kept_bytes(self):
-        """Without the parameters, which stay anyway; a storage of several tensors counts once."""
+        """Return the kept bytes, less the parameters; a shared storage counts once."""
         gc.collect()
         storages = [kept.tensor.untyped_storage() for kept in self._alive]
         sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}

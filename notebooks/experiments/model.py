@@ -1,4 +1,4 @@
-"""What a model is made of: parameters, arithmetic and memory for one image, by stage.
+"""The parameters of a model, and its arithmetic and memory for one image, by stage.
 
 Submitted by a notebook: submit("notebooks/experiments/model.py --model resnet18 --image-size 64").
 """

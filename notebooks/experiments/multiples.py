@@ -1,8 +1,8 @@
-"""Round numbers: how fast are channels, batches and classes around a multiple of 8?
+"""The speed of channels, batches and classes around a multiple of 8.
 
 Submitted by a notebook: submit("notebooks/experiments/multiples.py --channels 64 -b 8").
 
-All sizes are timed in turn, and again, so that what disturbs one disturbs all; the median counts.
+All sizes are timed in turn, in rounds, so that what disturbs one disturbs all; the median counts.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dlojz.training import experiments
 
 WARM_UP, ROUNDS = 2, 5
 CLASSES = (10, 16, 1000, 1001, 1008, 50257, 50304)
-FEATURES = 2048  # that enter the last layer of a ResNet-50
+FEATURES = 2048  # inputs of the last layer of a ResNet-50
 
 
 def main():
@@ -35,7 +35,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     experiments.set_float32(args.precision)
-    torch.backends.cudnn.benchmark = True  # each size with the kernels that are best for it
+    torch.backends.cudnn.benchmark = True  # each size with its fastest kernels
 
     for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):
         for (what, size), rate in rates(sizes(args, device), args, device).items():
@@ -44,14 +44,14 @@ def main():
 
 
 def channels(args, device):
-    """A 3 x 3 convolution of 28 x 28 pixels, as in the middle of a ResNet, by its channels."""
+    """Yield a 3 x 3 convolution of 28 x 28 pixels, as in mid-ResNet, by its channels."""
     for c in range(args.channels - 8, args.channels + 9):
         layer = torch.nn.Conv2d(c, c, 3, padding=1, bias=False)
         yield ("channels", c), layer, (args.batch_size, c, 28, 28), 6e-9 * 9 * c * c * 28 * 28
 
 
 def batches(args, device):
-    """The whole model, by its batch size."""
+    """Yield the whole model, by its batch size."""
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     for offset in (-6, -4, -2, -1, 0, 1, 2, 4, 8):
         batch = args.batch_size + offset
@@ -59,14 +59,14 @@ def batches(args, device):
 
 
 def classes(args, device):
-    """The last layer alone, by its classes: those of images, and those of a language's words."""
+    """Yield the last layer alone, by its classes: of images, or the words of a language."""
     for count in args.classes:
         layer = torch.nn.Linear(FEATURES, count)
         yield ("classes", count), layer, (args.rows, FEATURES), 6e-9 * FEATURES * count
 
 
 def rates(sizes, args, device):
-    """Work per second of a forward and a backward pass. The work is given for each image or row."""
+    """Return the work per second of a forward and a backward pass, from that of an image or row."""
     steps, work = {}, {}
     for what, layer, shape, for_each in sizes:
         last = torch.channels_last if len(shape) == 4 else torch.contiguous_format

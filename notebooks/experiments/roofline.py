@@ -1,11 +1,11 @@
-"""How fast each layer of a model computes, beside what this machine could do: a roofline.
+"""The roofline of a model: the speed of each layer, beside what this machine could reach.
 
 Submitted by a notebook: submit("notebooks/experiments/roofline.py --model resnet18").
 
-Two ceilings are measured: how fast memory can be copied, and how fast a large matrix product is.
-Then each layer of the model is timed alone, forward, on inputs of its own shape. How much it has to
-compute and to move follows from the shapes: each input, output and weight once, as if caches had no
-limit. (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.)
+Two ceilings are measured: the speed of a copy in memory, and that of a large matrix product. Then
+each layer of the model is timed alone, forward, on inputs of its own shape. The work and traffic of
+a layer follow from the shapes: each input, output and weight moves once, as if caches had no limit.
+(Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.)
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dlojz.training import experiments
 ROUNDS, TIMES = 5, 5
 COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
 MATRIX = {"cpu": 1536, "cuda": 8192}
-# Operations for each element that comes out, of layers that are no matrix product; about.
+# Approximate operations per output element, for layers that are not matrix products.
 PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNorm": 8}
 
 
@@ -44,13 +44,13 @@ def main():
 
 
 def median_ms(call, device):
-    """Of one call, among several that follow each other."""
+    """Return the median milliseconds of one call, among several in a row."""
     call()
     return statistics.median(experiments.milliseconds(call, device, TIMES) for _ in range(ROUNDS))
 
 
 def ceilings(run, device, dtype):
-    """What memory and arithmetic can do at best."""
+    """Measure the best speeds of memory and of arithmetic."""
     size = COPY_BYTES[device.type]
     a, b = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     run.measure("memory", 2 * size / median_ms(lambda: b.copy_(a), device) / 1e6, "GB/s")
@@ -60,7 +60,7 @@ def ceilings(run, device, dtype):
 
 
 def layers(args, device, dtype):
-    """The layers of the model with the shapes that enter them, and how often each is there."""
+    """Return the layers of the model with their input shapes, and how often each occurs."""
     model = torchvision.models.get_model(args.model, weights=None).to(device, dtype)
     model = model.to(memory_format=torch.channels_last)
     found, known = Counter(), {}
@@ -80,7 +80,7 @@ def layers(args, device, dtype):
 
 
 def timed(what, count, device, dtype):
-    """One layer: its kind, operations, bytes and milliseconds."""
+    """Return a layer's kind, operations, bytes and milliseconds."""
     layer, shape = what
     x = torch.randn(shape, device=device, dtype=dtype)
     if x.ndim == 4:
@@ -98,7 +98,7 @@ def timed(what, count, device, dtype):
 
 
 def operations(layer, x, out):
-    """Multiplications and additions; of a pooling layer one for each number that it reads."""
+    """Return the multiplications and additions of a layer; for pooling, one per input."""
     if isinstance(layer, torch.nn.Conv2d):
         return 2 * out.numel() * layer.weight[0].numel()
     if isinstance(layer, torch.nn.Linear):

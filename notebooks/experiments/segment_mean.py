@@ -1,9 +1,9 @@
-"""The mean of each segment of a long list, in four ways: the same numbers, and how long they take.
+"""The mean of each segment of a long list, in four ways: equal results, different times.
 
 Submitted by a notebook: submit("notebooks/experiments/segment_mean.py").
 
-The rows of x belong to segments of unlike length, as the atoms of molecules or the words of
-sentences do. Each way is checked against the first, timed in turn, and looked at once.
+The rows of x belong to segments of different lengths, like the atoms of molecules or the words of
+sentences. Each way is checked against the first, timed in turn, and profiled once.
 """
 
 import argparse
@@ -17,23 +17,23 @@ from dlojz.training import evidence, experiments
 
 
 def loop_of_sums(x, ids, segments):
-    """Segment by segment, in Python."""
+    """Return the means, segment by segment in Python."""
     return torch.stack([x[ids == i].sum(0) / (ids == i).sum() for i in range(segments)])
 
 
 def segment_reduce(x, ids, segments):
-    """One operation that knows where segments begin and end."""
+    """Return the means by one operation that knows where segments begin and end."""
     return torch.segment_reduce(x, "mean", lengths=torch.bincount(ids, minlength=segments))
 
 
 def scatter_reduce(x, ids, segments):
-    """One operation that sends each row to its segment, in whatever order."""
+    """Return the means by one operation that sends rows, in any order, to their segments."""
     out, where = x.new_zeros(segments, x.shape[1]), ids[:, None].expand_as(x)
     return out.scatter_reduce(0, where, x, "mean", include_self=False)
 
 
 def scatter_add(x, ids, segments):
-    """Sums and counts apart; equal ids are neighbours."""
+    """Return sums divided by counts; equal ids must be neighbours."""
     sums = x.new_zeros(segments, x.shape[1]).scatter_add_(0, ids[:, None].expand_as(x), x)
     return sums / torch.unique_consecutive(ids, return_counts=True)[1][:, None]
 
@@ -73,7 +73,7 @@ def main():
 
 
 def seen(call, device):
-    """How often the device was asked for something in one call, and waited for."""
+    """Return how often one call launches work on the device, and waits for it."""
     profiler = evidence.start_profiler()
     call()
     experiments.wait(device)

@@ -1,4 +1,4 @@
-"""Square matrix products of sizes around a round one: which sizes are fast?
+"""The speed of square matrix products, for sizes around a round number.
 
 Submitted by a notebook: submit("notebooks/experiments/sizes.py --size 512").
 """
@@ -23,7 +23,7 @@ FORMATS = {
 
 
 def seconds(device, x, y):
-    """The time of a product, waited for."""
+    """Return the seconds of one product, with the wait for the device."""
     begin = time.perf_counter()
     x @ y
     if device.type == "cuda":
@@ -38,13 +38,13 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    # A processor without instructions for 16 bits would take minutes for them.
+    # A CPU without 16-bit instructions would take minutes for the others.
     names = FORMATS if device.type == "cuda" else ["fp32"]
     sizes = [args.size + offset for offset in OFFSETS]
     for name in names:
         dtype, torch.backends.cuda.matmul.fp32_precision = FORMATS[name]
         pairs = [[torch.randn(n, n, device=device).to(dtype) for _ in "xy"] for n in sizes]
-        # All sizes in turn, and again: what disturbs one disturbs all.
+        # All sizes in turn, in several rounds: what disturbs one disturbs all.
         rounds = [[seconds(device, *pair) for pair in pairs] for _ in range(WARM_UP + ROUNDS)]
         for size, times in zip(sizes, zip(*rounds[WARM_UP:], strict=True), strict=True):
             speed = 2 * size**3 / statistics.median(times)

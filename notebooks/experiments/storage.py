@@ -4,13 +4,13 @@ Submitted by a notebook: submit("notebooks/experiments/storage.py").
 
 Four copies are written into the run's folder, and removed at the end: files and WebDataset's tar
 archives, with the images as they are and with a shorter side of 256 pixels. One thread reads each
-of them in random order (of shards: the order of the shards, and a buffer), and then reads and
-decodes. Before a cold pass the kernel is told to forget what it holds of the files
-(POSIX_FADV_DONTNEED); how much it still holds is asked, and kept.
+of them in random order (shards: in random order, through a buffer), and then reads and
+decodes. Before a cold pass the kernel is asked to drop the files from its cache
+(POSIX_FADV_DONTNEED); the share that stays cached is logged.
 
-Counted are the metadata operations that Python makes, by its audit hook: files opened, and folders
-listed. It does not see what each of them brings along: on Linux `open` in Python adds an fstat, a
-seek and a close, as `strace` shows; nor files that a library opens by itself.
+Python's audit hook counts its metadata operations: files opened, and folders listed. It sees
+neither what these bring along (on Linux, `open` in Python adds an fstat, a seek and a close, as
+`strace` shows) nor files that a library opens without Python.
 """
 
 import argparse
@@ -38,18 +38,18 @@ OPERATIONS = {"open": "open", "os.scandir": "list", "os.listdir": "list"}
 
 
 class Metadata:
-    """Counts Python's metadata operations below a folder."""
+    """A counter of Python's metadata operations below a folder."""
 
     def __init__(self):
         self.folder, self.counts = None, Counter()
-        sys.addaudithook(self._see)  # there is no way to take it away again
+        sys.addaudithook(self._see)  # it can't be removed again
 
     def _see(self, event, arguments):
         if self.folder and event in OPERATIONS and str(arguments[0]).startswith(self.folder):
             self.counts[OPERATIONS[event]] += 1
 
     def count(self, folder, call):
-        """(what `call()` returns, the operations below `folder` meanwhile)."""
+        """Return what `call()` returns, and the operations below `folder` meanwhile."""
         self.folder, self.counts = str(folder), Counter()
         result = call()
         self.folder = None
@@ -57,7 +57,7 @@ class Metadata:
 
 
 def write_files(sources, folder, side):
-    """The images as files, in a folder for each class, as they were; `side`: smaller."""
+    """Write the images as files, in a folder for each class; `side`: makes them smaller."""
     for source in sources:
         target = folder / source.parent.name / source.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def write_files(sources, folder, side):
 
 
 def smaller(jpeg, side):
-    """The image with a shorter side of at most `side` pixels, as a JPEG again."""
+    """Return the JPEG, with a shorter side of at most `side` pixels."""
     image = Image.open(io.BytesIO(jpeg)).convert("RGB")
     factor = min(1, side / min(image.size))
     size = tuple(round(factor * s) for s in image.size)
@@ -75,7 +75,7 @@ def smaller(jpeg, side):
 
 
 def write_shards(files, folder, per_shard):
-    """The files as tar archives of `per_shard` images each."""
+    """Write the files as tar archives of `per_shard` images each."""
     folder.mkdir(parents=True)
     pattern, order = str(folder / "%05d.tar"), sorted(files)
     random.Random(0).shuffle(order)  # else a shard would hold one class
@@ -85,7 +85,7 @@ def write_shards(files, folder, per_shard):
 
 
 def read_files(folder):
-    """The bytes of each image: the folders are listed, then the files opened in random order."""
+    """Yield the bytes of each image: list the folders, then open the files in random order."""
     found = [path for path, _ in ImageFolder(folder).samples]
     random.shuffle(found)
     for path in found:
@@ -94,7 +94,7 @@ def read_files(folder):
 
 
 def read_shards(folder):
-    """The bytes of each image, one shard after the other, mixed in a buffer."""
+    """Return the bytes of each image, one shard after the other, shuffled in a buffer."""
     shards = sorted(str(path) for path in folder.glob("*.tar"))
     random.shuffle(shards)
     samples = webdataset.WebDataset(shards, shardshuffle=False).shuffle(100)
@@ -106,37 +106,37 @@ def decode(jpeg):
 
 
 def forget(folder):
-    """Let the kernel drop what it holds of these files; the share of them that it kept.
+    """Make the kernel drop these files from its cache; return the share of them that it kept.
 
-    None where it does not say.
+    None if it can't be known.
     """
     kept = []
     for path in (p for p in folder.rglob("*") if p.is_file()):
         with path.open("rb") as file:
-            os.fsync(file)  # what is not written yet can't be dropped
+            os.fsync(file)  # unwritten pages can't be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             kept.append(cached(file))
     return None if None in kept else sum(kept) / len(kept)
 
 
 def cached(file):
-    """Is the file's beginning in memory? None where the kernel does not say.
+    """Return whether the file's beginning is cached; None if it can't be known.
 
-    Asked by mincore: a read that must not wait (RWF_NOWAIT) would have the kernel fetch it.
+    mincore says so: a read that must not wait (RWF_NOWAIT) would make the kernel fetch it.
     """
     libc, answer = ctypes.CDLL(None, use_errno=True), ctypes.c_ubyte()
     try:
         with mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY) as pages:
             first = ctypes.c_char.from_buffer(pages)
             failed = libc.mincore(ctypes.byref(first), ctypes.c_size_t(1), ctypes.byref(answer))
-            del first  # a map that is referred to can't be closed
+            del first  # a map with references can't be closed
     except (OSError, ValueError, AttributeError):  # an empty file, another kernel
         return None
     return None if failed else bool(answer.value & 1)
 
 
 def timed(images, work):
-    """(images per second, how many)."""
+    """Return the images per second, and their number."""
     begin, count = time.perf_counter(), 0
     for jpeg in images:
         work(jpeg)
@@ -172,7 +172,7 @@ def main():
 
 
 def measure(metadata, folder, read, rounds):
-    """What one copy of the images gives, in each way."""
+    """Return the measurements of one copy of the images, read in each way."""
     speeds, kept = {"cold": [], "warm": [], "decoded": []}, []
     for again in range(rounds):
         random.seed(again)

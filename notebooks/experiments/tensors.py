@@ -1,4 +1,4 @@
-"""Where a tensor is born: made on the host and copied, or made on the device.
+"""The time to make a tensor on the host and copy it, or to make it on the device.
 
 Submitted by a notebook: submit("notebooks/experiments/tensors.py").
 """
@@ -42,7 +42,7 @@ def main():
 
     megabytes = pinned.numel() * 4 // 10**6
     measure(f"torch.zeros(...).to(device), {megabytes} MB", lambda: torch.zeros(shape).to(device))
-    if device.type == "cuda":  # else nothing is copied, and nothing is pinned
+    if device.type == "cuda":  # otherwise nothing is copied or pinned
         measure("the copy alone, from pinned memory", lambda: pinned.to(device, non_blocking=True))
     measure("torch.zeros(..., device=device)", lambda: torch.zeros(shape, device=device))
     run.end()

@@ -1,4 +1,4 @@
-"""How large the gradients of a training step are: counted by powers of two, in fp32.
+"""A histogram of the gradients of a training step by powers of two, in fp32.
 
 Submitted by a notebook: submit("notebooks/experiments/underflow.py --model resnet18 -b 32").
 """
@@ -18,7 +18,7 @@ FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def by_exponent(tensor):
-    """How many numbers lie in [2^e, 2^(e+1)), by e; zeros are in none."""
+    """Return how many numbers lie in [2^e, 2^(e+1)), by e; zeros are left out."""
     numbers = tensor.detach().abs()
     exponents = torch.frexp(numbers[numbers > 0]).exponent - 1  # frexp's mantissa is below 1
     counts = torch.bincount(exponents - LOWEST).tolist()
@@ -26,7 +26,7 @@ def by_exponent(tensor):
 
 
 def unchanged(weights, gradients, lr, dtype):
-    """The share of weights that w - lr * g leaves as they were, of those with a gradient."""
+    """Return the share of the weights with a gradient that w - lr * g leaves as they were."""
     same = total = 0
     for w, g in zip(weights, gradients, strict=True):
         w, g = w[g != 0].to(dtype), g[g != 0].to(dtype)
@@ -64,7 +64,7 @@ def main():
     def count_gradient(layer, inputs, output):
         output.register_hook(lambda g: counts["activations"].update(by_exponent(g)))
 
-    for layer in model.modules():  # whose backward pass autocast would do in 16 bits
+    for layer in model.modules():  # autocast would run these backward passes in 16 bits
         if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
             layer.register_forward_hook(count_gradient)
     backward()

@@ -1,9 +1,9 @@
-"""When must DDP look for parameters without a gradient? Two models, with and without the search.
+"""DDP's search for parameters without a gradient: two models, with and without it.
 
 Submitted by a notebook: submit("notebooks/experiments/unused.py", n_gpu=2).
 
 `two heads` uses one head in each step, so the other's weights get no gradient. `stochastic depth`
-leaves out blocks by chance: it multiplies by 0, and a gradient of 0 is a gradient.
+drops random blocks, but by a factor of 0, and a gradient of 0 is a gradient.
 """
 
 import argparse
@@ -20,7 +20,7 @@ WIDTH, DEPTH = 512, 8
 
 
 class TwoHeads(nn.Module):
-    """A trunk and two heads; each forward pass takes the other head."""
+    """A trunk and two heads, which take turns from one forward pass to the next."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ def main():
                     for _ in range(3):
                         step()
                     ms = [experiments.milliseconds(step, device) for _ in range(args.steps)]
-                except RuntimeError as error:  # in all processes alike
+                except RuntimeError as error:  # the same in all processes
                     run.case(case, error=str(error))
                 else:
                     run.case(case, step_ms=ms)
@@ -76,7 +76,7 @@ def main():
 
 
 def training(model, search, args, device):
-    """A training step of this model in DDP: step()."""
+    """Return step(), a training step of this model in DDP."""
     ids = [device] if device.type == "cuda" else None
     model = nn.parallel.DistributedDataParallel(
         model.to(device), device_ids=ids, find_unused_parameters=search
