@@ -33,7 +33,7 @@ IMAGES_PER_S = {
     "vgg19": {"fp32": 500, "tf32": 1500, "fp16": 2900, "bf16": 2900},
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
-ARROWS = ("ac2g", "fwdbwd")  # of a trace: from a call to its kernel, from forward to backward
+ARROWS = ("ac2g", "fwdbwd")  # drawn from a call to its kernel, from forward to backward
 TOLD = ("correlation", "device", "stream")  # the fields of an event that are kept
 EXPERIMENTS = "notebooks/experiments"
 TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "print", "garbage")

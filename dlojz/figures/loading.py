@@ -493,7 +493,7 @@ def _per_image(case):
 
 
 def metadata_load(nodes: int, gpus: int, images_per_s: float, per_image: float) -> float:
-    """Return the metadata operations per second of a training on a shared file system.
+    """Return the metadata operations per second of a training run on a shared file system.
 
     gpus: per node; images_per_s: per GPU; per_image: operations for one image.
     """

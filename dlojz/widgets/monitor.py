@@ -9,7 +9,7 @@ from IPython.display import display
 from dlojz import launch
 from dlojz.runs.labels import labels
 
-MOST_CHARACTERS = 28  # of a label, which must fit in front of its bar
+MOST_CHARACTERS = 28  # the part of a label that fits in front of its bar
 
 
 def monitor(job):
