@@ -74,7 +74,7 @@ def test_the_figures_are_drawn(tmp_path):
     ("last", "title", "bars"),
     [
         ({"timed_on": "gpu", "communication_ms": 3.0, "exposed_ms": 1.0}, "3.0 ms, 1.0 of", 3),
-        ({"communication_ms": 3.0}, "when asked for; the GPU: 3.0 ms", 0),
+        ({"communication_ms": 3.0}, "when launched; on the GPU 3.0 ms", 0),
     ],
 )
 def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
@@ -86,7 +86,7 @@ def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
 @pytest.mark.parametrize(
     ("size", "seen", "message"),
     [
-        (1, {}, "one process, which talks to nobody"),
+        (1, {}, "one process has nothing to exchange"),
         (2, {"evidence": False}, "submit it with --test"),
         (2, {"collectives": []}, "no process sent anything .* wrapped in DistributedDataParallel"),
     ],

@@ -124,7 +124,7 @@ def test_without_py_spy_the_figure_says_what_to_type(tmp_path):
 def test_another_run_is_no_profile_of_a_loader(tmp_path):
     file = write_log(tmp_path / "r.jsonl")
     with pytest.raises(
-        ValueError, match=r"nothing by cProfile .* expected a run of loader_profile"
+        ValueError, match=r"no profile by cProfile .* expected a run of loader_profile"
     ):
         loading.functions(file)
 

@@ -112,7 +112,7 @@ def test_the_tables_tell_what_the_trace_shows(tmp_path, file):
     made = busy()
     made.launch(5, 20, 22, PAGEABLE)
     text = str(timeline.times(made.write(tmp_path / "t.json")))
-    assert "of memory that is not pinned" in text
+    assert "from memory that is not pinned" in text
     assert "the host waits nowhere" in str(timeline.waits(tmp_path / "t.json"))
 
 

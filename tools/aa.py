@@ -1,11 +1,11 @@
-"""How often is a difference shown where there is none? One trainer against itself, A/A.
+"""The rate of false alarms: how often a trainer differs from itself, A/A.
 
     python tools/aa.py record reference/cpu [--runs 40] [--trainer FILE] [flags of the trainer]
     python tools/aa.py alarms reference/cpu/aa.jsonl
 
-`record` runs the trainer again and again, as one job, and keeps a line for each run: a log whose
-measures are speeds. `alarms` draws comparisons from them, as `stats.compare` would have made
-them, and counts those that end in "faster" or "slower".
+`record` runs the trainer many times, as one job, and keeps a line for each run: a log whose
+measures are speeds. `alarms` draws comparisons from them, as `stats.compare` would make them, and
+counts those that say "faster" or "slower".
 """
 
 import argparse
@@ -28,8 +28,8 @@ TRIALS = 1000
 PAIRS = (6, 8, 10)
 SPEED = "speed of a run"
 CAVEAT = (
-    f"{TRIALS:,} trials each, which share runs: the intervals speak of the draws, and another hour "
-    "of this machine may differ by more."
+    f"{TRIALS:,} trials each, drawn from the same runs: the intervals cover the draws only, and "
+    "another hour on this machine may differ by more."
 )
 
 
@@ -48,7 +48,7 @@ def record(folder: Path, trainer: Path, flags: list[str], runs: int) -> Path:
                 sys.exit(f"{run}:\n{(run / 'stderr.txt').read_text()[-2000:]}")
     except RuntimeError as error:  # the job has ended
         sys.exit(str(error))
-    except BaseException:  # interrupted, or a run failed: the others are not worth their time
+    except BaseException:  # interrupted, or a run failed: the others would be wasted
         job.cancel()
         raise
     root = course.course_root()
@@ -58,7 +58,7 @@ def record(folder: Path, trainer: Path, flags: list[str], runs: int) -> Path:
 
 
 def recording(runs: list[Path], command: str) -> str:
-    """The log of a recording: what all runs have in common, and a measure for each."""
+    """Return the log of a recording: what all runs share, and a measure for each."""
     first, last = log.read(runs[0]), log.read(runs[-1])
     events = [first.start, first.setup, *map(_measure, map(stats.summary, runs)), last.end]
     return anonymous("\n".join(map(json.dumps, events)), command)
@@ -72,15 +72,15 @@ def _measure(s):
 
 
 def speeds(run: log.Run) -> list[float]:
-    """Images/s of the runs of a recording, in order."""
+    """Return the images/s of the runs of a recording, in order."""
     return [m.value for m in run.measures if m.what == SPEED]
 
 
 def alarms(speeds: list[float], pairs: int, margin: float, trials: int = TRIALS) -> int:
-    """In how many of the trials a difference is shown between a trainer and itself.
+    """Return in how many trials a difference is shown between a trainer and itself.
 
-    Each takes runs that followed each other, makes pairs of neighbours, and calls either of a pair
-    "before", by chance.
+    Each trial takes consecutive runs, pairs neighbours, and picks one of each pair as "before" at
+    random.
     """
     if len(speeds) < 2 * pairs:
         raise ValueError(
@@ -97,7 +97,7 @@ def alarms(speeds: list[float], pairs: int, margin: float, trials: int = TRIALS)
 
 
 def wilson(count: int, trials: int) -> tuple[float, float]:
-    """The 95 % interval of a share, by Wilson's formula: it holds near zero, too."""
+    """Return the 95 % interval of a share by Wilson's formula, which also holds near zero."""
     z, share = statistics.NormalDist().inv_cdf(0.975), count / trials
     center = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
@@ -106,7 +106,7 @@ def wilson(count: int, trials: int) -> tuple[float, float]:
 
 
 def alarm_table(run: log.Run) -> Table:
-    """False alarms by number of pairs, with the margin of this hardware and without."""
+    """Return a table of false alarms by number of pairs, with and without the margin."""
     on_gpu = run.setup["device"].startswith("cuda")
     rows = []
     for margin in (stats.MARGIN_GPU if on_gpu else stats.MARGIN_CPU, 0.0):
@@ -119,7 +119,7 @@ def alarm_table(run: log.Run) -> Table:
 
 
 def describe(run: log.Run) -> str:
-    """What was recorded, and how much equal runs differed."""
+    """Return what was recorded, and how much equal runs differed."""
     values = speeds(run)
     spread = statistics.stdev(values) / statistics.fmean(values)
     return (

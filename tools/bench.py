@@ -1,7 +1,7 @@
-"""What the tools themselves cost: `python tools/bench.py`, or `python tools/bench.py profiler log`.
+"""The cost of the tools themselves: `python tools/bench.py`, or `python tools/bench.py profiler`.
 
-Each benchmark prints its figure, its own resolution, and the bound it is held to. Where the
-resolution is wider than what the bound leaves, the answer is "cannot tell".
+Each benchmark prints its figure, its own resolution, and the bound that it must meet. If the
+resolution is too coarse for the bound, the answer is "cannot tell".
 """
 
 import argparse
@@ -29,7 +29,7 @@ MARKS_PER_STEP = 5
 
 
 class Sink:
-    """Takes what a Chronometer hands over and keeps the last."""
+    """A log that keeps only the last record of a Chronometer."""
 
     def step(self, *fields):
         self.last = fields
@@ -51,7 +51,7 @@ class Unmarked:
 
 
 def chronometer_on_a_cpu():
-    """Microseconds for each mark, over the step of the smallest model that the course trains."""
+    """Time a mark on a CPU, as a share of a step of the smallest model that the course trains."""
     per_mark = [_seconds_per_mark(5_000) for _ in range(6)]
     step = _step_seconds("cpu", "resnet18", 32, 64)
     share = MARKS_PER_STEP * statistics.median(per_mark) / step
@@ -78,7 +78,7 @@ def _seconds_per_mark(steps):
 
 
 def chronometer_on_a_gpu(pairs=20, steps=25):
-    """The paired ratio of the loop without marks to the loop with them, A B B A ..."""
+    """Time the loop with and without marks on a GPU, in pairs A B B A ..."""
     loop = _training_loop("cuda", "resnet50", 64, 224)
     loop(Unmarked(), 20)
     with_marks, same = [], []
@@ -102,7 +102,7 @@ def chronometer_on_a_gpu(pairs=20, steps=25):
 
 
 def evidence_on_a_cpu(calls=20_000):
-    """Microseconds that the hooks which stay take in a step, over a small model's step."""
+    """Time the permanent hooks on a CPU, as a share of a small model's step."""
     model, images, labels = torch.nn.Linear(4, 4), torch.zeros(2, 4), torch.zeros(2).long()
     witness = _watch(model, torch.optim.SGD(model.parameters()), torch.nn.CrossEntropyLoss())
     loss, per_step = torch.zeros(()), []
@@ -125,7 +125,7 @@ def evidence_on_a_cpu(calls=20_000):
 
 
 def evidence_on_a_gpu(pairs=20, steps=40):
-    """The paired ratio of speeds with the hooks that stay, over without, A B B A ..."""
+    """Time the loop with and without the permanent hooks on a GPU, in pairs A B B A ..."""
     watched, free, other = (
         _training_loop("cuda", "resnet50", 64, 224, watched=w) for w in (True, False, False)
     )
@@ -150,7 +150,7 @@ def evidence_on_a_gpu(pairs=20, steps=40):
 
 
 def profiler_outside_its_window(pairs=11):
-    """The paired ratio of speeds, of the steps that a profiler leaves alone, over none at all."""
+    """Time the steps outside a profiler's window against runs without a profiler, in pairs."""
     size = "--model shufflenet_v2_x0_5 --image-size 64 -b 32"
     if torch.cuda.is_available():
         size = "--model resnet50 --image-size 224 -b 256 --precision bf16"
@@ -228,7 +228,7 @@ def _step_seconds(device, model, batch, size):
 
 
 def reading_a_log(sizes=(100_000, 1_000_000)):
-    """Seconds to read a log, for two lengths: it must grow with the length, not faster."""
+    """Time reading a log of two lengths: the time may not grow faster than the length."""
     sample = next(s for s in log.__doc__.splitlines() if s.startswith('{"event": "step"'))
     event, seconds = json.loads(sample), []
     with tempfile.TemporaryDirectory() as folder:
@@ -269,7 +269,7 @@ import dlojz.dlojz; print("dlojz", spent())
 
 
 def importing(times=5, bound_s=2.5):
-    """What a job imports before it can begin: seconds of a core, and for what."""
+    """Time the imports of a job before it can begin, in seconds of a core, by package."""
     seen = []
     for _ in range(times):
         done = subprocess.run(
@@ -278,7 +278,7 @@ def importing(times=5, bound_s=2.5):
         names, ends = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
         ends = [0.0, *map(float, ends)]
         seen.append([b - a for a, b in itertools.pairwise(ends)])
-    best = min(seen, key=sum)  # a core that others use as well spends longer on the same
+    best = min(seen, key=sum)  # on a core that others use too, the same work takes longer
     parts = ", ".join(f"{name} {s:.2f}" for name, s in zip(names, best, strict=True))
     holds = sum(best) <= bound_s
     said = f"bound {bound_s} s: {'holds' if holds else 'FAILS'}"
@@ -287,7 +287,7 @@ def importing(times=5, bound_s=2.5):
 
 
 def submitting(pairs=6, bound_s=0.3):
-    """What the launcher adds to running the trainer by hand: wall time, in pairs."""
+    """Time what the launcher adds to running the trainer by hand: wall time, in pairs."""
     from dlojz.jobs.keeper import environment
 
     flags = "--test --test-nsteps 2 --data synthetic --model resnet18 --image-size 32 -b 4"

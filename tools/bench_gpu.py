@@ -1,10 +1,10 @@
-"""The course's step beside timm's, in one process, interleaved: `make bench-gpu`, with a GPU.
+"""The course's step against timm's, interleaved in one process: `make bench-gpu`, with a GPU.
 
 Both train resnet50 at 224 px on the same synthetic images: same batch, same precision, same layout,
 same optimizer and loss; each normalizes the images in its own way. Ours is `train_step` of the
 solution, with its metrics, scheduler and Chronometer; timm's (its model and a plain loop as in its
-train.py) has none of these. The ratio is of speeds, ours over timm's, with its 95 % interval over
-pairs A B B A ...; goal: at least 1.00.
+train.py) has none of these. The result is the ratio of the speeds, ours over timm's, with its 95 %
+interval over pairs A B B A ...; the goal is at least 1.00.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Sink:
 
 
 def ours(step, precision, channels_last, images, labels, batch):
-    """A loop over the solution's own step: call it with a number of steps."""
+    """Return a loop over the solution's own step, to be called with a number of steps."""
     trainer = _trainer(step)
     layout = "" if step == "02" else f"--{'' if channels_last else 'no-'}channels-last"
     flags = f"--test --data synthetic --model resnet50 -b {batch} --precision {precision} {layout}"
@@ -77,7 +77,7 @@ def ours(step, precision, channels_last, images, labels, batch):
 
 
 def timm_loop(precision, channels_last, images, labels):
-    """timm's resnet50 in a loop like that of its train.py."""
+    """Return a loop over timm's resnet50, like that of its train.py."""
     import timm
 
     device = torch.device("cuda")
@@ -98,7 +98,8 @@ def timm_loop(precision, channels_last, images, labels):
     def loop(steps):
         for _ in range(steps):
             x, y = (t.to(device, non_blocking=True) for t in (images, labels))
-            x = x.contiguous(memory_format=layout).float().sub_(mean).div_(std)  # as its loader
+            # timm's loader normalizes on the GPU, too.
+            x = x.contiguous(memory_format=layout).float().sub_(mean).div_(std)
             with torch.autocast("cuda", dtype):
                 loss = criterion(model(x), y)
             optimizer.zero_grad()
@@ -118,13 +119,13 @@ def _seconds(loop, steps):
 
 
 def compare(name, args) -> bool:
-    """Time one setting, and print the ratio; is the goal reached?"""
+    """Time one setting, print the ratio, and return whether the goal is reached."""
     step, precision, channels_last = SETTINGS[name]
     synthetic = SimpleNamespace(seed=0, batch_size=args.batch, image_size=SIZE, pin_memory=True)
     images, labels = data.Synthetic("train", synthetic).__getitems__([(0, 0)] * args.batch)
     mine = ours(step, precision, channels_last, images, labels, args.batch)
     theirs = timm_loop(precision, channels_last, images, labels)
-    # The solution's switches count for both: cuDNN's autotuner, TF32.
+    # The solution's switches apply to both: cuDNN's autotuner, TF32.
     for loop in (mine, theirs):
         loop(15)
     ratios, speeds = [], {"a": [], "b": []}

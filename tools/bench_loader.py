@@ -1,15 +1,16 @@
-"""What a core decodes, in several ways: `make bench-loader`.
+"""The decoding speed of a core, in several ways: `make bench-loader`.
 
-From the bytes of a JPEG file in memory to a random crop of 224 pixels: images per second that the
-processor worked, one thread, all ways in turn in each round. Ratios have their 95 % interval over
-the rounds. Goals: the solution's road (torchvision's decoder, v2 on tensors, uint8) at least 1.6
-times PIL's (v1, float32), and at least DALI's on the processor, where that is installed; nvJPEG in
-batches at least 3 times one by one, where there is a GPU.
+From the bytes of a JPEG file in memory to a random crop of 224 pixels: images per second of
+processor time, one thread, all ways in turn in each round. Ratios have their 95 % interval over the
+rounds. Goals: the solution's way (torchvision's decoder, v2 on tensors, uint8) at least 1.6 times
+as fast as PIL's (v1, float32), and at least as fast as DALI's on the processor, if it is installed;
+nvJPEG at least 3 times as fast in batches as one by one, if there is a GPU.
 
-Ours is one image after the other: to stack them into a batch takes 10 microseconds for an image in
+Ours decodes one image after another: stacking them into a batch takes 10 microseconds per image in
 channels_last, 55 otherwise (torch 2.11, AMD EPYC). DALI's are in a batch already.
 
-DALI is no dependency of the course: `pip install nvidia-dali-cuda130` (200 MB) to compare with it.
+DALI is not a dependency of the course: `pip install nvidia-dali-cuda130` (200 MB) to compare with
+it.
 """
 
 import argparse
@@ -33,7 +34,7 @@ PIL, OURS, DALI = "PIL, v1, float32", "torchvision, v2, uint8", "DALI, uint8"
 
 
 def experiment():
-    """notebooks/experiments/decoders.py as a module."""
+    """Return notebooks/experiments/decoders.py as a module."""
     path = course.course_root() / "notebooks" / "experiments" / "decoders.py"
     spec = importlib.util.spec_from_file_location("decoders", path)
     module = importlib.util.module_from_spec(spec)
@@ -42,9 +43,10 @@ def experiment():
 
 
 def dali(jpegs):
-    """DALI's pipeline on the processor, in one thread: call it once for each image.
+    """Return DALI's pipeline on the processor, in one thread, to be called once for each image.
 
-    It decodes only the part that is cut out. One call in BATCH does a whole batch, the others none.
+    It decodes only the part that is cropped. Every BATCHth call does a whole batch, the others
+    nothing.
     """
     from nvidia.dali import fn, pipeline_def, types
 
@@ -75,7 +77,7 @@ def dali(jpegs):
 
 
 def judge(name, ratios, goal) -> bool:
-    """Print a ratio beside its goal; is it reached?"""
+    """Print a ratio beside its goal; return whether the goal is reached."""
     mean, low, high = stats.interval(ratios)
     word = "reached" if high >= goal else "MISSED"
     print(
@@ -90,7 +92,7 @@ def _ratios(found, name, to):
 
 
 def on_processor(decoders, jpegs, rounds) -> list[bool]:
-    """Time all roads, print them, and judge the solution's."""
+    """Time all ways, print them, and judge the solution's."""
     roads = decoders.roads(SIZE)
     if find_spec("nvidia") and find_spec("nvidia.dali"):
         roads[DALI] = dali(jpegs)

@@ -1,7 +1,7 @@
 """The faults that `dlojz.runs.suspects` names in the recorded traces: `python tools/confusion.py`.
 
-Prints for each set of traces how often each planted fault was named as what. Its numbers
-were chosen by the traces called fault; those called held-out and unseen are of other trainings.
+Prints, for each set of traces, how often each planted fault was named as each fault. The thresholds
+were chosen on the traces called fault; those called held-out and unseen are of other training runs.
 """
 
 from collections import Counter
@@ -15,29 +15,29 @@ SETS = ("fault", "held-out", "unseen")
 
 
 def recordings() -> list[Path]:
-    """The folders of the recorded traces of planted faults."""
+    """Return the folders of the recorded traces of planted faults."""
     folders = (course.course_root() / "reference").glob("*/04-trace-*")
     return sorted(folder for folder in folders if suspects.PLANTED.search(folder.name))
 
 
 def planted(folder: Path) -> tuple[str, str]:
-    """(set, fault) of a recording."""
+    """Return the (set, fault) of a recording."""
     which = next(s for s in SETS if folder.name.startswith(f"04-trace-{s}-"))
     return which, suspects.planted(folder)
 
 
 def named(folder: Path) -> list[suspects.Suspect]:
-    """What the traces of a recording point to."""
+    """Return the faults that the traces of a recording point to, the likeliest first."""
     return suspects.suspects(suspects.traces_of(folder))
 
 
 def confusion(folders) -> Counter:
-    """How often (set, planted fault, named fault) was seen."""
+    """Return how often each (set, planted fault, named fault) was seen."""
     return Counter((*planted(f), named(f)[0].fault) for f in folders)
 
 
 def table(counts: Counter, which: str) -> Table:
-    """The planted faults of a set by row, the named ones by column."""
+    """Return a table of the planted faults of a set by row, and the named ones by column."""
     faults = list(suspects.FAULTS)
     rows = [(true, *(str(counts[which, true, said] or "·") for said in faults)) for true in faults]
     return Table((which, *faults), rows, "<" + ">" * len(faults))

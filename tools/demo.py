@@ -1,7 +1,7 @@
-"""The main job of the course, from nothing: `make demo`.
+"""The main job of the course, from scratch: `make demo`.
 
 Makes a small set of images, submits the trainer as it is handed out and the solution of its first
-step, shows what their logs say, and the verdict on the solution.
+step, and shows what their logs say and the verdict on the solution.
 """
 
 import os
@@ -17,7 +17,7 @@ from dlojz.runs import stats
 def main():
     begin = time.monotonic()
     runs = course.course_root() / "runs"
-    # The verdict on the solution is not the trainee's.
+    # The verdict on the solution must not count as the trainee's.
     os.environ["DLOJZ_PROGRESS"] = str(runs / "demo-progress.json")
     preset = presets.choose()
     print(f"1. images, sizes of the preset {preset.name!r}", flush=True)
@@ -46,7 +46,7 @@ def main():
         print(note)
     if not presets.gpus():
         print(
-            "No GPU here: the solution moves to the device it finds, and finds the same processor."
+            "No GPU here: the solution uses the device that it finds, which is the same processor."
         )
 
     print("\n4. the verdict: is the solution the same training, faster, by the mechanism?\n")
@@ -57,7 +57,7 @@ def main():
 
 
 def disturbed(jobs) -> list[str]:
-    """Return a note for each job during which others used the processor."""
+    """Return a note for each job during which other programs used the processor."""
     found = [stats.summary(job) for job in jobs]
     return [
         f"note: other programs kept {s.others_cpu:.1f} of this machine's {s.cpus} CPUs busy while "

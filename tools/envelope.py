@@ -5,7 +5,7 @@ Runs each step's solution as it is, and with initial weights that are off by one
 is what the verdict tolerates: reference/envelopes/<step>.json, a part for "cpu" and one for "cuda".
 Run it on each kind of hardware; it keeps the part of the other. Small batches of small images are
 chaotic after two steps; larger ones stay together, so the verdict takes the nearest smaller size.
-Where a step is about files, the solution before counts too: other decoders round elsewhere.
+If a step is about files, the solution before counts too: other decoders round differently.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from dlojz.check import exercises
 from dlojz.launch import Request, series
 from dlojz.runs import log
 
-FACTOR = 4  # other processors round elsewhere, and the perturbations are few
+FACTOR = 4  # other processors round differently, and the perturbations are few
 FLOOR = 1e-5
 PERTURBATIONS = 5
 STEPS = 8  # whose losses are compared
@@ -29,14 +29,14 @@ SIZES = {
     "cpu": (SMALL, "--model resnet18 --image-size 64 -b 32"),
     "cuda": (SMALL, "--model resnet50 --image-size 224 -b 64"),
 }
-# Without instructions for them, a CPU takes minutes for larger ones.
+# A CPU without instructions for these formats takes minutes for larger sizes.
 EMULATED = {"fp16": (SMALL,), "bf16": (SMALL, "--model shufflenet_v2_x0_5 --image-size 64 -b 16")}
 ALL = ("fp32", "tf32", "fp16", "bf16")
 PRECISIONS = {step: ("fp32",) if step == "01_gpu" else ALL for step in exercises.MODULES}
 
 
 def entries(step: str, kind: str, precisions) -> list[series.Entry]:
-    """The runs of a step, by name: precision, size, and 0 for the solution as it is."""
+    """Return the runs of a step, named by precision, size and seed; 0 is the solution as it is."""
     solution, found = course.solution(step), []
     perturbed = course.course_root() / "tools" / "perturbed.py"
     for precision in precisions:
@@ -59,7 +59,7 @@ def entries(step: str, kind: str, precisions) -> list[series.Entry]:
 
 
 def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
-    """By precision and size: the tolerance in each of the first steps, as a share of the loss."""
+    """Return by precision and size the tolerance in the first steps, as a share of the loss."""
     found = {}
     for name, folder in folders.items():
         if name.startswith(step) and name.endswith("-0"):  # a solution as it is
@@ -84,7 +84,7 @@ def tolerances(step: str, folders: dict) -> dict[str, list[dict]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", nargs="+", type=course.step)
-    which = {"choices": ALL, "help": "this one only; what is kept of others stays"}
+    which = {"choices": ALL, "help": "this one only; the others keep what was measured before"}
     parser.add_argument("--precision", **which)
     args = parser.parse_args()
     kind = "cuda" if presets.gpus() else "cpu"
@@ -106,7 +106,7 @@ def main():
 
 
 def write(step, kind, tolerance, run, command):
-    """Keep what was measured here, beside what was measured on other hardware."""
+    """Write what was measured here, beside what was measured on other hardware."""
     file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(file.read_text()) if file.exists() else {"tolerance": {}, "measured": {}}

@@ -1,7 +1,7 @@
 """Derive notebooks/ from the solved ones in solutions/: `tools/notebooks.py write | check`.
 
-Outputs are stripped. A line `solved  # exercise: as handed out` becomes what it is handed out as. A
-cell with the tag `exercise-raises` needs what the trainee has yet to write: there it may raise.
+Outputs are stripped. A line `solved  # exercise: as handed out` becomes `as handed out`. A cell
+with the tag `exercise-raises` needs code that the trainee has yet to write, so it may raise there.
 """
 
 import argparse
@@ -17,7 +17,7 @@ HANDED_OUT = re.compile(r"^(\s*).*?  # exercise: (.*)$", re.M)
 
 
 def stripped(notebook):
-    """The notebook without outputs, counts, and what editors leave behind."""
+    """Return the notebook without outputs, counts, and what editors leave behind."""
     for number, cell in enumerate(notebook.cells):
         cell.metadata = {k: v for k, v in cell.metadata.items() if k == "tags"}
         cell.id = f"cell-{number:02d}"
@@ -31,7 +31,7 @@ def stripped(notebook):
 
 
 def exercise(notebook):
-    """The notebook as it is handed out."""
+    """Return the notebook as it is handed out."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = HANDED_OUT.sub(r"\1\2", cell.source)
@@ -41,7 +41,7 @@ def exercise(notebook):
 
 
 def wanted() -> dict[Path, str]:
-    """What each notebook file should hold, by its path."""
+    """Return what each notebook file should hold, by its path."""
     files = {}
     for path in sorted((course_root() / "solutions").glob("*.ipynb")):
         files[path] = stripped(nbformat.read(path, as_version=4))
@@ -51,7 +51,7 @@ def wanted() -> dict[Path, str]:
 
 
 def check() -> list[str]:
-    """The notebooks that are not what they should be."""
+    """Return the notebooks that differ from what they should be."""
     return [str(p) for p, text in wanted().items() if not p.exists() or p.read_text() != text]
 
 

@@ -1,7 +1,7 @@
 """Run a trainer whose initial weights are off by one rounding error: `perturbed.py SEED FILE ...`.
 
-Each weight is multiplied by 1, or by 1 plus or minus float32's epsilon. What the losses then do is
-what rounding does to this training: the envelope of the verdict.
+Each weight is multiplied by 1, or by 1 plus or minus float32's epsilon. How far the losses then
+move shows what rounding does to this training: the envelope of the verdict.
 """
 
 import runpy

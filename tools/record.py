@@ -1,7 +1,7 @@
 """Make the recorded runs of `reference/` again: `python tools/record.py 01 reference/h100`.
 
 Runs a step's solution over models and batch sizes on this machine, as one job, and copies each log,
-without the machine's name. Recordings that are there are kept: to make one again, remove it. A run
+without the machine's name. Existing recordings are kept: to make one again, remove it first. A run
 out of memory is a result and is kept. A name with -x4 is a run of four processes: its recording is
 a folder with a log of each. One with -trace- is a folder, too: the log and the profiler's trace.
 """
@@ -26,15 +26,15 @@ from dlojz.runs import stats, trace
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured
 WINDOW_S = 2.4  # the energy counter needs windows of seconds
-# Roughly, on an H100, by model and precision, in the better layout: how long a window must be.
+# Rough speeds on an H100 in the better layout, which say how long a window must be.
 IMAGES_PER_S = {
     "resnet50": {"fp32": 1000, "tf32": 2500, "fp16": 4600, "bf16": 4100},
     "resnet152": {"fp32": 400, "tf32": 1200, "fp16": 2200, "bf16": 2000},
     "vgg19": {"fp32": 500, "tf32": 1500, "fp16": 2900, "bf16": 2900},
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
-ARROWS = ("ac2g", "fwdbwd")  # in a trace: from a call to its kernel, from forward to backward
-TOLD = ("correlation", "device", "stream")  # of what an event says about itself
+ARROWS = ("ac2g", "fwdbwd")  # drawn from a call to its kernel, from forward to backward
+TOLD = ("correlation", "device", "stream")  # the fields of an event that are kept
 EXPERIMENTS = "notebooks/experiments"
 TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "print", "garbage")
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
@@ -64,10 +64,10 @@ def _matrix_03():
 
 
 def _traces_04():
-    """A trace of each fault; and of the same faults in other trainings, which nothing is fitted to:
-    those "unseen" are of another machine, too (reference/h200).
+    """Yield a trace of each fault, and of the same faults in models that no threshold is fitted to.
 
-    The straggler needs two processes.
+    Those called "unseen" are from another machine, too (reference/h200). The straggler needs two
+    processes.
     """
     flags = {
         "fault": "--model resnet50 -b 128 --precision bf16",
@@ -77,7 +77,7 @@ def _traces_04():
     for kind, size in flags.items():
         run = f"{EXPERIMENTS}/faults.py {size} --steps 2 --fault"
         for fault in TRACED:
-            # To find the line, and the collector, Python's functions must be watched.
+            # Python's functions must be traced to find the line, or the collector.
             stack = " --stack" if fault in ("item", "print", "garbage") else ""
             yield f"04-trace-{kind}-{fault}", f"{run} {fault}{stack}"
         yield f"04-trace-{kind}-straggler-x2", f"{run} straggler"
@@ -85,9 +85,9 @@ def _traces_04():
 
 
 def _files_05():
-    """Training from files beside training without: 153,600 images and more, in $DLOJZ_DATA.
+    """Yield training from files and from synthetic data: 153,600 images or more in $DLOJZ_DATA.
 
-    48 batches are ready before the clock begins: 600 steps are many more.
+    Up to 48 batches are ready before the clock starts, few beside the 600 steps.
     """
     run = "--model resnet50 --image-size 224 -b 256 --precision bf16 --num-workers 16"
     run += " --test --test-nsteps 600"
@@ -152,19 +152,19 @@ RECORDINGS = {
 
 
 def processes(name: str) -> int:
-    """How many a recording is of."""
+    """Return the number of processes of a recording, by its name."""
     found = re.search(r"-x(\d+)", name)
     return int(found[1]) if found else 1
 
 
 def place(folder: Path, name: str) -> Path:
-    """The file of a recording; a folder for several processes, or with a trace."""
+    """Return the path of a recording: a file, or a folder for several processes or a trace."""
     whole = processes(name) > 1 or "-trace-" in name
     return folder / (name if whole else f"{name}.jsonl")
 
 
 def anonymous(log_text: str, command: str) -> str:
-    """A log without the host's name and paths, and with the command that makes it again."""
+    """Return a log without the host's name and paths, with the command that makes it again."""
     lines = []
     for line in log_text.splitlines():
         event = json.loads(line)
@@ -176,7 +176,7 @@ def anonymous(log_text: str, command: str) -> str:
 
 
 def anonymous_trace(packed: bytes) -> bytes:
-    """A trace without the paths of the machine that made it, nor what `runs.trace` leaves out."""
+    """Return a trace without the paths of its machine, and without what `runs.trace` ignores."""
     text = gzip.decompress(packed).decode()
     text = text.replace(f"{course.course_root()}/", "")
     whole = json.loads(re.sub(r'[^"]*/(site|dist)-packages/', "", text))
@@ -185,7 +185,7 @@ def anonymous_trace(packed: bytes) -> bytes:
 
 
 def _is_read(event):
-    """Not the arrows that Perfetto draws, nor the functions inside of torch."""
+    """Return whether an event is needed: not Perfetto's arrows, nor functions inside torch."""
     kind, name = event.get("cat"), event["name"]
     own = kind != "python_function" or name == trace.GARBAGE or trace.tells(name)
     return kind not in ARROWS and own
@@ -216,7 +216,7 @@ def keep(recording: str, run: Path, folder: Path, command: str):
 def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int) -> list[str]:
     """Run the commands as one job, and keep each log as soon as it is complete.
 
-    Returns those that failed, which stop no other.
+    Return those that failed; a failure does not stop the others.
     """
     entries, failed = [], []
     for recording, command in wanted.items():
@@ -237,7 +237,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", choices=sorted(RECORDINGS))
     parser.add_argument("folder", type=Path, help="such as reference/h100; files there are kept")
-    parser.add_argument("--only", default="", help="those whose name holds this text")
+    parser.add_argument("--only", default="", help="only those whose name contains this text")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     plan = {n: c for n, c in RECORDINGS[args.step].items() if args.only in n}

@@ -1,8 +1,8 @@
 """Keep the trainer's steps in line: `python tools/steps.py check | carry`.
 
 A step edits marked paragraphs: from a comment `# TODO 01: ...` (solved: `# 01: ...`) to the next
-blank line. `check` tells where a solution differs from its predecessor anywhere else. `carry` takes
-an edit of dlojz/dlojz.py through all solutions, by a three-way merge each.
+blank line. `check` reports where a solution differs from its predecessor anywhere else. `carry`
+takes an edit of dlojz/dlojz.py through all solutions, by a three-way merge each.
 """
 
 import argparse
@@ -19,7 +19,7 @@ MARK = re.compile(r"^\s*# (?:TODO )?(\d\d)[a-f]?: ")
 
 
 def skeleton(source: str, step: str) -> list[str]:
-    """The lines of a trainer with the paragraphs of `step` ("01") taken out, but for a token."""
+    """Return the lines of a trainer with each paragraph of `step` ("01") replaced by a token."""
     lines, inside = [], False
     for line in source.splitlines():
         inside = inside and bool(line.strip())
@@ -34,7 +34,7 @@ def skeleton(source: str, step: str) -> list[str]:
 
 
 def problems(before: str, after: str, step: str) -> list[str]:
-    """What a solution changes that its step does not announce; empty if nothing."""
+    """Return what a solution changes outside its step's paragraphs; empty if nothing."""
     strayed = list(
         difflib.unified_diff(skeleton(before, step), skeleton(after, step), "before", "after", n=0)
     )
@@ -43,7 +43,7 @@ def problems(before: str, after: str, step: str) -> list[str]:
 
 
 def check() -> list[str]:
-    """The problems of the whole chain, each with its file."""
+    """Return the problems of the whole chain, each with its file."""
     found = []
     for earlier, later in zip(course.CHAIN, course.CHAIN[1:], strict=False):
         before, after = (course.solution(s).read_text() for s in (earlier, later))

@@ -1,7 +1,7 @@
-"""Is the verdict itself right? `python tools/verify.py --times 100`
+"""A test of the verdict itself: `python tools/verify.py --times 100`.
 
-Checks the solution of each exercise again and again, each time with fresh runs: all must pass. Then
-runs every wrong answer, as often as `--wrong` says: none may pass, each must be given its own hint.
+Checks the solution of each exercise many times, each time with fresh runs: all must pass. Then runs
+every wrong answer, as often as `--wrong` says: none may pass, and each must get its own hint.
 Prints each verdict that was wrong, and the counts.
 """
 
@@ -20,19 +20,19 @@ from dlojz.check import check, exercises, run
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 8"
 LARGE = "--test --data synthetic --image-size 224"
 FILES = f"--data {course.data_folder()} --num-workers"  # the last --data counts
-SIZES = {  # by preset and step: what a verdict is asked for
+SIZES = {  # by preset and step: the flags of the job to check
     "smoke": {
         "01_gpu": f"{SMALL} -b 8",
         "02_amp": f"{SMALL} -b 8 --precision bf16",
         "03_channels_last": f"{SMALL} -b 16 --precision fp32",
         "04_profiler": f"{SMALL} -b 8 --precision fp32 --profile",
-        # An epoch whose last batch is smaller: who drops it is seen.
+        # An epoch whose last batch is smaller, which shows a trainer that drops it.
         "05_dataloader": f"{SMALL} -b 12 --precision fp32 {FILES} 1",
         "06_ddp": f"{SMALL} -b 8 --precision fp32",
     },
-    "gpu": {  # 01 compares with the processor: less work
+    "gpu": {  # 01 compares with the processor, so it gets less work
         "01_gpu": f"{LARGE} --model resnet18 -b 16 --test-nsteps 10",
-        # Large steps in 16 bits: the processor's share of them is hidden, and its disturbances.
+        # Large steps in 16 bits hide the processor's share, and what disturbs it.
         "02_amp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 30 --precision fp16",
         "03_channels_last": f"{LARGE} --model resnet50 -b 256 --test-nsteps 30 --precision fp16",
         "04_profiler": f"{LARGE} --model resnet50 -b 256 --test-nsteps 60 --precision bf16 "
@@ -44,12 +44,12 @@ SIZES = {  # by preset and step: what a verdict is asked for
 
 
 def flags(step: str) -> list[str]:
-    """Of the runs of a verdict, on this machine."""
+    """Return the flags of a step's job, for this machine."""
     return SIZES["gpu" if presets.gpus() else "smoke"][step].split()
 
 
 def trainees_job(step: str, source: str) -> launch.Job:
-    """A job as a trainee would have submitted it, with this trainer."""
+    """Return a job as a trainee would have submitted it, with this trainer."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Path(folder, "dlojz.py")
         trainer.write_text(source)
@@ -60,13 +60,13 @@ def trainees_job(step: str, source: str) -> launch.Job:
 
 
 def forget():
-    """Earlier runs of checks do not count: the next verdict makes its own."""
+    """Forget the runs of earlier checks, so that the next verdict makes its own."""
     for job in launch.jobs():
         (job.directory / run.CHECK_FILE).unlink(missing_ok=True)
 
 
 def solutions(steps, times, pairs=None) -> int:
-    """How many verdicts on solutions were wrong; prints how fast each was."""
+    """Return how many verdicts on solutions were wrong; print the speed of each."""
     failed = 0
     for step in steps:
         job = trainees_job(step, course.solution(step).read_text())
@@ -82,7 +82,7 @@ def solutions(steps, times, pairs=None) -> int:
 
 
 def wrong_answers(steps, times) -> int:
-    """How many verdicts on wrong answers were wrong: passed, or another hint."""
+    """Return how many wrong answers passed, or got another hint than their own."""
     failed = count = 0
     for step in steps:
         for answer in tqdm(wrong.judged_here(step) * times, desc=f"wrong {step}", unit="verdict"):
@@ -101,10 +101,10 @@ def main():
     parser.add_argument("step", nargs="*", help="default: all exercises")
     parser.add_argument("--times", type=int, default=10, help="verdicts on each solution")
     parser.add_argument("--wrong", type=int, default=1, help="verdicts on each wrong answer")
-    pairs = "of runs, before and after, on a solution; default: as many as its bar asks for"
+    pairs = "pairs of runs, before and after, for a solution; default: what its bar asks for"
     parser.add_argument("--pairs", type=int, metavar="N", help=pairs)
     args = parser.parse_args()
-    # Without a GPU, processes share the processor.
+    # Without a GPU, any number of processes can share the processor.
     most = len(presets.gpus()) or math.inf
     steps = [course.step(s) for s in args.step] or [
         s for s in exercises.MODULES if exercises.find(s).processes <= most

@@ -1,10 +1,10 @@
 """Wrong answers of the exercises: `python tools/wrong.py check | rebase | show FILE`.
 
-Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, with two
-lines before it: the hint that it must be given, and what it stands for. A third, `needs: gpu`, says
-that on a processor nothing is wrong with it: only `make verify` on GPUs judges those. `check` tells
-which do not apply; `rebase` carries those over an edit of the solution, by a three-way merge with
-the solution as it was when the diff was last committed.
+Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
+lines: the hint that it must get, and what it stands for. A third line, `needs: gpu`, means that it
+is not wrong on a processor: only `make verify` on GPUs judges it. `check` reports which no longer
+apply; `rebase` carries those over an edit of the solution, by a three-way merge with the solution
+as it was when the diff was last committed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Wrong:
 
 
 def read(path: Path) -> Wrong:
-    """The wrong answer in this file. Raises ValueError without its two lines."""
+    """Return the wrong answer in this file. Raises ValueError if its two lines are missing."""
     match = re.match(r"expect: (\S+)\nwhy: (.+)\n(needs: gpu\n)?", path.read_text())
     if not match:
         raise ValueError(f"{path}: expected to begin with 'expect: <hint>' and 'why: <sentence>'")
@@ -49,17 +49,17 @@ def read(path: Path) -> Wrong:
 
 
 def every(step: str = "*") -> list[Wrong]:
-    """All wrong answers, or those of one step."""
+    """Return all wrong answers, or those of one step."""
     return [read(path) for path in sorted(FOLDER.glob(f"{step}/*.diff"))]
 
 
 def judged_here(step: str) -> list[Wrong]:
-    """Those of a step that are wrong on this machine."""
+    """Return the answers of a step that are wrong on this machine."""
     return [answer for answer in every(step) if presets.gpus() or not answer.needs_gpu]
 
 
 def source(wrong: Wrong, solution: str | None = None) -> str:
-    """The wrong trainer. Raises ValueError, with what to type, if the diff applies no more."""
+    """Return the wrong trainer. Raises ValueError if the diff no longer applies."""
     if solution is None:
         solution = course.solution(wrong.step).read_text()
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def source(wrong: Wrong, solution: str | None = None) -> str:
         )
         if done.returncode:
             raise ValueError(
-                f"{wrong.path} does not apply to {target.name} any more: python tools/wrong.py "
+                f"{wrong.path} no longer applies to {target.name}: python tools/wrong.py "
                 f"rebase\n{done.stderr}"
             )
         return target.read_text()
@@ -101,7 +101,7 @@ def rebase(wrong: Wrong):
         merge = ["git", "merge-file", "-p", str(mine), str(base), str(solution)]
         done = subprocess.run(merge, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{done.stdout}\n{wrong.path}: the edit meets this mistake; write it anew")
+        sys.exit(f"{done.stdout}\n{wrong.path}: the edit meets this mistake; write it again")
     write(wrong, solution.read_text(), done.stdout)
 
 

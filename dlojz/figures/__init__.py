@@ -1,4 +1,4 @@
-"""Tables and drawings: `report` shows runs, and each notebook's subject has a module of its own.
+"""Tables and figures: `report` shows runs, and each notebook's subject has a module of its own.
 
-They take jobs, folders or recordings, and read; they write nothing.
+They read jobs, folders and recordings, and write nothing.
 """

@@ -1,4 +1,4 @@
-"""Figures of notebook 06: what several processes gain, what they exchange, what the rest costs."""
+"""Figures of notebook 06: how several processes scale, what they exchange, what the rest costs."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ PALETTE, SERIES = report.PALETTE, report.SERIES
 
 
 def _ranks(run) -> list[log.Run]:
-    """The logs of all processes of an experiment. Raises ValueError if it did not end well."""
+    """Return the logs of an experiment's processes. Raises ValueError if it did not end well."""
     found = log.read_ranks(run)
     for each in found:
         if each.end.get("outcome") != "completed":
@@ -27,12 +27,12 @@ def _ranks(run) -> list[log.Run]:
 
 
 def _read(run) -> log.Run:
-    """The first process's log."""
+    """Return the first process's log."""
     return _ranks(run)[0]
 
 
 def _cases(run: log.Run, names) -> list[tuple[str, dict]]:
-    """These cases of an experiment; all of them for None."""
+    """Return these cases of an experiment, or all of them for None."""
     found = run.cases
     if missing := [name for name in names or () if name not in found]:
         raise ValueError(
@@ -46,11 +46,11 @@ def _where(run) -> str:
     return report.hardware_text(stats.summary(run))
 
 
-# How fast N processes are ------------------------------------------------------------------------
+# Scaling -----------------------------------------------------------------------------------------
 
 
 def speeds(runs) -> dict[int, list[float]]:
-    """Images/s of all processes together, of each run, by the number of processes."""
+    """Return the images/s of each run, summed over its processes, by the number of processes."""
     found = defaultdict(list)
     for summary in map(stats.summary, runs):
         if summary.images_per_s:
@@ -59,7 +59,7 @@ def speeds(runs) -> dict[int, list[float]]:
 
 
 def efficiency(runs) -> Table:
-    """How much of N times the speed of one process N processes reach."""
+    """Return a table of speed and efficiency: N processes against N times one process."""
     found = speeds(runs)
     one = np.mean(found[1]) if 1 in found else None
     rows = []
@@ -72,7 +72,7 @@ def efficiency(runs) -> Table:
 
 
 def plot_scaling(runs, ax=None):
-    """Images/s over the number of processes, beside a straight line through one process."""
+    """Draw images/s against the number of processes, beside linear scaling from the smallest."""
     runs = [stats.summary(run) for run in runs]
     found = speeds(runs)
     if not found:
@@ -98,27 +98,27 @@ def plot_scaling(runs, ax=None):
     return ax
 
 
-# What the link can do ----------------------------------------------------------------------------
+# The link ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Link:
-    """The alpha-beta model of an all-reduce, fitted to what was measured.
+    """The alpha-beta model of an all-reduce, fitted to measured times.
 
     In a ring each of n processes sends 2 (n - 1) / n times the tensor (Patarasuk and Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
     """
 
     processes: int
-    latency_s: float  # alpha: of a call, however small; of calls that follow each other, on a GPU
+    latency_s: float  # alpha: the fixed cost of a call; on a GPU, of back-to-back calls
     bandwidth: float  # 1 / beta: bytes/s that each process sends, nccl-tests' "bus bandwidth"
 
     def sent(self, size: float) -> float:
-        """Bytes that each process sends, to sum a tensor of `size` bytes."""
+        """Return the bytes that each process sends to sum a tensor of `size` bytes."""
         return 2 * (self.processes - 1) / self.processes * size
 
     def milliseconds(self, size: float) -> float:
-        """To sum a tensor of `size` bytes over all processes."""
+        """Return the time of an all-reduce of `size` bytes over all processes."""
         return 1000 * (self.latency_s + self.sent(size) / self.bandwidth)
 
     def __repr__(self):
@@ -127,7 +127,7 @@ class Link:
 
 
 def _all_reduces(run):
-    """How many processes, the sizes in bytes, and the median milliseconds of each."""
+    """Return the number of processes, the sizes in bytes, and the median milliseconds of each."""
     found = defaultdict(list)
     for measure in run.measures:
         if measure.what == "all_reduce":
@@ -139,12 +139,12 @@ def _all_reduces(run):
 
 
 def link(run) -> Link:
-    """Latency and bandwidth from a run of experiments/all_reduce.py."""
+    """Return the latency and bandwidth that fit a run of experiments/all_reduce.py."""
     return _fitted(*_all_reduces(_read(run)))
 
 
 def _fitted(n, sizes, ms) -> Link:
-    """Least squares of the relative errors, so that small tensors count as much as large ones."""
+    """Fit by least squares of relative errors, so that small tensors count as much as large."""
     unit = Link(n, latency_s=0, bandwidth=1)
     terms = np.column_stack([np.ones(len(ms)), unit.sent(sizes)]) / (ms[:, None] / 1000)
     (latency, per_byte), _ = nnls(terms, np.ones(len(ms)))
@@ -152,7 +152,7 @@ def _fitted(n, sizes, ms) -> Link:
 
 
 def plot_link(runs, ax=None):
-    """The time of an all-reduce over the size of its tensor, measured and by the model."""
+    """Draw the time of an all-reduce against the size of its tensor, measured and modelled."""
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(11, 3.8))[1]
         for run, colour in zip(map(_read, runs), SERIES, strict=False):
@@ -165,18 +165,19 @@ def plot_link(runs, ax=None):
     return ax
 
 
-# What DDP costs ----------------------------------------------------------------------------------
+# The cost of DDP ---------------------------------------------------------------------------------
 
 
 def _added(case, first):
-    """What each round of a case took more than the same round of the first, in ms."""
+    """Return by how many ms each round of a case was slower than the same round of the first."""
     return np.subtract(case["step_ms"], first["step_ms"])
 
 
 def plot_variants(run, only=None, to=None, ax=None):
-    """A run of experiments/ddp.py: what each variant in `only`, or each of all, adds to another.
+    """Draw what each variant of a run of experiments/ddp.py adds to the time of another.
 
-    to: the variant to compare with; by default the first, without communication.
+    only: the variants to draw, by default all; to: the one to compare with, by default the first,
+        which does not communicate.
     """
     run = _read(run)
     name, first = _cases(run, [to] if to else None)[0]
@@ -208,7 +209,7 @@ def plot_variants(run, only=None, to=None, ax=None):
 
 
 def calls(run, variants) -> Table:
-    """What one process sends in a step of these variants, by operation."""
+    """Return a table of what one process sends in a step of these variants, by operation."""
     rows = []
     for name, case in _cases(_read(run), variants):
         sizes = defaultdict(list)
@@ -220,27 +221,28 @@ def calls(run, variants) -> Table:
     return Table(("variant", "operation", "calls", "bytes", "largest"), rows, "<<>>>")
 
 
-# Are N processes one? ----------------------------------------------------------------------------
+# Equality with one process -----------------------------------------------------------------------
 
 
 def updates(run) -> np.ndarray:
-    """[updates, batches of an update]: the losses of a run, whoever computed them.
+    """Return the losses of a run as an array [updates, batches of an update].
 
-    The batches of an update are those of the processes at one step, or those that one process
+    The batches of an update are those of all processes at one step, or those that one process
     accumulated.
     """
     ranks = log.read_ranks(run)
     together = ranks[0].start["arguments"].get("accumulate", 1)
-    count = min(len(r.steps) for r in ranks)  # of a run that was ended, one may be ahead
+    count = min(len(r.steps) for r in ranks)  # in a run that was stopped, one process may be ahead
     losses = np.stack([np.array(r.steps.loss[:count]) for r in ranks], axis=1)  # [steps, processes]
     whole = len(losses) // together * together
     return losses[:whole].reshape(-1, together * len(ranks))
 
 
 def _away(mine, theirs) -> np.ndarray:
-    """How far the losses of each update are from another run's, as a share of them.
+    """Return the relative distance of each update's losses from those of another run.
 
-    Batch by batch, and the largest distance, where both have the same batches; else of their means.
+    With equally many batches per update it is the largest over the batches, otherwise that of the
+    means.
     """
     if mine.shape[1] != theirs.shape[1]:
         mine, theirs = (losses.mean(1, keepdims=True) for losses in (mine, theirs))
@@ -249,7 +251,7 @@ def _away(mine, theirs) -> np.ndarray:
 
 
 def plot_losses(runs, labels, axes=None):
-    """The loss of each update, and how far each run is from the first."""
+    """Draw the loss of each update, and the distance of each run from the first."""
     losses = [_losses(run, label) for run, label in zip(runs, labels, strict=True)]
     with report.style():
         if axes is None:
@@ -264,7 +266,7 @@ def plot_losses(runs, labels, axes=None):
                 (away[label],) = axes[1].plot(distance, ms=5, **look)
         axes[0].set(xlabel="update", ylabel="mean loss of an update")
         axes[1].set(xlabel="update", yscale="log", ylim=(5e-10, 1))
-        axes[1].set_ylabel(f"distance to {labels[0]}, as a share", parse_math=False)
+        axes[1].set_ylabel(f"relative distance from {labels[0]}", parse_math=False)
         for ax, named in zip(axes, (drawn, away), strict=True):
             ax.xaxis.get_major_locator().set_params(integer=True)
             report.legend(ax, named, fontsize=9)
@@ -272,7 +274,7 @@ def plot_losses(runs, labels, axes=None):
 
 
 def _losses(run, label):
-    """The losses of each update of a run. Raises UserError if there are none to draw."""
+    """Return the losses of each update of a run. Raises UserError if there are none to draw."""
     try:
         found = updates(run)
     except (log.LogError, KeyError) as error:
@@ -286,7 +288,7 @@ def _losses(run, label):
 
 
 def plot_running_means(run, channels=16, ax=None):
-    """What each process believes to be the mean of a channel, after the same few steps."""
+    """Draw the running mean of each channel, as each process has it after the same few steps."""
     ranks = _ranks(run)
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 3))[1]
@@ -302,7 +304,7 @@ def plot_running_means(run, channels=16, ax=None):
 
 
 def statistics(run) -> Table:
-    """The statistics of a batch that was dealt to the processes, against those of one process."""
+    """Return a table of the statistics of a batch split over processes, against one process."""
     rows = []
     for rank, found in enumerate(_ranks(run)):
         for name in ("mean", "variance"):
@@ -310,12 +312,12 @@ def statistics(run) -> Table:
             away = np.abs(np.divide(seen["yours"], seen["one_process"]) - 1).max()
             word = "the same" if away < 1e-4 else "not the same"
             rows.append((f"{rank}", name, f"{away:.2g}", word))
-    head = ("process", "of each channel", "largest distance, as a share", "as one process")
+    head = ("process", "of each channel", "largest relative difference", "as one process")
     return Table(head, rows, "><><")
 
 
 def searches(run) -> Table:
-    """The cases of experiments/unused.py: a step, or what DDP said."""
+    """Return a table of the cases of experiments/unused.py: the time of a step, or DDP's error."""
     rows = []
     for name, case in _read(run).cases.items():
         if "error" in case:
@@ -326,7 +328,7 @@ def searches(run) -> Table:
 
 
 def what_ddp_said(run, case) -> str:
-    """The whole error of a case of experiments/unused.py."""
+    """Return the whole error of a case of experiments/unused.py."""
     return dict(_cases(_read(run), [case]))[case].get("error", "nothing: there was no error")
 
 
@@ -339,21 +341,21 @@ COLOURS = {
 
 
 def ranks(job) -> list[log.Run]:
-    """The logs of a job's processes, by rank. Raises UserError if they say nothing."""
+    """Return the logs of a job's processes, by rank. Raises UserError if they hold no exchange."""
     runs = log.read_ranks(job)
     if len(runs) < 2:
         raise UserError(
-            f"{runs[0].path}: one process, which talks to nobody: submit it with n_gpu=2 or more"
+            f"{runs[0].path}: one process has nothing to exchange: submit it with n_gpu=2 or more"
         )
     if not all(run.last for run in runs):
         raise UserError(
-            f"{runs[0].path}: no step was looked at: submit it with --test, and wait for its end"
+            f"{runs[0].path}: no step was recorded: submit it with --test, and wait for its end"
         )
     return runs
 
 
 def collectives(job) -> Table:
-    """What one process says in a step, by operation; and how long it takes, over the processes."""
+    """Return a table of the collectives of a step: what one process sends, and their time."""
     runs = ranks(job)
     count, size, times = Counter(), Counter(), defaultdict(lambda: [0.0] * len(runs))
     for rank, run in enumerate(runs):
@@ -372,13 +374,13 @@ def collectives(job) -> Table:
         )
         for key in sorted(times)
     ]
-    time = "time to ask, by process" if runs[0].last.only_asked else "time, by process"
+    time = "time to launch, by process" if runs[0].last.only_asked else "time, by process"
     head = ("operation", "dtype", "through", "calls", "bytes", time)
     return Table(head, rows, "<<<>>>", "no collectives in the last step")
 
 
 def plot_collectives(job, axes=None):
-    """Buckets against backward: when each process spoke in its last step, and how much it said."""
+    """Draw when each process sent its buckets in its last step, beside backward, and how much."""
     runs = ranks(job)
     if not any(run.last.collectives for run in runs):
         raise UserError(
@@ -409,12 +411,12 @@ def plot_collectives(job, axes=None):
 
 def _title(runs):
     if runs[0].last.only_asked:
-        return f"when asked for; the GPU: {max(run.last.communication_ms for run in runs):.1f} ms"
+        return f"when launched; on the GPU {max(run.last.communication_ms for run in runs):.1f} ms"
     if runs[0].last.on_gpu:
         spent = max(run.last.communication_ms for run in runs)
         exposed = max(run.last.exposed_ms for run in runs)
-        return f"when, on the GPU: {spent:.1f} ms, {exposed:.1f} of them not behind other work"
-    return "when: buckets leave while the backward pass goes on"
+        return f"when, on the GPU: {spent:.1f} ms, {exposed:.1f} of them not overlapped"
+    return "when: buckets are sent while the backward pass goes on"
 
 
 def _plot_rank(ax, rank, run):
@@ -422,7 +424,7 @@ def _plot_rank(ax, rank, run):
     ax.barh(rank, end - begin, 0.8, left=begin, color="#E3E3E8", label="backward")
     for c in run.last.collectives:
         look = {"color": COLOURS.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
-        if run.last.only_asked:  # no span to see
+        if run.last.only_asked:  # only the launch is known, not the span
             ax.plot(c["begin_ms"], rank, ">", ms=9, label=c["op"], **look)
         else:
             ax.barh(rank, c["ms"], 0.45, left=c["begin_ms"], label=c["op"], ec="white", **look)
@@ -437,10 +439,10 @@ def _plot_bytes(ax, rank, run):
 
 
 def straggler(job) -> tuple[int, float]:
-    """(rank, ms): the process for which the others wait in a step, and how long on average.
+    """Return the straggler of a step: (rank, mean milliseconds that the others wait for it).
 
-    It speaks last, so its own collectives are the shortest: it finds all others waiting there. On
-    a GPU it is NCCL's kernels that wait.
+    It enters a collective last, so its own collectives are the shortest: all others are waiting
+    there already. On a GPU it is NCCL's kernels that wait.
     """
     return _straggler(ranks(job))
 
@@ -456,7 +458,7 @@ def _straggler(runs):
 
 
 def plot_ranks(job, ax=None):
-    """The phases of a step for each process, its spread, and for whom the others wait."""
+    """Draw the phases of a step for each process, its spread, and name the straggler."""
     runs = ranks(job)
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.4 + 0.5 * len(runs)))[1]

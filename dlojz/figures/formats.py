@@ -1,6 +1,6 @@
-"""Figures of notebook 02: what number formats hold, and what they gain and cost.
+"""Figures of notebook 02: what number formats can represent, and what they gain and cost.
 
-A format is described by its bits; what becomes of a value in it is computed, not looked up.
+A format is described by its bits; the fate of a value in it is computed, not looked up.
 """
 
 import itertools
@@ -33,12 +33,12 @@ class Format:
 
     @property
     def normal(self) -> int:
-        """The exponent of the smallest number that has all its bits."""
+        """Return the exponent of the smallest number that keeps all its bits."""
         return 1 - self.largest_exponent
 
     @property
     def subnormal(self) -> int:
-        """The exponent of the smallest number of all: one bit is left."""
+        """Return the exponent of the smallest number of all, which has one bit left."""
         return self.normal - self.mantissa_bits
 
     @property
@@ -47,7 +47,7 @@ class Format:
 
     @property
     def spacing(self) -> float:
-        """From 1 to the next number."""
+        """Return the distance from 1 to the next number."""
         return 2.0**-self.mantissa_bits
 
 
@@ -60,7 +60,7 @@ FORMATS = {
 
 
 def points(run, unit: str) -> dict[str, tuple[list, list]]:
-    """What an experiment measured in `unit`: where (x) and the values, by what was measured."""
+    """Return the measures of an experiment in `unit`, by name: the x and the values."""
     read, found = log.read(run), defaultdict(lambda: ([], []))
     for measure in read.measures:
         if measure.unit == unit:
@@ -74,7 +74,7 @@ def points(run, unit: str) -> dict[str, tuple[list, list]]:
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of numbers in a format, as shares of those that are not zero."""
+    """The fate of numbers in a format, as shares of those that are not zero."""
 
     zero: float
     subnormal: float  # they keep some of their bits
@@ -82,13 +82,16 @@ class Fate:
 
 
 def fate(counts: Mapping[int, int], number_format: Format, scale_exponent: int = 0) -> Fate:
-    """counts: how many numbers lie in [2^e, 2^(e+1)), by e; they are times 2^scale_exponent."""
+    """Return the fate of numbers that are scaled by 2^scale_exponent and then stored in a format.
+
+    counts: how many numbers lie in [2^e, 2^(e+1)), by e.
+    """
     total = sum(counts.values())
 
     def share(low, high):
         return sum(n for e, n in counts.items() if low <= e + scale_exponent < high) / total
 
-    # Half of the smallest number and more is rounded up to it; what is below becomes zero.
+    # Anything from half the smallest number is rounded up to it; below that it becomes zero.
     edge = number_format.subnormal - 1
     return Fate(
         share(-inf, edge),
@@ -98,12 +101,12 @@ def fate(counts: Mapping[int, int], number_format: Format, scale_exponent: int =
 
 
 def skipped(scales: Sequence[float]) -> list[int]:
-    """The steps whose gradients were not finite: the scale is smaller after them."""
+    """Return the steps whose gradients were not finite: the scale drops after them."""
     return [i for i, (a, b) in enumerate(itertools.pairwise(scales)) if b < a]
 
 
 def dtypes(run) -> Table:
-    """What entered and left each kind of layer in a run's first step, and what stayed in fp32."""
+    """Return a table of dtypes in a run's first step: into and out of each layer, and stored."""
     try:
         seen = log.read(run).probe
     except log.LogError:
@@ -131,7 +134,7 @@ COLOURS = {"fp32": PALETTE["model"], "tf32": SERIES[4], "bf16": SERIES[2], "fp16
 
 
 def plot_formats(ax=None):
-    """The bits of each format, and what they make of it."""
+    """Draw the bits of each format, with its range and its precision."""
     parts = {"sign": PALETTE["limit"], "exponent: the range": SERIES[1]}
     parts |= {"mantissa: the steps": SERIES[5], "not used": "#E3E3E8"}
     with style(grid="x"):
@@ -157,7 +160,7 @@ def plot_formats(ax=None):
 
 
 def plot_underflow(run, scale_exponent: int = 16, axes=None):
-    """The gradients of a step by their size, as they are and scaled, above the formats' ranges."""
+    """Draw the sizes of a step's gradients, as they are and scaled, above the formats' ranges."""
     run = log.read(run)
     found = {
         name: dict(zip(exponents, counts, strict=True))
@@ -199,7 +202,7 @@ def _plot_ranges(ax, hardware):
 
 
 def plot_scale(run, ax=None):
-    """The loss scale from step to step, and the steps that were skipped."""
+    """Draw the loss scale from step to step, and the steps that were skipped."""
     run = log.read(run)
     scales = points(run, "loss scale")["scale"][1]
     lost = skipped(scales)
@@ -218,7 +221,7 @@ def plot_scale(run, ax=None):
 
 
 def _plot_lines(run, unit, ax):
-    """One line for each name; those of a format in its colour."""
+    """Draw one line for each name, in the colour of its format."""
     measures = {m.name: m for m in run.measures}
     for name, (xs, values) in points(run, unit).items():
         colour = COLOURS[measures[name].what]
@@ -230,7 +233,7 @@ def _plot_lines(run, unit, ax):
 
 
 def plot_sums(run, axes=None):
-    """Long sums, added up in each format: counting by ones, and a dot product's error."""
+    """Draw long sums in each format: a sum of ones, and the error of a dot product."""
     run = log.read(run)
     with style():
         axes = plt.subplots(1, 2, figsize=(10, 3.4))[1] if axes is None else axes
@@ -240,13 +243,13 @@ def plot_sums(run, axes=None):
             ax.set(xlabel="terms", yscale="log")
         axes[1].set_xlabel("terms; an error of zero is not drawn")
         axes[0].set_yscale("log", base=2)
-        axes[0].lines[0].set_linewidth(5)  # what lies on it can be seen
+        axes[0].lines[0].set_linewidth(5)  # wide, so that lines on top of it do not hide it
         axes[0].figure.suptitle(hardware_text(summary(run)), fontsize=8, x=0.01, ha="left")
     return axes
 
 
 def plot_reductions(run, ax=None):
-    """A GPU's long dot products, with reductions in 16 bits allowed and refused."""
+    """Draw the error of a GPU's long dot products, with 16-bit reductions allowed and refused."""
     run = log.read(run)
     with style():
         ax = ax or plt.subplots(figsize=(6, 3.4))[1]
@@ -257,20 +260,20 @@ def plot_reductions(run, ax=None):
 
 
 def plot_updates(formats_run, gradients_run, axes=None):
-    """Small updates: of one weight from step to step, and of all weights of a model in one step."""
+    """Draw what small updates do to one weight over steps, and to all of a model in one step."""
     gradients_run = log.read(gradients_run)
     shares = points(gradients_run, "share of weights that a step does not change")
     with style():
         axes = plt.subplots(1, 2, figsize=(10, 3.4))[1] if axes is None else axes
         _plot_lines(log.read(formats_run), "weight, 0.001 less each step", axes[0])
         axes[0].set(xlabel="step", ylim=(0, 1.05))
-        axes[0].lines[0].set_linewidth(5)  # what lies on it can be seen
+        axes[0].lines[0].set_linewidth(5)  # wide, so that lines on top of it do not hide it
         for i, (name, (rates, values)) in enumerate(shares.items()):
             at = np.arange(len(rates)) + 0.27 * (i - 1)
             bars = axes[1].bar(at, values, 0.25, color=COLOURS[name], label=name)
             axes[1].bar_label(bars, [f"{v:.0%}" for v in values], fontsize=8)
         axes[1].set_xticks(range(len(rates)), rates)
-        axes[1].set(xlabel="learning rate", ylabel="weights left as they were")
+        axes[1].set(xlabel="learning rate", ylabel="weights left unchanged")
         axes[1].yaxis.set_major_formatter(PercentFormatter(1))
         axes[1].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
         axes[0].figure.suptitle(
@@ -283,7 +286,7 @@ def plot_updates(formats_run, gradients_run, axes=None):
 
 
 def plot_footprint(run, axes=None):
-    """Bytes per parameter and bytes per image, by precision; counted, not fitted."""
+    """Draw bytes per parameter and bytes per image by precision; counted, not fitted."""
     run = log.read(run)
     colours = (PALETTE["model"], PALETTE["backward"], PALETTE["update"], PALETTE["transfer"])
     images = points(run, "activations (bytes per image)")
@@ -312,7 +315,7 @@ def plot_footprint(run, axes=None):
 
 
 def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None):
-    """Peak memory by precision: the fixed part and that of a batch, fitted over batch sizes."""
+    """Draw peak memory by precision: the fixed part and the batch's, fitted over batch sizes."""
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 0.9 + 0.5 * len(runs_of)))[1]
         for row, (name, runs) in enumerate(runs_of.items()):
@@ -335,7 +338,10 @@ def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None)
 
 
 def plot_precisions(runs: Sequence, axes=None):
-    """Throughput and energy per image by model and precision; what ran out of memory has no bar."""
+    """Draw throughput and energy per image by model and precision.
+
+    A run that ran out of memory has no bar.
+    """
     found = [summary(r) for r in runs]
     models = list(dict.fromkeys(s.model for s in found))
     names = [n for n in FORMATS if any(s.arguments["precision"] == n for s in found)]
@@ -365,7 +371,7 @@ def plot_precisions(runs: Sequence, axes=None):
 
 
 def plot_sizes(runs: Sequence, axes=None):
-    """The speed of matrix products against their size, one panel for each run."""
+    """Draw the speed of matrix products against their size, one panel for each run."""
     with style():
         if axes is None:
             _, axes = plt.subplots(1, len(runs), figsize=(5.5 * len(runs), 3.4), squeeze=False)

@@ -1,7 +1,7 @@
-"""Reads what NVIDIA Nsight Compute measured of single kernels, tells it and draws it.
+"""The table and the figure of single kernels, as NVIDIA Nsight Compute measured them.
 
-The file is ncu's own: `ncu --csv --log-file ncu.csv --metrics ... python trainer.py` writes a line
-for each metric of each kernel, between lines of its own that begin with "==". A recording begins
+The file is ncu's: `ncu --csv --log-file ncu.csv --metrics ... python trainer.py` writes a line for
+each metric of each kernel, between messages that begin with "==". A recording begins
 with lines "# hardware, versions, date" and "# command":
 
 "ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
@@ -23,7 +23,7 @@ from dlojz.figures.timeline import COLOURS
 from dlojz.runs import kinds
 from dlojz.table import Table
 
-# By ncu's name; shares are of what the device could do at most, in percent.
+# By ncu's name; shares are in percent of the device's peak.
 METRICS = {
     "gpu__time_duration.sum": "us",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory",
@@ -31,7 +31,7 @@ METRICS = {
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor",
 }
 UNITS_PER_US = {"ns": 1e3, "nsecond": 1e3, "us": 1.0, "usecond": 1.0, "ms": 1e-3, "msecond": 1e-3}
-LONG = 0.05  # of all that was measured: such a kernel is named in the figure
+LONG = 0.05  # share of the measured time from which the figure names a kernel
 WORDS = {
     "max_pool_backward": "max pooling, backward",
     "fprop": "convolution, forward",
@@ -41,7 +41,7 @@ WORDS = {
 
 
 class NsightError(ValueError):
-    """A file that ncu did not write, or without what is needed, and why."""
+    """A file that ncu did not write or that lacks a metric, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +50,31 @@ class Kernel:
 
     name: str
     us: float
-    memory: float  # of the highest throughput of the device's memory, in percent
-    sm: float  # of the highest throughput of the multiprocessors
-    tensor: float  # of their time, with a tensor core active
+    memory: float  # percent of the peak throughput of the device's memory
+    sm: float  # percent of the peak throughput of the multiprocessors
+    tensor: float  # percent of their active time with a tensor core at work
 
     @property
     def kind(self) -> str:
-        """What it is for: one of kinds.KINDS."""
+        """Return the kind of work that it does: one of kinds.KINDS."""
         return kinds.kind(self.name)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What ncu measured, in the order in which the kernels ran."""
+    """The kernels that ncu measured, in the order in which they ran."""
 
     all: list[Kernel]
-    about: str  # hardware, versions, date: of a recording
+    about: str  # hardware, versions, date; "" unless this is a recording
 
     @property
     def us(self) -> float:
-        """The time of all together."""
+        """Return the total time of the kernels."""
         return sum(k.us for k in self.all)
 
 
 def read(path) -> Kernels:
-    """The kernels of ncu's CSV log, zipped or not. Raises NsightError."""
+    """Return the kernels of ncu's CSV log, gzipped or not. Raises NsightError."""
     path = Path(path)
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         lines = [line for line in file if not line.startswith("==")]
@@ -105,12 +105,12 @@ def _number(row):
 
 
 def recorded() -> Path:
-    """The log of the command that notebook 04 shows, recorded on an H100."""
+    """Return the log of the command that notebook 04 shows, recorded on an H100."""
     return course_root() / "reference/h100/04-nsight-compute.csv.gz"
 
 
 def by_kind(path) -> Table:
-    """For each kind of kernel its time, and how hard it used what the device has, in the mean."""
+    """Return a table of the time of each kind of kernel, and its mean use of the device."""
     found = read(path)
     rows = []
     for kind, mine in _by_kind(found):
@@ -123,7 +123,7 @@ def by_kind(path) -> Table:
 
 
 def _by_kind(found):
-    """[(kind, its kernels)], what takes most time first."""
+    """Return [(kind, its kernels)], the kind that takes the most time first."""
     mine = defaultdict(list)
     for kernel in found.all:
         mine[kernel.kind].append(kernel)
@@ -131,7 +131,7 @@ def _by_kind(found):
 
 
 def plot_kernels(path, ax=None):
-    """Each kernel by what it asks of tensor cores and of memory; the larger, the longer it took."""
+    """Draw each kernel by its use of tensor cores and of memory; larger ones took longer."""
     found = read(path)
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(9, 5))[1]
@@ -157,7 +157,7 @@ def plot_kernels(path, ax=None):
 
 
 def short(name: str) -> str:
-    """What a kernel is, in words where its name tells; else the name without its types."""
+    """Return a kernel's purpose in words where its name shows it, else its name without types."""
     for part, words in WORDS.items():
         if part in name:
             return words

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie in memory, and what it costs: the figures of notebook 03.
+"""Figures of notebook 03: how the elements of a tensor lie in memory, and what it costs.
 
 Each figure takes tensors, runs of `notebooks/experiments/` or recordings, and returns its axes.
 """
@@ -17,7 +17,7 @@ from dlojz.table import Table
 CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
 NCHW, NHWC, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
 
-# What layouts have to do with, as these figures call it; all other kinds are the rest.
+# The kinds that a layout affects, as these figures name them; all others are the rest.
 NAMES = {
     kinds.LAYOUT: "change of layout",
     kinds.NORMALIZATION: "batch normalization",
@@ -33,14 +33,14 @@ COLOURS = {
 
 
 def addresses(tensor) -> dict[int, tuple[int, ...]]:
-    """What lies where: the indices (n, c, h, w) of each element, by its place in memory."""
+    """Return the indices (n, c, h, w) of each element, by its place in memory."""
     indices = product(*(range(n) for n in tensor.shape))
     at = {sum(np.multiply(index, tensor.stride())): index for index in indices}
     return dict(sorted(at.items()))
 
 
 def plot_memory(tensors, axes=None):
-    """Each [N, C, H, W] tensor as it lies in memory, coloured by channel; its shape and stride."""
+    """Draw each [N, C, H, W] tensor as it lies in memory, by channel, with shape and stride."""
     with report.style(grid="x"):
         if axes is None:
             axes = plt.subplots(len(tensors), 1, figsize=(11, 2.1 * len(tensors)), squeeze=False)[1]
@@ -62,7 +62,7 @@ def plot_memory(tensors, axes=None):
 
 
 def _plot_strides(ax, tensor):
-    """From the first element a bridge to its neighbour in each direction."""
+    """Draw a bridge from the first element to its neighbour in each direction."""
     words = zip(tensor.stride()[1:], ("channel", "row", "column"), strict=True)
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for level, (stride, word) in enumerate(sorted(words)):
@@ -73,7 +73,7 @@ def _plot_strides(ax, tensor):
 
 
 def seen(run) -> Table:
-    """What entered and left the layers of a trainer's run, by its own log: in which layout."""
+    """Return a table of the layouts in which tensors entered and left a run's layers."""
     try:
         rows = log.read(run).probe.layers
     except log.LogError:  # it failed before its first step was over
@@ -96,12 +96,12 @@ def kind_of(name: str) -> str:
 
 
 def gain(case: dict, first: dict) -> float:
-    """How many times as fast as the first case: the median over steps made after each other."""
+    """Return the speed relative to the first case: the median over steps timed in turn."""
     return float(np.median(np.divide(first["step_ms"], case["step_ms"])))
 
 
 def step_by_kind(case: dict, first: dict) -> dict[str, float]:
-    """Milliseconds of a step by kind: a median step, split as the profiled step was."""
+    """Return the milliseconds of a median step by kind, split as the profiled step was."""
     spent = dict.fromkeys(COLOURS, 0.0)
     for name, ms in case["times_ms"].items():
         spent[kind_of(name)] += ms
@@ -110,7 +110,7 @@ def step_by_kind(case: dict, first: dict) -> dict[str, float]:
 
 
 def plot_kinds(runs, axes=None):
-    """The runs of experiments/layouts.py, one panel each: a step by case and kind of kernel."""
+    """Draw runs of experiments/layouts.py, a panel each: a step by case and kind of kernel."""
     with report.style(grid="x"):
         if axes is None:
             size = (10, 0.5 + 2.2 * len(runs))
@@ -137,7 +137,7 @@ def plot_kinds(runs, axes=None):
 
 
 def plot_trace(run, cases=("neither", "both"), ax=None):
-    """The first kernels of a step in time, coloured by kind: what comes between convolutions."""
+    """Draw the first kernels of a step in time, by kind: what comes between convolutions."""
     run = _read(run)
     traces = [run.cases[case]["trace_ms"] for case in cases]
     with report.style(grid="x"):
@@ -157,7 +157,7 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
 
 
 def plot_multiples(run, axes=None):
-    """The speeds that experiments/multiples.py measured, by size; multiples of 8 in colour."""
+    """Draw the speeds of experiments/multiples.py by size, with multiples of 8 in colour."""
     run, found = _read(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
     for m in run.measures:
         found[m.what].append((m.x, m.value, m.unit))
@@ -176,7 +176,7 @@ def plot_multiples(run, axes=None):
 
 
 def plot_autotuner(runs, axes=None):
-    """The time of each step of two runs of experiments/autotuner.py, without and with it."""
+    """Draw each step of two runs of experiments/autotuner.py, without and with the autotuner."""
     with report.style():
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)[1]
@@ -193,7 +193,7 @@ def plot_autotuner(runs, axes=None):
                 ax.xaxis.get_major_locator().set_params(integer=True)
                 ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=9)
         steps = np.concatenate([line.get_ydata() for ax in axes for line in ax.lines])
-        if steps.max() > 5 * np.median(steps):  # else only noise would fill a logarithmic axis
+        if steps.max() > 5 * np.median(steps):  # else a logarithmic axis would only magnify noise
             axes[0].set_yscale("log")
         else:
             axes[0].set_ylim(bottom=0)
@@ -203,9 +203,9 @@ def plot_autotuner(runs, axes=None):
 
 
 def plot_matrix(recordings, batch_size=256, axes=None):
-    """NCHW and channels_last side by side by model and precision: throughput, and energy."""
+    """Draw NCHW beside channels_last by model and precision: throughput and energy."""
     ran = [s for s in map(summary, recordings) if s.batch_size == batch_size]
-    ran = [s for s in ran if "channels_last" in s.arguments]  # of the trainer, not an experiment
+    ran = [s for s in ran if "channels_last" in s.arguments]  # leaves out the experiments
     table = {(s.model, *_variant(s)): s for s in ran}
     models = list(dict.fromkeys(s.model for s in ran))
     with report.style():
@@ -232,7 +232,7 @@ def _variant(s):
 
 
 def _plot_pairs(ax, pairs, figure, better):
-    """Two bars for each precision, and their ratio; in red where channels_last does not gain."""
+    """Draw two bars for each precision, and their ratio; in red where channels_last loses."""
     for at, pair in enumerate(pairs.values()):
         values = [getattr(s, figure, None) or 0 for s in pair]
         ax.bar((at - 0.2, at + 0.2), values, 0.38, color=(NCHW, NHWC))

@@ -1,4 +1,4 @@
-"""Figures of notebooks 04 and 05: what a loader spends its time on, and whether it is enough."""
+"""Figures of notebooks 04 and 05: where a loader spends its time, and whether it keeps up."""
 
 import math
 import re
@@ -30,16 +30,16 @@ from dlojz.table import Table
 
 # Decoding ----------------------------------------------------------------------------
 
-KINDS = {"decoder": "decoded only", "road": "to a crop that a batch takes", "nvJPEG": "on the GPU"}
+KINDS = {"decoder": "decoded only", "road": "to a crop ready for a batch", "nvJPEG": "on the GPU"}
 
 
 class Way(NamedTuple):
-    """A way from the bytes of a JPEG file to an image, and its speeds, one of each round."""
+    """A way from the bytes of a JPEG file to an image, with its speed in each round."""
 
     kind: str  # one of KINDS
     name: str
-    speeds: list[float]  # images per CPU-second; on the GPU per second of the clock on the wall
-    batch: int | None = None  # images that nvJPEG is given at once
+    speeds: list[float]  # images per CPU-second; on the GPU per second of wall time
+    batch: int | None = None  # images that nvJPEG decodes at once
 
     @property
     def median(self) -> float:
@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 def ways(run) -> list[Way]:
-    """What a run of experiments/decoders.py has timed, in its order."""
+    """Return the ways that a run of experiments/decoders.py timed, in its order."""
     found = log.read(run)
     ways = [
         Way(
@@ -69,7 +69,7 @@ def _speeds(case):
 
 
 def ratio(run, name: str, to: str) -> tuple[float, float, float]:
-    """How many times as fast one way is as another, and the ends of the 95 % interval.
+    """Return how many times as fast one way is as another, and the ends of the 95 % interval.
 
     name, to: as in the table: "torchvision, v2, uint8", "PIL, v1, float32".
     """
@@ -81,7 +81,7 @@ def ratio(run, name: str, to: str) -> tuple[float, float, float]:
 
 
 def decoders(run) -> Table:
-    """Each way to decode: its speed, the spread of its rounds, and how it does beside the first."""
+    """Return a table of the ways to decode: speed, spread of the rounds, ratio to the first."""
     rows, first = [], {}
     found = ways(run)
     for way in found:
@@ -92,12 +92,12 @@ def decoders(run) -> Table:
     if not any(way.name == "simplejpeg" for way in found):
         where = "there" if summary(run).recorded else "here"
         rows.append((KINDS["decoder"], "simplejpeg", "-", f"not installed {where}", "-"))
-    unit = "images per CPU-second" + ("; of the GPU: per second" if "nvJPEG" in first else "")
+    unit = "images per CPU-second" + ("; GPU: per second" if "nvJPEG" in first else "")
     return Table(("", "way", unit, "rounds", "times the first"), rows, "<<>>>")
 
 
 def plot_decoders(run, ax=None):
-    """Bars of each way on the processor, with the spread of its rounds."""
+    """Draw the speed of each way on the processor, with the spread of its rounds."""
     run = log.read(run)
     found = [way for way in ways(run) if way.kind != "nvJPEG"]
     colours = {"decoder": PALETTE["limit"], "road": PALETTE["speed"]}
@@ -122,7 +122,7 @@ def plot_decoders(run, ax=None):
 
 
 def plot_nvjpeg(run, ax=None):
-    """Images per second of the GPU's decoder, against how many it is given at once."""
+    """Draw the images per second of the GPU's decoder against its batch size."""
     run = log.read(run)
     found = {way.batch: way.speeds for way in ways(run) if way.kind == "nvJPEG"}
     if not found:
@@ -141,7 +141,7 @@ def plot_nvjpeg(run, ax=None):
 
 
 def _processor(run):
-    """The processor's name; of a recording its date, too."""
+    """Return the processor's name, for a recording with its date."""
     s = summary(run)
     name = run.start.get("cpu", s.device_name)
     return f"{name}, recorded {s.date}" if s.recorded else name
@@ -149,14 +149,16 @@ def _processor(run):
 
 # Trials ------------------------------------------------------------------------------
 
-READY = 0.3  # of the measured steps: more, and a trial tells little about its loader
+READY = 0.3  # share of the steps: with more batches ready, a trial says little about its loader
 
 
 def trials(runs, like: dict | None = None) -> Table:
-    """The six knobs of each trial and what came of them; the fastest is marked, or the fastest few.
+    """Return a table of the six knobs of each trial and its results, with the fastest marked.
 
-    runs: jobs, or trials that were kept; `widgets.trials` shows those of earlier sessions, too.
-    like: the trial with which the others are compared, by default the last. Those of other models,
+    Trials whose difference from the fastest is within the noise are marked, too.
+
+    runs: jobs, or trials that were kept; `widgets.trials` also shows those of earlier sessions.
+    like: the trial that the others are compared with, by default the last. Those of other models,
         sizes or machines are left out.
     """
     rows, code = _comparable(runs, like)
@@ -168,7 +170,7 @@ def trials(runs, like: dict | None = None) -> Table:
 
 
 def _comparable(runs, like=None):
-    """(the trials of one training, the code of its last trainer)."""
+    """Return (the trials of one training, the code of its last trainer)."""
     runs = runs if isinstance(runs, list | tuple) else [runs]
     rows = [run if isinstance(run, dict) else trial(run) for run in runs]
     like = like or next((row for row in reversed(rows) if began(row)), None)
@@ -176,7 +178,7 @@ def _comparable(runs, like=None):
 
 
 def plot_trials(runs, ax=None):
-    """Images per second of each trial, in order; beside it what the eye can't see."""
+    """Draw the images per second of each trial, in order, annotated with what bars can't show."""
     rows = [row for row in _comparable(runs)[0] if row["images_per_s"]]
     if not rows:
         raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
@@ -194,7 +196,7 @@ def plot_trials(runs, ax=None):
         )
         ax.invert_yaxis()
         fastest = max(row["images_per_s"] for row in rows)
-        ax.set(xlim=(0, 1.9 * fastest))  # room for the words
+        ax.set(xlim=(0, 1.9 * fastest))  # room for the text
         ax.set_xlabel("images/s (pale: the share of a step that waits for images)")
         what = f"{rows[0]['model']}, {rows[0]['image_size']} px, batch {rows[0]['batch_size']}"
         ax.set_title(f"{what}; {rows[0]['device_name']}", fontsize=9, fontweight="normal")
@@ -202,7 +204,7 @@ def plot_trials(runs, ax=None):
 
 
 def fastest(jobs):
-    """Return the trial with most images per second."""
+    """Return the trial with the most images per second."""
     speeds = [trial(job)["images_per_s"] or 0 for job in jobs]
     if not any(speeds):
         raise ValueError("no trial with a speed: job.explain() says why")
@@ -210,9 +212,9 @@ def fastest(jobs):
 
 
 def _fastest(rows):
-    """The fastest trial, and those that are no slower by more than what equal runs differ by.
+    """Return the fastest trial, and those no further behind it than equal runs are apart.
 
-    A trial that was disturbed is not among them: it may be as fast as any, or as slow.
+    Disturbed trials are left out: their speed is not known.
     """
     done = [row for row in rows if row["state"] == "COMPLETED" and row["images_per_s"]]
     done = [row for row in done if not row.get("disturbance")]
@@ -233,7 +235,7 @@ def _trial_cells(row):
 
 
 def _trial_note(row, best, code):
-    """What one must know to compare a trial; code: of the last trial's trainer."""
+    """Return the caveats about a trial's speed; code: that of the last trial's trainer."""
     if row["state"] != "COMPLETED":
         return row["state"]
     star = "★ fastest" if len(best) == 1 else "among the fastest"
@@ -262,7 +264,7 @@ def _seconds(row):
 
 
 def _differences(rows):
-    """Of each trial the knobs in which not all agree: "2 workers, prefetch 4"."""
+    """Return for each trial the knobs that differ between trials: "2 workers, prefetch 4"."""
     names = [n for n in KNOBS if len({row["knobs"][n] for row in rows}) > 1] or ["num_workers"]
     return [", ".join(_knob_words(name, row["knobs"][name]) for name in names) for row in rows]
 
@@ -275,9 +277,9 @@ def _knob_words(name, value):
 
 
 def oversubscription(run) -> str:
-    """Where more wants to compute than there are cores: a sentence with the numbers; else "".
+    """Return a warning if a run has more busy workers and threads than cores; else "".
 
-    Counted are the workers, and the threads that train: on a GPU only the one that asks for work.
+    On a GPU only one thread of the training counts: the one that launches the work.
     """
     found = log.read(run)
     workers = found.probe.loader.num_workers or 0
@@ -287,7 +289,7 @@ def oversubscription(run) -> str:
 
 
 def crowding(workers: int, threads: int, cores: int) -> str:
-    """The sentence about so many workers and threads of one process on its cores; or ""."""
+    """Return a warning if these workers and threads of one process exceed its cores; else ""."""
     if not workers or workers + threads <= cores:
         return ""
     return (
@@ -303,40 +305,40 @@ def crowding(workers: int, threads: int, cores: int) -> str:
 
 @dataclass(frozen=True)
 class Supply:
-    """What a model consumes, and what its loader gives, by the number of workers; images/s.
+    """The images/s that a model consumes, and those that its loader delivers, by workers.
 
-    Without a worker the training loads its images itself, in turn with its steps: that is slower
-    than both, so it counts only where nothing else was tried.
+    Without workers the training process loads its images between its steps. That is slower than
+    either alone, so it counts only if nothing else was tried.
     """
 
     consumed: float
     given: dict[int, float]
-    cores: int | None  # that the loader had
+    cores: int | None  # available to the loader
     shared: bool = False  # the model computes on the same cores
 
     @property
     def beside(self) -> dict[int, float]:
-        """What loaders give that work beside the training."""
+        """Return the speeds of loaders that work in parallel with the training."""
         return {w: speed for w, speed in sorted(self.given.items()) if w} or self.given
 
     @property
     def best(self) -> int:
-        """The number of workers that gave most."""
+        """Return the number of workers that delivered most."""
         return max(self.beside, key=self.beside.get)
 
     @property
     def bound(self) -> bool:
-        """Does the model wait for its data, whatever the number of workers that was tried?"""
+        """Return whether the model waits for data with each number of workers that was tried."""
         return self.given[self.best] < self.consumed
 
     @property
     def together(self) -> float:
-        """Images/s where each of the two would keep all of the same cores busy by itself."""
+        """Return the images/s of both together, if either alone would keep all cores busy."""
         return 1 / (1 / self.consumed + 1 / self.given[self.best])
 
     @property
     def enough(self) -> int:
-        """The fewest workers that feed the model: tried or, beyond, as fast as the best."""
+        """Return the fewest workers that feed the model, extrapolated from the best if need be."""
         fed = [workers for workers, speed in self.beside.items() if speed >= self.consumed]
         each = self.given[self.best] / max(1, self.best)
         return fed[0] if fed else math.ceil(self.consumed / each)
@@ -357,7 +359,7 @@ class Supply:
 
 
 def supply(loader_run, model_run) -> Supply:
-    """From a run of experiments/loader.py, and one of the trainer with synthetic data."""
+    """Return the supply in a run of experiments/loader.py, for a trainer on synthetic data."""
     found, model = log.read(loader_run), summary(model_run)
     given = {case["num_workers"]: case["images_per_s"] for case in _loader_cases(found)}
     if not model.images_per_s:
@@ -367,7 +369,7 @@ def supply(loader_run, model_run) -> Supply:
 
 
 def plot_supply(loader_runs, model_run, ax=None):
-    """What the model consumes against what the loader gives: are you data bound?
+    """Draw what the model consumes against what the loader delivers: is it data bound?
 
     loader_runs: a run of experiments/loader.py, or several by name: {"before": run, "after": run}.
     """
@@ -398,7 +400,7 @@ def plot_supply(loader_runs, model_run, ax=None):
 
 
 def _others_text(cases, cpus):
-    """What disturbed a loader, for the legend."""
+    """Return what disturbed a loader, for the legend."""
     most = max(case.get("others_cpu", 0) for case in cases)
     crowded = cpus and most > stats.OTHERS_CPU * cpus
     return f"\n({stats.crowd_text(most, cpus, at_most=True)})" if crowded else ""
@@ -425,9 +427,9 @@ PASSES = {
 
 
 def storage(run) -> Table:
-    """Each copy of a run of experiments/storage.py: bytes, images per second, metadata operations.
+    """Return a table of the copies in a run of experiments/storage.py: size, speed, operations.
 
-    Operations are those of one pass over all images: files opened, folders listed.
+    The metadata operations are those of one pass over all images: files opened, folders listed.
     """
     rows = []
     for name, case in _copies(run).items():
@@ -440,7 +442,7 @@ def storage(run) -> Table:
 
 
 def plot_storage(run, ax=None):
-    """Images per second of each copy: from disk, from memory, and decoded too.
+    """Draw the images per second of each copy: from disk, from memory, and decoded.
 
     Points, because bars have no length on a logarithmic scale.
     """
@@ -474,15 +476,15 @@ def _copies(run):
 
 
 def _cold_text(copies):
-    """Was a cold pass cold?"""
+    """Return how cold the cold passes were."""
     kept = [share for case in copies.values() for share in case["still_cached"]]
     if None in kept:
-        return "whether a cold pass was cold, this file system does not tell"
-    return f"as a cold pass began, at most {max(kept):.1%} of the files were in memory"
+        return "this file system does not show whether a cold pass was cold"
+    return f"when a cold pass began, at most {max(kept):.1%} of the files were in memory"
 
 
 def operations_per_image(run) -> dict[str, float]:
-    """Metadata operations for each image, of each copy, in one pass over all."""
+    """Return the metadata operations per image of each copy, in one pass over all."""
     return {name: _per_image(case) for name, case in _copies(run).items()}
 
 
@@ -491,20 +493,20 @@ def _per_image(case):
 
 
 def metadata_load(nodes: int, gpus: int, images_per_s: float, per_image: float) -> float:
-    """Metadata operations per second that a training asks of a file system that its nodes share.
+    """Return the metadata operations per second of a training run on a shared file system.
 
-    gpus: in each node; images_per_s: of each GPU; per_image: operations for an image.
+    gpus: per node; images_per_s: per GPU; per_image: operations for one image.
     """
     return nodes * gpus * images_per_s * per_image
 
 
 def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
-    """Metadata operations per second against the number of nodes, from files and from shards.
+    """Draw the metadata operations per second against the nodes, from files and from shards.
 
-    run: of experiments/storage.py; images_per_s: that each of the `gpus` of a node consumes.
+    run: one of experiments/storage.py; images_per_s: consumed by each of the `gpus` of a node.
     """
     nodes = 2.0 ** np.arange(8)
-    # The operations do not depend on the size of the images: one copy of each kind will do.
+    # The size of the images does not change the operations: one copy of each kind will do.
     kinds = {case["kind"]: _per_image(case) for case in _copies(run).values()}
     with style(grid="both"):
         ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
@@ -524,7 +526,7 @@ def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
 
 
 REST = "the rest"
-# What a function is for, by its name or by that of one that called it; the first that fits.
+# The task of a function, by its name or a caller's; the first pattern that matches counts.
 TASKS = {
     "decode": r"ImagingDecoder|ImageFile\.py: |JpegImagePlugin",
     "resize": r"\bresize\b|'resize'",
@@ -537,7 +539,7 @@ COLOURS = dict(zip(TASKS, [*report.SERIES[:4], report.PALETTE["limit"]], strict=
 
 
 def task(names) -> str:
-    """What a function is for: one of TASKS. names: its own, and who called it."""
+    """Return the task of a function, one of TASKS. names: its own, then those of its callers."""
     for name in names:
         for found, words in TASKS.items():
             if found != REST and re.search(words, name):
@@ -546,7 +548,10 @@ def task(names) -> str:
 
 
 def functions(run, most: int = 10) -> Table:
-    """The functions that take the most time of a loader without workers, as cProfile tells it."""
+    """Return a table of the functions in which a loader without workers spends most time.
+
+    The times are cProfile's.
+    """
     seen = _seen_by("cProfile", run)
     rows = [
         (
@@ -562,12 +567,12 @@ def functions(run, most: int = 10) -> Table:
 
 
 def shares(run) -> dict[str, dict[str, float]]:
-    """What the time of loading goes to, {by whom it was seen: {task: share}}."""
+    """Return the shares of the loading time by task, as each profiler saw them."""
     inside, outside = (_seen_by(who, run) for who in ("cProfile", "py-spy"))
     own, seen = Counter(), Counter()
     for name, _, own_s in inside["functions"]:
         own[task([name])] += own_s
-    own[REST] += inside["seconds"] - own.total()  # functions that were not kept
+    own[REST] += inside["seconds"] - own.total()  # functions that the log leaves out
     for names, count in outside.get("seen", []):
         seen[task(names)] += count
     found = {"cProfile: no workers": own, "py-spy: the workers": seen}
@@ -579,7 +584,7 @@ def shares(run) -> dict[str, dict[str, float]]:
 
 
 def plot_tasks(run, ax=None):
-    """What the time of loading an image goes to, seen from inside and from outside."""
+    """Draw the shares of the loading time by task, profiled from inside and from outside."""
     run = log.read(run)
     found, trouble = shares(run), _seen_by("py-spy", run).get("trouble", "")
     with report.style(grid="x"):
@@ -588,7 +593,7 @@ def plot_tasks(run, ax=None):
             left = 0.0
             for name, share in parts.items():
                 ax.barh(row, share, 0.65, left, label=name, color=COLOURS[name])
-                if share > 0.04:  # else there is no room
+                if share > 0.04:  # a narrower bar has no room for text
                     text = {"color": "white", "ha": "center", "va": "center", "fontsize": 9}
                     ax.text(left + share / 2, row, f"{share:.0%}", **text)
                 left += share
@@ -605,7 +610,7 @@ def _seen_by(who, run):
     found = log.read(run)
     if who not in found.cases:
         raise ValueError(
-            f"{found.path}: nothing by {who} in it; expected a run of loader_profile.py that has "
-            "ended well: job.explain() says why"
+            f"{found.path}: no profile by {who} in it; expected a run of loader_profile.py that "
+            "has ended well: job.explain() says why"
         )
     return found.cases[who]

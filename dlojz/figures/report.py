@@ -1,4 +1,4 @@
-"""Tables and figures of runs, for the notebook, the terminal and the slide.
+"""Tables and figures of runs, for notebooks, terminals and slides.
 
 Figures take runs and axes, and return the axes; every number comes from `dlojz.runs.stats.summary`.
 """
@@ -56,18 +56,18 @@ STYLE = {
 
 @contextmanager
 def style(grid="y"):
-    """The context to draw in."""
+    """Draw in the course's style inside this context."""
     with plt.rc_context({**STYLE, "axes.grid.axis": grid}):
         yield
         interactive = mpl.is_interactive()
-    # A notebook's first figure loads its backend, which switches this on: leave it on.
+    # A notebook's first figure loads its backend, which turns interactive mode on: leave it on.
     mpl.interactive(interactive)
 
 
 def legend(where, named: Mapping, **look):
-    """Draw a legend of {label: handle} into axes or a figure; a label is text, whatever is in it.
+    """Draw a legend of {label: handle} into axes or a figure, with each label shown literally.
 
-    Matplotlib would take "$" for mathematics, and leave out what begins with "_".
+    Matplotlib would read "$" as mathematics, and leave out labels that begin with "_".
     """
     drawn = where.legend(list(named.values()), [str(i) for i in range(len(named))], **look)
     for text, label in zip(drawn.get_texts(), named, strict=True):
@@ -80,17 +80,17 @@ def legend(where, named: Mapping, **look):
 
 
 def bytes_text(count: float | None) -> str:
-    """1_234_567_890 as "1.23 GB" (10^9 bytes); "not measured" for None."""
+    """Return 1_234_567_890 as "1.23 GB" (10^9 bytes); "not measured" for None."""
     if count is None:
         return "not measured"
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= 0.9995 * size:  # rounded to three digits, it is one
+        if count >= 0.9995 * size:  # it rounds to one unit
             return f"{count / size:.3g} {unit}"
     return f"{count:.3g} bytes"
 
 
 def duration_text(seconds: float | None) -> str:
-    """Seconds in the unit that a person would use."""
+    """Return a duration in the unit that a person would use."""
     if seconds is None:
         return "not measured"
     if seconds < 120:
@@ -101,36 +101,36 @@ def duration_text(seconds: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Return what matplotlib shows as this text: between two dollars it expects a formula."""
+    """Return this text escaped for matplotlib, which reads dollars as mathematics."""
     return text.replace("$", r"\$")
 
 
 def setting_text(s: Summary) -> str:
-    """What ran on what, in one line."""
+    """Return the setting of a run in one line: model, sizes, data and hardware."""
     processes = f" x {s.size} processes" if s.size > 1 else ""
     data = ", synthetic data" if s.synthetic else ""
-    where = f"; {hardware_text(s)}" if s.device != "?" else ""  # it failed before it had a device
+    where = f"; {hardware_text(s)}" if s.device != "?" else ""  # "?": failed without a device
     return f"{s.model}, {s.image_size} px, batch {s.batch_size}{processes}{data}{where}"
 
 
 def hardware_text(s: Summary) -> str:
-    """The device that computed, and its kind; a recording says so, and when it was made."""
+    """Return the device that computed, and its kind; for a recording, also when it was made."""
     text = f"{s.device_name} ({s.device})"
     return f"recorded on {text}, torch {s.versions.get('torch')}, {s.date}" if s.recorded else text
 
 
-# One run: the roadworthiness test -------------------------------------------------------------
+# One run: its report ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """The roadworthiness test of a run: what it is, how fast, where its time goes, its cost."""
+    """The report of one run: its setting, its speed, where its time goes, and what it costs."""
 
     summary: Summary
-    tail: str = ""  # of a run that failed
+    tail: str = ""  # the end of the output of a run that failed
 
     def lines(self) -> list[tuple[str, str]]:
-        """(what, figure) for each thing that was measured."""
+        """Return (name, text) for each thing that was measured."""
         s = self.summary
         lines = [("what", setting_text(s))] if s.model != "?" else []
         if s.images_per_s:
@@ -144,7 +144,7 @@ class Inspection:
             lines.append(("epoch", text))
         if s.validation_s:
             lines.append(("validation", duration_text(s.validation_s)))
-        if s.epochs and not s.synthetic:  # a few batches again and again are soon known by heart
+        if s.epochs and not s.synthetic:  # a few repeated batches are soon memorized
             lines.append(("accuracy", f"{s.epochs[-1]['val_accuracy']:.1%} in validation"))
         if s.disturbance:
             lines.append(("disturbed", s.disturbance))
@@ -179,10 +179,10 @@ class Inspection:
 
 
 def inspect_run(run) -> Inspection:
-    """The roadworthiness test of a job, a run's folder or a recording."""
+    """Return the report of a job, a run's folder or a recording."""
     s = summary(run)
     failed = hasattr(run, "explain") and s.state not in ("COMPLETED", "RUNNING", "QUEUED")
-    # Without explain's first line: the state, which is said already.
+    # The first line of explain() is the state, which the report shows already.
     return Inspection(s, run.explain().partition("\n")[2] if failed else "")
 
 
@@ -217,7 +217,7 @@ def _energy_text(s):
 
 
 def _bar_html(s):
-    """The shares of a step as one bar, with its legend."""
+    """Return the shares of a step as one bar, with its legend."""
     bar = "".join(
         f'<div title="{p} {share:.1%}" style="width:{100 * share:.2f}%;background:{PALETTE[p]}">'
         "</div>"
@@ -240,9 +240,9 @@ def _bar_html(s):
 
 
 def compare_runs(runs: Sequence) -> Table:
-    """The runs' figures side by side, one row each; a column that says nothing is left out.
+    """Return a table of the runs' figures, one row each, without the columns that are empty.
 
-    flags: those that not all of the runs were submitted with, unless they have a column.
+    Its column "flags" holds those that not all runs share and that have no column of their own.
     """
     rows = [_row(summary(run), run, own) for run, own in zip(runs, _own_flags(runs), strict=True)]
     kept = [c for c in COLUMNS if c in ALWAYS or any(row[c] not in ("", "-") for row in rows)]
@@ -258,7 +258,7 @@ IN_A_COLUMN = ("-b", "--batch-size", "--image-size", "--model", "--precision")
 
 
 def _own_flags(runs):
-    """Of each run the flags that not all have, and that no other column shows."""
+    """Return for each run the flags that not all have and that no other column shows."""
     own = labels.apart(labels.command(run) for run in runs)
     shown = [[f for f in flags if re.split("[ =]", f)[0] not in IN_A_COLUMN] for flags in own]
     return [" ".join(flags) for flags in shown]
@@ -286,10 +286,10 @@ def _row(s, run, flags):
 
 
 def plot_batch_sweep(runs, axes=None):
-    """Throughput, memory and (where known) energy against batch size; returns the axes.
+    """Draw throughput, memory and (where known) energy against batch size; return the axes.
 
-    runs: of one model, one for each batch size; or several such sweeps, as {label: runs}. Those
-        out of memory are marked.
+    runs: those of one model, one for each batch size; or several such sweeps, as {label: runs}.
+        Runs out of memory are marked.
     """
     sweeps = _sweeps(runs)
     everything = [s for found in sweeps.values() for s in found]
@@ -307,7 +307,7 @@ def plot_batch_sweep(runs, axes=None):
 
 
 def _sweeps(runs):
-    """{label: summaries by batch size}; those without a log are no point of a figure."""
+    """Return {label: summaries by batch size}, without the runs that have no log."""
     several = isinstance(runs, Mapping)
     found = {}
     for label, some in runs.items() if several else [(None, runs)]:
@@ -329,7 +329,7 @@ def _sweep_title(found):
 
 
 def disturbed_text(found: Sequence[Summary]) -> str:
-    """The second line of a title, if something kept runs from their speed; else ""."""
+    """Return a second line for a title if something slowed the runs down; else ""."""
     told = [s for s in found if s.disturbance]
     if not told:
         return ""
@@ -338,7 +338,7 @@ def disturbed_text(found: Sequence[Summary]) -> str:
 
 
 def _plot_speeds(sweeps, ax):
-    """Draw the throughput, with the spread of the steps on its scale; return {label: handle}."""
+    """Draw the throughput with the spread of the steps; return {label: handle}."""
     shown = {}
     for (label, found), colour in zip(sweeps.items(), SERIES * len(sweeps), strict=False):
         done = [s for s in found if s.completed and s.images_per_s]
@@ -378,7 +378,7 @@ def _plot_memory(sweeps, ax):
 
 
 def _plot_peak(ax, s, at, width, fit, colour):
-    """The bar of one run, or why it has none."""
+    """Draw the bar of one run, or the reason why it has none."""
     if s.state == "OUT_OF_MEMORY":
         look = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 9}
         ax.text(at, 0, " out of memory", color=PALETTE["failure"], **look)
@@ -419,7 +419,7 @@ def _batch_axis(ax, sweeps, ylabel):
 
 
 def plot_steps(run, ax=None):
-    """Each step as a bar of its phases: does the model wait for its data?"""
+    """Draw each step as a bar of its phases, which shows whether the model waits for data."""
     read = log.read(run)
     clock, times = stats.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
@@ -448,7 +448,7 @@ def plot_steps(run, ax=None):
 
 
 def _mark_warmup(ax, steps_ms, warmup):
-    """Cut the axis at what the measured steps need, and say so where a bar is cut."""
+    """Limit the axis to what the measured steps need, and mark the bars that are cut off."""
     top = 1.5 * np.percentile(steps_ms[warmup:], 95)
     ax.set_ylim(0, top)
     tab = {"color": "#E3E3E8", "zorder": 0, "lw": 0, "clip_on": False}
@@ -465,7 +465,7 @@ def _mark_warmup(ax, steps_ms, warmup):
 
 
 def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
-    """The mean step of each run as one bar, by phase, with its throughput at the end."""
+    """Draw the mean step of each run as one bar, by phase, with its throughput at the end."""
     found = [summary(r) for r in runs]
     labels = labels or [f"{s.name}\n{s.model}, batch {s.batch_size}" for s in found]
     shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
@@ -484,7 +484,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         ax.set_yticks(range(len(shown)), [label for _, label in shown], parse_math=False)
         ax.invert_yaxis()
         told = disturbed_text([s for s, _ in shown])
-        ax.margins(x=0.35 if told else 0.22)  # room for the words
+        ax.margins(x=0.35 if told else 0.22)  # room for the text
         hardware = {hardware_text(s) for s, _ in shown}
         ax.set(xlabel="\n".join(["mean step (ms)", *sorted(hardware)]) + told, xlim=(0, None))
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
@@ -492,7 +492,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
 
 
 def plot_clocks(run, ax=None):
-    """One run by its two clocks: what a stopwatch on the host says, and what the device did."""
+    """Draw the phases of one run by its two clocks, the host's and the device's."""
     read = log.read(run)
     chosen = stats.measured(read)
     clocks = {"host: Python passed the mark": read.steps.host_ms}
@@ -516,7 +516,7 @@ def plot_clocks(run, ax=None):
 
 
 def plot_measures(run, ax=None):
-    """The figures of a small experiment as bars, in the order in which they were measured."""
+    """Draw the figures of a small experiment as bars, in the order in which they were measured."""
     read = log.read(run)
     if not read.measures:
         raise UserError(f"{read.path}: nothing was measured; job.explain() says why")
@@ -543,7 +543,7 @@ def _measure_text(measure):
 
 
 def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
-    """Some training images of each of the first classes, with their sizes and weights."""
+    """Draw some training images of the first classes, with their dimensions and file sizes."""
     from PIL import Image
 
     found = sorted(p for p in (Path(folder) / "train").iterdir() if p.is_dir())[:classes]
@@ -565,7 +565,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
 
 
 def plot_accuracy(runs, ax=None):
-    """Accuracy after each epoch, of validation and of training."""
+    """Draw the validation and training accuracy after each epoch."""
     runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     with style():
         ax = ax or plt.subplots(figsize=(6, 3.6))[1]
@@ -580,7 +580,7 @@ def plot_accuracy(runs, ax=None):
                 label=f"{s.name}: {s.model}, batch {s.batch_size}, {duration_text(s.seconds)}",
             )
             ax.plot(epochs, [e["train_accuracy"] for e in s.epochs], ":", color=colour)
-        ax.set(xlabel="epoch", ylabel="accuracy (dotted: of training)", ylim=(0, 1))
+        ax.set(xlabel="epoch", ylabel="accuracy (dotted: training)", ylim=(0, 1))
         ax.yaxis.set_major_formatter(PercentFormatter(1))
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend()

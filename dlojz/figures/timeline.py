@@ -1,4 +1,4 @@
-"""The figures and tables of a trace: where a step's time goes, and one step drawn.
+"""Figures and tables of a trace: where the time of a step goes, and one step drawn.
 
 Each takes a trace as `dlojz.runs.trace.read` returns it, its file, or a job that has written one.
 """
@@ -14,7 +14,7 @@ from dlojz.runs.folder import path_of, trace_file
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
 
-# None of them is a phase's, which stand above them. (Paul Tol's "muted" scheme, for all eyes.)
+# Different from the phases', which are drawn above. (Paul Tol's "muted", colour-blind safe.)
 COLOURS = {
     kinds.MATRIX: "#332288",
     kinds.NORMALIZATION: "#44AA99",
@@ -23,7 +23,7 @@ COLOURS = {
     kinds.COPIES: "#999933",
     kinds.COMMUNICATION: "#CC6677",
 }
-# What is waited for; hatched.
+# Waits, drawn hatched.
 LOST = {
     trace.DATA: report.PALETTE["data"],
     trace.SYNC: report.PALETTE["failure"],
@@ -33,13 +33,13 @@ LOST = {
     trace.PYTHON: report.PALETTE["limit"],
 }
 ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
-COUNTED = ("operations", "kernels", "reads")  # of one call, by dlojz.training.evidence
+COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.training.evidence counts them
 
 
 def open_trace(of) -> trace.Trace:
-    """A trace as it is; that of a file, or of the first process of a job or of a run's folder.
+    """Return the trace of a file, or of the first process of a job or of a run's folder.
 
-    Raises TraceError.
+    A trace is returned as it is. Raises TraceError.
     """
     if isinstance(of, trace.Trace):
         return of
@@ -55,7 +55,7 @@ def open_trace(of) -> trace.Trace:
 
 
 def times(of) -> Table:
-    """The milliseconds of a step, by what they were spent on."""
+    """Return a table of the milliseconds of a step, by what they were spent on."""
     found = trace.analyse(open_trace(of))
     rows = []
     for name, ms in sorted(found.kinds.items(), key=lambda item: -item[1]):
@@ -63,9 +63,9 @@ def times(of) -> Table:
         if name == kinds.MATRIX and found.tensor_cores is not None:
             note = f"{found.tensor_cores:.0%} of it on tensor cores"
         if name == kinds.COMMUNICATION and found.device:
-            note = f"{found.exposed_ms:.2f} ms of it not behind other work"
+            note = f"{found.exposed_ms:.2f} ms of it not overlapped"
         if name == kinds.COPIES and found.pageable_ms:
-            note = f"{found.pageable_ms:.2f} ms of it of memory that is not pinned"
+            note = f"{found.pageable_ms:.2f} ms of it from memory that is not pinned"
         rows.append((name, f"{ms:.2f}", f"{ms / found.step_ms:.1%}", note))
     who = "the device waits for" if found.device else "the training waits for"
     for cause, ms in sorted(found.idle.items(), key=lambda item: -item[1]):
@@ -74,7 +74,7 @@ def times(of) -> Table:
 
 
 def waits(of) -> Table:
-    """Where the host waits for the device, and for how long the device then has nothing to do."""
+    """Return a table of where the host waits for the device, and how long the device then idles."""
     found = trace.analyse(open_trace(of))
     rows = [
         (
@@ -91,7 +91,7 @@ def waits(of) -> Table:
 
 
 def ways(run) -> Table:
-    """A run of experiments/segment_mean.py: each way, its time, and what it asks of the device."""
+    """Return a table of a run of experiments/segment_mean.py: each way, its time, its calls."""
     found = log.read(run)
     rows = [
         (name, f"{np.median(case['ms']):.3g}", *(f"{case[what]}" for what in COUNTED))
@@ -102,9 +102,9 @@ def ways(run) -> Table:
 
 
 def plot_roofline(run, ax=None):
-    """A run of experiments/roofline.py: each layer under the roof of this machine.
+    """Draw a run of experiments/roofline.py: each layer under the roof of this machine.
 
-    Left of the bend memory is what limits a layer, right of it arithmetic.
+    Left of the bend a layer is limited by memory, right of it by arithmetic.
     """
     found = log.read(run)
     best = {m.what: m.value for m in found.measures}
@@ -122,7 +122,7 @@ def plot_roofline(run, ax=None):
             look = {"s": size, "color": colour, "alpha": 0.75, "label": f"{kind}: {share:.0%}"}
             ax.scatter(intensity, speed, **look)
         ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
-        ax.set_xlabel("arithmetic intensity (operations for each byte that is moved)")
+        ax.set_xlabel("arithmetic intensity (operations per byte moved)")
         where = report.hardware_text(stats.summary(found))
         name = found.start["arguments"]["model"]
         title = f"{name}, {best['memory']:,.0f} GB/s, {1000 * best['matrix product']:,.0f} GFLOP/s"
@@ -132,7 +132,7 @@ def plot_roofline(run, ax=None):
 
 
 def _by_kind(layers) -> dict[str, list]:
-    """The layers of each of the kinds that take most time; the others together."""
+    """Return the layers of each of the kinds that take the most time, and the others together."""
     found = defaultdict(list)
     for layer in layers:
         found[layer["kind"]].append(layer)
@@ -147,9 +147,9 @@ def _total(layers):
 
 
 def plot_shares(traces, verdicts=True, ax=None):
-    """What a step's time goes to, of several traces: {label: trace}; what is lost is hatched.
+    """Draw where the time of a step goes in several traces, {label: trace}; waits are hatched.
 
-    verdicts: whether to write beside each what bounds it; not if somebody is to find that out.
+    verdicts: whether to write beside each what bounds it; False where the trainee is to find out.
     """
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.4 + 0.5 * len(traces)))[1]
@@ -161,7 +161,7 @@ def plot_shares(traces, verdicts=True, ax=None):
                 left += share
             for name, share in found.lost.items():
                 if name == trace.COLLECTOR and not verdicts:
-                    name = trace.LAUNCHES  # its bar in the figure of the step is to be found
+                    name = trace.LAUNCHES  # for the trainee to find in the figure of the step
                 look = {"color": LOST[name], "alpha": 0.5, "hatch": "///", "ec": "white"}
                 ax.barh(row, share, 0.65, left=left, label=f"waits: {name}", **look)
                 left += share
@@ -175,9 +175,9 @@ def plot_shares(traces, verdicts=True, ax=None):
 
 
 def _computed(found) -> dict[str, float]:
-    """What is not lost of a step, by kind of work. What overlaps counts for its part."""
+    """Return the share of a step that is not lost, by kind of work; overlapping work is scaled."""
     spent = {k: found.kinds[k] for k in COLOURS if k in found.kinds and k != kinds.COMMUNICATION}
-    if kinds.COPIES in spent:  # the others are lost
+    if kinds.COPIES in spent:  # pageable copies count as lost
         spent[kinds.COPIES] = max(0.0, spent[kinds.COPIES] - found.pageable_ms)
     rest = 1 - sum(found.lost.values())
     total = sum(spent.values())
@@ -185,9 +185,10 @@ def _computed(found) -> dict[str, float]:
 
 
 def plot_step(of, number=None, verdict=True, ax=None):
-    """One step: what the host was doing, and the device below it; by default the middle one.
+    """Draw one step: what the host was doing, and the device below it.
 
-    number: of the step in the trace, 0 being the first; verdict: whether to say what bounds it.
+    number: the step's place in the trace, from 0, by default the middle one.
+    verdict: whether to write what bounds the step.
     """
     found = open_trace(of)
     number = len(found.steps) // 2 if number is None else number
@@ -223,13 +224,13 @@ def _legend(ax, y):
 
 
 def _work_of(found, step):
-    """What the device was asked for in this step, whenever it did it."""
+    """Return the work that was launched in this step, whenever the device did it."""
     asked = {c.id for c in found.calls if c.id and step.begin <= c.begin < step.end}
     return [e for e in found.work if e.id in asked]
 
 
 def _outermost(found, step):
-    """The operations of a step that are no part of others."""
+    """Return the operations of a step that are not nested in others."""
     kept, ends = [], {}
     for op in found.ops:
         if step.begin <= op.begin < step.end and op.begin >= ends.get(op.where, op.begin):
@@ -239,7 +240,7 @@ def _outermost(found, step):
 
 
 def _draw_host(ax, found, step):
-    """The phases of a step as the host went through them; in front of them, where it waited."""
+    """Draw the phases of a step as the host went through them, and over them where it waited."""
     phases = {name: [] for name in PHASES}
     for r in found.ranges:
         name = "data" if trace.LOADER.match(r.name) else r.name
@@ -256,7 +257,7 @@ def _draw_host(ax, found, step):
 
 
 def _draw(ax, row, events, zero, height=0.7, **look):
-    """Bars of events, as wide as they are."""
+    """Draw events as bars, as wide as they are long."""
     whole = spans.union((e.begin, e.end) for e in events)
     bars = [(begin - zero, end - begin) for begin, end in whole]
     if bars:

@@ -1,6 +1,6 @@
-"""What a trainee touches in a notebook: monitor, queue, quiz, prediction, mystery.
+"""The interactive parts of a notebook: monitor, queue, quiz, prediction, mystery, trials.
 
-Shells over `launch`, `runs` and `progress`: a control, an output, a call.
+They are thin layers over `launch`, `runs` and `progress`: a control, an output, a call.
 """
 
 from dlojz.widgets.monitor import monitor

@@ -1,4 +1,4 @@
-"""Progress bars of jobs under way."""
+"""Live progress bars of jobs."""
 
 import threading
 import time
@@ -9,11 +9,11 @@ from IPython.display import display
 from dlojz import launch
 from dlojz.runs.labels import labels
 
-MOST_CHARACTERS = 28  # of a label: what has room before a bar
+MOST_CHARACTERS = 28  # the part of a label that fits in front of its bar
 
 
 def monitor(job):
-    """A progress bar for a job, or one for each of a list; they move by themselves.
+    """Display a progress bar for a job, or one for each of a list, and keep it up to date.
 
     The cell returns at once, so that the notebook can be used while the job runs.
     """
@@ -28,7 +28,7 @@ def _bar(job, label):
     words = f"job {job.id} {label}".strip()
     short = words if len(words) <= MOST_CHARACTERS else f"{words[: MOST_CHARACTERS - 1]}…"
     bar = ipywidgets.IntProgress(description=short, tooltip=words, min=0, max=1)
-    bar.style.description_width = "14em" if label else "initial"  # one below the other
+    bar.style.description_width = "14em" if label else "initial"  # bars of a list are aligned
     bar.layout.width = "34em" if label else "24em"
     cancel = ipywidgets.Button(description="cancel", layout=ipywidgets.Layout(width="6em"))
     cancel.on_click(lambda _: job.cancel())
@@ -49,7 +49,7 @@ def _move(job, bar, text, cancel):
 
 
 def _news(now, job):
-    """What a job is doing, in one line."""
+    """Return what a job is doing, in one line."""
     if now.total:
         pace = f", {now.images_per_s:,.0f} images/s, loss {now.loss:.3f}" if now.loss else ""
         return f"{now.state} {now.done}/{now.total} steps{pace}"

@@ -1,4 +1,4 @@
-"""The mysteries of notebook 04: recorded trainings with a planted fault, to be named."""
+"""The mysteries of notebook 04: recorded training runs with a planted fault to name."""
 
 from dataclasses import replace
 from html import escape
@@ -13,19 +13,19 @@ from dlojz.runs import trace
 from dlojz.runs.suspects import FAULTS, planted, suspects, traces_of
 from dlojz.table import BAD, GOOD, Table
 
-# Where to look for each, without its name.
+# A hint for each fault, which does not name it.
 LOOK = {
-    "none": "Is there a hole at all that is worth the trouble? Add up what is hatched.",
-    "item": "Look at the waits: how often in a step, and what for?",
-    "unpinned": "Look at the copies in the table: how long do they take, and what runs meanwhile?",
-    "one-worker": "Find the longest hole. What is the host doing right above it?",
+    "none": "Is there any gap that is worth closing? Add up what is hatched.",
+    "item": "Look at the waits: how many are there in a step, and what for?",
+    "unpinned": "Look at the copies in the table: how long do they take, and what else runs then?",
+    "one-worker": "Find the longest gap. What is the host doing right above it?",
     "small-batch": "Divide the computed milliseconds by the number of kernels. How long is one?",
-    "nchw": "Hardly anything waits. So compare the kinds of work with those of another training.",
-    "print": "Look at the waits: who asks?",
+    "nchw": "Hardly anything waits. So compare the kinds of work with those of another mystery.",
+    "print": "Look at the waits: which line of code asks for them?",
     "straggler": "Compare the processes. What is one doing while the other waits?",
-    "garbage": "Find the longest hole. Right above it is a bar of another colour. What is it?",
+    "garbage": "Find the longest gap. Right above it is a bar of another colour. What is it?",
 }
-# Recordings under reference/: a fixed order that says nothing.
+# Recordings under reference/, in an order that gives nothing away.
 MYSTERIES = {
     "A": "h100/04-trace-fault-small-batch",
     "B": "h100/04-trace-fault-print",
@@ -37,11 +37,11 @@ MYSTERIES = {
     "H": "h100/04-trace-fault-one-worker",
     "I": "h200/04-trace-fault-straggler-x2",
 }
-KIND = "mysteries"  # of what dlojz.progress keeps
+KIND = "mysteries"  # the kind of entry in dlojz.progress
 
 
 def mystery(letter: str, process: int = 0) -> trace.Trace:
-    """A recorded trace with a planted fault, under a name that does not tell which."""
+    """Return a recorded trace with a planted fault, under a name that does not reveal it."""
     found = traces_of(_folder(letter))
     if not 0 <= process < len(found):
         raise ValueError(f"no process {process} of mystery {letter}: it has {len(found)}, from 0")
@@ -49,7 +49,7 @@ def mystery(letter: str, process: int = 0) -> trace.Trace:
 
 
 def mysteries() -> dict[str, trace.Trace]:
-    """All of them by letter, each process by itself, as `timeline.plot_shares` wants them."""
+    """Return all traces by letter and process, as `timeline.plot_shares` expects them."""
     found = {}
     for letter in MYSTERIES:
         traces = traces_of(_folder(letter))
@@ -60,24 +60,24 @@ def mysteries() -> dict[str, trace.Trace]:
 
 
 def truth(letter: str) -> str:
-    """The fault that was planted: of FAULTS."""
+    """Return the planted fault, one of FAULTS."""
     return planted(_folder(letter))
 
 
 def evidence(letter: str) -> str:
-    """The sentence that proves the fault of a mystery."""
+    """Return the sentence that proves the fault of a mystery."""
     return suspects(traces_of(_folder(letter)))[0].evidence
 
 
 def hint(letter: str) -> str:
-    """After a wrong answer: first where to look, then the evidence."""
+    """Return a hint after a wrong answer: first where to look, then the evidence."""
     true = truth(letter)
     wrong = sum(fault != true for fault in answers(letter))
     return LOOK[true] if wrong < 2 else f"The evidence: {evidence(letter)}."
 
 
 def answer(letter: str, fault: str) -> bool:
-    """Keep an answer; is it right?"""
+    """Keep an answer; return whether it is right."""
     if fault not in FAULTS:
         raise ValueError(f"no fault {fault!r}: expected one of {', '.join(FAULTS)}")
     right = fault == truth(letter)
@@ -86,12 +86,12 @@ def answer(letter: str, fault: str) -> bool:
 
 
 def answers(letter: str) -> list[str]:
-    """What was answered so far."""
+    """Return the answers that were given so far."""
     return [entry["value"] for entry in progress.load().get(KIND, {}).get(letter, [])]
 
 
 def score() -> Table:
-    """The first answer to each mystery, and how many were needed."""
+    """Return a table of the first answer to each mystery, and of the attempts needed."""
     rows, firsts = [], 0
     for letter in MYSTERIES:
         given, true = answers(letter), truth(letter)
@@ -112,7 +112,7 @@ def _folder(letter):
 
 
 def accuse(letter: str):
-    """Ask for the fault of a recorded mystery; a wrong answer is given a hint, and all are kept."""
+    """Ask for the fault of a mystery; keep each answer, and reply to a wrong one with a hint."""
     options = [("what is wrong?", None), *((words, key) for key, words in FAULTS.items())]
     choice = ipywidgets.Dropdown(options=options, value=None, description=letter)
     choice.layout.width = "34em"

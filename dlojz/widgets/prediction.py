@@ -1,4 +1,4 @@
-"""What a trainee predicts, and the score once it was measured."""
+"""Predictions of a trainee, and their score against what was measured."""
 
 from dataclasses import dataclass
 from html import escape
@@ -7,7 +7,7 @@ from dlojz import progress
 from dlojz.course import UserError
 from dlojz.runs import stats
 
-# What can be predicted: its unit, and where it stands in a summary.
+# What can be predicted: its unit, and how to get it from a summary.
 PREDICTABLE = {
     "images_per_s": ("images/s", lambda s: s.images_per_s),
     "step_ms": ("ms", lambda s: s.step_ms),
@@ -15,12 +15,12 @@ PREDICTABLE = {
     "epoch_s": ("s", lambda s: s.epoch_s),
     "backward_share": ("of the step", lambda s: s.shares.get("backward")),
     "data_share": ("of the step", lambda s: s.shares.get("data")),
-    "ratio": ("times", lambda s: None),  # of two figures that no single run has: `score_value`
+    "ratio": ("times", lambda s: None),  # of two runs, so in no summary: see `score_value`
 }
 
 
 def predict(key: str, **values):
-    """Keep a prediction: predict("baseline", images_per_s=100). None stands for no guess yet."""
+    """Keep a prediction: predict("baseline", images_per_s=100). None means no guess yet."""
     if wrong := [text for name, value in values.items() if (text := _problem(name, value))]:
         raise UserError("; ".join(wrong))
     progress.keep("predictions", key, values)
@@ -30,7 +30,7 @@ def predict(key: str, **values):
 
 
 def _problem(name, value):
-    """What is wrong with a predicted value; "" if nothing is."""
+    """Return what is wrong with a predicted value; "" if nothing is."""
     if name not in PREDICTABLE:
         return f"{name} can't be predicted: expected one of {', '.join(PREDICTABLE)}"
     most = 1 if name.endswith("_share") else float("inf")
@@ -44,7 +44,7 @@ def _problem(name, value):
 
 @dataclass(frozen=True)
 class Score:
-    """A prediction beside what was measured."""
+    """A prediction beside the measured values."""
 
     rows: list  # (name, unit, predicted or None, measured or None)
     note: str = ""  # why the measured figures may mislead
@@ -68,7 +68,7 @@ class Score:
 
 
 def score(key: str, run) -> Score:
-    """The last prediction under `key` beside the figures of `run`."""
+    """Return the last prediction under `key` beside the figures of `run`."""
     found, given = stats.summary(run), progress.last("predictions", key) or {}
     rows = [(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()]
     note = f"disturbed: {found.disturbance}" if found.disturbance else ""
@@ -76,9 +76,9 @@ def score(key: str, run) -> Score:
 
 
 def score_value(key: str, **measured) -> Score:
-    """The last prediction under `key` beside figures of no single run: score_value("b", ratio=2).
+    """Return the last prediction under `key` beside given figures: score_value("b", ratio=2).
 
-    What was not measured is None, or left out.
+    A figure that was not measured is None, or left out.
     """
     given = progress.last("predictions", key) or {}
     return _kept(key, Score([(n, PREDICTABLE[n][0], p, measured.get(n)) for n, p in given.items()]))

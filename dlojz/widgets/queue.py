@@ -1,4 +1,4 @@
-"""The jobs that wait or run, live."""
+"""A live view of the jobs that wait or run."""
 
 import threading
 import time
@@ -15,10 +15,11 @@ COLOURS = {"RUNNING": GOOD, "COMPLETED": GOOD, "QUEUED": QUIET, "CANCELLED": QUI
 
 
 def queue(name: str | None = None, last: int = 5, every: float = 2.0):
-    """The jobs that wait or run, live, each with a button to cancel it; returns at once.
+    """Display the jobs that wait or run, live, each with a button to cancel it.
 
-    name: only jobs with this name; last: how many that have ended; every: seconds between looks.
-    Goes on by itself until no job is left, so that the notebook can be used meanwhile.
+    Returns at once, so that the notebook can be used; the view is updated until no job is left.
+
+    name: only jobs with this name; last: how many ended jobs to show; every: seconds between looks.
     """
     view = _Queue(name, last)
     view.look()
@@ -27,7 +28,7 @@ def queue(name: str | None = None, last: int = 5, every: float = 2.0):
 
 
 class _Queue:
-    """One line of widgets for each job; kept from look to look, so that a click is not lost."""
+    """A line of widgets for each job, kept between looks so that no click is lost."""
 
     def __init__(self, name, last):
         self._name, self._last = name, last
@@ -36,7 +37,7 @@ class _Queue:
         self._nothing = ipywidgets.HTML("no jobs")
 
         class Box(ipywidgets.VBox):
-            def __repr__(self):  # where there are no widgets: text
+            def __repr__(self):  # as text, in front ends without widgets
                 return repr(launch.queue(name, last))
 
         self.box = Box()
@@ -46,7 +47,7 @@ class _Queue:
             time.sleep(every)
 
     def look(self) -> bool:
-        """Show the jobs as they are now; are there any that wait or run?"""
+        """Show the jobs as they are now; return whether any of them waits or runs."""
         found = launch.in_queue(self._name, self._last)
         for job, status in found:
             if job.id not in self._lines:

@@ -1,7 +1,6 @@
 """The quizzes of the notebooks: a question, its answers, the right one and the reason.
 
-They are in quizzes/NN.toml, by the notebook that asks them. The trainee's answers are kept by
-`dlojz.progress`.
+Those of notebook NN are in quizzes/NN.toml. The trainee's answers are kept by `dlojz.progress`.
 """
 
 import re
@@ -30,7 +29,7 @@ class Quiz:
 
 
 def load() -> dict[str, Quiz]:
-    """All quizzes by key, in the order of the notebooks."""
+    """Return all quizzes by key, in the order of the notebooks."""
     found = {}
     for file in sorted(resources.files("dlojz.widgets").joinpath("quizzes").iterdir(), key=str):
         found |= {
@@ -43,9 +42,9 @@ QUIZZES = load()
 
 
 def quiz(key: str):
-    """Ask the quiz with this key; an answer is told right or wrong, with the reason, and kept.
+    """Ask the quiz with this key; keep the answer, and say whether it is right, with the reason.
 
-    What was answered last is shown again, also after the notebook was closed.
+    The last answer is shown again, even after the notebook was closed.
     """
     if key not in QUIZZES:
         raise KeyError(f"no quiz {key!r}: expected one of {', '.join(QUIZZES)}")
@@ -64,7 +63,7 @@ def quiz(key: str):
         verdict.value = _verdict(asked, given)
 
     class Box(ipywidgets.VBox):
-        def __repr__(self):  # where there are no widgets: text
+        def __repr__(self):  # as text, in front ends without widgets
             return _text(asked, _kept(key, asked))
 
     choice.observe(answer, names="value")
@@ -72,13 +71,13 @@ def quiz(key: str):
 
 
 def _kept(key, asked):
-    """The answer that was given last; None if there is none, or the quiz had others then."""
+    """Return the last answer; None if there is none, or the quiz no longer offers it."""
     given = progress.last("quizzes", key)
     return given if given is not None and given < len(asked.answers) else None
 
 
 def _text(asked, given):
-    """The quiz as text, with the answer that was given."""
+    """Return the quiz as text, with the answer that was given."""
     answers = [f"  {'x' if i == given else '-'} {a}" for i, a in enumerate(asked.answers)]
     lines = [asked.question, *answers]
     if given is not None:
@@ -87,7 +86,7 @@ def _text(asked, given):
 
 
 def _html(text):
-    """Plain text with `code` as HTML."""
+    """Return plain text as HTML, with `code` set as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 

@@ -1,4 +1,4 @@
-"""The table of a trainee's trials of the loader, which stay for later sessions."""
+"""The table of a trainee's loader trials, which is kept across sessions."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from dlojz.table import Table
 
 
 def trials(jobs=(), file: Path | None = None) -> Table:
-    """Return the knobs of each trial and what came of them, those of earlier sessions first.
+    """Return a table of the knobs of each trial and its results, earlier sessions first.
 
-    jobs: one or several. Those that have ended are kept in `file`, by default beside
-        progress.json. Trials of other models, sizes or machines are kept, and not shown.
+    jobs: one or several. Ended ones are kept in `file`, by default beside
+        progress.json. Trials of other models, sizes or machines are kept, but not shown.
     """
-    from dlojz.figures import loading  # matplotlib: only who asks for a table waits for it
+    from dlojz.figures import loading  # here, because it imports matplotlib
 
     rows = map(trial, jobs if isinstance(jobs, list | tuple) else [jobs])
     new = {key(row): row for row in rows}
