@@ -1,6 +1,6 @@
 """Trials of a loader: the knobs of a run and what came of them, as they are kept for later."""
 
-from dlojz.runs import stats
+from dlojz.runs import log, stats
 
 KNOBS = {
     "num_workers": "workers",
@@ -20,8 +20,8 @@ def trial(run) -> dict:
     knobs = {name: s.arguments.get(name) for name in KNOBS}
     if s.num_workers is not None:  # there are as many as there are CPUs, at most
         knobs["num_workers"] = s.num_workers
-    figures = ("images_per_s", "first_load_s", "host_memory_bytes", "others_cpu", "steps", *SAME)
-    return {
+    figures = ("images_per_s", "first_load_s", "host_memory_bytes", "disturbance", "steps", *SAME)
+    row = {
         "name": s.name,
         "started": s.started,
         "state": s.state,
@@ -29,8 +29,33 @@ def trial(run) -> dict:
         "knobs": knobs,
         **{name: getattr(s, name) for name in figures},
         "data_share": s.shares.get("data"),
-        "crowded": bool(s.others_cpu and s.cpus and s.others_cpu > stats.OTHERS_CPU * s.cpus),
+        "spread": stats.SPREAD_GPU if s.on_gpu else stats.SPREAD_CPU,
         "code": s.trainer_sha256,
+    }
+    return row | (_while_workers_decode(log.read(run), ready(row), s) if s.images_per_s else {})
+
+
+def ready(row: dict) -> int:
+    """Return how many batches the workers may have made before the clock began."""
+    return (row["knobs"]["num_workers"] or 0) * (row["knobs"]["prefetch_factor"] or 0)
+
+
+def _while_workers_decode(run, ready, s):
+    """The speed and the share of waiting without the steps that the workers had already ended.
+
+    At the end of an epoch there is nothing left to decode: the last batches come from the queue,
+    and on a processor the workers' cores are free for the training.
+    """
+    chosen, length = stats.measured(run), run.setup.get("steps_per_epoch") or len(run.steps) + ready
+    kept = chosen[chosen % length < length - ready]
+    if not 0 < len(kept) < len(chosen):
+        return {}
+    _, times = stats.step_times(run)
+    all_ms = sum(times.values())
+    return {
+        "images_per_s": s.images_per_s * float(all_ms[chosen].mean() / all_ms[kept].mean()),
+        "data_share": float(times["data"][kept].sum() / all_ms[kept].sum()),
+        "left_out": len(chosen) - len(kept),
     }
 
 
