@@ -199,7 +199,7 @@ def test_a_check_after_a_sweep_takes_its_last_job(sweep):
 def test_trace_after_a_sweep_looks_at_its_last_job(sweep, capsys):
     assert cli.main(["trace"]) == 2
     err = capsys.readouterr().err
-    assert "its last job" in err
+    assert "the last job of the last sweep" in err
     assert "runs/0002" in err
     assert "Traceback" not in err
 
