@@ -16,19 +16,19 @@ from dlojz.runs import log, suspects
 from dlojz.table import harmless
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
-BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell calls the end of `yes | head`
+BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | head`
 
 
 def main(argv=None) -> int:
-    """Run one command; return the exit status: 0 well, 1 the answer is bad news, 2 bad input."""
+    """Run one command and return its exit status: 0 success, 1 bad news, 2 bad input."""
     try:
         try:
             return _answer(sys.argv[1:] if argv is None else argv)
         finally:
             if sys.stdout:  # None where it was closed
                 sys.stdout.flush()
-    except OSError as error:  # of standard output: what reads it has ended, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+    except OSError as error:  # of standard output: its reader has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE
         print(f"dlojz: standard output: {error}", file=sys.stderr)
@@ -75,14 +75,14 @@ def _did_you_mean(words, known):
 
 
 def _trainers_flags():
-    """Return the flags of the trainer; read from its text: importing it would import torch."""
+    """Return the trainer's flags, read from its source because its import would import torch."""
     here = Path(__file__).parent
     files = (here / "dlojz.py", here / "training" / "flags.py")
     return {flag for file in files for flag in re.findall(r'"(--?[\w-]+)"', file.read_text())}
 
 
 def _parser():
-    """Return the parser, and the parser of each command."""
+    """Return the parser, and the parsers of its commands by name."""
     parser = argparse.ArgumentParser(
         prog="dlojz",
         description="The DLO-JZ workshop: make PyTorch training fast, one measured step at a time.",
@@ -102,7 +102,7 @@ def _parser():
 
 def _add_job_commands(command):
     add = command("doctor", _doctor, "what this machine can do, and what is wrong")
-    add("--quick", action="store_true", help="measure no storage, ask no torch")
+    add("--quick", action="store_true", help="do not measure the storage or import torch")
     add("--json", action="store_true", help="for programs")
 
     add = command("data", _data, "make an ImageNet-shaped set of images; no download")
@@ -118,15 +118,15 @@ def _add_job_commands(command):
     add("command", nargs="+", help='in quotes: "dlojz/dlojz.py --test -b 32"; several: in order')
     add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
     add("--name", default="dlojz")
-    add("--time-max", help="HH:MM:SS or minutes, then it is ended (default: 00:10:00)")
+    add("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
     add("--account", help="on a cluster: whose hours; xyz@a100 asks for nodes with A100s")
     add("--module", help="on a cluster: what to load, in place of its site's")
     add("--dry-run", action="store_true", help="show the script or the command, submit nothing")
     add("--wait", action="store_true", help="wait for the end and show the report")
 
-    add = command("queue", _queue, "the jobs that wait or run, and the last ones")
+    add = command("queue", _queue, "the jobs that are queued or running, and the last ones")
     add("name", nargs="?", help="only jobs with this name")
-    add("--last", type=int, default=5, help="how many that have ended")
+    add("--last", type=int, default=5, help="how many ended jobs")
 
     add = command("cancel", _cancel, "take a job from the queue, or end it")
     add("job", nargs="+", help="its number")
@@ -145,8 +145,8 @@ def _add_course_commands(command):
     add = command("check", _check, "the verdict: same training, faster, by the mechanism")
     add("step", help="01, 02, ...")
     add("job", nargs="?", help="its number (default: the last submission)")
-    add("--pairs", type=int, help="runs before and after (default: 6 where a gain is asked)")
-    add("--hint", action="store_true", help="help with what fails; each time more")
+    add("--pairs", type=int, help="runs before and after (default: 6 where a gain is required)")
+    add("--hint", action="store_true", help="show a hint on what fails, a larger one each time")
     add("--json", action="store_true", help="for programs")
 
     add = command("progress", _progress, "what you passed, predicted, answered, and what is left")
@@ -154,10 +154,12 @@ def _add_course_commands(command):
 
     add = command("solution", _solution, "show the trainer as it is after a step")
     add("step", help="01, 02, ...")
-    add = command("diff", _diff, "what differs between your trainer and a step's solution")
+    add = command("diff", _diff, "show how your trainer differs from a step's solution")
     add("step", help="01, 02, ...")
-    add("--job", help="of this job instead of your trainer")
-    add = command("catch-up", _catch_up, "put the starting point of a step; yours is saved first")
+    add("--job", help="compare this job's trainer instead of yours")
+    add = command(
+        "catch-up", _catch_up, "start a step from its starting point; yours is saved first"
+    )
     add("step", help="01, 02, ...")
     add = command("restore", _restore, "put a saved trainer back; the present one is saved first")
     add("file", nargs="?", help="its name (default: the newest that differs from yours)")
@@ -186,7 +188,7 @@ def _data(args):
         workers=args.workers,
     )
     default = ""
-    with suppress(FileNotFoundError):  # it may be made outside a course folder
+    with suppress(FileNotFoundError):  # there may be no course folder here
         default = " (the default)" if folder.resolve() == course.data_folder().resolve() else ""
     flag = f"--data {shlex.quote(str(folder))}{default}"
     print(f"{folder} has {classes * (train + val):,} images: train on them with {flag}")
@@ -227,7 +229,7 @@ def _submit(args):
 
 
 def _too_large(commands):
-    """Return a note where the trainer's own sizes, which are a GPU's, would run on a CPU."""
+    """Return a note if a command would train with the default sizes, meant for a GPU, on a CPU."""
     preset = presets.choose()
     if preset.name != "cpu" or launch.launcher() != "local":
         return ""
@@ -241,18 +243,18 @@ def _too_large(commands):
 
 
 def _duration(seconds):
-    """300 as "5 minutes"."""
+    """Return "5 minutes" for 300."""
     hours, rest = divmod(seconds, 3600)
     parts = ((hours, "hour"), (rest // 60, "minute"), (rest % 60, "second"))
     return " ".join(f"{n} {unit}{'s' * (n > 1)}" for n, unit in parts if n)
 
 
 def _wait(job):
-    """Wait with a progress bar over the steps of the job."""
+    """Wait for a job with a progress bar over its steps, and return its state."""
     from tqdm import tqdm
 
     bar = tqdm(total=None, unit="step", desc=f"job {job.id}", leave=False, disable=None)
-    with bar:  # none where the output is no terminal
+    with bar:  # shown in a terminal only
         for now in launch.follow(job):
             bar.total = now.total
             bar.set_postfix_str(str(now.state))
@@ -271,7 +273,7 @@ def _cancel(args):
 
 
 def _run(text):
-    """A job by its number; a folder or a file as it is."""
+    """Return the job with this number, or the folder or file with this path."""
     if text and Path(text).exists() and not text.isdigit():
         return Path(text)
     if "/" in text:
@@ -280,12 +282,12 @@ def _run(text):
 
 
 def _last():
-    """The last job; of a sweep the last of its jobs, and that is said."""
+    """Return the last job; print a note if it is the last of a sweep."""
     found = launch.latest()
     if not isinstance(found, list):
         return found
     numbers = ", ".join(job.id for job in found)
-    print(f"of the last sweep ({numbers}) its last job; others by their number", file=sys.stderr)
+    print(f"the last job of the last sweep ({numbers}); others by number", file=sys.stderr)
     return found[-1]
 
 
@@ -328,7 +330,7 @@ def _show(runs, png=None):
 def _check(args):
     from dlojz.check import check
 
-    step = course.step(args.step)  # a typo is told before anything else
+    step = course.step(args.step)  # a typo is reported before anything is submitted
     verdict = check(step, args.job or _last(), args.pairs)
     print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
     if args.hint:

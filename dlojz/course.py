@@ -1,4 +1,4 @@
-"""Where the course's files are, and the chain of its steps. Imports nothing of ours, nor torch."""
+"""The course's files and the chain of its steps. Imports neither torch nor the rest of dlojz."""
 
 import difflib
 import os
@@ -7,10 +7,10 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 
-MARKER = ".course-root"  # a file that stands in the top folder of a clone
+MARKER = ".course-root"  # a file in the top folder of a clone
 
 # The steps that edit the trainer. Each solution is its predecessor with the step's TODOs done; the
-# first is the trainer as it is handed out.
+# first is the trainer as trainees get it.
 CHAIN = (
     *("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "05_dataloader"),
     "06_ddp",
@@ -18,21 +18,22 @@ CHAIN = (
 
 
 class UserError(ValueError):
-    """An error that the reader of a notebook can mend: shown as its message, without a traceback.
+    """An error that a trainee can fix, shown in a notebook as its message, without a traceback.
 
     So it says what was found, what was expected, and what to type next.
     """
 
-    def _render_traceback_(self):  # what IPython asks for
+    def _render_traceback_(self):  # IPython's hook
         return [f"{type(self).__name__}: {self}"]
 
 
 def course_root(start=".") -> Path:
-    """The course's top folder, above `start` (or $DLOJZ_ROOT): paths and runs/ are relative to it.
+    """Return the course's top folder, $DLOJZ_ROOT or at or above `start`.
 
-    A notebook's kernel starts in notebooks/, a job anywhere.
+    Paths and runs/ are relative to it, because a notebook's kernel starts in notebooks/ and a job
+    anywhere.
     """
-    if root := os.environ.get("DLOJZ_ROOT"):  # empty is as if unset
+    if root := os.environ.get("DLOJZ_ROOT"):  # empty counts as unset
         return Path(root).resolve()
     here = Path(start).resolve()
     for folder in (here, *here.parents):
@@ -45,17 +46,17 @@ def course_root(start=".") -> Path:
 
 
 def data_folder() -> Path:
-    """The images that the trainer takes if it is told nothing: $DLOJZ_DATA, or data/."""
+    """Return the trainer's default folder of images: $DLOJZ_DATA, or data/."""
     return course_root() / (os.environ.get("DLOJZ_DATA") or "data")
 
 
 def trainer() -> Path:
-    """The file that the trainee edits."""
+    """Return the file that the trainee edits."""
     return course_root() / "dlojz" / "dlojz.py"
 
 
 def step(name: str | int) -> str:
-    """The step's full name: 1, "1", "01" and "01_gpu" are "01_gpu"."""
+    """Return the step's full name: "01_gpu" for 1, "1", "01" and "01_gpu"."""
     text = str(name)
     for known in CHAIN:
         if text == known or (text.isdigit() and int(text) == int(known[:2])):
@@ -66,20 +67,20 @@ def step(name: str | int) -> str:
 
 
 def solution(name: str | int) -> Path:
-    """The trainer as it is after this step."""
+    """Return the trainer as it is after this step."""
     return course_root() / "solutions" / f"dlojz_{step(name)}.py"
 
 
 def before(name: str | int) -> Path:
-    """The trainer as it is before this step: its starting point."""
+    """Return the trainer as it is before this step: its starting point."""
     place = CHAIN.index(step(name))
     return solution(CHAIN[max(0, place - 1)])
 
 
 def catch_up(name: str | int) -> Path | None:
-    """Make the trainee's trainer the starting point of a step; return where theirs was saved.
+    """Replace the trainee's trainer by the starting point of a step; return where it was saved.
 
-    None if there was nothing to save: their file was a step of the course, unchanged.
+    None if there was nothing to save: it was a step of the course, unchanged.
     """
     start = before(name).read_bytes()
     saved = _save()
@@ -88,7 +89,7 @@ def catch_up(name: str | int) -> Path | None:
 
 
 def restore(name: str | None = None) -> tuple[Path, Path | None]:
-    """Make a saved file the trainer again; return it, and where the trainer was saved before.
+    """Make a saved file the trainer again; return it, and where the present trainer was saved.
 
     name: one of saved(); by default the newest that differs from the trainer.
     """
@@ -97,7 +98,7 @@ def restore(name: str | None = None) -> tuple[Path, Path | None]:
     others = [file for file in known.values() if file.read_bytes() != mine]
     if name is not None and Path(name).name not in known:
         there = ", ".join(known) or "nothing yet"
-        raise LookupError(f"no saved file {name!r}: in {_saved_folder()} is {there}")
+        raise LookupError(f"no saved file {name!r}: {_saved_folder()} holds {there}")
     if name is None and not others:
         raise LookupError(
             f"nothing to restore: {_saved_folder()} holds no file that differs from your trainer"
@@ -109,7 +110,7 @@ def restore(name: str | None = None) -> tuple[Path, Path | None]:
 
 
 def saved() -> list[Path]:
-    """Return the trainers that were saved, oldest first."""
+    """Return the saved trainers, oldest first."""
     return sorted(_saved_folder().glob("dlojz-*.py"))
 
 
@@ -118,7 +119,7 @@ def _saved_folder():
 
 
 def _save() -> Path | None:
-    """Save the trainer; return where. None if it is a step of the course, unchanged."""
+    """Save the trainer and return where; None if it is a step of the course, unchanged."""
     if not trainer().exists():
         return None
     mine = trainer().read_bytes()
@@ -128,15 +129,16 @@ def _save() -> Path | None:
         if file.read_bytes() == mine:
             return file
     _saved_folder().mkdir(exist_ok=True)
-    name = f"dlojz-{datetime.now():%Y%m%d-%H%M%S-%f}.py"  # sorted by name, they are by time
-    with (_saved_folder() / name).open("xb") as file:  # never over an earlier one
+    name = f"dlojz-{datetime.now():%Y%m%d-%H%M%S-%f}.py"  # the names sort by time
+    with (_saved_folder() / name).open("xb") as file:  # never overwrites an earlier one
         file.write(mine)
     return _saved_folder() / name
 
 
 def write_atomically(path: Path, content: str | bytes):
     """Replace `path` in one step, so that a reader sees the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")  # others write as well
+    # The thread's id is in the name because other threads and processes may write at the same time.
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
@@ -165,7 +167,7 @@ class Diff(str):
 
 
 def diff(mine, step: str | int) -> Diff:
-    """What differs between a job's trainer (or a file) and the solution of a step."""
+    """Return the differences between a job's trainer (or a file) and the solution of a step."""
     path = Path(getattr(mine, "directory", mine))
     path = path / "trainer.py" if path.is_dir() else path
     theirs = solution(step)

@@ -1,4 +1,4 @@
-"""The three functions that the slides of DLO-JZ use, over `dlojz.launch`."""
+"""The three functions that the slides of DLO-JZ use, on top of `dlojz.launch`."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from dlojz import launch
 def gpu_jobs_submitter(
     command, n_gpu=1, module=None, *, name="dlojz", account=None, time_max="02:00:00"
 ) -> list[str]:
-    """Submit one command or a list of them; returns the jobs' ids.
+    """Submit one command or a list of them, and return the jobs' ids.
 
     command: with a bare file name and underscores in flags, as in the slides.
-    module, account: a cluster loads the one and charges the other; this machine ignores them.
+    module, account: to load and to charge on a cluster; a single machine ignores them.
     """
     commands = [command] if isinstance(command, str) else list(command)
     jobs = launch.submit(
@@ -26,14 +26,14 @@ def gpu_jobs_submitter(
 
 
 def display_slurm_queue(name=None):
-    """Show the jobs with this name, live where there are widgets; does not wait for them."""
+    """Show the jobs with this name, live where there are widgets, without waiting for them."""
     from dlojz import widgets
 
     widgets.queue(name)
 
 
 def search_log(name=None, contains=None, with_err=False) -> list[Path]:
-    """The standard output (or, `with_err`, standard error) of jobs by name or id, newest first.
+    """Return the stdout (or, `with_err`, stderr) files of jobs by name or id, newest first.
 
     contains: an id, or the list that `gpu_jobs_submitter` returned.
     """
@@ -48,7 +48,7 @@ def search_log(name=None, contains=None, with_err=False) -> list[Path]:
 
 
 def _with_dashes(command):
-    """--image_size becomes --image-size; values and file names stay."""
+    """Return a command with --image-size for --image_size; values and file names stay."""
     words = command.split(" ")
     return " ".join(
         w.partition("=")[0].replace("_", "-") + "".join(w.partition("=")[1:])

@@ -1,20 +1,20 @@
-"""Tells each process of a training who it is, whatever launched it: torchrun, srun, or nothing.
+"""The rank of this process and more, whatever launched it: torchrun, srun, or nothing.
 
     from dlojz import idr_torch
     torch.distributed.init_process_group("gloo", rank=idr_torch.rank, world_size=idr_torch.size)
     model = model.to(idr_torch.device())
 
-The innermost launcher wins, because the variables of the outer ones are inherited:
+The innermost launcher counts, because the variables of the outer ones are inherited:
   1. torchrun (RANK is set), also inside an srun step or in a notebook that Slurm started;
   2. srun, when its step has several tasks. Slurm sets SLURM_STEP_* for steps only, but a job
      submitted from a notebook inherits those of the notebook server's step, which has one task;
-  3. neither: one process, rank 0 of 1. So is `python` in the batch script itself, whatever
+  3. neither: one process, rank 0 of 1. This includes `python` in the batch script itself, whatever
      SLURM_NTASKS and SLURM_PROCID say there: they announce tasks that only srun would start.
 
-Reading the first attribute computes them all and, where the launcher did not set them, sets
-MASTER_ADDR and MASTER_PORT in os.environ for init_process_group: the step's first node and a port
-made of its job and step ids, or 127.0.0.1 and port 0 (any free one) for a process alone. Importing
-does nothing.
+The first attribute that is read computes them all and, where the launcher did not, sets MASTER_ADDR
+and MASTER_PORT in os.environ for init_process_group: the step's first node and a port made from its
+job and step ids, or 127.0.0.1 and port 0 (any free one) for a single process. The import alone does
+nothing.
 """
 
 import itertools
@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 
-# A process alone meets nobody, and port 0 lets the system pick a free one: two trainings on one
-# machine cannot collide. It is also a mark: a job submitted from here inherits it (see _master).
+# A single process has no peers, so port 0 lets the system pick a free one, and two runs on one
+# machine cannot collide. It is also a marker, which a job submitted from here inherits (_master).
 ALONE = ("127.0.0.1", 0)
 # Free for users on Linux: below the ephemeral ports (32768 and up) and torchrun's 29500.
 FIRST_PORT, PORTS = 10_000, 19_000
@@ -33,7 +33,7 @@ FIRST_PORT, PORTS = 10_000, 19_000
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process among those of its training."""
+    """The place of one process among those of its run."""
 
     rank: int  # 0 to size - 1
     local_rank: int  # 0 to local_size - 1, on this node
@@ -41,26 +41,26 @@ class Ranks:
     local_size: int  # processes on this node
     num_nodes: int
     cpus_per_task: int  # CPUs for this process, at least 1
-    gpu_ids: tuple[int | str, ...]  # 0, or "GPU-5a1c..." and "MIG-..."; empty: none, not told
+    gpu_ids: tuple[int | str, ...]  # 0, or "GPU-5a1c..." and "MIG-..."; empty: none or unknown
     nodelist: str  # compact, as Slurm writes it: node[1-3,7]
-    hostnames: tuple[str, ...]  # the same, expanded; empty where the launcher does not tell
+    hostnames: tuple[str, ...]  # the same, expanded; empty where the launcher does not set it
     master_addr: str
-    master_port: int  # 0: any free port, for a process alone
+    master_port: int  # 0: any free port, for a single process
 
     @property
     def is_master(self) -> bool:
-        """True in one process of the training: for prints and checkpoints."""
+        """Return True in one process of the run: for prints and checkpoints."""
         return self.rank == 0
 
 
 def from_environment(env: Mapping[str, str], cpus: int = 1) -> Ranks:
-    """Who the process with this environment is; `cpus` is how many CPUs it may run on."""
+    """Return the ranks of the process with this environment, which may run on `cpus` CPUs."""
     if "RANK" in env:
         return _from_torchrun(env, cpus)
     if "SLURM_STEP_ID" in env:
         if _number(env, "SLURM_STEP_NUM_TASKS", 1) > 1:
             return _from_srun(env, cpus)
-        cpus = _cpus_of_task(env, cpus)  # of one task, perhaps a notebook server
+        cpus = _cpus_of_task(env, cpus)  # a step of one task, perhaps a notebook server
     node = _this_node(env)
     return Ranks(0, 0, 1, 1, 1, cpus, _gpu_ids(env), node, (node,), *_master(env, *ALONE))
 
@@ -70,7 +70,7 @@ def _from_torchrun(env: Mapping[str, str], cpus: int) -> Ranks:
     nodes = _number(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else size // local_size
     nodelist = _this_node(env) if nodes == 1 else env.get("SLURM_STEP_NODELIST", "")
     hostnames = expand_nodelist(nodelist) if nodelist else ()
-    if len(hostnames) != nodes:  # torchrun was started on these nodes by something else
+    if len(hostnames) != nodes:  # not this Slurm step started torchrun on these nodes
         nodelist, hostnames = "", ()
     return Ranks(
         rank=_number(env, "RANK"),
@@ -113,9 +113,9 @@ def _cpus_of_task(env: Mapping[str, str], default: int) -> int:
 
 
 def _master(env: Mapping[str, str], addr: str, port: int) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT of the launcher or the job script, else those given."""
+    """Return MASTER_ADDR and MASTER_PORT of the launcher or the job script, else those given."""
     if env.get("MASTER_PORT") == str(ALONE[1]):
-        return addr, port  # left by a process alone, such as the notebook that submitted this job
+        return addr, port  # inherited from a single process: the notebook that submitted this job
     return (
         env.get("MASTER_ADDR") or addr,
         _number(env, "MASTER_PORT") if env.get("MASTER_PORT") else port,
@@ -123,12 +123,12 @@ def _master(env: Mapping[str, str], addr: str, port: int) -> tuple[str, int]:
 
 
 def _step_port(env: Mapping[str, str]) -> int:
-    """The same on all ranks; another one for the next job and for the next step on these nodes."""
+    """Return a port that all ranks share, and that the next job or step on these nodes does not."""
     return FIRST_PORT + (_number(env, "SLURM_JOB_ID") + 997 * _number(env, "SLURM_STEP_ID")) % PORTS
 
 
 def _tasks_of_node(env: Mapping[str, str]) -> int:
-    """This node's number in a list such as `2(x2),1`: 2 tasks on two nodes, then 1."""
+    """Return this node's number of tasks, from a list such as `2(x2),1`: 2, 2 and 1."""
     name, node = "SLURM_STEP_TASKS_PER_NODE", _number(env, "SLURM_NODEID")
     group = r"(\d+)(?:\(x(\d+)\))?"
     tasks = []
@@ -144,7 +144,7 @@ def _tasks_of_node(env: Mapping[str, str]) -> int:
 
 
 def expand_nodelist(nodelist: str) -> tuple[str, ...]:
-    """All names of a compact list: `r1n[08-10],login` is r1n08, r1n09, r1n10 and login."""
+    """Return all names of a compact list: r1n08, r1n09, r1n10 and login for `r1n[08-10],login`."""
     numbers = r"\d+(?:-\d+)?"
     name = rf"(?:[^][,\s]|\[{numbers}(?:,{numbers})*\])+"
     hosts = []
@@ -158,13 +158,13 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(
             f"the node list {nodelist!r} is {error}; expected names such as node[1-3,7],"
-            "r1i[0-2]n[01-03]; `scontrol show hostnames` shows Slurm's"
+            "r1i[0-2]n[01-03]; `scontrol show hostnames` shows those of Slurm"
         ) from None
     return tuple(hosts)
 
 
 def _numbers(ranges: str) -> list[str]:
-    """`08-10,12` is 08, 09, 10, 12: a range is as wide as its first number."""
+    """Return 08, 09, 10, 12 for `08-10,12`: a range keeps the width of its first number."""
     found = []
     for first, _, last in (part.partition("-") for part in ranges.split(",")):
         if int(last or first) < int(first):
@@ -174,11 +174,11 @@ def _numbers(ranges: str) -> list[str]:
 
 
 def _gpu_ids(env: Mapping[str, str]) -> tuple[int | str, ...]:
-    """What CUDA shows to this process, else the GPUs of the step."""
+    """Return the GPUs that CUDA shows to this process, else those of the step."""
     # Without SLURM_GPUS_ON_NODE the job has no GPU, and SLURM_STEP_GPUS is that of a notebook.
     step = env.get("SLURM_STEP_GPUS", "") if "SLURM_GPUS_ON_NODE" in env else ""
     names = env.get("CUDA_VISIBLE_DEVICES", step).split(",")
-    hidden = ("", "-1", "NoDevFiles")  # how CUDA and Slurm say: no GPU
+    hidden = ("", "-1", "NoDevFiles")  # CUDA's and Slurm's values for no GPU
     return tuple(int(n) if n.isdigit() else n for n in map(str.strip, names) if n not in hidden)
 
 
@@ -205,7 +205,7 @@ def _number(env: Mapping[str, str], name: str, least: int = 0) -> int:
 
 @cache
 def _this_process() -> Ranks:
-    """Computed once, at the first attribute that is read."""
+    """Return the ranks of this process, computed when the first attribute is read."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = from_environment(os.environ, cpus)
     os.environ["MASTER_ADDR"] = ranks.master_addr
@@ -229,8 +229,8 @@ def __dir__() -> list[str]:
 
 
 def device():
-    """This process's GPU, or the CPU; $DLOJZ_DEVICE, such as `meta`, forces another."""
-    import torch  # here, because those who only ask for a rank should not wait for it
+    """Return this process's GPU, or the CPU; $DLOJZ_DEVICE, such as `meta`, forces another."""
+    import torch  # here, because a program that only needs its rank should not wait for it
 
     if forced := os.environ.get("DLOJZ_DEVICE"):
         return torch.device(forced)

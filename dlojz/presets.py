@@ -1,6 +1,6 @@
-"""Sizes that fit the hardware, so that one notebook serves a laptop, a GPU and a cluster.
+"""Sizes that suit the hardware, so that one notebook serves a laptop, a GPU and a cluster.
 
-`choose()` picks a preset by what this machine has; DLOJZ_PRESET=smoke|cpu|gpu|cluster forces one.
+`choose()` picks the preset for this machine; DLOJZ_PRESET=smoke|cpu|gpu|cluster forces one.
 """
 
 import os
@@ -13,7 +13,7 @@ from dlojz.machine import gpus as machine_gpus
 
 @dataclass(frozen=True)
 class Preset:
-    """The sizes that a notebook asks for instead of writing them down."""
+    """The sizes that a notebook uses instead of fixed numbers."""
 
     name: str
     model: str  # a torchvision classifier
@@ -27,7 +27,7 @@ class Preset:
 
     @property
     def flags(self) -> str:
-        """The trainer's flags for these sizes."""
+        """Return the trainer's flags for these sizes."""
         return (
             f"--model {self.model} --image-size {self.image_size} -b {self.batch_size} "
             f"--test-nsteps {self.nsteps}"
@@ -35,7 +35,7 @@ class Preset:
 
     @property
     def cpu_flags(self) -> str:
-        """The same model while it is still trained on the processor: few images, few steps."""
+        """Return flags for the same model while it still trains on the CPU: fewer images, steps."""
         return (
             f"--model {self.model} --image-size {self.image_size} -b {min(32, self.batch_size)} "
             f"--test-nsteps {min(12, self.nsteps)}"
@@ -60,14 +60,14 @@ def gpus() -> tuple[str, ...]:
 
 
 def cpus() -> int:
-    """Return how many CPUs a job may use here: what a scheduler has left to this process."""
+    """Return how many CPUs a job may use here: those that a scheduler allows this process."""
     return machine_cpus.count()
 
 
 def several() -> tuple[Preset, int]:
-    """The preset, and how many processes a notebook about several asks for: all GPUs, or 2.
+    """Return a preset and a number of processes for a notebook on several: all GPUs, or 2.
 
-    One GPU is one too few: then such a notebook, with its jobs, stays on the processor.
+    With a single GPU such a notebook and its jobs run on the CPU: the GPU is hidden from them.
     """
     if len(gpus()) == 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -76,7 +76,7 @@ def several() -> tuple[Preset, int]:
 
 
 def choose(name: str | None = None) -> Preset:
-    """The preset `name`, else $DLOJZ_PRESET, else the one that fits this machine."""
+    """Return the preset `name`, else $DLOJZ_PRESET, else the one for this machine."""
     name = name or os.environ.get("DLOJZ_PRESET") or ("gpu" if gpus() else "cpu")
     if name not in PRESETS:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a trainee predicted, answered and passed: progress.json.
+"""The record of what a trainee predicted, answered and passed, in progress.json.
 
 from dlojz import progress; progress.overview()     # a table; `dlojz progress` in a terminal
 """
@@ -17,18 +17,18 @@ from dlojz import course
 from dlojz.course import course_root
 from dlojz.table import Table
 
-# The calls by which a notebook asks for something, and the kind under which the answer is kept.
+# The calls with which a notebook asks for something, and the kind under which the answer is kept.
 KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
 CALL = re.compile(rf"""^\s*(?:\w+ = )?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
 
 
 def file() -> Path:
-    """Where it is kept; other things that a trainee made are kept beside it."""
+    """Return the path of progress.json; other things that a trainee made are kept beside it."""
     return Path(os.environ.get("DLOJZ_PROGRESS") or course_root() / "progress.json")
 
 
 def load(path: Path | None = None) -> dict:
-    """All that a file holds; of the default: {"predictions": {...}, "quizzes": {...}}."""
+    """Return the content of a file, by default {"predictions": {...}, "quizzes": {...}, ...}."""
     path = path or file()
     try:
         kept = json.loads(path.read_text())
@@ -38,14 +38,14 @@ def load(path: Path | None = None) -> dict:
         return {}
     except ValueError as error:
         raise ValueError(
-            f"{path} is not readable ({error}): repair it, or move it away to begin again"
+            f"{path} is not readable ({error}): repair it, or move it away to start afresh"
         ) from error
     return kept
 
 
 @contextmanager
 def changing(path: Path) -> Iterator[dict]:
-    """What a file holds, to be changed: it is written when the block ends, and others wait."""
+    """Yield the content of a file to change, which is written back, under a lock, on exit."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may answer at once
@@ -55,9 +55,9 @@ def changing(path: Path) -> Iterator[dict]:
 
 
 def keep(kind: str, key: str, value, **more):
-    """Remember `value` under kind and key, with the time; what was there before stays.
+    """Append `value` to the entries under kind and key, with the time.
 
-    more: what is worth knowing of it later, such as right=True of an answer.
+    more: further fields of the entry, such as right=True for an answer.
     """
     entry = {"value": value, **more, "time": datetime.now(UTC).isoformat(timespec="seconds")}
     with changing(file()) as kept:
@@ -65,16 +65,16 @@ def keep(kind: str, key: str, value, **more):
 
 
 def last(kind: str, key: str):
-    """What was kept last under kind and key, or None."""
+    """Return the last value kept under kind and key, or None."""
     entries = load().get(kind, {}).get(key)
     return entries[-1]["value"] if entries else None
 
 
-# What is done and what is left -----------------------------------------------------------------
+# Progress: what is done and what is left --------------------------------------------------------
 
 
 def asked() -> list[tuple[str, str, str]]:
-    """Return (notebook, kind, key) of all that the notebooks of this course folder ask."""
+    """Return (notebook, kind, key) of everything that the notebooks of this course folder ask."""
     found = []
     for path in sorted((course_root() / "notebooks").glob("[0-9]*.ipynb")):
         try:
@@ -88,13 +88,13 @@ def asked() -> list[tuple[str, str, str]]:
 
 
 def items() -> list[dict]:
-    """Return all that is asked, each with what was given: JSON's types only.
+    """Return everything that is asked, with what the trainee gave, in types that JSON knows.
 
-    done: a verdict passed, a prediction given, a quiz or a mystery answered rightly.
+    done: a verdict passed, a prediction made, a quiz or a mystery answered correctly.
     """
     kept, found = load(), []
     for notebook, kind, key in asked():
-        if kind == "mysteries":  # asked in a loop over all of them
+        if kind == "mysteries":  # the notebook asks for them in a loop, without their names
             entries = {key: given for key, given in kept.get(kind, {}).items() if given}
         else:
             entries = {key: kept.get(kind, {}).get(key, [])}
@@ -120,7 +120,7 @@ def _prediction_facts(given, kept, key):
 
 
 def _answer_facts(given, kept, key):
-    right = [entry.get("right") for entry in given]  # None: kept before this was noted
+    right = [entry.get("right") for entry in given]  # None: an old entry, without this field
     of = given[-1].get("of") if given else None
     return {"done": True in right, "attempts": len(given), "first": right[:1] == [True], "of": of}
 
@@ -134,7 +134,7 @@ _FACTS = {
 
 
 def overview() -> Table:
-    """Return what is done and what is left, by notebook."""
+    """Return a table of what is done and what is left, by notebook."""
     rows, before = [], None
     for (notebook, kind), group in groupby(
         sorted(items(), key=lambda i: (i["notebook"], list(_FACTS).index(i["kind"]))),
@@ -201,6 +201,6 @@ _ROWS = {
 
 
 def _when(*found):
-    """The last time of these, as the clock on the wall here."""
+    """Return the latest time of these, in local time."""
     times = [item["time"] for item in found if item["time"]]
     return f"{datetime.fromisoformat(max(times)).astimezone():%d %b %H:%M}" if times else ""

@@ -1,6 +1,6 @@
-"""What differs from one Slurm cluster to the next, read from `slurm/sites/<site>.toml`.
+"""The settings that differ between Slurm clusters, read from `slurm/sites/<site>.toml`.
 
-$DLOJZ_SITE names a site, or a file of one's own; else the site that names this cluster is taken,
+$DLOJZ_SITE names a site, or a file of your own. By default it is the site with this cluster's name,
 else `generic`. The keys are in KEYS and GPU_KEYS, and explained in slurm/README.md.
 """
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from dlojz.course import course_root
 
 TIME = r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?"
-WORD = r"[\w@.,:/+=\[\]-]+"  # what stands in an #SBATCH line or after `module load`
-EXPANDED = r"[\w@.,:/+=${}-]*"  # also a variable, which the job's shell expands
+WORD = r"[\w@.,:/+=\[\]-]+"  # for an #SBATCH line or after `module load`
+EXPANDED = r"[\w@.,:/+=${}-]*"  # may hold a variable, which the job's shell expands
 
 
 class SiteError(Exception):
-    """A site file that can't be used: which key, and what it should look like."""
+    """An error in a site file, with the key and what its value should look like."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Gpus:
     cpus_per_gpu: int
     partition: str = ""
     constraint: str = ""
-    account: str = ""  # with {account} for what submit was given
+    account: str = ""  # {account} stands for the one given to submit
     modules_first: list[str] = field(default_factory=list)
     qos: list[list[str]] = field(default_factory=list)  # (longest time, name), shortest first
 
@@ -46,15 +46,15 @@ class Site:
     default: str = ""
     account: str = ""
     hint: str = ""
-    gres: str = "gpu:{n}"  # what asks for n GPUs of a node; "" asks for none
+    gres: str = "gpu:{n}"  # the request for n GPUs of a node; "" for none
     modules: list[str] = field(default_factory=list)
     activate: str = ""  # a file to source, such as $WORK/venv/bin/activate
     environment: dict[str, str] = field(default_factory=dict)
-    options: list[str] = field(default_factory=list)  # more #SBATCH lines
+    options: list[str] = field(default_factory=list)  # additional #SBATCH lines
     signal_s: int = 90  # before the time limit, for a last checkpoint
 
 
-# By key: its form, and how it may look. Forms: a regular expression, int, [form], {form}.
+# By key: its form and an example. Forms: a regular expression, int, [form], {form}.
 KEYS = {
     "description": (r".*", '"our cluster"'),
     "cluster": (WORD, '"jean-zay"'),
@@ -81,7 +81,10 @@ GPU_KEYS = {
 
 
 def seconds(time_max: str) -> int:
-    """Slurm's forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S. Raises ValueError."""
+    """Return the seconds of a time in Slurm's forms: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+
+    Raises ValueError for anything else.
+    """
     match = re.fullmatch(TIME, str(time_max))
     if not match:
         raise ValueError(f"{time_max!r}: expected HH:MM:SS, such as 00:10:00")
@@ -91,13 +94,13 @@ def seconds(time_max: str) -> int:
         fields.insert(0, 0)  # without days, a single number is minutes
     hours, minutes, seconds = (*fields, 0, 0)[:3]
     total = 86400 * (days or 0) + 3600 * hours + 60 * minutes + seconds
-    if not total:  # to Slurm: no limit
+    if not total:  # Slurm takes 0 for no limit
         raise ValueError(f"{time_max!r}: expected a time longer than 0, such as 00:10:00")
     return total
 
 
 def find(name: str | None = None, cluster: str = "") -> Path:
-    """The file of a site: a name or a path, else that of this cluster, else the generic one."""
+    """Return the file of a site: by name or path, else for this cluster, else the generic one."""
     folder = course_root() / "slurm" / "sites"
     name = name or os.environ.get("DLOJZ_SITE")
     if name:
@@ -113,7 +116,7 @@ def find(name: str | None = None, cluster: str = "") -> Path:
 
 
 def read(path: Path) -> Site:
-    """The site in this file. Raises SiteError, with the key and what it should look like."""
+    """Return the site in this file. Raises SiteError."""
     try:
         found = tomllib.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -156,7 +159,7 @@ def _fits(value, form):
             re.fullmatch(r"[A-Za-z_]\w*", name) and _fits(text, next(iter(form)))
             for name, text in value.items()
         )
-    if isinstance(form, list) and len(form) == 1:  # a list, all of one form
+    if isinstance(form, list) and len(form) == 1:  # a list of items of one form
         return isinstance(value, list) and all(_fits(v, form[0]) for v in value)
     if isinstance(form, list):  # a row
         return isinstance(value, list) and len(value) == len(form) and all(map(_fits, value, form))

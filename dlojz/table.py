@@ -1,15 +1,15 @@
-"""Rows of words as a table: text in a terminal, HTML in a notebook."""
+"""A table of text cells: plain text in a terminal, HTML in a notebook."""
 
 import unicodedata
 from html import escape
 
-GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"  # of states and verdicts, on light and dark
+GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"  # for states and verdicts, on light and dark
 
 
 def harmless(text: str, keep: str = "") -> str:
-    """Return `text` with what would steer a terminal as an escape: "\\x1b", "\\n".
+    """Return `text` with the characters that control a terminal escaped: "\\x1b", "\\n".
 
-    keep: such characters that stay, as "\\n\\t" in a text of several lines.
+    keep: control characters to leave alone, such as "\\n\\t" in a text of several lines.
     """
     if text.isprintable():
         return text
@@ -17,13 +17,13 @@ def harmless(text: str, keep: str = "") -> str:
 
 
 def _prints(character):
-    return character.isprintable() or unicodedata.category(character) == "Zs"  # kinds of space
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # spaces
 
 
 class Table:
-    """Shown by its representation. An empty table shows `empty`.
+    """A table that is shown by its representation; an empty one shows `empty`.
 
-    align: for each column "<" (left) or ">" (right), as in a format.
+    align: for each column "<" (left) or ">" (right), as in a format string.
     """
 
     def __init__(self, head, rows, align: str, empty: str = "nothing to show"):

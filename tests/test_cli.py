@@ -183,7 +183,7 @@ def test_after_a_sweep_its_last_job_is_checked_and_that_is_said(sweep, monkeypat
     monkeypatch.setattr(check, "check", fake)
     assert cli.main(["check", "1"]) == 2
     assert asked == [("01_gpu", sweep[1])]
-    assert "of the last sweep (0001, 0002) its last job" in capsys.readouterr().err
+    assert "the last job of the last sweep (0001, 0002)" in capsys.readouterr().err
 
 
 def test_no_pairs_at_all_are_refused(sweep, capsys):
@@ -199,7 +199,7 @@ def test_a_check_after_a_sweep_takes_its_last_job(sweep):
 def test_trace_after_a_sweep_looks_at_its_last_job(sweep, capsys):
     assert cli.main(["trace"]) == 2
     err = capsys.readouterr().err
-    assert "its last job" in err
+    assert "the last job of the last sweep" in err
     assert "runs/0002" in err
     assert "Traceback" not in err
 

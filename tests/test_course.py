@@ -137,7 +137,7 @@ def test_a_saved_file_comes_back_and_the_present_one_is_saved_first(course_folde
 def test_a_file_that_was_never_saved_is_not_restored(course_folder):
     with pytest.raises(LookupError, match=r"nothing to restore: .*saved holds no file"):
         course.restore()
-    with pytest.raises(LookupError, match=r"no saved file .x\.py.: in .*saved is nothing yet"):
+    with pytest.raises(LookupError, match=r"no saved file .x\.py.: .*saved holds nothing yet"):
         course.restore("x.py")
 
 

@@ -1,4 +1,4 @@
-"""Images of ImageNet's shape: drawn, kept in a folder, found there. Imports nothing of ours."""
+"""Images of ImageNet's shape: their drawing, their folder, and the search in it."""
 
 from dlojz.images.folder import DataError, generate, unfinished
 

@@ -1,16 +1,16 @@
-"""Draws images of ImageNet's shape: `jpeg(seed, split, label, index)` is the file of one.
+"""Drawings of ImageNet's shape: `jpeg(seed, split, label, index)` returns one image file.
 
-Loading these files costs what loading ImageNet costs, because their sizes and weights follow it
+Loading these files costs what loading ImageNet costs, because their dimensions and file sizes match
 (mostly 500 x 375 pixels, about 110 kB, baseline 4:2:0; Deng et al., "ImageNet", CVPR 2009, and
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, give 1.28
-million training images in 138 GB). Training on them means something, because a class is an object
+million training images in 138 GB). Training on them is meaningful, because a class is an object
 that a network has to recognise: a silhouette with a pattern (a striped star, a dotted heart), in
-any colours, place and size, a little rotated, on a cluttered background whose spectrum falls as 1/f
+any colours, place and size, slightly rotated, on a cluttered background whose spectrum falls as 1/f
 like that of natural images (Field, "Relations between the statistics of natural images and the
-response properties of cortical cells", JOSA A 1987). Colour says nothing about the class.
+response properties of cortical cells", JOSA A 1987). Colour carries no information on the class.
 
-The first 12 classes share neither silhouette nor pattern; up to 144, a class shares each of them
-with others but is alone with the pair; beyond, classes also differ in proportions only.
+The first 12 classes share neither silhouette nor pattern; up to 144, a class shares each of the two
+with others, but its pair is unique; beyond that, some classes differ only in their proportions.
 
 An image depends on (seed, split, class, index) alone: workers, order and counts do not change a
 byte of it (with the same versions of NumPy and Pillow).
@@ -33,23 +33,23 @@ SPLITS = ("train", "val")
 
 
 def wnid(label: int) -> str:
-    """Folder of class `label`: 1000 of them span the range of ImageNet's, in sorted order."""
+    """Return the folder name of class `label`: 1000 of them span ImageNet's range, sorted."""
     step = 13_648
     return f"n{1_440_764 + step * label + (7_919 * label) % step:08d}"
 
 
 def image_name(split: str, label: int, index: int) -> str:
-    """File name of an image; as in ImageNet, validation names are distinct across classes."""
+    """Return the file name of an image; as in ImageNet, those in val/ are unique across classes."""
     if split == "train":
         return f"{wnid(label)}_{index}.JPEG"
     return f"ILSVRC2012_val_{index * MAX_CLASSES + label + 1:08d}.JPEG"
 
 
 # ---------------------------------------------------------------------------------------------
-# What a class is: a silhouette and a pattern
+# Classes: a silhouette and a pattern
 # ---------------------------------------------------------------------------------------------
-# A silhouette gives the radius (at most 1) for each angle `t`. Each is its own mirror image, and so
-# is each pattern, because training flips images.
+# A silhouette returns the radius (at most 1) for each angle `t`. Silhouettes and patterns are
+# symmetric, because training flips images.
 
 
 def _polygon(t, corners):
@@ -103,12 +103,12 @@ SILHOUETTES = (
 
 
 def _wave(x):
-    """Sine of `x` cycles, sharpened to nearly square, in [0, 1]."""
+    """Return the sine of `x` cycles, sharpened to nearly a square wave, in [0, 1]."""
     return np.clip(0.5 + 1.6 * np.sin(2 * math.pi * x), 0, 1)
 
 
 def _lattice(u, v):
-    """Hexagonal spots: three waves at 60 degrees."""
+    """Return hexagonal spots: three waves at 60 degrees."""
     a, b = 2 * math.pi * u, math.pi * (u + math.sqrt(3) * v)
     return np.clip(0.2 + 0.8 * (np.cos(a) + np.cos(b) + np.cos(a - b)), 0, 1)
 
@@ -123,7 +123,7 @@ def _mesh(u, v):
 
 
 def _scales(u, v):
-    """Rows of overlapping arcs, each row shifted by half an arc."""
+    """Return rows of overlapping arcs, each row shifted by half an arc."""
     row = np.floor(v)
     across = np.mod(u + 0.5 * np.mod(row, 2), 1) - 0.5
     return _wave(np.hypot(across, v - row) * 1.5)
@@ -137,7 +137,7 @@ def _veins(u, v):
     return np.clip(1.9 - 6 * np.abs(_sample_blobs(u, v)), 0, 1)
 
 
-# A pattern gives the mix of the object's two colours, in [0, 1], from the place in the object
+# A pattern returns the mix of the object's two colours, in [0, 1], from the position in the object
 # (u, v: in units of its radius), the radius `r`, the angle `t`, the fraction `edge` of the way from
 # the centre to the outline, and the frequency `f`.
 PATTERNS = (
@@ -160,10 +160,10 @@ PATTERNS = (
 
 @functools.cache
 def identity(seed: int, label: int):
-    """What makes class `label`: (silhouette, pattern, frequency, height / width).
+    """Return what makes class `label`: (silhouette, pattern, frequency, height / width).
 
-    The pairs are walked along the diagonals of the table silhouettes x patterns, so that the first
-    classes are as different as can be. After the last pair, proportions tell classes apart.
+    The pairs are taken along the diagonals of the table silhouettes x patterns, so that the first
+    classes are as different as possible. After the last pair, proportions tell classes apart.
     """
     rng = np.random.default_rng([seed, 7])
     silhouettes = rng.permutation(len(SILHOUETTES))
@@ -177,13 +177,15 @@ def identity(seed: int, label: int):
 
 
 # ---------------------------------------------------------------------------------------------
-# Noise, computed once per process and cut at random places
+# Noise, computed once per process and cropped at random places
 # ---------------------------------------------------------------------------------------------
 
 
 def _noise(size, spectrum, stream):
-    """A (size, size) float32 field that wraps around, of mean 0 and deviation 1, whose amplitude
-    at frequency f (cycles per pixel) is `spectrum(f)`."""
+    """Return a (size, size) float32 field that wraps around, of mean 0 and deviation 1.
+
+    Its amplitude at frequency f (cycles per pixel) is proportional to `spectrum(f)`.
+    """
     rng = np.random.default_rng([2012, stream])
     f = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None, :])
     f[0, 0] = 1
@@ -209,13 +211,13 @@ def _blobs():
 
 
 def _sample_blobs(u, v):
-    """The blob field at places in units of one blob, anywhere in the plane."""
+    """Return the blob field at positions in units of one blob, anywhere in the plane."""
     rows, columns = (v * 128).astype(np.int32) & 1023, (u * 128).astype(np.int32) & 1023
     return _blobs()[rows, columns]
 
 
 def _cut(field, height, width, rng, zoom=1.0):
-    """A random (height, width) window of a field that wraps around, magnified `zoom` times."""
+    """Return a random (height, width) window of a field that wraps around, magnified by `zoom`."""
     size = len(field)
     top, left = rng.integers(size, size=2)
     rows = (top + np.arange(math.ceil(height / zoom))) % size
@@ -232,7 +234,7 @@ def _cut(field, height, width, rng, zoom=1.0):
 
 
 def _colour(rng, low, high, saturation=1.0):
-    """A random RGB colour (0 to 255) whose luma is between `low` and `high`."""
+    """Return a random RGB colour (0 to 255) whose luma is between `low` and `high`."""
     hue = rng.uniform(0, 2 * math.pi)
     chroma = saturation * rng.uniform(20, 85)
     shift = chroma * np.cos(hue + np.array([0, 2.1, 4.2]))
@@ -240,7 +242,7 @@ def _colour(rng, low, high, saturation=1.0):
 
 
 def _background(height, width, rng):
-    """A (height, width, 3) float32 scene: 1/f clouds between four colours, with a horizon."""
+    """Return a (height, width, 3) float32 scene: 1/f clouds of four colours, with a horizon."""
     mix, light, other = rng.permutation(3)
     clouds = _clouds()
     a = _cut(clouds[mix], height, width, rng, rng.uniform(1.2, 3))
@@ -259,8 +261,8 @@ def _background(height, width, rng):
 class _Frame:
     """The pixels around one object, in the object's own coordinates.
 
-    `rows` and `columns` are slices of the canvas; `u`, `v`, `r`, `t` are what PATTERNS take;
-    `depth` is the distance to the outline in pixels, positive inside, along the radius.
+    `rows` and `columns` are slices of the canvas; `u`, `v`, `r`, `t` are the arguments of PATTERNS;
+    `depth` is the distance to the outline along the radius, in pixels, positive inside.
     """
 
     def __init__(self, shape, outline, centre, radius, turn, stretch):
@@ -283,8 +285,10 @@ class _Frame:
 
 
 def _paint(canvas, frame, colour):
-    """Lay an object (an RGB colour, or one per pixel) over its soft shadow, with light from above
-    and a darker rim, so that it looks solid."""
+    """Paint an object over its soft shadow, lit from above and with a darker rim, to look solid.
+
+    colour: RGB, one for all pixels or one per pixel.
+    """
     region = canvas[frame.rows, frame.columns]
     drop = max(2, region.shape[0] // 32)
     shadow = np.clip(0.5 + frame.depth[:-drop, :-drop] / (3.0 * drop), 0, 1)
@@ -297,7 +301,7 @@ def _paint(canvas, frame, colour):
 
 
 def _draw_clutter(canvas, rng):
-    """Plain stones and leaves without a pattern: shapes alone do not make a class."""
+    """Draw stones and leaves without a pattern, so that a shape alone does not make a class."""
     height, width, _ = canvas.shape
     for _ in range(rng.integers(1, 4)):
         lobes, phase = rng.integers(2, 6), rng.uniform(0, 6)
@@ -315,8 +319,10 @@ def _draw_clutter(canvas, rng):
 
 
 def _draw_objects(canvas, rng, seed, label):
-    """One large object of the class near the middle and, behind it, a few small ones anywhere, so
-    that most random crops show one."""
+    """Draw a large object of the class near the middle and a few small ones behind it.
+
+    The small ones are anywhere, so that most random crops show an object.
+    """
     silhouette, pattern, frequency, stretch = identity(seed, label)
     height, width, _ = canvas.shape
     short = min(height, width)
@@ -343,12 +349,12 @@ _CENTRED = {PATTERNS[2], PATTERNS[3], PATTERNS[6], PATTERNS[10]}  # rings, rays,
 
 
 # ---------------------------------------------------------------------------------------------
-# From a drawing to a file of a given weight
+# From a drawing to a file of a given size
 # ---------------------------------------------------------------------------------------------
 
 
 def _size(rng):
-    """(width, height) in pixels: 60 % are 500 x 375 or 375 x 500, as Flickr made them."""
+    """Return a random (width, height) in pixels: 60 % are 500 x 375 or 375 x 500, Flickr's size."""
     kind = rng.random()
     if kind < 0.60:
         size = (500, 375)
@@ -366,7 +372,7 @@ def _size(rng):
 
 
 def _weight(width, height, rng):
-    """The bytes aimed at: 110 kB on average over `_size`, with a long tail to the right."""
+    """Return a random file size to aim at: 110 kB on average, with a long tail to the right."""
     typical = 106_000 * (width * height / 187_500) ** 0.65
     return typical * math.exp(0.34 * rng.standard_normal())
 
@@ -378,17 +384,17 @@ def _jpeg(picture, quality):
 
 
 def _quality(picture, weight):
-    """The JPEG quality for which `picture` weighs about `weight` bytes.
+    """Return the JPEG quality for which the file of `picture` has about `weight` bytes.
 
-    Every fourth band of 16 rows (one row of 4:2:0 blocks) is compressed at two qualities; the
-    logarithm of the weight is nearly linear in that of libjpeg's scale of the quantisation, which
-    is 200 - 2 quality.
+    Every fourth band of 16 rows (one row of 4:2:0 blocks) is compressed at two qualities. The
+    logarithm of the file's size is nearly linear in the logarithm of libjpeg's quantisation scale,
+    which is 200 - 2 quality.
     """
     bands = picture[: len(picture) // 64 * 64]
     bands = bands.reshape(-1, 64, *picture.shape[1:])[:, :16].reshape(-1, *picture.shape[1:])
     if not len(bands):
         bands = picture
-    header = 625  # bytes, of which the tables are most
+    header = 625  # bytes, most of them tables
     coarse, fine = (math.log(len(_jpeg(bands, q)) - header) for q in (85, 97))
     slope = (fine - coarse) / math.log(6 / 30)
     aim = math.log(max(weight - header, 500) * len(bands) / len(picture))
@@ -397,10 +403,10 @@ def _quality(picture, weight):
 
 
 def jpeg(seed: int, split: str, label: int, index: int) -> bytes:
-    """The file of one image, a pure function of its four arguments: baseline JPEG, 4:2:0."""
+    """Return the file of one image, a pure function of the arguments: baseline JPEG, 4:2:0."""
     rng = np.random.default_rng([seed, SPLITS.index(split), label, index])
     width, height = _size(rng)
-    # Drawn on at most 64 000 pixels, then enlarged: what is fine in a photo is mostly grain.
+    # Drawn on at most 64 000 pixels, then enlarged: fine detail in a photo is mostly grain.
     shrink = min(1.0, math.sqrt(64_000 / (width * height)))
     canvas = _background(round(height * shrink), round(width * shrink), rng)
     _draw_clutter(canvas, rng)

@@ -1,15 +1,15 @@
-"""Makes an image set with the shape of ImageNet, without downloading anything.
+"""The generator of an image set with the shape of ImageNet, without a download.
 
     from dlojz.images import generate
     generate("data/imagenet-like")  # 10 classes, 100 + 20 images each: about 130 MB, half a minute
 
 The folder has the layout that `torchvision.datasets.ImageFolder` and `ImageNet` read:
 
-    root/train/n01440764/n01440764_0.JPEG           root/dataset.json: what the folder holds
+    root/train/n01440764/n01440764_0.JPEG           root/dataset.json: describes the set
     root/val/n01440764/ILSVRC2012_val_00000001.JPEG
 
-`dlojz.images.draw` draws what is in the files. Neither imports torch nor any other room of dlojz,
-so that worker processes start at once.
+`dlojz.images.draw` draws the images. Neither imports torch or another room of dlojz, so that worker
+processes start at once.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ from tqdm.auto import tqdm
 
 from dlojz.images.draw import MAX_CLASSES, SPLITS, image_name, jpeg, wnid
 
-FORMAT_VERSION = 1  # raise it whenever a byte of any image changes
+FORMAT_VERSION = 1  # increase it whenever a byte of any image changes
 MARKER = "dataset.json"
-MADE_BY = "dlojz.generate"  # in the marker; the name that this module had at first
+MADE_BY = "dlojz.generate"  # in the marker: this module's first name
 MAX_VAL_IMAGES = 19_999
 COUNTS = ("classes", "images_per_class", "val_images_per_class")
-CHUNK = 8  # images per task of a worker: about 0.2 s, the delay of Ctrl-C
+CHUNK = 8  # images per task of a worker: about 0.2 s, which delay Ctrl-C
 
 
 class DataError(Exception):
-    """An image set that cannot be made, or read; the message says why and what to type next."""
+    """An error that says why an image set cannot be made or read, and what to type next."""
 
 
 def _is_temporary(name):
@@ -48,10 +48,10 @@ def _is_temporary(name):
 
 
 def _write(path, content):
-    """Write under a temporary name of our own, then rename: `path` is whole or absent.
+    """Write a file under a temporary name, then rename it, so that `path` is whole or absent.
 
-    Another process that starts in the same folder may take our temporary file for a leftover and
-    remove it; then write it again. Errors name `path`.
+    Another process that starts in the same folder may take the temporary file for a leftover and
+    remove it; then it is written again. Errors name `path`.
     """
     for _ in range(10):
         temporary = path.with_name(f".dlojz-{os.getpid()}-{secrets.token_hex(4)}.tmp")
@@ -70,7 +70,7 @@ def _write(path, content):
 
 
 def _names(folder):
-    """Names in a folder (none if it does not exist), after removing leftovers of a killed run."""
+    """Return the names in a folder that may not exist, after removing a killed run's leftovers."""
     try:
         names = set(os.listdir(folder))
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def _names(folder):
 
 
 def _call(root, wanted):
-    """The command that makes `wanted`, to be pasted."""
+    """Return the command that makes `wanted`, ready to paste."""
     flags = " ".join(f"{_flag(key)} {wanted[key]}" for key in (*COUNTS, "seed"))
     return f"dlojz data {flags} {shlex.quote(str(root))}"
 
@@ -92,7 +92,7 @@ def _flag(key):
 
 
 def _read_marker(root):
-    """What the folder holds, from its marker; None if it has none."""
+    """Return the folder's marker, which says what it holds; None if it has none."""
     path = root / MARKER
     try:
         held = json.loads(path.read_text())
@@ -104,13 +104,14 @@ def _read_marker(root):
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} exists but is not a marker of `dlojz data` ({error!r}). An image set is made"
-            f" in an empty folder or in one made before. Type `dlojz data` with another folder."
+            f" in an empty folder, or in one that holds such a set. Type `dlojz data` with another"
+            f" folder."
         ) from error
     return held
 
 
 def unfinished(root) -> str | None:
-    """Return the command that finishes the set in `root`; None if it is whole, or not of ours."""
+    """Return the command that finishes the set in `root`; None if it is whole or not ours."""
     try:
         held = _read_marker(pathlib.Path(root))
     except (DataError, OSError):  # a file of another origin that has the same name
@@ -124,19 +125,19 @@ def _write_marker(root, wanted, complete):
 
 
 def _refuse_other_content(root, names):
-    """A folder without our marker must be empty: it may be somebody's home, or ImageNet."""
+    """Raise DataError unless a folder without our marker is empty: it may hold ImageNet."""
     if names:
         some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
         raise DataError(
-            f"{root} is not empty (found {some}) and was not made by dlojz.generate (no {MARKER});"
+            f"{root} is not empty (found {some}) and was not made by `dlojz data` (no {MARKER});"
             f" nothing was written. Type `dlojz data` with a new or empty folder; if these are"
-            f" images that you want to train on, no generation is needed: pass the folder to"
+            f" images that you want to train on, there is nothing to generate: pass the folder to"
             f" --data."
         )
 
 
 def _refuse_another_set(root, held, wanted):
-    """The folder's set can go on or grow, not change."""
+    """Raise DataError if the folder's set would have to change: it can only go on or grow."""
     for key, what in (("format_version", "format version"), ("seed", "seed")):
         if held[key] != wanted[key]:
             raise DataError(
@@ -172,8 +173,7 @@ def _check_arguments(wanted, workers):
 
 
 def _missing(root, wanted):
-    """(split, label, indices) of the images to make, after a look at the folder; each class's
-    folder exists afterwards."""
+    """Return (split, label, indices) of the images that are missing, and make the class folders."""
     tasks = []
     for split, count in zip(
         SPLITS, (wanted["images_per_class"], wanted["val_images_per_class"]), strict=True
@@ -192,7 +192,7 @@ def _missing(root, wanted):
 
 
 def _make(root, seed, split, label, indices):
-    """Make a few images of one class; returns how many."""
+    """Make a few images of one class, and return how many."""
     for index in indices:
         path = root / split / wnid(label) / image_name(split, label, index)
         _write(path, jpeg(seed, split, label, index))
@@ -205,7 +205,7 @@ def _make(root, seed, split, label, indices):
 
 
 def _start_worker():
-    """Leave Ctrl-C to the parent, which stops us; end when the parent is gone, however it went."""
+    """Leave Ctrl-C to the parent, which stops its workers; exit when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
 
@@ -217,7 +217,7 @@ def _start_worker():
 
 
 def _run(root, seed, tasks, workers):
-    """Do the tasks, here or in `workers` processes; yields the number of images of each.
+    """Yield the number of images of each task, as it is done here or in `workers` processes.
 
     Processes are spawned, not forked: a notebook's threads, or torch's, do not survive a fork.
     """
@@ -230,7 +230,7 @@ def _run(root, seed, tasks, workers):
     try:
         queue, pending = iter(tasks), set()
         while True:
-            # A few tasks per worker wait, not all of them: a million would take memory.
+            # Only a few tasks per worker are queued: all of them, perhaps a million, take memory.
             for task in itertools.islice(queue, 4 * workers - len(pending)):
                 pending.add(pool.submit(_make, root, seed, *task))
             if not pending:
@@ -243,18 +243,18 @@ def _run(root, seed, tasks, workers):
 
 
 def _default_workers():
-    """The CPUs that this process may use; on a shared node, fewer than the machine has."""
+    """Return how many CPUs this process may use: on a shared node, fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _explain(error, root, again):
-    """The DataError for a failure of the system or of a worker."""
+    """Return the DataError for a failure of the system or of a worker."""
     if isinstance(error, futures.BrokenExecutor):
         return DataError(
             f"a worker process died while making images in {root}: out of memory, or killed, or"
-            f" generate() was called at the top level of a script. What is finished is kept."
+            f" generate() was called at the top level of a script. Finished images are kept."
             f" Type {again} --workers 1."
         )
     hints = {
@@ -263,7 +263,7 @@ def _explain(error, root, again):
     }
     hint = hints.get(error.errno, "Make it a folder that you can write to, or choose another one")
     return DataError(
-        f"cannot write {error.filename or root}: {error.strerror or error}. What is finished is"
+        f"cannot write {error.filename or root}: {error.strerror or error}. Finished images are"
         f" kept. {hint}, then type {again}."
     )
 
@@ -277,7 +277,7 @@ def generate(
     workers=None,
     progress=True,
 ) -> pathlib.Path:
-    """Make the image set in the folder `root`, or finish it, or let it grow; returns the folder.
+    """Make, finish or enlarge the image set in the folder `root`, and return the folder.
 
     classes: 1 to 5000 (one is allowed, to look at images; learning needs two).
     images_per_class, val_images_per_class: images of each class in `train` and in `val`.
@@ -285,8 +285,8 @@ def generate(
     progress: show a bar, in images per second.
 
     Raises DataError if an argument is out of range, if the folder holds something else (another
-    seed, a larger set, files of any other origin), or if it cannot be written. Interrupted runs
-    go on where they stopped; several processes may make the same set in the same folder.
+    seed, a larger set, files from elsewhere), or if it cannot be written. An interrupted call
+    resumes where it stopped; several processes may make the same set in the same folder.
     """
     root = pathlib.Path(root)
     workers = _default_workers() if workers is None else workers
@@ -308,7 +308,7 @@ def generate(
 def _fill(root, wanted, workers, progress):
     """Bring the folder to `wanted`: marker, images, marker again with `complete`."""
     root.mkdir(parents=True, exist_ok=True)
-    # Listed before the marker is read: what another process made since then is not foreign.
+    # Listed before the marker is read, so that another process's new files do not look foreign.
     names = {n for n in os.listdir(root) if not _is_temporary(n)}
     held = _read_marker(root)
     if held is None:
@@ -329,7 +329,7 @@ def _fill(root, wanted, workers, progress):
                 bar.update(count)
     elif progress:
         print(f"{root} is complete: nothing was made")
-    # A larger set may have been started in this folder meanwhile; then that run completes it.
+    # Another process may have begun a larger set in this folder meanwhile, and will complete it.
     now = _read_marker(root)
     ours = now is None or all(now[key] == wanted[key] for key in COUNTS)
     if ours and not (now and now["complete"]):

@@ -1,7 +1,7 @@
-"""Find the images of a folder, class by class, in the order of torchvision's ImageFolder.
+"""The search for the images of a folder, by class, in the order of torchvision's ImageFolder.
 
-No file is opened, and only links are asked what they lead to: ImageNet has 1.28 million images, and
-the folder's own entries say which of them are files.
+No file is opened, and only links are followed with a system call: ImageNet has 1.28 million images,
+and the entries of a folder already say which of them are files.
 """
 
 import os
@@ -14,7 +14,7 @@ EXPECTED = "Expected one folder of JPEG files for each class"
 
 
 def class_names(folder) -> list[str]:
-    """Return the names of the class folders, sorted: a class's place is its label."""
+    """Return the sorted names of the class folders; a class's index is its label."""
     names = sorted(entry.name for entry in _entries(folder) if _is(entry.is_dir))
     if not names:
         raise DataError(f"{folder}: no class folder in it. {EXPECTED}{_flat(folder)}")
@@ -22,7 +22,7 @@ def class_names(folder) -> list[str]:
 
 
 def check_same_classes(root):
-    """Raise DataError unless train/ and val/ have the same classes: labels would shift."""
+    """Raise DataError unless train/ and val/ have the same classes: else labels would shift."""
     train, val = (set(class_names(Path(root, split))) for split in ("train", "val"))
     if train != val:
         text = "; ".join(
@@ -51,10 +51,10 @@ def samples(folder, labels: Mapping[str, int], extensions) -> list[tuple[str, in
 
 
 def _images(folder, inside, extensions):
-    """Return the paths of the images in one class's folder and below."""
+    """Return the paths of the images in a class's folder and below it."""
     if os.path.islink(folder):
         inside = _enter(folder, inside)
-    # As torchvision orders them: by folder, then by name.
+    # torchvision's order: by folder, then by name.
     folders = sorted(_walk(folder, inside, extensions))
     return [os.path.join(place, name) for place, names in folders for name in sorted(names)]
 
@@ -82,13 +82,13 @@ def _walk(folder, inside, extensions) -> Iterator[tuple[str, list[str]]]:
 
 
 def _enter(link, inside):
-    """Return `inside` with the folder of this link; raise DataError if it leads into a loop."""
+    """Return `inside` with this link's folder added. Raises DataError if the link makes a loop."""
     target = os.path.realpath(link)
     inside = (*inside, os.path.realpath(os.path.dirname(link)))
     if any(os.path.commonpath([target, place]) == target for place in inside):
         raise DataError(
             f"{link} is a link to {target}, which leads back to the link: its images would be "
-            "read again and again. Remove the link, then submit again"
+            "read over and over. Remove the link, then submit again"
         )
     return inside
 

@@ -78,7 +78,7 @@ class Here:
 
 
 def _job(request) -> dict:
-    """What job.json holds of a request, and the Python to run: $DLOJZ_PYTHON, or this one."""
+    """Return what job.json holds of a request, with the Python to run: $DLOJZ_PYTHON, or this."""
     return request.to_dict() | {"python": os.environ.get("DLOJZ_PYTHON") or sys.executable}
 
 

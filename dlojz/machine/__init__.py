@@ -1,4 +1,4 @@
-"""What this machine is: processors, GPUs, meters, facts, and the doctor who reads them.
+"""This machine: its processors, GPUs, meters and facts, and the doctor that interprets them.
 
-Imports nothing of ours from outside this room.
+This room imports no other room of dlojz.
 """

@@ -1,4 +1,4 @@
-"""The processors of this machine: how many this process may use, and what they are called."""
+"""The processors of this machine: their name, and how many of them this process may use."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ ARM_PARTS = {
 
 
 def count() -> int:
-    """Return how many CPUs this process may run on: what a scheduler or `taskset` has left it."""
+    """Return how many CPUs a scheduler or `taskset` allows this process to run on."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

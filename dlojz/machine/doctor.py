@@ -1,4 +1,4 @@
-"""Know your system, software and stack: what this machine can do, and what is wrong with it.
+"""The doctor of your system, software and stack: what this machine can do, and its problems.
 
     dlojz doctor                                            # in a terminal
     from dlojz.machine import doctor; doctor.examine("data")     # in a notebook: a table
@@ -35,7 +35,7 @@ NETWORK_FILE_SYSTEMS = re.compile("nfs|lustre|gpfs|beegfs|ceph|cifs|9p|weka|panf
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: `value` carries its unit, `meaning` says what it means for training."""
+    """One line of the report: a value with its unit, and its meaning for training."""
 
     name: str
     value: str
@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Problem:
-    """What was found, what was expected, what to type next; a note costs nothing if ignored."""
+    """A finding, what was expected, and what to type next; a note can safely be ignored."""
 
     found: str
     expected: str
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True, repr=False)
 class Examination:
-    """The sections of the report, and the facts that they were made from."""
+    """The sections of the report, and the facts behind them."""
 
     system: list[Entry]
     software: list[Entry]
@@ -64,11 +64,11 @@ class Examination:
     facts: dict
 
     def to_dict(self) -> dict:
-        """Plain lists, dicts, numbers and texts, for JSON."""
+        """Return plain lists, dicts, numbers and texts, for JSON."""
         return asdict(self)
 
     def __repr__(self) -> str:
-        """Aligned text, 98 columns wide."""
+        """Return the report as aligned text, 98 columns wide."""
         lines = []
         for title, entries in self._sections().items():
             lines += [title, *(_row((18, 34, 40), *astuple(e)) for e in entries), ""]
@@ -80,13 +80,13 @@ class Examination:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """One table, in JupyterLab's own colours, light or dark."""
+        """Return the report as one table, in JupyterLab's own colours, light or dark."""
         sections = self._sections()
         problems = sections[f"Problems and notes: {len(self.problems) or 'none'}"] = []
         for p in self.problems:
             todo = f"expected: {p.expected}\ntype: {p.remedy}"
             problems.append(Entry("note" if p.note else "PROBLEM", p.found, todo))
-        style = "text-align:left;vertical-align:top;white-space:pre-line"  # keeps values' lines
+        style = "text-align:left;vertical-align:top;white-space:pre-line"  # keeps line breaks
         rows = []
         for title, entries in sections.items():
             rows.append(f'<tr><th colspan="3" style="{style}">{title}</th></tr>')
@@ -101,10 +101,10 @@ class Examination:
 
 
 def examine(folder=".", quick: bool = False) -> Examination:
-    """Examine this machine, and the storage of `folder`.
+    """Return a report on this machine and on the storage of `folder`.
 
-    Takes about 10 s: at most 4 s of storage measurements, the rest is `import torch` in another
-    process. `quick` leaves both out. Raises nothing for what is missing here.
+    This takes about 10 s: at most 4 s to measure the storage, the rest for `import torch` in
+    another process. `quick` leaves both out. Nothing is raised for what this machine lacks.
     """
     if sys.stderr.isatty() and not quick:
         print("examining, about 10 s ...", file=sys.stderr)
@@ -121,7 +121,7 @@ def examine(folder=".", quick: bool = False) -> Examination:
 
 
 def diagnose(facts: dict) -> Examination:
-    """The lines and problems that follow from the facts; reads nothing."""
+    """Return the lines and problems that follow from the facts, without reading anything else."""
     problems = [_install_problems, _gpu_problems, _limit_problems, _software_problems]
     return Examination(
         system=[*_cpu(facts), *_memory(facts), *_gpus(facts), *_storage(facts), *_network(facts)],
@@ -152,7 +152,7 @@ def _bf16_on_cpu(cpu: dict) -> str:
     native = {"AVX512_BF16", "AMX", "BF16"}.intersection(cpu["instructions"])
     if native:
         return f"bf16 on this CPU: native ({', '.join(sorted(native))})"
-    return "bf16 on this CPU: emulated, 2 to 30 times slower; no gain is asked"
+    return "bf16 on this CPU: emulated, 2 to 30 times slower; no gain is required"
 
 
 def _memory(facts: dict) -> Iterator[Entry]:
@@ -266,7 +266,7 @@ def _stack(facts: dict) -> Iterator[Entry]:
 
 
 def _compile(facts: dict) -> str:
-    """'ready', or what torch.compile lacks: it writes C++ for a CPU, Triton for a GPU."""
+    """Return 'ready', or what torch.compile lacks to build C++ for a CPU or Triton for a GPU."""
     software = facts["software"]
     lacking = {
         "a C++ compiler": "compiler" not in software,
@@ -278,10 +278,11 @@ def _compile(facts: dict) -> str:
 
 
 def covers(architectures: list[str], capability) -> bool:
-    """Whether kernels built for `architectures` run on a card of this compute capability.
+    """Return whether kernels built for `architectures` run on a card of this compute capability.
 
-    Machine code (sm_80) runs on the same major and an equal or higher minor; PTX (compute_80) on
-    anything newer; sm_90a on exactly that (CUDA C++ Programming Guide, binary compatibility).
+    Machine code (sm_80) runs on the same major version with an equal or higher minor; PTX
+    (compute_80) on that and anything newer; sm_90a only on exactly 9.0 (CUDA C++ Programming
+    Guide, binary compatibility).
     """
     here = tuple(capability)
     for arch in architectures:
@@ -294,7 +295,7 @@ def covers(architectures: list[str], capability) -> bool:
 
 
 def _uncovered(facts: dict) -> list[str]:
-    """The names of the cards that torch has no kernels for; none where that is unknown."""
+    """Return the names of the cards that torch has no kernels for; none where that is unknown."""
     built = facts["torch"].get("architectures")
     cards = [c for c in facts["gpu"]["cards"] if built and "capability" in c]
     return [c.get("name", "GPU") for c in cards if not covers(built, c["capability"])]
@@ -309,11 +310,11 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     precisions = "fp16" if not modern else "TF32, fp16, bf16" if cards else "fp32, bf16"
     yield Entry("02 precision", precisions, _bf16_on_cpu(cpu))
     layout = (
-        "tensor cores want it" if cards else "little at 128 px and below; asked at 128: not slower"
+        "tensor cores want it" if cards else "little gain at 128 px and below; must not be slower"
     )
     yield Entry("03 channels_last", "everywhere", layout)
     trace = "kernels of the GPU" if cards else "operations"
-    holes = "and where the GPU waits" if cards else "a processor waits for no other device"
+    holes = "and where the GPU waits" if cards else "a CPU does not wait for another device"
     yield Entry("04 profiler", trace, holes)
     yield Entry("05 DataLoader", f"CPUs: {cpu['usable']}", "more workers only queue")
     where = many if len(cards) > 1 else "CPU processes, over gloo"
@@ -348,7 +349,7 @@ def _gpu_problems(facts: dict) -> Iterator[Problem]:
         text = f"an NVIDIA card, but its driver does not answer: {gpu['why']}"
         yield Problem(text, "a loaded driver", f"{smi}    (and show its error)")
     if cards and "version" in torch and not built:
-        yield Problem("a GPU, and a torch built without CUDA", "a CUDA build", INSTALL)
+        yield Problem("a GPU, but torch was built without CUDA", "a CUDA build", INSTALL)
     # Within a major version of CUDA, an older driver runs a newer toolkit (CUDA compatibility).
     elif cards and built and driver and _numbers(driver)[0] < (major := _numbers(built)[0]):
         text = f"driver for CUDA {driver}, torch built for CUDA {built}"
@@ -375,7 +376,7 @@ def _limit_problems(facts: dict) -> Iterator[Problem]:
         yield Problem(text, "as many threads at most", f"export OMP_NUM_THREADS={cpu['usable']}")
     if affinity < threads:
         text = f"{affinity} of the machine's {threads} CPUs are for this process"
-        yield Problem(text, "one for each worker", "nproc    (Slurm: --cpus-per-task)", note=True)
+        yield Problem(text, "one per worker", "nproc    (Slurm: --cpus-per-task)", note=True)
     if (shm := facts["memory"].get("shm_bytes", GIB)) < GIB:
         remedy = "docker run --shm-size=8g ...    (or --num-workers 0)"
         yield Problem(f"/dev/shm of {_size(shm)}", "1 GiB, for the workers", remedy)
@@ -396,7 +397,7 @@ def _software_problems(facts: dict) -> Iterator[Problem]:
     if (lacking := _compile(facts)) != "ready":
         remedy = "apt install g++ python3-dev    (or load a compiler's module)"
         yield Problem(
-            f"torch.compile {lacking}", "what it compiles with, to try it", remedy, note=True
+            f"torch.compile {lacking}", "its compilers, if you want to try it", remedy, note=True
         )
     if error := software.get("slurm_error"):
         text = f"sbatch does not answer: {error.splitlines()[-1]}"
@@ -415,12 +416,12 @@ def _size(count: float | None) -> str:
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
-    """(2, 11) of '2.11.0+cu130'."""
+    """Return (2, 11) for '2.11.0+cu130'."""
     return tuple(int(n) for n in re.findall(r"\d+", version or "")[:2])
 
 
 def _row(widths: tuple[int, ...], *cells: str) -> str:
-    """Cells side by side, each wrapped to its width."""
+    """Return the cells side by side, each wrapped to its width."""
     columns = [
         [line for part in cell.split("\n") for line in textwrap.wrap(part, width) or [""]]
         for cell, width in zip(cells, widths, strict=True)

@@ -1,11 +1,10 @@
-"""Read what this machine has: processors, memory, GPUs, storage, network, software, torch.
+"""The facts of this machine: processors, memory, GPUs, storage, network, software, torch.
 
-Each reader returns plain facts, ready for JSON, with units in the names. None raises for what
-this machine lacks: an unknown fact is absent, never zero. `dlojz.machine.doctor` says what they
-mean.
+Each reader returns plain facts, ready for JSON, with units in their names, and none raises for what
+this machine lacks: an unknown fact is absent, never zero. `dlojz.machine.doctor` interprets them.
 
-torch is asked in a process of its own, which runs this file as a script: a login node then
-answers at once, and a broken torch is a fact and not a traceback.
+torch is queried in a process of its own, which runs this file as a script: the other facts need not
+wait for its import, and a broken torch is a fact rather than a traceback.
 """
 
 import importlib.metadata
@@ -29,7 +28,7 @@ from dlojz.machine import gpus as nvml
 PROC, SYS, SHM = Path("/proc"), Path("/sys"), Path("/dev/shm")
 SHADOWS = ("dlojz.py", "dl.py", "torch.py", "torchvision.py", "numpy.py")
 
-# The CPU flags of Linux that change the speed of training, and the names people use for them.
+# The CPU flags of Linux that affect the speed of training, and their usual names.
 INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -43,7 +42,7 @@ INSTRUCTIONS = {
 
 
 def cpu(proc: Path = PROC, sysfs: Path = SYS) -> dict:
-    """Model, counts and instructions; `usable`: how many CPUs this process can keep busy."""
+    """Return model, counts and instructions; `usable` is how many CPUs this process can fill."""
     cpuinfo, system = _read(proc / "cpuinfo"), sysfs / "devices/system"
     flags = re.search(r"^(?:flags|Features)\s*: (.+)$", cpuinfo, re.M)
     flags = flags[1].split() if flags else []
@@ -66,7 +65,7 @@ def cpu(proc: Path = PROC, sysfs: Path = SYS) -> dict:
 
 
 def _cgroup_cpus(proc: Path, sysfs: Path) -> float | None:
-    """The tightest limit, in CPUs, that v2 writes as 'quota period' and v1 as two files."""
+    """Return the tightest limit in CPUs: v2 writes 'quota period' into one file, v1 into two."""
     limits = []
     for folder in _cgroups("cpu", proc, sysfs):
         v1 = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
@@ -77,9 +76,9 @@ def _cgroup_cpus(proc: Path, sysfs: Path) -> float | None:
 
 
 def _cgroups(controller: str, proc: Path, sysfs: Path) -> list[Path]:
-    """The folders that limit this process, up to the root: a parent's limit holds as well.
+    """Return the folders that limit this process, up to the root: a parent's limit applies too.
 
-    A container often sees its host's path in /proc/self/cgroup, and only the root below /sys.
+    A container often sees its host's path in /proc/self/cgroup, but only the root below /sys.
     """
     folders = []
     for line in _read(proc / "self/cgroup").splitlines():
@@ -92,7 +91,7 @@ def _cgroups(controller: str, proc: Path, sysfs: Path) -> list[Path]:
 
 
 def memory(proc: Path = PROC, sysfs: Path = SYS, shm: Path = SHM) -> dict:
-    """Bytes of memory here, of them available, allowed by the cgroup, and of shared memory."""
+    """Return the bytes of memory: total, available, allowed by the cgroup, and in /dev/shm."""
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(proc / "meminfo"), re.M))
     here = {name: int(count) * 1024 for name, count in kib.items()}
     limits = [
@@ -112,7 +111,7 @@ def memory(proc: Path = PROC, sysfs: Path = SYS, shm: Path = SHM) -> dict:
 
 
 def gpus(sysfs: Path = SYS) -> dict:
-    """The NVIDIA cards, whatever CUDA_VISIBLE_DEVICES says, and how each pair is joined."""
+    """Return all NVIDIA cards, even those that CUDA_VISIBLE_DEVICES hides, and their links."""
     try:
         with nvml.session():
             cards, cuda = nvml.handles(), nvml.ask("SystemGetCudaDriverVersion_v2")
@@ -130,7 +129,7 @@ def gpus(sysfs: Path = SYS) -> dict:
 
 
 def network(sysfs: Path = SYS) -> dict:
-    """Interfaces that are up, with their speed in Gb/s where the driver tells, and InfiniBand."""
+    """Return the interfaces that are up, with their speeds in Gb/s if known, and InfiniBand."""
     interfaces = {}
     for folder in sorted(sysfs.glob("class/net/*")):
         if (folder / "device").exists() and _read(folder / "operstate") in ("up", "unknown"):
@@ -145,9 +144,9 @@ def network(sysfs: Path = SYS) -> dict:
 
 
 def storage(folder=".", measure: bool = True, proc: Path = PROC) -> dict:
-    """Type, size and free space of the folder's file system, and its speed if `measure`.
+    """Return type, size and free space of the folder's file system, and its speed if `measure`.
 
-    The measurements take 1.2 s and 256 MiB at most each, in a temporary folder inside `folder`.
+    Each measurement takes at most 1.2 s and 256 MiB, in a temporary folder inside `folder`.
     """
     folder = Path(folder).expanduser().resolve()
     facts = {"folder": str(folder), "type": file_system(folder, proc)}
@@ -164,7 +163,7 @@ def storage(folder=".", measure: bool = True, proc: Path = PROC) -> dict:
 
 
 def file_system(folder: Path, proc: Path = PROC) -> str | None:
-    """The type ('ext4', 'lustre', 'tmpfs', ...) of the deepest mount that holds `folder`."""
+    """Return the type ('ext4', 'lustre', 'tmpfs', ...) of the deepest mount with `folder`."""
     kinds = {}
     for line in _read(proc / "self/mountinfo").splitlines():
         mount, kind = line.split()[4], line.partition(" - ")[2].split()[0]
@@ -173,9 +172,10 @@ def file_system(folder: Path, proc: Path = PROC) -> str | None:
 
 
 def bandwidth(folder: Path, most_bytes: int, seconds: float = 1.2, clock=time.perf_counter) -> dict:
-    """Bytes/s of one sequential stream written, then read back, past the page cache if it can be.
+    """Return the bytes/s of one sequential stream, written and read back.
 
-    Without O_DIRECT each write waits for the storage, and the cache is asked to forget the file.
+    The page cache is bypassed where O_DIRECT works. Elsewhere each write waits for the storage, and
+    the cache is asked to drop the file.
     """
     limits = (most_bytes, seconds, clock)
     try:
@@ -195,7 +195,7 @@ def _streams(path: Path, flag: int, most_bytes: int, seconds: float, clock) -> d
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 done, start = 0, clock()
                 while done < most_bytes and clock() - start < seconds:
-                    if not (moved := move(fd, [block])):  # the end of the file
+                    if not (moved := move(fd, [block])):  # end of file
                         break
                     done += moved
                 rates[f"{name}_bytes_per_s"] = done / (clock() - start) or None
@@ -205,7 +205,7 @@ def _streams(path: Path, flag: int, most_bytes: int, seconds: float, clock) -> d
 
 
 def operations(folder: Path, seconds: float = 1.2, clock=time.perf_counter) -> float:
-    """Operations/s on 4 KiB files, one after another: create, stat, open, read, unlink."""
+    """Return operations/s on 4 KiB files, one after another: create, stat, open, read, unlink."""
     body, path, done, start = bytes(4096), folder / "small", 0, clock()
     while done < 5 * 5000 and clock() - start < seconds:
         path.write_bytes(body)
@@ -217,7 +217,7 @@ def operations(folder: Path, seconds: float = 1.2, clock=time.perf_counter) -> f
 
 
 def software(packages, folder=".") -> dict:
-    """Operating system, versions found and pinned, Slurm, compilers, limits, what may shadow."""
+    """Return the operating system, versions found and pinned, Slurm, compilers and limits."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
@@ -246,7 +246,7 @@ def software(packages, folder=".") -> dict:
 
 
 def _limits(which: int) -> list[int | None]:
-    """What is allowed now, and at most; None is no limit."""
+    """Return the soft and the hard limit; None means unlimited."""
     return [None if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(which)]
 
 
@@ -258,7 +258,7 @@ def _version(package: str) -> str | None:
 
 
 def pinned(folder=".") -> dict[str, str]:
-    """The versions in constraints.txt, in `folder` or the nearest folder above that has one."""
+    """Return the versions in constraints.txt of `folder` or its nearest parent that has one."""
     folder = Path(folder).expanduser().resolve()
     for place in (folder, *folder.parents):
         if text := _read(place / "constraints.txt"):
@@ -268,14 +268,14 @@ def pinned(folder=".") -> dict[str, str]:
 
 
 def shadows(folders) -> list[str]:
-    """Files that Python would import instead of the package of that name."""
+    """Return the files that Python would import instead of the package of that name."""
     paths = [Path(folder, name) for folder in dict.fromkeys(folders) if folder for name in SHADOWS]
     return [str(path) for path in paths if path.is_file()]
 
 
 def torch_build(python: str = sys.executable, timeout_s: float = 60) -> dict:
-    """What torch says of itself, asked in another process; `version_error` if it cannot answer."""
-    # -P: this file's folder is no place to import from
+    """Return torch's build, queried in another process; `version_error` if that fails."""
+    # -P: nothing must be imported from this file's folder
     code, out, err = ask([python, "-P", __file__], timeout_s)
     try:
         return json.loads(out.splitlines()[-1])
@@ -286,7 +286,7 @@ def torch_build(python: str = sys.executable, timeout_s: float = 60) -> dict:
 
 
 def _ask_torch() -> dict:
-    """What `torch_build` runs. Each fact by itself: one that fails leaves its error."""
+    """Return the facts for `torch_build`. A fact that cannot be read leaves its error instead."""
     import torch
 
     def decode():
@@ -318,7 +318,7 @@ def _ask_torch() -> dict:
 
 
 def ask(argv: list[str], timeout_s: float, cwd=None) -> tuple[int | None, str, str]:
-    """Return a program's exit code, output and errors; no exit code if it did not end."""
+    """Return a program's exit code, output and errors; the code is None if it did not end."""
     try:
         done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -329,7 +329,7 @@ def ask(argv: list[str], timeout_s: float, cwd=None) -> tuple[int | None, str, s
 
 
 def _read(path: Path) -> str:
-    """The file's text, stripped; '' where there is none or it may not be read."""
+    """Return the file's text, stripped; '' where it is missing or unreadable."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -1,23 +1,23 @@
-"""The one reader of NVML, NVIDIA's library: which cards are here, and what they say of themselves.
+"""The only reader of NVML, NVIDIA's library: which cards are here, and their properties.
 
-torch is not asked: a command line must not wait seconds for its import.
+torch could answer some of this, but a command must not wait seconds for its import.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# How nvidia-smi names the way between two GPUs that NVLink does not join.
+# nvidia-smi's names for the path between two GPUs that NVLink does not connect.
 PCIE_PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 class NvmlError(Exception):
-    """No nvidia-ml-py, or no driver that answers, and why."""
+    """An error that says why NVML has no answers: no nvidia-ml-py, or no driver."""
 
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Open NVML, so that `ask` has answers. Raises NvmlError."""
+    """Open NVML, so that `ask` gets answers. Raises NvmlError."""
     try:
         import pynvml
 
@@ -31,7 +31,7 @@ def session() -> Iterator[None]:
 
 
 def ask(name: str, *args):
-    """Return one answer of NVML, or None: cards, drivers and containers each lack some of them."""
+    """Return one answer of NVML, or None: not every card, driver or container supports each."""
     try:
         import pynvml
 
@@ -41,14 +41,14 @@ def ask(name: str, *args):
 
 
 def handles() -> list:
-    """Return NVML's handle of each card, by PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """Return NVML's handles of the cards in PCI bus order, as CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     return [ask("DeviceGetHandleByIndex", i) for i in range(ask("DeviceGetCount") or 0)]
 
 
 def handle_of(device: str):
     """Return NVML's handle of a CUDA device such as "cuda:0"; None where there is none.
 
-    NVML stays open. The card is found by its UUID: the two libraries number them differently.
+    NVML stays open. The card is found by its UUID: the two libraries number cards differently.
     """
     import torch
 
@@ -71,7 +71,7 @@ def visible() -> tuple[str, ...]:
 def named(names: str, uuids: list[str]) -> tuple[str, ...]:
     """Return the devices that a value of CUDA_VISIBLE_DEVICES names, among those with these UUIDs.
 
-    As in CUDA, the list ends at the first name that is empty, unknown or there twice. Slices of a
+    As in CUDA, the list ends at the first name that is empty, unknown or a duplicate. Slices of a
     card (MIG-...) are taken as they are.
     """
     chosen = []
@@ -87,7 +87,7 @@ def named(names: str, uuids: list[str]) -> tuple[str, ...]:
 
 
 def card(handle) -> dict:
-    """Return what a card is; what it does not tell is None."""
+    """Return the properties of a card; those that it does not report are None."""
 
     def tell(name):
         return ask(f"DeviceGet{name}", handle)
@@ -111,7 +111,7 @@ def card(handle) -> dict:
 def link(a, b) -> str:
     """Return "NV18" for 18 NVLinks between two cards, directly or by a switch; else the PCIe path.
 
-    "X" for a card and itself.
+    The link of a card with itself is "X".
     """
     import pynvml
 
@@ -130,7 +130,7 @@ def link(a, b) -> str:
 def energy_j(handle) -> float | None:
     """Return the energy that a card has used since its driver was loaded, in joules.
 
-    The counter moves about every 100 ms, so only differences over seconds mean anything.
+    The counter moves about every 100 ms, so only differences over seconds are meaningful.
     Source: NVML's nvmlDeviceGetTotalEnergyConsumption (Volta and later).
     """
     millijoules = ask("DeviceGetTotalEnergyConsumption", handle)
@@ -138,10 +138,10 @@ def energy_j(handle) -> float | None:
 
 
 def clock(handle) -> tuple[int | None, int | None]:
-    """Return a card's SM clock in MHz, and NVML's bits of why it is not higher."""
+    """Return a card's SM clock in MHz, and NVML's bits for why it is not higher."""
     import pynvml
 
     reasons = ask("DeviceGetCurrentClocksEventReasons", handle)
-    if reasons is None:  # the name until driver 535
+    if reasons is None:  # before driver 535 it had another name
         reasons = ask("DeviceGetCurrentClocksThrottleReasons", handle)
     return ask("DeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM), reasons

@@ -1,7 +1,7 @@
-"""Energy, memory and disturbance, read where the hardware has a sensor; None where it has not.
+"""Meters of energy, memory and disturbance; None where the hardware has no sensor.
 
 Nothing here is read inside a training step: the run log reads the sensors at the two ends of a
-measured window, and the peak of the memory once, at the end.
+measured window, and the memory's peak once, at the end.
 """
 
 import os
@@ -17,9 +17,9 @@ import psutil
 from dlojz.machine import gpus
 
 PROC, PROC_STAT = Path("/proc"), Path("/proc/stat")
-BUSY = (0, 1, 2, 5, 6, 7)  # its columns: user, nice, system, irq, softirq, and stolen by a host
-# The bits of NVML's clocks event reasons (nvml.h). Those left out are no disturbance: 0x1 idle, 0x2
-# clocks that somebody set, 0x10 cards kept in step, 0x100 a display's clocks, 0x400 top voltage.
+BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
+# The bits of NVML's clocks event reasons (nvml.h). Those left out are not a disturbance: 0x1 idle,
+# 0x2 clocks set by a user, 0x10 synchronised cards, 0x100 a display's clocks, 0x400 top voltage.
 THROTTLES = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -31,33 +31,36 @@ THROTTLES = {
 
 
 class Reading(NamedTuple):
-    """What the sensors say at one moment; None where there is none."""
+    """The values of the sensors at one moment; None where there is no sensor."""
 
     at_s: float
     energy_j: float | None
-    others_s: float | None  # CPU time of others
+    others_s: float | None  # CPU time of other processes
     sm_clock_mhz: int | None
     reasons: int | None  # NVML's bits
 
 
-MIN_OTHERS_WINDOW_S = 0.5  # the counts tick by 10 ms on each CPU
+MIN_OTHERS_WINDOW_S = 0.5  # the counters tick by 10 ms on each CPU
 
 
 class Sensors:
-    """What the sensors say at the beginning of a measured window, to be compared with its end."""
+    """The sensors as they were at the beginning of a measured window, to compare with its end."""
 
     def __init__(self, device, size: int = 1):
-        """device: a torch.device; size: processes of this run, which do not disturb each other."""
+        """Read the sensors.
+
+        device: a torch.device. size: processes of this run, which do not count as disturbance.
+        """
         self._device = device
-        # torchrun and Slurm start the processes of a run from one parent: its tree is the run.
+        # torchrun and Slurm start the processes of a run from one parent, so its tree is the run.
         self._root = os.getpid() if size == 1 else os.getppid()
         self._begin = self._read()
 
     def window(self) -> dict:
-        """The fields of a window that ends now; what cannot be read is absent.
+        """Return the fields of a window that ends now, without those that cannot be read.
 
         energy_j: used by the GPU.
-        others_cpu: of the CPUs that this process may use, how many others kept busy, on average.
+        others_cpu: how many of this process's CPUs other processes kept busy, on average.
         sm_clock_mhz: of the GPU, at the beginning and at the end.
         throttled: why the GPU had lowered its clock, at either end.
         """
@@ -68,7 +71,8 @@ class Sensors:
         seconds = end.at_s - begin.at_s
         if None not in (begin.others_s, end.others_s) and seconds >= MIN_OTHERS_WINDOW_S:
             mean = (end.others_s - begin.others_s) / seconds
-            fields["others_cpu"] = round(max(0.0, mean), 3)  # below: both counts tick by 10 ms
+            # The counters tick by 10 ms, so the mean may come out just below 0.
+            fields["others_cpu"] = round(max(0.0, mean), 3)
         if None not in (begin.sm_clock_mhz, end.sm_clock_mhz):
             fields["sm_clock_mhz"] = [begin.sm_clock_mhz, end.sm_clock_mhz]
         if None not in (begin.reasons, end.reasons):
@@ -87,11 +91,11 @@ class Sensors:
 
 
 def cpu_seconds_of_others(root: int) -> float | None:
-    """CPU time spent by all but the processes below `root`, on the CPUs that this process may use.
+    """Return the CPU time used outside the tree of `root`, on the CPUs that this process may use.
 
-    It counts from an unknown beginning: only differences mean anything. Linux only: /proc/stat is
-    the machine's, so that in a container the neighbours count too, and should. A sandbox that
-    shows zeros there has told nothing, and a share of a CPU (a cgroup's quota) is not seen.
+    It counts from an unknown origin, so only differences are meaningful. Linux only. /proc/stat
+    covers the whole machine, so in a container the neighbours count too, as they should. Zeros
+    there, as some sandboxes show, count as unknown; a cgroup's quota is not taken into account.
     """
     try:
         cpus = os.sched_getaffinity(0)
@@ -105,11 +109,11 @@ def cpu_seconds_of_others(root: int) -> float | None:
 
 
 def _cpu_seconds(root: int, cpus: set[int]) -> float:
-    """CPU time of a process, its descendants and those of them that have ended, on these CPUs."""
+    """Return the CPU time of a process and its descendants, living or ended, on these CPUs."""
     top, seconds = psutil.Process(root), 0.0
     for process in (top, *top.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            if cpus & set(process.cpu_affinity()):  # ranks may be bound to CPUs of their own
+            if cpus & set(process.cpu_affinity()):  # ranks may be bound to different CPUs
                 times = process.cpu_times()
                 seconds += times.user + times.system + times.children_user + times.children_system
     return seconds
@@ -117,27 +121,27 @@ def _cpu_seconds(root: int, cpus: set[int]) -> float:
 
 @cache
 def _card(device: str):
-    """The card of a CUDA device, to be asked; None where NVML does not know it."""
+    """Return NVML's handle of a CUDA device; None where NVML does not know it."""
     return gpus.handle_of(device)
 
 
 def host_memory() -> dict:
-    """`host_memory_bytes`: of this process and those below it, its loader's workers; {} if hidden.
+    """Return `host_memory_bytes` of this process with its loader's workers; {} if hidden.
 
-    What several processes share counts once (Linux's PSS): the data set that a worker has from the
-    process that forked it, batches on their way. Takes some milliseconds for each process.
+    Memory that several processes share counts once (Linux's PSS): the data set that a forked worker
+    inherits, batches in transit. Takes some milliseconds per process.
     """
     own = os.getpid()
     total = _pss_bytes(own)
     if total is None:
         return {}
     for child in psutil.Process(own).children(recursive=True):
-        total += _pss_bytes(child.pid) or 0  # it may just have ended
+        total += _pss_bytes(child.pid) or 0  # the child may just have ended
     return {"host_memory_bytes": total}
 
 
 def _pss_bytes(pid: int) -> int | None:
-    """The memory of a process, its share of what it shares; None where the kernel does not tell."""
+    """Return a process's proportional set size; None where the kernel does not report it."""
     try:
         text = (PROC / str(pid) / "smaps_rollup").read_text()
     except OSError:
@@ -147,12 +151,12 @@ def _pss_bytes(pid: int) -> int | None:
 
 
 def peak_memory(device) -> dict:
-    """The most memory held at once, in bytes, by kind.
+    """Return the peak memory in bytes, by kind.
 
-    On a GPU: `device_peak_bytes`, of the tensors; `device_reserved_bytes`, of the allocator's
-    pool, which is what nvidia-smi shows and what runs out; `device_total_bytes`, of the card.
-    Everywhere: `process_peak_bytes`, the resident set of this process (not of its workers), where
-    the kernel tells.
+    On a GPU: `device_peak_bytes` of the tensors; `device_reserved_bytes` of the allocator's pool,
+    which is what nvidia-smi shows and what runs out; `device_total_bytes` of the card. Everywhere
+    that the kernel reports it: `process_peak_bytes`, the resident set of this process without its
+    workers.
     """
     found = {}
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What runs have written: numbers only. Each reader of a log, a trace or an outcome is here."""
+"""The files that runs write, and the numbers in them: every reader of a log, trace or outcome."""
 
 from dlojz.runs.folder import recorded, recordings
 

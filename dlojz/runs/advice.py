@@ -1,13 +1,14 @@
-"""What to do about errors of torch and Python whose own text does not say it."""
+"""Advice on errors of torch and Python whose own text does not say what to do."""
 
 import re
 import traceback
 
-# Searched in "OSError: its text" and the files that it passed through. The first found counts.
+# Patterns searched for in the error ("OSError: its text") and in the names of the files of its
+# traceback. The first match counts.
 ADVICE = {
     r"shared memory|Errno 28\b(?s:.*)/multiprocessing/synchronize\.py": (
-        "/dev/shm is full, where the loader's workers hand over their batches: see `df -h "
-        "/dev/shm`. Use fewer --num-workers (0 needs none), or give the container more: "
+        "/dev/shm is full, through which the loader's workers hand over their batches: see `df -h "
+        "/dev/shm`. Use fewer --num-workers (0 does not use it), or give the container more: "
         "docker run --shm-size=8g"
     ),
     r"Errno (28|122)\b": "the disk is full, or your quota: see `df -h .`, make room, submit again",

@@ -1,4 +1,4 @@
-"""The state of a run that no launcher keeps, from the first and the last line of its log."""
+"""The state of a run without a launcher, from the first and the last line of its log."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import psutil
 
 from dlojz.runs.folder import events_file
 
-LINE = 1 << 16  # bytes: more than the longest of those two lines
+LINE = 1 << 16  # bytes: longer than either of those two lines
 STATES = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY"}  # by outcome; else FAILED
-SLACK_S = 60  # by which clocks may differ
+SLACK_S = 60  # how far apart two clocks may be
 
 
 def status(run: Path) -> dict:
-    """Return the state, and what goes with it, of a trainer that somebody ran by hand."""
+    """Return the state of a trainer that was run by hand, with its times and the reason."""
     try:
         first, last = ends(events_file(run))
     except OSError:
@@ -37,7 +37,7 @@ def status(run: Path) -> dict:
 
 
 def ends(file: Path) -> tuple[dict | None, dict | None]:
-    """Return the first and the last event of a log; None for what is not there or not whole."""
+    """Return the first and the last event of a log; None for one that is missing or torn."""
     with file.open("rb") as log:
         first = _event(log.readline(LINE))
         log.seek(max(0, os.fstat(log.fileno()).st_size - LINE))
@@ -54,13 +54,13 @@ def _event(line):
 
 
 def _is_gone(start, begun):
-    """Return whether the process that began this log is no longer there, as far as seen here."""
+    """Return whether the process that began this log is known to be gone."""
     if start.get("hostname") != socket.gethostname() or not isinstance(start.get("pid"), int):
         return False
     try:
         return (
             psutil.Process(start["pid"]).create_time() > (begun or 0) + SLACK_S
-        )  # another's number
+        )  # the pid has been reused
     except psutil.Error:
         return True
 

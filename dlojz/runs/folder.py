@@ -1,4 +1,4 @@
-"""Where a run is kept: runs/<number>, the names of the files in it, and the recorded runs."""
+"""The folder of a run, runs/<number>, the names of the files in it, and the recorded runs."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from dlojz.course import course_root
 
 
 def new_run() -> Path:
-    """Make and return a fresh folder runs/<number>; safe against others who do the same."""
+    """Make and return a fresh folder runs/<number>, even while other processes do the same."""
     runs = course_root() / "runs"
     runs.mkdir(exist_ok=True)
     number = max((int(p.name) for p in runs.iterdir() if re.fullmatch("[0-9]+", p.name)), default=0)
@@ -16,28 +16,28 @@ def new_run() -> Path:
         folder = runs / f"{number:04d}"
         try:
             folder.mkdir()
-        except FileExistsError:  # somebody was faster
+        except FileExistsError:  # another process was faster
             continue
         return folder
 
 
 def path_of(run) -> Path:
-    """Where a run's log is: of a Job its folder, else the folder or file that was given."""
+    """Return where a run's log is: the folder of a Job, else the folder or file that was given."""
     return Path(getattr(run, "directory", run))
 
 
 def events_file(folder, rank: int = 0) -> Path:
-    """The log of one process of the run in `folder`."""
+    """Return the path of the log of one process of the run in `folder`."""
     return Path(folder) / ("events.jsonl" if rank == 0 else f"events.rank{rank}.jsonl")
 
 
 def trace_file(folder, rank: int = 0) -> Path:
-    """What a profiler has recorded of one process of the run in `folder`, compressed."""
+    """Return the path of the compressed trace of one process of the run in `folder`."""
     return Path(folder) / ("trace.json.gz" if rank == 0 else f"trace.rank{rank}.json.gz")
 
 
 def recorded(name: str) -> Path:
-    """The recording reference/<name>: a log, or the folder of a run of several processes."""
+    """Return the recording reference/<name>: a log, or the folder of a run of several processes."""
     for path in (_reference() / f"{name}.jsonl", _reference() / name):
         if path.exists():
             return path
@@ -45,7 +45,7 @@ def recorded(name: str) -> Path:
 
 
 def recordings(pattern: str) -> list[Path]:
-    """The recordings whose names match, such as "h100/01-resnet50-fp32-*", in order of names."""
+    """Return the recordings whose names match, sorted; such as "h100/01-resnet50-fp32-*"."""
     found = sorted(
         path for path in _reference().glob(pattern) if path.is_dir() or path.suffix == ".jsonl"
     )

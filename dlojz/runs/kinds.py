@@ -1,4 +1,4 @@
-"""What a kernel of a GPU, a copy or an operation of torch is for, by its name."""
+"""The kinds of GPU kernels, copies and operations of torch, told by their names."""
 
 import re
 from functools import cache
@@ -7,8 +7,8 @@ COMMUNICATION, MATRIX = "communication", "matrix products and convolutions"
 COPIES, NORMALIZATION = "copies", "normalization"
 LAYOUT, REST = "changes of layout or dtype", "elementwise and the rest"
 
-# The first pattern that fits counts. An elementwise_kernel that is neither vectorized nor unrolled
-# copies between unlike strides.
+# The first match counts. An elementwise_kernel that is neither vectorized nor unrolled copies
+# between different strides.
 KINDS = {
     COMMUNICATION: r"nccl|gloo:|c10d::",
     COPIES: r"^Mem(cpy|set)",
@@ -21,13 +21,13 @@ KINDS = {
     r"|flash|fmha|sdpa|scaled_dot_product",
     REST: r"",
 }
-# What cuDNN does around some convolutions: of the rest, where the kinds of a trace are counted.
+# cuDNN's helpers around some convolutions, which count as "the rest" in a trace.
 AROUND_CONVOLUTIONS = re.compile("cudnn")
-# Of the matrix kernels: those whose names say that tensor cores did it, and that they did not.
+# Names of matrix kernels that use tensor cores, and of those that do not.
 TENSOR_CORES = re.compile(r"tensorop|s?16816|s1688|884|bf16|f16f16|tf32|nvjet|wgmma|hmma")
 NO_TENSOR_CORES = re.compile(r"ffma|simt|sgemm|f32f32_f32f32|cf32|<float")
 
-# The operations that tensor cores can do, as torch's dispatcher names them.
+# The operations that tensor cores can compute, as torch's dispatcher names them.
 MATRIX_OPS = {
     "aten::convolution": "convolution",
     "aten::convolution_backward": "convolution backward",
@@ -36,18 +36,18 @@ MATRIX_OPS = {
     "aten::bmm": "matrix product",
     "aten::baddbmm": "matrix product",
 }
-# A collective as the profiler names it on the host, and as a kernel of NCCL.
+# A collective's name on the host, in the profiler, and on the GPU, as a kernel of NCCL.
 COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
 NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
-# Operations whose result the host must know: a number, or how large the next tensor will be.
+# Operations whose result the host must know: a number, or the size of the next tensor.
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_consecutive", "aten::_unique2")
-# Calls of CUDA in which the host waits for the device; a copy is one only if it takes long.
+# CUDA calls in which the host waits for the device; a copy counts only if it takes long.
 WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize")
 
 
 @cache
 def kind(name: str) -> str:
-    """Return what a kernel, a copy or an operation is for: one of KINDS."""
+    """Return the kind of a kernel, a copy or an operation: one of KINDS."""
     return next(k for k, pattern in KINDS.items() if re.search(pattern, name, re.I))
 
 

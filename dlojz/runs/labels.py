@@ -1,4 +1,4 @@
-"""What sets several runs apart: their names, or of each command the flags that not all have."""
+"""Labels that tell several runs apart: their names, or the flags that not all of them have."""
 
 import json
 import re
@@ -10,11 +10,11 @@ from dlojz.runs import log
 from dlojz.runs.folder import path_of
 from dlojz.runs.stats import Summary
 
-FLAG = re.compile(r"--?[A-Za-z]")  # and no negative number
+FLAG = re.compile(r"--?[A-Za-z]")  # a negative number does not match
 
 
 def labels(runs: Sequence) -> list[str]:
-    """Return for each run its name or, if those are alike, what only its command has."""
+    """Return the names of the runs or, unless all differ, what sets their commands apart."""
     names = [name(run) for run in runs]
     if len(set(names)) == len(names):
         return names if len(runs) > 1 else [""]
@@ -22,24 +22,24 @@ def labels(runs: Sequence) -> list[str]:
 
 
 def apart(commands: Iterable[Sequence[str]]) -> list[list[str]]:
-    """Return of each command the trainer and the flags, with their values, that not all have."""
+    """Return for each command its trainer and its flags, less those that all of them share."""
     found = [_flags(command) for command in commands]
     common = set.intersection(*map(set, found)) if found else set()
     return [[flag for flag in flags if flag not in common] for flags in found]
 
 
 def name(run) -> str:
-    """Return the name under which a run was submitted; "" for a recording or a run by hand."""
+    """Return the name under which a run was submitted; "" for a recording or manual run."""
     return _submitted(run).get("name", "")
 
 
 def command(run) -> list[str]:
-    """Return the trainer and its flags, as they were submitted; [] if nothing has kept them."""
+    """Return the trainer and its flags as they were submitted; [] if they were not kept."""
     return _submitted(run).get("command", [])
 
 
 def _submitted(run):
-    if isinstance(run, Summary):  # figures only
+    if isinstance(run, Summary):  # it has no folder
         return {}
     path = path_of(run)
     try:
@@ -51,7 +51,7 @@ def _submitted(run):
 
 
 def _flags(command):
-    """["t.py", "--test", "-b", "64"] as ["t.py", "--test", "-b 64"]."""
+    """Return ["t.py", "--test", "-b 64"] for ["t.py", "--test", "-b", "64"]."""
     found = [Path(word).name for word in command[:1]]
     for word in command[1:]:
         if len(found) == 1 or FLAG.match(word):

@@ -1,7 +1,7 @@
-"""The log of a run: events, one JSON object a line; written and read by this module alone.
+"""The log of a run: events, one JSON object per line, written and read by this module alone.
 
 Each process of a run writes one file in the run's folder: `events.jsonl` (rank 0),
-`events.rank1.jsonl`, ... Units are in the names. A sample of each event:
+`events.rank1.jsonl`, ... Names end in their units. A sample of each event:
 
 {"event": "start", "schema": 2, "time": "2026-11-21T08:00:00+00:00", "rank": 0, "size": 1, "hostname": "node1", "pid": 4711, "arguments": {"batch_size": 32, "model": "resnet18"}, "trainer": "trainer.py", "trainer_sha256": "9f86d081884c7d65", "git": "0a1b2c3", "versions": {"python": "3.11.7", "torch": "2.11.0"}, "cpu": "AMD EPYC", "cpu_count": 2, "threads": 2}
 {"event": "setup", "device": "cpu", "device_name": "AMD EPYC", "warmup_steps": 3, "parameters": 11181642, "parameter_bytes": 44726568, "optimizer": "SGD", "classes": 10, "train_images": 1000, "val_images": 200, "steps_per_epoch": 32, "steps": 12}
@@ -16,13 +16,13 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "evidence", "when": "probe", "logits": {"dtype": "bfloat16", "device": "cuda:0"}}
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
-`evidence` is what a training really did, as `dlojz.training.evidence` saw it, in the records of `dlojz.runs.records`:
-`when` is samples, probe, last, whole or profiler. A small experiment writes a `measure` for each of its figures (`x`:
-at which size, or step), and a `case` for what belongs together, with the fields that it needs.
+`evidence` is what a training run really did, as `dlojz.training.evidence` saw it, in the records of `dlojz.runs.records`:
+`when` is samples, probe, last, whole or profiler. A small experiment writes a `measure` for each of its figures (`x` is
+the size or step at which it was measured), and a `case` for values that belong together, with the fields that it needs.
 `host_ms` and `device_ms` are the two clocks of `dlojz.training.chronometer`; `ahead_ms` is how far the host ran
-ahead of the device. A window's last fields tell what may have disturbed it, and the memory as it ended: see `dlojz.machine.meters`.
-`outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. What a sensor does not tell (energy on a laptop) is absent. `NaN` is written as
-Python's json does: a loss that diverged must not look like one that is missing. Schema 1, of older recordings, is read too: see `dlojz.runs.schema1`.
+ahead of the device. A window's last fields are what may have disturbed it, and the memory in use as it ended: see `dlojz.machine.meters`.
+`outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. A value that no sensor reports (energy on a laptop) is absent. `NaN` is written
+as Python's json does: a loss that diverged must not look like a missing one. Schema 1, used by older recordings, is read too: see `dlojz.runs.schema1`.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
 
 import hashlib
@@ -48,8 +48,8 @@ from dlojz.runs.folder import events_file, new_run, path_of, trace_file
 
 SCHEMA = 2
 PHASES = ("data", "transfer", "forward", "backward", "update")  # of a step, in their order
-# Of each run, not measured: cuDNN picks kernels, the allocator grows, workers start. More, up to
-# the second number, while the witness has not seen an update: a gradient scaler skips the first.
+# Steps that are not measured: cuDNN picks kernels, the allocator grows, workers start. The warm-up
+# lasts longer, up to the second number, until an update is seen: a gradient scaler skips the first.
 WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
 EVENTS = (
     *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
@@ -61,7 +61,7 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-# The fields that readers compute with, by event; of `start` any may be missing.
+# The fields that readers compute with, by event; those of `start` may be missing.
 TEXT, COUNT, NUMBER = (str, "text"), (int, "a whole number"), ((int, float), "a number")
 FIELDS = {
     "start": {"time": TEXT, "size": COUNT, "arguments": (dict, "an object")},
@@ -72,17 +72,17 @@ FIELDS = {
     "evidence": {"when": TEXT},
     "end": {"outcome": TEXT},
 }
-# What a malformed event makes a reader raise.
+# The errors that a malformed event raises in a reader.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 AGAIN = "the log is damaged there, so submit the run again"
 
 
 class LogError(Exception):
-    """A log that can't be read, with its file, its line and what was expected."""
+    """An unreadable log, with its file, its line and what was expected."""
 
 
 class NoLogError(LogError):
-    """There is no log: the run is still queued, or failed before it began."""
+    """A missing log: the run is still queued, or failed before it began."""
 
 
 class OtherSchemaError(ValueError):
@@ -93,13 +93,13 @@ class OtherSchemaError(ValueError):
 
 
 def open_run(args) -> "RunLog":
-    """The log of this process: in $DLOJZ_RUN if a launcher set it, else in a fresh runs/ folder."""
+    """Open the log of this process, in $DLOJZ_RUN if a launcher set it, else in a new folder."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler complains without a GPU
     folder = os.environ.get("DLOJZ_RUN")
     if folder is None:
         if idr_torch.size > 1:
             raise RuntimeError(
-                f"{idr_torch.size} processes, and no folder for their logs: set DLOJZ_RUN to an "
+                f"{idr_torch.size} processes, but no folder for their logs: set DLOJZ_RUN to an "
                 "empty folder that all of them see, or submit the run: dlojz submit --help"
             )
         folder = new_run()
@@ -107,7 +107,7 @@ def open_run(args) -> "RunLog":
 
 
 class RunLog:
-    """Writes the events of one process, as they come. A Chronometer's sink."""
+    """The writer of the events of one process, as they come; the sink of a Chronometer."""
 
     def __init__(self, folder: Path, args):
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,18 +115,18 @@ class RunLog:
         path = events_file(folder, idr_torch.rank)
         cut = path.exists() and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
-        if cut:  # whoever wrote here before was killed in the middle of a line
+        if cut:  # an earlier process was killed in the middle of a line
             self._file.write("\n")
         self._args = args
         self._device = self._sensors = None
-        self._last_words = []  # what others want to log before the end
+        self._last_words = []  # calls that log something before the end
         self._memory = {}
         self._progress = _Progress() if idr_torch.is_master else None
         sys.excepthook = self._on_error
         self._write("start", schema=SCHEMA, time=_now(), **_origin(), arguments=vars(args))
 
     def setup(self, device, training, train_loader, val_loader):
-        """What is about to be trained, on what, for how long."""
+        """Write the model, the device and the data of this run, and how many steps it takes."""
         self._device = device
         steps = len(train_loader.batch_sampler)
         cut = min(steps, self._args.test_nsteps) if self._args.test else steps
@@ -147,7 +147,7 @@ class RunLog:
         )
 
     def step(self, values: dict, host_ms: dict, device_ms: dict | None, ahead_ms: float | None):
-        """One training step, as the Chronometer resolved it."""
+        """Write one training step, as the Chronometer resolved it."""
         fields = {**values, "host_ms": _rounded(host_ms)}
         if device_ms is not None:
             fields["device_ms"] = _rounded(device_ms)
@@ -158,16 +158,16 @@ class RunLog:
             self._progress.step(fields)
 
     def window_opens(self):
-        """The measured window begins: the device is idle, and the sensors are read."""
+        """Read the sensors as a measured window begins, while the device is idle."""
         self._sensors = meters.Sensors(self._device, idr_torch.size) if self._device else None
 
     def window(self, **fields):
-        """A measured window has ended: `first_step`, `steps`, `wall_s`."""
+        """Write a measured window that has ended: `first_step`, `steps`, `wall_s`."""
         sensors = self._sensors.window() | meters.host_memory() if self._sensors else {}
         self._write("window", **fields, **sensors)
 
     def epoch(self, epoch: int, train: dict, val: dict):
-        """The end of an epoch: what `train_one_epoch` and `evaluate` returned."""
+        """Write the end of an epoch: what `train_one_epoch` and `evaluate` returned."""
         fields = {"epoch": epoch}
         fields |= {f"train_{name}": value for name, value in train.items()}
         fields |= {f"val_{name}": value for name, value in val.items()}
@@ -176,18 +176,18 @@ class RunLog:
             self._progress.epoch(fields)
 
     def validation(self, seconds: float):
-        """How long a validation took, between two waits for the device."""
+        """Write how long a validation took, between two waits for the device."""
         self._write("validation", seconds=seconds)
 
     def evidence(self, seen: records.Record):
-        """Write what the training really did: one of the records of `records.EVIDENCE`."""
+        """Write what the run really did: one of the records of `records.EVIDENCE`."""
         when = next(name for name, kind in records.EVIDENCE.items() if kind is type(seen))
         self._write("evidence", when=when, **seen.written())
 
     def save_trace(self, profiler):
-        """Keep what a torch.profiler.profile has recorded: its `on_trace_ready`."""
+        """Save the trace of a torch.profiler.profile; to be its `on_trace_ready`."""
         file = trace_file(self.folder, idr_torch.rank)
-        temporary = file.with_name(f".{file.name}")  # by its suffix torch compresses it
+        temporary = file.with_name(f".{file.name}")  # keeps the .gz, for which torch compresses
         profiler.export_chrome_trace(str(temporary))
         temporary.replace(file)
 
@@ -196,17 +196,20 @@ class RunLog:
         self._last_words.append(call)
 
     def note_memory(self):
-        """Keep the process's peak as it is now: what follows is not the training's own."""
+        """Keep the process's peak memory so far: what follows is not part of the training."""
         self._memory = {
             "process_peak_bytes": meters.peak_memory(self._device).get("process_peak_bytes")
         }
 
     def experiment(self, device):
-        """In place of `setup`, for a small experiment: where it is measured."""
+        """Write the device of a small experiment, in place of `setup`."""
         self._write("setup", device=str(device), device_name=_device_name(device))
 
     def measure(self, what: str, value: float, unit: str, **where):
-        """Write one figure of a small experiment; where: x (a size, a step) and variant."""
+        """Write one figure of a small experiment.
+
+        where: x (a size, a step) and variant.
+        """
         self._write("measure", **records.Measure(what, value, unit, **where).written())
 
     def case(self, name: str, **fields):
@@ -214,7 +217,7 @@ class RunLog:
         self._write("case", case=name, **fields)
 
     def end(self):
-        """The run is complete."""
+        """Write that the run is complete."""
         self._finish("completed")
 
     def _finish(self, outcome, **fields):
@@ -227,7 +230,7 @@ class RunLog:
             print(f"log: {self._file.name}", flush=True)
 
     def _on_error(self, kind, error, traceback):
-        """In place of sys.excepthook: an unfinished run says why."""
+        """Write why a run did not finish; replaces sys.excepthook."""
         outcome = "failed"
         if issubclass(kind, KeyboardInterrupt):
             outcome = "interrupted"
@@ -258,7 +261,7 @@ def _rounded(durations):
 
 
 def _origin():
-    """What runs, where: the exact source, the versions, the machine."""
+    """Return what identifies this run: the exact source, the versions, the machine."""
     trainer = Path(sys.argv[0])
     source = trainer.read_bytes() if trainer.is_file() else b""
     packages = ("torch", "torchvision", "numpy", "pillow")
@@ -269,7 +272,7 @@ def _origin():
         "pid": os.getpid(),
         "trainer": trainer.name,
         "trainer_sha256": hashlib.sha256(source).hexdigest()[:16],
-        "git": _git_state() if idr_torch.is_master else None,  # one process may start, not all
+        "git": _git_state() if idr_torch.is_master else None,  # one process that asks git is enough
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in packages},
         "cpu": cpus.name(),
         "cpu_count": cpus.count(),
@@ -290,7 +293,7 @@ def _version(package):
 
 
 def _git_state():
-    """The commit of the course's code, `-dirty` if edited; None outside a clone."""
+    """Return the commit of the course's code, `-dirty` if edited; None outside a clone."""
     command = ["git", "describe", "--always", "--dirty"]
     _, out, _ = facts.ask(command, timeout_s=5, cwd=Path(__file__).parent)
     return out.strip() or None
@@ -305,7 +308,7 @@ def _device_name(device):
 
 
 class _Progress:
-    """A line for people: in a terminal it follows the steps, in a file it tells the epochs."""
+    """The progress of a run in text: a live line per step in a terminal, a line per epoch."""
 
     def __init__(self):
         self._live, self._shown, self._begin = sys.stderr.isatty(), 0.0, None
@@ -338,7 +341,7 @@ class _Progress:
 
 @dataclass
 class Steps:
-    """The steps of a run as columns: 10^6 of them are 120 MB, not gigabytes of dicts."""
+    """The steps of a run as columns: 10^6 steps take 120 MB, not gigabytes of dicts."""
 
     epoch: array = field(default_factory=lambda: array("l"))
     step: array = field(default_factory=lambda: array("l"))
@@ -353,7 +356,7 @@ class Steps:
         return len(self.step)
 
     def append(self, event):
-        """Take one `step` event; a missing or wrong field raises KeyError or TypeError."""
+        """Append a `step` event. Raises KeyError or TypeError for a missing or wrong field."""
         for name in ("epoch", "step", "images", "lr", "loss"):
             getattr(self, name).append(event[name])
         for phase in PHASES:
@@ -365,9 +368,9 @@ class Steps:
 
 @dataclass
 class Run:
-    """What one process logged. `start`, `setup`, `memory` and `end` are {} where missing.
+    """The log of one process. `start`, `setup`, `memory` and `end` are {} where missing.
 
-    A job that was stopped and went on has several starts: `windows` count from the first of all.
+    A job that was stopped and resumed has several starts; `windows` count from the first of them.
     """
 
     path: Path
@@ -383,15 +386,15 @@ class Run:
     whole: records.WholeRun = field(default_factory=records.WholeRun)
     profiler: records.Profiling = field(default_factory=records.Profiling)
     measures: list[records.Measure] = field(default_factory=list)
-    cases: dict[str, dict] = field(default_factory=dict)  # the fields of each, by name
+    cases: dict[str, dict] = field(default_factory=dict)  # the fields of each case, by its name
     memory: dict = field(default_factory=dict)
     end: dict = field(default_factory=dict)
-    notes: list = field(default_factory=list)  # what a reader should know: cut, no end
-    first_step: int = 0  # in `steps`, of the last start: a job may be stopped and go on
+    notes: list = field(default_factory=list)  # for the reader: a torn line, no end
+    first_step: int = 0  # index in `steps` of the first step after the last start
 
     @cached_property
     def ranks(self) -> list["Run"]:
-        """The logs of all processes of this run, by rank; of a recording in one file, this one."""
+        """Return the logs of all processes, by rank; only this one for a recording in one file."""
         size, folder = self.start.get("size", 1), self.path.parent
         if self.path != events_file(folder):
             return [self]
@@ -400,11 +403,10 @@ class Run:
 
 
 def read(run) -> Run:
-    """Return what a run logged: a Job, a run's folder (then rank 0's), or the file of a log.
+    """Return the log of a run: of a Job, a run's folder (both: rank 0), or the file of a log.
 
-    One that was read already is returned as it is. A last line that was cut and a missing end are
-    normal in a killed run: they become notes. Anything else that is malformed raises LogError with
-    file and line number.
+    A Run is returned as it is. A torn last line and a missing end are normal in a killed run, and
+    become notes. Anything else that is malformed raises LogError with file and line number.
     """
     if isinstance(run, Run):
         return run
@@ -423,7 +425,7 @@ def _read(path, missing):
         file = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
         raise NoLogError(f"{path}: no log to read ({error.strerror}): {missing}") from error
-    torn = None  # the error of a line that is no JSON; forgiven at the end, and before a restart
+    torn = None  # the error of a line that is not JSON: forgiven if it is last, or before a restart
     with file:
         for number, line in enumerate(file, 1):
             if torn and not line.startswith('{"event": "start"'):
@@ -455,7 +457,7 @@ def _complaint(error):
 
 
 def _take(run, event):
-    """Put an event where it belongs in a run. Raises one of MALFORMED."""
+    """Add an event to a run, in the field that it belongs to. Raises one of MALFORMED."""
     if not isinstance(event, dict):
         raise TypeError("not a JSON object")
     kind = event["event"]
@@ -490,7 +492,7 @@ def _take(run, event):
 
 
 def _check(kind, event):
-    """Raise for a field that readers compute with, and that is missing or is something else."""
+    """Raise for a field of FIELDS that is missing or has the wrong type."""
     if kind == "start" and event["schema"] not in (1, SCHEMA):
         raise OtherSchemaError(
             f"schema {event['schema']!r}, expected 1 or {SCHEMA}: update the course, git pull"

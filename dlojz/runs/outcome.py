@@ -1,4 +1,4 @@
-"""Why a job ended as it did: from its exit code, its logs and what it said on stderr."""
+"""The reason why a job ended as it did, from its exit code, its logs and its stderr."""
 
 import re
 import signal
@@ -8,29 +8,29 @@ from pathlib import Path
 from dlojz.runs import by_hand, log
 from dlojz.runs.folder import events_file
 
-# Errors are told to people: of a longer file its end is read, and of a longer line its beginning.
+# Errors are for people to read: only the end of a long file, and the beginning of a long line.
 MOST_BYTES, MOST_CHARACTERS = 2**20, 500
-# What a terminal would obey, and no reader wants to see: colours, moves of the cursor, titles.
+# Sequences that would steer a reader's terminal: colours, moves of the cursor, titles.
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*.?)")
 CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\t\n"}
 
-# On stderr, when one of several processes has failed: where torchrun begins to speak, and what its
-# table says of each of them; the last in it is the one whose failure it saw first.
+# On stderr, when one of several processes has failed: the start of torchrun's messages, and a row
+# of its table of failures. Its last row is the failure that torchrun saw first.
 TORCHRUN = re.compile(r"^[A-Z]\d{4} \S+ \d+ \S*torch/distributed/(elastic|run)", re.M)
 FAILED = re.compile(r"^  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.M)
-# What a process says that has waited for another, which was gone.
+# The message of a process whose peer was gone.
 PEER_GONE = re.compile(
     r"^\[rank(\d+)\]:.*(?:Connection (?:closed|reset) by peer|Broken pipe|remote process exited)",
     re.M,
 )
-# What torch says of each process that did not get to its end.
+# torch's message about each process that did not reach its end.
 NOT_PARTED = re.compile(r"^.*destroy_process_group\(\) was not called.*\n?", re.M)
-# argparse's list of all flags, which it prints before the one line that matters.
+# argparse's list of all flags, printed before the one line that matters.
 USAGE = re.compile(r"^usage: .*\n(?: .*\n|\n)*(?=\S+: error: )", re.M)
 
 
 def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, str | None]:
-    """Return (state, reason) of a job that ended by itself, from its exit code, logs and errors."""
+    """Return (state, reason) of a job that ended on its own, from exit code, logs and errors."""
     if exit_code == 0:
         return "COMPLETED", _early(run)
     for file in sorted(run.glob("events*.jsonl")):
@@ -51,7 +51,7 @@ def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, st
 
 
 def _early(run):
-    """Return what is odd about a run that ended with 0 before its log did; None if nothing is."""
+    """Return a note on a run that ended with 0 although its log has no end, else None."""
     with suppress(OSError):
         _, last = by_hand.ends(events_file(run))
         if not last or last.get("event") != "end":
@@ -60,10 +60,10 @@ def _early(run):
 
 
 def _first_to_fail(run, said, failed):
-    """Return (rank, exit code) of the process that failed, not of one that was waiting for it.
+    """Return (rank, exit code) of the process that failed first, not of one that waited for it.
 
-    failed: {rank: exit code} as torchrun tells it. It looks ten times a second: the process whose
-    failure it sees first may be one that missed another; and one that ended with 0 is not in it.
+    failed: {rank: exit code} as torchrun reports it. It polls ten times a second, so the failure
+    that it sees first may be that of a waiting process; and a process that ended with 0 is missing.
     """
     waiting = {int(rank) for rank in PEER_GONE.findall(said)}
     waiting |= {rank for rank, code in failed.items() if code == -signal.SIGTERM}
@@ -75,7 +75,7 @@ def _first_to_fail(run, said, failed):
 
 
 def _size(run):
-    """How many processes there were, as far as one of them has told."""
+    """Return how many processes the run had according to its log; 0 if that cannot be read."""
     try:
         return log.read(events_file(run)).start.get("size", 1)
     except log.LogError:
@@ -86,20 +86,20 @@ def _ending(exit_code):
     if exit_code < 0:
         try:
             return f"ended by signal {signal.Signals(-exit_code).name}"
-        except ValueError:  # one of the real-time signals, of which most have no name
+        except ValueError:  # a real-time signal; most of these have no name
             return f"ended by signal {-exit_code}"
     return f"exit code {exit_code}" + ", before the others were done" * (exit_code == 0)
 
 
 def errors(run: Path) -> str:
-    """Return what the programs of a job said on stderr, without what is said at any failure."""
+    """Return the stderr of a job, without the boilerplate that accompanies every failure."""
     text = USAGE.sub("", NOT_PARTED.sub("", tail(run / "stderr.txt")))
     own = TORCHRUN.search(text)
     return text[: own.start()] if own and text[: own.start()].strip() else text
 
 
 def tail(file: Path) -> str:
-    """Return the end of a file of messages, harmless to a terminal, its lines cut; "" for none."""
+    """Return the end of a text file, safe for a terminal, with long lines cut; "" for no file."""
     if not file.exists():
         return ""
     with file.open("rb") as stream:

@@ -1,7 +1,7 @@
-"""What a log holds besides steps, as records: what was seen of a training, and what was measured.
+"""The records that a log holds besides steps: the evidence of a training run, and measures.
 
-To log one thing more takes one line here, a field with a default, and the place that fills it. A
-record of which nothing was written has its defaults, and is false.
+Logging one more thing takes one line here, a field with a default, and code that fills it. A record
+that was never written has its defaults, and is false.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Record:
-    """What all records have in common."""
+    """The base of all records."""
 
     @classmethod
     def read(cls, event: Mapping) -> Self:
-        """Return the record that an event holds; fields that it does not know are left out.
+        """Return the record in an event, without the fields that are not known here.
 
         Raises KeyError for a missing field that has no default, and TypeError for a field that
         should be a list or an object and is not.
@@ -29,7 +29,7 @@ class Record:
         return cls(**found)
 
     def written(self) -> dict:
-        """Return what the log keeps of it: the fields that are not at their defaults."""
+        """Return the fields that the log keeps: those that differ from their defaults."""
         found = {f.name: (getattr(self, f.name), _default(f)) for f in fields(self)}
         return {
             name: value.written() if isinstance(value, Record) else value
@@ -56,12 +56,12 @@ def _value(f, value):
     return kind.read(value) if issubclass(kind, Record) else value
 
 
-# What was seen of a training: the evidence ------------------------------------------------------
+# The evidence of a training run -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tensor(Record):
-    """What a tensor is made of, and where it is."""
+    """The dtype and the device of a tensor."""
 
     dtype: str | None = None
     device: str | None = None
@@ -69,7 +69,7 @@ class Tensor(Record):
 
 @dataclass(frozen=True)
 class Parameters(Record):
-    """How many weights there are, by dtype, by device and by layout."""
+    """The numbers of weights, by dtype, by device and by layout."""
 
     dtypes: dict = field(default_factory=dict)
     devices: dict = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Gradients(Record):
     """The gradients as the optimizer finds them."""
 
     dtypes: dict = field(default_factory=dict)
-    missing: int | None = None  # weights that have none
+    missing: int | None = None  # weights without a gradient
     norm: float | None = None
 
 
@@ -116,7 +116,7 @@ class Probe(Record):
     weights: str | None = None  # a checksum, before it
     parameters: Parameters = field(default_factory=Parameters)
     metrics_devices: dict = field(default_factory=dict)
-    # Each with layer, in, out (dtypes), device, in_layout, out_layout, count.
+    # Dicts of layer, in, out (dtypes), device, in_layout, out_layout, count.
     layers: list = field(default_factory=list)
     labels: int | None = None  # a checksum
     logits: Tensor = field(default_factory=Tensor)
@@ -132,18 +132,18 @@ class Probe(Record):
 class LastStep(Record):
     """The last step of a test run, under the profiler."""
 
-    matrix_ops: list = field(default_factory=list)  # each with op, dtype, count
-    calls: dict = field(default_factory=dict)  # how often the host waited, by call; "item"
+    matrix_ops: list = field(default_factory=list)  # dicts of op, dtype, count
+    calls: dict = field(default_factory=dict)  # how often the host waited, by call, such as "item"
     copies: dict = field(default_factory=dict)  # how many, by the profiler's name
     kernels_us: dict = field(default_factory=dict)  # the longest, by name
     graphs_alive: int | None = None  # tensors that hold their graph after the step
-    # Each with backend, op, bytes, dtype, begin_ms, ms.
+    # Dicts of backend, op, bytes, dtype, begin_ms, ms.
     collectives: list = field(default_factory=list)
-    timed_on: str | None = None  # whose times these are: gpu, host
+    timed_on: str | None = None  # the clock of these times: gpu, host
     backward_ms: tuple[float, float] = (0.0, 0.0)  # when the backward pass began and ended
-    communication_ms: float | None = None  # of the GPU
-    exposed_ms: float | None = None  # of these, not hidden by other work
-    # What DDP logs of itself.
+    communication_ms: float | None = None  # on the GPU
+    exposed_ms: float | None = None  # the part that other work does not overlap
+    # DDP's own logging data.
     wrapper: str | None = None
     backend_name: str | None = None
     world_size: int | None = None
@@ -161,27 +161,27 @@ class LastStep(Record):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU communicated."""
+        """Return whether a GPU communicated."""
         return self.communication_ms is not None
 
     @property
     def only_asked(self) -> bool:
-        """Whether the times say when the host asked, and not when the GPU did it."""
+        """Return whether the times are when the host launched, not when the GPU communicated."""
         return self.on_gpu and self.timed_on != "gpu"
 
 
 @dataclass(frozen=True)
 class WholeRun(Record):
-    """All steps, from what the host knows without waiting."""
+    """All steps of a run, from what the host knows without waiting."""
 
-    # Each with mode, shape, dtype, device, layout, autocast, grad, count.
+    # Dicts of mode, shape, dtype, device, layout, autocast, grad, count.
     inputs: list = field(default_factory=list)
-    # Each with mode, logits, logits_dtype, labels_device, dtype, count.
+    # Dicts of mode, logits, logits_dtype, labels_device, dtype, count.
     losses: list = field(default_factory=list)
     drawn: list | None = None  # a checksum of the images of each batch
     backward: int | None = None
     optimizer_steps: int | None = None
-    scale: float | None = None  # of the gradient scaler, in the end
+    scale: float | None = None  # of the gradient scaler, at the end
     weights_changed: bool | None = None
     weights_after: str | None = None  # checksums
     buffers_after: str | None = None
@@ -191,26 +191,26 @@ class WholeRun(Record):
 
 @dataclass(frozen=True)
 class Samples(Record):
-    """What the data set makes of a file of ours."""
+    """The data set's output for image files that the probe made."""
 
     set: str | None = None
-    pil: int | None = None  # how often PIL opened one
+    pil: int | None = None  # how often PIL opened a file
     label: int | None = None
     shape: list | None = None
     dtype: str | None = None
-    grey: int | None = None  # channels of a file that has one
-    boxes: list = field(default_factory=list)  # where each image was cut
+    grey: int | None = None  # channels of a grey file's image
+    boxes: list = field(default_factory=list)  # the crop of each image
     detail: float | None = None
-    fresh: int | None = None  # images that show that the file has changed
+    fresh: int | None = None  # images that show the change of the file
     kept_objects: int | None = None
     kept_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Profiling(Record):
-    """What the training's own profiler did."""
+    """The actions of the trainer's own profiler."""
 
-    actions: list = field(default_factory=list)  # in each step, by the names of torch's actions
+    actions: list = field(default_factory=list)  # one per step, by torch's names
 
 
 EVIDENCE = {  # by `when`, which is also the name in a log.Run
@@ -222,20 +222,20 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
 }
 
 
-# What an experiment measured --------------------------------------------------------------------
+# The measures of an experiment ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Measure(Record):
-    """One figure of an experiment; x: where it was measured, such as a size or a step."""
+    """One figure of an experiment; x: the size or step at which it was measured."""
 
     what: str
     value: float
     unit: str
     x: float | str | None = None
-    variant: str = ""  # where the same was measured in several ways: in which
+    variant: str = ""  # which way, where the same was measured in several
 
     @property
     def name(self) -> str:
-        """What was measured, in words."""
+        """Return what was measured, in words."""
         return f"{self.what}, {self.variant}" if self.variant else self.what

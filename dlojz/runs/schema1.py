@@ -1,4 +1,4 @@
-"""What schema 1 of the log wrote otherwise: recordings are in it. Its labels are split here."""
+"""The upgrade of events from schema 1, which older recordings use and which parsed labels."""
 
 import re
 
@@ -24,7 +24,7 @@ def upgraded(event: dict) -> dict:
 
 
 def _measure(label):
-    """What was measured, and where."""
+    """Return the fields of a measure that schema 1 wrote as one label."""
     if match := SIZE.fullmatch(label):
         return {"what": match[1], "x": int(match[2])}
     if BYTES.fullmatch(label):
@@ -45,7 +45,7 @@ def _number(text):
 
 
 def _case(label, fields):
-    """The name of a case, and what else was said by it."""
+    """Return the fields of a case that schema 1 wrote as one label."""
     if match := DECODER.fullmatch(label):
         kind, name = match.groups()
         if kind != "nvJPEG":

@@ -1,4 +1,4 @@
-"""Spans of time, (begin, end): what they cover together, and what one of them hides of another."""
+"""Spans of time, (begin, end): their union, their length and their overlap."""
 
 
 def union(spans) -> list[tuple[float, float]]:
@@ -13,12 +13,12 @@ def union(spans) -> list[tuple[float, float]]:
 
 
 def length(spans) -> float:
-    """Return how long a union is."""
+    """Return the length of a union."""
     return sum(end - begin for begin, end in spans)
 
 
 def without(spans, cover) -> list[tuple[float, float]]:
-    """Return what of one union another does not cover."""
+    """Return the part of one union that another does not cover."""
     found, cover = [], iter(cover)
     hidden = next(cover, None)
     for begin, end in spans:
@@ -37,5 +37,5 @@ def without(spans, cover) -> list[tuple[float, float]]:
 
 
 def common(spans, others) -> float:
-    """Return how much time two unions share."""
+    """Return how long two unions overlap."""
     return length(spans) - length(without(spans, others))

@@ -1,7 +1,7 @@
-"""Computes the figures of a run from its log, and the speed of runs against that of others.
+"""The figures of a run, from its log, and the speed of runs compared with that of others.
 
-All tables, figures and checks take theirs here. `summary` is one run in figures; `compare` says
-from pairs of runs whether a change made the training faster.
+All tables, figures and checks take their numbers from here. `summary` returns one run in figures;
+`compare` decides from pairs of runs whether a change made the training faster.
 """
 
 import math
@@ -17,25 +17,25 @@ from dlojz.runs.log import PHASES
 
 MIN_ENERGY_WINDOW_S = 2.0  # the counter moves every 100 ms: 5 % of this
 
-MIN_PAIRS = 6  # with fewer, an interval says more of Student's t than of the runs
-# A ratio so near to 1 is no difference: memory and neighbours favour one of two equal runs so much.
+MIN_PAIRS = 6  # with fewer, an interval says more about Student's t than about the runs
+# Two identical runs can differ by this much, so a ratio this close to 1 counts as no difference.
 MARGIN_GPU, MARGIN_CPU = 0.01, 0.03
 FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
 
-# What is worth a warning, as a share.
+# Shares above which to warn.
 SPREAD_GPU, SPREAD_CPU = 0.02, 0.05  # standard deviation of one side's speeds, of their mean
 CLOCK_FALL = 0.05  # of the GPU's SM clock
 OTHERS_CPU = 0.10  # of the CPUs that the run may use
-POWER_CAP = "power cap"  # which a GPU at work meets again each time
+POWER_CAP = "power cap"  # normal for a busy GPU
 DATA_BOUND = 0.20  # of a step, waiting for images
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in figures. What was not measured is None: no sensor, no measured step.
+    """The figures of a run. A figure without a sensor or a measured step is None.
 
     Measured steps are those after the warm-up. With several processes, images are summed over
-    them, the wall time and the memory are those of the slowest and the fullest.
+    them, the wall time is that of the slowest process and the memory that of the fullest.
     """
 
     name: str  # the job's id, or the recording's file name
@@ -54,8 +54,8 @@ class Summary:
     started: str = ""  # when, with the date first
     arguments: dict = field(default_factory=dict)
     trainer_sha256: str | None = None
-    num_workers: int | None = None  # that loaded its images
-    recorded: bool = False  # kept in reference/, not made by the reader
+    num_workers: int | None = None  # of its DataLoader
+    recorded: bool = False  # a recording of reference/
     parameter_bytes: int | None = None
     cpus: int | None = None  # that each process may use
 
@@ -82,7 +82,7 @@ class Summary:
     power_w: float | None = None  # mean over the measured windows
 
     others_cpu: float | None = None  # CPUs that others kept busy, in the worst window
-    sm_clock_mhz: tuple[int, int] | None = None  # of the GPU: highest, and lowest as a window ended
+    sm_clock_mhz: tuple[int, int] | None = None  # of the GPU: highest, and lowest at a window's end
     throttled: tuple[str, ...] = ()  # why the GPU had lowered its clock
 
     epochs: tuple[dict, ...] = ()  # losses and accuracies, as logged
@@ -106,12 +106,12 @@ class Summary:
 
     @property
     def crowded(self) -> bool:
-        """Whether others kept so many CPUs busy that the speed says little."""
+        """Return whether others kept enough CPUs busy to make the speed unreliable."""
         return bool(self.others_cpu and self.cpus and self.others_cpu > OTHERS_CPU * self.cpus)
 
     @property
     def disturbance(self) -> str:
-        """What may have made this run slower, in one sentence; "" if nothing was seen."""
+        """Return what may have slowed this run down, in one sentence; "" if nothing was seen."""
         found = []
         if self.crowded:
             found.append(f"{crowd_text(self.others_cpu, self.cpus)}: repeat it")
@@ -130,10 +130,10 @@ def crowd_text(busy: float, cpus: int, at_most: bool = False) -> str:
 
 
 def summary(run) -> Summary:
-    """Return the figures of a run: a Job, its folder, a recording's file, or a log that was read.
+    """Return the figures of a run: a Job, its folder, a recording's file, or a log.Run.
 
-    A job that left no log (it is queued, or failed before it began) has a state and no figures. One
-    whose log cannot be read says so in a note.
+    A job without a log (it is queued, or failed before it began) has a state and no figures. If the
+    log of a job cannot be read, a note says so.
     """
     if isinstance(run, Summary):
         return run
@@ -165,7 +165,7 @@ def summary(run) -> Summary:
 
 
 def _notes(run, status):
-    """What a reader should know of a log. That a job which was ended has no end is no news."""
+    """Return the notes on a log; none for a job that failed, whose log may well lack an end."""
     news = status is None or status["state"] in ("RUNNING", "COMPLETED")
     return tuple(run.notes) if news else ()
 
@@ -196,7 +196,7 @@ def _identity(run):
 
 
 def measured(run) -> np.ndarray:
-    """Indices of the measured steps: those of the windows or, in a cut log, after the warm-up."""
+    """Return the indices of the measured steps: in the windows or, if none, after the warm-up."""
     if run.windows:
         spans = [(w["first_step"], w["first_step"] + w["steps"]) for w in run.windows]
         return np.concatenate([np.arange(a, min(b, len(run.steps))) for a, b in spans])
@@ -204,7 +204,7 @@ def measured(run) -> np.ndarray:
 
 
 def step_times(run) -> tuple[str, dict[str, np.ndarray]]:
-    """The clock ("device" where there is one) and its milliseconds, by phase and step."""
+    """Return the clock ("device" where there is one) and its milliseconds, by phase and step."""
     clock = "device" if len(run.steps.device_ms["data"]) == len(run.steps) > 0 else "host"
     times = run.steps.device_ms if clock == "device" else run.steps.host_ms
     return clock, {phase: np.asarray(times[phase]) for phase in PHASES}
@@ -281,19 +281,19 @@ def _disturbance(ranks):
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Peak memory as a straight line over the batch size: bytes = fixed + per_image * images."""
+    """A straight line of peak memory over batch size: bytes = fixed + per_image * images."""
 
-    fixed_bytes: float  # the model, its gradients and its optimizer; and the process, on a host
+    fixed_bytes: float  # the model, its gradients, its optimizer and, on a CPU, the process
     per_image_bytes: float  # what the forward pass keeps for the backward pass
 
 
 def fit_memory(summaries) -> MemoryFit | None:
-    """Least squares over the completed runs; None with fewer than two batch sizes."""
+    """Return a least-squares fit of the completed runs; None with fewer than two batch sizes."""
     points = {s.batch_size: s.peak_memory_bytes for s in summaries if s.completed}
     points = {b: m for b, m in points.items() if m}
     if len(points) < 2:
         return None
-    # Weighted by 1/batch: small batches tell about the fixed part, and must be heard.
+    # Weighted by 1/batch: it is the small batches that determine the fixed part.
     batches = np.array(list(points), float)
     slope, fixed = np.polyfit(batches, np.array(list(points.values()), float), 1, w=1 / batches)
     return MemoryFit(max(0.0, fixed), slope)
@@ -304,15 +304,15 @@ def fit_memory(summaries) -> MemoryFit | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The speed after a change over the speed before it, from pairs of runs."""
+    """The ratio of the speed after a change to the speed before it, from pairs of runs."""
 
     ratio: float  # geometric mean over the pairs
     low: float | None  # of the ratio's 95 % interval; None with fewer than MIN_PAIRS
     high: float | None
-    margin: float  # a ratio within 1 + margin of 1 counts as 1
+    margin: float  # a ratio within a factor of 1 + margin of 1 counts as 1
     pairs: int
     word: str  # FASTER, SLOWER or NO_DIFFERENCE
-    comparable: bool = True  # the same training on the same hardware, but for the change
+    comparable: bool = True  # the same training on the same hardware, apart from the change
     warnings: tuple[str, ...] = ()
 
     def __str__(self):
@@ -326,14 +326,14 @@ class Comparison:
 
 
 def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = True) -> Comparison:
-    """Is the training faster after a change? From pairs of completed runs, by their wall clock.
+    """Return how much faster a change made the training, from pairs of completed runs.
 
-    before_runs, after_runs: anything `summary` takes; the first of one side and the first of the
-        other make a pair, made shortly after each other, and so on.
-    same_hardware: False admits another device after than before.
+    before_runs, after_runs: anything `summary` takes; the first of each make a pair, which should
+        have run one shortly after the other, and so on.
+    same_hardware: False allows the device to differ between before and after.
 
-    Speeds are taken over the measured windows, so that neither warm-up nor compilation counts.
-    Raises ValueError for runs that have no such speed.
+    Speeds are wall-clock over the measured windows, so that neither warm-up nor compilation counts.
+    Raises ValueError for runs without such a speed.
     """
     if len(before_runs) != len(after_runs) or not before_runs:
         raise ValueError(
@@ -358,7 +358,7 @@ def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = T
 
 
 def judge(ratios: Sequence[float], margin: float) -> tuple[float, float | None, float | None, str]:
-    """The rule: the ratios' geometric mean, its interval, and the word that it allows."""
+    """Return the ratios' geometric mean, its interval, and the word that the rule allows."""
     if len(ratios) < MIN_PAIRS:
         return statistics.geometric_mean(ratios), None, None, NO_DIFFERENCE
     mean, low, high = interval(ratios)
@@ -367,15 +367,15 @@ def judge(ratios: Sequence[float], margin: float) -> tuple[float, float | None, 
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean of paired ratios, and the ends of its 95 % interval."""
+    """Return the geometric mean of paired ratios, and the ends of its 95 % interval."""
     logs = [math.log(r) for r in ratios]
     mean, half = statistics.fmean(logs), half_width(logs)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean, by Student's t."""
-    from scipy.special import stdtrit  # 0.4 s of import, that only a comparison needs
+    """Return half the width of the 95 % interval of a mean, by Student's t."""
+    from scipy.special import stdtrit  # here: its import takes 0.4 s
 
     if len(values) < 2:
         raise ValueError(f"{len(values)} value: an interval needs at least 2")
@@ -383,7 +383,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def _measured_run(run, side):
-    """The summary of a run that has a speed to compare."""
+    """Return the summary of a run that has a speed to compare. Raises ValueError."""
     s = summary(run)
     if s.state in ("QUEUED", "RUNNING"):
         raise ValueError(
@@ -436,7 +436,7 @@ def _differences(pairs, same_hardware):
 
 
 def _disturbed(runs, side):
-    """What may have made some runs of one side slower than others."""
+    """Yield what may have made some runs of one side slower than others."""
     speeds = [s.images_per_s for s in runs]
     limit = SPREAD_GPU if all(s.on_gpu for s in runs) else SPREAD_CPU
     if len(runs) > 1 and (spread := statistics.stdev(speeds) / statistics.fmean(speeds)) > limit:

@@ -1,9 +1,9 @@
-"""Names the fault of a training by its traces.
+"""The fault of a training run, from its traces.
 
-Each rule asks for one piece of evidence. Its threshold stands about in the middle (of a scale of
-factors) between the traces with that fault and all the others, of reference/*/04-trace-fault-*.
-Those called held-out and unseen are of other trainings: no number is fitted to them. But the rule
-for the straggler asks for a long hole since it misread one of them, unseen-none-x2.
+Each rule looks for one piece of evidence. Its threshold lies about midway, on a logarithmic scale,
+between the traces with that fault and all the others in reference/*/04-trace-fault-*. Those called
+held-out and unseen are traces of other training runs, and no number is fitted to them. But the rule
+for the straggler asks for a long hole because without that it misread one of them, unseen-none-x2.
 """
 
 import re
@@ -17,14 +17,14 @@ from dlojz.runs.folder import path_of, trace_file
 # What notebooks/experiments/faults.py plants.
 FAULTS = {
     "none": "nothing is wrong",
-    "item": "the norm of each gradient is read by the host, in each step",
-    "unpinned": "the images come in pageable memory, and as float32; the copy is waited for",
+    "item": "the host reads the norm of each gradient, in each step",
+    "unpinned": "the images arrive as float32 in pageable memory, and the host waits for the copy",
     "one-worker": "one process prepares all images",
-    "small-batch": "two images in a batch",
-    "nchw": "autocast, and the layout is NCHW",
+    "small-batch": "a batch has only two images",
+    "nchw": "autocast with the layout NCHW",
     "print": "loss and logits are printed in each step",
     "straggler": "the last process does something else for a while, in each step",
-    "garbage": "Python's garbage collector looks at a million objects, in each step",
+    "garbage": "Python's garbage collector visits a million objects, in each step",
 }
 
 
@@ -33,39 +33,40 @@ PLANTED = re.compile(r"04-trace-(?:fault|held-out|unseen)-(.+?)(?:-x\d+)?$")  # 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A fault that a trace points to."""
+    """A fault that a trace points to, with the evidence for it."""
 
-    fault: str  # of FAULTS
-    share: float  # of the step: what it costs
+    fault: str  # one of FAULTS
+    share: float  # of the step, that it costs
     evidence: str  # a sentence
 
 
 @dataclass(frozen=True)
 class Witness:
-    """One process: its trace, and what it says."""
+    """The trace of one process, and its reading."""
 
     trace: trace.Trace
     reading: trace.Reading
 
 
-DATA_SHARE = 0.2  # of the step; with one worker it is 0.97, else at most 0.05
+# In each comment: the value measured with the fault, and without it. Shares are of the step.
+DATA_SHARE = 0.2  # 0.97 with one worker, else at most 0.05
 COLLECTOR_SHARE = 0.05  # 0.36, else 0
 PAGEABLE_SHARE = 0.02  # 0.18, else 0.0004
-READS = 10  # by .item(), in a step: 161, else at most 1
+READS = 10  # by .item(), per step: 161, else at most 1
 PRINTS = 1  # tensors that are read to be printed: 89, else none
-SHORT_MS, LAUNCH_SHARE = 0.011, 0.5  # a mean kernel 0.005, else 0.025; idle 0.87, else 0.35
+SHORT_MS, LAUNCH_SHARE = 0.011, 0.5  # the mean kernel: 0.005, else 0.025; idle: 0.87, else 0.35
 NCHW_SHARE = 0.05  # 0.62, else 0
 NCHW = re.compile(
     r"nchwto|nhwcto|bn_[fb]w_(?!.*nhwc)"
     r"|batch_norm_(backward|collect_statistics|transform_input)_kernel",
     re.I,
 )
-LATE_SHARE = 0.05  # by which one process waits longer for communication: 0.27, else 0.008
-AWAY_SHARE = 0.06  # a hole of the late one, at a stretch: 0.30, else 0.012
+LATE_SHARE = 0.05  # by which one process waits longer in collectives: 0.27, else 0.008
+AWAY_SHARE = 0.06  # the longest hole of the straggler: 0.30, else 0.012
 
 
 def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
-    """What the traces of all processes of a training point to; what costs most is first."""
+    """Return the faults that the traces of all processes point to, the most expensive first."""
     witnesses = [Witness(t, trace.analyse(t)) for t in traces]
     found = [rule(w) for w in witnesses for rule in RULES] + [_straggler(witnesses)]
     worst = {}
@@ -90,7 +91,7 @@ def _one_worker(witness) -> Suspect | None:
         share >= DATA_SHARE,
         "one-worker",
         share,
-        f"for {share:.0%} of the step everybody waited for the next batch",
+        f"for {share:.0%} of the step the process waited for its next batch",
     )
 
 
@@ -100,8 +101,8 @@ def _print(witness) -> Suspect | None:
         times >= PRINTS,
         "print",
         share,
-        f"in each step the host waited {times:.0f} times for numbers that it was to print; "
-        f"then the device had nothing to do, {share:.1%} of the step",
+        f"in each step the host waited {times:.0f} times for numbers to print, "
+        f"which left the device idle for {share:.1%} of the step",
     )
 
 
@@ -111,8 +112,8 @@ def _item(witness) -> Suspect | None:
         times >= READS,
         "item",
         share,
-        f"in each step the host read a number {times:.0f} times, and waited for it; "
-        f"then the device had nothing to do, {share:.1%} of the step",
+        f"in each step the host read a number {times:.0f} times and waited for it, "
+        f"which left the device idle for {share:.1%} of the step",
     )
 
 
@@ -123,7 +124,7 @@ def _unpinned(witness) -> Suspect | None:
         share >= PAGEABLE_SHARE,
         "unpinned",
         share,
-        f"in each step a copy of memory that is not pinned took {ms:.1f} ms, "
+        f"in each step copies from memory that is not pinned took {ms:.1f} ms, "
         f"{share:.0%} of the step, and nothing was computed meanwhile",
     )
 
@@ -136,8 +137,8 @@ def _small_batch(witness) -> Suspect | None:
         share >= LAUNCH_SHARE and mean <= SHORT_MS,
         "small-batch",
         share,
-        f"a kernel took {1000 * mean:.1f} µs in the mean, less than it takes to ask for one; "
-        f"so the device had nothing to do for {share:.0%} of the step",
+        f"a kernel took {1000 * mean:.1f} µs on average, less than its launch, "
+        f"so the device was idle for {share:.0%} of the step",
     )
 
 
@@ -150,8 +151,8 @@ def _nchw(witness) -> Suspect | None:
         share >= NCHW_SHARE and (found.tensor_cores or 0) > 0.5,  # else NCHW does no harm
         "nchw",
         share,
-        f"{share:.0%} of the step are kernels made for NCHW: {turned:.1f} ms only turn tensors to "
-        "what tensor cores want and back, the others normalize",
+        f"kernels for NCHW take {share:.0%} of the step: {turned:.1f} ms only convert tensors to "
+        "the layout that tensor cores want and back, the rest normalize",
     )
 
 
@@ -159,9 +160,10 @@ RULES: tuple[Callable, ...] = (_garbage, _one_worker, _print, _item, _unpinned, 
 
 
 def _straggler(witnesses) -> Suspect | None:
-    """Who comes last to a collective waits least in it; this one was away for a while.
+    """Return a suspect if the process that waits least in collectives was idle for long.
 
-    One whose every launch is slow comes late as well, but has many small holes.
+    The last process to reach a collective waits least in it. A process whose every launch is slow
+    is late as well, but has many short holes.
     """
     first = max(witnesses, key=lambda w: w.reading.exposed_ms)
     last = min(witnesses, key=lambda w: w.reading.exposed_ms)
@@ -175,13 +177,13 @@ def _straggler(witnesses) -> Suspect | None:
         "straggler",
         share,
         f"process {witnesses.index(first)} waited {late_ms:.1f} ms longer in the collectives of a "
-        f"step than process {witnesses.index(last)}, which came last: its device had nothing to "
-        f"do for {away_ms:.1f} ms at a stretch",
+        f"step than process {witnesses.index(last)}, the straggler, whose device was idle for "
+        f"{away_ms:.1f} ms at a stretch",
     )
 
 
 def _longest_hole(witness):
-    """Of a step, in the mean."""
+    """Return the longest hole of a step, on average, in ms."""
     steps = witness.reading.steps
     return sum(sorted(e - b for b, e in trace.holes(witness.trace))[-steps:]) / steps
 
@@ -191,7 +193,7 @@ def _if(proven, fault, share, evidence):
 
 
 def _waits(witness, why):
-    """(how often in a step the host waited for this reason, the share that the device was idle)."""
+    """Return (waits per step for this reason, share of the step that the device was idle)."""
     found = witness.reading
     mine = [w for w in found.waits if w.why == why]
     idle_ms = sum(w.idle_ms for w in mine) / found.steps
@@ -204,7 +206,7 @@ def _nothing(reading):
 
 
 def traces_of(run) -> list[trace.Trace]:
-    """The traces of all processes of a job, or of a run's folder. Raises TraceError."""
+    """Return the traces of all processes of a job or of a run's folder. Raises TraceError."""
     folder = path_of(run)
     files = [trace_file(folder)]
     while trace_file(folder, len(files)).exists():
@@ -213,5 +215,5 @@ def traces_of(run) -> list[trace.Trace]:
 
 
 def planted(folder: Path) -> str:
-    """The fault that was planted in a recorded training, by the name of its folder."""
+    """Return the fault that was planted in a recorded run, from the name of its folder."""
     return PLANTED.search(folder.name)[1]

@@ -1,4 +1,4 @@
-"""Reads a trace of torch.profiler, and says where the time of its steps goes.
+"""The reader of torch.profiler's traces, and the analysis of where the time of their steps goes.
 
 A trace is Chrome's JSON, as `prof.export_chrome_trace("trace.json.gz")` writes it:
 
@@ -9,9 +9,9 @@ A trace is Chrome's JSON, as `prof.export_chrome_trace("trace.json.gz")` writes 
       {"ph": "X", "cat": "kernel", "name": "sm90_xmma_fprop_implicit_gemm_bf16", "ts": 150.0,
        "dur": 80.0, "args": {"correlation": 7, "device": 0, "stream": 7}}]}
 
-Times there are microseconds; here they are milliseconds from the file's first event on. Only what
-is asked about is kept of an event, so that a trace of 100 MB needs a fraction of the memory that
-its JSON would. Format: Kineto, https://github.com/pytorch/kineto.
+Times there are microseconds; here they are milliseconds since the file's first event. Only the
+fields that are needed are kept of an event, so that a trace of 100 MB takes a fraction of the
+memory that its JSON would. Format: Kineto, https://github.com/pytorch/kineto.
 """
 
 import gzip
@@ -30,52 +30,52 @@ CHUNK = 1 << 20  # characters read at a time
 STEP = re.compile(r"ProfilerStep#(\d+)")
 GARBAGE = "Python GC"  # how torch names a run of the garbage collector
 WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
-# What torch's own files and Python's do is not where the trainee looks.
+# The files of torch and Python, which are not the trainee's.
 FOREIGN = re.compile(r"^<|site-packages|dist-packages|/lib/python|^torch/|^threading|^contextlib")
 LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)")
-PRINTS = "torch/_tensor_str.py"  # of torch's own files the one that tells why it reads a tensor
+PRINTS = "torch/_tensor_str.py"  # the one file of torch that tells why a tensor is read
 
 
 class TraceError(ValueError):
-    """A file that is no trace, and why."""
+    """An error that says why a file is not a trace."""
 
 
 class Event(NamedTuple):
-    """A span of time, of the host or of a device."""
+    """A named span of time on the host or on a device."""
 
     name: str
     begin: float  # ms
     end: float
     where: str  # the host's thread, or the device and its stream
-    id: int = 0  # what was launched has the number of what launched it
+    id: int = 0  # a launch and the work that it launched share this number
 
     @property
     def ms(self) -> float:
-        """How long it took."""
+        """Return how long it took."""
         return self.end - self.begin
 
 
 @dataclass
 class Trace:
-    """The events of a trace, each list in order of time."""
+    """The events of a trace, each list in chronological order."""
 
     path: Path
     device: str | None  # the name of the machine's first GPU
     steps: list[Event] = field(default_factory=list)  # "ProfilerStep#5"
-    work: list[Event] = field(default_factory=list)  # of the GPU: kernels and copies
-    calls: list[Event] = field(default_factory=list)  # of CUDA, by the host
-    ops: list[Event] = field(default_factory=list)  # of torch, by the host
-    ranges: list[Event] = field(default_factory=list)  # what `record_function` named
-    lines: list[Event] = field(default_factory=list)  # Python's functions, but for torch's own
+    work: list[Event] = field(default_factory=list)  # kernels and copies of the GPU
+    calls: list[Event] = field(default_factory=list)  # calls of CUDA on the host
+    ops: list[Event] = field(default_factory=list)  # operations of torch on the host
+    ranges: list[Event] = field(default_factory=list)  # named by `record_function`
+    lines: list[Event] = field(default_factory=list)  # Python functions, except torch's own
 
     @property
     def on_gpu(self) -> bool:
-        """Did a GPU do anything?"""
+        """Return whether a GPU did anything."""
         return bool(self.work)
 
     @property
     def thread(self) -> str:
-        """The host's thread that trains."""
+        """Return the host's training thread."""
         return self.steps[0].where
 
 
@@ -83,10 +83,10 @@ class Trace:
 
 
 def events(path: Path):
-    """(head, event) of each event of a trace, one after the other.
+    """Yield (head, event) for each event of a trace.
 
-    head: what the file says before its events. Raises TraceError where the file is no trace, or
-    was cut.
+    head: the fields of the file before its events. Raises TraceError if the file is not a trace, or
+    is truncated.
     """
     scan, path = json.JSONDecoder().scan_once, Path(path)
     try:
@@ -102,7 +102,7 @@ def events(path: Path):
                     return
                 try:
                     event, at = scan(text, at)
-                except (StopIteration, json.JSONDecodeError) as error:  # the text ends within it
+                except (StopIteration, json.JSONDecodeError) as error:  # more text is needed
                     more = file.read(CHUNK)
                     if not more:
                         raise TraceError(f"{path}: cut short, or damaged") from error
@@ -114,7 +114,7 @@ def events(path: Path):
 
 
 def _head(file, path):
-    """What comes before the events, and the text that was read beyond."""
+    """Return the fields before the events, and the text read beyond them."""
     text = ""
     while not (found := re.search(r'"traceEvents"\s*:\s*\[', text)):
         more = file.read(CHUNK)
@@ -131,7 +131,7 @@ def _head(file, path):
 
 
 def read(path: Path) -> Trace:
-    """The trace of this file. Raises TraceError, also where no step was marked in it."""
+    """Return the trace in this file. Raises TraceError, also if no step is marked in it."""
     trace = Trace(Path(path), None)
     origin = None
     for head, event in events(path):
@@ -149,7 +149,7 @@ def read(path: Path) -> Trace:
 
 
 def _sort(trace, event, origin):
-    """Put an event where it belongs, or forget it."""
+    """Append an event to the list that it belongs to, or drop it."""
     kind, name, args = event.get("cat"), event["name"], event.get("args", {})
     if kind in WORK:
         target, where = trace.work, f"{args.get('device', 0)} stream {args.get('stream', 0)}"
@@ -171,22 +171,22 @@ def _sort(trace, event, origin):
 
 
 def tells(name: str) -> bool:
-    """Is this one of the functions of Python that a trace is read for?"""
+    """Return whether a trace is read for this Python function."""
     return LINE.match(name) and (PRINTS in name or not FOREIGN.search(name))
 
 
-# What the time was spent on ----------------------------------------------------------------------
+# Where the time goes -----------------------------------------------------------------------------
 
 DATA, SYNC, COLLECTOR, LAUNCHES = "data", "synchronisation", "garbage collector", "launches"
-NEITHER = (LAUNCHES, None)  # a gap without a wait before it
-PYTHON = "Python between the operations"  # of a processor, which launches nothing
+NEITHER = (LAUNCHES, None)  # the cause of a gap without a wait before it
+PYTHON = "Python between the operations"  # on a CPU, which launches nothing
 COPY = re.compile(r"^cudaMemcpy(Async)?$")
-LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's own range, the Chronometer's
-AHEAD_MS = 0.2  # between a call and its work: so long, and the device had other work to do first
-FEW = 10  # kernels and copies: after so few the host has no lead yet
-LONG_MS = 0.05  # a copy that holds the host up as long as this was waited for
-BOUND = 0.85  # of the time is computed: more, and the rest is not the first thing to look at
-GLOO = re.compile(r"^gloo:")  # the ranges of its threads
+LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's range and the Chronometer's
+AHEAD_MS = 0.2  # from a call to its work: if longer, the device had other work to do first
+FEW = 10  # kernels and copies that do not suffice for the host to get ahead
+LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
+BOUND = 0.85  # a step that computes for more of its time than this is compute-bound
+GLOO = re.compile(r"^gloo:")  # the ranges of gloo's threads
 
 WORDS = {
     LAUNCHES: "launch bound",
@@ -202,31 +202,31 @@ class Wait(NamedTuple):
     """A place where the host waits for the device."""
 
     call: str
-    why: str  # the operation that asked for it
-    line: str  # of the trainee's file, where the trace knows it
+    why: str  # the operation that caused it
+    line: str  # of the trainee's file, if the trace has it
     count: int
     ms: float
-    idle_ms: float  # for so long the device had nothing to do
+    idle_ms: float  # how long the device was idle because of it
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Where the time of a step goes; all times in milliseconds per step."""
+    """The breakdown of a step's time; all times in milliseconds per step."""
 
     steps: int
     step_ms: float
     device: str | None
     kinds: dict[str, float]  # the device's work, by kind
-    tensor_cores: float | None  # their share of the matrix products; None on a processor
-    idle: dict[str, float]  # of the device, by cause
-    exposed_ms: float  # communication that no other work hides
+    tensor_cores: float | None  # their share of the matrix products' time; None on a CPU
+    idle: dict[str, float]  # idle time of the device, by cause
+    exposed_ms: float  # communication that no other work overlaps
     waits: list[Wait]
     pageable_ms: float  # copies of memory that was not pinned
     launches: float  # kernels per step
 
     @property
     def lost(self) -> dict[str, float]:
-        """What is not computed, by cause, as a share of the step."""
+        """Return the shares of the step in which nothing is computed, by cause."""
         found = Counter(self.idle)
         found[COMMUNICATION] += self.exposed_ms
         found[SYNC] += self.pageable_ms
@@ -234,19 +234,19 @@ class Reading:
 
     @property
     def verdict(self) -> str:
-        """In a few words: what the time of a step depends on."""
+        """Return what bounds the time of a step, in a few words."""
         if sum(self.lost.values()) <= 1 - BOUND:
             return "GPU bound" if self.device else "processor bound"
         return WORDS[next(iter(self.lost))]
 
 
 def analyse(trace: Trace) -> Reading:
-    """Where the time of the steps of a trace goes."""
+    """Return where the time of the steps of a trace goes."""
     return _of_gpu(trace) if trace.on_gpu else _of_processor(trace)
 
 
 def _of_gpu(trace):
-    """A process has one GPU; several streams are taken together."""
+    """Return the reading of a process with one GPU, whose streams are merged."""
     work, free = _asked_in_the_steps(trace)
     end, steps = max(e.end for e in work), len(trace.steps)
     by_kind = defaultdict(list)
@@ -271,22 +271,22 @@ def _of_gpu(trace):
 
 
 def holes(trace: Trace) -> list[tuple[float, float]]:
-    """When the device had nothing to do, in the steps of a trace."""
+    """Return the spans in which the device was idle, in the steps of a trace."""
     work, free = _asked_in_the_steps(trace)
     busy = union((e.begin, e.end) for e in work)
     return without([(free, max(e.end for e in work))], busy)
 
 
 def in_steps(trace: Trace) -> list[Event]:
-    """The device's work of the steps of a trace."""
+    """Return the device's work in the steps of a trace."""
     return _asked_in_the_steps(trace)[0] if trace.on_gpu else []
 
 
 def _asked_in_the_steps(trace):
-    """What the device was asked for since the first step began; when it was free to do it.
+    """Return the work launched since the first step began, and when the device was free for it.
 
-    A trace begins while the device still works for an earlier step: it has these kernels, and not
-    the calls that asked for them.
+    As a trace begins, the device still works on an earlier step: the trace holds these kernels, but
+    not the calls that launched them.
     """
     begin = trace.steps[0].begin
     asked = {c.id: c.begin for c in trace.calls if c.id}
@@ -305,7 +305,7 @@ def _share(matrix):
 
 
 def _causes(trace, gaps, steps):
-    """Why the device had nothing to do: {cause: ms per step}, and where the host waited for it."""
+    """Return the device's idle time, {cause: ms per step}, and the host's waits for the device."""
     waits = _waits(trace)
     idle, behind = Counter(), Counter()
     for gap, (cause, wait) in zip(
@@ -324,7 +324,7 @@ def _causes(trace, gaps, steps):
 
 
 def _firsts(trace, gaps, waits):
-    """For each gap what the host was held up by when it began: (cause, number of the wait)."""
+    """Return for each gap what held the host up as it began: (cause, index of the wait)."""
     data, garbage = _loading(trace), _collecting(trace)
     begins = [w.begin for w, _, _ in waits]
     found = []
@@ -343,10 +343,10 @@ def _firsts(trace, gaps, waits):
 
 
 def _lasting(trace, gaps, firsts):
-    """The same with the gaps that follow, while the host catches up, under what held it up.
+    """Return `firsts` with the later gaps, while the host catches up, under the same cause.
 
-    Where it is never ahead before it is held up anew, the work is too small for its launches, and
-    these gaps are theirs. Unless it was given no chance: it waits again after a few launches.
+    If the host is held up again before it ever gets ahead, the work is too small for its launches,
+    and these gaps stay LAUNCHES, unless it launched too little between two waits to get ahead.
     """
     ahead, begins = _ahead(trace), [e.begin for e in trace.work]
     found, since = list(firsts), None  # since: the gap in which the host lost its lead
@@ -364,22 +364,22 @@ def _lasting(trace, gaps, firsts):
 
 
 def _between(moments, stretch):
-    """How many of these moments, which are in order, are in a stretch of time."""
+    """Return how many of these sorted moments are in a stretch of time."""
     return bisect_right(moments, stretch[1]) - bisect_left(moments, stretch[0])
 
 
 def _ahead(trace):
-    """When the device began what it had been asked for long before: the host was ahead."""
+    """Return when the device began work launched long before, so that the host was ahead."""
     asked = {c.id: c.end for c in trace.calls if c.id}
-    # Collectives wait for other streams, and other processes, as well.
+    # Collectives are left out: they also wait for other streams and processes.
     own = [e for e in trace.work if kind(e.name) != COMMUNICATION]
     return [e.begin for e in own if e.begin - asked.get(e.id, e.begin) >= AHEAD_MS]
 
 
 def synchronisations(trace: Trace) -> list[Event]:
-    """The calls in which a thread that trains waits for the device, in the steps.
+    """Return the calls in which a training thread waits for the device, in the steps.
 
-    On a GPU these are two threads: the backward pass has its own.
+    On a GPU there are two such threads: the backward pass has its own.
     """
     done = {e.id for e in trace.work}
     threads = {trace.thread} | {c.where for c in trace.calls if c.id and c.id in done}
@@ -394,12 +394,12 @@ def synchronisations(trace: Trace) -> list[Event]:
 
 
 def collections(trace: Trace) -> list[Event]:
-    """The runs of Python's garbage collector."""
+    """Return the runs of Python's garbage collector."""
     return [e for e in trace.ranges if e.name == GARBAGE]
 
 
 def _waits(trace):
-    """[(call, why, line)] in order: where the host waited for the device."""
+    """Return the host's waits for the device, [(call, why, line)] in chronological order."""
     told = []
     asked = synchronisations(trace)
     for thread in {c.where for c in asked}:
@@ -414,7 +414,7 @@ def _waits(trace):
 
 
 def _around(inner, outer):
-    """For each of `inner` the names of those of `outer` that hold it, the widest first."""
+    """Return for each of `inner` the names of the events of `outer` around it, widest first."""
     found, stack, rest = [], [], iter(outer)
     following = next(rest, None)
     for event in inner:
@@ -427,7 +427,7 @@ def _around(inner, outer):
 
 
 def _why(ops, lines):
-    """The operation for which the host waits, in the words of who wrote it."""
+    """Return the operation that makes the host wait, as it is written in the trainer."""
     if any(PRINTS in name for name in lines):
         return "print"
     if not ops:
@@ -440,7 +440,7 @@ def _why(ops, lines):
 
 
 def _line(lines):
-    """The innermost of the functions that are not torch's."""
+    """Return the innermost function that is not torch's."""
     own = [name for name in lines if PRINTS not in name]
     if not own:
         return ""
@@ -449,7 +449,7 @@ def _line(lines):
 
 
 def _loading(trace):
-    """When the training thread waited for a batch."""
+    """Return the spans in which the training thread waited for a batch."""
     return union(
         (e.begin, e.end) for e in trace.ranges if e.where == trace.thread and LOADER.match(e.name)
     )
@@ -460,11 +460,11 @@ def _collecting(trace):
 
 
 def _of_processor(trace):
-    """Without a GPU: what the training thread did, each operation without those inside of it."""
+    """Return the reading of a process without a GPU, with the own time of each operation."""
     whole, steps = [(trace.steps[0].begin, trace.steps[-1].end)], len(trace.steps)
     loading, collecting = _loading(trace), _collecting(trace)
     ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]
-    # What loads the images, in this thread, is no part of the training.
+    # Operations that load images in this thread are not part of the training.
     ops = [e for e in ops if not any(begin <= e.begin < end for begin, end in loading)]
     own = Counter()
     for thread in {e.where for e in ops}:

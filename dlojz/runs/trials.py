@@ -1,4 +1,4 @@
-"""Trials of a loader: the knobs of a run and what came of them, as they are kept for later."""
+"""Trials of a loader: the knobs of a run and its results, as they are kept for later."""
 
 from dlojz.runs import log, stats
 
@@ -10,15 +10,15 @@ KNOBS = {
     "non_blocking": "non-blocking",
     "drop_last": "drop last",
 }
-# Only where these are the same can two trials be compared.
+# Two trials are comparable only if these are the same.
 SAME = ("model", "image_size", "batch_size", "size", "data", "device_name")
 
 
 def trial(run) -> dict:
-    """Return what is kept of a trial; ready for JSON."""
+    """Return the knobs and figures of a trial that are kept, ready for JSON."""
     s = stats.summary(run)
     knobs = {name: s.arguments.get(name) for name in KNOBS}
-    if s.num_workers is not None:  # there are as many as there are CPUs, at most
+    if s.num_workers is not None:  # the trainer starts no more of them than there are CPUs
         knobs["num_workers"] = s.num_workers
     figures = ("images_per_s", "first_load_s", "host_memory_bytes", "disturbance", "steps", *SAME)
     row = {
@@ -60,7 +60,7 @@ def _while_workers_decode(run, ready, s):
 
 
 def key(row: dict) -> str:
-    """Return what a trial is kept under. A run's number may come again, but not with its time."""
+    """Return the key of a trial. A run's number may come again, but not with the same time."""
     return f"{row['name']} {row['started']}".strip()
 
 
@@ -70,6 +70,6 @@ def began(row: dict) -> bool:
 
 
 def of_one_training(rows, like: dict) -> list[dict]:
-    """Return the trials that can be compared with one of them, and those that never began."""
+    """Return the trials that are comparable with `like`, and those that never began."""
     setting = [like[name] for name in SAME]
     return [row for row in rows if not began(row) or [row[name] for name in SAME] == setting]
