@@ -231,7 +231,7 @@ def _submit(args):
 def _too_large(commands):
     """Return a note if a command would train with the default sizes, meant for a GPU, on a CPU."""
     preset = presets.choose()
-    if preset.name != "cpu" or launch.launcher() != "local":
+    if preset.name != "cpu" or launch.launcher().name != "local":
         return ""
     ours = [c for c in commands if Path(c.partition(" ")[0]).name.startswith("dlojz")]
     if all("--model" in command for command in ours):

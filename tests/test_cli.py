@@ -231,7 +231,8 @@ def test_what_would_steer_a_terminal_is_shown_as_an_escape(course_folder, capsys
     assert cli.main(["queue"]) == 0
     captured = capsys.readouterr()
     assert "a\\x1b[31m\\nb" in captured.out
-    assert "\\x1b[2Jgone \\u202e \\x9b" in captured.out
+    assert "gone \\u202e" in captured.out
+    assert not {"\033", "\x9b", "\u202e"} & set(captured.out)
     assert "\\x1b[0m" in captured.err
     assert "\033" not in captured.out + captured.err
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from made import torchrun
 
-from dlojz import course, launch
+from dlojz import course
 from dlojz.runs import log, records
 from dlojz.training import evidence
 
@@ -211,7 +212,7 @@ def two_processes(tmp_path_factory):
     """The logs of solution 06 on two processes, by rank."""
     folder = tmp_path_factory.mktemp("two")
     flags = [*FLAGS, "--precision", "fp32"]
-    command = launch.trainer_argv(course.solution("06"), flags, 2)
+    command = torchrun(course.solution("06"), flags, 2)
     environment = {**os.environ, "DLOJZ_RUN": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

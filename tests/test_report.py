@@ -269,7 +269,7 @@ def test_every_recording_can_be_read_and_names_no_machine():
 
 
 def test_a_label_with_dollars_is_shown_as_it_is(tmp_path):
-    axes = report.plot_batch_sweep([write_log(tmp_path / "r.jsonl")], label=r"a$\frac{$")
+    axes = report.plot_batch_sweep({r"a$\frac{$": [write_log(tmp_path / "r.jsonl")]})
     axes[0].figure.canvas.draw()  # where matplotlib would look for a formula
     bars = report.plot_phases([write_log(tmp_path / "r.jsonl")], labels=[r"a$\frac{$"])
     bars.figure.canvas.draw()

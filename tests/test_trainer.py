@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from made import torchrun
 
 from dlojz import course, launch
 from dlojz.launch import Request, series
@@ -120,7 +121,7 @@ def test_a_resume_between_two_updates_loses_no_gradient(
     assert len(rest.steps) == len(whole.steps) - 6 == 10
     assert list(rest.steps.loss) == list(whole.steps.loss)[6:]
     assert rest.epochs[-1] == whole.epochs[-1]
-    end = [run.evidence["run"] for run in (whole, rest)]
+    end = [run.whole for run in (whole, rest)]
     assert end[0]["weights_after"] == end[1]["weights_after"]
 
 
@@ -242,7 +243,7 @@ def in_pairs(images):
 
 def train_with(processes, folder, *flags):
     """Run the solution of 06 on so many processes; their logs, by rank."""
-    command = launch.trainer_argv(DDP, [str(f) for f in flags], processes)
+    command = torchrun(DDP, flags, processes)
     environment = {**os.environ, "DLOJZ_RUN": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -280,7 +281,7 @@ def stopped_at_its_first_checkpoint(folder, *flags):
     )
     ends = "torch.distributed.barrier(); os._exit(0)"
     dies.write_text(DDP.read_text().replace(saves, f"{saves}; {ends}"))
-    command = launch.trainer_argv(dies, [str(f) for f in (*flags, "--checkpoint", half)], 2)
+    command = torchrun(dies, (*flags, "--checkpoint", half), 2)
     environment = {**os.environ, "DLOJZ_RUN": str(folder / "first"), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return half
@@ -304,7 +305,7 @@ def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):
         assert 0 < len(b.steps) < len(a.steps)
         assert list(b.steps.loss) == list(a.steps.loss)[-len(b.steps) :]
         assert b.epochs == a.epochs
-        ends = [run.evidence["run"] for run in (a, b)]
+        ends = [run.whole for run in (a, b)]
         for kept in ("weights_after", "buffers_after"):
             assert ends[0][kept] == ends[1][kept]
 
@@ -313,7 +314,7 @@ def test_a_signal_makes_all_processes_save_after_the_same_update(images, tmp_pat
     """Each of them gets it, as from Slurm; here some updates apart."""
     file = tmp_path / "saved.pt"
     flags = [*SMOKE, "--data", images, "-e", "50", "--accumulate", "2", "--checkpoint", file]
-    command = launch.trainer_argv(DDP, [str(f) for f in flags], 2)
+    command = torchrun(DDP, flags, 2)
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path), "OMP_NUM_THREADS": "1"}
     logs = [events_file(tmp_path, rank) for rank in (0, 1)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
