@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import forking
 import psutil
 import pytest
 
@@ -21,6 +22,16 @@ def close_figures():
     yield
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close("all")
+
+
+@pytest.fixture(autouse=True)
+def same_libraries():
+    """What a trainer that ran in this process has set for its libraries ends with its test."""
+    before = forking.read_once(os.environ)
+    yield
+    for name in forking.read_once(os.environ):
+        del os.environ[name]
+    os.environ |= before
 
 
 @pytest.fixture(scope="session")

@@ -32,8 +32,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 def address(folder: str, environment) -> str:
     """The socket of the server whose forks are as good as a process with this environment."""
-    same = sorted((k, v) for k, v in environment.items() if READ_ONCE.match(k))
+    same = sorted(read_once(environment).items())
     return f"{folder}/{hashlib.sha256(repr(same).encode()).hexdigest()[:12]}"
+
+
+def read_once(environment) -> dict:
+    """The variables that libraries read as they load; torch sets one of them itself."""
+    own = "TORCHINDUCTOR_CACHE_DIR"
+    return {k: v for k, v in environment.items() if READ_ONCE.match(k) and k != own}
 
 
 # The client: what the keeper takes for Python ----------------------------------------------------

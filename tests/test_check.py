@@ -431,8 +431,9 @@ def test_a_run_that_ends_with_its_profiler_is_told_to_be_longer(course_folder):
 def test_a_wrong_edit_is_not_timed(course_folder, capsys):
     """The first pair shows what is wrong: the others are not waited for."""
     trainer = course_folder / "mine.py"
-    wrong = course.solution(1).read_text().replace("    loss.backward()\n", "    pass\n")
-    trainer.write_text(wrong)
+    right = course.solution(1).read_text()
+    trainer.write_text(right.replace("(loss / args.accumulate).backward()", "pass"))
+    assert trainer.read_text() != right
     submitted = launch.submit(f"{trainer} {SMALL}")
     submitted.wait()
     found = check("01", submitted, pairs=12)

@@ -40,7 +40,7 @@ def run_installed(site, code, folder):
     """Run Python code in `folder`, far from any clone, with the installed package."""
     unset = ("DLOJZ_ROOT", "DLOJZ_PROGRESS", "DLOJZ_DATA")
     environment = {k: v for k, v in os.environ.items() if k not in unset}
-    environment["PYTHONPATH"] = str(site)
+    environment |= {"PYTHONPATH": str(site), "DLOJZ_PROGRESS": str(folder / "progress.json")}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env=environment,

@@ -122,7 +122,7 @@ def test_a_resume_between_two_updates_loses_no_gradient(
     assert list(rest.steps.loss) == list(whole.steps.loss)[6:]
     assert rest.epochs[-1] == whole.epochs[-1]
     end = [run.whole for run in (whole, rest)]
-    assert end[0]["weights_after"] == end[1]["weights_after"]
+    assert end[0].weights_after == end[1].weights_after
 
 
 def test_sigusr1_saves_after_the_step(images, tmp_path):
@@ -307,7 +307,7 @@ def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):
         assert b.epochs == a.epochs
         ends = [run.whole for run in (a, b)]
         for kept in ("weights_after", "buffers_after"):
-            assert ends[0][kept] == ends[1][kept]
+            assert getattr(ends[0], kept) == getattr(ends[1], kept)
 
 
 def test_a_signal_makes_all_processes_save_after_the_same_update(images, tmp_path):
