@@ -266,6 +266,25 @@ def test_a_submission_that_fails_late_leaves_no_ticket(script, monkeypatch):
     assert list(tickets.queue_folder().iterdir()) == []
 
 
+def test_what_a_killed_submitter_left_in_the_queues_folder_is_removed_later(script):
+    script("")
+    left, young = (tickets.queue_folder() / f".new-{i}" for i in "ab")
+    left.touch()
+    young.touch()
+    os.utime(left, (1, 1))
+    submit("t.py").wait(30)
+    until(lambda: [f.name for f in tickets.queue_folder().iterdir()] == [young.name])
+
+
+def test_a_job_that_ended_before_it_began_took_no_negative_time(script):
+    script("")
+    job = submit("t.py")
+    job.wait(30)
+    state = json.loads((job.directory / "state.json").read_text())
+    (job.directory / "state.json").write_text(json.dumps(state | {"ended": 1.0}))
+    assert queue().rows[0][3] == "0:00"
+
+
 def test_a_removed_queue_folder_lets_no_two_jobs_run_at_once(script):
     script("import time; print(time.time(), flush=True); time.sleep(1.5); print(time.time())")
     first = submit("t.py")

@@ -215,6 +215,7 @@ def environment(job: dict, locks, run: Path) -> dict[str, str]:
 
 def clear_up(folder: Path):
     """End what is left of this user's jobs whose keepers were killed, and say so in their state."""
+    tickets.remove_unborn(folder)
     for ticket, about in tickets.abandoned(folder):
         run, token = Path(about["run"]), about["token"]
         if ticket.name.startswith("running-"):

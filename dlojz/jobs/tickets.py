@@ -18,6 +18,7 @@ import pwd
 import re
 import socket
 import stat
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from dlojz import presets
 
 TICKET = re.compile(r"(ticket|running)-(\d{8,15})-[0-9a-f]{8}")
 LARGEST = 1 << 16  # the most bytes of a ticket
+UNBORN_S = 60  # a submitter takes less
 LAST = 10**15 - 1  # the largest number that a ticket can have
 
 
@@ -139,6 +141,15 @@ def abandoned(folder: Path) -> list[tuple[Path, dict]]:
     """Return this user's tickets whose keeper was killed, and what they say."""
     found = ((ticket, read(ticket)) for ticket in _tickets(folder))
     return [(t, a) for t, a in found if a and not a["held"] and a["owner"] == os.getuid()]
+
+
+def remove_unborn(folder: Path):
+    """Remove what this user's submitters left that were killed before their ticket had a name."""
+    for file in folder.glob(".new-*"):
+        with suppress(OSError):
+            found = file.lstat()
+            if found.st_uid == os.getuid() and found.st_mtime < time.time() - UNBORN_S:
+                file.unlink()
 
 
 def read(ticket: Path) -> dict | None:

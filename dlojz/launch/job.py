@@ -236,6 +236,6 @@ def _time(job, status):
     begin = status.get("started") or info.get("submitted")
     if begin is None:
         return ""
-    seconds = int((status.get("ended") or time.time()) - begin)
+    seconds = max(0, int((status.get("ended") or time.time()) - begin))  # a clock may be put back
     verb = "" if status.get("started") else "waits "
     return f"{verb}{seconds // 60}:{seconds % 60:02d}"
