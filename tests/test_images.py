@@ -163,7 +163,10 @@ def test_a_killed_run_with_workers_leaves_no_process_and_goes_on(tmp_path):
 
 def test_ctrl_c_ends_the_workers_without_their_tracebacks(tmp_path):
     root = tmp_path / "set"
-    code = f"from dlojz.images import generate; generate({str(root)!r}, workers=2)"
+    code = (  # a shell starts what runs in the background with this signal ignored
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        f"from dlojz.images import generate; generate({str(root)!r}, workers=2)"
+    )
     run = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
