@@ -377,6 +377,7 @@ def test_a_job_of_another_boot_or_container_lives_while_it_shows_itself(
 @pytest.mark.parametrize(
     ("file", "content"),
     [
+        ("../.ended.json", '{"0001": 5, "0002": []}'),
         ("job.json", ""),
         ("job.json", "[]"),
         ("job.json", '{"name": "x"}'),
@@ -404,7 +405,7 @@ def test_a_damaged_folder_hides_no_other_job(script, file, content):
     (bad.directory.parent / "²").mkdir()
     states = {row[0]: row[2] for row in queue().rows}
     assert states[good.id] == "COMPLETED"
-    assert states[bad.id] in ("FAILED", "RUNNING")
+    assert states[bad.id] in ("FAILED", "RUNNING") or file.startswith("..")
     assert repr(bad)
     assert submit("t.py").wait(30) == State.COMPLETED
 
@@ -422,17 +423,28 @@ def test_many_runs_are_listed_at_once_and_read_once(course_folder, monkeypatch):
         else:
             (run / "events.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(end)}\n")
     assert [row[0] for row in queue().rows] == ["0996", "0997", "0998", "0999", "1000"]
-    seconds = []
-    for _ in range(5):
-        begin = time.process_time()  # others use this machine
-        queue()
-        seconds.append(time.process_time() - begin)
-    assert min(seconds) < 0.02
+    for fresh in (True, False):  # a new process, and a second look
+        seconds = []
+        for _ in range(5):
+            if fresh:
+                job_module._indices.clear()
+                job_module._ended.clear()
+            begin = time.process_time()  # others use this machine
+            queue()
+            seconds.append(time.process_time() - begin)
+        assert min(seconds) < 0.02
     opened = []
-    monkeypatch.setattr(job_module, "read_json", opened.append)
-    monkeypatch.setattr(job_module.by_hand, "status", opened.append)
-    assert len(job_module.in_queue()) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(job_module, "read_json", opened.append)
+        patch.setattr(job_module.by_hand, "status", opened.append)
+        assert len(job_module.in_queue()) == 5
     assert opened == []
+    again = runs / "0501"
+    (again / "state.json").unlink()
+    (again / "state.json").write_text(json.dumps({"state": "QUEUED"}))
+    about = {"command": ["t.py"], "name": "x", "submitted": time.time()}
+    (again / "job.json").write_text(json.dumps(about))
+    assert "0501" in [row[0] for row in queue().rows], "what changes is read again"
 
 
 # A queue folder that others write to -------------------------------------------------------------

@@ -5,11 +5,12 @@ import os
 import re
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from dlojz.course import course_root
+from dlojz.course import course_root, write_atomically
 from dlojz.jobs.keeper import LOST
 from dlojz.launch.files import FileError, read_json
 from dlojz.launch.here import Here
@@ -134,18 +135,17 @@ NUMBER = re.compile(r"[0-9]+")
 
 def jobs() -> list[Job]:
     """Return all runs of this course folder, oldest first."""
-    found = (Job(run) for run in _newest_first())
+    runs = course_root() / "runs"
+    found = (Job(runs / number) for number in _newest_first(runs))
     return [job for job in found if _has_begun(job.directory)][::-1]
 
 
-def _newest_first():
-    runs = course_root() / "runs"
+def _newest_first(runs):
     try:
-        names = [e.name for e in os.scandir(runs) if NUMBER.fullmatch(e.name)]
+        numbers = [e.name for e in os.scandir(runs) if NUMBER.fullmatch(e.name)]
     except FileNotFoundError:
-        return
-    for name in sorted(names, key=int, reverse=True):
-        yield runs / name
+        return []
+    return sorted(numbers, key=int, reverse=True)
 
 
 def _has_begun(run):
@@ -194,35 +194,66 @@ def queue_row(job: Job, status: dict) -> tuple[str, ...]:
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
     """Return the jobs that `queue` shows, oldest first, each with its present status."""
-    shown, ended = [], 0
-    for run in _newest_first():
-        known_name, status, final = _seen(run)
-        if name not in (None, known_name) or status is None or (final and ended >= last):
+    runs = course_root() / "runs"
+    known = _read_index(runs)
+    shown, ended, index = [], 0, {}
+    for number in _newest_first(runs):
+        mark, entry = _mark(f"{runs}/{number}"), known.get(number)
+        if entry and entry[0] == mark and (ended >= last or name not in (None, entry[1])):
+            index[number] = entry
             continue
-        ended += final
-        shown.append((Job(run), status))
+        known_name, status, final = _seen(runs / number, mark)
+        if final and status.get("reason") != LOST:  # a keeper may still find out more
+            index[number] = [mark, known_name]
+        if name in (None, known_name) and status and not (final and ended >= last):
+            ended += final
+            shown.append((Job(runs / number), status))
+    _keep_index(runs, index)
     return shown[::-1]
 
 
-_ended = {}  # (folder, inode, when it last changed): what `_seen` returns, read once
+INDEX = ".ended.json"  # beside the runs: the ended ones, which a look then need not read
+_ended = {}  # (folder, its mark): what `_seen` returns of a job that has ended, read once
+_indices = {}  # folder of runs: {number: [mark, name]} of those that have ended
 
 
-def _seen(run) -> tuple[str, dict | None, bool]:
-    """Return a job's name, its status (None before it has begun) and whether that is final."""
+def _mark(run: str) -> list[int] | None:
+    """Return what changes if a run's folder becomes another's, or a file is put into it."""
     try:
         found = os.stat(run)
     except FileNotFoundError:  # removed just now
-        return "", None, False
-    key = (str(run), found.st_ino, found.st_mtime_ns)
+        return None
+    return [found.st_ino, found.st_mtime_ns]
+
+
+def _seen(run, mark) -> tuple[str, dict | None, bool]:
+    """Return a job's name, its status (None before it has begun) and whether that is final."""
+    key = (str(run), *(mark or ()))
     if key in _ended:
         return _ended[key]
     if not _has_begun(run):
         return "", None, False
     job, status = Job(run), Job(run).status
     seen = job.name, status, State(status["state"]).final
-    if seen[2] and status.get("reason") != LOST:  # a keeper may still find out more
+    if seen[2] and status.get("reason") != LOST:
         _ended[key] = seen
     return seen
+
+
+def _read_index(runs):
+    if runs not in _indices:
+        _indices[runs] = {}
+        with suppress(FileError):
+            found = read_json(runs / INDEX).items()
+            _indices[runs] = {n: e for n, e in found if isinstance(e, list) and len(e) == 2}
+    return _indices[runs]
+
+
+def _keep_index(runs, index):
+    if index != _indices[runs]:
+        _indices[runs] = index
+        with suppress(OSError):  # a full disk: then the next process reads them all
+            write_atomically(runs / INDEX, json.dumps(index))
 
 
 def _note(status):
