@@ -4,8 +4,10 @@
 """
 
 import os
+import shutil
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from dlojz.machine import cpus as machine_cpus
 from dlojz.machine import gpus as machine_gpus
@@ -77,10 +79,18 @@ def several() -> tuple[Preset, int]:
 
 def choose(name: str | None = None) -> Preset:
     """Return the preset `name`, else $DLOJZ_PRESET, else the one for this machine."""
-    name = name or os.environ.get("DLOJZ_PRESET") or ("gpu" if gpus() else "cpu")
+    here = "gpu" if gpus() else "cluster" if _is_a_login_node() else "cpu"
+    name = name or os.environ.get("DLOJZ_PRESET") or here
     if name not in PRESETS:
         raise ValueError(
             f"unknown preset {name!r}: expected one of {', '.join(PRESETS)}; "
             "set DLOJZ_PRESET to one of them, or unset it"
         )
     return PRESETS[name]
+
+
+def _is_a_login_node():
+    """Return whether jobs go to Slurm from here, as far as is seen without asking a controller."""
+    chosen = os.environ.get("DLOJZ_LAUNCHER")
+    configured = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").exists()
+    return chosen == "slurm" or (chosen is None and bool(shutil.which("sbatch")) and configured)

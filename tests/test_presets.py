@@ -18,6 +18,21 @@ def test_a_preset_is_chosen_by_name_then_environment_then_hardware(monkeypatch):
     assert presets.choose().name == "gpu"
 
 
+def test_a_login_node_without_a_gpu_takes_the_clusters_sizes(monkeypatch, tmp_path):
+    monkeypatch.delenv("DLOJZ_PRESET")
+    monkeypatch.delenv("DLOJZ_LAUNCHER", raising=False)
+    monkeypatch.setattr(presets, "gpus", lambda: ())
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setattr(presets.shutil, "which", lambda program: f"/usr/bin/{program}")
+    assert presets.choose().name == "cpu", "Slurm is installed, and not set up"
+    (tmp_path / "slurm.conf").touch()
+    assert presets.choose().name == "cluster"
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
+    assert presets.choose().name == "cpu"
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "slurm")
+    assert presets.choose().name == "cluster"
+
+
 def test_an_unknown_preset_names_those_that_exist():
     with pytest.raises(ValueError, match="expected one of smoke, cpu, gpu, cluster"):
         presets.choose("huge")
