@@ -140,4 +140,6 @@ def _wait(job, exercise, enough) -> bool:
                     job.cancel("ended early by the check: the first runs tell enough")
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
+        if answer:
+            bar.total = bar.n  # no more runs are wanted: a bar that is not full ends in red
     return bool(answer)

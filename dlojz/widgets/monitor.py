@@ -42,7 +42,7 @@ def _move(job, bar, text, cancel):
     if reason := job.status.get("reason"):
         text.value += f": {reason.splitlines()[0]}"
     ended_well = job.state == "COMPLETED"
-    bar.bar_style = "success" if ended_well else "danger"
+    bar.bar_style = {"COMPLETED": "success", "CANCELLED": "warning"}.get(job.state, "danger")
     if ended_well:
         bar.value = bar.max
     cancel.disabled = True
