@@ -56,7 +56,7 @@ def client(python: str, folder: str):
     message = json.dumps(request).encode()
     descriptors = array.array("i", (0, 1, 2)).tobytes()
     held = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
-    signal.pthread_sigmask(signal.SIG_BLOCK, held)  # until it is known to whom they go
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)  # until the child that they go to is known
     connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
     child = int(connection.recv(64))
     for number in held:
@@ -185,7 +185,7 @@ def _run_torchrun(argv, count):
         told, tell = os.pipe()
         if (pid := os.fork()) == 0:
             for other in (tell, *(child.tell for child in children)):
-                os.close(other)  # so that what is told ends when torchrun does
+                os.close(other)  # so that the pipe closes when torchrun ends
             return _wait_to_be_told(told)
         os.close(told)
         children.append(_Child(pid, tell))

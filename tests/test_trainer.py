@@ -67,7 +67,7 @@ def test_the_schedule_is_as_long_as_the_run(images, tmp_path, train):
 
 
 def test_the_momentum_is_what_was_asked_for(images, tmp_path, train):
-    """OneCycleLR cycles the momentum as well, unless it is told not to."""
+    """OneCycleLR cycles the momentum as well, unless that is switched off."""
     losses = {}
     for momentum in (0.0, 0.9):
         folder = tmp_path / str(momentum)
