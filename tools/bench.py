@@ -287,7 +287,7 @@ def importing(times=5, bound_s=2.5):
 
 
 def submitting(pairs=12, bound_s=0.3):
-    """What the launcher adds to running a program by hand: wall time, in pairs.
+    """Time the launcher beside the same program run by hand, in pairs of wall times.
 
     The program does nothing: what a trainer does takes as long either way, and varies by more.
     """
