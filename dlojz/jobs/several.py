@@ -111,6 +111,8 @@ def _become(job, folder, entry):
     os.environ["DLOJZ_RUN"] = str(folder)
     if entry["rehearse"]:
         os.environ["DLOJZ_DEVICE"] = "meta"
+    if entry["audit"]:
+        os.environ["DLOJZ_AUDIT"] = json.dumps(entry["audit"])
     trainer = folder / "trainer.py"
     mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process writes the same
     mine.write_bytes((job / entry["trainer"]).read_bytes())

@@ -26,6 +26,7 @@ class Entry:
     trainer: Path
     flags: Sequence[str]  # in them, {run} is the folder of this run
     rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
+    audit: dict | None = None  # what a check keeps of it: see `dlojz.training.audit.begin`
 
 
 def submit(entries: Sequence[Entry], request: Request) -> Job:

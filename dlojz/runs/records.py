@@ -213,12 +213,38 @@ class Profiling(Record):
     actions: list = field(default_factory=list)  # one per step, by torch's names
 
 
+@dataclass(frozen=True)
+class Audit(Record):
+    """What the auditor of a check's run measured: see `dlojz.training.audit`."""
+
+    # Dicts of first_step, steps, images, wall_s (without pauses), clock_s and files_s (with them).
+    windows: list = field(default_factory=list)
+    images: list = field(default_factory=list)  # of each step: those whose gradient came back
+    losses: list = field(default_factory=list)  # of each step, from the criterion
+    updates: int | None = None
+    kept: list = field(default_factory=list)  # the updates that were written, to be replayed
+    foreign: int = 0  # updates of weights that are not the model's
+
+
+@dataclass(frozen=True)
+class Replay(Record):
+    """What the replay of a check's run found: see `dlojz.training.replay`.
+
+    Shares are of the solution's values; each list has a number for each update or step.
+    """
+
+    updates: list = field(default_factory=list)  # dicts, one for each update that was replayed
+    every: dict = field(default_factory=dict)  # what was compared in every step
+
+
 EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
     "probe": Probe,
     "last": LastStep,
     "whole": WholeRun,
     "profiler": Profiling,
+    "audit": Audit,
+    "replay": Replay,
 }
 
 

@@ -23,6 +23,7 @@ waited for: nothing synchronises inside a step. On a CPU there is only the host 
 
 import time
 
+from dlojz.training import clocks
 from dlojz.training.clocks import Ledger
 from dlojz.training.conductor import Conductor
 
@@ -48,7 +49,7 @@ class Chronometer:
     """
 
     def __init__(
-        self, device="cpu", sink=None, clock=time.perf_counter, device_clock=None, conductor=None
+        self, device="cpu", sink=None, clock=clocks.host, device_clock=None, conductor=None
     ):
         self._clock = clock
         self._ledger = Ledger(device, sink, clock, device_clock)

@@ -2,10 +2,29 @@
 
 import itertools
 from collections import deque
+from time import perf_counter
 
 import torch
 
 from dlojz.runs.log import PHASES
+
+_paused = 0.0  # seconds that belong to no clock
+
+
+def pause(seconds: float):
+    """Leave out these seconds, which have just passed, of all times of this run."""
+    global _paused
+    _paused += seconds
+
+
+def paused() -> float:
+    """Return how many seconds were left out so far."""
+    return _paused
+
+
+def host() -> float:
+    """Return the time in seconds, like `time.perf_counter`, without the pauses."""
+    return perf_counter() - _paused
 
 
 class CudaClock:
@@ -49,11 +68,11 @@ class Ledger:
         if device_clock is None and str(device).startswith("cuda"):
             device_clock = CudaClock(device)
         self._sink, self._clock, self._device_clock = sink, clock, device_clock
-        self.marks = []  # of the step under way: (phase that begins, seconds, event)
+        self.marks = []  # of the step under way: (phase that begins, seconds, event, paused)
         self._pending = deque()  # steps whose last event the device has not reached
         self._free_events = []
-        self._window = None  # (first step, seconds, event) of the measured window
-        self._last = None  # (seconds, event) at the end of the last step
+        self._window = None  # (first step, seconds, event, paused) of the measured window
+        self._last = None  # (seconds, event, paused) at the end of the last step
 
     @property
     def measuring(self) -> bool:
@@ -66,7 +85,7 @@ class Ledger:
         if self._device_clock:
             event = self._free_events.pop() if self._free_events else self._device_clock.event()
             self._device_clock.record(event)
-        self.marks.append((phase, self._clock(), event))
+        self.marks.append((phase, self._clock(), event, paused()))
 
     def forget_marks(self):
         """Drop the marks of a step that will not take place."""
@@ -81,7 +100,7 @@ class Ledger:
             }
         self.mark("data")
         self._pending.append((values, self.marks, self._window))
-        self._last = self.marks[-1][1:]
+        self._last = self.marks[-1][1:]  # seconds, event, paused
         self.marks = self.marks[-1:]  # the end of this step is the beginning of the next
 
     def end_validation(self, begin):
@@ -101,17 +120,17 @@ class Ledger:
         if self._device_clock:
             event = self._device_clock.event()
             self._device_clock.record(event)
-        self._window = (step, self._clock(), event)
+        self._window = (step, self._clock(), event, paused())
 
     def close_window(self, step, keep_marks=False):
         """Wait for the device, hand over the steps before `step` and the window's wall time."""
         self._synchronize()
         self.drain()
         if self._window is not None and step > self._window[0]:
-            first, begin, event = self._window
+            first, begin, *_ = self._window
             wall = self._last[0] - begin
             if self._device_clock:  # it may pass the last mark after the host
-                wall = max(wall, event.elapsed_time(self._last[1]) / 1000)
+                wall = max(wall, _on_device(self._window, (None, *self._last)) / 1000)
             if self._sink:
                 self._sink.window(first_step=first, steps=step - first, wall_s=wall)
         self._window = self._last = None
@@ -124,12 +143,11 @@ class Ledger:
             host = _durations(marks, lambda a, b: 1000 * (b[1] - a[1]))
             device = ahead = None
             if self._device_clock:
-                device = _durations(marks, lambda a, b: a[2].elapsed_time(b[2]))
+                device = _durations(marks, _on_device)
                 if window:
-                    on_device = window[2].elapsed_time(marks[-1][2])
-                    ahead = on_device - 1000 * (marks[-1][1] - window[1])
+                    ahead = _on_device(window, marks[-1]) - 1000 * (marks[-1][1] - window[1])
                 # The last event begins the next step; the others are used again.
-                self._free_events += [event for _, _, event in marks[:-1]]
+                self._free_events += [event for _, _, event, _ in marks[:-1]]
             if self._sink:
                 values = {k: _number(v) for k, v in values.items()}
                 self._sink.step(values, host, device, ahead)
@@ -149,6 +167,14 @@ def _number(value):
     if not hasattr(value, "detach"):
         return value
     return float("nan") if value.is_meta else value.item()
+
+
+def _on_device(a, b):
+    """Return the milliseconds between two marks by the device's clock, without the pauses.
+
+    The device is idle in a pause.
+    """
+    return a[2].elapsed_time(b[2]) - 1000 * (b[3] - a[3])
 
 
 def _durations(marks, between):

@@ -20,12 +20,12 @@ import math
 import sys
 import zlib
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 
 from dlojz.runs import kinds, records, spans
-from dlojz.training import checkpoint, samples
+from dlojz.training import audit, checkpoint, samples
 
 DTYPES = {
     **{"float": "float32", "double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
@@ -70,6 +70,7 @@ class Witness:
         self._stay, self._probe = [], []
         if args.test and (seen := samples.look(loader.dataset)):
             run.evidence(records.Samples(**seen))
+        self._auditor = audit.begin(run, training, args, self, steps)
         self._hook()
         run.before_end(self._finish)
 
@@ -199,9 +200,10 @@ class Witness:
 
     def begins(self):
         """Begin to profile the last step; the device has finished the earlier ones."""
-        self._end_probe()
-        self._run.note_memory()
-        self._profiler = start_profiler()
+        with self._auditor.pause() if self._auditor else nullcontext():
+            self._end_probe()
+            self._run.note_memory()
+            self._profiler = start_profiler()
 
     def ends(self):
         """Stop the profiler at the end of the last step, and log what it saw."""
@@ -224,6 +226,8 @@ class Witness:
         with suppress(RuntimeError):  # a device that has failed raises here; the log needs its end
             self._end_probe()
             self._run.evidence(self._whole())
+            if self._auditor:
+                self._auditor.finish()
         # A loader that is alive when Python exits waits five seconds for each of its workers.
         self._loader = None
 

@@ -1,0 +1,470 @@
+"""What a check keeps of a run, so that it can be replayed: see `dlojz.training.replay`.
+
+In a run of a check, $DLOJZ_AUDIT asks for an auditor. It takes nothing from the trainer's word:
+its hooks sit on the model, on the criterion and on all optimizers of the process.
+
+every step    some pixels of each image as they enter the model; logits and their gradient; loss
+every update  learning rates and settings of the optimizer, weights without a gradient, some rows of
+              the weights; and a copy of the whole state on the device, which the next one overwrites
+some updates  that copy is written to a file, with the gradients and with the state that followed
+
+Which updates are written is drawn when the next one is under way, so that a trainer cannot know.
+The auditor also measures the speed, from forward pass to forward pass by its own clock, and counts
+an image where its gradient comes back.
+"""
+
+import json
+import os
+import random
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch.cuda import synchronize  # bound now: a trainer cannot replace it
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dlojz import idr_torch
+from dlojz.runs import records
+from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
+from dlojz.training import clocks
+
+VARIABLE = "DLOJZ_AUDIT"
+PIXELS = 8  # of each image, at the same places in all runs
+ROWS = 6  # of the weights, drawn for each run
+MOST_LOGITS = 256 * 2**20  # bytes that the logits of a run, and their gradients, may take
+# Settings of an optimizer that change how it computes, not what; and what a scheduler writes there.
+HOW = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "max_lr", "min_lr")
+
+
+def begin(run, training, args, witness, steps: int) -> "Auditor | None":
+    """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
+
+    keep: how many updates; write: into files (otherwise the run only pauses as long); perturb: move
+    the initial weights by a rounding error.
+    """
+    text = os.environ.get(VARIABLE)
+    return Auditor(run, training, args, witness, steps, json.loads(text)) if text else None
+
+
+def folder_of(run: Path) -> Path:
+    """Return where the auditor of a run writes."""
+    return Path(run) / "audit"
+
+
+def ledger_file(run: Path, rank: int) -> Path:
+    """Return the file of what was kept of every step."""
+    return folder_of(run) / f"ledger.rank{rank}.pt"
+
+
+def state_files(run: Path, rank: int) -> list[Path]:
+    """Return the files of the updates that were kept, in order."""
+    return sorted(folder_of(run).glob(f"update-*.rank{rank}.pt"))
+
+
+def plain(name: str) -> str:
+    """Return a weight's name without what DDP and torch.compile put before it."""
+    return name.replace("module.", "").replace("_orig_mod.", "")
+
+
+def perturb(model, relative: float, seed: int):
+    """Move each weight by a share of it, drawn with this standard deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator).to(weight.device)
+            weight.mul_(1 + relative * noise)
+
+
+def rounding(precision: str | None) -> float:
+    """Return the rounding error of a precision: half the distance between neighbours near 1."""
+    return {"fp16": 2.0**-11, "tf32": 2.0**-11, "bf16": 2.0**-8}.get(precision, 2.0**-24)
+
+
+class Copies:
+    """Copies of tensors by name, into the same memory each time."""
+
+    def __init__(self):
+        self.tensors = {}
+
+    def take(self, tensors: dict):
+        """Copy these tensors, without waiting for the device."""
+        kept = self.tensors
+        if kept.keys() != tensors.keys() or any(kept[k].shape != t.shape for k, t in tensors.items()):
+            kept = self.tensors = {k: torch.empty_like(t) for k, t in tensors.items()}
+        by_dtype = {}
+        for name, tensor in tensors.items():
+            into, source = by_dtype.setdefault((tensor.dtype, tensor.device), ([], []))
+            into.append(kept[name])
+            source.append(tensor.detach())
+        for into, source in by_dtype.values():
+            torch._foreach_copy_(into, source)
+
+
+class State:
+    """The state of a training at the beginning of an update, in rolling copies."""
+
+    def __init__(self):
+        self.weights, self.optimizer, self.gradients = Copies(), Copies(), Copies()
+        self.begun, self.followed = None, None  # buffers and generators, before and after
+        self.facts = None  # what else is known of the update; None: there was none
+
+
+class Auditor:
+    """The hooks of a run of a check."""
+
+    def __init__(self, run, training, args, witness, steps: int, wish: dict):
+        self._witness = witness  # knows when the run is warm, and which step it profiles
+        self._run, self._training, self._model = run, training, training.model
+        self._wish, self._steps = wish, steps
+        self._accumulate = getattr(args, "accumulate", 1)
+        self._profiled = getattr(args, "profile", False)
+        self._device = next(self._model.parameters()).device
+        self._names = {p: plain(name) for name, p in self._model.named_parameters()}
+        self._modules = list(self._model.modules())
+        self._draw = random.Random(_shared_secret())
+        self._chosen = _choose(self._model, self._draw)
+        self._places = None
+        self._forwards = 0
+        self._state, self._begun = State(), _Begun()
+        self._kept = []
+        self._steps_seen, self._updates = [], []
+        self._logit_bytes = 0
+        self._foreign = 0
+        self._windows, self._window = [], None
+        if wish.get("perturb"):
+            perturb(self._model, rounding(getattr(args, "precision", None)), seed=1)
+        self._hook()
+
+    def _hook(self):
+        criterion = self._training.criterion
+        self._hooks = [
+            self._model.register_forward_pre_hook(self._on_input),
+            self._model.register_forward_hook(self._on_output),
+            criterion.register_forward_hook(self._on_loss),
+            register_optimizer_step_pre_hook(self._on_update),
+        ]
+
+    # Time --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def pause(self):
+        """Stop all clocks of the run meanwhile; the device finishes its work before."""
+        self._wait()
+        begin = perf_counter()
+        yield
+        clocks.pause(perf_counter() - begin)
+
+    @contextmanager
+    def _aside(self):
+        """Keep what the auditor itself does out of the measured time, on a processor.
+
+        A GPU works on meanwhile, so that there is nothing to leave out.
+        """
+        begin = perf_counter()
+        yield
+        if self._device.type == "cpu":
+            clocks.pause(perf_counter() - begin)
+
+    def _wait(self):
+        if self._device.type == "cuda":
+            synchronize(self._device)
+
+    def _windows_at(self, step):
+        """Open or close the measured window, as the forward pass of this step begins."""
+        last = self._witness.last
+        if self._window and step == last:
+            self._close_window()
+        warm = step >= (WARMUP_STEPS if self._witness.settled else MOST_WARMUP_STEPS)
+        begins = step % self._accumulate == 0
+        if not self._window and warm and begins and (last is None or step < last):
+            self._wait()
+            stamp = _stamp(self._run.folder)
+            self._window = (step, clocks.host(), perf_counter(), stamp)
+
+    def _close_window(self):
+        """End the measured window, if one is open."""
+        if self._window is None:
+            return
+        self._wait()
+        first, begin, raw, stamp = self._window
+        wall, clock = clocks.host() - begin, perf_counter() - raw
+        files = _stamp(self._run.folder) - stamp
+        steps = self._forwards - first
+        self._window = None
+        if steps and not self._profiled:
+            self._windows.append(
+                {"first_step": first, "steps": steps, "wall_s": wall}
+                | {"clock_s": clock, "files_s": files}
+            )
+
+    # Every step --------------------------------------------------------------------------------
+
+    def _on_input(self, model, inputs):
+        if torch.compiler.is_compiling():
+            return
+        if not (model.training and torch.is_grad_enabled()):
+            self._close_window()
+            return
+        self._windows_at(self._forwards)
+        with self._aside():
+            if self._forwards % self._accumulate == 0:
+                self._begin_update()
+            self._steps_seen.append({"pixels": self._sample(inputs[0])})
+        self._forwards += 1
+
+    def _sample(self, images):
+        """Return some pixels of each image, [N, PIXELS]."""
+        if images.ndim != 4:
+            return None
+        if self._places is None:
+            draw = torch.Generator().manual_seed(0)
+            sizes = images.shape[1:]
+            self._places = [
+                torch.randint(size, (PIXELS,), generator=draw).to(images.device) for size in sizes
+            ]
+        across, down, right = self._places
+        try:
+            return images.detach()[:, across, down, right].float()
+        except IndexError:  # another size than at first
+            return None
+
+    def _on_output(self, model, inputs, logits):
+        if torch.compiler.is_compiling() or not self._steps_seen:
+            return
+        if not (torch.is_tensor(logits) and logits.requires_grad and model.training):
+            return
+        step = self._steps_seen[-1]
+        with self._aside():
+            self._logit_bytes += 2 * logits.numel() * logits.element_size()
+            if self._logit_bytes <= MOST_LOGITS:
+                step["logits"] = logits.detach().clone()
+        logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
+
+    def _on_logits_gradient(self, step, gradient):
+        with self._aside():
+            step["images"] = (gradient.detach().flatten(1) != 0).any(1).sum()
+            if "logits" in step:
+                step["gradient"] = gradient.detach().clone()
+
+    def _on_loss(self, criterion, inputs, loss):
+        if torch.compiler.is_compiling() or not (self._model.training and loss.requires_grad):
+            return
+        with self._aside():
+            if self._steps_seen:
+                step = self._steps_seen[-1]
+                step["loss"] = loss.detach().clone()
+                if len(inputs) > 1:
+                    step["labels"] = inputs[1].detach().clone()
+
+    # Every update ------------------------------------------------------------------------------
+
+    def _begin_update(self):
+        """Copy what a forward pass changes: buffers and generators."""
+        if self._state.facts and self._state.followed is None:
+            self._state.followed = _Begun()
+            self._state.followed.take(self._model, self._device)
+        self._begun.take(self._model, self._device)
+
+    def _on_update(self, optimizer, args, kwargs):
+        if torch.compiler.is_compiling():
+            return
+        ours = {p for group in optimizer.param_groups for p in group["params"]}
+        if not ours <= self._names.keys():
+            self._foreign += 1
+            return
+        with self._aside():
+            self._keep_some()
+            self._take(optimizer)
+
+    def _take(self, optimizer):
+        state, named = self._state, self._named(optimizer)
+        state.weights.take(named["weights"])
+        state.optimizer.take(named["optimizer"])
+        state.gradients.take(named["gradients"])
+        state.begun, self._begun = self._begun, state.begun or _Begun()
+        state.followed = None
+        state.facts = {
+            "update": (self._forwards - 1) // self._accumulate,
+            "scale": _scale(self._training),
+            "grad_scale": _copy(getattr(optimizer, "grad_scale", None)),
+            "found_inf": _copy(getattr(optimizer, "found_inf", None)),
+        }
+        groups = optimizer.param_groups
+        self._updates.append(
+            state.facts
+            | {
+                "optimizer": type(optimizer).__name__,
+                "lr": [_copy(group["lr"]) for group in groups],
+                "settings": [_settings(group) for group in groups],
+                "missing": [name for p, name in self._names.items() if p.grad is None],
+                "evaluating": sum(not module.training for module in self._modules),
+                "rows": self._rows(optimizer),
+            }
+        )
+
+    def _named(self, optimizer):
+        """Return the tensors of the training by name: weights, gradients, the optimizer's."""
+        weights = {name: p for p, name in self._names.items()}
+        gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
+        kept = {
+            f"{name} {key}": value
+            for name, p in weights.items()
+            for key, value in optimizer.state.get(p, {}).items()
+            if torch.is_tensor(value)
+        }
+        return {"weights": weights, "gradients": gradients, "optimizer": kept}
+
+    def _rows(self, optimizer):
+        """Return [weights, gradients, momenta] of the rows that were drawn, one tensor."""
+        found = []
+        for p, row in self._chosen:
+            momentum = optimizer.state.get(p, {}).get("momentum_buffer")
+            for tensor in (p, p.grad, momentum):
+                if tensor is None:
+                    tensor = torch.zeros_like(p)
+                found.append(tensor.detach()[row].reshape(-1).float())
+        return torch.cat(found)
+
+    # Some updates ------------------------------------------------------------------------------
+
+    def _keep_some(self):
+        """Write the update before this one, if the draw says so."""
+        state = self._state
+        if state.facts is None:
+            return
+        wanted = self._wish["keep"] - len(self._kept)
+        left = self._steps // self._accumulate - state.facts["update"]
+        if wanted > 0 and self._draw.random() * left < wanted:  # all that are left, if need be
+            self._write(state)
+
+    def _write(self, state):
+        after = _Begun()
+        if state.followed is None:  # at the end of the run
+            after.take(self._model, self._device)
+        optimizer = self._training.optimizer
+        named = self._named(optimizer)
+        with self.pause():
+            kept = {
+                "facts": state.facts,
+                "weights": state.weights.tensors,
+                "optimizer": state.optimizer.tensors,
+                "gradients": state.gradients.tensors,
+                "begun": state.begun.kept(),
+                "after": {
+                    "weights": named["weights"],
+                    "optimizer": named["optimizer"],
+                    "buffers": (state.followed or after).kept()["buffers"],
+                },
+            }
+            kept = on_cpu(kept)
+            number = state.facts["update"]
+            self._kept.append(number)
+            if self._wish.get("write"):
+                folder = folder_of(self._run.folder)
+                folder.mkdir(exist_ok=True)
+                name = f"update-{number:06d}.rank{idr_torch.rank}.pt"
+                torch.save(kept, folder / f".{name}")
+                (folder / f".{name}").replace(folder / name)
+
+    def finish(self):
+        """Write what was kept of every step, and log what the auditor measured."""
+        for hook in self._hooks:
+            hook.remove()
+        self._close_window()
+        self._keep_some()
+        steps = on_cpu(self._steps_seen)
+        for window in self._windows:
+            first, count = window["first_step"], window["steps"]
+            seen = [int(s.get("images", 0)) for s in steps[first : first + count]]
+            window["images"] = sum(seen)
+        ledger = {
+            "steps": steps,
+            "updates": on_cpu(self._updates),
+            "accumulate": self._accumulate,
+            "rows": [(self._names[p], row) for p, row in self._chosen],
+        }
+        if self._wish.get("write"):
+            folder_of(self._run.folder).mkdir(exist_ok=True)
+            file = ledger_file(self._run.folder, idr_torch.rank)
+            torch.save(ledger, file.with_name(f".{file.name}"))
+            file.with_name(f".{file.name}").replace(file)
+        self._run.evidence(
+            records.Audit(
+                windows=self._windows,
+                images=[int(s.get("images", 0)) for s in steps],
+                losses=[float(s["loss"]) if "loss" in s else None for s in steps],
+                updates=len(self._updates),
+                kept=self._kept,
+                foreign=self._foreign,
+            )
+        )
+
+
+class _Begun:
+    """Buffers and random generators, as an update begins."""
+
+    def __init__(self):
+        self._buffers, self._cpu, self._cuda = Copies(), None, None
+
+    def take(self, model, device):
+        self._buffers.take({plain(name): b for name, b in model.named_buffers()})
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def kept(self):
+        return {"buffers": self._buffers.tensors, "cpu_rng": self._cpu, "cuda_rng": self._cuda}
+
+
+def on_cpu(value):
+    """Return the same with all tensors on the CPU. Waits for the device."""
+    if torch.is_tensor(value):
+        return value.detach().cpu().clone() if value.device.type == "cpu" else value.detach().cpu()
+    if isinstance(value, dict):
+        return {k: on_cpu(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(on_cpu(v) for v in value)
+    return value
+
+
+def _shared_secret() -> int:
+    """Return a number that nobody can guess, the same in all processes of the run."""
+    secret = int.from_bytes(os.urandom(8), "little")
+    if not torch.distributed.is_initialized():
+        return secret
+    store = torch.distributed.distributed_c10d._get_default_store()  # no public name for it
+    if torch.distributed.get_rank() == 0:
+        store.set("dlojz/audit", str(secret))
+    return int(store.get("dlojz/audit"))
+
+
+def _choose(model, draw):
+    """Return (weight, row) for some rows of the weights; row: an index, or None for all of it."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    chosen = draw.sample(weights, min(ROWS, len(weights)))
+    return [(p, draw.randrange(len(p)) if p.ndim > 1 else None) for p in chosen]
+
+
+def _settings(group) -> dict:
+    return {
+        k: v for k, v in group.items() if k not in ("params", "lr", *HOW) and not torch.is_tensor(v)
+    }
+
+
+def _copy(value):
+    return value.detach().clone() if torch.is_tensor(value) else value
+
+
+def _scale(training):
+    """Return the gradient scaler's factor, on its device; None if there is none."""
+    for part in vars(training).values():
+        if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
+            return _copy(part._scale)
+    return None
+
+
+def _stamp(folder) -> float:
+    """Return the time of the file system, in seconds: another clock than Python's."""
+    file = Path(folder, ".clock")
+    file.write_bytes(b".")
+    return file.stat().st_mtime_ns / 1e9

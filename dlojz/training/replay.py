@@ -1,0 +1,390 @@
+"""Do some updates of a run again, with the solution: `replay.py SOLUTION MINE FLAGS...`
+
+The program of a check. MINE is the folder of an audited run (see `dlojz.training.audit`), SOLUTION
+that of the solution's own run, whose copy of the trainer is imported; FLAGS are those of both.
+
+An update is judged in links, because only the model's is noisy:
+
+images      some pixels of every step, and how many images had a gradient
+criterion   the gradient of the logits: that of the solution's criterion for the trainee's logits
+gradients   as they enter the optimizer: the solution's, from the same weights and its own images
+optimizer   the solution's, fed with the trainee's gradients: the weights and momenta that follow
+buffers     of batch normalization, after the step
+
+The noise of each link is that of the solution itself, with weights that are off by a rounding error
+of the run's precision. Only tensors are taken from the trainee: learning rates, settings and the
+schedule are the solution's own. Every number goes into the log; `dlojz.check.audit` judges them.
+"""
+
+import importlib.util
+import math
+import sys
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dlojz import idr_torch
+from dlojz.runs import log, records
+from dlojz.training import audit
+from dlojz.training.audit import plain, rounding
+from dlojz.training.chronometer import Chronometer
+
+EPS = 2.0**-23  # a rounding of float32
+NOISY = 3  # updates whose noise is measured
+LARGE = 1e-3  # of the whole gradient: smaller tensors are not compared one by one
+
+
+def main():
+    """Replay, and log what was found."""
+    solution, mine, *flags = sys.argv[1:]
+    file = Path(solution, "trainer.py")
+    trainer = _imported(file)
+    sys.argv = [str(file), *flags]
+    args = trainer.parse_args()
+    run = log.open_run(args)
+    trainer.set_numerics(args)
+    replay = Replay(trainer, args, trainer.set_device())
+    run.setup(replay.device, replay.training, *replay.loaders)
+    ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
+    files = audit.state_files(mine, idr_torch.rank)
+    updates = []
+    for number, state in enumerate(map(torch.load, files)):
+        updates.append(replay.update(state, ledgers[0], noisy=number < NOISY))
+    run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
+    for file in files:
+        file.unlink()
+    run.end()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _imported(file):
+    spec = importlib.util.spec_from_file_location("solution", file)
+    module = sys.modules["solution"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Replay:
+    """The solution's training, which can be put into any state that was kept."""
+
+    def __init__(self, trainer, args, device):
+        self.trainer, self.args, self.device = trainer, args, device
+        self.loaders = trainer.build_loaders(args)
+        batches = len(self.loaders[0])
+        updates = args.epochs * (batches // args.accumulate)
+        classes = len(self.loaders[0].dataset.classes)
+        self.training = trainer.build_training(args, device, classes, updates)
+        self.per_epoch = min(args.test_nsteps, batches) if args.test else batches
+        self._model = self.training.model
+        self._weights = {plain(name): p for name, p in self._model.named_parameters()}
+        self._buffers = {plain(name): b for name, b in self._model.named_buffers()}
+        self._gradients = None
+        self._rates = _rates(self.training, self.per_epoch * args.epochs // args.accumulate)
+        self._chrono = Chronometer()
+        self._chrono.start()
+        self._chrono.next_iter()
+        register_optimizer_step_pre_hook(self._on_update)
+        self._model.train()
+
+    def _on_update(self, optimizer, args, kwargs):
+        self._gradients = {
+            name: p.grad.detach().clone() for name, p in self._weights.items() if p.grad is not None
+        }
+
+    def rate(self, update: int) -> float:
+        """Return the solution's learning rate of an update."""
+        return self._rates[update]
+
+    def update(self, state, ledger, noisy: bool) -> dict:
+        """Return how far an update of the trainee's is from the solution's, link by link."""
+        number = state["facts"]["update"]
+        batches = self._batches(number)
+        solved = self._step(state, batches)
+        noise = {}
+        if noisy and solved:
+            eps = rounding(getattr(self.args, "precision", None))
+            other = self._step(state, batches, moved=(eps, number))
+            noise = {f"{k}_noise": v for k, v in (other or {}).items()}
+            noise = _noise(solved, other) if other else {}
+        found = {"update": number}
+        if solved:
+            found |= _gradients(_unscaled(state), solved["gradients"])
+            found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"], state)}
+        return found | noise | self._optimizer(state)
+
+    def _batches(self, update):
+        """Return the solution's own batches of an update, on the device."""
+        first = update * self.args.accumulate
+        epoch, step = divmod(first, self.per_epoch)
+        sampler, dataset = self.loaders[0].batch_sampler, self.loaders[0].dataset
+        sampler.set_epoch(epoch, step)
+        found = []
+        for keys in islice(sampler, self.args.accumulate):
+            if hasattr(dataset, "__getitems__"):
+                images, labels = dataset.collate(dataset.__getitems__(keys))
+            else:
+                images, labels = dataset.collate([dataset[key] for key in keys])
+            found.append((step, images.to(self.device), labels.to(self.device)))
+            step += 1
+        return found
+
+    def _step(self, state, batches, moved=None) -> dict | None:
+        """Return gradients and buffers of the solution's step; None if it skipped the update."""
+        self._load(state, moved)
+        self._gradients = None
+        for step, images, labels in batches:
+            self._chrono.transfer()
+            self.trainer.train_step(
+                step, self.training, images, labels, self.args, self._chrono
+            )
+            self._chrono.next_iter()
+        if self._gradients is None:
+            return None
+        return {"gradients": self._gradients, "buffers": _copied(self._buffers)}
+
+    @torch.no_grad()
+    def _load(self, state, moved=None):
+        """Put the training into a state that was kept: its tensors, and nothing else."""
+        training, number = self.training, state["facts"]["update"]
+        for name, tensor in state["weights"].items():
+            self._weights[name].copy_(tensor)
+        if moved:
+            audit.perturb(self._model, *moved)
+        for name, tensor in state["begun"]["buffers"].items():
+            self._buffers[name].copy_(tensor)
+        optimizer = training.optimizer
+        optimizer.state.clear()
+        for key, tensor in state["optimizer"].items():
+            name, _, what = key.rpartition(" ")
+            weight = self._weights[name]
+            kept = torch.empty_like(weight) if tensor.shape == weight.shape else tensor.clone()
+            optimizer.state[weight][what] = kept.copy_(tensor)
+        optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] = self._rates[number]
+        torch.set_rng_state(state["begun"]["cpu_rng"])
+        if state["begun"]["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["begun"]["cuda_rng"], self.device)
+        scaler, scale = getattr(training, "scaler", None), state["facts"]["scale"]
+        if scaler is not None and scaler.is_enabled() and scale is not None:
+            scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})
+
+    def _optimizer(self, state) -> dict:
+        """Return how far the trainee's weights and momenta are from what the solution makes."""
+        self._load(state)
+        for name, gradient in _unscaled(state).items():
+            weight = self._weights[name]
+            weight.grad = torch.empty_like(weight).copy_(gradient)
+        self.training.optimizer.step()
+        worst, moved, wrong = {"roundings": 0.0}, 0.0, 0.0
+        for name, weight in self._weights.items():
+            before = state["weights"][name].to(self.device)
+            after = state["after"]["weights"][name].to(self.device)
+            off = (after - weight.detach()).abs()
+            scale = EPS * (before.abs() + (weight.detach() - before).abs())
+            _keep_worst(worst, name, off, scale)
+            moved += float((weight.detach() - before).double().square().sum())
+            wrong += float(off.double().square().sum())
+            for key, kept in self.training.optimizer.state[weight].items():
+                there = state["after"]["optimizer"].get(f"{name} {key}")
+                if not torch.is_tensor(kept) or there is None:
+                    continue
+                gradient = state["gradients"].get(name)
+                scale = kept.abs() + (0 if gradient is None else gradient.to(self.device).abs())
+                off = (there.to(self.device) - kept).abs()
+                _keep_worst(worst, f"{name} {key}", off, 4 * EPS * scale)
+        return {
+            "optimizer_roundings": worst["roundings"],
+            "optimizer_worst": worst.get("name"),
+            "optimizer_share": math.sqrt(wrong / moved) if moved else 0.0,
+        }
+
+    def criterion(self, step: dict, labels) -> float | None:
+        """Return how far the logits' gradient is from that of the solution's criterion.
+
+        Its scale is left out: it is part of the gradients.
+        """
+        if not {"logits", "gradient"} <= step.keys():
+            return None
+        logits = step["logits"].to(self.device).requires_grad_()
+        images = torch.zeros(len(logits), 3, 8, 8, device=self.device)
+        stand_in = SimpleNamespace(**vars(self.training) | {"model": lambda images: logits})
+        _, loss = self.trainer.forward(stand_in, images, labels.to(self.device), self.args)
+        (expected,) = torch.autograd.grad(loss, logits)
+        there, expected = step["gradient"].to(self.device).double(), expected.double()
+        factor = (there * expected).sum() / expected.square().sum()
+        return float((there - factor * expected).norm() / there.norm())
+
+
+def every_step(replay, mine, solution) -> dict:
+    """Return what was compared in every step and update, from both ledgers."""
+    pairs = list(zip(mine["steps"], solution["steps"], strict=False))
+    return {
+        "steps": [len(mine["steps"]), len(solution["steps"])],
+        "images": [[int(s.get("images", 0)) for s in pair] for pair in pairs],
+        "pixels": [_pixels(*pair) for pair in pairs],
+        "criterion": [
+            replay.criterion(a, b["labels"]) if "labels" in b else None for a, b in pairs
+        ],
+        "updates": [_facts(u, replay) for u in mine["updates"]],
+        "usual": [_facts(u, replay) for u in solution["updates"]],
+        "rows": _rows(replay, mine),
+    }
+
+
+def _pixels(mine, solution) -> float | None:
+    """Return by how much the pixels of a batch differ, in the worst image: the median of each."""
+    a, b = mine.get("pixels"), solution.get("pixels")
+    if a is None or b is None or a.shape != b.shape:
+        return None
+    return float((a - b).abs().median(1).values.max())
+
+
+def _facts(update, replay) -> dict:
+    number = update["update"]
+    rates = [float(rate) for rate in update["lr"]]
+    usual = replay.rate(number) if number < len(replay._rates) else math.nan
+    return {
+        "update": number,
+        "optimizer": update["optimizer"],
+        "lr": rates,
+        "lr_off": max(abs(rate / usual - 1) for rate in rates),
+        "settings": update["settings"],
+        "missing": update["missing"],
+        "evaluating": update["evaluating"],
+    }
+
+
+def _rows(replay, ledger) -> list:
+    """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
+    group = replay.training.optimizer.param_groups[0]
+    settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr", "max_lr", "min_lr")}
+    optimizer_class = type(replay.training.optimizer)
+    found = []
+    for now, then in zip(ledger["updates"], ledger["updates"][1:], strict=False):
+        if now["rows"] is None or now["rows"].shape != then["rows"].shape:
+            found.append(None)
+            continue
+        before, after = (_parts(replay, ledger, update["rows"]) for update in (now, then))
+        factor = 1 / float(now["grad_scale"]) if now["grad_scale"] is not None else 1.0
+        if now["found_inf"] is not None and float(now["found_inf"]):
+            factor = None  # a fused optimizer skipped this update itself
+        worst = 0.0
+        for (weight, gradient, momentum), (weight_after, _, momentum_after) in zip(
+            before, after, strict=True
+        ):
+            p = torch.nn.Parameter(weight.clone())
+            if factor is not None:
+                p.grad = gradient * factor
+                optimizer = optimizer_class([p], **settings | {"lr": replay.rate(now["update"])})
+                if now["update"] or momentum.any():
+                    optimizer.state[p]["momentum_buffer"] = momentum.clone()
+                optimizer.step()
+                expected = optimizer.state[p].get("momentum_buffer")
+            else:
+                expected = momentum
+            off = (weight_after - p.detach()).abs()
+            scale = EPS * (weight.abs() + (p.detach() - weight).abs())
+            worst = max(worst, _worst(off, scale))
+            if expected is not None:
+                scale = 4 * EPS * (expected.abs() + gradient.abs() * (factor or 0))
+                worst = max(worst, _worst((momentum_after - expected).abs(), scale))
+        found.append(worst)
+    return found
+
+
+def _parts(replay, ledger, rows):
+    """Return (weights, gradients, momenta) of each row that was drawn."""
+    found, begin = [], 0
+    for name, row in ledger["rows"]:
+        size = replay._weights[name].detach()[row].numel()
+        found.append(rows[begin : begin + 3 * size].view(3, size).unbind())
+        begin += 3 * size
+    return found
+
+
+def _rates(training, updates) -> list[float]:
+    """Return the solution's learning rate for each update; its scheduler is not used again."""
+    rates = []
+    for _ in range(updates):
+        rates.append(training.optimizer.param_groups[0]["lr"])
+        training.optimizer._opt_called = True  # no warning: no update belongs to this
+        training.scheduler.step()
+    training.scheduler = SimpleNamespace(step=lambda: None, get_last_lr=lambda: [math.nan])
+    return rates
+
+
+def _unscaled(state) -> dict:
+    """Return the trainee's gradients; a fused optimizer gets them with the scaler's factor."""
+    scale = state["facts"]["grad_scale"]
+    if scale is None:
+        return state["gradients"]
+    return {name: g / float(scale) for name, g in state["gradients"].items()}
+
+
+def _gradients(mine, solution) -> dict:
+    """Return how far the gradients are apart: as a whole, and the norms of each large tensor."""
+    whole = math.sqrt(sum(float(g.double().square().sum()) for g in solution.values()))
+    off, along, worst, where = 0.0, 0.0, 0.0, None
+    for name, expected in solution.items():
+        there = mine[name].to(expected) if name in mine else torch.zeros_like(expected)
+        off += float((there - expected).double().square().sum())
+        along += float((there.double() * expected.double()).sum())
+        norms = float(there.norm()), float(expected.norm())
+        if norms[1] >= LARGE * whole and whole > 0:
+            apart = abs(math.log(norms[0] / norms[1])) if norms[0] else 99.0
+            if not apart <= worst:
+                worst, where = apart, name
+    return {
+        "gradients": math.sqrt(off) / whole if whole else math.inf,
+        "gradients_along": along / whole**2 if whole else 0.0,
+        "gradients_tensor": worst,
+        "gradients_worst": where,
+        "missing": sorted(solution.keys() - mine.keys()),
+        "unexpected": sorted(mine.keys() - solution.keys()),
+    }
+
+
+def _noise(solved, moved) -> dict:
+    found = _gradients(moved["gradients"], solved["gradients"])
+    before = {"begun": {"buffers": {}}}
+    return {
+        "gradients_noise": found["gradients"],
+        "gradients_tensor_noise": found["gradients_tensor"],
+        "buffers_noise": _buffers(moved["buffers"], solved["buffers"], before),
+    }
+
+
+def _buffers(mine, solution, state) -> float:
+    """Return how far the buffers are apart, one norm over all of them."""
+    off = size = 0.0
+    for name, expected in solution.items():
+        expected = expected.double()
+        if name not in mine:
+            return math.inf
+        off += float((mine[name].to(expected.device).double() - expected).square().sum())
+        size += float(expected.square().sum())
+    return math.sqrt(off / size) if size else 0.0
+
+
+def _keep_worst(worst, name, off, scale):
+    found = _worst(off, scale)
+    if not found <= worst["roundings"]:
+        worst.update(name=name, roundings=found)
+
+
+def _worst(off, scale) -> float:
+    """Return the largest of off / scale; 0 where both are 0."""
+    return float(torch.where(off == 0, torch.zeros_like(off), off / scale).max())
+
+
+def _copied(tensors):
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+if __name__ == "__main__":
+    main()
