@@ -9,7 +9,7 @@ from test_stats import write_log
 
 from dlojz import cli, course, launch, progress
 from dlojz.check import bars, check, exercises, is_open, judge, plan, run
-from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding
+from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
 
@@ -165,7 +165,7 @@ def test_in_a_terminal_the_exit_code_tells(checked_job, capsys):
     assert cli.main(["check", "01", checked_job.id]) == 0
     assert "passed" in capsys.readouterr().out
     assert cli.main(["check", "01", checked_job.id, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["parts"]["mechanism"] is True
+    assert json.loads(capsys.readouterr().out)["parts"]["mechanism"] == "passed"
     starter = launch.submit(f"solutions/dlojz_00_start.py {SMALL}")
     starter.wait()
     assert cli.main(["check", "01", starter.id, "--hint"]) == 1
@@ -195,9 +195,9 @@ def test_the_first_hint_is_the_exercises_first(course_folder):
 
 def test_what_is_not_asked_does_not_fail():
     asked = Finding(SAME, "images", True, "1", "1")
-    found = verdict(asked, Finding(FASTER, "speed", None, "0.4 times", "no gain asked"))
+    found = verdict(asked, Finding(FASTER, "speed", State.NOT_ASKED, "0.4 times", "no gain asked"))
     assert found.passed
-    assert found.part(FASTER) is None
+    assert found.part(FASTER) == State.NOT_ASKED
     assert "no gain asked" in repr(found)
 
 
@@ -288,14 +288,55 @@ def judged_speed(tmp_path, before_ms, after_ms, **arguments):
 
 def test_a_gain_that_clears_the_bar_passes(tmp_path):
     finding = judged_speed(tmp_path, 200, 100, precision="fp16")
-    assert finding.ok
+    assert finding.state == State.PASSED
     assert "2.000 times as fast" in finding.yours
     assert "at least 1.5" in finding.expected
 
 
+NOT_SLOWER = bars.Bar("03_channels_last", "", 1.0, "a source", not_slower=True)
+GAIN = bars.Bar("02_amp", "", 1.5, "a source")
+PASSED, FAILED, NOT_ASKED, UNMEASURED = State
+
+
+@pytest.mark.parametrize(
+    ("bar", "low", "high", "state", "is_open"),
+    [
+        (GAIN, 1.51, 1.9, PASSED, False),
+        (GAIN, 1.1, 1.49, FAILED, False),
+        (GAIN, 1.1, 1.9, UNMEASURED, True),
+        (NOT_SLOWER, 0.98, 1.1, PASSED, False),
+        (NOT_SLOWER, 0.65, 0.96, FAILED, False),
+        (NOT_SLOWER, 0.65, 1.48, NOT_ASKED, True),
+    ],
+)
+def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
+    bar, low, high, state, is_open
+):
+    found = judge._asked(bar, stats.Comparison(1, low, high, 0.03, 6, ""))
+    assert (found.state, found.open) == (state, is_open)
+    assert ("✓" in repr(verdict(found)).splitlines()[2]) == (state == PASSED)
+
+
+@pytest.mark.parametrize("bar", [GAIN, NOT_SLOWER])
+def test_a_single_pair_clears_no_bar(bar):
+    found = judge._asked(bar, stats.Comparison(3.0, None, None, 0.03, 1, ""))
+    assert found.state == UNMEASURED
+    assert "at least 6 pairs" in found.expected
+
+
+def test_a_finding_is_never_undecided_by_accident():
+    with pytest.raises(TypeError, match="None is no state"):
+        Finding(SAME, "images", None, "1", "2")
+    assert Finding(SAME, "images", np.bool_(True), "1", "1").state == PASSED
+
+
+def test_a_verdict_without_a_finding_does_not_pass():
+    assert not verdict().passed
+
+
 def test_a_gain_below_the_bar_fails(tmp_path):
     finding = judged_speed(tmp_path, 140, 100, precision="fp16")
-    assert finding.ok is False
+    assert finding.state == State.FAILED
     assert finding.hint == "speed"
 
 
@@ -314,7 +355,7 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
         low, high = next(given)
         shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, made[-1], stats.FASTER)
         seen = Finding(MECHANISM, "layout", mechanism, "a", "b", "input")
-        speed = Finding(FASTER, "speed", low >= 1.15, str(shown), "1.15", "speed")
+        speed = judge._asked(bars.Bar("01_gpu", "", 1.15, "a source"), shown)
         return Verdict("01_gpu", [seen, speed], exercise.hints, job, shown)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -351,9 +392,8 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
     bar, passed = bars.Bar("01_gpu", "", 1.0, "a source"), 0
     for ratios in np.exp(random.normal(0, 0.05, (4000, 12))).tolist():
         low, high = stats.interval(ratios[:6])[1:]
-        speed = Finding(FASTER, "speed", low >= 1, "yours", "1", "speed")
         found = stats.Comparison(1, low, high, 0.01, 6, "")
-        if is_open(Verdict("01_gpu", [speed], {}, comparison=found), bar):
+        if is_open(Verdict("01_gpu", [judge._asked(bar, found)], {}, comparison=found)):
             low = stats.interval(ratios)[1]
         passed += low >= 1
     assert 0.03 < passed / 4000 < 0.05
@@ -385,7 +425,7 @@ def test_of_a_loader_that_keeps_up_no_gain_is_asked(tmp_path, waits_ms, workers,
 
 def test_without_a_bar_the_speed_is_told_and_not_asked(tmp_path):
     finding = judged_speed(tmp_path, 100, 250, precision="fp16", batch_size=256, image_size=64)
-    assert finding.ok is None
+    assert finding.state == State.NOT_ASKED
     assert finding.yours.startswith("0.40")
 
 
@@ -394,7 +434,7 @@ def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
     folders["after-1"] = timed(tmp_path, "a", 100, precision="fp16")
     run = log.read(folders["after-1"])
     finding = judge._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
-    assert finding.ok is False
+    assert finding.state == State.UNMEASURED
 
 
 @pytest.mark.parametrize(("batch", "size", "expected"), [(8, 32, 1), (32, 64, 2), (4, 16, 1)])
@@ -438,7 +478,7 @@ def test_a_wrong_edit_is_not_timed(course_folder, capsys):
     submitted.wait()
     found = check("01", submitted, pairs=12)
     assert not found.passed
-    assert found.part("faster") is None
+    assert found.part("faster") == State.UNMEASURED
     assert "not timed" in repr(found)
     series_job = launch.jobs()[-1]
     assert series_job.state == launch.State.CANCELLED

@@ -2,7 +2,7 @@
 
 from test_stats import write_log
 
-from dlojz.check.exercises import profiler
+from dlojz.check.exercises import State, profiler
 from dlojz.runs import log
 
 
@@ -10,7 +10,7 @@ def test_a_trace_that_was_never_written_is_none(tmp_path):
     """And not the path of a file that is not there."""
     run = log.read(write_log(tmp_path / "events.jsonl"))
     (finding,) = profiler._trace(run, ["NONE", "RECORD"])
-    assert (finding.yours, finding.ok, finding.hint) == ("none", False, "saved")
+    assert (finding.yours, finding.state, finding.hint) == ("none", State.FAILED, "saved")
     (tmp_path / "trace.json.gz").write_bytes(b"")
     (finding,) = profiler._trace(run, ["NONE", "RECORD"])
     assert 'no "traceEvents"' in finding.yours

@@ -86,8 +86,8 @@ def verdict(runs, who):
 def test_the_solution_passes(runs):
     found = verdict(runs, "right")
     assert found.passed, found
-    assert found.part("same training") is True
-    assert found.part("mechanism") is True
+    assert found.part("same training") == exercises.State.PASSED
+    assert found.part("mechanism") == exercises.State.PASSED
     assert found.hint_key is None
 
 

@@ -7,6 +7,8 @@ expected there is no bar, and the verdict says why. The first row that fits coun
 import re
 from dataclasses import dataclass
 
+from dlojz.runs.stats import Comparison
+
 RECORDED = "reference/h100"
 SURF = "SURF's course, ResNet-50 on an A100: fp32 456, TF32 751, fp16 1,088 images/s"
 HOPPER, AMPERE = r"H100|H200|GH200", r"A100"
@@ -31,6 +33,17 @@ class Bar:
     image_size: int = 0  # pixels, at least
     batch_size: int = 0  # images per process, at least
     not_slower: bool = False  # asks for no gain, but for no loss beyond the margin either
+
+    def is_cleared(self, found: Comparison) -> bool | None:
+        """Return whether the interval of a speed-up clears this bar; None if it includes the bar.
+
+        A bar that asks for no loss lies at the margin below 1, not at 1: an interval of equal runs
+        includes 1 by its nature.
+        """
+        least = 1 / (1 + found.margin) if self.not_slower else self.at_least
+        if found.low >= least:
+            return True
+        return False if found.high < least else None
 
 
 RESNETS = {"model": r"resnet\d+$|vgg", "image_size": 160, "batch_size": 64}

@@ -9,12 +9,16 @@ from pathlib import Path
 
 from dlojz import course
 from dlojz.check import bars
-from dlojz.check.exercises import FASTER, SAME, Exercise, Finding, Runs, common
+from dlojz.check.exercises import FASTER, SAME, Exercise, Finding, Runs, State, common
 from dlojz.check.verdict import Verdict
 from dlojz.machine import facts
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.folder import events_file
 
+NOT_TIMED = Finding(
+    FASTER, "speed", State.UNMEASURED, "not timed", "fix what is marked ✗ first, then check again"
+)
+OPEN = "the runs differ too much to tell: check again when nothing else runs"
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
 
 
@@ -39,7 +43,7 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
     )
     mechanism = exercise.mechanism(runs)
     if broken := [folders[n] for n in extras if _exit_code(folders[n]) != 0]:
-        mechanism = [f for f in mechanism if f.ok is not False or f.yours not in NOT_REACHED]
+        mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     work = common.same_work(runs.mine, runs.reference)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
@@ -47,11 +51,10 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
         *mechanism,
     ]
     # Evidence names the cause; an error only says where it surfaced.
-    seen = any(f.ok is False for f in findings)
+    seen = any(f.fails for f in findings)
     findings += [_ended(exercise, folder, give_hint=not seen) for folder in broken]
     if not timed:
-        later = Finding(FASTER, "speed", None, "not timed", "fix what is marked ✗ first")
-        return Verdict(exercise.step, [*findings, later], exercise.hints, job)
+        return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, job)
     comparison, faster = _speed(exercise, folders, runs)
     findings.append(faster)
     # A single pair has no spread to warn about, and no more were asked for.
@@ -81,9 +84,9 @@ def failed(exercise, job, folder=None, reference=None) -> Verdict:
     seen = []
     with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
         found = exercise.mechanism(Runs(log.read(folder), log.read(reference or folder)))
-        seen = [f for f in found if f.ok is False and f.yours not in NOT_REACHED]
+        seen = [f for f in found if f.fails and f.yours not in NOT_REACHED]
     ended = _ended(exercise, folder, give_hint=not seen)
-    return Verdict(exercise.step, [ended, *seen], exercise.hints, job)
+    return Verdict(exercise.step, [ended, *seen, NOT_TIMED], exercise.hints, job)
 
 
 def _ended(exercise, folder, give_hint) -> Finding:
@@ -115,7 +118,7 @@ def tolerance(step: str, runs: Runs) -> list[float] | None:
     return (smaller or sizes[:1] or [{"tolerance": None}])[-1]["tolerance"]
 
 
-def _speed(exercise, folders, runs):
+def _speed(exercise, folders, runs) -> tuple[stats.Comparison | None, Finding]:
     """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
     before, after = (
         [stats.summary(folders[n]) for n in _names(folders, prefix)]
@@ -124,26 +127,65 @@ def _speed(exercise, folders, runs):
     bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
     try:
         found = stats.compare(before, after, exercise.same_hardware)
-    except ValueError as error:  # too short to measure anything
-        return None, Finding(
-            FASTER, "speed", None, str(error), "measured steps: raise --test-nsteps"
-        )
+    except ValueError as error:
+        return None, _unmeasured(bar, [*before, *after], error)
+    if why := _not_asked(exercise, bar, before, runs):
+        return found, Finding(FASTER, "speed", State.NOT_ASKED, _speed_text(found), why)
+    return found, _asked(bar, found)
+
+
+def _unmeasured(bar, sides, error) -> Finding:
+    """Return the finding of pairs without a speed: it fails wherever a bar asks for one."""
+    if bar.at_least is None:
+        return Finding(FASTER, "speed", State.NOT_ASKED, str(error), f"no gain asked: {bar.source}")
+    full = [s for s in sides if s.state == "OUT_OF_MEMORY"]
+    if full:
+        yours, todo = f"{full[0].name} ran out of memory", "submit with a smaller -b"
+    elif any(s.completed and not s.windows for s in sides):
+        steps = sides[-1].arguments.get("test_nsteps")
+        yours = f"not measured: of {steps} steps the first are warm-up, the last is inspected"
+        todo = "submit with --test-nsteps 30"
+    else:
+        yours, todo = str(error), "check again"
+    return Finding(FASTER, "speed", State.UNMEASURED, yours, f"a speed: {todo}", "unmeasured")
+
+
+def _not_asked(exercise, bar, before, runs) -> str:
+    """Return why the speed is reported and nothing is asked of it; "" if a bar asks for it."""
     if fed := _is_fed(exercise, before, runs.reference):
-        return found, Finding(FASTER, "speed", None, _speed_text(found), f"no gain asked: {fed}")
+        return f"no gain asked: {fed}"
     if bar.at_least is None:
         instructions = ", ".join(facts.cpu().get("instructions", ["unknown instructions"]))
-        why = f"no gain asked: {bar.source.format(instructions=instructions)}{_recorded(exercise)}"
-        return found, Finding(FASTER, "speed", None, _speed_text(found), why)
-    if not found.comparable:
-        return found, Finding(
-            *(FASTER, "speed", False, "; ".join(found.warnings), "equal settings", "speed")
-        )
+        return f"no gain asked: {bar.source.format(instructions=instructions)}{_recorded(exercise)}"
+    return ""
+
+
+def _asked(bar, found) -> Finding:
+    """Return whether a comparison clears a bar.
+
+    An interval that includes the bar leaves it open. Then a gain that was asked for is not proven,
+    and does not pass. Where only a loss is refused, none was shown: that is neither passed nor
+    failed, because no machine this disturbed could answer it.
+    """
     if bar.not_slower:
-        ok = found.low is not None and found.word != stats.SLOWER
-        return found, Finding(FASTER, "not slower", ok, str(found), bar.source, "speed")
-    ok = found.low is not None and found.low >= bar.at_least
-    wanted = f"at least {bar.at_least:g} times as fast (the bar for this hardware; {bar.source})"
-    return found, Finding(FASTER, "speed", ok, str(found), wanted, "speed")
+        what, wanted = "not slower", f"at most {found.margin:.0%} slower ({bar.source})"
+    else:
+        what = "speed"
+        wanted = (
+            f"at least {bar.at_least:g} times as fast (the bar for this hardware; {bar.source})"
+        )
+    if not found.comparable:
+        yours = "; ".join(found.warnings)
+        return Finding(FASTER, what, State.UNMEASURED, yours, "equal settings", "unmeasured")
+    if found.low is None:
+        todo = f"at least {stats.MIN_PAIRS} pairs: check again without pairs={found.pairs}"
+        return Finding(FASTER, what, State.UNMEASURED, _speed_text(found), todo, "unmeasured")
+    cleared = bar.is_cleared(found)
+    if cleared is not None:
+        return Finding(FASTER, what, cleared, str(found), wanted, "speed")
+    state = State.NOT_ASKED if bar.not_slower else State.UNMEASURED
+    yours = f"open: {found}"
+    return Finding(FASTER, what, state, yours, f"{wanted}; {OPEN}", "speed", open=True)
 
 
 def _is_fed(exercise, before, run) -> str:

@@ -5,10 +5,14 @@ from dataclasses import asdict, dataclass
 from html import escape
 
 from dlojz import launch, progress
-from dlojz.check.exercises import FASTER, PARTS, Finding
+from dlojz.check.exercises import FASTER, PARTS, Finding, State
 from dlojz.course import diff
 from dlojz.runs import stats
 from dlojz.table import BAD, GOOD, QUIET
+
+WORST_FIRST = (State.FAILED, State.UNMEASURED, State.PASSED, State.NOT_ASKED)
+SIGNS = {State.PASSED: "✓", State.FAILED: "✗", State.UNMEASURED: "?", State.NOT_ASKED: "–"}
+COLOURS = {State.PASSED: GOOD, State.FAILED: BAD, State.UNMEASURED: BAD, State.NOT_ASKED: QUIET}
 
 
 @dataclass
@@ -25,16 +29,16 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return all(f.ok is not False for f in self.findings)
+        return bool(self.findings) and not self.failing
 
-    def part(self, name: str) -> bool | None:
-        """Return whether this part passed; None if nothing was asked."""
-        found = [f.ok for f in self.findings if f.part == name]
-        return False if False in found else True if True in found else None
+    def part(self, name: str) -> State:
+        """Return the state of a part: the worst of its findings."""
+        found = {f.state for f in self.findings if f.part == name}
+        return next((state for state in WORST_FIRST if state in found), State.NOT_ASKED)
 
     @property
     def failing(self) -> list[Finding]:
-        return [f for f in self.findings if f.ok is False]
+        return [f for f in self.findings if f.fails]
 
     @property
     def hint_key(self) -> str | None:
@@ -77,10 +81,10 @@ class Verdict:
     def __repr__(self):
         lines = [f"{self.step}: {'passed' if self.passed else 'not yet'}"]
         for name in PARTS:
-            lines.append(f"  {_sign(self.part(name))} {name}")
+            lines.append(f"  {SIGNS[self.part(name)]} {name}")
             for f in self._shown(name):
-                lines.append(f"      {_sign(f.ok)} {f.what}: {f.yours}")
-                if f.ok is not True:
+                lines.append(f"      {_sign(f)} {f.what}: {f.yours}")
+                if f.state != State.PASSED:
                     lines.append(f"        expected: {f.expected}")
         lines += [f"  note: {text}" for text in self.advice]
         if self.hint_key:
@@ -90,14 +94,14 @@ class Verdict:
     def _shown(self, part):
         """Return what to print of a part: what fails or was not asked, and always the speed."""
         found = [f for f in self.findings if f.part == part]
-        return [f for f in found if f.ok is not True or part == FASTER]
+        return [f for f in found if f.state != State.PASSED or part == FASTER]
 
     def _repr_html_(self):
         return _card(self)
 
 
-def _sign(ok):
-    return {True: "✓", False: "✗", None: "–"}[ok]
+def _sign(finding):
+    return "?" if finding.open else SIGNS[finding.state]
 
 
 @dataclass(frozen=True)
@@ -139,20 +143,19 @@ def _card(verdict):
 
 
 def _part_html(verdict, name):
-    ok = verdict.part(name)
-    colour = {True: GOOD, False: BAD, None: QUIET}[ok]
-    asked = {True: "", False: "", None: " (nothing asked here)"}[ok]
+    state = verdict.part(name)
     rows = "".join(
-        f'<tr><td style="color:{GOOD if f.ok else BAD if f.ok is False else QUIET}">{_sign(f.ok)}'
-        f'</td><td style="text-align:left">{escape(f.what)}</td>'
+        f'<tr><td style="color:{COLOURS[f.state]}">{_sign(f)}</td>'
+        f'<td style="text-align:left">{escape(f.what)}</td>'
         f'<td style="text-align:left">{escape(f.yours)}</td>'
         f'<td style="text-align:left">{escape(f.expected)}</td></tr>'
         for f in verdict.findings
         if f.part == name
     )
+    asked = " (nothing asked here)" * (state == State.NOT_ASKED)
     head = "<tr><th></th><th></th><th style='text-align:left'>yours</th>"
     return (
-        f"<details {'open' if ok is False or name == FASTER else ''}>"
-        f'<summary><b style="color:{colour}">{_sign(ok)} {name}</b>{asked}</summary>'
+        f"<details {'open' if state.fails or name == FASTER else ''}>"
+        f'<summary><b style="color:{COLOURS[state]}">{SIGNS[state]} {name}</b>{asked}</summary>'
         f"<table>{head}<th style='text-align:left'>expected</th></tr>{rows}</table></details>"
     )

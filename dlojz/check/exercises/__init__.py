@@ -8,6 +8,7 @@ the runs and puts the findings together; nothing here runs anything.
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from importlib import import_module, resources
 
@@ -18,16 +19,40 @@ PARTS = (SAME, FASTER, MECHANISM)
 WORK_FIRST = ("images", "validation", "backward")  # hints: what is not the same work comes first
 
 
+class State(StrEnum):
+    """What a verdict says of one thing. What was asked and could not be measured does not pass."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_ASKED = "not asked"
+    UNMEASURED = "unmeasured"
+
+    @property
+    def fails(self) -> bool:
+        return self in (State.FAILED, State.UNMEASURED)
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that a verdict looked at."""
 
     part: str  # one of PARTS
     what: str
-    ok: bool | None  # None: not asked here
+    state: State  # True and False become PASSED and FAILED
     yours: str
-    expected: str
-    hint: str | None = None  # which hint helps, if it is not ok
+    expected: str  # of what is UNMEASURED: what to do
+    hint: str | None = None  # which hint helps, if it fails
+    open: bool = False  # it was measured, and the answer is uncertain
+
+    def __post_init__(self):
+        if self.state is None:
+            raise TypeError(f"{self.what}: None is no state: say NOT_ASKED or UNMEASURED")
+        if not isinstance(self.state, State):
+            object.__setattr__(self, "state", State.PASSED if self.state else State.FAILED)
+
+    @property
+    def fails(self) -> bool:
+        return self.state.fails
 
 
 @dataclass(frozen=True)

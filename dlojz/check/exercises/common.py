@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from dlojz.check.exercises import MECHANISM, SAME, Finding
+from dlojz.check.exercises import MECHANISM, SAME, Finding, State
 from dlojz.runs import log
 
 
@@ -63,9 +63,12 @@ def _drawn(run):
 
 def same_losses(mine: log.Run, reference: log.Run, tolerance: list[float] | None) -> Finding:
     """Return a finding: are the losses within `tolerance` (shares, by step) of the solution's?"""
-    pairs = list(zip(mine.steps.loss, reference.steps.loss, tolerance or [], strict=False))
+    what = "losses of the first steps"
+    if not tolerance:
+        return Finding(SAME, what, State.NOT_ASKED, "not compared", "no envelope")
+    pairs = list(zip(mine.steps.loss, reference.steps.loss, tolerance, strict=False))
     if not pairs:
-        return Finding(SAME, "losses of the first steps", None, "not compared", "no envelope")
+        return Finding(SAME, what, State.UNMEASURED, "none", "one for each step", "losses")
     worst = max(pairs, key=lambda p: _away(p[0], p[1]) / p[2])
     step, away = pairs.index(worst), _away(*worst[:2])
     return Finding(
