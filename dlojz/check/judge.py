@@ -1,6 +1,5 @@
 """From the logs of finished runs, and nothing else, to the findings and the verdict."""
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -8,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dlojz import course
-from dlojz.check import bars
+from dlojz.check import audit, bars
 from dlojz.check.exercises import FASTER, SAME, Exercise, Finding, Runs, State, common
 from dlojz.check.verdict import Verdict
+from dlojz.jobs.several import REPLAY
 from dlojz.machine import facts
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.folder import events_file
@@ -47,7 +47,7 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
     work = common.same_work(runs.mine, runs.reference)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
-        common.same_losses(runs.mine, runs.reference, tolerance(exercise.step, runs)),
+        *_audit(folders, runs),
         *mechanism,
     ]
     # Evidence names the cause; an error only says where it surfaced.
@@ -101,21 +101,34 @@ def _ended(exercise, folder, give_hint) -> Finding:
     )
 
 
-def tolerance(step: str, runs: Runs) -> list[float] | None:
-    """Return how far the losses of the first steps may be from the solution's, as shares, by step.
+def _audit(folders, runs) -> list[Finding]:
+    """Return whether it is the same training to the last step."""
+    precision = runs.arguments.get("precision", "fp32")
+    names = {n: precision for n in _names(folders, "after-")}
+    if "float32" in folders:
+        names["float32"] = "fp32"
+    found, broken = [], []
+    for name, kind in names.items():
+        replay = folders[name] / REPLAY
+        if not replay.exists() or outcome.errors(replay) or not log.read(replay).end:
+            broken.append(replay)
+        else:
+            found += audit.audited(folders[name], replay, kind)
+    findings = audit.findings(found) if found else []
+    findings += [_unreplayed(folder) for folder in broken[:1]]
+    band = log.read(folders["band"])
+    return [
+        *findings,
+        audit.losses(runs.mine, runs.reference, band, precision),
+        *audit.clocks(runs.mine),
+    ]
 
-    This envelope is measured: `tools/envelope.py` runs the solution with initial weights that are
-    off by a rounding error, and writes how far the losses drift, for some sizes. The nearest
-    smaller size counts. None if there is no envelope.
-    """
-    file = course.course_root() / "reference" / "envelopes" / f"{step}.json"
-    if not file.exists():
-        return None
-    kept = json.loads(file.read_text())["tolerance"].get("cuda" if runs.on_gpu else "cpu", {})
-    sizes = sorted(kept.get(runs.arguments.get("precision", "fp32"), []), key=lambda s: s["pixels"])
-    pixels = runs.arguments["batch_size"] * runs.arguments["image_size"] ** 2
-    smaller = [size for size in sizes if size["pixels"] <= pixels]
-    return (smaller or sizes[:1] or [{"tolerance": None}])[-1]["tolerance"]
+
+def _unreplayed(folder):
+    said = [line for line in outcome.errors(folder).splitlines() if line.strip()]
+    text = said[-1].strip()[:200] if said else "no replay"
+    asked = "the solution can go on from any update of yours"
+    return Finding(SAME, "audit", False, text, asked, "audit")
 
 
 def _speed(exercise, folders, runs) -> tuple[stats.Comparison | None, Finding]:

@@ -1,10 +1,13 @@
 """The runs that a verdict needs, from the job, the exercise and the trainers before and after."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 from dlojz import course, launch, presets
-from dlojz.check import bars
+from dlojz.check import audit, bars
 from dlojz.check.exercises import Exercise
+from dlojz.jobs import several
 from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import log, stats
@@ -35,26 +38,56 @@ def flags_of(job):
 
 
 def entries(exercise: Exercise, job, pairs):
-    """Return the series: the solution once, what else the exercise needs, the pairs A B B A ..."""
+    """Return the series: the solution, what else the exercise needs, the pairs A B B A ...
+
+    The solution runs twice: its losses, with weights off by a rounding error, make the band. The
+    trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients tell more.
+    """
     mine, flags = job.directory / "trainer.py", flags_of(job)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
     known = [*_without(flags, exercise.own_flags), *exercise.before_flags]
-    entries = [series.Entry("solution", solution, flags)]
+    if pairs is None:
+        wanted = bars.bar(*what(exercise, job))
+        pairs = 1 if wanted.at_least is None else stats.MIN_PAIRS
+    keep = _kept(pairs)
+    entries = [
+        series.Entry("solution", solution, flags, audit=LEDGER),
+        series.Entry("band", solution, flags, audit={"perturb": True}),
+    ]
+    if log.read(job.directory).start["arguments"].get("precision") in audit.HALF:
+        wide = [*flags, "--precision", "fp32"]
+        entries.append(series.Entry("float32-solution", solution, wide, audit=LEDGER))
+        entries.append(_audited("float32", mine, wide, audit.AUDITED // 2, "{float32-solution}"))
     for extra in exercise.extras(bool(presets.gpus())):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
             series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
         )
-    if pairs is None:
-        wanted = bars.bar(*what(exercise, job))
-        pairs = 1 if wanted.at_least is None else stats.MIN_PAIRS
     for i in range(1, pairs + 1):
         pair = [
-            series.Entry(f"before-{i}", before, known),
-            series.Entry(f"after-{i}", mine, flags),
+            series.Entry(f"before-{i}", before, known, audit={"keep": keep}),
+            _audited(f"after-{i}", mine, flags, keep, "{solution}"),
         ]
         entries += pair if i % 2 else reversed(pair)
     return entries
+
+
+LEDGER = {"write": True}  # of each step, but no update
+
+
+def _kept(pairs):
+    """Return how many updates of each run are kept: each replay takes time."""
+    return max(-(-audit.AUDITED // pairs), 4 if presets.gpus() else 2)
+
+
+def _audited(name, trainer, flags, keep, solution):
+    """Return a run of the trainee's trainer, which the solution then replays.
+
+    solution: the name of its run with the same flags, in braces.
+    """
+    program = Path(find_spec("dlojz.training.replay").origin)
+    replay = series.Entry(several.REPLAY, program, [solution, "{run}/..", *flags])
+    return series.Entry(name, trainer, flags, audit={"keep": keep, "write": True}, replay=replay)
 
 
 def _without(flags: Sequence[str], own: Mapping[str, int]) -> list[str]:

@@ -31,7 +31,8 @@ def finished(entries, exercise, job) -> dict[str, Path]:
             return wrong
         active = _active_check(missing.values())
         if active is None:
-            wanted = [e for e in entries if e.name in missing]
+            places = {n: known.get(k, f"{{job}}/{n}") for n, k in keys.items()}
+            wanted = [_placed(e, places) for e in entries if e.name in missing]
             active = _submit(wanted, keys, exercise, job)
         if _wait(active, exercise, lambda: _wrong_already(exercise, keys)):
             continue
@@ -41,6 +42,15 @@ def finished(entries, exercise, job) -> dict[str, Path]:
                 f"the check's job ended without {', '.join(still)}: {active.explain()}"
             )
     return {name: known[key] for name, key in keys.items()}
+
+
+def _placed(entry, places):
+    """Return an entry whose replay knows where the run of the solution is."""
+    if not entry.replay:
+        return entry
+    named = {f"{{{name}}}": str(place) for name, place in places.items()}
+    flags = [named.get(flag, flag) for flag in entry.replay.flags]
+    return replace(entry, replay=replace(entry.replay, flags=flags))
 
 
 def _wrong_already(exercise, keys) -> dict[str, Path] | None:
@@ -66,7 +76,9 @@ def _key(entry, pair: bytes, n_gpu: int) -> str:
     """
     package = Path(__file__).parent.parent
     sources = sorted(f for room in MEASURING for f in (package / room).glob("*.py"))
-    words = json.dumps([entry.name, list(entry.flags), entry.rehearse, presets.gpus(), n_gpu])
+    replay = [entry.replay] if entry.replay else []
+    asked = [[list(e.flags), e.rehearse, e.audit] for e in (entry, *replay)]
+    words = json.dumps([entry.name, asked, presets.gpus(), n_gpu])
     in_pair = entry.name.startswith(("before-", "after-"))
     parts = (pair if in_pair else b"", entry.trainer.read_bytes(), words.encode())
     return hashlib.sha256(b"\0".join([*parts, *(f.read_bytes() for f in sources)])).hexdigest()[:20]

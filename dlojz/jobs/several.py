@@ -18,6 +18,7 @@ from dlojz import course, idr_torch
 from dlojz.jobs import forks, processes
 
 PLAN = "plan.json"  # in the job's folder: the runs, in order
+REPLAY = "replay"  # in a run's folder: that of the program that follows it
 POLL_S = 0.02  # between looks at a child
 GRACE_S = 3.0  # for a process after another one of its run has failed
 
@@ -34,22 +35,29 @@ def main():
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # done before the job was requeued
             continue
-        folder.mkdir(exist_ok=True)
-        if idr_torch.size > 1:
-            _meet(folder)
-        child = os.fork()
-        if child == 0:
-            _become(job, folder, entry)
-            return
-        code = _wait(child, folder)
-        processes.end(processes.descendants)  # what it left behind would disturb the next
-        course.write_atomically(_code_of(folder, idr_torch.rank), f"{code}\n")
+        code = _run(job, folder, entry)
+        if code == 0 and entry["replay"]:
+            _run(job, folder / REPLAY, entry["replay"])
         if idr_torch.is_master:
-            code = _all_codes(folder)
             course.write_atomically(folder / "exit_code", f"{code}\n")
             print(f"{entry['name']}: exit code {code}", flush=True)
         while not (folder / "exit_code").exists():  # all begin the next run together
             time.sleep(POLL_S)
+
+
+def _run(job, folder, entry) -> int:
+    """Do a run in this folder, in a fork; return its exit code, the same in all processes."""
+    folder.mkdir(exist_ok=True)
+    if idr_torch.size > 1:
+        _meet(folder)
+    child = os.fork()
+    if child == 0:
+        _become(job, folder, entry)
+        sys.exit()
+    code = _wait(child, folder)
+    processes.end(processes.descendants)  # what it left behind would disturb the next
+    course.write_atomically(_code_of(folder, idr_torch.rank), f"{code}\n")
+    return _all_codes(folder)
 
 
 def _meet(folder):
@@ -113,11 +121,21 @@ def _become(job, folder, entry):
         os.environ["DLOJZ_DEVICE"] = "meta"
     if entry["audit"]:
         os.environ["DLOJZ_AUDIT"] = json.dumps(entry["audit"])
+    else:
+        os.environ.pop("DLOJZ_AUDIT", None)
     trainer = folder / "trainer.py"
     mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process writes the same
     mine.write_bytes((job / entry["trainer"]).read_bytes())
     mine.replace(trainer)
-    forks.run_script(str(trainer), [f.replace("{run}", str(folder)) for f in entry["flags"]])
+    places = {"{run}": str(folder), "{job}": str(job)}
+    flags = [_put(places, flag) for flag in entry["flags"]]
+    forks.run_script(str(trainer), flags)
+
+
+def _put(places, flag):
+    for name, place in places.items():
+        flag = flag.replace(name, place)
+    return flag
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ class Entry:
 
     name: str  # its folder's
     trainer: Path
-    flags: Sequence[str]  # in them, {run} is the folder of this run
+    flags: Sequence[str]  # in them, {run} is the folder of this run, {job} that of the job
     rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
     audit: dict | None = None  # what a check keeps of it: see `dlojz.training.audit.begin`
+    replay: "Entry | None" = None  # a run that follows, if this one succeeds, in its folder
 
 
 def submit(entries: Sequence[Entry], request: Request) -> Job:
@@ -34,13 +35,19 @@ def submit(entries: Sequence[Entry], request: Request) -> Job:
 
     request: all but the job's command. Its n_gpu is the number of GPUs, and processes, of each run.
     """
-    sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(entries)}
+    every = [*entries, *(e.replay for e in entries if e.replay)]
+    sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(every)}
     files = {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
-    plan = [asdict(e) | {"trainer": sources[str(e.trainer)]} for e in entries]
+    plan = [_planned(e, sources) for e in entries]
     files[several.PLAN] = json.dumps(plan, indent=1).encode()
     program = (several.__file__,)
     (job,) = send([replace(request, command=program, files={**request.files, **files})])
     return job
+
+
+def _planned(entry, sources):
+    replay = entry.replay and _planned(entry.replay, sources)
+    return asdict(entry) | {"trainer": sources[str(entry.trainer)], "replay": replay}
 
 
 def folders(job: Job) -> dict[str, Path]:

@@ -4,8 +4,8 @@ In a run of a check, $DLOJZ_AUDIT asks for an auditor. It takes nothing from the
 its hooks sit on the model, on the criterion and on all optimizers of the process.
 
 every step    some pixels of each image as they enter the model; logits and their gradient; loss
-every update  learning rates and settings of the optimizer, weights without a gradient, some rows of
-              the weights; and a copy of the whole state on the device, which the next one overwrites
+every update  learning rates and settings of the optimizer, weights without a gradient, some rows
+              of the weights, and a copy of the whole state on the device, which the next overwrites
 some updates  that copy is written to a file, with the gradients and with the state that followed
 
 Which updates are written is drawn when the next one is under way, so that a trainer cannot know.
@@ -16,7 +16,7 @@ an image where its gradient comes back.
 import json
 import os
 import random
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 
@@ -33,14 +33,15 @@ VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
 MOST_LOGITS = 256 * 2**20  # bytes that the logits of a run, and their gradients, may take
-# Settings of an optimizer that change how it computes, not what; and what a scheduler writes there.
-HOW = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "max_lr", "min_lr")
+SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into an optimizer's group
+HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no change of the result
 
 
 def begin(run, training, args, witness, steps: int) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
 
-    keep: how many updates; write: into files (otherwise the run only pauses as long); perturb: move
+    keep: how many updates, 0 if it is left out; write: into files (otherwise the run only pauses as
+    long); perturb: move the initial weights by a rounding error.
     the initial weights by a rounding error.
     """
     text = os.environ.get(VARIABLE)
@@ -90,7 +91,7 @@ class Copies:
     def take(self, tensors: dict):
         """Copy these tensors, without waiting for the device."""
         kept = self.tensors
-        if kept.keys() != tensors.keys() or any(kept[k].shape != t.shape for k, t in tensors.items()):
+        if {k: t.shape for k, t in kept.items()} != {k: t.shape for k, t in tensors.items()}:
             kept = self.tensors = {k: torch.empty_like(t) for k, t in tensors.items()}
         by_dtype = {}
         for name, tensor in tensors.items():
@@ -116,7 +117,7 @@ class Auditor:
     def __init__(self, run, training, args, witness, steps: int, wish: dict):
         self._witness = witness  # knows when the run is warm, and which step it profiles
         self._run, self._training, self._model = run, training, training.model
-        self._wish, self._steps = wish, steps
+        self._wish, self._keep, self._steps = wish, wish.get("keep", 0), steps
         self._accumulate = getattr(args, "accumulate", 1)
         self._profiled = getattr(args, "profile", False)
         self._device = next(self._model.parameters()).device
@@ -151,20 +152,15 @@ class Auditor:
     def pause(self):
         """Stop all clocks of the run meanwhile; the device finishes its work before."""
         self._wait()
-        begin = perf_counter()
-        yield
-        clocks.pause(perf_counter() - begin)
+        with clocks.pause():
+            yield
 
-    @contextmanager
     def _aside(self):
         """Keep what the auditor itself does out of the measured time, on a processor.
 
         A GPU works on meanwhile, so that there is nothing to leave out.
         """
-        begin = perf_counter()
-        yield
-        if self._device.type == "cpu":
-            clocks.pause(perf_counter() - begin)
+        return clocks.pause() if self._device.type == "cpu" else nullcontext()
 
     def _wait(self):
         if self._device.type == "cuda":
@@ -237,7 +233,7 @@ class Auditor:
         step = self._steps_seen[-1]
         with self._aside():
             self._logit_bytes += 2 * logits.numel() * logits.element_size()
-            if self._logit_bytes <= MOST_LOGITS:
+            if self._keep and self._logit_bytes <= MOST_LOGITS:
                 step["logits"] = logits.detach().clone()
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
 
@@ -278,10 +274,12 @@ class Auditor:
             self._take(optimizer)
 
     def _take(self, optimizer):
-        state, named = self._state, self._named(optimizer)
-        state.weights.take(named["weights"])
-        state.optimizer.take(named["optimizer"])
-        state.gradients.take(named["gradients"])
+        state = self._state
+        if self._keep:
+            named = self._named(optimizer)
+            state.weights.take(named["weights"])
+            state.optimizer.take(named["optimizer"])
+            state.gradients.take(named["gradients"])
         state.begun, self._begun = self._begun, state.begun or _Begun()
         state.followed = None
         state.facts = {
@@ -333,7 +331,7 @@ class Auditor:
         state = self._state
         if state.facts is None:
             return
-        wanted = self._wish["keep"] - len(self._kept)
+        wanted = self._keep - len(self._kept)
         left = self._steps // self._accumulate - state.facts["update"]
         if wanted > 0 and self._draw.random() * left < wanted:  # all that are left, if need be
             self._write(state)

@@ -21,8 +21,6 @@ mark; it says when the GPU passed it. Events are read once the GPU has reached t
 waited for: nothing synchronises inside a step. On a CPU there is only the host clock.
 """
 
-import time
-
 from dlojz.training import clocks
 from dlojz.training.clocks import Ledger
 from dlojz.training.conductor import Conductor

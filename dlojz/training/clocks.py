@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -9,12 +10,20 @@ import torch
 from dlojz.runs.log import PHASES
 
 _paused = 0.0  # seconds that belong to no clock
+_depth = 0  # of pauses within pauses
 
 
-def pause(seconds: float):
-    """Leave out these seconds, which have just passed, of all times of this run."""
-    global _paused
-    _paused += seconds
+@contextmanager
+def pause():
+    """Leave out what happens meanwhile of all times of this run."""
+    global _paused, _depth
+    begin, _depth = perf_counter(), _depth + 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+        if _depth == 0:
+            _paused += perf_counter() - begin
 
 
 def paused() -> float:

@@ -138,9 +138,7 @@ class Replay:
         self._gradients = None
         for step, images, labels in batches:
             self._chrono.transfer()
-            self.trainer.train_step(
-                step, self.training, images, labels, self.args, self._chrono
-            )
+            self.trainer.train_step(step, self.training, images, labels, self.args, self._chrono)
             self._chrono.next_iter()
         if self._gradients is None:
             return None
@@ -262,7 +260,7 @@ def _facts(update, replay) -> dict:
 def _rows(replay, ledger) -> list:
     """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
     group = replay.training.optimizer.param_groups[0]
-    settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr", "max_lr", "min_lr")}
+    settings = {k: v for k, v in group.items() if k not in ("params", *audit.SCHEDULED)}
     optimizer_class = type(replay.training.optimizer)
     found = []
     for now, then in zip(ledger["updates"], ledger["updates"][1:], strict=False):

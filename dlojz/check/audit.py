@@ -1,0 +1,314 @@
+"""Is it the same training, to the last step? From the logs of audited runs and their replays.
+
+`dlojz.training.audit` keeps what a run did, `dlojz.training.replay` does some of its updates again
+with the solution. Both log numbers; here they meet their tolerances.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlojz.check.exercises import SAME, Finding, State
+from dlojz.runs import log
+
+AUDITED = 8  # updates in a verdict; a share p of wrong ones is missed with (1 - p) ** 8
+HALF = ("fp16", "bf16")
+
+PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
+CRITERION = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 4e-3, "bf16": 1e-2}
+RATE = 1e-12
+ROUNDINGS = 8  # of float32
+BUFFERS = 1e-5
+TENSOR = 0.1  # between the logarithms of two norms
+# Gradients in float32 agree to SAME_GRADIENTS or ten times their noise; in 16 bits to 1.5 times.
+SAME_GRADIENTS, ONE_STEP, TOO_NOISY = 1e-5, 5e-2, 0.5
+LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
+CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
+CHRONOMETER = 0.10
+
+
+@dataclass(frozen=True)
+class Audited:
+    """An audited run and its replay, of one process; precision: that of the run."""
+
+    mine: log.Run
+    replay: log.Run
+    precision: str
+
+    @property
+    def updates(self) -> list[dict]:
+        return self.replay.replay.updates
+
+    @property
+    def every(self) -> dict:
+        return self.replay.replay.every
+
+
+def audited(folder, replay, precision: str) -> list[Audited]:
+    """Return an audited run and its replay, of each process."""
+    pairs = zip(log.read_ranks(folder), log.read_ranks(replay), strict=True)
+    return [Audited(mine, again, precision) for mine, again in pairs]
+
+
+def findings(runs: Sequence[Audited]) -> list[Finding]:
+    """Return what the audit found in all runs of the trainee's trainer, each link once."""
+    every = [r for r in runs if r.every]
+    if not every:
+        return [_unmeasured("audit", "no step could be replayed")]
+    looks = (_images, _pixels, _rate, _settings, _frozen, _criterion, _rows)
+    return [look(every) for look in looks] + _updates(runs)
+
+
+def _images(runs):
+    """Compare the images of each step, counted where their gradient comes back."""
+    for run in runs:
+        counts, steps = run.every["images"], run.every["steps"]
+        wrong = [k for k, (mine, usual) in enumerate(counts) if mine != usual]
+        if wrong or steps[0] != steps[1]:
+            text = f"{steps[0]} steps"
+            if wrong:
+                mine, usual = counts[wrong[0]]
+                text = f"{mine} of {usual} in step {wrong[0]}, {len(wrong)} steps differ"
+            return _finding(
+                "images with a gradient", False, text, f"all, in {steps[1]} steps", "images"
+            )
+    total = sum(sum(mine for mine, _ in run.every["images"]) for run in runs)
+    return _finding("images with a gradient", True, f"{total:,}, in every step", "all")
+
+
+def _pixels(runs):
+    worst, step = _worst([run.every["pixels"] for run in runs])
+    asked = f"at most {PIXELS:g} apart, in every step"
+    return _finding("pixels of the images", worst <= PIXELS, _where(worst, step), asked, "pixels")
+
+
+def _criterion(runs):
+    tolerance = max(CRITERION[r.precision] for r in runs)
+    bad = []
+    for run in runs:
+        worst, step = _worst([run.every["criterion"]])
+        bad.append((worst / CRITERION[run.precision], worst, step))
+    _, worst, step = max(bad)
+    ok = all(share <= 1 for share, _, _ in bad)
+    asked = f"at most {tolerance:g} of the solution's, in every step"
+    return _finding("gradient of the loss", ok, _where(worst, step), asked, "criterion")
+
+
+def _rate(runs):
+    worst, step = _worst([[u["lr_off"] for u in run.every["updates"]] for run in runs])
+    asked = f"off by at most {RATE:g}, in every update"
+    return _finding("learning rate", worst <= RATE, _where(worst, step, "update"), asked, "rate")
+
+
+def _settings(runs):
+    for run in runs:
+        usual = run.every["usual"][0]
+        for update in run.every["updates"]:
+            for name in ("optimizer", "settings"):
+                if update[name] != usual[name]:
+                    yours = f"{_said(update[name])} in update {update['update']}"
+                    return _finding(
+                        "optimizer's settings", False, yours, _said(usual[name]), "settings"
+                    )
+    return _finding("optimizer's settings", True, _said(usual["settings"]), "the solution's")
+
+
+def _said(value):
+    if not isinstance(value, list):
+        return str(value)
+    return "; ".join(", ".join(f"{k} {v:g}" for k, v in group.items() if v) for group in value)
+
+
+def _frozen(runs):
+    """Compare which weights have no gradient, and which layers do not train, in each update."""
+    what = "weights without a gradient, layers not in training"
+    for run in runs:
+        usual = run.every["usual"][0]
+        for update in run.every["updates"]:
+            if (update["missing"], update["evaluating"]) != (usual["missing"], usual["evaluating"]):
+                first = f", first {update['missing'][0]}" if update["missing"] else ""
+                text = (
+                    f"{len(update['missing'])}{first}; {update['evaluating']} in update "
+                    f"{update['update']}"
+                )
+                asked = f"{len(usual['missing'])}; {usual['evaluating']}"
+                return _finding(what, False, text, asked, "frozen")
+    return _finding(what, True, "none", "none")
+
+
+def _rows(runs):
+    worst, step = _worst([run.every["rows"] for run in runs])
+    asked = f"at most {ROUNDINGS} roundings from the solution's, in every update"
+    text = _where(worst, step, "update")
+    return _finding("update of weights drawn at random", worst <= ROUNDINGS, text, asked, "update")
+
+
+def _updates(runs):
+    """Return the findings on the updates that were replayed."""
+    updates = [u | {"precision": r.precision} for r in runs for u in r.updates]
+    solved = [u for u in updates if "gradients" in u]
+    if not solved:
+        return [_unmeasured("audit", "no update could be replayed")]
+    return [
+        *_gradients(solved),
+        _tensors(solved),
+        _buffers(solved),
+        _optimizer(updates),
+        _number(len({(id(r), u["update"]) for r in runs for u in r.updates})),
+    ]
+
+
+def _number(count):
+    text = f"{count} updates done again with the solution"
+    if count >= AUDITED:
+        return _finding("audit", True, text, f"at least {AUDITED}")
+    more = f"at least {AUDITED}: submit with more steps, --test-nsteps 12"
+    return Finding(SAME, "audit", State.UNMEASURED, text, more, "short")
+
+
+def _gradients(updates):
+    """Return a finding for each precision: the whole gradient, by the median over the updates."""
+    found = []
+    for precision in sorted({u["precision"] for u in updates}):
+        these = [u for u in updates if u["precision"] == precision]
+        noise = statistics.median([u["gradients_noise"] for u in these if "gradients_noise" in u])
+        off = [u["gradients"] for u in these]
+        middle, worst = statistics.median(off), max(off)
+        what = f"gradients, {precision}"
+        if precision in HALF:
+            if noise > TOO_NOISY:
+                text = f"off by {middle:.2g} of them, but the solution's own noise is {noise:.2g}"
+                asked = "judged in float32"
+                found.append(Finding(SAME, what, State.NOT_ASKED, text, asked))
+                continue
+            most, single = 1.5 * noise, math.inf
+        else:
+            most, single = 10 * max(noise, SAME_GRADIENTS), max(ONE_STEP, 10 * noise)
+        ok = middle <= most and worst <= single
+        text = f"off by {middle:.2g} of them in the middle, {worst:.2g} at worst"
+        asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
+        found.append(_finding(what, ok, text, asked, "gradients"))
+    return found
+
+
+def _tensors(updates):
+    missing = sorted({name for u in updates for name in (*u["missing"], *u["unexpected"])})
+    if missing:
+        text = f"{len(missing)} weights, such as {missing[0]}"
+        return _finding("gradients there or not", False, text, "as the solution's", "frozen")
+    noise = max(u.get("gradients_tensor_noise", 0) for u in updates)
+    worst = max(updates, key=lambda u: u["gradients_tensor"])
+    most = max(TENSOR, 3 * noise)
+    text = f"{worst['gradients_tensor']:.2g} apart ({worst['gradients_worst'] or 'none'})"
+    asked = f"logarithms of their norms at most {most:.2g} apart"
+    ok = worst["gradients_tensor"] <= most
+    return _finding("gradient of each weight", ok, text, asked, "gradients")
+
+
+def _buffers(updates):
+    noise = max(u.get("buffers_noise", 0) for u in updates)
+    most, worst = max(BUFFERS, 10 * noise), max(u["buffers"] for u in updates)
+    asked = f"off by at most {most:.2g}"
+    return _finding("batch statistics", worst <= most, f"off by {worst:.2g}", asked, "buffers")
+
+
+def _optimizer(updates):
+    worst = max(updates, key=lambda u: u["optimizer_roundings"])
+    roundings = worst["optimizer_roundings"]
+    name = f", {worst['optimizer_worst']}" if worst["optimizer_worst"] else ""
+    text = f"{roundings:.3g} roundings in update {worst['update']}{name}"
+    asked = f"at most {ROUNDINGS} roundings from the solution's optimizer"
+    return _finding("update of all weights", roundings <= ROUNDINGS, text, asked, "update")
+
+
+def losses(mine: log.Run, reference: log.Run, band: log.Run, precision: str) -> Finding:
+    """Return a finding: do the losses of all steps stay in the band of the solution's own noise?
+
+    band: the solution's run with weights that were off by a rounding error.
+    """
+    tolerance, drift, worst = 0.0, LOSS[precision], (0.0, 0, 0.0, 0.0, 1.0)
+    triples = list(zip(*(_losses(run) for run in (mine, reference, band)), strict=False))
+    for step, (loss, usual, moved) in enumerate(triples):
+        drift = max(drift, DRIFT * _away(moved, usual))
+        tolerance = drift
+        share = _away(loss, usual) / tolerance
+        if not share <= worst[0]:
+            worst = (share, step, loss, usual, tolerance)
+    share, step, loss, usual, tolerance = worst
+    if not triples:
+        return _unmeasured("losses", "no loss was seen")
+    text = f"{loss:.5g} in step {step}, off by {_away(loss, usual):.2g}" if share else "the same"
+    asked = f"{usual:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
+    return _finding(f"losses of all {len(triples)} steps", share <= 1, text, asked, "losses")
+
+
+def _losses(run):
+    """Return the losses that the criterion gave, or else those that the trainer logged."""
+    seen = run.audit.losses
+    return seen if seen and None not in seen else list(run.steps.loss)
+
+
+def _away(loss, expected):
+    away = abs(loss - expected) / abs(expected)
+    return math.inf if math.isnan(away) else away
+
+
+def clocks(run: log.Run) -> list[Finding]:
+    """Return findings: do the file system's clock and the Chronometer agree with the auditor?"""
+    windows = run.audit.windows
+    if not windows:
+        return []
+    apart = max(
+        (abs(w["files_s"] - w["clock_s"]), max(CLOCKS * w["clock_s"], CLOCKS_S)) for w in windows
+    )
+    steady = all(
+        abs(w["files_s"] - w["clock_s"]) <= max(CLOCKS * w["clock_s"], CLOCKS_S) for w in windows
+    )
+    found = [
+        _finding(
+            *("clock", steady, f"{apart[0]:.2g} s from the file system's"),
+            *(f"at most {CLOCKS:.0%} or {1000 * CLOCKS_S:.0f} ms", "clock"),
+        )
+    ]
+    told, measured = _told_speed(run), _speed(windows)
+    ok = told is not None and told <= (1 + CHRONOMETER) * measured
+    text = "nothing" if told is None else f"{told:,.0f} images/s"
+    asked = f"{measured:,.0f} images/s by the auditor"
+    return [*found, _finding("Chronometer", ok, text, asked, "marks")]
+
+
+def _speed(windows):
+    return sum(w["images"] for w in windows) / sum(w["wall_s"] for w in windows)
+
+
+def _told_speed(run):
+    wall = sum(w["wall_s"] for w in run.windows)
+    spans = [(w["first_step"], w["first_step"] + w["steps"]) for w in run.windows]
+    images = sum(sum(run.steps.images[a:b]) for a, b in spans)
+    return images / wall if wall else None
+
+
+def _finding(what, ok, yours, expected, hint=None):
+    return Finding(SAME, what, bool(ok), yours, expected, None if ok else hint)
+
+
+def _unmeasured(what, text):
+    return Finding(SAME, what, State.UNMEASURED, text, "see the hint", "audit")
+
+
+def _worst(lists):
+    """Return the largest value of these lists, and its place; a missing one counts as infinite."""
+    found = (0.0, 0)
+    for values in lists:
+        for place, value in enumerate(values):
+            value = math.inf if value is None or math.isnan(value) else value
+            if value > found[0]:
+                found = (value, place)
+    return found
+
+
+def _where(worst, step, word="step"):
+    if worst == 0:
+        return "the same"
+    return "unknown" if math.isinf(worst) else f"{worst:.2g} in {word} {step}"
