@@ -1,5 +1,6 @@
 """The verdict: what it runs, uses again, and says. Wrong answers are in test_wrong.py."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlojz import cli, course, launch, progress
-from dlojz.check import bars, check, exercises, is_open, judge, plan, run
+from dlojz.check import CheckError, bars, check, exercises, is_open, judge, plan, run
 from dlojz.check.exercises import MECHANISM, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
@@ -30,9 +31,9 @@ def checked(ran):
     return launch.latest("check-01_gpu")
 
 
-def kept(job, course_folder):
+def kept(job, course_folder, number=None):
     """A copy of a job that has ended, as if it had been run in this course folder."""
-    return launch.Job(shutil.copytree(job.directory, course_folder / "runs" / job.id))
+    return launch.Job(shutil.copytree(job.directory, course_folder / "runs" / (number or job.id)))
 
 
 @pytest.fixture
@@ -115,12 +116,12 @@ def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
 
 def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
-    with pytest.raises(plan.CheckError, match=r"wait until it has ended, with job\.wait"):
+    with pytest.raises(CheckError, match=r"wait until it has ended, with job\.wait"):
         check("01", submitted)
     submitted.cancel()
     long = launch.submit("solutions/dlojz_01_gpu.py --data a'; echo foo'")
     long.wait()
-    with pytest.raises(plan.CheckError, match="submit it again with --test"):
+    with pytest.raises(CheckError, match="submit it again with --test"):
         check("01", long)
 
 
@@ -254,3 +255,220 @@ def test_a_wrong_edit_is_not_timed(course_folder, capsys):
     assert series_job.state == launch.State.CANCELLED
     assert check("01", submitted, pairs=12).hint_key == found.hint_key
     assert launch.jobs()[-1] == series_job, "it is known, and not run again"
+
+
+# Runs that did not complete ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def forged(job, checked, course_folder, monkeypatch):
+    """Let the next check "submit" the runs of an earlier one, changed by `change(job's folder)`."""
+
+    def forge(change):
+        def submit(planned, missing):
+            folder = shutil.copytree(checked.directory, course_folder / "runs" / "0099")
+            (folder / run.CHECK_FILE).write_text(json.dumps(missing))
+            change(folder)
+            return launch.Job(folder)
+
+        monkeypatch.setattr(run, "_submit", submit)
+        return job
+
+    return forge
+
+
+def ended_with(name, code, stderr=""):
+    def change(folder):
+        for file in folder.glob(f"{name}/exit_code*"):
+            file.write_text(f"{code}\n")
+        lines = (folder / name / "events.jsonl").read_text().splitlines(keepends=True)
+        (folder / name / "events.jsonl").write_text("".join(lines[:-1]))
+        (folder / name / "stderr.txt").write_text(stderr)
+
+    return change
+
+
+def test_forged_runs_are_judged_like_others(forged):
+    """Else the tests below could not fail."""
+    assert check("01", forged(lambda folder: None)).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "stderr", "said"),
+    [
+        ("solution", -9, "", "run solution, of the solution,.*killed by SIGKILL. Check again"),
+        ("before-1", -15, "", "run before-1, of the step before,.*killed by SIGTERM"),
+        ("before-1", 0, "", "run before-1, of the step before,.*its log has no end"),
+        ("after-1", -9, "", "run after-1 did not complete, which says nothing.*SIGKILL"),
+        ("rehearsal-solution", 1, "no space left", "rehearsal-solution.*no space left"),
+        ("solution", 2, "dlojz: error: unrecognized arguments: --mine", "Submit without that"),
+    ],
+)
+def test_a_run_that_says_nothing_about_the_trainer_is_an_error(forged, name, code, stderr, said):
+    """And no verdict, which would be kept; the run is made again by the next check."""
+    job = forged(ended_with(name, code, stderr))
+    with pytest.raises(CheckError, match=said):
+        check("01", job)
+    planned = plan.of(exercises.find("01_gpu"), job)
+    assert name not in run._completed(planned, run.keys_of(planned))
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/runs/0099/after-1/trainer.py", line 250, in main
+    train_one_epoch(training)
+  File "/runs/0099/after-1/trainer.py", line 142, in train_step
+    training.scaler.step(training.optimizer)
+  File "/torch/amp/grad_scaler.py", line 461, in step
+    raise RuntimeError("unscale_() is being called after step().")
+RuntimeError: unscale_() is being called after step().
+"""
+
+
+def test_a_run_that_the_trainer_fails_shows_its_error_and_line(forged):
+    found = check("01", forged(ended_with("after-1", 1, TRACEBACK)))
+    assert not found.passed
+    assert (
+        "run after-1: RuntimeError: unscale_() is being called after step()., at "
+        "dlojz_01_gpu.py:142: training.scaler.step(training.optimizer)"
+    ) in repr(found)
+    assert "explain" not in found.hints[found.hint_key].api, "the job itself completed"
+
+
+def test_a_failing_extra_run_names_its_flags(forged):
+    found = check("01", forged(ended_with("rehearsal", 1, TRACEBACK)))
+    assert "dlojz_01_gpu.py:142" in repr(found)
+    assert "expected: completed, with --test --data synthetic" in repr(found)
+
+
+def test_only_runs_that_completed_are_used_again(checked_job, course_folder, capsys):
+    made = course_folder / "runs" / launch.latest("check-01_gpu").id
+    ended_with("solution", -9)(made)
+    ended_with("before-1", 0)(made)
+    ended_with("after-1", 1, "ValueError: once")(made)
+    assert check("01", checked_job).passed
+    assert "3 runs" in capsys.readouterr().err
+
+
+def test_a_check_file_that_was_torn_costs_no_check(checked_job, course_folder):
+    made = course_folder / "runs" / launch.latest("check-01_gpu").id
+    (made / run.CHECK_FILE).write_text("")
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    assert run._completed(planned, run.keys_of(planned)) == {}
+
+
+def test_a_run_on_other_hardware_is_not_used_again(checked_job):
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    keys = run.keys_of(planned)
+    assert len(run._completed(planned, keys)) == len(keys)
+    elsewhere = dataclasses.replace(planned, hardware=("Another CPU", ""))
+    assert not set(run.keys_of(elsewhere).values()) & set(keys.values())
+    assert run._completed(elsewhere, keys) == {}, "nor if its key were the same"
+
+
+@pytest.mark.parametrize("field", ["account", "module", "n_gpu"])
+def test_a_run_on_another_kind_of_node_is_not_used_again(checked_job, field):
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    request = dataclasses.replace(planned.request, **{field: 2 if field == "n_gpu" else "x"})
+    other = run.keys_of(dataclasses.replace(planned, request=request))
+    assert not set(other.values()) & set(run.keys_of(planned).values())
+
+
+def test_two_gpus_of_one_name_are_the_same_hardware_in_any_host():
+    h100, other = ("EPYC", "H100"), ("Xeon", "H100")
+    assert run._same_hardware(h100, other)
+    assert not run._same_hardware(h100, ("EPYC", "A100"))
+    assert run._same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
+
+
+# Which jobs can be checked -----------------------------------------------------------------------
+
+
+def test_a_job_whose_folder_was_removed_was_not_run_by_hand(job):
+    shutil.rmtree(job.directory)
+    with pytest.raises(CheckError, match="is gone: submit the trainer again"):
+        check("01", job)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no log to read"),
+        ("", "does not say what it trained"),
+        ('{"event": "start"\n{}\n', r"events\.jsonl:1"),
+    ],
+    ids=["no log", "empty", "damaged"],
+)
+def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
+    file = job.directory / "events.jsonl"
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(CheckError, match=said):
+        check("01", job)
+
+
+def test_a_job_that_was_cancelled_is_no_verdict(script):
+    script("import time; time.sleep(60)")
+    submitted = launch.submit("t.py --test")
+    submitted.cancel()
+    submitted.wait(30)
+    with pytest.raises(CheckError, match=r"is CANCELLED.*Submit it again"):
+        check("01", submitted)
+
+
+def test_a_job_of_too_few_processes_is_told_before_anything_is_run(job):
+    with pytest.raises(CheckError, match=r"had 1 process.*submit\(.*n_gpu=2\)"):
+        check("06", job)
+
+
+def test_of_a_sweep_the_last_job_is_checked_and_any_by_its_number(checked_job, course_folder):
+    other = kept(checked_job, course_folder, "0050")
+    assert check("01", [other, checked_job]).job == checked_job
+    assert check("01", int(checked_job.id)).job == checked_job
+
+
+def test_a_check_leaves_out_what_resumes_and_saves(course_folder):
+    flags = f"{SMALL} --checkpoint kept.pt --checkpoint-every=2"
+    saved = launch.submit(f"solutions/dlojz_01_gpu.py {flags}")
+    saved.wait()
+    (course_folder / "kept.pt").touch()  # the trainer refuses to overwrite it
+    found = check("01", saved)
+    assert found.passed, found
+    assert "note: checked without --checkpoint, --checkpoint-every: " in repr(found)
+
+
+# What the verdict says of its job ----------------------------------------------------------------
+
+
+def test_an_edit_since_the_job_is_told(checked_job, course_folder, monkeypatch):
+    assert "has changed since" not in repr(check("01", checked_job))
+    (course_folder / "edited" / "solutions").mkdir(parents=True)
+    (course_folder / "edited" / "solutions" / "dlojz_01_gpu.py").write_text("a syntax error")
+    monkeypatch.chdir(course_folder / "edited")
+    said = repr(check("01", checked_job))
+    assert f"01_gpu: passed (job {checked_job.id})" in said
+    assert f"dlojz_01_gpu.py has changed since job {checked_job.id}: submit it" in said
+
+
+def test_paragraphs_that_are_left_are_listed(checked_job):
+    file = checked_job.directory / "trainer.py"
+    assert plan.notes(exercises.find("01_gpu"), checked_job) == []
+    file.write_text("# TODO 02: a\nx = 1\n    # TODO 01: b\n# TODO 01: c\n")
+    (note,) = plan._still_to_do(exercises.find("01_gpu"), checked_job)
+    assert note == "`# TODO 01` is still in lines 3, 4 of dlojz_01_gpu.py"
+    file.write_text("# TODO 02: a\n# TODO 06b: b\n")
+    (note,) = plan._still_to_do(exercises.find("06_ddp"), checked_job)
+    assert note == "`# TODO 06` is still in line 2 of dlojz_01_gpu.py"
+
+
+def test_a_verdict_that_cannot_be_recorded_is_shown(checked_job):
+    progress.file().write_text("{")
+    found = check("01", checked_job)
+    assert found.passed
+    assert f"note: this verdict could not be recorded: {progress.file()}" in repr(found)
+
+
+def test_the_progress_bar_says_what_runs():
+    names = ["solution", "rehearsal", "rehearsal-solution"]
+    names += ["before-1", "after-1", "after-2", "before-2"]
+    said = [run.doing(names, done) for done in range(len(names) + 1)]
+    assert said[:3] == ["solution", "rehearsal", "rehearsal"]
+    assert said[3:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3

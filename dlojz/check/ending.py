@@ -53,7 +53,7 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
     said = error(folder, trainer)
     if "out_of_memory" in outcomes:
         return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
-    if min(codes) < 0 == max(codes) and -min(codes) in FROM_OUTSIDE:
+    if max(codes) <= 0 and -min(codes) in FROM_OUTSIDE:
         return Ending(How.KILLED, f"killed by {signal.Signals(-min(codes)).name}")
     return Ending(How.FAILED, said or f"exit code {next(filter(None, codes))}")
 
