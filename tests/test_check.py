@@ -6,12 +6,15 @@ import shutil
 
 import numpy as np
 import pytest
+from test_stats import write_log
 
 from dlojz import cli, course, launch, progress
-from dlojz.check import CheckError, bars, check, exercises, is_open, judge, plan, run
+from dlojz.check import CheckError, bars, check, ending, exercises, is_open, judge, plan, run
+from dlojz.check.ending import How
 from dlojz.check.exercises import MECHANISM, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
+from dlojz.runs.folder import events_file
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 5"
 
@@ -338,6 +341,35 @@ def test_a_failing_extra_run_names_its_flags(forged):
     found = check("01", forged(ended_with("rehearsal", 1, TRACEBACK)))
     assert "dlojz_01_gpu.py:142" in repr(found)
     assert "expected: completed, with --test --data synthetic" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("codes", "how", "said"),
+    [
+        ([-9], How.KILLED, "killed by SIGKILL"),
+        ([0, -15], How.KILLED, "killed by SIGTERM"),
+        ([-11], How.FAILED, "ended by SIGSEGV"),
+        ([-9, 3], How.FAILED, "exit code 3"),  # the series killed the first because of the second
+        ([-40], How.FAILED, "ended by signal 40"),
+        ([0, 0], How.FAILED, "its log has no end"),
+        ([], How.UNFINISHED, "did not run to its end"),
+    ],
+)
+def test_how_a_run_ended_is_told_by_its_exit_codes(tmp_path, codes, how, said):
+    for rank, code in enumerate(codes):
+        (tmp_path / f"exit_code.rank{rank}").write_text(f"{code}\n")
+        (tmp_path / "exit_code").write_text("1\n")
+    end = ending.of(tmp_path)
+    assert end.how == how
+    assert said in end.text
+
+
+def test_a_run_of_two_processes_completed_if_both_logs_have_an_end(tmp_path):
+    (tmp_path / "exit_code").write_text("0\n")
+    for rank in (0, 1):
+        assert not ending.of(tmp_path).completed
+        write_log(events_file(tmp_path, rank), rank=rank, size=2)
+    assert ending.of(tmp_path).completed
 
 
 def test_only_runs_that_completed_are_used_again(checked_job, course_folder, capsys):

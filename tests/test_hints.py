@@ -12,7 +12,13 @@ from dlojz.check import exercises
 from dlojz.check.exercises import common
 
 KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-FINDERS = {"Finding": 6, "like": 6, "_at_most": 4, "finding": 3}  # the hint is this argument
+FINDERS = {
+    "Finding": 6,
+    "like": 6,
+    "_at_most": 4,
+    "finding": 3,
+    "flag": 5,
+}  # the hint is this argument
 
 
 def strings(node):

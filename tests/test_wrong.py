@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step
     "01_gpu": "device",
     "02_amp": "flag",
-    "03_channels_last": "weights-layout",
+    "03_channels_last": "flag",
     "04_profiler": "flag",
     "05_dataloader": "decode",
     "06_ddp": "share",

@@ -54,8 +54,16 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
     if "out_of_memory" in outcomes:
         return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
     if max(codes) <= 0 and -min(codes) in FROM_OUTSIDE:
-        return Ending(How.KILLED, f"killed by {signal.Signals(-min(codes)).name}")
-    return Ending(How.FAILED, said or f"exit code {next(filter(None, codes))}")
+        return Ending(How.KILLED, f"killed by {_name(-min(codes))}")
+    if max(codes) <= 0:
+        return Ending(How.FAILED, f"ended by {_name(-min(codes))}")
+    return Ending(How.FAILED, said or f"exit code {max(codes)}")
+
+
+def _name(number):
+    """Return the name of a signal; most real-time signals have none."""
+    names = {int(known): known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 def error(folder: Path, trainer: str = "dlojz.py") -> str:
