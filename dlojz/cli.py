@@ -334,7 +334,7 @@ def _check(args):
     verdict = check(step, args.job or _last(), args.pairs)
     print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
     if args.hint:
-        print(verdict.hint())
+        print(verdict.hint(climb=True))
     return 0 if verdict.passed else 1
 
 

@@ -1,5 +1,6 @@
 """The verdict: what it runs, uses again, and says. Wrong answers are in test_wrong.py."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,14 +9,14 @@ import pytest
 from test_stats import write_log
 
 from dlojz import cli, course, launch, progress
-from dlojz.check import bars, check, exercises, is_open, judge, plan, run
-from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding, State
+from dlojz.check import CheckError, bars, check, ending, exercises, is_open, judge, plan, run
+from dlojz.check.ending import How
+from dlojz.check.exercises import MECHANISM, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
+from dlojz.runs.folder import events_file
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 5"
-H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
-RESNET = {"model": "resnet50", "image_size": 224, "batch_size": 256}
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,9 @@ def checked(ran):
     return launch.latest("check-01_gpu")
 
 
-def kept(job, course_folder):
+def kept(job, course_folder, number=None):
     """A copy of a job that has ended, as if it had been run in this course folder."""
-    return launch.Job(shutil.copytree(job.directory, course_folder / "runs" / job.id))
+    return launch.Job(shutil.copytree(job.directory, course_folder / "runs" / (number or job.id)))
 
 
 @pytest.fixture
@@ -47,10 +48,6 @@ def job(ran, course_folder):
 def checked_job(job, checked, course_folder):
     kept(checked, course_folder)
     return job
-
-
-def verdict(*findings):
-    return Verdict("02_amp", list(findings), exercises.find("02_amp").hints)
 
 
 def test_a_check_submits_once_and_then_knows(job, capsys):
@@ -70,11 +67,12 @@ def test_the_last_job_is_the_trainees_not_the_checks(checked_job):
     assert check("01").job == checked_job
 
 
-def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(job, monkeypatch):
-    assert plan.hardware_here(job).startswith("cpu: ")
+def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(ran, monkeypatch):
+    found = log.read(ran.directory)
+    assert plan.hardware_here(found).startswith("cpu: ")
     monkeypatch.setattr(plan.presets, "gpus", lambda: ("GPU-1",))
     monkeypatch.setattr(plan.facts, "gpus", lambda: {"cards": [{"name": "NVIDIA H100"}]})
-    assert plan.hardware_here(job) == "cuda: NVIDIA H100"
+    assert plan.hardware_here(found) == "cuda: NVIDIA H100"
 
 
 def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, capsys):
@@ -116,17 +114,17 @@ def test_the_runs_of_a_pair_come_a_b_b_a(job):
     ],
 )
 def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
-    assert plan._without(flags.split(), {"--precision": 1}) == known.split()
+    assert plan.without(flags.split(), {"--precision": 1}) == known.split()
 
 
 def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
-    with pytest.raises(plan.CheckError, match=r"wait until it has ended, with job\.wait"):
+    with pytest.raises(CheckError, match=r"wait until it has ended, with job\.wait"):
         check("01", submitted)
     submitted.cancel()
     long = launch.submit("solutions/dlojz_01_gpu.py --data a'; echo foo'")
     long.wait()
-    with pytest.raises(plan.CheckError, match="submit it again with --test"):
+    with pytest.raises(CheckError, match="submit it again with --test"):
         check("01", long)
 
 
@@ -173,171 +171,7 @@ def test_in_a_terminal_the_exit_code_tells(checked_job, capsys):
     assert cli.main(["check", "99"]) == 2
 
 
-def test_hints_climb_a_ladder(course_folder, tmp_path):
-    found = verdict(Finding(MECHANISM, "dtype", False, "float32", "bfloat16", "autocast"))
-    found.job = launch.Job(tmp_path)
-    (tmp_path / "trainer.py").write_text(course.solution("01").read_text())
-    first, second, third = found.hint(), found.hint(), found.hint()
-    assert "Hint 1 of 3" in repr(first)
-    assert second.link.startswith("https://docs.pytorch.org/")
-    assert "+    with torch.autocast" in third.diff
-    assert "Hint 1 of 3" in repr(found.hint()), "and begins again"
-
-
-def test_the_first_hint_is_the_exercises_first(course_folder):
-    late = Finding(SAME, "losses", False, "1", "2", "losses")
-    early = Finding(SAME, "images", False, "1", "2", "images")
-    own = Finding(MECHANISM, "dtype", False, "1", "2", "autocast")
-    assert verdict(late, own, early).hint_key == "images"
-    assert verdict(late, own).hint_key == "autocast"
-    assert verdict(late).hint_key == "losses"
-
-
-def test_what_is_not_asked_does_not_fail():
-    asked = Finding(SAME, "images", True, "1", "1")
-    found = verdict(asked, Finding(FASTER, "speed", State.NOT_ASKED, "0.4 times", "no gain asked"))
-    assert found.passed
-    assert found.part(FASTER) == State.NOT_ASKED
-    assert "no gain asked" in repr(found)
-
-
-def test_the_card_shows_hostile_text_as_text():
-    found = verdict(Finding(SAME, "<script>", False, "<b>yours</b>", "1", "images"))
-    assert "<script>" not in found._repr_html_()
-    assert "&lt;b&gt;yours" in found._repr_html_()
-
-
-@pytest.mark.parametrize(
-    ("step", "hardware", "changes", "at_least"),
-    [
-        ("01_gpu", H100, {}, 8.0),
-        ("01_gpu", EPYC, {}, None),
-        ("02_amp", H100, {"precision": "fp16"}, 1.5),
-        ("02_amp", H100, {"precision": "fp16", "batch_size": 8}, None),
-        ("02_amp", "cuda: Some Card", {"precision": "fp16"}, None),
-        ("02_amp", EPYC, {"precision": "bf16"}, None),
-        ("03_channels_last", H100, {"precision": "fp16"}, 1.15),
-        ("03_channels_last", H100, {"precision": "fp16", "batch_size": 128}, None),
-        ("03_channels_last", H100, {"precision": "fp16", "model": "vgg19", "batch_size": 64}, 1.15),
-        ("03_channels_last", H100, {"precision": "fp32"}, None),
-        ("03_channels_last", EPYC, {"precision": "fp32"}, 1.0),
-        ("03_channels_last", EPYC, {"precision": "fp32", "image_size": 64}, None),
-        ("06_ddp", H100, {"precision": "bf16"}, 0.9),
-        ("06_ddp", H100, {"precision": "bf16", "batch_size": 128}, None),
-        ("06_ddp", EPYC, {}, None),
-    ],
-)
-def test_each_hardware_has_its_bar(step, hardware, changes, at_least):
-    assert bars.bar(step, hardware, RESNET | changes).at_least == at_least
-
-
-def test_every_bar_has_a_source():
-    assert all(bar.source for bar in bars.BARS)
-
-
-def recorded_gains(step):
-    """Runs recorded on an H100, and how many times as fast as the step before each was."""
-    for file in sorted((course.course_root() / "reference" / "h100").glob("03-*16-nhwc-b*.jsonl")):
-        precision = file.name.split("-")[2]
-        before = file.name.replace("nhwc", "nchw")
-        if step == "02_amp":
-            file = file.with_name(before)
-            before = before.replace(precision, "fp32")
-        slow = stats.summary(file.with_name(before)) if file.with_name(before).exists() else None
-        fast = stats.summary(file)
-        if slow and slow.images_per_s and fast.images_per_s:
-            yield fast, fast.images_per_s / slow.images_per_s
-
-
-@pytest.mark.parametrize("step", ["02_amp", "03_channels_last"])
-def test_what_was_recorded_clears_each_bar_by_far(step):
-    asked = 0
-    for recorded, gain in recorded_gains(step):
-        at_least = bars.bar(step, f"cuda: {recorded.device_name}", recorded.arguments).at_least
-        if at_least is not None:
-            asked += 1
-            assert gain > 1.1 * at_least, f"{recorded.name}: {gain:.2f} times"
-    assert asked > 8
-
-
-def timed(folder, name, ms, device_name="NVIDIA H100 80GB HBM3", **arguments):
-    """The log of a run with this step time, on a GPU."""
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1,
-             "versions": {}, "arguments": RESNET | {"data": "synthetic"} | arguments}  # fmt: skip
-    path = write_log(
-        folder / name / "events.jsonl",
-        batch=256,
-        device=True,
-        ms=dict.fromkeys(("data", "transfer", "forward", "backward", "update"), ms / 5),
-        start=start,
-        setup={"device": "cuda:0", "device_name": device_name, "warmup_steps": 3, "steps": 10},
-    )
-    return path.parent
-
-
-def judged_speed(tmp_path, before_ms, after_ms, **arguments):
-    """The finding on the speed, of six pairs with these times."""
-    folders = {}
-    for i in range(6):
-        wobble = 1 + 0.002 * (-1) ** i
-        folders[f"before-{i + 1}"] = timed(tmp_path, f"b{i}", before_ms * wobble, **arguments)
-        folders[f"after-{i + 1}"] = timed(tmp_path, f"a{i}", after_ms / wobble, **arguments)
-    run = log.read(folders["after-1"])
-    return judge._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
-
-
-def test_a_gain_that_clears_the_bar_passes(tmp_path):
-    finding = judged_speed(tmp_path, 200, 100, precision="fp16")
-    assert finding.state == State.PASSED
-    assert "2.000 times as fast" in finding.yours
-    assert "at least 1.5" in finding.expected
-
-
-NOT_SLOWER = bars.Bar("03_channels_last", "", 1.0, "a source", not_slower=True)
-GAIN = bars.Bar("02_amp", "", 1.5, "a source")
 PASSED, FAILED, NOT_ASKED, UNMEASURED = State
-
-
-@pytest.mark.parametrize(
-    ("bar", "low", "high", "state", "is_open"),
-    [
-        (GAIN, 1.51, 1.9, PASSED, False),
-        (GAIN, 1.1, 1.49, FAILED, False),
-        (GAIN, 1.1, 1.9, UNMEASURED, True),
-        (NOT_SLOWER, 0.98, 1.1, PASSED, False),
-        (NOT_SLOWER, 0.65, 0.96, FAILED, False),
-        (NOT_SLOWER, 0.65, 1.48, NOT_ASKED, True),
-    ],
-)
-def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
-    bar, low, high, state, is_open
-):
-    found = judge._asked(bar, stats.Comparison(1, low, high, 0.03, 6, ""))
-    assert (found.state, found.open) == (state, is_open)
-    assert ("✓" in repr(verdict(found)).splitlines()[2]) == (state == PASSED)
-
-
-@pytest.mark.parametrize("bar", [GAIN, NOT_SLOWER])
-def test_a_single_pair_clears_no_bar(bar):
-    found = judge._asked(bar, stats.Comparison(3.0, None, None, 0.03, 1, ""))
-    assert found.state == UNMEASURED
-    assert "at least 6 pairs" in found.expected
-
-
-def test_a_finding_is_never_undecided_by_accident():
-    with pytest.raises(TypeError, match="None is no state"):
-        Finding(SAME, "images", None, "1", "2")
-    assert Finding(SAME, "images", np.bool_(True), "1", "1").state == PASSED
-
-
-def test_a_verdict_without_a_finding_does_not_pass():
-    assert not verdict().passed
-
-
-def test_a_gain_below_the_bar_fails(tmp_path):
-    finding = judged_speed(tmp_path, 140, 100, precision="fp16")
-    assert finding.state == State.FAILED
-    assert finding.hint == "speed"
 
 
 def speeds(job, *intervals, pairs=None, mechanism=True):
@@ -347,16 +181,16 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
     """
     made, given = [], iter(intervals)
 
-    def make(entries, exercise, job):
-        made.append(sum(e.name.startswith("after-") for e in entries))
-        return {e.name: None for e in entries}
+    def make(planned, standards):
+        made.append(sum(e.name.startswith("after-") for e in planned.entries))
+        return {e.name: None for e in planned.entries}
 
-    def found(exercise, runs, job, timed):
+    def found(exercise, runs, standards, timed):
         low, high = next(given)
         shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, made[-1], stats.FASTER)
         seen = Finding(MECHANISM, "layout", mechanism, "a", "b", "input")
         speed = judge._asked(bars.Bar("01_gpu", "", 1.15, "a source"), shown)
-        return Verdict("01_gpu", [seen, speed], exercise.hints, job, shown)
+        return Verdict("01_gpu", [seen, speed], exercise.hints, shown)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "finished", make)
@@ -399,66 +233,6 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
     assert 0.03 < passed / 4000 < 0.05
 
 
-@pytest.mark.parametrize(
-    ("waits_ms", "workers", "told"),
-    [
-        (0, 1, "no gain asked: the baseline runs"),
-        (100, 1, "must not get slower"),
-        (0, 2, "must not get slower"),
-    ],
-)
-def test_of_a_loader_that_keeps_up_no_gain_is_asked(tmp_path, waits_ms, workers, told):
-    ms = dict.fromkeys(("transfer", "forward", "backward", "update"), 20.0) | {"data": waits_ms}
-    arguments = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32, "data": "data"}
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {},
-             "arguments": arguments, "threads": 2, "cpu_count": 3}  # fmt: skip
-    probe = {"when": "probe", "loader": {"num_workers": workers}}
-    folders = {
-        f"{side}-{i}": tmp_path / f"{side}{i}" for i in range(6) for side in ("before", "after")
-    }
-    for folder in folders.values():
-        write_log(folder / "events.jsonl", ms=ms, start=start, evidence=probe)
-    run = log.read(folders["before-1"])
-    found = judge._speed(exercises.find("05_dataloader"), folders, exercises.Runs(run, run))[1]
-    assert told in found.expected
-
-
-def test_without_a_bar_the_speed_is_told_and_not_asked(tmp_path):
-    finding = judged_speed(tmp_path, 100, 250, precision="fp16", batch_size=256, image_size=64)
-    assert finding.state == State.NOT_ASKED
-    assert finding.yours.startswith("0.40")
-
-
-def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
-    folders = {"before-1": timed(tmp_path, "b", 200, precision="fp16")}
-    folders["after-1"] = timed(tmp_path, "a", 100, precision="fp16")
-    run = log.read(folders["after-1"])
-    finding = judge._speed(exercises.find("02_amp"), folders, exercises.Runs(run, run))[1]
-    assert finding.state == State.UNMEASURED
-
-
-@pytest.mark.parametrize(("batch", "size", "expected"), [(8, 32, 1), (32, 64, 2), (4, 16, 1)])
-def test_the_envelope_of_the_nearest_smaller_size_counts(batch, size, expected, course_folder):
-    sizes = [{"pixels": 8 * 32**2, "tolerance": [1]}, {"pixels": 32 * 64**2, "tolerance": [2]}]
-    file = course_folder / "reference" / "envelopes" / "02_amp.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"tolerance": {"cpu": {"bf16": sizes}}}))
-    run = log.Run(file)
-    run.setup = {"device": "cpu"}
-    run.start = {"arguments": {"batch_size": batch, "image_size": size, "precision": "bf16"}}
-    assert judge.tolerance("02_amp", exercises.Runs(run, run)) == [expected]
-
-
-def test_every_exercise_has_an_envelope_for_the_cpu():
-    folder = course.course_root() / "reference" / "envelopes"
-    for step in exercises.MODULES:
-        kept = json.loads((folder / f"{step}.json").read_text())
-        assert kept["measured"]["cpu"]["command"] == f"python tools/envelope.py {step[:2]}"
-        for sizes in kept["tolerance"]["cpu"].values():
-            for size in sizes:
-                assert all(t > 0 for t in size["tolerance"])
-
-
 def test_a_run_that_ends_with_its_profiler_is_told_to_be_longer(course_folder):
     submitted = launch.submit(f"solutions/dlojz_04_profiler.py {SMALL} --profile")
     submitted.wait(60)
@@ -484,3 +258,249 @@ def test_a_wrong_edit_is_not_timed(course_folder, capsys):
     assert series_job.state == launch.State.CANCELLED
     assert check("01", submitted, pairs=12).hint_key == found.hint_key
     assert launch.jobs()[-1] == series_job, "it is known, and not run again"
+
+
+# Runs that did not complete ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def forged(job, checked, course_folder, monkeypatch):
+    """Let the next check "submit" the runs of an earlier one, changed by `change(job's folder)`."""
+
+    def forge(change):
+        def submit(planned, missing):
+            folder = shutil.copytree(checked.directory, course_folder / "runs" / "0099")
+            (folder / run.CHECK_FILE).write_text(json.dumps(missing))
+            change(folder)
+            return launch.Job(folder)
+
+        monkeypatch.setattr(run, "_submit", submit)
+        return job
+
+    return forge
+
+
+def ended_with(name, code, stderr=""):
+    def change(folder):
+        for file in folder.glob(f"{name}/exit_code*"):
+            file.write_text(f"{code}\n")
+        lines = (folder / name / "events.jsonl").read_text().splitlines(keepends=True)
+        (folder / name / "events.jsonl").write_text("".join(lines[:-1]))
+        (folder / name / "stderr.txt").write_text(stderr)
+
+    return change
+
+
+def test_forged_runs_are_judged_like_others(forged):
+    """Else the tests below could not fail."""
+    assert check("01", forged(lambda folder: None)).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "stderr", "said"),
+    [
+        ("solution", -9, "", "run solution, of the solution,.*killed by SIGKILL. Check again"),
+        ("before-1", -15, "", "run before-1, of the step before,.*killed by SIGTERM"),
+        ("before-1", 0, "", "run before-1, of the step before,.*its log has no end"),
+        ("after-1", -9, "", "run after-1 did not complete, which says nothing.*SIGKILL"),
+        ("rehearsal-solution", 1, "no space left", "rehearsal-solution.*no space left"),
+        ("solution", 2, "dlojz: error: unrecognized arguments: --mine", "Submit without that"),
+    ],
+)
+def test_a_run_that_says_nothing_about_the_trainer_is_an_error(forged, name, code, stderr, said):
+    """And no verdict, which would be kept; the run is made again by the next check."""
+    job = forged(ended_with(name, code, stderr))
+    with pytest.raises(CheckError, match=said):
+        check("01", job)
+    planned = plan.of(exercises.find("01_gpu"), job)
+    assert name not in run._completed(planned, run.keys_of(planned))
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/runs/0099/after-1/trainer.py", line 250, in main
+    train_one_epoch(training)
+  File "/runs/0099/after-1/trainer.py", line 142, in train_step
+    training.scaler.step(training.optimizer)
+  File "/torch/amp/grad_scaler.py", line 461, in step
+    raise RuntimeError("unscale_() is being called after step().")
+RuntimeError: unscale_() is being called after step().
+"""
+
+
+def test_a_run_that_the_trainer_fails_shows_its_error_and_line(forged):
+    found = check("01", forged(ended_with("after-1", 1, TRACEBACK)))
+    assert not found.passed
+    assert (
+        "run after-1: RuntimeError: unscale_() is being called after step()., at "
+        "dlojz_01_gpu.py:142: training.scaler.step(training.optimizer)"
+    ) in repr(found)
+    assert "explain" not in found.hints[found.hint_key].api, "the job itself completed"
+
+
+def test_a_failing_extra_run_names_its_flags(forged):
+    found = check("01", forged(ended_with("rehearsal", 1, TRACEBACK)))
+    assert "dlojz_01_gpu.py:142" in repr(found)
+    assert "expected: completed, with --test --data synthetic" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("codes", "how", "said"),
+    [
+        ([-9], How.KILLED, "killed by SIGKILL"),
+        ([0, -15], How.KILLED, "killed by SIGTERM"),
+        ([-11], How.FAILED, "ended by SIGSEGV"),
+        ([-9, 3], How.FAILED, "exit code 3"),  # the series killed the first because of the second
+        ([-40], How.FAILED, "ended by signal 40"),
+        ([0, 0], How.FAILED, "its log has no end"),
+        ([], How.UNFINISHED, "did not run to its end"),
+    ],
+)
+def test_how_a_run_ended_is_told_by_its_exit_codes(tmp_path, codes, how, said):
+    for rank, code in enumerate(codes):
+        (tmp_path / f"exit_code.rank{rank}").write_text(f"{code}\n")
+        (tmp_path / "exit_code").write_text("1\n")
+    end = ending.of(tmp_path)
+    assert end.how == how
+    assert said in end.text
+
+
+def test_a_run_of_two_processes_completed_if_both_logs_have_an_end(tmp_path):
+    (tmp_path / "exit_code").write_text("0\n")
+    for rank in (0, 1):
+        assert not ending.of(tmp_path).completed
+        write_log(events_file(tmp_path, rank), rank=rank, size=2)
+    assert ending.of(tmp_path).completed
+
+
+def test_only_runs_that_completed_are_used_again(checked_job, course_folder, capsys):
+    made = course_folder / "runs" / launch.latest("check-01_gpu").id
+    ended_with("solution", -9)(made)
+    ended_with("before-1", 0)(made)
+    ended_with("after-1", 1, "ValueError: once")(made)
+    assert check("01", checked_job).passed
+    assert "3 runs" in capsys.readouterr().err
+
+
+def test_a_check_file_that_was_torn_costs_no_check(checked_job, course_folder):
+    made = course_folder / "runs" / launch.latest("check-01_gpu").id
+    (made / run.CHECK_FILE).write_text("")
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    assert run._completed(planned, run.keys_of(planned)) == {}
+
+
+def test_a_run_on_other_hardware_is_not_used_again(checked_job):
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    keys = run.keys_of(planned)
+    assert len(run._completed(planned, keys)) == len(keys)
+    elsewhere = dataclasses.replace(planned, hardware=("Another CPU", ""))
+    assert not set(run.keys_of(elsewhere).values()) & set(keys.values())
+    assert run._completed(elsewhere, keys) == {}, "nor if its key were the same"
+
+
+@pytest.mark.parametrize("field", ["account", "module", "n_gpu"])
+def test_a_run_on_another_kind_of_node_is_not_used_again(checked_job, field):
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    request = dataclasses.replace(planned.request, **{field: 2 if field == "n_gpu" else "x"})
+    other = run.keys_of(dataclasses.replace(planned, request=request))
+    assert not set(other.values()) & set(run.keys_of(planned).values())
+
+
+def test_two_gpus_of_one_name_are_the_same_hardware_in_any_host():
+    h100, other = ("EPYC", "H100"), ("Xeon", "H100")
+    assert run._same_hardware(h100, other)
+    assert not run._same_hardware(h100, ("EPYC", "A100"))
+    assert run._same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
+
+
+# Which jobs can be checked -----------------------------------------------------------------------
+
+
+def test_a_job_whose_folder_was_removed_was_not_run_by_hand(job):
+    shutil.rmtree(job.directory)
+    with pytest.raises(CheckError, match="is gone: submit the trainer again"):
+        check("01", job)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no log to read"),
+        ("", "does not say what it trained"),
+        ('{"event": "start"\n{}\n', r"events\.jsonl:1"),
+    ],
+    ids=["no log", "empty", "damaged"],
+)
+def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
+    file = job.directory / "events.jsonl"
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(CheckError, match=said):
+        check("01", job)
+
+
+def test_a_job_that_was_cancelled_is_no_verdict(script):
+    script("import time; time.sleep(60)")
+    submitted = launch.submit("t.py --test")
+    submitted.cancel()
+    submitted.wait(30)
+    with pytest.raises(CheckError, match=r"is CANCELLED.*Submit it again"):
+        check("01", submitted)
+
+
+def test_a_job_of_too_few_processes_is_told_before_anything_is_run(job):
+    with pytest.raises(CheckError, match=r"had 1 process.*submit\(.*n_gpu=2\)"):
+        check("06", job)
+
+
+def test_of_a_sweep_the_last_job_is_checked_and_any_by_its_number(checked_job, course_folder):
+    other = kept(checked_job, course_folder, "0050")
+    assert check("01", [other, checked_job]).job == checked_job
+    assert check("01", int(checked_job.id)).job == checked_job
+
+
+def test_a_check_leaves_out_what_resumes_and_saves(course_folder):
+    flags = f"{SMALL} --checkpoint kept.pt --checkpoint-every=2"
+    saved = launch.submit(f"solutions/dlojz_01_gpu.py {flags}")
+    saved.wait()
+    (course_folder / "kept.pt").touch()  # the trainer refuses to overwrite it
+    found = check("01", saved)
+    assert found.passed, found
+    assert "note: checked without --checkpoint, --checkpoint-every: " in repr(found)
+
+
+# What the verdict says of its job ----------------------------------------------------------------
+
+
+def test_an_edit_since_the_job_is_told(checked_job, course_folder, monkeypatch):
+    assert "has changed since" not in repr(check("01", checked_job))
+    (course_folder / "edited" / "solutions").mkdir(parents=True)
+    (course_folder / "edited" / "solutions" / "dlojz_01_gpu.py").write_text("a syntax error")
+    monkeypatch.chdir(course_folder / "edited")
+    said = repr(check("01", checked_job))
+    assert f"01_gpu: passed (job {checked_job.id})" in said
+    assert f"dlojz_01_gpu.py has changed since job {checked_job.id}: submit it" in said
+
+
+def test_paragraphs_that_are_left_are_listed(checked_job):
+    file = checked_job.directory / "trainer.py"
+    assert plan.notes(exercises.find("01_gpu"), checked_job) == []
+    file.write_text("# TODO 02: a\nx = 1\n    # TODO 01: b\n# TODO 01: c\n")
+    (note,) = plan._still_to_do(exercises.find("01_gpu"), checked_job)
+    assert note == "`# TODO 01` is still in lines 3, 4 of dlojz_01_gpu.py"
+    file.write_text("# TODO 02: a\n# TODO 06b: b\n")
+    (note,) = plan._still_to_do(exercises.find("06_ddp"), checked_job)
+    assert note == "`# TODO 06` is still in line 2 of dlojz_01_gpu.py"
+
+
+def test_a_verdict_that_cannot_be_recorded_is_shown(checked_job):
+    progress.file().write_text("{")
+    found = check("01", checked_job)
+    assert found.passed
+    assert f"note: this verdict could not be recorded: {progress.file()}" in repr(found)
+
+
+def test_the_progress_bar_says_what_runs():
+    names = ["solution", "rehearsal", "rehearsal-solution"]
+    names += ["before-1", "after-1", "after-2", "before-2"]
+    said = [run.doing(names, done) for done in range(len(names) + 1)]
+    assert said[:3] == ["solution", "rehearsal", "rehearsal"]
+    assert said[3:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3

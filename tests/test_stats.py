@@ -31,6 +31,7 @@ def write_log(path, steps=10, warmup=3, batch=32, device=False, ms=None, rank=0,
         "memory": {"process_peak_bytes": 500_000_000},
         "end": {"outcome": "completed", "time": "2026-01-02T03:05:05"},
     } | changes  # fmt: skip
+    events["end"] = events.pop("end")  # the last, whatever was added
     lines = []
     for kind, event in events.items():
         if event is not None:

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step
     "01_gpu": "device",
     "02_amp": "flag",
-    "03_channels_last": "weights-layout",
+    "03_channels_last": "flag",
     "04_profiler": "flag",
     "05_dataloader": "decode",
     "06_ddp": "share",
@@ -55,7 +55,7 @@ def runs(request, tmp_path_factory):
     """(step, its job): solution, starter and all wrong answers of a step, run in one job."""
     step, folder = request.param, tmp_path_factory.mktemp("wrong")
     flags = (FLAGS + OWN[step]).split()
-    before = plan._without(flags, exercises.find(step).own_flags)
+    before = plan.without(flags, exercises.find(step).own_flags)
     wanted = [series.Entry("solution", course.solution(step), flags)]
     wanted += [series.Entry("before-1", course.before(step), before)]
     wanted += entries(step, "right--", course.solution(step), flags)
@@ -80,7 +80,8 @@ def verdict(runs, who):
         prefix, _, own = name.rpartition("--")
         if prefix in ("", who):
             folders[own] = folder
-    return judge.judge(exercises.find(step), folders)
+    exercise = exercises.find(step)
+    return judge.judge(exercise, folders, plan.standards(exercise))
 
 
 def test_the_solution_passes(runs):

@@ -3,26 +3,28 @@
     verdict = check("02_amp", job)      # takes the trainer and the flags of `job`
     verdict.passed; verdict.hint()
 
-`check` submits one job. It runs the step before (A) and the trainee's trainer (B) in turn,
-A B B A ..., on the same devices, and the solution once: the trainee's losses and evidence are
-compared with the solution's. Finished runs are reused, so a check can be repeated, and resumes
-after an interrupt. `judge` then reads the logs, and nothing else.
+`plan` says which runs that needs: the step before (A) and the trainee's trainer (B) in turn,
+A B B A ..., on the same devices, and the solution once, with which the trainee's losses and
+evidence are compared. `run` submits them as one job, where the trainee's job ran. Completed runs
+are reused, so a check can be repeated, and resumes after an interrupt. `judge` then reads the logs,
+and nothing else.
 """
 
 import time
 
 from dlojz import course, launch, progress
-from dlojz.check import exercises, judge, plan, run
-from dlojz.check.verdict import Verdict
+from dlojz.check import ending, exercises, judge, plan, run
+from dlojz.check.verdict import CheckError, Verdict
 from dlojz.runs import stats
 
-__all__ = ["check"]
+__all__ = ["CheckError", "check"]
 
 
 def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     """Return the verdict on a job's trainer, for this step of the course.
 
-    job: a Job or its number; by default the last one that was submitted.
+    job: a Job or its number, or a sweep, of which the last counts; by default the last one that
+        was submitted.
     pairs: runs before and after; by default 6 where a gain is asked for, else 1. If 6 leave it
         open whether the gain is large enough, and everything else is right, 6 more are run, once.
 
@@ -35,26 +37,32 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     job = plan.job_of(job)
     started = time.monotonic()
     if job.state != launch.State.COMPLETED:
-        verdict = judge.failed(exercise, job)
+        verdict = _crashed(exercise, job)
     else:
         verdict = _timed(exercise, job, pairs)
         if pairs is None and is_open(verdict):
-            print(
+            run.say(
                 f"check {exercise.step}: {verdict.comparison}. That leaves it open: "
-                f"running {stats.MIN_PAIRS} more pairs",
-                file=run.output(),
-                flush=True,
+                f"running {stats.MIN_PAIRS} more pairs"
             )
             verdict = _timed(exercise, job, 2 * stats.MIN_PAIRS)
+    verdict.job = job
+    verdict.notes = (*plan.notes(exercise, job), *verdict.notes)
     verdict.seconds = time.monotonic() - started
-    progress.keep("verdicts", exercise.step, verdict.to_dict())
+    _keep(verdict)
     return verdict
 
 
+def _crashed(exercise, job):
+    status, standards = job.status, plan.standards(exercise, job)
+    said = ending.error(job.directory, standards.trainer) or status.get("reason") or "no error"
+    return judge.crashed(exercise, job.directory, f"{status['state']}: {said}")
+
+
 def _timed(exercise, job, pairs):
-    entries = plan.entries(exercise, job, pairs)
-    runs = run.finished(entries, exercise, job)
-    return judge.judge(exercise, runs, job, timed=len(runs) == len(entries))
+    planned, standards = plan.of(exercise, job, pairs), plan.standards(exercise, job)
+    runs = run.finished(planned, standards)
+    return judge.judge(exercise, runs, standards, timed=len(runs) == len(planned.entries))
 
 
 def is_open(verdict) -> bool:
@@ -64,3 +72,11 @@ def is_open(verdict) -> bool:
     well above it then seldom fails because the machine was busy with something else.
     """
     return any(f.open for f in verdict.findings) and all(f.open for f in verdict.failing)
+
+
+def _keep(verdict):
+    """Record the verdict as progress; say so if that fails, because it took minutes to make."""
+    try:
+        progress.keep("verdicts", verdict.step, verdict.to_dict())
+    except (OSError, ValueError) as error:
+        verdict.notes += (f"this verdict could not be recorded: {error}",)

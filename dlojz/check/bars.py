@@ -101,7 +101,6 @@ BARS = (
         "below 128 px a processor gains little: 0.93 to 1.09 times as fast at 64 px",
     ),
 )
-NOTHING_KNOWN = "no run is recorded with this hardware, model and sizes"
 
 
 def bar(step: str, hardware: str, arguments: dict) -> Bar:
@@ -116,7 +115,12 @@ def bar(step: str, hardware: str, arguments: dict) -> Bar:
             and arguments["batch_size"] >= row.batch_size
         ):
             return row
-    return Bar(step, hardware, None, NOTHING_KNOWN)
+    _, name = hardware.split(": ", 1)
+    if any(row.step == step and re.search(row.hardware, hardware) for row in BARS):
+        return Bar(
+            step, hardware, None, f"no run with this model and these sizes is recorded on {name}"
+        )
+    return Bar(step, hardware, None, f"no bar is known for {name}")
 
 
 def hardware(setup):

@@ -1,48 +1,46 @@
-"""From the logs of finished runs, and nothing else, to the findings and the verdict."""
+"""The verdict on finished runs: from their logs, and nothing else."""
 
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz import course
-from dlojz.check import audit, bars
+from dlojz.check import audit, bars, ending
 from dlojz.check.exercises import FASTER, SAME, Exercise, Finding, Runs, State, common
 from dlojz.check.verdict import Verdict
 from dlojz.jobs.several import REPLAY
-from dlojz.machine import facts
 from dlojz.runs import log, outcome, stats
-from dlojz.runs.folder import events_file
 
+NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
 NOT_TIMED = Finding(
     FASTER, "speed", State.UNMEASURED, "not timed", "fix what is marked ✗ first, then check again"
 )
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
-NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
 
 
-def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool = True) -> Verdict:
+@dataclass(frozen=True)
+class Standards:
+    """What a judge is given besides the logs."""
+
+    recorded: str = ""  # what the step gained on a GPU, for trainees who have none
+    trainer: str = "dlojz.py"  # the name of the trainee's file
+
+
+def judge(
+    exercise: Exercise, folders: Mapping[str, Path], standards: Standards, timed: bool = True
+) -> Verdict:
     """Return the verdict on finished runs: "solution", "before-1", "after-1" and so on.
 
     timed: whether all pairs that measure the speed are among them.
     """
-    mine, reference = _names(folders, "after-"), folders["solution"]
-    extras = [n for n in folders if f"{n}-solution" in folders]
-    for name in mine:
-        if _exit_code(folders[name]) != 0:
-            return failed(exercise, job, folders[name], reference)
-    runs = Runs(
-        log.read(folders[mine[0]]),
-        log.read(reference),
-        {
-            n: (log.read(folders[n]), log.read(folders[f"{n}-solution"]))
-            for n in extras
-            if events_file(folders[n]).exists()  # otherwise it stopped at an unknown flag
-        },
-    )
+    ends = {name: ending.of(folder, standards.trainer) for name, folder in folders.items()}
+    for name in ("solution", "band", *(_names(folders, "after-") or ["after-1"])):
+        if not ends.get(name, MISSING).completed:
+            return _stopped(exercise, folders, name, ends.get(name, MISSING))
+    runs, broken = _read(exercise, folders, ends)
     mechanism = exercise.mechanism(runs)
-    if broken := [folders[n] for n in extras if _exit_code(folders[n]) != 0]:
+    if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     work = common.same_work(runs.mine, runs.reference)
     findings = [
@@ -52,15 +50,35 @@ def judge(exercise: Exercise, folders: Mapping[str, Path], job=None, timed: bool
     ]
     # Evidence names the cause; an error only says where it surfaced.
     seen = any(f.fails for f in findings)
-    findings += [_ended(exercise, folder, give_hint=not seen) for folder in broken]
+    findings += [replace(f, hint=None) if seen else f for f in broken]
     if not timed:
-        return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, job)
-    comparison, faster = _speed(exercise, folders, runs)
-    findings.append(faster)
+        return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints)
+    comparison, faster = _speed(exercise, folders, ends, runs, standards.recorded)
     # A single pair has no spread to warn about, and no more were asked for.
-    told = comparison.warnings if comparison else ()
-    advice = [w for w in told if _tells(w, len(mine), exercise)]
-    return Verdict(exercise.step, findings, exercise.hints, job, comparison, tuple(advice))
+    warnings = comparison.warnings if comparison else ()
+    pairs = len(_names(folders, "after-"))
+    notes = tuple(w for w in warnings if _tells(w, pairs, exercise))
+    return Verdict(exercise.step, [*findings, faster], exercise.hints, comparison, notes)
+
+
+MISSING = ending.Ending(ending.How.UNFINISHED, "it was not run")
+
+
+def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
+    """Return the logs to judge, and a finding for each extra run that did not complete."""
+    extras, broken = {}, []
+    flags = {extra.name: " ".join(extra.flags) for extra in exercise.extras(False)}
+    for name in (n for n in folders if f"{n}-solution" in folders):
+        pair = name, f"{name}-solution"
+        for run in pair:
+            if not ends[run].completed:
+                known = flags.get(name, "") if run == name else ""
+                end = _ended(exercise, folders[run], ends[run], f"run {run}", "run-failed", known)
+                broken.append(end)
+        with suppress(log.NoLogError):  # it stopped at an unknown flag
+            extras[name] = tuple(log.read(folders[run]) for run in pair)
+    mine = log.read(folders[_names(folders, "after-")[0]])
+    return Runs(mine, log.read(folders["solution"]), extras), broken
 
 
 def _tells(warning, pairs, exercise):
@@ -74,102 +92,130 @@ def _names(folders, prefix):
     return sorted(names, key=lambda n: int(n.removeprefix(prefix)))
 
 
-def _exit_code(folder):
-    return int((folder / "exit_code").read_text())
+# Runs that crashed -------------------------------------------------------------------------------
 
 
-def failed(exercise, job, folder=None, reference=None) -> Verdict:
-    """Return the verdict on a run that crashed."""
-    folder = folder or job.directory
+def crashed(exercise: Exercise, folder: Path, text: str) -> Verdict:
+    """Return the verdict on a job that did not complete, from what it logged until then.
+
+    text: how it ended.
+    """
+    end = ending.Ending(ending.How.FAILED, text)
+    return _with_evidence(exercise, folder, folder, _ended(exercise, folder, end, "job", "failed"))
+
+
+def _stopped(exercise, folders, name, end) -> Verdict:
+    """Return the verdict if a run that the others are compared with did not complete."""
+    folder = folders.get(name)
+    ended = _ended(exercise, folder, end, f"run {name}", "run-failed")
+    if folder is None:
+        return Verdict(exercise.step, [ended, NOT_TIMED], exercise.hints)
+    return _with_evidence(exercise, folder, folders.get("solution", folder), ended)
+
+
+def _with_evidence(exercise, folder, reference, ended) -> Verdict:
+    """Return the verdict on a run that did not complete, with the evidence that it left."""
     seen = []
     with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
-        found = exercise.mechanism(Runs(log.read(folder), log.read(reference or folder)))
+        found = exercise.mechanism(Runs(log.read(folder), log.read(reference)))
         seen = [f for f in found if f.fails and f.yours not in NOT_REACHED]
-    ended = _ended(exercise, folder, give_hint=not seen)
-    return Verdict(exercise.step, [ended, *seen, NOT_TIMED], exercise.hints, job)
+    ended = replace(ended, hint=None) if seen else ended
+    return Verdict(exercise.step, [ended, *seen, NOT_TIMED], exercise.hints)
 
 
-def _ended(exercise, folder, give_hint) -> Finding:
-    """Return how a failed run ended, with its last line of stderr."""
-    errors = outcome.errors(folder)
-    hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), "failed")
-    state = stats.summary(folder).state if events_file(folder).exists() else "FAILED"
-    said = next((line for line in reversed(errors.splitlines()) if line.strip()), state)
-    text = f"{state}: {said.strip()[:200]}"
-    return Finding(
-        SAME, f"run {folder.name}", False, text, "COMPLETED", hint if give_hint else None
-    )
+def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
+    """Return the finding on a run that did not complete.
+
+    hint: for an error that the exercise does not know; flags: of the run, if they are not the job's
+    """
+    errors = outcome.errors(folder) if folder else ""
+    hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), hint)
+    if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
+        return Finding(SAME, what, State.UNMEASURED, end.text, "its end: check again", hint)
+    expected = f"completed, with {flags}" if flags else "completed"
+    return Finding(SAME, what, State.FAILED, end.text, expected, hint)
+
+
+# The audit ---------------------------------------------------------------------------------------
 
 
 def _audit(folders, runs) -> list[Finding]:
-    """Return whether it is the same training to the last step."""
+    """Return whether it is the same training, to the last step."""
     precision = runs.arguments.get("precision", "fp32")
-    names = {n: precision for n in _names(folders, "after-")}
-    if "float32" in folders:
+    names = dict.fromkeys(_names(folders, "after-"), precision)
+    if precision in audit.HALF:
         names["float32"] = "fp32"
     found, broken = [], []
     for name, kind in names.items():
-        replay = folders[name] / REPLAY
-        if not replay.exists() or outcome.errors(replay) or not log.read(replay).end:
-            broken.append(replay)
+        again = folders[name] / REPLAY
+        if ending.of(again).completed:
+            found += audit.audited(folders[name], again, kind)
         else:
-            found += audit.audited(folders[name], replay, kind)
-    findings = audit.findings(found) if found else []
-    findings += [_unreplayed(folder) for folder in broken[:1]]
+            broken.append(_ended(None, again, ending.of(again), "audit", "audit"))
     band = log.read(folders["band"])
     return [
-        *findings,
+        *(audit.findings(found) if found else []),
+        *broken[:1],
         audit.losses(runs.mine, runs.reference, band, precision),
         *audit.clocks(runs.mine),
     ]
 
 
-def _unreplayed(folder):
-    said = [line for line in outcome.errors(folder).splitlines() if line.strip()]
-    text = said[-1].strip()[:200] if said else "no replay"
-    asked = "the solution can go on from any update of yours"
-    return Finding(SAME, "audit", False, text, asked, "audit")
+# The speed ---------------------------------------------------------------------------------------
 
 
-def _speed(exercise, folders, runs) -> tuple[stats.Comparison | None, Finding]:
+def _speed(exercise, folders, ends, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
     """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
+    bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
+    for name in _names(folders, "before-"):
+        if not ends[name].completed:
+            return None, _unmeasured(bar, name, ends[name])
     before, after = (
         [stats.summary(folders[n]) for n in _names(folders, prefix)]
         for prefix in ("before-", "after-")
     )
-    bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
     try:
         found = stats.compare(before, after, exercise.same_hardware)
     except ValueError as error:
-        return None, _unmeasured(bar, [*before, *after], error)
-    if why := _not_asked(exercise, bar, before, runs):
+        return None, _too_short(bar, [*before, *after], error)
+    if why := _not_asked(exercise, bar, before, runs, recorded):
         return found, Finding(FASTER, "speed", State.NOT_ASKED, _speed_text(found), why)
     return found, _asked(bar, found)
 
 
-def _unmeasured(bar, sides, error) -> Finding:
+def _unmeasured(bar, name, end) -> Finding:
+    """Return the finding of pairs one run of which did not complete."""
+    full = end.how == ending.How.OUT_OF_MEMORY
+    todo = "submit with a smaller -b" if full else "check again"
+    yours = f"{name} ran out of memory" if full else f"{name}: {end.text}"
+    return _without_speed(bar, yours, todo)
+
+
+def _too_short(bar, summaries, error) -> Finding:
+    """Return the finding of pairs that completed, and yet have no speed."""
+    if short := [s for s in summaries if not s.windows]:
+        steps = short[0].arguments.get("test_nsteps", "its")
+        yours = f"of {steps} steps the first are warm-up, the last is inspected: none is left"
+        return _without_speed(bar, yours, "submit with --test-nsteps 30")
+    return _without_speed(bar, str(error), "check again")
+
+
+def _without_speed(bar, yours, todo) -> Finding:
     """Return the finding of pairs without a speed: it fails wherever a bar asks for one."""
     if bar.at_least is None:
-        return Finding(FASTER, "speed", State.NOT_ASKED, str(error), f"no gain asked: {bar.source}")
-    full = [s for s in sides if s.state == "OUT_OF_MEMORY"]
-    if full:
-        yours, todo = f"{full[0].name} ran out of memory", "submit with a smaller -b"
-    elif any(s.completed and not s.windows for s in sides):
-        steps = sides[-1].arguments.get("test_nsteps")
-        yours = f"not measured: of {steps} steps the first are warm-up, the last is inspected"
-        todo = "submit with --test-nsteps 30"
-    else:
-        yours, todo = str(error), "check again"
-    return Finding(FASTER, "speed", State.UNMEASURED, yours, f"a speed: {todo}", "unmeasured")
+        return Finding(FASTER, "speed", State.NOT_ASKED, yours, f"no gain asked: {bar.source}")
+    wanted = f"a measured speed: {todo}"
+    return Finding(FASTER, "speed", State.UNMEASURED, yours, wanted, "unmeasured")
 
 
-def _not_asked(exercise, bar, before, runs) -> str:
+def _not_asked(exercise, bar, before, runs, recorded) -> str:
     """Return why the speed is reported and nothing is asked of it; "" if a bar asks for it."""
     if fed := _is_fed(exercise, before, runs.reference):
         return f"no gain asked: {fed}"
     if bar.at_least is None:
-        instructions = ", ".join(facts.cpu().get("instructions", ["unknown instructions"]))
-        return f"no gain asked: {bar.source.format(instructions=instructions)}{_recorded(exercise)}"
+        known = runs.reference.start.get("instructions") or ["unknown instructions"]
+        why = bar.source.format(instructions=", ".join(known))
+        return f"no gain asked: {why}{recorded}"
     return ""
 
 
@@ -197,8 +243,7 @@ def _asked(bar, found) -> Finding:
     if cleared is not None:
         return Finding(FASTER, what, cleared, str(found), wanted, "speed")
     state = State.NOT_ASKED if bar.not_slower else State.UNMEASURED
-    yours = f"open: {found}"
-    return Finding(FASTER, what, state, yours, f"{wanted}; {OPEN}", "speed", open=True)
+    return Finding(FASTER, what, state, f"open: {found}", f"{wanted}; {OPEN}", "speed", open=True)
 
 
 def _is_fed(exercise, before, run) -> str:
@@ -212,21 +257,6 @@ def _is_fed(exercise, before, run) -> str:
     return (
         f"the baseline runs waited for images for only {waited:.0%} of a step, and no worker "
         "shared a core with the training"
-    )
-
-
-def _recorded(exercise):
-    """Return what the step gained on a GPU, for trainees who have none."""
-    folder = course.course_root() / "reference"
-    files = [folder / name for name in exercise.recorded or ()]
-    if not files or not all(file.exists() for file in files):
-        return ""
-    before, after = (stats.summary(file) for file in files)
-    ratio = after.images_per_s / before.images_per_s
-    each = f" in each of {after.size} processes instead of one" if after.size > 1 else ""
-    return (
-        f". Recorded on {after.device_name}: {ratio:.2g} times as fast ({after.model}, batch "
-        f"{after.batch_size}{each})"
     )
 
 

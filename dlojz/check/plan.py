@@ -1,30 +1,66 @@
-"""The runs that a verdict needs, from the job, the exercise and the trainers before and after."""
+"""The plan of a check: the runs that a verdict needs, where they run, and what to say of them."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from dlojz import course, launch, presets
-from dlojz.check import audit, bars
+from dlojz.check import audit, bars, judge
 from dlojz.check.exercises import Exercise
+from dlojz.check.verdict import CheckError
 from dlojz.jobs import several
 from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import log, stats
 
+# Flags of a job that its check leaves out, and how many words follow each: the runs of a check
+# begin at the first step, and write nothing.
+LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
-class CheckError(ValueError):
-    """A job that can't be checked, with what to do instead."""
+
+@dataclass(frozen=True)
+class Plan:
+    """What a check runs."""
+
+    exercise: Exercise
+    job: launch.Job
+    entries: tuple[series.Entry, ...]
+    request: launch.Request  # of the job: its check runs where it ran
+    hardware: tuple[str, str]  # where the job ran: its processor, and its GPU or ""
 
 
-def job_of(job):
+def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
+    """Return the plan of a job's check. Raises CheckError for a job that can't be checked."""
+    if job.info["n_gpu"] < exercise.processes:
+        raise CheckError(
+            f"job {job.id} had {job.info['n_gpu']} process, and {exercise.step} is about several: "
+            f'submit("{job.command}", n_gpu={exercise.processes})'
+        )
+    run = log_of(job)
+    found = tuple(entries(exercise, job, pairs))
+    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run))
+
+
+def job_of(job) -> launch.Job:
+    """Return the job to check, from a job, a sweep or a number; by default the last one."""
     job = job or launch.latest()
     job = job[-1] if isinstance(job, list) else job  # of a sweep, its last
     job = job if isinstance(job, launch.Job) else launch.find(job)
-    if not job.state.final:
-        raise CheckError(f"job {job.id} is {job.state}: wait until it has ended, with job.wait()")
+    if not job.directory.is_dir():
+        raise CheckError(f"{job.directory} is gone: submit the trainer again, and check that job")
     if not job.info:
-        raise CheckError(f"{job.directory} was run by hand: submit the trainer, and check that job")
+        raise CheckError(
+            f"{job.directory} holds no job.json, so the trainer was run by hand: submit it, and "
+            "check that job"
+        )
+    state = job.state
+    if not state.final:
+        raise CheckError(f"job {job.id} is {state}: wait until it has ended, with job.wait()")
+    if state in (launch.State.CANCELLED, launch.State.NODE_FAIL, launch.State.PREEMPTED):
+        why = job.status.get("reason") or "it did not end on its own"
+        raise CheckError(f"job {job.id} is {state}: {why}. Submit it again, and check that job")
     if "--test" not in flags_of(job):
         raise CheckError(
             f"job {job.id} is not a test run: submit it again with --test, as in "
@@ -33,55 +69,64 @@ def job_of(job):
     return job
 
 
-def flags_of(job):
+def log_of(job) -> log.Run:
+    """Return the log of a job that has completed. Raises CheckError if it is damaged."""
+    try:
+        run = log.read(job.directory)
+    except log.LogError as error:
+        raise CheckError(f"job {job.id} completed, but {error}; submit it again") from None
+    if not run.setup or "arguments" not in run.start:
+        raise CheckError(
+            f"job {job.id} completed, but its log does not say what it trained: does the trainer "
+            "call log.start_run() and run.setup()? Then submit it again"
+        )
+    return run
+
+
+def flags_of(job) -> list[str]:
     return job.info["command"][1:]
 
 
-def entries(exercise: Exercise, job, pairs):
+def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     """Return the series: the solution, what else the exercise needs, the pairs A B B A ...
 
-    The solution runs twice: its losses, with weights off by a rounding error, make the band. The
+    The solution runs twice: its losses, with weights off by a rounding error, make a band. The
     trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients tell more.
     """
-    mine, flags = job.directory / "trainer.py", flags_of(job)
+    mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
-    known = [*_without(flags, exercise.own_flags), *exercise.before_flags]
+    known = [*without(flags, exercise.own_flags), *exercise.before_flags]
+    step, hardware, arguments = what(exercise, job)
     if pairs is None:
-        wanted = bars.bar(*what(exercise, job))
-        pairs = 1 if wanted.at_least is None else stats.MIN_PAIRS
-    keep = _kept(pairs)
+        pairs = 1 if bars.bar(step, hardware, arguments).at_least is None else stats.MIN_PAIRS
     entries = [
         series.Entry("solution", solution, flags, audit=LEDGER),
         series.Entry("band", solution, flags, audit={"perturb": True}),
     ]
-    if log.read(job.directory).start["arguments"].get("precision") in audit.HALF:
+    if arguments.get("precision") in audit.HALF:
         wide = [*flags, "--precision", "fp32"]
         entries.append(series.Entry("float32-solution", solution, wide, audit=LEDGER))
-        entries.append(_audited("float32", mine, wide, audit.AUDITED // 2, "{float32-solution}"))
-    for extra in exercise.extras(bool(presets.gpus())):
+        entries.append(audited("float32", mine, wide, audit.AUDITED // 2, "{float32-solution}"))
+    for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
             series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
         )
+    keep = max(-(-audit.AUDITED // pairs), 4 if hardware.startswith("cuda") else 2)
     for i in range(1, pairs + 1):
         pair = [
             series.Entry(f"before-{i}", before, known, audit={"keep": keep}),
-            _audited(f"after-{i}", mine, flags, keep, "{solution}"),
+            audited(f"after-{i}", mine, flags, keep, "{solution}"),
         ]
         entries += pair if i % 2 else reversed(pair)
     return entries
 
 
-LEDGER = {"write": True}  # of each step, but no update
+LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
 
 
-def _kept(pairs):
-    """Return how many updates of each run are kept: each replay takes time."""
-    return max(-(-audit.AUDITED // pairs), 4 if presets.gpus() else 2)
-
-
-def _audited(name, trainer, flags, keep, solution):
-    """Return a run of the trainee's trainer, which the solution then replays.
+def audited(name, trainer, flags, keep: int, solution: str) -> series.Entry:
+    """Return a run of the trainee's trainer, `keep` updates of which the solution then replays.
 
     solution: the name of its run with the same flags, in braces.
     """
@@ -90,28 +135,89 @@ def _audited(name, trainer, flags, keep, solution):
     return series.Entry(name, trainer, flags, audit={"keep": keep, "write": True}, replay=replay)
 
 
-def _without(flags: Sequence[str], own: Mapping[str, int]) -> list[str]:
-    """Return the flags that the step before knows: without `own` and the words that follow them."""
+def without(flags: Sequence[str], unwanted: Mapping[str, int]) -> list[str]:
+    """Return the flags without `unwanted`, and without the words that follow each of them."""
     kept, skip = [], 0
     for word in flags:
         name, assigned, _ = word.partition("=")
         if skip:
             skip -= 1
-        elif name in own:
-            skip = 0 if assigned else own[name]
+        elif name in unwanted:
+            skip = 0 if assigned else unwanted[name]
         else:
             kept.append(word)
     return kept
 
 
-def what(exercise, job):
+def what(exercise, job) -> tuple[str, str, dict]:
     """Return what a bar is looked up by: the step, the hardware and the arguments."""
-    return exercise.step, hardware_here(job), log.read(job.directory).start["arguments"]
+    run = log_of(job)
+    return exercise.step, hardware_here(run), run.start["arguments"]
 
 
-def hardware_here(job):
+def hardware_here(run) -> str:
     """Return the hardware that the solution will compute on: this machine's GPU, if it has one."""
-    setup = log.read(job.directory).setup
-    if presets.gpus() and not setup["device"].startswith("cuda"):
+    if presets.gpus() and not run.setup["device"].startswith("cuda"):
         return f"cuda: {facts.gpus()['cards'][0]['name']}"
-    return bars.hardware(setup)
+    return bars.hardware(run.setup)
+
+
+def hardware_of(run) -> tuple[str, str]:
+    """Return the processor that a run had, and the GPU that it computed on, or ""."""
+    on_gpu = run.setup.get("device", "").startswith("cuda")
+    return run.start.get("cpu", ""), run.setup["device_name"] if on_gpu else ""
+
+
+# What the judge is given, and what the trainee is told -------------------------------------------
+
+
+def standards(exercise: Exercise, job=None) -> judge.Standards:
+    """Return what the course's files hold for the judge of this exercise."""
+    name = Path(job.info["command"][0]).name if job else course.trainer().name
+    return judge.Standards(_recorded(exercise), name)
+
+
+def _recorded(exercise):
+    """Return what the step gained on a GPU, for trainees who have none."""
+    folder = course.course_root() / "reference"
+    files = [folder / name for name in exercise.recorded or ()]
+    if not files or not all(file.exists() for file in files):
+        return ""
+    before, after = (stats.summary(file) for file in files)
+    ratio = after.images_per_s / before.images_per_s
+    each = f" in each of {after.size} processes instead of one" if after.size > 1 else ""
+    return (
+        f". Recorded on {after.device_name}: {ratio:.2g} times as fast ({after.model}, batch "
+        f"{after.batch_size}{each})"
+    )
+
+
+def notes(exercise: Exercise, job) -> list[str]:
+    """Return what a trainee should know of the job that was judged, besides the findings."""
+    return [*_left_out(job), *_edited_since(job), *_still_to_do(exercise, job)]
+
+
+def _left_out(job):
+    flags = [word.partition("=")[0] for word in flags_of(job)]
+    if found := [name for name in LEFT_OUT if name in flags]:
+        yield f"checked without {', '.join(found)}: a check's runs begin at the first step"
+
+
+def _edited_since(job):
+    file = launch.find_trainer(job.info["command"][0])
+    if file and file.read_bytes() != (job.directory / "trainer.py").read_bytes():
+        yield (
+            f"{file.name} has changed since job {job.id}: submit it, and check that job, for a "
+            "verdict on the new text"
+        )
+
+
+def _still_to_do(exercise, job):
+    mark = re.compile(rf"# TODO {exercise.step[:2]}")
+    lines = (job.directory / "trainer.py").read_text(errors="replace").splitlines()
+    if found := [str(i) for i, line in enumerate(lines, 1) if mark.search(line)]:
+        name = Path(job.info["command"][0]).name
+        yield (
+            f"`# TODO {exercise.step[:2]}` is still in line{'s' * (len(found) > 1)} "
+            f"{', '.join(found)} of {name}"
+        )

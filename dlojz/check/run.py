@@ -5,129 +5,225 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
-from dlojz import launch, presets
-from dlojz.check import judge, plan
+from dlojz import course, launch, presets
+from dlojz.check import ending, judge
+from dlojz.check.ending import How
 from dlojz.check.exercises import FASTER
-from dlojz.launch import series
+from dlojz.check.plan import Plan, hardware_of
+from dlojz.check.verdict import CheckError
+from dlojz.jobs.several import REPLAY
+from dlojz.launch import files, series
+from dlojz.runs import log
 
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
-# Rooms whose code decides what a run logs: runs of another version of them are not reused.
-MEASURING = ("jobs", "machine", "runs", "training")
+# What decides what a run logs: runs of another version of these are not reused.
+MEASURING = ("idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
 
 
-def finished(entries, exercise, job) -> dict[str, Path]:
-    """Return the folder of each entry's finished run; submit those that no earlier check has run.
+def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
+    """Return the folder of each run; submit those that no earlier check has completed.
 
-    If the first of them show that something is wrong, do not wait for the other pairs.
+    If the first of them show that something is wrong, do not wait for the other pairs. Raises
+    CheckError for a run that failed, and not because of the trainee's file.
     """
-    pair = b"".join(e.trainer.read_bytes() for e in entries if e.name in ("before-1", "after-1"))
-    keys = {entry.name: _key(entry, pair, job.info["n_gpu"]) for entry in entries}
-    while missing := {n: k for n, k in keys.items() if k not in (known := _known_runs())}:
-        if wrong := _wrong_already(exercise, keys):
-            return wrong
-        active = _active_check(missing.values())
-        if active is None:
-            places = {n: known.get(k, f"{{job}}/{n}") for n, k in keys.items()}
-            wanted = [_placed(e, places) for e in entries if e.name in missing]
-            active = _submit(wanted, keys, exercise, job)
-        if _wait(active, exercise, lambda: _wrong_already(exercise, keys)):
-            continue
-        known = _known_runs()
-        if still := [n for n, k in missing.items() if k not in known]:
-            raise plan.CheckError(
-                f"the check's job ended without {', '.join(still)}: {active.explain()}"
-            )
-    return {name: known[key] for name, key in keys.items()}
+    keys = keys_of(plan)
+    found = _completed(plan, keys)
+
+    def enough():
+        _made(job, keys, found)
+        _refuse(found, standards)
+        return _wrong_already(plan.exercise, keys, found, standards)
+
+    if len(found) == len(keys):
+        return found
+    if wrong := _wrong_already(plan.exercise, keys, found, standards):
+        return wrong
+    missing = {name: key for name, key in keys.items() if name not in found}
+    job = _under_way(missing.values()) or _submit(plan, missing, found)
+    if wrong := _wait(job, plan.exercise.step, enough):
+        return wrong
+    if wrong := enough():
+        return wrong
+    if lost := [name for name in keys if name not in found]:
+        raise CheckError(f"the check's job ended without {', '.join(lost)}: {job.explain()}")
+    return found
 
 
-def _placed(entry, places):
-    """Return an entry whose replay knows where the run of the solution is."""
-    if not entry.replay:
-        return entry
-    named = {f"{{{name}}}": str(place) for name, place in places.items()}
-    flags = [named.get(flag, flag) for flag in entry.replay.flags]
-    return replace(entry, replay=replace(entry.replay, flags=flags))
-
-
-def _wrong_already(exercise, keys) -> dict[str, Path] | None:
+def _wrong_already(exercise, keys, found, standards) -> dict[str, Path] | None:
     """Return the runs up to the first pair, if they already show that something is wrong.
 
-    {} if all is right, or if there are no other pairs; None until all of them have finished.
+    {} if all is right, or if there are no other pairs; None until all of them have ended.
     """
-    first = {n: k for n, k in keys.items() if not re.fullmatch(r"(before|after)-(?!1$)\d+", n)}
-    known = _known_runs()
-    if not set(first.values()) <= set(known):
+    first = [name for name in keys if not re.fullmatch(r"(before|after)-(?!1$)\d+", name)]
+    if not set(first) <= set(found):
         return None
     if len(first) == len(keys):
         return {}
-    folders = {name: known[key] for name, key in first.items()}
-    findings = judge.judge(exercise, folders, timed=False).findings
+    folders = {name: found[name] for name in first}
+    findings = judge.judge(exercise, folders, standards, timed=False).findings
     return folders if any(f.fails for f in findings if f.part != FASTER) else {}
 
 
-def _key(entry, pair: bytes, n_gpu: int) -> str:
-    """Return a key that is equal for interchangeable runs: same sources, flags, name and devices.
+def _refuse(found: Mapping[str, Path], standards):
+    """Raise CheckError for a run that says nothing about the trainee's file: it is run again."""
+    for name, folder in found.items():
+        end = ending.of(folder, standards.trainer)
+        theirs = name.startswith("before-") or name.endswith("solution")
+        if end.how == How.KILLED or (theirs and not end.completed):
+            if name.startswith("before-") and end.how == How.OUT_OF_MEMORY:
+                continue  # the judge says what to do
+            whose = "of the step before" if name.startswith("before-") else "of the solution"
+            raise CheckError(
+                f"the check's run {name}{f', {whose},' if theirs else ''} did not complete, which "
+                f"says nothing about your trainer: {end.text}. {_todo(end)} ({folder})"
+            )
+
+
+def _todo(end):
+    if end.how == How.OUT_OF_MEMORY:
+        return "Submit with a smaller -b"
+    if "unrecognized arguments" in end.text:
+        return "Submit without that flag"
+    return "Check again"
+
+
+# Which runs are reused ---------------------------------------------------------------------------
+
+
+def keys_of(plan: Plan) -> dict[str, str]:
+    """Return a key for each run, equal for interchangeable runs.
+
+    It holds the sources, flags, name, devices and kind of node, and the code that measures.
+    """
+    pair = b"".join(
+        e.trainer.read_bytes() for e in plan.entries if e.name in ("before-1", "after-1")
+    )
+    return {entry.name: _key(entry, pair, plan) for entry in plan.entries}
+
+
+def _key(entry, pair: bytes, plan) -> str:
+    """Return the key of a run.
 
     pair: the sources of both sides; a run of a pair is compared with its partner only.
     """
-    package = Path(__file__).parent.parent
-    sources = sorted(f for room in MEASURING for f in (package / room).glob("*.py"))
-    replay = [entry.replay] if entry.replay else []
-    asked = [[list(e.flags), e.rehearse, e.audit] for e in (entry, *replay)]
-    words = json.dumps([entry.name, asked, presets.gpus(), n_gpu])
+    request = plan.request
+    where = [launch.launcher().name, request.n_gpu, request.account, request.module]
+    where += [*plan.hardware, bool(presets.gpus()), str(course.data_folder())]
+    asked = [[list(e.flags), e.rehearse, e.audit] for e in (entry, entry.replay) if e]
+    words = json.dumps([entry.name, asked, where])
     in_pair = entry.name.startswith(("before-", "after-"))
-    parts = (pair if in_pair else b"", entry.trainer.read_bytes(), words.encode())
-    return hashlib.sha256(b"\0".join([*parts, *(f.read_bytes() for f in sources)])).hexdigest()[:20]
+    parts = (pair if in_pair else b"", entry.trainer.read_bytes(), words.encode(), _measuring())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
-def _checks():
-    """Yield the jobs that checks submitted, with the key of each run."""
+@cache
+def _measuring() -> bytes:
+    """Return a digest of the code that measures, in the package that is installed here."""
+    package = Path(__file__).parent.parent
+    sources = sorted(file for pattern in MEASURING for file in package.glob(pattern))
+    found = hashlib.sha256(b"\0".join(file.read_bytes() for file in sources))
+    try:
+        found.update(metadata.version("torch").encode())
+    except metadata.PackageNotFoundError:  # a login node
+        found.update(b"unknown")
+    return found.digest()
+
+
+def _checks() -> Iterator[tuple[launch.Job, dict[str, str]]]:
+    """Yield the jobs that checks submitted, newest first, with the key of each run."""
     for job in reversed(launch.jobs()):
-        file = job.directory / CHECK_FILE
-        if file.exists():
-            yield job, json.loads(file.read_text())
+        try:
+            keys = files.read_json(job.directory / CHECK_FILE)
+        except files.FileError:  # a torn write: none of its runs is reused
+            continue
+        if keys:
+            yield job, keys
 
 
-def _known_runs() -> dict[str, Path]:
-    """Return the finished runs of earlier checks, by key; the latest one counts."""
-    known = {}
-    for job, keys in _checks():
-        for name, key in keys.items():
-            folder = job.directory / name
-            if (folder / "exit_code").exists():
-                known.setdefault(key, folder)
-    return known
+def _completed(plan, keys) -> dict[str, Path]:
+    """Return the completed runs of earlier checks, by name; the latest one counts."""
+    names, found = {key: name for name, key in keys.items()}, {}
+    for job, known in _checks():
+        for own, key in known.items():
+            folder = job.directory / own
+            if key in names and names[key] not in found and _is_reusable(folder, plan.hardware):
+                found[names[key]] = folder
+    return found
 
 
-def _active_check(missing):
-    """Return a job of a check under way with all missing runs: another kernel submitted it."""
-    for job, keys in _checks():
-        if not job.state.final and set(missing) <= set(keys.values()):
-            return job
-    return None
+def _is_reusable(folder, hardware) -> bool:
+    """Return whether a run and its replay completed, on the hardware that the job had."""
+    again = folder / REPLAY
+    if again.exists() and not ending.of(again).completed:
+        return False
+    return ending.of(folder).completed and _same_hardware(_hardware_of(folder), hardware)
 
 
-def _submit(entries, keys, exercise, job):
-    status = job.status
-    each = max(2.0, status["ended"] - status["started"] - IMPORTS_S)
-    about = IMPORTS_S + each * len(entries)
+def _same_hardware(ran, wanted):
+    """Return whether the GPUs are the same; the processors, unless both have a GPU."""
+    return ran[1] == wanted[1] if ran[1] and wanted[1] else ran[0] == wanted[0]
+
+
+@cache
+def _hardware_of(folder):
+    return hardware_of(log.read(folder))
+
+
+def _made(job, keys, found: dict[str, Path]):
+    """Add to `found` the runs that have ended in this job, however they ended."""
+    names = {key: name for name, key in keys.items()}
+    for own, key in files.read_json(job.directory / CHECK_FILE).items():
+        folder = job.directory / own
+        if key in names and (folder / "exit_code").exists():
+            found.setdefault(names[key], folder)
+
+
+def _under_way(missing) -> launch.Job | None:
+    """Return a job of a check that makes all missing runs: another kernel submitted it."""
+    wanted = set(missing)
+    jobs = (job for job, keys in _checks() if not job.state.final and wanted <= set(keys.values()))
+    return next(jobs, None)
+
+
+# Running them ------------------------------------------------------------------------------------
+
+
+def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.Job:
+    wanted = [_placed(entry, found) for entry in plan.entries if entry.name in missing]
+    status = plan.job.status
+    took = (status.get("ended") or 0) - (status.get("started") or 0)
+    about = IMPORTS_S + max(2.0, took - IMPORTS_S) * len(wanted)
+    step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
-    print(f"check {exercise.step}: {len(entries)} runs, about {text}", file=output(), flush=True)
-    hours = 1 + int(3 * about // 3600)
-    files = {CHECK_FILE: json.dumps({e.name: keys[e.name] for e in entries}).encode()}
-    name = f"check-{exercise.step}"
-    request = replace(launch.request_of(job), name=name, time_max_s=3600 * hours, files=files)
-    return series.submit(entries, request)
+    say(f"check {step} of job {plan.job.id}: {len(wanted)} runs, about {text}")
+    seconds = 3600 * (1 + int(3 * about // 3600))
+    check = {CHECK_FILE: json.dumps(missing).encode()}
+    return series.submit(
+        wanted, replace(plan.request, name=f"check-{step}", time_max_s=seconds, files=check)
+    )
 
 
-def output():
-    return (
-        sys.stdout if _in_a_notebook() else sys.stderr
-    )  # in a terminal, stdout is for the verdict
+def _placed(entry, found):
+    """Return an entry whose replay knows where the solution's run is: here, or in `found`."""
+    if not entry.replay:
+        return entry
+    name, *flags = entry.replay.flags
+    name = name.strip("{}")
+    place = str(found.get(name, f"{{job}}/{name}"))
+    return replace(entry, replay=replace(entry.replay, flags=[place, *flags]))
+
+
+def say(text: str):
+    """Print a line about the check, where it does not mix with the verdict."""
+    # In a terminal, stdout is for the verdict.
+    print(text, file=sys.stdout if _in_a_notebook() else sys.stderr, flush=True)
 
 
 def _in_a_notebook():
@@ -136,23 +232,40 @@ def _in_a_notebook():
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-def _wait(job, exercise, enough) -> bool:
-    """Wait until the job has ended; return True if it was cancelled because `enough()` held.
+def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | None:
+    """Wait until the job has ended; cancel it, and return what `enough()` does, if that is not {}.
 
     enough: returns None until it can tell; after that it is not called again.
     """
     from tqdm.auto import tqdm
 
-    total, silent = len(series.folders(job)), False if _in_a_notebook() else None
-    with tqdm(total=total, desc=exercise.step, unit="run", leave=False, disable=silent) as bar:
-        answer = None
+    names, answer = list(series.folders(job)), None
+    silent = False if _in_a_notebook() else None
+    with tqdm(total=len(names), unit="run", leave=False, disable=silent) as bar:
         while not job.state.final:
-            if series.finished(job) > bar.n:
-                bar.update(series.finished(job) - bar.n)
-                if answer is None and (answer := enough()):
+            done = series.finished(job)
+            bar.set_description(f"{step}: {doing(names, done)}", refresh=done == bar.n)
+            if done > bar.n:
+                bar.update(done - bar.n)
+                try:
+                    answer = enough() if answer is None else answer
+                except CheckError:
+                    job.cancel("ended early by the check: one of its own runs failed")
+                    raise
+                if answer:
                     job.cancel("ended early by the check: the first runs tell enough")
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
         if answer:
             bar.total = bar.n  # no more runs are wanted: a bar that is not full ends in red
-    return bool(answer)
+    return answer
+
+
+def doing(names: list[str], done: int) -> str:
+    """Return what runs now, in words: "solution", "rehearsal", "pair 3 of 6"."""
+    name = names[min(done, len(names) - 1)]
+    side, _, number = name.rpartition("-")
+    if side not in ("before", "after"):
+        return name.removesuffix("-solution")
+    pairs = {n.rpartition("-")[2] for n in names if n.startswith(("before-", "after-"))}
+    return f"pair {sorted(pairs, key=int).index(number) + 1} of {len(pairs)}"

@@ -37,12 +37,10 @@ def main():
             continue
         code = _run(job, folder, entry)
         if code == 0 and entry["replay"]:
-            _run(job, folder / REPLAY, entry["replay"])
+            _end_together(folder / REPLAY, _run(job, folder / REPLAY, entry["replay"]))
+        _end_together(folder, code)
         if idr_torch.is_master:
-            course.write_atomically(folder / "exit_code", f"{code}\n")
             print(f"{entry['name']}: exit code {code}", flush=True)
-        while not (folder / "exit_code").exists():  # all begin the next run together
-            time.sleep(POLL_S)
 
 
 def _run(job, folder, entry) -> int:
@@ -58,6 +56,14 @@ def _run(job, folder, entry) -> int:
     processes.end(processes.descendants)  # what it left behind would disturb the next
     course.write_atomically(_code_of(folder, idr_torch.rank), f"{code}\n")
     return _all_codes(folder)
+
+
+def _end_together(folder, code):
+    """Write a run's exit code, and wait until it is there: all begin the next run together."""
+    if idr_torch.is_master:
+        course.write_atomically(folder / "exit_code", f"{code}\n")
+    while not (folder / "exit_code").exists():
+        time.sleep(POLL_S)
 
 
 def _meet(folder):

@@ -11,7 +11,16 @@ outlive the process that submitted them; on one machine they run one after the o
 
 from dlojz.launch.follow import Now, follow
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
-from dlojz.launch.request import Request, Script, SubmitError, launcher, request_of, send, submit
+from dlojz.launch.request import (
+    Request,
+    Script,
+    SubmitError,
+    find_trainer,
+    launcher,
+    request_of,
+    send,
+    submit,
+)
 from dlojz.launch.slurm import SlurmError
 
 __all__ = [
@@ -24,6 +33,7 @@ __all__ = [
     "State",
     "SubmitError",
     "find",
+    "find_trainer",
     "follow",
     "in_queue",
     "jobs",

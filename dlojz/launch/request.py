@@ -194,13 +194,17 @@ def _compile(trainer, source):
         ) from None
 
 
-def _find(name: str) -> Path:
+def find_trainer(name: str) -> Path | None:
+    """Return the file that a command's first word names; None if there is none."""
     root = course_root()
     candidates = [f / name for f in (Path.cwd(), root, root / "dlojz", root / "solutions")]
-    for path in candidates:
-        if path.is_file():
-            return path.resolve()
-    looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(root)]))
+    return next((path.resolve() for path in candidates if path.is_file()), None)
+
+
+def _find(name: str) -> Path:
+    if found := find_trainer(name):
+        return found
+    looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(course_root())]))
     raise SubmitError(
         f"no trainer {name!r} in {looked}: the command begins with the file to run, "
         'as in "dlojz/dlojz.py --test"'

@@ -41,7 +41,6 @@ def begin(run, training, args, witness, steps: int) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
 
     keep: how many updates, 0 if it is left out; write: into files (otherwise the run only pauses as
-    long); perturb: move the initial weights by a rounding error.
     the initial weights by a rounding error.
     """
     text = os.environ.get(VARIABLE)

@@ -4,6 +4,7 @@ import math
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
 from dlojz.check.exercises.common import (
+    flag,
     inputs,
     like,
     losses,
@@ -19,9 +20,7 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 def mechanism(runs: Runs) -> list[Finding]:
     """Return what was computed in which dtype."""
-    mine, reference, precision = runs.mine, runs.reference, runs.arguments["precision"]
-    asked = f"--precision {precision}"
-
+    mine, reference = runs.mine, runs.reference
     looks = (
         ("dtype of the weights", lambda r: words(r.probe.parameters.dtypes), "half-weights"),
         ("dtype of the gradients", lambda r: words(r.probe.gradients.dtypes), "half-weights"),
@@ -33,7 +32,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         ("float32 convolutions", lambda r: r.probe.numerics.conv_fp32, "tf32"),
     )
     return [
-        Finding(MECHANISM, "flag", precision != "fp32", asked, "tf32, fp16 or bf16", "which"),
+        flag(mine, "--precision", lambda p: p != "fp32", "tf32, fp16 or bf16", "which"),
         *(like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks),
         *(_scaled(*runs.extras[FP16]) if FP16 in runs.extras else []),
         *no_brake(mine, reference),

@@ -1,7 +1,7 @@
 """03_channels_last: weights, images and activations have their channels next to each other."""
 
 from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
-from dlojz.check.exercises.common import inputs, like, no_brake, words
+from dlojz.check.exercises.common import flag, inputs, like, no_brake, words
 
 WANTED = "channels_last"
 DETERMINISTIC = "deterministic"
@@ -11,7 +11,6 @@ SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8
 def mechanism(runs: Runs) -> list[Finding]:
     """Return the layouts, by strides; "any" if a tensor's shape leaves no choice."""
     mine, reference = runs.mine, runs.reference
-    wanted = runs.arguments["channels_last"]
     weights = mine.probe.parameters.layouts
     images = [i["layout"] for mode in ("train", "val") for i in inputs(mine, mode)]
     layers = [entry["out_layout"] for entry in mine.probe.layers]
@@ -22,7 +21,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     )
     return [
         _multiple_of_8(mine, reference),
-        Finding(MECHANISM, "flag", wanted, f"--channels-last: {wanted}", "True", "which"),
+        flag(mine, "--channels-last", bool, "True", "which"),
         *(
             Finding(MECHANISM, what, _choices(found) == WANTED, _choices(found), WANTED, hint)
             for what, found, hint in layouts

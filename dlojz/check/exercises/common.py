@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 from dlojz.check.exercises import MECHANISM, SAME, Finding, State
 from dlojz.runs import log
@@ -34,6 +35,20 @@ def like(part, what, mine, reference, get, hint) -> Finding:
     """Return a finding that asks for what the reference shows: `get(run)` is equal for both."""
     yours, expected = get(mine), get(reference)
     return Finding(part, what, yours == expected, str(yours), str(expected), hint)
+
+
+def flag(mine: log.Run, name: str, ok: Callable, expected: str, hint, unknown="flag") -> Finding:
+    """Return a finding: did this run's trainer know the flag `name`, and get a value that is `ok`?
+
+    unknown: the hint for a trainer without that flag. It asks the trainee's own run, because the
+        solution's flag has a default even if theirs has no flag.
+    """
+    arguments = mine.start.get("arguments", {})
+    argument = name.removeprefix("--").replace("-", "_")
+    if argument not in arguments:
+        return Finding(MECHANISM, "flag", False, f"no {name} yet", expected, unknown)
+    value = arguments[argument]
+    return Finding(MECHANISM, "flag", ok(value), f"{name}: {value}", expected, hint)
 
 
 def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:

@@ -1,7 +1,7 @@
 """04_profiler: a trace of a few steps of the training, and no profiler in any other step."""
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
-from dlojz.check.exercises.common import like, no_brake
+from dlojz.check.exercises.common import flag, like, no_brake
 from dlojz.runs import log, trace
 from dlojz.runs.folder import trace_file
 
@@ -15,7 +15,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     """Return what the profiler did in each step, and what the trace holds."""
     mine, reference = runs.mine, runs.reference
     asked = bool(runs.arguments["profile"])
-    found = [Finding(MECHANISM, "flag", asked, f"--profile: {asked}", "True", "asked")]
+    found = [flag(mine, "--profile", bool, "True", "asked")]
     # The last step is not looked at while a profiler runs: the solution's was still running.
     if not reference.last:
         steps = f"{len(reference.steps)}"

@@ -1,0 +1,110 @@
+"""How a run of a check ended, from its exit codes, its log and its stderr."""
+
+import re
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from dlojz.runs import by_hand, outcome
+from dlojz.runs.folder import events_file
+
+# Signals by which something else ends a run; the others come from the run's own code.
+FROM_OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
+NO_END = "its log has no end: was run.end() left out, or os._exit() called?"
+MOST = 300  # characters of an error
+
+
+class How(StrEnum):
+    COMPLETED = "completed"  # exit code 0, and an end in the log of each process
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out of memory"
+    KILLED = "killed"  # by something else
+    UNFINISHED = "unfinished"  # no exit code: its job ended first
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: in one word, and in a sentence for people."""
+
+    how: How
+    text: str
+
+    @property
+    def completed(self) -> bool:
+        return self.how == How.COMPLETED
+
+
+def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
+    """Return how the run in a folder ended.
+
+    trainer: the name that its user knows the trainer by; a folder holds a copy, trainer.py.
+    """
+    codes = _exit_codes(folder)
+    if not codes:
+        return Ending(How.UNFINISHED, "it did not run to its end")
+    ends = _ends(folder)
+    outcomes = [end.get("outcome") for end in ends]
+    if not any(codes):
+        if outcomes and all(o == "completed" for o in outcomes):
+            return Ending(How.COMPLETED, "completed")
+        return Ending(How.FAILED, NO_END)
+    said = error(folder, trainer)
+    if "out_of_memory" in outcomes:
+        return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
+    if max(codes) <= 0 and -min(codes) in FROM_OUTSIDE:
+        return Ending(How.KILLED, f"killed by {_name(-min(codes))}")
+    if max(codes) <= 0:
+        return Ending(How.FAILED, f"ended by {_name(-min(codes))}")
+    return Ending(How.FAILED, said or f"exit code {max(codes)}")
+
+
+def _name(number):
+    """Return the name of a signal; most real-time signals have none."""
+    names = {int(known): known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
+def error(folder: Path, trainer: str = "dlojz.py") -> str:
+    """Return the error of a run or job in one line, with the line of the trainer that raised it."""
+    errors = outcome.errors(folder)
+    said = next((str(e["error"]) for e in _ends(folder) if e.get("error")), "")
+    if not said:
+        said = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
+    words = " ".join(said.split())
+    words = words if len(words) <= MOST else f"{words[:MOST]} ..."
+    return ", at ".join(filter(None, (words, _place(errors, trainer))))
+
+
+# A frame of a traceback in the trainer: its line's number, and the line itself.
+FRAME = re.compile(r'^(?:\[rank\d+\]:)? *File "[^"\n]*trainer\.py", line (\d+).*\n(.*)', re.M)
+
+
+def _place(errors, trainer):
+    """Return the last line of the trainer in a traceback: "dlojz.py:142: scaler.step(...)"."""
+    frames = FRAME.findall(errors)
+    if not frames:
+        return ""
+    number, code = frames[-1]
+    return f"{trainer}:{number}: {re.sub(r'^.rank[0-9]+.:', '', code).strip()}"
+
+
+def _exit_codes(folder) -> list[int]:
+    """Return the exit codes of all processes of a run; [] before it has ended."""
+    if not (folder / "exit_code").exists():
+        return []
+    files = sorted(folder.glob("exit_code.rank*")) or [folder / "exit_code"]
+    return [int(file.read_text()) for file in files]
+
+
+def _ends(folder) -> list[dict]:
+    """Return the last event of each process's log, {} for one that is no end; [] without a log."""
+    found = []
+    with suppress(OSError):
+        first, _ = by_hand.ends(events_file(folder))
+        for rank in range((first or {}).get("size", 1)):
+            found.append({})  # and stays so, if there is no such file
+            _, last = by_hand.ends(events_file(folder, rank))
+            found[-1] = last if last and last.get("event") == "end" else {}
+    return found

@@ -1,0 +1,316 @@
+"""The judge: from the logs of finished runs to a verdict, and from nothing else."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+from made import RESNET
+from test_stats import write_log
+
+from dlojz import course
+from dlojz.check import bars, ending, exercises, judge
+from dlojz.check.exercises import FASTER, Runs, State
+from dlojz.check.verdict import Verdict
+from dlojz.runs import log, stats
+
+PASSED, FAILED, NOT_ASKED, UNMEASURED = State
+
+
+def speed(step, folders, run):
+    """The finding on the speed of these pairs."""
+    ends = {name: ending.of(folder) for name, folder in folders.items()}
+    return judge._speed(exercises.find(step), folders, ends, Runs(run, run), "")[1]
+
+
+def timed(folder, name, ms, device_name="NVIDIA H100 80GB HBM3", **arguments):
+    """The folder of a completed run with this step time, on a GPU."""
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1,
+             "versions": {}, "arguments": RESNET | {"data": "synthetic"} | arguments}  # fmt: skip
+    path = write_log(
+        folder / name / "events.jsonl",
+        batch=256,
+        device=True,
+        ms=dict.fromkeys(("data", "transfer", "forward", "backward", "update"), ms / 5),
+        start=start,
+        setup={"device": "cuda:0", "device_name": device_name, "warmup_steps": 3, "steps": 10},
+    )
+    (path.parent / "exit_code").write_text("0")
+    return path.parent
+
+
+def judged_speed(tmp_path, before_ms, after_ms, **arguments):
+    """The finding on the speed, of six pairs with these times."""
+    folders = {}
+    for i in range(6):
+        wobble = 1 + 0.002 * (-1) ** i
+        folders[f"before-{i + 1}"] = timed(tmp_path, f"b{i}", before_ms * wobble, **arguments)
+        folders[f"after-{i + 1}"] = timed(tmp_path, f"a{i}", after_ms / wobble, **arguments)
+    run = log.read(folders["after-1"])
+    return speed("02_amp", folders, run)
+
+
+def test_a_gain_that_clears_the_bar_passes(tmp_path):
+    finding = judged_speed(tmp_path, 200, 100, precision="fp16")
+    assert finding.state == State.PASSED
+    assert "2.000 times as fast" in finding.yours
+    assert "at least 1.5" in finding.expected
+
+
+def test_a_gain_below_the_bar_fails(tmp_path):
+    finding = judged_speed(tmp_path, 140, 100, precision="fp16")
+    assert finding.state == State.FAILED
+    assert finding.hint == "speed"
+
+
+NOT_SLOWER = bars.Bar("03_channels_last", "", 1.0, "a source", not_slower=True)
+
+
+GAIN = bars.Bar("02_amp", "", 1.5, "a source")
+
+
+@pytest.mark.parametrize(
+    ("bar", "low", "high", "state", "is_open"),
+    [
+        (GAIN, 1.51, 1.9, PASSED, False),
+        (GAIN, 1.1, 1.49, FAILED, False),
+        (GAIN, 1.1, 1.9, UNMEASURED, True),
+        (NOT_SLOWER, 0.98, 1.1, PASSED, False),
+        (NOT_SLOWER, 0.65, 0.96, FAILED, False),
+        (NOT_SLOWER, 0.65, 1.48, NOT_ASKED, True),
+    ],
+)
+def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
+    bar, low, high, state, is_open
+):
+    found = judge._asked(bar, stats.Comparison(1, low, high, 0.03, 6, ""))
+    assert (found.state, found.open) == (state, is_open)
+    shown = repr(Verdict("02_amp", [found], {})).splitlines()
+    assert any("✓" in line for line in shown) == (state == PASSED)
+
+
+@pytest.mark.parametrize("bar", [GAIN, NOT_SLOWER])
+def test_a_single_pair_clears_no_bar(bar):
+    found = judge._asked(bar, stats.Comparison(3.0, None, None, 0.03, 1, ""))
+    assert found.state == UNMEASURED
+    assert "at least 6 pairs" in found.expected
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "workers", "told"),
+    [
+        (0, 1, "no gain asked: the baseline runs"),
+        (100, 1, "must not get slower"),
+        (0, 2, "must not get slower"),
+    ],
+)
+def test_of_a_loader_that_keeps_up_no_gain_is_asked(tmp_path, waits_ms, workers, told):
+    ms = dict.fromkeys(("transfer", "forward", "backward", "update"), 20.0) | {"data": waits_ms}
+    arguments = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32, "data": "data"}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {},
+             "arguments": arguments, "threads": 2, "cpu_count": 3}  # fmt: skip
+    probe = {"when": "probe", "loader": {"num_workers": workers}}
+    folders = {
+        f"{side}-{i}": tmp_path / f"{side}{i}" for i in range(6) for side in ("before", "after")
+    }
+    for folder in folders.values():
+        write_log(folder / "events.jsonl", ms=ms, start=start, evidence=probe)
+        (folder / "exit_code").write_text("0")
+    run = log.read(folders["before-1"])
+    found = speed("05_dataloader", folders, run)
+    assert told in found.expected
+
+
+def test_without_a_bar_the_speed_is_told_and_not_asked(tmp_path):
+    finding = judged_speed(tmp_path, 100, 250, precision="fp16", batch_size=256, image_size=64)
+    assert finding.state == State.NOT_ASKED
+    assert finding.yours.startswith("0.40")
+
+
+def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
+    folders = {"before-1": timed(tmp_path, "b", 200, precision="fp16")}
+    folders["after-1"] = timed(tmp_path, "a", 100, precision="fp16")
+    run = log.read(folders["after-1"])
+    finding = speed("02_amp", folders, run)
+    assert finding.state == State.UNMEASURED
+
+
+@pytest.mark.parametrize(("batch", "size", "expected"), [(8, 32, 1), (32, 64, 2), (4, 16, 1)])
+def test_the_envelope_of_the_nearest_smaller_size_counts(batch, size, expected, tmp_path):
+    sizes = [{"pixels": 8 * 32**2, "tolerance": [1]}, {"pixels": 32 * 64**2, "tolerance": [2]}]
+    run = log.Run(tmp_path)
+    run.setup = {"device": "cpu"}
+    run.start = {"arguments": {"batch_size": batch, "image_size": size, "precision": "bf16"}}
+    assert judge.tolerance({"tolerance": {"cpu": {"bf16": sizes}}}, Runs(run, run)) == [expected]
+
+
+def test_every_exercise_has_an_envelope_for_the_cpu():
+    folder = course.course_root() / "reference" / "envelopes"
+    for step in exercises.MODULES:
+        kept = json.loads((folder / f"{step}.json").read_text())
+        assert kept["measured"]["cpu"]["command"] == f"python tools/envelope.py {step[:2]}"
+        for sizes in kept["tolerance"]["cpu"].values():
+            for size in sizes:
+                assert all(t > 0 for t in size["tolerance"])
+
+
+# What could not be measured does not pass --------------------------------------------------------
+
+LIGHT = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32}
+ASKED = {  # (step, precision, hardware and sizes) for which a bar asks for something
+    "02": ("02_amp", "fp16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
+    "03": ("03_channels_last", "fp16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
+    "03 on a CPU": ("03_channels_last", "fp32", "cpu", "AMD EPYC", RESNET),
+    "05 on a CPU": ("05_dataloader", "fp32", "cpu", "AMD EPYC", LIGHT),
+    "06": ("06_ddp", "bf16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
+}
+
+
+def made_runs(folder, asked, gain=3.0):
+    """The solution and six pairs, all of them right and `gain` times as fast; and the exercise."""
+    step, precision, device, name, sizes = ASKED[asked]
+    folders = {}
+    for run in ["solution", *(f"{side}-{i}" for i in range(1, 7) for side in ("before", "after"))]:
+        ms = (
+            20.0
+            * (gain if run.startswith("before") else 1)
+            * random.Random(run).uniform(0.99, 1.01)
+        )
+        arguments = sizes | {"precision": precision, "data": "data", "test_nsteps": 10}
+        write_log(
+            folder / run / "events.jsonl",
+            batch=32,
+            device=device.startswith("cuda"),
+            ms=dict.fromkeys(("data", "transfer", "forward", "backward", "update"), ms),
+            start={"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1,
+                   "versions": {}, "arguments": arguments, "threads": 2, "cpu_count": 1},
+            setup={"device": device, "device_name": name, "warmup_steps": 3, "steps": 10},
+            evidence={"when": "whole", "optimizer_steps": 10},
+        )  # fmt: skip
+        (folder / run / "exit_code").write_text("0")
+        folders[run] = folder / run
+    exercise = dataclasses.replace(exercises.find(step), mechanism=lambda runs: [])
+    return exercise, folders
+
+
+def rewrite(folder, change):
+    """Change the events of a run's log: `change(event)` returns an event, or None to drop it."""
+    file = folder / "events.jsonl"
+    events = [change(json.loads(line)) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(event) + "\n" for event in events if event))
+
+
+def too_short(folder, folders):
+    rewrite(folder, lambda e: e if e["event"] != "window" else None)
+
+
+def out_of_memory(folder, folders):
+    (folder / "exit_code").write_text("1")
+    error = {"outcome": "out_of_memory", "error": "CUDA out of memory"}
+    rewrite(folder, lambda e: e | error if e["event"] == "end" else e)
+
+
+def killed(folder, folders):
+    (folder / "exit_code").write_text("-9")
+    rewrite(folder, lambda e: None if e["event"] in ("end", "window") else e)
+
+
+def killed_after_its_end(folder, folders):
+    (folder / "exit_code").write_text("-9")
+
+
+def without_an_end(folder, folders):
+    rewrite(folder, lambda e: e if e["event"] != "end" else None)
+
+
+def failed_in_its_end(folder, folders):
+    rewrite(folder, lambda e: e | {"outcome": "failed"} if e["event"] == "end" else e)
+
+
+def not_ended(folder, folders):
+    (folder / "exit_code").unlink()
+
+
+def without_a_log(folder, folders):
+    (folder / "events.jsonl").unlink()
+
+
+def not_run(folder, folders):
+    del folders[folder.name]
+
+
+DAMAGES = (
+    *(too_short, out_of_memory, killed, killed_after_its_end, without_an_end),
+    *(failed_in_its_end, not_ended, without_a_log, not_run),
+)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_whole_runs_with_a_gain_pass_each_bar(tmp_path, asked):
+    """Else the tests below could not fail."""
+    exercise, folders = made_runs(tmp_path, asked)
+    found = judge.judge(exercise, folders, judge.Standards())
+    assert found.passed, found
+    assert found.part(FASTER) == PASSED
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("asked", ASKED)
+def test_where_a_bar_asks_for_a_speed_a_damaged_run_never_passes(tmp_path, asked, damage):
+    for name in ("solution", "before-1", "before-4", "after-1", "after-6"):
+        if (damage, name) == (too_short, "solution"):
+            continue  # it is not timed
+        exercise, folders = made_runs(tmp_path / name, asked)
+        damage(folders[name], folders)
+        found = judge.judge(exercise, folders, judge.Standards())
+        assert not found.passed, f"{name}: {found}"
+        assert found.part(FASTER) == UNMEASURED
+        assert found.hint_key, f"{name}: without a hint"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_set_of_logs_without_a_measured_speed_passes_where_a_bar_asks_for_one(tmp_path, seed):
+    chance = random.Random(seed)
+    exercise, folders = made_runs(tmp_path, chance.choice(list(ASKED)), chance.uniform(0.5, 9))
+    sides = [n for n in folders if n != "solution"]
+    damaged = {n for n in sides if chance.choice(["before-", "after-", "-"]) in n}
+    for name in sorted(damaged | {chance.choice(sides)}):
+        chance.choice(DAMAGES)(folders[name], folders)
+    assert not judge.judge(exercise, folders, judge.Standards()).passed
+
+
+def test_runs_that_were_not_timed_do_not_pass(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02")
+    first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
+    assert not judge.judge(exercise, first, judge.Standards(), timed=False).passed
+
+
+def test_a_step_before_that_ran_out_of_memory_says_what_to_submit(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02")
+    out_of_memory(folders["before-1"], folders)
+    said = repr(judge.judge(exercise, folders, judge.Standards()))
+    assert "? speed: before-1 ran out of memory" in said
+    assert "a measured speed: submit with a smaller -b" in said
+
+
+def test_runs_that_are_too_short_say_what_to_submit(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02")
+    for folder in folders.values():
+        too_short(folder, folders)
+    said = repr(judge.judge(exercise, folders, judge.Standards()))
+    assert "? speed: of 10 steps the first are warm-up, the last is inspected" in said
+    assert "submit with --test-nsteps 30" in said
+
+
+def test_a_log_without_an_end_is_named(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02")
+    without_an_end(folders["after-1"], folders)
+    said = repr(judge.judge(exercise, folders, judge.Standards()))
+    assert "run after-1: its log has no end: was run.end() left out" in said
+
+
+def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):
+    finding = judged_speed(tmp_path, 183, 100, precision="fp16", device_name="NVIDIA X1")
+    assert finding.state == NOT_ASKED
+    assert finding.yours.startswith("1.83")
+    assert "no bar is known for NVIDIA X1" in finding.expected

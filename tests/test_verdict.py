@@ -1,0 +1,108 @@
+"""The verdict as a trainee reads it: its states, its text, its card, and the ladder of hints."""
+
+import numpy as np
+import pytest
+
+from dlojz import course, launch, progress
+from dlojz.check import exercises
+from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding, State
+from dlojz.check.verdict import Verdict
+
+
+def verdict(*findings):
+    return Verdict("02_amp", list(findings), exercises.find("02_amp").hints)
+
+
+def not_yet(folder, source="a trainer"):
+    """A verdict on this trainer, which fails, as `check` returns it."""
+    found = verdict(Finding(MECHANISM, "dtype", False, "float32", "bfloat16", "autocast"))
+    found.job = launch.Job(folder)
+    (folder / "trainer.py").write_text(source)
+    return found
+
+
+def test_hints_climb_a_ladder(course_folder, tmp_path):
+    found = not_yet(tmp_path, course.solution("01").read_text())
+    first, second, third = found.hint(), found.hint(), found.hint()
+    assert "Hint 1 of 3" in repr(first)
+    assert second.link.startswith("https://docs.pytorch.org/")
+    assert "+    with torch.autocast" in third.diff
+    assert "Hint 3 of 3" in repr(found.hint()), "and stays on the last rung"
+
+
+def test_the_first_hint_is_the_exercises_first(course_folder):
+    late = Finding(SAME, "losses", False, "1", "2", "losses")
+    early = Finding(SAME, "images", False, "1", "2", "images")
+    own = Finding(MECHANISM, "dtype", False, "1", "2", "autocast")
+    assert verdict(late, own, early).hint_key == "images"
+    assert verdict(late, own).hint_key == "autocast"
+    assert verdict(late).hint_key == "losses"
+
+
+def test_what_is_not_asked_does_not_fail():
+    asked = Finding(SAME, "images", True, "1", "1")
+    found = verdict(asked, Finding(FASTER, "speed", State.NOT_ASKED, "0.4 times", "no gain asked"))
+    assert found.passed
+    assert found.part(FASTER) == State.NOT_ASKED
+    assert "no gain asked" in repr(found)
+
+
+def test_the_card_shows_hostile_text_as_text():
+    found = verdict(Finding(SAME, "<script>", False, "<b>yours</b>", "1", "images"))
+    assert "<script>" not in found._repr_html_()
+    assert "&lt;b&gt;yours" in found._repr_html_()
+
+
+def test_a_finding_is_never_undecided_by_accident():
+    with pytest.raises(TypeError, match="None is no state"):
+        Finding(SAME, "images", None, "1", "2")
+    assert Finding(SAME, "images", np.bool_(True), "1", "1").state == State.PASSED
+
+
+def test_a_verdict_without_a_finding_does_not_pass():
+    assert not verdict().passed
+
+
+def test_a_notebook_that_is_run_again_climbs_no_rung(course_folder, tmp_path):
+    """Run All makes a new verdict and asks for one hint; only the trainee asks twice."""
+    for _ in range(3):
+        assert "Hint 1 of 3" in repr(not_yet(tmp_path).hint())
+    again = not_yet(tmp_path)
+    again.hint()
+    assert "Hint 2 of 3" in repr(again.hint())
+    assert "Hint 2 of 3" in repr(not_yet(tmp_path).hint()), "and it is not forgotten"
+
+
+def test_in_a_terminal_each_call_climbs_a_rung(course_folder, tmp_path):
+    said = [repr(not_yet(tmp_path).hint(climb=True)) for _ in range(2)]
+    assert ["Hint 1 of 3" in said[0], "Hint 2 of 3" in said[1]] == [True, True]
+
+
+def test_another_trainer_begins_with_the_first_hint(course_folder, tmp_path):
+    first = not_yet(tmp_path, "one trainer")
+    first.hint(), first.hint()
+    assert "Hint 1 of 3" in repr(not_yet(tmp_path, "another trainer").hint())
+
+
+def test_hints_come_even_if_the_progress_cannot_be_read(course_folder, tmp_path):
+    progress.file().write_text("{")
+    found = not_yet(tmp_path)
+    assert ["Hint 1 of 3" in repr(found.hint()), "Hint 2 of 3" in repr(found.hint())] == [True] * 2
+
+
+def test_a_verdict_names_its_job(tmp_path):
+    folder = tmp_path / "0012"
+    folder.mkdir()
+    found = not_yet(folder)
+    assert repr(found).startswith("02_amp: not yet (job 0012)")
+    assert "job 0012" in found._repr_html_()
+
+
+def test_what_is_open_is_no_green_tick_and_not_called_unasked():
+    asked = Finding(SAME, "images", True, "1", "1")
+    speed = Finding(FASTER, "not slower", State.NOT_ASKED, "open", "-", "speed", open=True)
+    found = verdict(asked, speed)
+    assert found.passed
+    assert "  ? faster (open)" in repr(found)
+    assert "(open)" in found._repr_html_()
+    assert "faster (nothing asked" not in repr(found) + found._repr_html_()
