@@ -246,10 +246,7 @@ def _speed(ranks):
 
 
 def _is_audited(run):
-    """Return whether an auditor measured the speed: of a check's runs, but for those with a profile.
-
-    What a run of a check says of itself is not asked.
-    """
+    """Return whether an auditor measured the speed: in a check's runs, but for those profiled."""
     return bool(run.audit) and not run.start.get("arguments", {}).get("profile")
 
 

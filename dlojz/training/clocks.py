@@ -123,8 +123,9 @@ class Ledger:
         self._synchronize()
         self.drain()
         self.marks = []
-        if self._sink:
-            self._sink.window_opens()
+        with pause():  # it reads sensors
+            if self._sink:
+                self._sink.window_opens()
         event = None
         if self._device_clock:
             event = self._device_clock.event()
@@ -140,8 +141,9 @@ class Ledger:
             wall = self._last[0] - begin
             if self._device_clock:  # it may pass the last mark after the host
                 wall = max(wall, _on_device(self._window, (None, *self._last)) / 1000)
-            if self._sink:
-                self._sink.window(first_step=first, steps=step - first, wall_s=wall)
+            with pause():
+                if self._sink:
+                    self._sink.window(first_step=first, steps=step - first, wall_s=wall)
         self._window = self._last = None
         self.marks = self.marks if keep_marks else []
 
