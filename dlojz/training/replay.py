@@ -80,10 +80,10 @@ class Replay:
         self.training = trainer.build_training(args, device, classes, updates)
         self.per_epoch = min(args.test_nsteps, batches) if args.test else batches
         self._model = self.training.model
-        self._weights = {plain(name): p for name, p in self._model.named_parameters()}
+        self.weights = {plain(name): p for name, p in self._model.named_parameters()}
         self._buffers = {plain(name): b for name, b in self._model.named_buffers()}
-        self._gradients = None
-        self._rates = _rates(self.training, self.per_epoch * args.epochs // args.accumulate)
+        self._gradients = self._stream = None
+        self.rates = _rates(self.training, self.per_epoch * args.epochs // args.accumulate)
         self._chrono = Chronometer()
         self._chrono.start()
         self._chrono.next_iter()
@@ -92,12 +92,8 @@ class Replay:
 
     def _on_update(self, optimizer, args, kwargs):
         self._gradients = {
-            name: p.grad.detach().clone() for name, p in self._weights.items() if p.grad is not None
+            name: p.grad.detach().clone() for name, p in self.weights.items() if p.grad is not None
         }
-
-    def rate(self, update: int) -> float:
-        """Return the solution's learning rate of an update."""
-        return self._rates[update]
 
     def update(self, state, ledger, noisy: bool) -> dict:
         """Return how far an update of the trainee's is from the solution's, link by link."""
@@ -108,7 +104,6 @@ class Replay:
         if noisy and solved:
             eps = rounding(getattr(self.args, "precision", None))
             other = self._step(state, batches, moved=(eps, number))
-            noise = {f"{k}_noise": v for k, v in (other or {}).items()}
             noise = _noise(solved, other) if other else {}
         found = {"update": number}
         if solved:
@@ -117,20 +112,25 @@ class Replay:
         return found | noise | self._optimizer(state)
 
     def _batches(self, update):
-        """Return the solution's own batches of an update, on the device."""
-        first = update * self.args.accumulate
-        epoch, step = divmod(first, self.per_epoch)
-        sampler, dataset = self.loaders[0].batch_sampler, self.loaders[0].dataset
-        sampler.set_epoch(epoch, step)
-        found = []
-        for keys in islice(sampler, self.args.accumulate):
+        """Return the solution's own batches of an update, on the device. Updates come in order."""
+        epoch, step = divmod(update * self.args.accumulate, self.per_epoch)
+        dataset, found = self.loaders[0].dataset, []
+        for number, keys in islice(self._keys(epoch, step), self.args.accumulate):
             if hasattr(dataset, "__getitems__"):
-                images, labels = dataset.collate(dataset.__getitems__(keys))
+                samples = dataset.__getitems__(keys)
             else:
-                images, labels = dataset.collate([dataset[key] for key in keys])
-            found.append((step, images.to(self.device), labels.to(self.device)))
-            step += 1
+                samples = [dataset[key] for key in keys]
+            images, labels = dataset.collate(samples)
+            found.append((number, images.to(self.device), labels.to(self.device)))
         return found
+
+    def _keys(self, epoch, first):
+        """Yield (step, keys of its images) from the step `first`. An epoch is shuffled once."""
+        sampler = self.loaders[0].batch_sampler
+        if self._stream is None or self._stream[0] != epoch:
+            sampler.set_epoch(epoch)
+            self._stream = epoch, enumerate(sampler)
+        return (item for item in self._stream[1] if item[0] >= first)
 
     def _step(self, state, batches, moved=None) -> dict | None:
         """Return gradients and buffers of the solution's step; None if it skipped the update."""
@@ -149,7 +149,7 @@ class Replay:
         """Put the training into a state that was kept: its tensors, and nothing else."""
         training, number = self.training, state["facts"]["update"]
         for name, tensor in state["weights"].items():
-            self._weights[name].copy_(tensor)
+            self.weights[name].copy_(tensor)
         if moved:
             audit.perturb(self._model, *moved)
         for name, tensor in state["begun"]["buffers"].items():
@@ -158,12 +158,12 @@ class Replay:
         optimizer.state.clear()
         for key, tensor in state["optimizer"].items():
             name, _, what = key.rpartition(" ")
-            weight = self._weights[name]
+            weight = self.weights[name]
             kept = torch.empty_like(weight) if tensor.shape == weight.shape else tensor.clone()
             optimizer.state[weight][what] = kept.copy_(tensor)
         optimizer.zero_grad()
         for group in optimizer.param_groups:
-            group["lr"] = self._rates[number]
+            group["lr"] = self.rates[number]
         torch.set_rng_state(state["begun"]["cpu_rng"])
         if state["begun"]["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["begun"]["cuda_rng"], self.device)
@@ -175,11 +175,11 @@ class Replay:
         """Return how far the trainee's weights and momenta are from what the solution makes."""
         self._load(state)
         for name, gradient in _unscaled(state).items():
-            weight = self._weights[name]
+            weight = self.weights[name]
             weight.grad = torch.empty_like(weight).copy_(gradient)
         self.training.optimizer.step()
         worst, moved, wrong = {"roundings": 0.0}, 0.0, 0.0
-        for name, weight in self._weights.items():
+        for name, weight in self.weights.items():
             before = state["weights"][name].to(self.device)
             after = state["after"]["weights"][name].to(self.device)
             off = (after - weight.detach()).abs()
@@ -245,7 +245,7 @@ def _pixels(mine, solution) -> float | None:
 def _facts(update, replay) -> dict:
     number = update["update"]
     rates = [float(rate) for rate in update["lr"]]
-    usual = replay.rate(number) if number < len(replay._rates) else math.nan
+    usual = replay.rates[number] if number < len(replay.rates) else math.nan
     return {
         "update": number,
         "optimizer": update["optimizer"],
@@ -278,7 +278,7 @@ def _rows(replay, ledger) -> list:
             p = torch.nn.Parameter(weight.clone())
             if factor is not None:
                 p.grad = gradient * factor
-                optimizer = optimizer_class([p], **settings | {"lr": replay.rate(now["update"])})
+                optimizer = optimizer_class([p], **settings | {"lr": replay.rates[now["update"]]})
                 if now["update"] or momentum.any():
                     optimizer.state[p]["momentum_buffer"] = momentum.clone()
                 optimizer.step()
@@ -299,7 +299,7 @@ def _parts(replay, ledger, rows):
     """Return (weights, gradients, momenta) of each row that was drawn."""
     found, begin = [], 0
     for name, row in ledger["rows"]:
-        size = replay._weights[name].detach()[row].numel()
+        size = replay.weights[name].detach()[row].numel()
         found.append(rows[begin : begin + 3 * size].view(3, size).unbind())
         begin += 3 * size
     return found
