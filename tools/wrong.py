@@ -2,7 +2,8 @@
 
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
 lines: the hint that it must get, and what it stands for. A third line, `needs: gpu`, means that it
-is not wrong on a processor: only `make verify` on GPUs judges it. `check` reports which no longer
+is not wrong on a processor: only `make verify` on GPUs judges it. In tests/wrong/museum are tricks
+that suit any step, each against the solution that its diff names. `check` reports which no longer
 apply; `rebase` carries those over an edit of the solution, by a three-way merge with the solution
 as it was when the diff was last committed.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from dlojz import course, presets
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "wrong"
+MUSEUM = "museum"  # the folder of tricks that suit any step: their diffs name it
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class Wrong:
 
     @property
     def step(self) -> str:
-        return self.path.parent.name
+        if self.path.parent.name != MUSEUM:
+            return self.path.parent.name
+        return re.search(r"^--- a/dlojz_(\w+)\.py", self.path.read_text(), re.M).group(1)
 
     @property
     def name(self) -> str:
