@@ -1,7 +1,8 @@
 """Wrong answers of the exercises: `python tools/wrong.py check | rebase | show FILE`.
 
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
-lines: the hint that it must get, and what it stands for. A third line, `needs: gpu`, means that it
+lines: `expect: <the hint that it must get>`, `why: <what it stands for>`. There may be more:
+`caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; and `needs: gpu`, if it
 is not wrong on a processor: only `make verify` on GPUs judges it. In tests/wrong/museum are tricks
 that suit any step, each against the solution that its diff names. `check` reports which no longer
 apply; `rebase` carries those over an edit of the solution, by a three-way merge with the solution
@@ -20,7 +21,8 @@ from pathlib import Path
 from dlojz import course, presets
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "wrong"
-MUSEUM = "museum"  # the folder of tricks that suit any step: their diffs name it
+# Folders of answers that suit any step: their diffs name it.
+MUSEUM, RIGHT = "museum", "right"
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ class Wrong:
     path: Path
     expect: str  # the hint that must come first
     why: str
+    caught_by: str = ""  # the finding that must fail; "": any
+    flags: str = ""  # of its runs, besides those of all
     needs_gpu: bool = False
 
     @property
     def step(self) -> str:
-        if self.path.parent.name != MUSEUM:
+        if self.path.parent.name not in (MUSEUM, RIGHT):
             return self.path.parent.name
         return re.search(r"^--- a/dlojz_(\w+)\.py", self.path.read_text(), re.M).group(1)
 
@@ -44,12 +48,24 @@ class Wrong:
 
 
 def read(path: Path) -> Wrong:
-    """Return the wrong answer in this file. Raises ValueError if its two lines are missing."""
-    match = re.match(r"expect: (\S+)\nwhy: (.+)\n(needs: gpu\n)?", path.read_text())
-    if not match:
+    """Return the wrong answer in this file. Raises ValueError if its first lines say too little."""
+    head = path.read_text().partition("--- a/")[0]
+    known = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
+    if not {"expect", "why"} <= known.keys():
         raise ValueError(f"{path}: expected to begin with 'expect: <hint>' and 'why: <sentence>'")
-    expect, why, gpu = match.groups()
-    return Wrong(path, expect, why, gpu is not None)
+    return Wrong(
+        path,
+        known["expect"],
+        known["why"],
+        known.get("caught-by", ""),
+        known.get("flags", ""),
+        known.get("needs") == "gpu",
+    )
+
+
+def museum() -> list[Wrong]:
+    """Return the fake speed-ups and late mistakes of the museum."""
+    return every(MUSEUM)
 
 
 def every(step: str = "*") -> list[Wrong]:
@@ -87,8 +103,10 @@ def write(wrong: Wrong, solution: str, changed: str):
         solution.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}"
     )
     wrong.path.parent.mkdir(parents=True, exist_ok=True)
-    needs = "needs: gpu\n" if wrong.needs_gpu else ""
-    wrong.path.write_text(f"expect: {wrong.expect}\nwhy: {wrong.why}\n{needs}" + "".join(lines))
+    head = {"expect": wrong.expect, "why": wrong.why, "caught-by": wrong.caught_by}
+    head |= {"flags": wrong.flags, "needs": "gpu" if wrong.needs_gpu else ""}
+    text = "".join(f"{name}: {value}\n" for name, value in head.items() if value)
+    wrong.path.write_text(text + "".join(lines))
 
 
 def rebase(wrong: Wrong):

@@ -13,7 +13,7 @@ from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log
 
 AUDITED = 8  # updates in a verdict; a share p of wrong ones is missed with (1 - p) ** 8
-HALF = ("fp16", "bf16")
+COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
 
 PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
 CRITERION = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 4e-3, "bf16": 1e-2}
@@ -26,6 +26,16 @@ SAME_GRADIENTS, ONE_STEP, TOO_NOISY = 1e-5, 5e-2, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER = 0.10
+
+
+def precision_of(run: log.Run, hardware: str = "") -> str:
+    """Return what a run computed in; a processor has no TF32.
+
+    hardware: that of the check, such as "cuda: NVIDIA H100", if it is not the run's.
+    """
+    found = run.start["arguments"].get("precision", "fp32")
+    on_gpu = (hardware or run.setup["device"]).startswith("cuda")
+    return "fp32" if found == "tf32" and not on_gpu else found
 
 
 @dataclass(frozen=True)
@@ -176,7 +186,7 @@ def _gradients(updates):
         off = [u["gradients"] for u in these]
         middle, worst = statistics.median(off), max(off)
         what = f"gradients, {precision}"
-        if precision in HALF:
+        if precision in COARSE:
             if noise > TOO_NOISY:
                 text = f"off by {middle:.2g} of them, but the solution's own noise is {noise:.2g}"
                 asked = "judged in float32"

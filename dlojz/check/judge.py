@@ -141,9 +141,9 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
 
 def _audit(folders, runs) -> list[Finding]:
     """Return whether it is the same training, to the last step."""
-    precision = runs.arguments.get("precision", "fp32")
+    precision = audit.precision_of(runs.reference)
     names = dict.fromkeys(_names(folders, "after-"), precision)
-    if precision in audit.HALF:
+    if precision in audit.COARSE:
         names["float32"] = "fp32"
     found, broken = [], []
     for name, kind in names.items():

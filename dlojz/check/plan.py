@@ -103,7 +103,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
         series.Entry("solution", solution, flags, audit=LEDGER),
         series.Entry("band", solution, flags, audit={"perturb": True}),
     ]
-    if arguments.get("precision") in audit.HALF:
+    if audit.precision_of(log_of(job), hardware) in audit.COARSE:
         wide = [*flags, "--precision", "fp32"]
         entries.append(series.Entry("float32-solution", solution, wide, audit=LEDGER))
         entries.append(audited("float32", mine, wide, audit.AUDITED // 2, "{float32-solution}"))

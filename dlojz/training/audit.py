@@ -76,9 +76,12 @@ def perturb(model, relative: float, seed: int):
             weight.mul_(1 + relative * noise)
 
 
-def rounding(precision: str | None) -> float:
+def rounding(precision: str | None, device) -> float:
     """Return the rounding error of a precision: half the distance between neighbours near 1."""
-    return {"fp16": 2.0**-11, "tf32": 2.0**-11, "bf16": 2.0**-8}.get(precision, 2.0**-24)
+    known = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+    if device.type == "cuda":  # a processor has no TF32
+        known["tf32"] = 2.0**-11
+    return known.get(precision, 2.0**-24)
 
 
 class Copies:
@@ -133,7 +136,7 @@ class Auditor:
         self._foreign = 0
         self._windows, self._window = [], None
         if wish.get("perturb"):
-            perturb(self._model, rounding(getattr(args, "precision", None)), seed=1)
+            perturb(self._model, rounding(getattr(args, "precision", None), self._device), seed=1)
         self._hook()
 
     def _hook(self):

@@ -50,15 +50,27 @@ def main():
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
     files = audit.state_files(mine, idr_torch.rank)
+    _all_the_same([file.stem.split(".")[0] for file in files])
     updates = []
-    for number, state in enumerate(map(torch.load, files)):
-        updates.append(replay.update(state, ledgers[0], noisy=number < NOISY))
-    run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
-    for file in files:
+    for number, file in enumerate(files):
+        updates.append(replay.update(torch.load(file), noisy=number < NOISY))
         file.unlink()
+    run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
     run.end()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _all_the_same(names):
+    """Raise SystemExit unless all processes kept the same updates: they replay them together."""
+    if not torch.distributed.is_initialized():
+        return
+    kept = [None] * idr_torch.size
+    torch.distributed.all_gather_object(kept, names)
+    if any(own != names for own in kept):
+        raise SystemExit(
+            "the processes did not train together: none of their updates can be replayed"
+        )
 
 
 def _imported(file):
@@ -95,14 +107,14 @@ class Replay:
             name: p.grad.detach().clone() for name, p in self.weights.items() if p.grad is not None
         }
 
-    def update(self, state, ledger, noisy: bool) -> dict:
+    def update(self, state, noisy: bool) -> dict:
         """Return how far an update of the trainee's is from the solution's, link by link."""
         number = state["facts"]["update"]
         batches = self._batches(number)
         solved = self._step(state, batches)
         noise = {}
         if noisy and solved:
-            eps = rounding(getattr(self.args, "precision", None))
+            eps = rounding(getattr(self.args, "precision", None), self.device)
             other = self._step(state, batches, moved=(eps, number))
             noise = _noise(solved, other) if other else {}
         found = {"update": number}
@@ -148,6 +160,7 @@ class Replay:
     def _load(self, state, moved=None):
         """Put the training into a state that was kept: its tensors, and nothing else."""
         training, number = self.training, state["facts"]["update"]
+        self._must_fit(state)
         for name, tensor in state["weights"].items():
             self.weights[name].copy_(tensor)
         if moved:
@@ -170,6 +183,19 @@ class Replay:
         scaler, scale = getattr(training, "scaler", None), state["facts"]["scale"]
         if scaler is not None and scaler.is_enabled() and scale is not None:
             scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})
+
+    def _must_fit(self, state):
+        """Raise SystemExit if the trainee's model is not the solution's."""
+        there = {"weight": state["weights"], "buffer": state["begun"]["buffers"]}
+        here = {"weight": self.weights, "buffer": self._buffers}
+        for kind, tensors in here.items():
+            theirs = {name: tuple(t.shape) for name, t in there[kind].items()}
+            for name, tensor in tensors.items():
+                if theirs.get(name) != tuple(tensor.shape):
+                    raise SystemExit(
+                        f"the solution's {kind} {name} has the shape {tuple(tensor.shape)}, yours "
+                        f"{theirs.get(name, 'is not there')}"
+                    )
 
     def _optimizer(self, state) -> dict:
         """Return how far the trainee's weights and momenta are from what the solution makes."""
@@ -206,7 +232,7 @@ class Replay:
 
         Its scale is left out: it is part of the gradients.
         """
-        if not {"logits", "gradient"} <= step.keys():
+        if not {"logits", "gradient"} <= step.keys() or len(step["logits"]) != len(labels):
             return None
         logits = step["logits"].to(self.device).requires_grad_()
         images = torch.zeros(len(logits), 3, 8, 8, device=self.device)

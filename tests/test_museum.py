@@ -1,0 +1,84 @@
+"""The museum of fake speed-ups and late mistakes: all are refused. Right answers all pass."""
+
+from pathlib import Path
+
+import pytest
+import wrong
+
+from dlojz import course
+from dlojz.check import exercises, judge, plan
+from dlojz.launch import Request, series
+
+RIGHT = Path(__file__).parent / "right"
+SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 12"
+FLAGS = {
+    "01_gpu": f"{SMALL} --data synthetic",
+    "02_amp": f"{SMALL} --data synthetic --precision tf32",  # on a processor this is float32
+    "03_channels_last": f"{SMALL} --data synthetic --precision fp32",
+    "05_dataloader": f"{SMALL} --data {course.data_folder()} --num-workers 1 --precision fp32",
+    "06_ddp": f"{SMALL} --data synthetic --precision fp32",
+}
+pytestmark = pytest.mark.timeout(900)  # a fixture runs all tricks of a step
+
+
+def right_answers():
+    return [wrong.read(path) for path in sorted(RIGHT.glob("*.diff"))]
+
+
+def entries(step, answers, folder):
+    """A check's runs of these answers, without pairs: of each kind of flags the solution once."""
+    found = {}
+    for answer in answers:
+        flags = [*FLAGS[step].split(), *answer.flags.split()]
+        own = f"{answer.flags.replace(' ', '')}--" if answer.flags else ""
+        usual = f"{own}solution"
+        if usual not in found:
+            solution = course.solution(step)
+            found[usual] = series.Entry(usual, solution, flags, audit=plan.LEDGER)
+            perturbed = {"perturb": True}
+            found[f"{own}band"] = series.Entry(f"{own}band", solution, flags, audit=perturbed)
+        trainer = Path(folder, f"{answer.name}.py")
+        trainer.write_text(wrong.source(answer))
+        name = f"{answer.name}--after-1"
+        found[name] = plan.audited(name, trainer, flags, 8, "{job}/" + usual)
+    return list(found.values())
+
+
+@pytest.fixture(scope="module", params=FLAGS)
+def runs(request, tmp_path_factory):
+    """(step, its answers, the folder of each run): all tricks of a step, in one job."""
+    step = request.param
+    answers = [a for a in wrong.museum() if a.step == step and not a.needs_gpu]
+    answers += [a for a in right_answers() if a.step == step]
+    wanted = entries(step, answers, tmp_path_factory.mktemp("museum"))
+    n = exercises.find(step).processes
+    job = series.submit(wanted, Request(name=f"museum-{step}", time_max_s=3600, n_gpu=n))
+    job.wait()
+    return step, answers, series.folders(job)
+
+
+def verdict(runs, answer):
+    step, _, folders = runs
+    own = f"{answer.flags.replace(' ', '')}--" if answer.flags else ""
+    found = {name: folders[f"{own}{name}"] for name in ("solution", "band")}
+    found["after-1"] = folders[f"{answer.name}--after-1"]
+    return judge.judge(exercises.find(step), found, plan.standards(exercises.find(step)))
+
+
+def test_every_trick_is_refused_by_the_evidence_that_its_label_names(runs):
+    missed = {}
+    for answer in (a for a in runs[1] if a.path.parent != RIGHT):
+        found = verdict(runs, answer)
+        failing = [f.what for f in found.failing]
+        if answer.caught_by not in failing or found.hint_key != answer.expect:
+            missed[answer.name] = f"expected {answer.expect}, got {found.hint_key}\n{found}"
+    assert not missed, "\n\n".join(f"{name}: {text}" for name, text in missed.items())
+
+
+def test_every_right_answer_of_another_make_passes(runs):
+    wrongly = {}
+    for answer in (a for a in runs[1] if a.path.parent == RIGHT):
+        found = verdict(runs, answer)
+        if not found.passed:
+            wrongly[answer.name] = str(found)
+    assert not wrongly, "\n\n".join(f"{name}: {text}" for name, text in wrongly.items())
