@@ -9,9 +9,9 @@ from dlojz.runs import log
 @pytest.mark.parametrize(
     ("arguments", "state", "yours", "hint"),
     [
-        ({"channels_last": True}, State.PASSED, "--channels-last: True", "which"),
-        ({"channels_last": False}, State.FAILED, "--channels-last: False", "which"),
-        ({"model": "resnet18"}, State.FAILED, "no --channels-last yet", "flag"),
+        ({"channels_last": True}, State.PASSED, "True", "which"),
+        ({"channels_last": False}, State.FAILED, "False", "which"),
+        ({"model": "resnet18"}, State.FAILED, "not known", "flag"),
     ],
 )
 def test_a_flag_counts_only_if_the_trainer_knows_it(tmp_path, arguments, state, yours, hint):

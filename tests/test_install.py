@@ -100,5 +100,26 @@ def test_another_clone_submits_its_own_trainer_with_the_installed_package(site, 
     assert directory == str(course_folder / "runs" / "0001")
 
 
+def test_another_clone_checks_its_trainer_with_the_installed_package(site, course_folder):
+    """The code that measures is the package's, and not what the clone happens to hold."""
+    shutil.rmtree(course_folder / "dlojz")
+    flags = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4"
+    code = f"""
+import dlojz.launch as l, dlojz.check as c
+job = l.submit("solutions/dlojz_01_gpu.py {flags} --test-nsteps 5")
+job.wait()
+found = c.check("01", job)
+print(c.__file__, found, sep="\\n")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    place, head, *_ = done.stdout.splitlines()
+    assert place == str(site / "dlojz" / "check" / "__init__.py")
+    assert head == "01_gpu: passed (job 0001)"
+
+
 def test_the_console_script_is_there(site):
     assert (site / "bin" / "dlojz").exists()

@@ -16,6 +16,7 @@ import pytest
 from test_launch import text, until
 
 from dlojz import launch
+from dlojz.check import check
 from dlojz.launch import State, SubmitError, find, latest, queue, slurm, submit
 from dlojz.runs import log
 
@@ -501,3 +502,18 @@ def test_a_series_runs_where_the_job_that_it_is_for_ran(on_slurm, script, monkey
     assert scripts[0].replace("job-name=dlojz", "job-name=check") == scripts[1]
     for each in (job, check):
         each.cancel()
+
+
+def test_a_check_runs_where_its_job_ran(on_slurm, course_folder, monkeypatch):
+    """On the same kind of node, charged to the same account; its verdict names the job."""
+    file = course_folder / "slurm" / "sites" / "fixture.toml"
+    kind = file.read_text().partition("[gpus.fake]")[2].replace('"main"', '"high"')
+    file.write_text(f"{file.read_text()}\n[gpus.other]{kind}")
+    flags = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 5"
+    job = submit(f"solutions/dlojz_01_gpu.py {flags}", account="xyz@other")
+    completed(job, 240)
+    found = check("01", job)
+    assert repr(found).startswith("01_gpu: passed (job 0001)"), found
+    series = latest("check-01_gpu")
+    scripts = [(each.directory / "job.sbatch").read_text() for each in (job, series)]
+    assert all("--partition=high" in s and "--account=xyz" in s for s in scripts)

@@ -202,7 +202,8 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
     about = IMPORTS_S + max(2.0, took - IMPORTS_S) * len(wanted)
     step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
-    say(f"check {step} of job {plan.job.id}: {len(wanted)} runs, about {text}")
+    runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)}"
+    say(f"check {step} of job {plan.job.id}: {runs}, about {text}")
     seconds = 3600 * (1 + int(3 * about // 3600))
     check = {CHECK_FILE: json.dumps(missing).encode()}
     return series.submit(

@@ -12,6 +12,7 @@ from dlojz.course import UserError, diff
 from dlojz.runs import stats
 from dlojz.table import BAD, GOOD, QUIET
 
+AGAIN = "(Ask again for more.)"
 WORST_FIRST = (State.FAILED, State.UNMEASURED, State.PASSED, State.NOT_ASKED)
 SIGNS = {State.PASSED: "✓", State.FAILED: "✗", State.UNMEASURED: "?", State.NOT_ASKED: "–"}
 COLOURS = {State.PASSED: GOOD, State.FAILED: BAD, State.UNMEASURED: BAD, State.NOT_ASKED: QUIET}
@@ -70,9 +71,9 @@ class Verdict:
             progress.keep("hints", name, self.rung)
         hint = self.hints[key]
         if self.rung == 1:
-            return Advice(f"Hint 1 of 3. {hint.nudge}")
+            return Advice(f"Hint 1 of 3. {hint.nudge} {AGAIN}")
         if self.rung == 2:
-            return Advice(f"Hint 2 of 3. {hint.api}", link=hint.link)
+            return Advice(f"Hint 2 of 3. {hint.api} {AGAIN}", link=hint.link)
         return Advice(
             "Hint 3 of 3. What differs from the solution:", diff=diff(self.job, self.step)
         )
@@ -107,7 +108,7 @@ class Verdict:
             for f in self._shown(name):
                 lines.append(f"      {_sign(f)} {f.what}: {f.yours}")
                 if f.state != State.PASSED:
-                    lines.append(f"        expected: {f.expected}")
+                    lines.append(f"        {'' if _is_told(f) else 'expected: '}{f.expected}")
         lines += [f"  note: {text}" for text in self.notes]
         if self.hint_key:
             lines.append(f"  next: {self.hints[self.hint_key].nudge}")
@@ -165,32 +166,61 @@ def _code_html(text):
 
 def _card(verdict):
     colour = GOOD if verdict.passed else BAD
-    parts = "".join(_part_html(verdict, name) for name in PARTS)
-    notes = "".join(f"<p>Note: {escape(text)}</p>" for text in verdict.notes)
+    chip = f"color:white;background:{colour};padding:1px 8px;border-radius:8px"
     hint = ""
     if verdict.hint_key:
         nudge = _code_html(verdict.hints[verdict.hint_key].nudge)
-        hint = f"<p><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></p>"
+        hint = f"<div><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></div>"
+    parts = "".join(_part_html(verdict, name) for name in PARTS)
+    notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict.notes)
     return (
-        f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px">'
-        f'<b>{verdict.step}</b> <span style="color:white;background:{colour};padding:1px 8px;'
-        f'border-radius:8px">{verdict._word}</span>{verdict._whose}{parts}{notes}{hint}</div>'
+        f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px;'
+        f'line-height:1.5"><b>{verdict.step}</b> <span style="{chip}">{verdict._word}</span>'
+        f"{verdict._whose}{hint}{parts}{notes}</div>"
     )
 
 
-def _part_html(verdict, name):
-    state = verdict.part(name)
-    rows = "".join(
-        f'<tr><td style="color:{COLOURS[f.state]}">{_sign(f)}</td>'
-        f'<td style="text-align:left">{escape(f.what)}</td>'
-        f'<td style="text-align:left">{escape(f.yours)}</td>'
-        f'<td style="text-align:left">{escape(f.expected)}</td></tr>'
-        for f in verdict.findings
-        if f.part == name
-    )
-    head = "<tr><th></th><th></th><th style='text-align:left'>yours</th>"
+def _part_html(verdict, part):
+    """Return a part: its state, the rows to look at, and the others folded away."""
+    shown = verdict._shown(part)
+    others = [f for f in verdict.findings if f.part == part and f not in shown]
+    folded = ""
+    if others:
+        count = f"{len(others)} row{'s' * (len(others) > 1)} {SIGNS[State.PASSED]}"
+        style = f"margin-left:18px;color:{QUIET}"
+        folded = f'<details style="{style}"><summary>{count}</summary>{_rows(others)}</details>'
+    head = f'<b style="color:{COLOURS[verdict.part(part)]}">{verdict._head(part)}</b>'
+    return f'<div style="margin-top:6px">{head}{_rows(shown)}{folded}</div>'
+
+
+def _rows(findings):
+    """Return findings as a table, whose columns are as wide in every part."""
+    if not findings:
+        return ""
+    head = "" if all(_is_told(f) for f in findings) else _row("", QUIET, "", "yours", "expected")
+    body = head + "".join(_finding_html(f) for f in findings)
+    widths = "".join(f'<col style="width:{width}">' for width in ("24px", "24%", "36%", "auto"))
+    style = "table-layout:fixed;width:100%;border-collapse:collapse;margin:0;font:inherit"
+    return f'<table style="{style}"><colgroup>{widths}</colgroup>{body}</table>'
+
+
+def _is_told(finding):
+    """Return whether a finding is told in one sentence: nothing was expected."""
+    return finding.state == State.NOT_ASKED and not finding.open
+
+
+def _finding_html(f):
+    told = (f"{f.yours}: {f.expected}",) if _is_told(f) else (f.yours, f.expected)
+    return _row(_sign(f), COLOURS[f.state], f.what, *told)
+
+
+def _row(sign, colour, what, *texts):
+    """Return a row of a verdict's table; a single text spans the last two columns."""
+    cell = "text-align:left;vertical-align:top;padding:1px 8px 1px 0;overflow-wrap:anywhere"
+    quiet = f"{cell};color:{QUIET}" if not sign else cell
+    span = f' colspan="{3 - len(texts)}"'
+    cells = "".join(f'<td{span} style="{quiet}">{escape(text)}</td>' for text in texts)
     return (
-        f"<details {'open' if state.fails or name == FASTER else ''}>"
-        f'<summary><b style="color:{COLOURS[state]}">{verdict._head(name)}</b></summary>'
-        f"<table>{head}<th style='text-align:left'>expected</th></tr>{rows}</table></details>"
+        f'<tr><td style="{cell};color:{colour}">{sign}</td>'
+        f'<td style="{cell}">{escape(what)}</td>{cells}</tr>'
     )

@@ -46,9 +46,9 @@ def flag(mine: log.Run, name: str, ok: Callable, expected: str, hint, unknown="f
     arguments = mine.start.get("arguments", {})
     argument = name.removeprefix("--").replace("-", "_")
     if argument not in arguments:
-        return Finding(MECHANISM, "flag", False, f"no {name} yet", expected, unknown)
+        return Finding(MECHANISM, f"flag {name}", False, "not known", expected, unknown)
     value = arguments[argument]
-    return Finding(MECHANISM, "flag", ok(value), f"{name}: {value}", expected, hint)
+    return Finding(MECHANISM, f"flag {name}", ok(value), str(value), expected, hint)
 
 
 def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
