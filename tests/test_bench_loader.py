@@ -19,7 +19,9 @@ class Decoders:
         return self.found
 
 
-@pytest.mark.parametrize(("goal", "word"), [(1.9, "reached"), (2.1, "MISSED")])
+@pytest.mark.parametrize(
+    ("goal", "word"), [(1.9, "reached"), (2.0, "cannot tell"), (2.1, "MISSED")]
+)
 def test_a_ratio_is_judged_by_its_goal(goal, word, capsys):
     reached = bench_loader.judge("a / b", [2.0, 2.02, 1.98], goal)
     assert reached == (word == "reached")

@@ -22,6 +22,7 @@ from itertools import count, cycle
 
 import numpy as np
 import torch
+from bench_gpu import outcome
 
 from dlojz import course
 from dlojz.machine import cpus
@@ -77,14 +78,14 @@ def dali(jpegs):
 
 
 def judge(name, ratios, goal) -> bool:
-    """Print a ratio beside its goal; return whether the goal is reached."""
+    """Print a ratio beside its goal; return whether the goal is reached for certain."""
     mean, low, high = stats.interval(ratios)
-    word = "reached" if high >= goal else "MISSED"
+    word = outcome(low, high, goal)
     print(
         f"{name}: {mean:.2f} ({low:.2f} to {high:.2f}, {len(ratios)} rounds); "
         f"goal {goal:.1f}: {word}"
     )
-    return high >= goal
+    return word == "reached"
 
 
 def _ratios(found, name, to):

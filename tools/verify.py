@@ -1,60 +1,207 @@
-"""A test of the verdict itself: `python tools/verify.py --times 100`.
+"""A test of the verdict itself: `python tools/verify.py --minutes 9`, again until nothing is left.
 
-Checks the solution of each exercise many times, each time with fresh runs: all must pass. Then runs
-every wrong answer, as often as `--wrong` says: none may pass, and each must get its own hint.
-Prints each verdict that was wrong, and the counts.
+Checks the solutions, which must pass, over seeds, models and sizes, and every wrong answer, none of
+which may pass and each of which must get its own hint. Every verdict has fresh runs. It is appended
+to a file as soon as it is made: a later call goes on where the last one stopped. --summary adds up.
+
+On a GPU each step has the notebook's size first, small ones after that, and of the wrong answers
+only those whose hint depends on the device.
 """
 
 import argparse
+import json
 import math
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
 import wrong
 from tqdm import tqdm
 
 from dlojz import course, launch, presets
-from dlojz.check import check, exercises, run
+from dlojz.check import check, exercises, plan, run
+from dlojz.machine import cpus, facts
+from dlojz.table import Table
 
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 8"
-LARGE = "--test --data synthetic --image-size 224"
-FILES = f"--data {course.data_folder()} --num-workers"  # the last --data counts
-SIZES = {  # by preset and step: the flags of the job to check
-    "smoke": {
-        "01_gpu": f"{SMALL} -b 8",
-        "02_amp": f"{SMALL} -b 8 --precision bf16",
-        "03_channels_last": f"{SMALL} -b 16 --precision fp32",
-        "04_profiler": f"{SMALL} -b 8 --precision fp32 --profile",
-        # An epoch whose last batch is smaller, which shows a trainer that drops it.
-        "05_dataloader": f"{SMALL} -b 12 --precision fp32 {FILES} 1",
-        "06_ddp": f"{SMALL} -b 8 --precision fp32",
-    },
-    "gpu": {  # 01 compares with the processor, so it gets less work
-        "01_gpu": f"{LARGE} --model resnet18 -b 16 --test-nsteps 10",
-        # Large steps in 16 bits hide the processor's share, and what disturbs it.
-        "02_amp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 30 --precision fp16",
-        "03_channels_last": f"{LARGE} --model resnet50 -b 256 --test-nsteps 30 --precision fp16",
-        "04_profiler": f"{LARGE} --model resnet50 -b 256 --test-nsteps 60 --precision bf16 "
-        "--profile",
-        "05_dataloader": f"{LARGE} --model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
-        "06_ddp": f"{LARGE} --model resnet50 -b 256 --test-nsteps 20 --precision bf16",
-    },
+TEST = "--test --data synthetic"
+FOLDER = course.data_folder()
+FILES = f"--data {FOLDER} --num-workers"  # the last --data counts
+SEEDS = range(5)
+MODELS = ("shufflenet_v2_x0_5", "mobilenet_v3_small", "resnet18")
+# By step: two batch sizes with 32 and 64 pixels, and the step's own flags.
+SMALL = {
+    "01_gpu": (8, 16, ""),
+    "02_amp": (8, 16, "--precision {half}"),
+    "03_channels_last": (16, 8, "--precision fp32"),
+    "04_profiler": (8, 16, "--precision fp32 --profile"),
+    # Epochs whose last batch is smaller, which shows a trainer that drops it.
+    "05_dataloader": (12, 24, f"--precision fp32 {FILES} 1"),
+    "06_ddp": (8, 16, "--precision fp32"),
+}
+LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
+    "01_gpu": "--model resnet18 -b 16 --test-nsteps 10",
+    # Large steps in 16 bits hide the processor's share, and what disturbs it.
+    "02_amp": "--model resnet50 -b 256 --test-nsteps 30 --precision fp16",
+    "03_channels_last": "--model resnet50 -b 256 --test-nsteps 30 --precision fp16",
+    "04_profiler": "--model resnet50 -b 256 --test-nsteps 60 --precision bf16 --profile",
+    "05_dataloader": f"--model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
+    "06_ddp": "--model resnet50 -b 256 --test-nsteps 20 --precision bf16",
+}
+ON_THE_DEVICE = {  # hints that another device may change
+    "01_gpu": {*exercises.read_hints("gpu"), "item"},
+    "02_amp": {"scaler", "scaler-step", "scaler-update", "unscale", "tf32", "format", "item"},
+    "03_channels_last": {"autotuner"},
+    "06_ddp": {"device", "backend"},
 }
 
 
-def flags(step: str) -> list[str]:
-    """Return the flags of a step's job, for this machine."""
-    return SIZES["gpu" if presets.gpus() else "smoke"][step].split()
+@dataclass(frozen=True)
+class Case:
+    """One verdict to make; two cases with equal fields are the same one."""
+
+    step: str
+    kind: str  # "solution", or "wrong"
+    name: str  # of the wrong answer, or which of the solution's verdicts
+    seed: int
+    model: str
+    sizes: str  # flags
+    hardware: str
+    expected: str | None  # a hint; None: it must pass
+
+    @property
+    def flags(self) -> list[str]:
+        """Return the flags of the job to check."""
+        model = f"--model {self.model}"
+        return [*f"{TEST} {model} --seed {self.seed}".split(), *self.sizes.split()]
 
 
-def trainees_job(step: str, source: str) -> launch.Job:
+def hardware() -> str:
+    """Return what computes here, such as "2 x NVIDIA H200"."""
+    if cards := presets.gpus():
+        return f"{len(cards)} x {facts.gpus()['cards'][0]['name']}"
+    return f"{cpus.count()} x {cpus.name()}"
+
+
+def _small(step, i, on_gpu):
+    """Return (model, sizes) of the i-th small job of a step."""
+    small, large, own = SMALL[step]
+    batch, pixels = ((small, 32), (large, 64))[i % 2]
+    sizes = f"--image-size {pixels} -b {batch} --test-nsteps 8 {own}"
+    return MODELS[i % len(MODELS)], sizes.format(half="fp16" if on_gpu else "bf16")
+
+
+def solutions(steps: Sequence[str], times: int, on_gpu: bool, here: str) -> list[Case]:
+    """Return `times` verdicts of each step. Seeds, models and sizes change from one to the next.
+
+    As 5, 3 and 2 have no common factor, 30 verdicts of a step have all combinations.
+    """
+    found = []
+    for i in range(times):
+        for step in steps:
+            if on_gpu and i == 0:
+                model, sizes = LARGE[step].removeprefix("--model ").split(" ", 1)
+                sizes = f"--image-size 224 {sizes}"
+            else:
+                model, sizes = _small(step, i - on_gpu, on_gpu)
+            seed = SEEDS[i % len(SEEDS)]
+            found.append(Case(step, "solution", str(i), seed, model, sizes, here, None))
+    return found
+
+
+def wrong_answers(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
+    """Return a verdict on each wrong answer: on a GPU, those whose hint depends on the device."""
+    found = []
+    for step in steps:
+        for answer in wrong.judged_here(step):
+            depends = answer.needs_gpu or answer.expect in ON_THE_DEVICE.get(step, ())
+            if depends or not on_gpu:
+                job = _small(step, 0, on_gpu)
+                found.append(Case(step, "wrong", answer.name, 0, *job, here, answer.expect))
+    return found
+
+
+def read(file: Path) -> list[dict]:
+    """Return the verdicts in a file; [] if there is none. A line that was cut off is not there."""
+    if not file.exists():
+        return []
+    whole, _, _ = file.read_text().rpartition("\n")
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise SystemExit(
+            f"{file} is not a file of verdicts, one JSON object in a line ({error}): name another "
+            "with --file"
+        ) from error
+
+
+def append(file: Path, row: dict):
+    """Add a verdict to a file, in place of what is left of a line that was cut off."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a+b") as stream:
+        stream.seek(0)
+        stream.truncate(stream.read().rfind(b"\n") + 1)
+        stream.write(json.dumps(row).encode() + b"\n")
+
+
+def go_on(cases: Sequence[Case], file: Path, minutes: float, make, clock=time.monotonic) -> int:
+    """Make the verdicts that `file` lacks until the time is over; return how many are left.
+
+    make: from a case to what its verdict said, as a dict. No verdict begins after `minutes`.
+    """
+    known = {tuple(row[f.name] for f in fields(Case)) for row in read(file)}
+    left = [case for case in cases if astuple(case) not in known]
+    begin, done = clock(), 0
+    with tqdm(total=len(left), unit="verdict") as bar:
+        while done < len(left) and clock() - begin < 60 * minutes:
+            case = left[done]
+            bar.set_description(f"{case.step} {case.kind} {case.name}")
+            row = asdict(case) | make(case)
+            append(file, row)
+            if is_false(row):
+                tqdm.write(told(row))
+            done += 1
+            bar.update()
+    return len(left) - done
+
+
+def verdict_on(case: Case, pairs: int | None = None) -> dict:
+    """Return what the verdict on a case is, with fresh runs.
+
+    pairs: for a solution; None: as many as its bar asks for.
+    """
+    if case.kind == "wrong":
+        source, pairs = wrong.source(wrong.read(wrong.FOLDER / case.step / f"{case.name}.diff")), 1
+    else:
+        source = course.solution(case.step).read_text()
+    begin = time.monotonic()
+    job = trainees_job(case, source)
+    forget()
+    try:
+        verdict = check(case.step, job, pairs)
+        found = {"passed": verdict.passed, "hint": verdict.hint_key, "text": str(verdict)}
+    except plan.CheckError as error:
+        found = {"passed": False, "hint": None, "text": f"no verdict: {error}"}
+    return found | {"seconds": round(time.monotonic() - begin, 1), "commit": commit()}
+
+
+def commit() -> str | None:
+    """Return the commit of this clone, `-dirty` if edited; None outside a clone."""
+    ask = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(ask, cwd=wrong.FOLDER, capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
+def trainees_job(case: Case, source: str) -> launch.Job:
     """Return a job as a trainee would have submitted it, with this trainer."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Path(folder, "dlojz.py")
         trainer.write_text(source)
-        n_gpu = exercises.find(step).processes
-        job = launch.submit((str(trainer), *flags(step)), n_gpu, name=f"verify-{step}")
+        n_gpu = exercises.find(case.step).processes
+        job = launch.submit((str(trainer), *case.flags), n_gpu, name=f"verify-{case.step}")
     job.wait()
     return job
 
@@ -65,52 +212,73 @@ def forget():
         (job.directory / run.CHECK_FILE).unlink(missing_ok=True)
 
 
-def solutions(steps, times, pairs=None) -> int:
-    """Return how many verdicts on solutions were wrong; print the speed of each."""
-    failed = 0
-    for step in steps:
-        job = trainees_job(step, course.solution(step).read_text())
-        for _ in tqdm(range(times), desc=f"solution {step}", unit="verdict"):
-            forget()
-            verdict = check(step, job, pairs)
-            print(f"{step}: {verdict.comparison}", flush=True)
-            if not verdict.passed:
-                failed += 1
-                print(verdict, flush=True)
-    print(f"solutions: {times * len(steps)} verdicts, {failed} wrong", flush=True)
-    return failed
+def is_false(row: dict) -> bool:
+    """Return whether a verdict should have been another one."""
+    return row["passed"] != (row["expected"] is None) or row["hint"] != row["expected"]
 
 
-def wrong_answers(steps, times) -> int:
-    """Return how many wrong answers passed, or got another hint than their own."""
-    failed = count = 0
-    for step in steps:
-        for answer in tqdm(wrong.judged_here(step) * times, desc=f"wrong {step}", unit="verdict"):
-            job = trainees_job(step, wrong.source(answer))
-            verdict = check(step, job, pairs=1)
-            count += 1
-            if verdict.passed or verdict.hint_key != answer.expect:
-                failed += 1
-                print(f"{step}/{answer.name}: expected {answer.expect}\n{verdict}", flush=True)
-    print(f"wrong answers: {count} verdicts, {failed} wrong", flush=True)
-    return failed
+def told(row: dict) -> str:
+    """Return a false verdict in full, and what was expected."""
+    job = f"{row['step']} {row['kind']} {row['name']}: --model {row['model']} --seed {row['seed']}"
+    expected = row["expected"] or "to pass"
+    return f"{job} {row['sizes']}\nFALSE, expected {expected}, got {row['hint']}:\n{row['text']}\n"
+
+
+def summary(rows: Sequence[dict]) -> Table:
+    """Return how many verdicts were made and how many were false, by step and hardware."""
+    groups = {}
+    for row in rows:
+        key = row["hardware"], row["kind"], row["step"]
+        groups.setdefault(key, []).append(row)
+        groups.setdefault((row["hardware"], row["kind"], "all"), []).append(row)
+    head = ("hardware", "verdicts on", "step", "verdicts", "false", "seconds each", "commits")
+    cells = []
+    for key in sorted(groups, key=lambda k: (*k[:2], k[2] == "all", k[2])):
+        found = groups[key]
+        each = sum(row["seconds"] for row in found) / len(found)
+        commits = ", ".join(sorted({row["commit"] or "unknown" for row in found}))
+        count = str(sum(map(is_false, found)))
+        cells.append((*key, str(len(found)), count, f"{each:.0f}", commits))
+    return Table(head, cells, "<<<>>><", empty="no verdicts yet")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("step", nargs="*", help="default: all exercises")
-    parser.add_argument("--times", type=int, default=10, help="verdicts on each solution")
-    parser.add_argument("--wrong", type=int, default=1, help="verdicts on each wrong answer")
-    pairs = "pairs of runs, before and after, for a solution; default: what its bar asks for"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("step", nargs="*", help="exercises, such as 02; default: all")
+    kept = course.course_root() / "runs" / "verify.jsonl"
+    parser.add_argument("--file", type=Path, default=kept, help="of verdicts (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after these")
+    parser.add_argument("--times", type=int, help="verdicts on each solution (30; on a GPU 3)")
+    pairs = "of runs, before and after, for a solution; default: what its bar asks for"
     parser.add_argument("--pairs", type=int, metavar="N", help=pairs)
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--only", choices=("solutions", "wrong"), help="make only these")
+    only.add_argument("--summary", action="store_true", help="make none, add up those in the file")
     args = parser.parse_args()
+    if not args.summary:
+        cases = _cases(args)
+        if any(case.step == "05_dataloader" for case in cases) and not FOLDER.is_dir():
+            parser.error(f"05 reads files, and {FOLDER} is not there: make it with `dlojz data`")
+        left = go_on(cases, args.file, args.minutes, lambda case: verdict_on(case, args.pairs))
+        print(f"{args.file}: {left} verdicts left" if left else f"{args.file}: complete")
+    rows = read(args.file)
+    print("\n".join(map(told, filter(is_false, rows))) if args.summary else "", end="")
+    print(summary(rows))
+    sys.exit(any(map(is_false, rows)))
+
+
+def _cases(args):
+    here, on_gpu = hardware(), bool(presets.gpus())
     # Without a GPU, any number of processes can share the processor.
     most = len(presets.gpus()) or math.inf
-    steps = [course.step(s) for s in args.step] or [
-        s for s in exercises.MODULES if exercises.find(s).processes <= most
+    steps = [course.step(step) for step in args.step] or [
+        step for step in exercises.MODULES if exercises.find(step).processes <= most
     ]
-    failed = solutions(steps, args.times, args.pairs) + wrong_answers(steps, args.wrong)
-    sys.exit(bool(failed))
+    times = (3 if on_gpu else 30) if args.times is None else args.times
+    found = [] if args.only == "wrong" else solutions(steps, times, on_gpu, here)
+    return found + ([] if args.only == "solutions" else wrong_answers(steps, on_gpu, here))
 
 
 if __name__ == "__main__":

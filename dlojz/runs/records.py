@@ -135,6 +135,7 @@ class LastStep(Record):
     matrix_ops: list = field(default_factory=list)  # dicts of op, dtype, count
     calls: dict = field(default_factory=dict)  # how often the host waited, by call, such as "item"
     copies: dict = field(default_factory=dict)  # how many, by the profiler's name
+    non_blocking: int | None = None  # how many calls of `Tensor.to` asked for that
     kernels_us: dict = field(default_factory=dict)  # the longest, by name
     graphs_alive: int | None = None  # tensors that hold their graph after the step
     # Dicts of backend, op, bytes, dtype, begin_ms, ms.
@@ -186,6 +187,7 @@ class WholeRun(Record):
     weights_after: str | None = None  # checksums
     buffers_after: str | None = None
     saves: int | None = None  # checkpoints that were written
+    saved_states: int | None = None  # of how many processes the last of them holds the state
     pixels: dict = field(default_factory=dict)  # {mode: [means, deviations]} of a batch, by colour
 
 

@@ -24,7 +24,7 @@ SAME_FLAGS = (
 )
 LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for slurm/job.sbatch
 
-_saves = []
+_saves = []  # of each checkpoint, of how many processes it holds the state
 
 
 class CheckpointError(Exception):
@@ -34,6 +34,11 @@ class CheckpointError(Exception):
 def saves() -> int:
     """Return how many checkpoints this process has written."""
     return len(_saves)
+
+
+def saved_states() -> int | None:
+    """Return of how many processes the last checkpoint holds the state; None if there is none."""
+    return _saves[-1] if _saves else None
 
 
 def prepare(args, run):
@@ -139,7 +144,7 @@ def save(training, states: list[dict], args, epoch: int, step: int):
         ) from error
     if folder := os.environ.get("DLOJZ_RUN"):  # a requeued job resumes from here
         course.write_atomically(Path(folder, LAST), str(file.resolve()))
-    _saves.append(file)
+    _saves.append(len(states))
     print(f"saved {file}: epoch {epoch}, step {step}", flush=True)
 
 

@@ -244,6 +244,7 @@ class Witness:
             weights_after=after,
             buffers_after=_checksum(self._model.buffers()),
             saves=checkpoint.saves(),
+            saved_states=checkpoint.saved_states(),
             pixels=self._pixels,
         )
 
@@ -414,8 +415,15 @@ def _profile(events):
         "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
         "calls": dict(calls),
         "copies": dict(copies),
+        "non_blocking": sum(map(_asks_not_to_wait, events)),
         "kernels_us": {name: ns / 1000 for name, ns in kernels.most_common(12)},
     }
+
+
+def _asks_not_to_wait(event) -> bool:
+    # Tensor.to(dtype, layout, device, pin_memory, non_blocking, copy, memory_format), after self
+    inputs = event.concrete_inputs() if event.name() == "aten::to" else ()
+    return len(inputs) == 8 and inputs[5] is True
 
 
 def _ran_on_gpu(event) -> bool:

@@ -1,0 +1,136 @@
+"""The tool that tests the verdicts keeps each one, goes on where it stopped, and adds up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import verify
+
+HERE = "1 x processor"
+
+
+class Verdicts:
+    """In place of trainings: every verdict passes, and takes four minutes."""
+
+    def __init__(self):
+        self.made, self.minutes = [], 0
+
+    def make(self, case):
+        self.made.append(case)
+        self.minutes += 4
+        return {"passed": True, "hint": None, "text": "", "seconds": 240.0, "commit": "abc"}
+
+    def clock(self):
+        return 60 * self.minutes
+
+
+def row(**changes):
+    """A row as the file holds it: a solution that passed."""
+    case = verify.solutions(["01_gpu"], 1, False, HERE)[0]
+    said = {"passed": True, "hint": None, "text": "", "seconds": 10.0, "commit": "abc"}
+    return verify.asdict(case) | said | changes
+
+
+def test_no_verdict_begins_when_the_time_is_over_and_a_later_call_goes_on(tmp_path):
+    file, verdicts = tmp_path / "new" / "verify.jsonl", Verdicts()
+    cases = verify.solutions(["01_gpu", "02_amp"], 3, False, HERE)
+    left = [
+        verify.go_on(cases, file, 9, verdicts.make, verdicts.clock),
+        verify.go_on(cases, file, 9, verdicts.make, verdicts.clock),
+        verify.go_on(cases, file, 9, verdicts.make, verdicts.clock),
+    ]
+    assert left == [3, 0, 0]
+    assert verdicts.made == cases
+    assert len(verify.read(file)) == 6
+
+
+def test_a_verdict_that_was_cut_off_is_made_again(tmp_path):
+    file, verdicts = tmp_path / "verify.jsonl", Verdicts()
+    cases = verify.solutions(["01_gpu"], 2, False, HERE)
+    verify.go_on(cases, file, 1, verdicts.make, verdicts.clock)
+    with file.open("a") as stream:
+        stream.write('{"step": "01_gpu", "kind"')
+    verify.go_on(cases, file, 9, verdicts.make, verdicts.clock)
+    assert [case["name"] for case in verify.read(file)] == ["0", "1"]
+
+
+def test_the_verdicts_of_another_machine_do_not_count_here(tmp_path):
+    file, verdicts = tmp_path / "verify.jsonl", Verdicts()
+    for here in ("1 x processor", "2 x processor"):
+        cases = verify.solutions(["01_gpu"], 1, False, here)
+        verify.go_on(cases, file, 9, verdicts.make, verdicts.clock)
+    assert len(verdicts.made) == 2
+
+
+def test_thirty_verdicts_have_all_seeds_models_and_sizes():
+    cases = verify.solutions(["03_channels_last"], 30, False, HERE)
+    assert len({(case.seed, case.model, case.sizes) for case in cases}) == 30
+    assert len({case.seed for case in cases}) == 5
+    assert len({case.model for case in cases}) == 3
+    assert len({case.sizes for case in cases}) == 2
+
+
+def test_on_a_gpu_the_notebooks_batch_comes_first_and_small_ones_after_it():
+    first, second = verify.solutions(["02_amp"], 2, True, HERE)
+    assert {"resnet50", "256", "fp16"} <= set(first.flags)
+    assert {"shufflenet_v2_x0_5", "8", "fp16"} <= set(second.flags)
+    assert first.flags.count("--model") == 1
+
+
+def test_on_a_gpu_only_those_wrong_answers_are_judged_whose_hint_depends_on_it():
+    steps = list(verify.exercises.MODULES)
+    everywhere = {(c.step, c.name) for c in verify.wrong_answers(steps, False, HERE)}
+    there = {(c.step, c.name) for c in verify.wrong_answers(steps, True, HERE)}
+    assert ("01_gpu", "model-left-behind") in there
+    assert ("05_dataloader", "no-mode") in everywhere - there
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_false"),
+    [
+        ({}, False),
+        ({"passed": False, "hint": "speed"}, True),
+        ({"kind": "wrong", "expected": "item"}, True),
+        ({"kind": "wrong", "expected": "item", "passed": False, "hint": "item"}, False),
+        ({"kind": "wrong", "expected": "item", "passed": False, "hint": "speed"}, True),
+    ],
+)
+def test_a_solution_must_pass_and_a_wrong_answer_must_get_its_hint(changes, is_false):
+    assert verify.is_false(row(**changes)) == is_false
+
+
+def test_the_summary_adds_up_by_hardware_and_step():
+    rows = [
+        row(),
+        row(passed=False, hint="losses", seconds=20.0),
+        row(step="02_amp"),
+        row(hardware="1 x GPU", commit=None),
+    ]
+    assert verify.summary(rows).rows == [
+        ("1 x GPU", "solution", "01_gpu", "1", "0", "10", "unknown"),
+        ("1 x GPU", "solution", "all", "1", "0", "10", "unknown"),
+        (HERE, "solution", "01_gpu", "2", "1", "15", "abc"),
+        (HERE, "solution", "02_amp", "1", "0", "10", "abc"),
+        (HERE, "solution", "all", "3", "1", "13", "abc"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("", 0, "no verdicts yet"),
+        (json.dumps(row()) + "\n", 0, "1 x processor  solution"),
+        (json.dumps(row(passed=False, hint="speed")) + "\n", 1, "expected to pass, got speed"),
+        ("not a verdict\n", 1, "name another with --file"),
+    ],
+)
+def test_the_command_line_adds_up_a_file(text, code, said, tmp_path):
+    file = tmp_path / "verify.jsonl"
+    file.write_text(text)
+    tool = Path(verify.__file__)
+    command = [sys.executable, str(tool), "--summary", "--file", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
