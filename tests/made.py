@@ -1,5 +1,6 @@
 """What several tests make."""
 
+import json
 import os
 
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
@@ -11,3 +12,48 @@ def torchrun(file, flags, processes) -> list[str]:
     python = [os.environ["DLOJZ_PYTHON"], "-m", "torch.distributed.run", "--standalone"]
     options = ["--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
     return [*python, *options, str(file), *map(str, flags)]
+
+
+def audit(folder, images, steps, step_s):
+    """Add to a log what an auditor would: a window from step 3, and the losses of all steps."""
+    window = {"first_step": 3, "steps": steps - 4, "images": images * (steps - 4)}
+    wall = (steps - 4) * step_s
+    window |= {"wall_s": wall, "clock_s": wall, "files_s": wall}
+    _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps)
+
+
+def replay(folder, images, steps):
+    """Write the log of a replay that found nothing wrong."""
+    folder.mkdir(parents=True)
+    events = [
+        {"event": "start", "schema": 2, "size": 1, "arguments": {}},
+        {"event": "end", "outcome": "completed"},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    (folder / "exit_code").write_text("0")
+    _add(folder, when="replay", updates=updates(8), every=every(images, steps))
+
+
+def updates(count) -> list[dict]:
+    """Updates that are the solution's, as a replay logs them."""
+    same = {"gradients": 0.0, "gradients_noise": 1e-4, "gradients_tensor": 0.0, "buffers": 0.0}
+    same |= {"gradients_worst": None, "missing": [], "unexpected": [], "optimizer_worst": None}
+    return [{"update": i, "optimizer_roundings": 0.0, "optimizer_share": 0.0} | same
+            for i in range(count)]  # fmt: skip
+
+
+def every(images, steps) -> dict:
+    """What a replay logs of all steps, if they are the solution's."""
+    settings = [{"momentum": 0.9, "weight_decay": 5e-4, "nesterov": False}]
+    update = {"optimizer": "SGD", "settings": settings, "missing": [], "evaluating": 0}
+    facts = [update | {"update": i, "lr": [0.1], "lr_off": 0.0} for i in range(steps)]
+    none = [0.0] * steps
+    return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
+            "criterion": none, "rows": none, "updates": facts, "usual": facts}  # fmt: skip
+
+
+def _add(folder, **evidence):
+    file = folder / "events.jsonl"
+    *lines, end = file.read_text().splitlines()
+    lines += [json.dumps({"event": "evidence", **evidence}), end]
+    file.write_text("\n".join(lines) + "\n")

@@ -19,9 +19,3 @@ def test_a_flag_counts_only_if_the_trainer_knows_it(tmp_path, arguments, state, 
     mine = log.Run(tmp_path, start={"arguments": arguments})
     found = common.flag(mine, "--channels-last", bool, "True", "which")
     assert (found.state, found.yours, found.hint) == (state, yours, hint)
-
-
-def test_losses_that_were_not_logged_do_not_pass(tmp_path):
-    run = log.Run(tmp_path)
-    assert common.same_losses(run, run, [0.1]).state == State.UNMEASURED
-    assert common.same_losses(run, run, None).state == State.NOT_ASKED

@@ -4,11 +4,11 @@ import dataclasses
 import json
 import random
 
+import made
 import pytest
 from made import RESNET
 from test_stats import write_log
 
-from dlojz import course
 from dlojz.check import bars, ending, exercises, judge
 from dlojz.check.exercises import FASTER, Runs, State
 from dlojz.check.verdict import Verdict
@@ -135,25 +135,6 @@ def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
     assert finding.state == State.UNMEASURED
 
 
-@pytest.mark.parametrize(("batch", "size", "expected"), [(8, 32, 1), (32, 64, 2), (4, 16, 1)])
-def test_the_envelope_of_the_nearest_smaller_size_counts(batch, size, expected, tmp_path):
-    sizes = [{"pixels": 8 * 32**2, "tolerance": [1]}, {"pixels": 32 * 64**2, "tolerance": [2]}]
-    run = log.Run(tmp_path)
-    run.setup = {"device": "cpu"}
-    run.start = {"arguments": {"batch_size": batch, "image_size": size, "precision": "bf16"}}
-    assert judge.tolerance({"tolerance": {"cpu": {"bf16": sizes}}}, Runs(run, run)) == [expected]
-
-
-def test_every_exercise_has_an_envelope_for_the_cpu():
-    folder = course.course_root() / "reference" / "envelopes"
-    for step in exercises.MODULES:
-        kept = json.loads((folder / f"{step}.json").read_text())
-        assert kept["measured"]["cpu"]["command"] == f"python tools/envelope.py {step[:2]}"
-        for sizes in kept["tolerance"]["cpu"].values():
-            for size in sizes:
-                assert all(t > 0 for t in size["tolerance"])
-
-
 # What could not be measured does not pass --------------------------------------------------------
 
 LIGHT = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32}
@@ -170,7 +151,9 @@ def made_runs(folder, asked, gain=3.0):
     """The solution and six pairs, all of them right and `gain` times as fast; and the exercise."""
     step, precision, device, name, sizes = ASKED[asked]
     folders = {}
-    for run in ["solution", *(f"{side}-{i}" for i in range(1, 7) for side in ("before", "after"))]:
+    pairs = [f"{side}-{i}" for i in range(1, 7) for side in ("before", "after")]
+    wide = ["float32"] if precision == "fp16" or precision == "bf16" else []
+    for run in ["solution", "band", *wide, *pairs]:
         ms = (
             20.0
             * (gain if run.startswith("before") else 1)
@@ -188,6 +171,9 @@ def made_runs(folder, asked, gain=3.0):
             evidence={"when": "whole", "optimizer_steps": 10},
         )  # fmt: skip
         (folder / run / "exit_code").write_text("0")
+        made.audit(folder / run, images=32, steps=10, step_s=ms / 200)
+        if run == "float32" or run.startswith("after-"):
+            made.replay(folder / run / "replay", images=32, steps=10)
         folders[run] = folder / run
     exercise = dataclasses.replace(exercises.find(step), mechanism=lambda runs: [])
     return exercise, folders
@@ -201,7 +187,10 @@ def rewrite(folder, change):
 
 
 def too_short(folder, folders):
-    rewrite(folder, lambda e: e if e["event"] != "window" else None)
+    def change(event):
+        return event | {"windows": []} if event.get("when") == "audit" else event
+
+    rewrite(folder, lambda e: change(e) if e["event"] != "window" else None)
 
 
 def out_of_memory(folder, folders):
@@ -272,7 +261,7 @@ def test_where_a_bar_asks_for_a_speed_a_damaged_run_never_passes(tmp_path, asked
 def test_no_set_of_logs_without_a_measured_speed_passes_where_a_bar_asks_for_one(tmp_path, seed):
     chance = random.Random(seed)
     exercise, folders = made_runs(tmp_path, chance.choice(list(ASKED)), chance.uniform(0.5, 9))
-    sides = [n for n in folders if n != "solution"]
+    sides = [n for n in folders if "-" in n]
     damaged = {n for n in sides if chance.choice(["before-", "after-", "-"]) in n}
     for name in sorted(damaged | {chance.choice(sides)}):
         chance.choice(DAMAGES)(folders[name], folders)
@@ -281,7 +270,8 @@ def test_no_set_of_logs_without_a_measured_speed_passes_where_a_bar_asks_for_one
 
 def test_runs_that_were_not_timed_do_not_pass(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
-    first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
+    names = ("solution", "band", "float32", "before-1", "after-1")
+    first = {n: folders[n] for n in names}
     assert not judge.judge(exercise, first, judge.Standards(), timed=False).passed
 
 

@@ -1,6 +1,5 @@
 """The findings of every exercise: is it the same training, and does nothing slow it down unseen?"""
 
-import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -87,31 +86,6 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
 def _drawn(run):
     drawn = run.whole.drawn
     return f"{len(drawn)} batches, checksum {sum(drawn) % 2**32:08x}" if drawn else "unknown"
-
-
-def same_losses(mine: log.Run, reference: log.Run, tolerance: list[float] | None) -> Finding:
-    """Return a finding: are the losses within `tolerance` (shares, by step) of the solution's?"""
-    what = "losses of the first steps"
-    if not tolerance:
-        return Finding(SAME, what, State.NOT_ASKED, "not compared", "no envelope")
-    pairs = list(zip(mine.steps.loss, reference.steps.loss, tolerance, strict=False))
-    if not pairs:
-        return Finding(SAME, what, State.UNMEASURED, "none", "one for each step", "losses")
-    worst = max(pairs, key=lambda p: _away(p[0], p[1]) / p[2])
-    step, away = pairs.index(worst), _away(*worst[:2])
-    return Finding(
-        SAME,
-        f"losses of the first {len(pairs)} steps",
-        away <= worst[2],
-        f"{worst[0]:.5g} in step {step}, off by {away:.2%}",
-        f"{worst[1]:.5g}, off by at most {worst[2]:.2g} of it",
-        "losses",
-    )
-
-
-def _away(loss, expected):
-    away = abs(loss - expected) / abs(expected)
-    return math.inf if math.isnan(away) else away
 
 
 def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
