@@ -174,6 +174,46 @@ def profiler_outside_its_window(pairs=11):
     return verdict != "FAILS"
 
 
+def audit_of_a_check(pairs=8):
+    """Time the steps of a check's run against those of a run without an auditor, in pairs.
+
+    Both speeds are the Chronometer's. On a processor the clocks stand still while the auditor
+    works, so what is left is what it does to the caches.
+    """
+    size, bound = "--model resnet18 --image-size 64 -b 32 --precision fp32 --test-nsteps 24", 0.99
+    if torch.cuda.is_available():
+        size = "--model resnet50 --image-size 224 -b 256 --precision bf16 --test-nsteps 40"
+        bound = 0.998
+    flags, solution = f"--test --data synthetic {size}".split(), course.solution("03_channels_last")
+    wishes = {"off": None, "looks": {"write": True}, "audit": {"keep": 1}}
+    entries = []
+    for i in range(pairs):
+        for name in list(wishes)[:: 1 if i % 2 else -1]:
+            entries.append(series.Entry(f"{name}-{i}", solution, flags, audit=wishes[name]))
+    job = series.submit(entries, Request(name="bench-audit", time_max_s=3600))
+    runs = dict(tqdm(series.as_they_end(job), total=len(entries), unit="run"))
+    speeds = {name: [_told_speed(runs[f"{name}-{i}"]) for i in range(pairs)] for name in wishes}
+    holds = True
+    for name in ("looks", "audit"):
+        ratios = [a / b for a, b in zip(speeds[name], speeds["off"], strict=True)]
+        ratio, low, high = stats.interval(ratios)
+        verdict = "holds" if low >= bound else "FAILS" if high < bound else "cannot tell"
+        holds &= verdict != "FAILS"
+        print(
+            f"auditor ({name}), {stats.summary(runs['off-0']).device_name}: speed with / without "
+            f"{ratio:.4f} ({low:.4f} to {high:.4f}; {size}, {pairs} pairs); bound {bound}: "
+            f"{verdict}"
+        )
+    return holds
+
+
+def _told_speed(folder):
+    run = log.read(folder)
+    spans = [(w["first_step"], w["first_step"] + w["steps"]) for w in run.windows]
+    images = sum(sum(run.steps.images[a:b]) for a, b in spans)
+    return images / sum(w["wall_s"] for w in run.windows)
+
+
 class Unwritten:
     """A log that keeps nothing."""
 
@@ -314,6 +354,7 @@ def main():
         "chronometer": chronometer_on_a_gpu if torch.cuda.is_available() else chronometer_on_a_cpu,
         "evidence": evidence_on_a_gpu if torch.cuda.is_available() else evidence_on_a_cpu,
         "profiler": profiler_outside_its_window,
+        "audit": audit_of_a_check,
         "log": reading_a_log,
         "imports": importing,
         "submit": submitting,

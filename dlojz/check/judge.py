@@ -157,7 +157,7 @@ def _audit(folders, runs) -> list[Finding]:
         *(audit.findings(found) if found else []),
         *broken[:1],
         audit.losses(runs.mine, runs.reference, band, precision),
-        *audit.clocks(runs.mine),
+        *audit.clocks(runs.mine, runs.reference),
     ]
 
 
