@@ -149,6 +149,24 @@ def test_a_keeper_that_waits_is_small(script):
         job.cancel()
 
 
+def test_a_job_that_waits_says_whether_the_other_is_in_its_own_folder(
+    script, tmp_path, monkeypatch
+):
+    script(SLEEPS)
+    first = submit("t.py")
+    shutil.copytree(tmp_path / "course", tmp_path / "clone", ignore=shutil.ignore_patterns("runs"))
+    monkeypatch.setenv("DLOJZ_ROOT", str(tmp_path / "clone"))
+    elsewhere = submit("t.py")
+    until(lambda: "held by" in (elsewhere.status.get("reason") or ""))
+    assert elsewhere.status["reason"].endswith(", in another course folder")
+    first.cancel()
+    own = submit("t.py")
+    until(lambda: "held by" in (own.status.get("reason") or ""))
+    assert "another" not in own.status["reason"]
+    for job in (elsewhere, own):
+        job.cancel()
+
+
 def test_an_innocent_session_with_the_number_of_a_dead_one_is_spared(script):
     """After a reboot, or in a container that begins again, numbers are given again."""
     script("print('next')", "next.py")
