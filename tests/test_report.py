@@ -278,7 +278,9 @@ def test_the_phases_of_runs_stand_side_by_side(sweep, tmp_path):
     assert [t.get_text().split("\n")[0] for t in ax.get_yticklabels()] == ["008", "016", "032"]
     assert max(p.get_x() + p.get_width() for p in ax.patches) == pytest.approx(100)
     assert "640" not in ax.texts[0].get_text()
-    assert "no measured step in 064: OUT_OF_MEMORY" in ax.get_xlabel(), "why it has no bar"
+    assert "064 has no measured step: OUT_OF_MEMORY" in ax.get_xlabel(), "why it has no bar"
+    ax = report.plot_phases(sweep[2:], labels=["before", "after $"])
+    assert "after $ has no measured step: OUT_OF_MEMORY" in ax.get_xlabel()
     assert report.save_figure(sweep[:1], tmp_path / "one.png").stat().st_size > 10_000
 
 

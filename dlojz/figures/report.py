@@ -473,7 +473,9 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     """Draw the mean step of each run as one bar, by phase, with its throughput at the end."""
     found = [summary(r) for r in runs]
     labels = labels or [f"{s.name}\n{s.model}, batch {s.batch_size}" for s in found]
-    shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
+    every = list(zip(found, labels, strict=True))
+    shown = [(s, label) for s, label in every if s.shares]
+    absent = [(s, label.partition("\n")[0]) for s, label in every if not s.shares]
     if not shown:
         states = ", ".join(f"{s.name} {s.state}" for s in found)
         raise UserError(f"no run with a measured step: {states}; job.explain() says why")
@@ -491,8 +493,10 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         told = disturbed_text([s for s, _ in shown])
         ax.margins(x=0.35 if told else 0.22)  # room for the text
         hardware = sorted({hardware_text(s) for s, _ in shown})
-        absent = [f"no measured step in {s.name}: {s.state}" for s in found if not s.shares]
-        ax.set(xlabel="\n".join(["mean step (ms)", *hardware, *absent]) + told, xlim=(0, None))
+        notes = [f"{label} has no measured step: {s.state}" for s, label in absent]
+        below = "\n".join(["mean step (ms)", *hardware, *notes]) + told
+        ax.set_xlabel(below, parse_math=False)  # a label may have dollars in it
+        ax.set_xlim(0, None)
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 
