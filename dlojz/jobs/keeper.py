@@ -235,6 +235,8 @@ def clear_up(folder: Path):
 def free_from_orphans(folder: Path, wanted):
     """End processes of this user that hold a device although the keeper that locked it is gone."""
     for device in wanted:
+        if tickets.holder(folder, device):  # its keeper lives: no search through all processes
+            continue
         if inode := tickets.lock_inode(folder, device):
             holders = processes.holders(inode)
             if holders and not any(map(processes.is_keeper, holders)):
