@@ -8,6 +8,7 @@ from pathlib import Path
 import ipywidgets
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from test_launch import until
 from test_stats import write_log
 
 from dlojz import launch, progress, widgets
@@ -215,6 +216,17 @@ def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):
     job.wait(30)
     text = _news(launch.Now("RUNNING", 0, 0), job)
     assert text.startswith("RUNNING for "), "a small experiment has no steps of training"
+
+
+def test_the_monitor_says_what_a_job_waits_for(shown, course_folder):
+    (course_folder / "t.py").write_text("import time; time.sleep(99)")
+    jobs = submit(["t.py", "t.py"])
+    widgets.monitor(jobs)
+    text = shown[1].children[2]
+    until(lambda: "QUEUED: waits for cpu, held by run 0001" in text.value)
+    for job in jobs:
+        job.cancel()
+    assert [job.wait(30) for job in jobs] == ["CANCELLED"] * 2
 
 
 def test_the_monitor_can_cancel(shown, course_folder):

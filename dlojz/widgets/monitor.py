@@ -54,6 +54,8 @@ def _news(now, job):
     if now.total:
         pace = f", {speed_text(now.images_per_s)} images/s, loss {now.loss:.3f}" if now.loss else ""
         return f"{now.state} {now.done}/{now.total} steps{pace}"
+    if now.state == "QUEUED" and (reason := job.status.get("reason")):
+        return f"QUEUED: {reason}"
     if now.state != "RUNNING":
         return now.state
     if now.total is None:
