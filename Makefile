@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Test processes: one more than a small machine has cores, for Slurm and browsers mostly wait.
 PARALLEL ?= 3
 STEP ?= 03
+# JupyterLab refuses root, who is the only user of most containers.
+ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help setup demo test lab lint bench bench-gpu bench-loader verify record clean
 
@@ -35,7 +37,7 @@ test: setup  ## all tests: unit, solutions, notebooks, browser
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
 
 lab: setup  ## open JupyterLab on the notebooks
-	$(BIN)/jupyter lab --notebook-dir=. notebooks/00_start.ipynb
+	$(BIN)/jupyter lab $(ROOT) --notebook-dir=. notebooks/00_start.ipynb
 
 lint: setup  ## ruff, and the derived files
 	$(BIN)/ruff check

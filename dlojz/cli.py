@@ -12,7 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlojz import course, images, launch, presets, progress, sites
+from dlojz.launch import series
 from dlojz.runs import log, suspects
+from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
@@ -54,7 +56,8 @@ def _parse(words):
     parser, commands = _parser()
     if words and not words[0].startswith("-") and words[0] not in commands:
         known = ", ".join(commands)
-        parser.error(f"no command {words[0]!r}{_did_you_mean([words[0]], commands)}: {known}")
+        guess = _did_you_mean([words[0]], commands) or _as_a_flag(words[0], commands)
+        parser.error(f"no command {words[0]!r}{guess}: {known}")
     args, unknown = parser.parse_known_args(words)
     if unknown:
         sub = commands[words[0]]
@@ -72,6 +75,14 @@ def _parse(words):
 def _did_you_mean(words, known):
     near = [n for word in words for n in difflib.get_close_matches(word, known, 1, 0.7)]
     return f"; did you mean {' '.join(near)}?" if near else ""
+
+
+def _as_a_flag(word, commands):
+    """Return a guess if this word is a flag of some command, as "hint" is."""
+    for name, sub in commands.items():
+        if f"--{word}" in re.findall(r"--[\w-]+", sub.format_usage()):
+            return f"; did you mean {name} --{word}?"
+    return ""
 
 
 def _trainers_flags():
@@ -117,7 +128,7 @@ def _add_job_commands(command):
     add = command("submit", _submit, "run the trainer as a job, when its turn comes")
     add("command", nargs="+", help='in quotes: "dlojz/dlojz.py --test -b 32"; several: in order')
     add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
-    add("--name", default="dlojz")
+    add("--name", default="dlojz", help="what to call it in the queue and in tables")
     add("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
     add("--account", help="on a cluster: whose hours; xyz@a100 asks for nodes with A100s")
     add("--module", help="on a cluster: what to load, in place of its site's")
@@ -299,8 +310,15 @@ def _report(args):
         runs = [job for job in launch.jobs() if not (job.directory / "plan.json").exists()]
         print(report.compare_runs(runs))
         return
-    found = [_run(job) for job in args.job] if args.job else launch.latest()
+    found = [run for job in args.job for run in _runs_of(_run(job))] or launch.latest()
     _show(found if isinstance(found, list) else [found], args.png)
+
+
+def _runs_of(job):
+    """Return the runs of a series, such as a check's job; or else the job itself, in a list."""
+    if not isinstance(job, launch.Job) or not (job.directory / "plan.json").exists():
+        return [job]
+    return [run for run in series.folders(job).values() if events_file(run).exists()] or [job]
 
 
 def _trace(args):

@@ -27,6 +27,17 @@ class Preset:
     images_per_class: int  # in train/
     val_images_per_class: int  # in val/
 
+    def __repr__(self):
+        sweep = ", ".join(map(str, self.batch_sizes))
+        return (
+            f"preset    {self.name}\n"
+            f"model     {self.model}, {self.image_size} px\n"
+            f"batch     {self.batch_size} images; in a sweep {sweep}\n"
+            f"test run  {self.nsteps} steps\n"
+            f"images    {self.classes} classes, each of {self.images_per_class} for training and "
+            f"{self.val_images_per_class} for validation"
+        )
+
     @property
     def flags(self) -> str:
         """Return the trainer's flags for these sizes."""

@@ -158,14 +158,18 @@ def _verdict_rows(found):
 def _prediction_rows(found):
     for item in found:
         scores = [
-            f"{s['name']} {s['predicted']:.3g}, measured {s['measured']:.3g} {s['unit']}: "
-            f"{s['word']}"
+            f"{s['name']} {s['predicted']:.3g}, measured {s['measured']:.3g} {_stars(s)}".rstrip()
             for s in item["score"]
             if s["predicted"] is not None and s["measured"] is not None
         ]
         given = [f"{name} {value:.3g}, not measured" for name, value in item["predicted"].items()]
         left = "" if item["done"] else "your guess"
-        yield f"prediction {item['key']!r}", "; ".join(scores or given), _when(item), left
+        for done in scores or given or [""]:
+            yield f"prediction {item['key']!r}", done, _when(item), left
+
+
+def _stars(score):
+    return "★" * score["word"].count("★")
 
 
 def _quiz_rows(found):
@@ -189,7 +193,10 @@ def _count(found, of):
 
 
 def _left(found):
-    return ", ".join(item["key"] for item in found if not item["done"])
+    """Return what is left in a few words, so that a row fits a terminal."""
+    keys = [item["key"] for item in found if not item["done"]]
+    others = [f"{len(keys) - 1} others"] if len(keys) > 2 else []
+    return ", ".join([*keys[: 1 if others else 2], *others])
 
 
 _ROWS = {

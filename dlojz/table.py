@@ -4,6 +4,8 @@ import unicodedata
 from html import escape
 
 GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"  # for states and verdicts, on light and dark
+# Of a job's states; all others are bad news.
+STATE_COLOURS = {"RUNNING": GOOD, "COMPLETED": GOOD, "QUEUED": QUIET, "CANCELLED": QUIET}
 
 
 def harmless(text: str, keep: str = "") -> str:
@@ -46,13 +48,12 @@ class Table:
     def _repr_html_(self):
         if not self.rows:
             return f"<p>{escape(self.empty)}</p>"
-        sides = {"<": "left", ">": "right"}
+        # A number stays in one line with its unit.
+        styles = {"<": "text-align:left", ">": "text-align:right;white-space:nowrap"}
 
         def row(cells, tag):
             pairs = zip(cells, self.align, strict=True)
-            return "".join(
-                f'<{tag} style="text-align:{sides[a]}">{escape(c)}</{tag}>' for c, a in pairs
-            )
+            return "".join(f'<{tag} style="{styles[a]}">{escape(c)}</{tag}>' for c, a in pairs)
 
         body = "".join(f"<tr>{row(r, 'td')}</tr>" for r in self.rows)
         return f"<table><tr>{row(self.head, 'th')}</tr>{body}</table>"

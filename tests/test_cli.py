@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dlojz import check, cli, course, launch, progress
+from dlojz.launch import series
+from dlojz.launch.request import Request
 
 REPOSITORY = Path(__file__).parent.parent
 FAST = (
@@ -114,6 +116,7 @@ USAGE = [  # what was typed, which usage is shown, and what is said
     ("sumbit dlojz/dlojz.py", "COMMAND", "no command 'sumbit'; did you mean submit?"),
     ("chek 01", "COMMAND", "no command 'chek'; did you mean check?"),
     ("xyz", "COMMAND", "no command 'xyz': doctor, data, submit"),
+    ("hint 01", "COMMAND", "no command 'hint'; did you mean check --hint?"),
 ]
 
 
@@ -202,6 +205,17 @@ def test_trace_after_a_sweep_looks_at_its_last_job(sweep, capsys):
     assert "the last job of the last sweep" in err
     assert "runs/0002" in err
     assert "Traceback" not in err
+
+
+def test_the_report_on_a_series_shows_its_runs(course_folder, capsys):
+    flags = FAST.split()[1:]
+    entries = [series.Entry(name, course.trainer(), flags) for name in ("before-1", "after-1")]
+    job = series.submit(entries, Request(name="check-01_gpu"))
+    job.wait(60)
+    assert cli.main(["report", job.id]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["before-1", "after-1"]
+    assert all("COMPLETED" in row for row in rows)
 
 
 def test_all_runs_with_their_speed(sweep, capsys):

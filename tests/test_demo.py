@@ -1,5 +1,9 @@
 """The main job, `make demo`: it shows two runs, and leaves the trainee's progress alone."""
 
+import os
+import subprocess
+from pathlib import Path
+
 import demo
 import pytest
 from test_stats import write_log
@@ -33,3 +37,14 @@ def test_a_run_that_others_disturbed_is_named(tmp_path, others, notes):
     found = demo.disturbed([run])
     assert len(found) == notes
     assert all("kept 0.9 of this machine's 2 CPUs busy while job 0002 ran" in n for n in found)
+
+
+@pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])
+def test_make_lab_opens_for_root_too(user, allowed, tmp_path, monkeypatch):
+    """As in a container. JupyterLab refuses root unless it is allowed."""
+    (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
+    (tmp_path / "id").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = ["make", "-n", "-C", Path(__file__).parent.parent, "lab"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert ("--allow-root" in shown) == allowed

@@ -15,6 +15,7 @@ import pytest
 from test_launch import text, until
 
 from dlojz.jobs import processes, tickets
+from dlojz.jobs.keeper import free_from_orphans
 from dlojz.launch import Request, State, SubmitError, find, here, queue, series, submit
 from dlojz.launch import job as job_module
 
@@ -146,6 +147,41 @@ def test_a_keeper_that_waits_is_small(script):
     until(lambda: "held by" in (waits.status.get("reason") or ""))
     assert psutil.Process(keeper(waits)).memory_full_info().uss < 30e6
     for job in (first, waits):
+        job.cancel()
+
+
+def test_a_job_that_waits_searches_no_processes_while_a_keeper_holds_the_device(
+    script, monkeypatch
+):
+    """Ten times a second, that took a tenth of a core from the job that was measured."""
+    script(SLEEPS)
+    job = submit("t.py")
+    until(lambda: job.state == State.RUNNING)
+    searched = []
+    monkeypatch.setattr(processes, "holders", lambda inode: searched.append(inode) or set())
+    free_from_orphans(tickets.queue_folder(), ["cpu"])
+    assert searched == []
+    monkeypatch.setattr(tickets, "holder", lambda folder, device: None)
+    free_from_orphans(tickets.queue_folder(), ["cpu"])
+    assert len(searched) == 1, "the device is held, and no ticket says by whom"
+    job.cancel()
+
+
+def test_a_job_that_waits_says_whether_the_other_is_in_its_own_folder(
+    script, tmp_path, monkeypatch
+):
+    script(SLEEPS)
+    first = submit("t.py")
+    shutil.copytree(tmp_path / "course", tmp_path / "clone", ignore=shutil.ignore_patterns("runs"))
+    monkeypatch.setenv("DLOJZ_ROOT", str(tmp_path / "clone"))
+    elsewhere = submit("t.py")
+    until(lambda: "held by" in (elsewhere.status.get("reason") or ""))
+    assert elsewhere.status["reason"].endswith(", in another course folder")
+    first.cancel()
+    own = submit("t.py")
+    until(lambda: "held by" in (own.status.get("reason") or ""))
+    assert "another" not in own.status["reason"]
+    for job in (elsewhere, own):
         job.cancel()
 
 

@@ -33,6 +33,14 @@ def test_a_login_node_without_a_gpu_takes_the_clusters_sizes(monkeypatch, tmp_pa
     assert presets.choose().name == "cluster"
 
 
+def test_a_preset_is_shown_in_short_lines():
+    """It is the first thing that a trainee's first cell shows."""
+    for preset in presets.PRESETS.values():
+        lines = repr(preset).splitlines()
+        assert lines[0] == f"preset    {preset.name}"
+        assert max(map(len, lines)) <= 80
+
+
 def test_an_unknown_preset_names_those_that_exist():
     with pytest.raises(ValueError, match="expected one of smoke, cpu, gpu, cluster"):
         presets.choose("huge")

@@ -71,10 +71,8 @@ def test_at_first_everything_is_left(notebooks):
     found = rows()
     assert found["01_gpu", "verdict"] == ("", "dlojz check 01")
     assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
-    assert found["00_start", "quizzes"] == (
-        "0 of 3 right",
-        "start-epoch, start-copy, start-accelerate",
-    )
+    assert found["00_start", "quizzes"] == ("0 of 3 right", "start-epoch, 2 others")
+    assert found["05_dataloader", "quizzes"] == ("0 of 2 right", "loader-first, loader-bytes")
     assert found["04_profiler", "mysteries"] == ("", "all")
     assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == {
         notebook for notebook, _ in found
@@ -102,7 +100,7 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
     mysteries.answer("A", "one-worker")
     found = rows()
     assert found["01_gpu", "verdict"] == ("passed, job 0004", "")
-    score = "images_per_s 300, measured 320 images/s: ★★★ within 10 %"
+    score = "images_per_s 300, measured 320 ★★★"
     assert found["01_gpu", "prediction '01 gpu'"] == (score, "")
     assert found["00_start", "quizzes"] == (
         "2 of 3 right (1 at the first attempt)",
@@ -113,6 +111,14 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
         "A, 7 others",
     )
     assert json.loads(json.dumps(progress.items())) == progress.items()
+
+
+def test_a_row_of_the_overview_fits_a_terminal(notebooks, tmp_path, capsys):
+    for _, kind, key in progress.asked():
+        if kind == "predictions":
+            widgets.predict(key, images_per_s=1.2, peak_memory_gb=1.2)
+            widgets.score(key, write_log(tmp_path / "r.jsonl"))
+    assert max(map(len, repr(progress.overview()).splitlines())) <= 120
 
 
 def test_an_answer_in_a_notebook_is_noted_as_right_or_wrong(notebooks, monkeypatch):

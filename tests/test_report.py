@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import matplotlib as mpl
 import numpy as np
@@ -14,6 +15,7 @@ from dlojz import course
 from dlojz.figures import report
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
+from dlojz.table import BAD, GOOD, QUIET
 
 
 @pytest.fixture
@@ -69,6 +71,26 @@ class Failed:
 
     def explain(self):
         return f"job 1 FAILED: exit code 2\n  | error: no flag --qux\n  in {self.directory}"
+
+
+@pytest.mark.parametrize(
+    ("state", "colour"), [("CANCELLED", QUIET), ("RUNNING", GOOD), ("FAILED", BAD)]
+)
+def test_only_bad_news_is_red(sweep, state, colour):
+    found = dataclasses.replace(summary(sweep[0]), state=state)
+    assert f"background:{colour}" in report.inspect_run(found)._repr_html_()
+
+
+def test_a_slow_run_has_a_speed_with_a_decimal(sweep):
+    slow = dataclasses.replace(summary(sweep[0]), images_per_s=1.14, device_images_per_s=None)
+    assert "1.1 images/s" in repr(report.inspect_run(slow))
+    assert "  1.1  " in repr(report.compare_runs([slow]))
+    assert "1.1 images/s" in report.plot_phases([slow]).texts[0].get_text()
+
+
+def test_a_number_stays_in_one_line_with_its_unit(sweep):
+    cell = re.search("<td([^>]*)>100.0 ms<", report.compare_runs(sweep)._repr_html_())
+    assert "white-space:nowrap" in cell[1]
 
 
 def test_a_failure_is_told_once(tmp_path):
@@ -256,6 +278,9 @@ def test_the_phases_of_runs_stand_side_by_side(sweep, tmp_path):
     assert [t.get_text().split("\n")[0] for t in ax.get_yticklabels()] == ["008", "016", "032"]
     assert max(p.get_x() + p.get_width() for p in ax.patches) == pytest.approx(100)
     assert "640" not in ax.texts[0].get_text()
+    assert "064 has no measured step: OUT_OF_MEMORY" in ax.get_xlabel(), "why it has no bar"
+    ax = report.plot_phases(sweep[2:], labels=["before", "after $"])
+    assert "after $ has no measured step: OUT_OF_MEMORY" in ax.get_xlabel()
     assert report.save_figure(sweep[:1], tmp_path / "one.png").stat().st_size > 10_000
 
 

@@ -1,5 +1,6 @@
 """The monitor, the quizzes and the predictions, without a browser."""
 
+import re
 import sys
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import ipywidgets
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from test_launch import until
 from test_stats import write_log
 
 from dlojz import launch, progress, widgets
@@ -35,6 +37,13 @@ def test_a_quiz_has_one_right_answer_and_a_reason(key):
     assert 0 <= quiz.right < len(quiz.answers)
     assert len(set(quiz.answers)) == len(quiz.answers) >= 3
     assert len(quiz.why) > 40
+
+
+@pytest.mark.parametrize("key", QUIZZES)
+def test_code_in_a_quiz_is_set_as_code(key):
+    for text in (QUIZZES[key].question, QUIZZES[key].why):
+        plain = re.sub(r"`[^`]+`", "", text)
+        assert not re.search(r"\w\(|\btorch\.\w", plain), plain
 
 
 def test_an_answer_is_judged_and_kept(shown):
@@ -94,7 +103,7 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
 def test_a_prediction_is_scored(course_folder, tmp_path, capsys):
     run = write_log(tmp_path / "r.jsonl")
     widgets.predict("b", images_per_s=300, step_ms=50, peak_memory_gb=None)
-    assert capsys.readouterr().out == "noted: {'images_per_s': 300, 'step_ms': 50}\n"
+    assert capsys.readouterr().out == "noted: 300 images/s, 50 ms\n"
     text = repr(widgets.score("b", run))
     assert "images_per_s: predicted 300, measured 320 images/s: ★★★" in text
     assert "step_ms: predicted 50, measured 100 ms: ★ a factor of 2.0" in text
@@ -104,7 +113,9 @@ def test_a_prediction_of_a_ratio_is_scored(course_folder, capsys):
     widgets.predict("decoding", ratio=1.5)
     text = repr(widgets.score_value("decoding", ratio=1.6))
     assert text == "ratio: predicted 1.5, measured 1.6 times: ★★★ within 10 %"
-    assert "not measured" in repr(widgets.score_value("decoding"))
+    assert repr(widgets.score_value("decoding")) == (
+        "ratio: predicted 1.5, measured -: not measured"
+    )
 
 
 def test_no_prediction_is_no_error(course_folder, tmp_path, capsys):
@@ -200,9 +211,22 @@ def test_a_job_that_knows_no_steps_yet_is_starting(course_folder):
     assert _news(launch.Now("QUEUED"), job) == "QUEUED"
     assert _news(launch.Now("RUNNING"), job) == "RUNNING: starting"
     assert _news(launch.Now("RUNNING", 2, 9), job) == "RUNNING 2/9 steps"
+    slow = launch.Now("RUNNING", 2, 9, images_per_s=1.14, loss=7)
+    assert _news(slow, job) == "RUNNING 2/9 steps, 1.1 images/s, loss 7.000"
     job.wait(30)
     text = _news(launch.Now("RUNNING", 0, 0), job)
     assert text.startswith("RUNNING for "), "a small experiment has no steps of training"
+
+
+def test_the_monitor_says_what_a_job_waits_for(shown, course_folder):
+    (course_folder / "t.py").write_text("import time; time.sleep(99)")
+    jobs = submit(["t.py", "t.py"])
+    widgets.monitor(jobs)
+    text = shown[1].children[2]
+    until(lambda: "QUEUED: waits for cpu, held by run 0001" in text.value)
+    for job in jobs:
+        job.cancel()
+    assert [job.wait(30) for job in jobs] == ["CANCELLED"] * 2
 
 
 def test_the_monitor_can_cancel(shown, course_folder):

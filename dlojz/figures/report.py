@@ -20,7 +20,7 @@ from dlojz.course import UserError
 from dlojz.runs import labels, log, stats
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
-from dlojz.table import BAD, GOOD, Table, harmless
+from dlojz.table import BAD, GOOD, STATE_COLOURS, Table, harmless
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 PALETTE = {
@@ -100,6 +100,11 @@ def duration_text(seconds: float | None) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
+def speed_text(images_per_s: float) -> str:
+    """Return images per second without decimals, or with one if there are only a few."""
+    return f"{images_per_s:,.0f}" if images_per_s >= 9.95 else f"{images_per_s:.1f}"
+
+
 def plain(text: str) -> str:
     """Return this text escaped for matplotlib, which reads dollars as mathematics."""
     return text.replace("$", r"\$")
@@ -163,7 +168,7 @@ class Inspection:
 
     def _repr_html_(self):
         s = self.summary
-        colour = GOOD if s.completed else BAD
+        colour = STATE_COLOURS.get(s.state, BAD)
         reason = f" {escape(str(s.reason))}" if s.reason else ""
         rows = "".join(
             f'<tr><td style="text-align:left"><b>{escape(what)}</b></td>'
@@ -190,9 +195,9 @@ def _speed_lines(s):
     low, high = s.step_ms_spread
     device = ""
     if s.device_images_per_s:
-        device = f" ({s.device_images_per_s:,.0f} by the device's clock)"
+        device = f" ({speed_text(s.device_images_per_s)} by the device's clock)"
     lines = [
-        ("throughput", f"{s.images_per_s:,.0f} images/s{device}"),
+        ("throughput", f"{speed_text(s.images_per_s)} images/s{device}"),
         (
             "step",
             f"{s.step_ms:,.1f} ms (median of {s.steps}; 80 % within {low:,.1f} to {high:,.1f}; "
@@ -273,7 +278,7 @@ def _row(s, run, flags):
         "precision": s.arguments.get("precision") or "-",
         "batch": f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size or "-"),
         "flags": flags,
-        "images/s": f"{s.images_per_s:,.0f}" if s.images_per_s else "-",
+        "images/s": speed_text(s.images_per_s) if s.images_per_s else "-",
         "step": f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
         "peak memory": bytes_text(s.peak_memory_bytes) if s.completed else "-",
         "J/image": f"{s.energy_per_image_j:.3g}" if s.energy_per_image_j else "-",
@@ -468,7 +473,9 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     """Draw the mean step of each run as one bar, by phase, with its throughput at the end."""
     found = [summary(r) for r in runs]
     labels = labels or [f"{s.name}\n{s.model}, batch {s.batch_size}" for s in found]
-    shown = [(s, label) for s, label in zip(found, labels, strict=True) if s.shares]
+    every = list(zip(found, labels, strict=True))
+    shown = [(s, label) for s, label in every if s.shares]
+    absent = [(s, label.partition("\n")[0]) for s, label in every if not s.shares]
     if not shown:
         states = ", ".join(f"{s.name} {s.state}" for s in found)
         raise UserError(f"no run with a measured step: {states}; job.explain() says why")
@@ -480,13 +487,16 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
                 left += width
             disturbed = ", disturbed" if s.disturbance else ""
-            ax.text(left, row, f"  {s.images_per_s:,.0f} images/s{disturbed}", va="center")
+            ax.text(left, row, f"  {speed_text(s.images_per_s)} images/s{disturbed}", va="center")
         ax.set_yticks(range(len(shown)), [label for _, label in shown], parse_math=False)
         ax.invert_yaxis()
         told = disturbed_text([s for s, _ in shown])
         ax.margins(x=0.35 if told else 0.22)  # room for the text
-        hardware = {hardware_text(s) for s, _ in shown}
-        ax.set(xlabel="\n".join(["mean step (ms)", *sorted(hardware)]) + told, xlim=(0, None))
+        hardware = sorted({hardware_text(s) for s, _ in shown})
+        notes = [f"{label} has no measured step: {s.state}" for s, label in absent]
+        below = "\n".join(["mean step (ms)", *hardware, *notes]) + told
+        ax.set_xlabel(below, parse_math=False)  # a label may have dollars in it
+        ax.set_xlim(0, None)
         ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
 

@@ -235,6 +235,8 @@ def clear_up(folder: Path):
 def free_from_orphans(folder: Path, wanted):
     """End processes of this user that hold a device although the keeper that locked it is gone."""
     for device in wanted:
+        if tickets.holder(folder, device):  # its keeper lives: no search through all processes
+            continue
         if inode := tickets.lock_inode(folder, device):
             holders = processes.holders(inode)
             if holders and not any(map(processes.is_keeper, holders)):
@@ -248,8 +250,10 @@ def _why(folder, others, wanted):
     for device in wanted:
         if job := tickets.holder(folder, device):
             whose = tickets.user_name(job["owner"])
-            name = re.sub(r"[^\w.-]", "?", Path(job["run"]).name)[:40]  # another user may lie
-            return f"waits for {device}, held by run {name} of {whose}"
+            run = Path(job["run"])
+            name = re.sub(r"[^\w.-]", "?", run.name)[:40]  # another user may lie
+            where = "" if run.parent == Path.cwd().parent else ", in another course folder"
+            return f"waits for {device}, held by run {name} of {whose}{where}"
         if inode := tickets.lock_inode(folder, device):
             mine = processes.holders(inode)
             who = f"process {min(mine)}" if mine else "another user's process"

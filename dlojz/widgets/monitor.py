@@ -7,6 +7,7 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import launch
+from dlojz.figures.report import speed_text
 from dlojz.runs.labels import labels
 
 MOST_CHARACTERS = 28  # the part of a label that fits in front of its bar
@@ -51,8 +52,10 @@ def _move(job, bar, text, cancel):
 def _news(now, job):
     """Return what a job is doing, in one line."""
     if now.total:
-        pace = f", {now.images_per_s:,.0f} images/s, loss {now.loss:.3f}" if now.loss else ""
+        pace = f", {speed_text(now.images_per_s)} images/s, loss {now.loss:.3f}" if now.loss else ""
         return f"{now.state} {now.done}/{now.total} steps{pace}"
+    if now.state == "QUEUED" and (reason := job.status.get("reason")):
+        return f"QUEUED: {reason}"
     if now.state != "RUNNING":
         return now.state
     if now.total is None:

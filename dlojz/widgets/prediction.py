@@ -24,9 +24,9 @@ def predict(key: str, **values):
     if wrong := [text for name, value in values.items() if (text := _problem(name, value))]:
         raise UserError("; ".join(wrong))
     progress.keep("predictions", key, values)
-    given = {name: value for name, value in values.items() if value is not None}
-    missing = [name for name in values if name not in given]
-    print(f"noted: {given}" if given else f"no guess yet: write a number for {', '.join(missing)}")
+    given = [f"{value:,g} {PREDICTABLE[n][0]}" for n, value in values.items() if value is not None]
+    nothing = f"no guess yet: write a number for {', '.join(values)}"
+    print(f"noted: {', '.join(given)}" if given else nothing)
 
 
 def _problem(name, value):
@@ -51,14 +51,14 @@ class Score:
 
     def __repr__(self):
         lines = [
-            f"{name}: predicted {_number(p)}, measured {_number(m)} {unit}: {_word(p, m)}"
+            f"{name}: predicted {_number(p)}, measured {_number(m, unit)}: {_word(p, m)}"
             for name, unit, p, m in self.rows
         ]
         return "\n".join(filter(None, [*lines, self.note]))
 
     def _repr_html_(self):
         rows = "".join(
-            f"<tr><td>{name}</td><td>{_number(p)}</td><td>{_number(m)} {unit}</td>"
+            f"<tr><td>{name}</td><td>{_number(p)}</td><td>{_number(m, unit)}</td>"
             f"<td style='text-align:left'>{_word(p, m)}</td></tr>"
             for name, unit, p, m in self.rows
         )
@@ -93,10 +93,11 @@ def _kept(key, score):
     return score
 
 
-def _number(value):
+def _number(value, unit=""):
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{number} {unit}".rstrip()
 
 
 def _word(predicted, measured):

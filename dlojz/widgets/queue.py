@@ -8,10 +8,9 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import launch
-from dlojz.table import BAD, GOOD, QUIET
+from dlojz.table import BAD, STATE_COLOURS
 
 COLUMNS = {"job": "4em", "name": "9em", "state": "10em", "time": "6em", "note": "24em"}
-COLOURS = {"RUNNING": GOOD, "COMPLETED": GOOD, "QUEUED": QUIET, "CANCELLED": QUIET}
 
 
 def queue(name: str | None = None, last: int = 5, every: float = 2.0):
@@ -55,7 +54,7 @@ class _Queue:
             cells, button, _ = self._lines[job.id]
             row = dict(zip(launch.QUEUE, launch.queue_row(job, status), strict=True))
             for column, cell in cells.items():
-                colour = COLOURS.get(row["state"], BAD) if column == "state" else "inherit"
+                colour = STATE_COLOURS.get(row["state"], BAD) if column == "state" else "inherit"
                 cell.value = f'<span style="color:{colour}">{escape(row[column])}</span>'
             button.disabled = launch.State(status["state"]).final
         lines = [self._lines[job.id][2] for job, _ in found]

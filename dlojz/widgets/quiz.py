@@ -67,7 +67,8 @@ def quiz(key: str):
             return _text(asked, _kept(key, asked))
 
     choice.observe(answer, names="value")
-    display(Box([ipywidgets.HTML(f"<b>{_html(asked.question)}</b>"), choice, verdict]))
+    question = ipywidgets.HTML(_lines(f"<b>{_html(asked.question)}</b>"))
+    display(Box([question, choice, verdict]))
 
 
 def _kept(key, asked):
@@ -90,7 +91,12 @@ def _html(text):
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
+def _lines(html):
+    """Return HTML whose lines stand as close as those of text; a widget's are as high as a bar."""
+    return f'<div style="line-height:1.5">{html}</div>'
+
+
 def _verdict(asked, given):
     if given != asked.right:
         return f'<span style="color:{BAD}">{NOT_QUITE}</span>'
-    return f'<span style="color:{GOOD}"><b>Yes.</b></span> {_html(asked.why)}'
+    return _lines(f'<span style="color:{GOOD}"><b>Yes.</b></span> {_html(asked.why)}')

@@ -12,7 +12,7 @@ import torch
 from dlojz import idr_torch
 from dlojz.runs import log
 
-REPEATS = 20
+REPEATS, WARM_UP = 20, 3
 
 
 def main():
@@ -30,21 +30,24 @@ def main():
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    def measure(what, make):
-        milliseconds = []
-        for _ in range(REPEATS + 3):
-            wait()
-            begin = time.perf_counter()
-            make()
-            wait()
-            milliseconds.append(1000 * (time.perf_counter() - begin))
-        run.measure(what, statistics.median(milliseconds[3:]), "ms")
+    def milliseconds(make):
+        wait()
+        begin = time.perf_counter()
+        make()
+        wait()
+        return 1000 * (time.perf_counter() - begin)
 
     megabytes = pinned.numel() * 4 // 10**6
-    measure(f"torch.zeros(...).to(device), {megabytes} MB", lambda: torch.zeros(shape).to(device))
+    ways = {f"torch.zeros(...).to(device), {megabytes} MB": lambda: torch.zeros(shape).to(device)}
     if device.type == "cuda":  # otherwise nothing is copied or pinned
-        measure("the copy alone, from pinned memory", lambda: pinned.to(device, non_blocking=True))
-    measure("torch.zeros(..., device=device)", lambda: torch.zeros(shape, device=device))
+        ways["the copy alone, from pinned memory"] = lambda: pinned.to(device, non_blocking=True)
+    ways["torch.zeros(..., device=device)"] = lambda: torch.zeros(shape, device=device)
+    spent = {what: [] for what in ways}
+    for _ in range(REPEATS + WARM_UP):
+        for what, make in ways.items():  # in turn: what disturbs one disturbs all
+            spent[what].append(milliseconds(make))
+    for what, found in spent.items():
+        run.measure(what, statistics.median(found[WARM_UP:]), "ms")
     run.end()
 
 
