@@ -108,7 +108,7 @@ class Verdict:
             for f in self._shown(name):
                 lines.append(f"      {_sign(f)} {f.what}: {f.yours}")
                 if f.state != State.PASSED:
-                    lines.append(f"        {'' if _is_told(f) else 'expected: '}{f.expected}")
+                    lines.append(f"        {'' if _is_report(f) else 'expected: '}{f.expected}")
         lines += [f"  note: {text}" for text in self.notes]
         if self.hint_key:
             lines.append(f"  next: {self.hints[self.hint_key].nudge}")
@@ -197,21 +197,21 @@ def _rows(findings):
     """Return findings as a table, whose columns are as wide in every part."""
     if not findings:
         return ""
-    head = "" if all(_is_told(f) for f in findings) else _row("", QUIET, "", "yours", "expected")
+    head = "" if all(_is_report(f) for f in findings) else _row("", QUIET, "", "yours", "expected")
     body = head + "".join(_finding_html(f) for f in findings)
     widths = "".join(f'<col style="width:{width}">' for width in ("24px", "24%", "36%", "auto"))
     style = "table-layout:fixed;width:100%;border-collapse:collapse;margin:0;font:inherit"
     return f'<table style="{style}"><colgroup>{widths}</colgroup>{body}</table>'
 
 
-def _is_told(finding):
-    """Return whether a finding is told in one sentence: nothing was expected."""
+def _is_report(finding):
+    """Return whether a finding only reports something: nothing was expected of it."""
     return finding.state == State.NOT_ASKED and not finding.open
 
 
 def _finding_html(f):
-    told = (f"{f.yours}: {f.expected}",) if _is_told(f) else (f.yours, f.expected)
-    return _row(_sign(f), COLOURS[f.state], f.what, *told)
+    texts = (f"{f.yours}: {f.expected}",) if _is_report(f) else (f.yours, f.expected)
+    return _row(_sign(f), COLOURS[f.state], f.what, *texts)
 
 
 def _row(sign, colour, what, *texts):
