@@ -21,8 +21,9 @@ RATE = 1e-12
 ROUNDINGS = 8  # of float32
 BUFFERS = 1e-5
 TENSOR = 0.1  # between the logarithms of two norms
-# Gradients in float32 agree to SAME_GRADIENTS or ten times their noise; in 16 bits to 1.5 times.
-SAME_GRADIENTS, ONE_STEP, TOO_NOISY = 1e-5, 5e-2, 0.5
+# In float32 the middle one of the gradients may be off by NOISES times their noise, a single one by
+# ten times or ONE_STEP; in 16 bits by 1.5 times, unless the noise is too large to tell.
+SAME_GRADIENTS, NOISES, ONE_STEP, TOO_NOISY = 1e-5, 4, 5e-2, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER = 0.10
@@ -194,7 +195,7 @@ def _gradients(updates):
                 continue
             most, single = 1.5 * noise, math.inf
         else:
-            most, single = 10 * max(noise, SAME_GRADIENTS), max(ONE_STEP, 10 * noise)
+            most, single = NOISES * max(noise, SAME_GRADIENTS), max(ONE_STEP, 10 * noise)
         ok = middle <= most and worst <= single
         text = f"off by {middle:.2g} of them in the middle, {worst:.2g} at worst"
         asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
@@ -267,9 +268,7 @@ def _away(loss, expected):
 def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     """Return findings: do the file system's clock and the Chronometer agree with the auditor?"""
     parts = [_parts(r) for r in (run, reference)]
-    found = [
-        _finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")
-    ]
+    found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
     windows = run.audit.windows
     if not windows:
         return found

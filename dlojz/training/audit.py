@@ -259,6 +259,8 @@ class Auditor:
 
     def _begin_update(self):
         """Copy what a forward pass changes: buffers and generators."""
+        if not self._keep:
+            return
         if self._state.facts and self._state.followed is None:
             self._state.followed = _Begun()
             self._state.followed.take(self._model, self._device)
@@ -339,33 +341,32 @@ class Auditor:
             self._write(state)
 
     def _write(self, state):
-        after = _Begun()
         if state.followed is None:  # at the end of the run
-            after.take(self._model, self._device)
-        optimizer = self._training.optimizer
-        named = self._named(optimizer)
+            state.followed = _Begun()
+            state.followed.take(self._model, self._device)
+        self._kept.append(state.facts["update"])
         with self.pause():
-            kept = {
-                "facts": state.facts,
-                "weights": state.weights.tensors,
-                "optimizer": state.optimizer.tensors,
-                "gradients": state.gradients.tensors,
-                "begun": state.begun.kept(),
-                "after": {
-                    "weights": named["weights"],
-                    "optimizer": named["optimizer"],
-                    "buffers": (state.followed or after).kept()["buffers"],
-                },
-            }
-            kept = on_cpu(kept)
-            number = state.facts["update"]
-            self._kept.append(number)
-            if self._wish.get("write"):
-                folder = folder_of(self._run.folder)
-                folder.mkdir(exist_ok=True)
-                name = f"update-{number:06d}.rank{idr_torch.rank}.pt"
-                torch.save(kept, folder / f".{name}")
-                (folder / f".{name}").replace(folder / name)
+            self._put_away(state)  # frees its copies before it returns, still in the pause
+
+    def _put_away(self, state):
+        """Copy the update from the device, and write it if the check wants it."""
+        named = self._named(self._training.optimizer)
+        kept = {
+            "facts": state.facts,
+            "weights": state.weights.tensors,
+            "optimizer": state.optimizer.tensors,
+            "gradients": state.gradients.tensors,
+            "begun": state.begun.kept(),
+            "after": {
+                "weights": named["weights"],
+                "optimizer": named["optimizer"],
+                "buffers": state.followed.kept()["buffers"],
+            },
+        }
+        kept = on_cpu(kept)
+        if self._wish.get("write"):
+            name = f"update-{state.facts['update']:06d}.rank{idr_torch.rank}.pt"
+            _save(kept, folder_of(self._run.folder) / name)
 
     def finish(self):
         """Write what was kept of every step, and log what the auditor measured."""
@@ -385,10 +386,7 @@ class Auditor:
             "rows": [(self._names[p], row) for p, row in self._chosen],
         }
         if self._wish.get("write"):
-            folder_of(self._run.folder).mkdir(exist_ok=True)
-            file = ledger_file(self._run.folder, idr_torch.rank)
-            torch.save(ledger, file.with_name(f".{file.name}"))
-            file.with_name(f".{file.name}").replace(file)
+            _save(ledger, ledger_file(self._run.folder, idr_torch.rank))
         self._run.evidence(
             records.Audit(
                 windows=self._windows,
@@ -425,6 +423,12 @@ def on_cpu(value):
     if isinstance(value, list | tuple):
         return type(value)(on_cpu(v) for v in value)
     return value
+
+
+def _save(value, file):
+    file.parent.mkdir(exist_ok=True)
+    torch.save(value, file.with_name(f".{file.name}"))
+    file.with_name(f".{file.name}").replace(file)
 
 
 def _shared_secret() -> int:
