@@ -412,6 +412,23 @@ def test_two_gpus_of_one_name_are_the_same_hardware_in_any_host():
     assert run._same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "measured_again"), [(0.5, 0.9, True), (0.9, 1.4, True), (1.2, 1.4, False)]
+)
+def test_a_speed_that_did_not_pass_is_measured_again_by_the_next_check(
+    checked_job, monkeypatch, low, high, measured_again
+):
+    """Otherwise a machine that was busy once would refuse this trainer for ever."""
+    bar = bars.Bar("01_gpu", "", 1.15, "a source")
+    found = stats.Comparison(1.0, low, high, 0.01, 1, "")
+    monkeypatch.setattr(judge, "_speed", lambda *_: (found, judge._asked(bar, found)))
+    assert check("01", checked_job, pairs=1).passed != measured_again
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    keys = run.keys_of(planned)
+    forgotten = {"before-1", "after-1"} if measured_again else set()
+    assert set(keys) - set(run._completed(planned, keys)) == forgotten
+
+
 # Which jobs can be checked -----------------------------------------------------------------------
 
 

@@ -78,12 +78,13 @@ GAIN = bars.Bar("02_amp", "", 1.5, "a source")
         (NOT_SLOWER, 0.98, 1.1, PASSED, False),
         (NOT_SLOWER, 0.65, 0.96, FAILED, False),
         (NOT_SLOWER, 0.65, 1.48, NOT_ASKED, True),
+        (NOT_SLOWER, 0.30, 0.99, UNMEASURED, True),
     ],
 )
 def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
     bar, low, high, state, is_open
 ):
-    found = judge._asked(bar, stats.Comparison(1, low, high, 0.03, 6, ""))
+    found = judge._asked(bar, stats.Comparison((low * high) ** 0.5, low, high, 0.03, 6, ""))
     assert (found.state, found.open) == (state, is_open)
     shown = repr(Verdict("02_amp", [found], {})).splitlines()
     assert any("✓" in line for line in shown) == (state == PASSED)

@@ -215,8 +215,8 @@ def _asked(bar, found) -> Finding:
     """Return whether a comparison clears a bar.
 
     An interval that includes the bar leaves it open. Then a gain that was asked for is not proven,
-    and does not pass. Where only a loss is refused, none was shown: that is neither passed nor
-    failed, because no machine this disturbed could answer it.
+    and does not pass. Where only a loss is refused, a best estimate that is no loss is not held
+    against the trainer: that is neither passed nor failed. The next check measures again.
     """
     if bar.not_slower:
         what, wanted = "not slower", f"at most {found.margin:.0%} slower ({bar.source})"
@@ -234,7 +234,8 @@ def _asked(bar, found) -> Finding:
     cleared = bar.is_cleared(found)
     if cleared is not None:
         return Finding(FASTER, what, cleared, str(found), wanted, "speed")
-    state = State.NOT_ASKED if bar.not_slower else State.UNMEASURED
+    unharmed = bar.not_slower and found.ratio >= bar.least(found.margin)
+    state = State.NOT_ASKED if unharmed else State.UNMEASURED
     return Finding(FASTER, what, state, f"open: {found}", f"{wanted}; {OPEN}", "speed", open=True)
 
 

@@ -180,6 +180,16 @@ def _made(job, keys, found: dict[str, Path]):
             found.setdefault(names[key], folder)
 
 
+def forget(plan: Plan):
+    """Let the next check run the pairs of this plan again: the machine may have been disturbed."""
+    keys = keys_of(plan).items()
+    pairs = {key for name, key in keys if name.startswith(("before-", "after-"))}
+    for job, known in _checks():
+        kept = {name: key for name, key in known.items() if key not in pairs}
+        if kept != known:
+            course.write_atomically(job.directory / CHECK_FILE, json.dumps(kept))
+
+
 def _under_way(missing) -> launch.Job | None:
     """Return a job of a check that makes all missing runs: another kernel submitted it."""
     wanted = set(missing)
