@@ -117,6 +117,11 @@ def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
     assert plan.without(flags.split(), {"--precision": 1}) == known.split()
 
 
+def test_what_resumes_and_saves_is_left_out_in_each_form():
+    flags = "--test --resume a.pt --checkpoint=b.pt -b 8 --checkpoint-every 2"
+    assert plan.without(flags.split(), plan.LEFT_OUT) == ["--test", "-b", "8"]
+
+
 def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
     with pytest.raises(CheckError, match=r"wait until it has ended, with job\.wait"):

@@ -10,7 +10,7 @@ from test_stats import write_log
 
 from dlojz import course
 from dlojz.check import bars, ending, exercises, judge
-from dlojz.check.exercises import FASTER, Runs, State
+from dlojz.check.exercises import FASTER, PARTS, Runs, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
 
@@ -308,6 +308,13 @@ def test_a_log_without_an_end_is_named(tmp_path):
     without_an_end(folders["after-1"], folders)
     said = repr(judge.judge(exercise, folders, judge.Standards()))
     assert "run after-1: its log has no end: was run.end() left out" in said
+
+
+def test_of_a_run_that_crashed_nothing_counts_as_unasked(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02")
+    without_an_end(folders["after-1"], folders)
+    found = judge.judge(exercise, folders, judge.Standards())
+    assert [found.part(part) for part in PARTS] == [FAILED, UNMEASURED, UNMEASURED]
 
 
 def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dlojz.check import bars, ending
-from dlojz.check.exercises import FASTER, SAME, Exercise, Finding, Runs, State, common
+from dlojz.check.exercises import FASTER, MECHANISM, SAME, Exercise, Finding, Runs, State, common
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, outcome, stats
 
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
 NOT_TIMED = Finding(
     FASTER, "speed", State.UNMEASURED, "not timed", "fix what is marked ✗ first, then check again"
+)
+NOT_JUDGED = Finding(
+    MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
 )
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
@@ -109,7 +112,7 @@ def _stopped(exercise, folders, name, end) -> Verdict:
     folder = folders.get(name)
     ended = _ended(exercise, folder, end, f"run {name}", "run-failed")
     if folder is None:
-        return Verdict(exercise.step, [ended, NOT_TIMED], exercise.hints)
+        return Verdict(exercise.step, [ended, NOT_JUDGED, NOT_TIMED], exercise.hints)
     return _with_evidence(exercise, folder, folders.get("solution", folder), ended)
 
 
@@ -120,7 +123,8 @@ def _with_evidence(exercise, folder, reference, ended) -> Verdict:
         found = exercise.mechanism(Runs(log.read(folder), log.read(reference)))
         seen = [f for f in found if f.fails and f.yours not in NOT_REACHED]
     ended = replace(ended, hint=None) if seen else ended
-    return Verdict(exercise.step, [ended, *seen, NOT_TIMED], exercise.hints)
+    evidence = seen or [NOT_JUDGED]
+    return Verdict(exercise.step, [ended, *evidence, NOT_TIMED], exercise.hints)
 
 
 def _ended(exercise, folder, end, what, hint, flags="") -> Finding:

@@ -202,9 +202,7 @@ def _under_way(missing) -> launch.Job | None:
 
 def _submit(plan, missing: dict[str, str]) -> launch.Job:
     wanted = [entry for entry in plan.entries if entry.name in missing]
-    status = plan.job.status
-    took = (status.get("ended") or 0) - (status.get("started") or 0)
-    about = IMPORTS_S + max(2.0, took - IMPORTS_S) * len(wanted)
+    about = IMPORTS_S + max(2.0, plan.seconds) * len(wanted)
     step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)}"
