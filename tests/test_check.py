@@ -369,6 +369,12 @@ def test_how_a_run_ended_is_told_by_its_exit_codes(tmp_path, codes, how, said):
     assert said in end.text
 
 
+def test_an_error_that_would_steer_a_terminal_is_shown_as_text(tmp_path):
+    error = {"outcome": "failed", "error": "ValueError: \x1b[31mred\nin two lines"}
+    write_log(tmp_path / "events.jsonl", end=error)
+    assert ending.error(tmp_path) == "ValueError: \\x1b[31mred in two lines"
+
+
 def test_a_run_of_two_processes_completed_if_both_logs_have_an_end(tmp_path):
     (tmp_path / "exit_code").write_text("0\n")
     for rank in (0, 1):
