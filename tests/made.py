@@ -19,7 +19,8 @@ def audit(folder, images, steps, step_s):
     window = {"first_step": 3, "steps": steps - 4, "images": images * (steps - 4)}
     wall = (steps - 4) * step_s
     window |= {"wall_s": wall, "clock_s": wall, "files_s": wall}
-    _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps)
+    _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps,
+         own_clock=True)  # fmt: skip
 
 
 def replay(folder, images, steps):

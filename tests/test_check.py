@@ -117,6 +117,11 @@ def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
     assert plan.without(flags.split(), {"--precision": 1}) == known.split()
 
 
+def test_what_resumes_and_saves_is_left_out_in_each_form():
+    flags = "--test --resume a.pt --checkpoint=b.pt -b 8 --checkpoint-every 2"
+    assert plan.without(flags.split(), plan.LEFT_OUT) == ["--test", "-b", "8"]
+
+
 def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     submitted = launch.submit(f"solutions/dlojz_01_gpu.py {SMALL}")
     with pytest.raises(CheckError, match=r"wait until it has ended, with job\.wait"):
@@ -364,6 +369,12 @@ def test_how_a_run_ended_is_told_by_its_exit_codes(tmp_path, codes, how, said):
     assert said in end.text
 
 
+def test_an_error_that_would_steer_a_terminal_is_shown_as_text(tmp_path):
+    error = {"outcome": "failed", "error": "ValueError: \x1b[31mred\nin two lines"}
+    write_log(tmp_path / "events.jsonl", end=error)
+    assert ending.error(tmp_path) == "ValueError: \\x1b[31mred in two lines"
+
+
 def test_a_run_of_two_processes_completed_if_both_logs_have_an_end(tmp_path):
     (tmp_path / "exit_code").write_text("0\n")
     for rank in (0, 1):
@@ -410,6 +421,23 @@ def test_two_gpus_of_one_name_are_the_same_hardware_in_any_host():
     assert run._same_hardware(h100, other)
     assert not run._same_hardware(h100, ("EPYC", "A100"))
     assert run._same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "measured_again"), [(0.5, 0.9, True), (0.9, 1.4, True), (1.2, 1.4, False)]
+)
+def test_a_speed_that_did_not_pass_is_measured_again_by_the_next_check(
+    checked_job, monkeypatch, low, high, measured_again
+):
+    """Otherwise a machine that was busy once would refuse this trainer for ever."""
+    bar = bars.Bar("01_gpu", "", 1.15, "a source")
+    found = stats.Comparison(1.0, low, high, 0.01, 1, "")
+    monkeypatch.setattr(judge, "_speed", lambda *_: (found, judge._asked(bar, found)))
+    assert check("01", checked_job, pairs=1).passed != measured_again
+    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    keys = run.keys_of(planned)
+    forgotten = {"before-1", "after-1"} if measured_again else set()
+    assert set(keys) - set(run._completed(planned, keys)) == forgotten
 
 
 # Which jobs can be checked -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from made import RESNET
 from test_stats import write_log
 
 from dlojz.check import bars, ending, exercises, judge
-from dlojz.check.exercises import FASTER, Runs, State
+from dlojz.check.exercises import FASTER, PARTS, Runs, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
 
@@ -78,12 +78,13 @@ GAIN = bars.Bar("02_amp", "", 1.5, "a source")
         (NOT_SLOWER, 0.98, 1.1, PASSED, False),
         (NOT_SLOWER, 0.65, 0.96, FAILED, False),
         (NOT_SLOWER, 0.65, 1.48, NOT_ASKED, True),
+        (NOT_SLOWER, 0.30, 0.99, UNMEASURED, True),
     ],
 )
 def test_an_interval_that_includes_the_bar_is_open_and_no_green_tick(
     bar, low, high, state, is_open
 ):
-    found = judge._asked(bar, stats.Comparison(1, low, high, 0.03, 6, ""))
+    found = judge._asked(bar, stats.Comparison((low * high) ** 0.5, low, high, 0.03, 6, ""))
     assert (found.state, found.open) == (state, is_open)
     shown = repr(Verdict("02_amp", [found], {})).splitlines()
     assert any("✓" in line for line in shown) == (state == PASSED)
@@ -297,6 +298,13 @@ def test_a_log_without_an_end_is_named(tmp_path):
     without_an_end(folders["after-1"], folders)
     said = repr(judge.judge(exercise, folders, judge.Standards()))
     assert "run after-1: its log has no end: was run.end() left out" in said
+
+
+def test_of_a_run_that_crashed_nothing_counts_as_unasked(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02")
+    without_an_end(folders["after-1"], folders)
+    found = judge.judge(exercise, folders, judge.Standards())
+    assert [found.part(part) for part in PARTS] == [FAILED, UNMEASURED, UNMEASURED]
 
 
 def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):

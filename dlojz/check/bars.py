@@ -34,13 +34,17 @@ class Bar:
     batch_size: int = 0  # images per process, at least
     not_slower: bool = False  # asks for no gain, but for no loss beyond the margin either
 
-    def is_cleared(self, found: Comparison) -> bool | None:
-        """Return whether the interval of a speed-up clears this bar; None if it includes the bar.
+    def least(self, margin: float) -> float:
+        """Return the speed-up that clears this bar.
 
-        A bar that asks for no loss lies at the margin below 1, not at 1: an interval of equal runs
-        includes 1 by its nature.
+        Equal runs give intervals that include 1, so a bar that refuses only a loss lies a margin
+        below it.
         """
-        least = 1 / (1 + found.margin) if self.not_slower else self.at_least
+        return 1 / (1 + margin) if self.not_slower else self.at_least
+
+    def is_cleared(self, found: Comparison) -> bool | None:
+        """Return whether an interval of the speed-up clears this bar; None if it includes it."""
+        least = self.least(found.margin)
         if found.low >= least:
             return True
         return False if found.high < least else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dlojz.runs import by_hand, outcome
 from dlojz.runs.folder import events_file
+from dlojz.table import harmless
 
 # Signals by which something else ends a run; the others come from the run's own code.
 FROM_OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
@@ -72,7 +73,7 @@ def error(folder: Path, trainer: str = "dlojz.py") -> str:
     said = next((str(e["error"]) for e in _ends(folder) if e.get("error")), "")
     if not said:
         said = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
-    words = " ".join(said.split())
+    words = harmless(" ".join(said.split()))
     words = words if len(words) <= MOST else f"{words[:MOST]} ..."
     return ", at ".join(filter(None, (words, _place(errors, trainer))))
 

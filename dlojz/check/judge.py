@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.check import audit, bars, ending
-from dlojz.check.exercises import FASTER, SAME, Exercise, Finding, Runs, State, common
+from dlojz.check.exercises import FASTER, MECHANISM, SAME, Exercise, Finding, Runs, State, common
 from dlojz.check.verdict import Verdict
 from dlojz.jobs.several import REPLAY
 from dlojz.runs import log, outcome, stats
@@ -15,6 +15,9 @@ from dlojz.runs import log, outcome, stats
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
 NOT_TIMED = Finding(
     FASTER, "speed", State.UNMEASURED, "not timed", "fix what is marked ✗ first, then check again"
+)
+NOT_JUDGED = Finding(
+    MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
 )
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
@@ -109,7 +112,7 @@ def _stopped(exercise, folders, name, end) -> Verdict:
     folder = folders.get(name)
     ended = _ended(exercise, folder, end, f"run {name}", "run-failed")
     if folder is None:
-        return Verdict(exercise.step, [ended, NOT_TIMED], exercise.hints)
+        return Verdict(exercise.step, [ended, NOT_JUDGED, NOT_TIMED], exercise.hints)
     return _with_evidence(exercise, folder, folders.get("solution", folder), ended)
 
 
@@ -120,7 +123,8 @@ def _with_evidence(exercise, folder, reference, ended) -> Verdict:
         found = exercise.mechanism(Runs(log.read(folder), log.read(reference)))
         seen = [f for f in found if f.fails and f.yours not in NOT_REACHED]
     ended = replace(ended, hint=None) if seen else ended
-    return Verdict(exercise.step, [ended, *seen, NOT_TIMED], exercise.hints)
+    evidence = seen or [NOT_JUDGED]
+    return Verdict(exercise.step, [ended, *evidence, NOT_TIMED], exercise.hints)
 
 
 def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
@@ -223,8 +227,8 @@ def _asked(bar, found) -> Finding:
     """Return whether a comparison clears a bar.
 
     An interval that includes the bar leaves it open. Then a gain that was asked for is not proven,
-    and does not pass. Where only a loss is refused, none was shown: that is neither passed nor
-    failed, because no machine this disturbed could answer it.
+    and does not pass. Where only a loss is refused, a best estimate that is no loss is not held
+    against the trainer: that is neither passed nor failed. The next check measures again.
     """
     if bar.not_slower:
         what, wanted = "not slower", f"at most {found.margin:.0%} slower ({bar.source})"
@@ -242,7 +246,8 @@ def _asked(bar, found) -> Finding:
     cleared = bar.is_cleared(found)
     if cleared is not None:
         return Finding(FASTER, what, cleared, str(found), wanted, "speed")
-    state = State.NOT_ASKED if bar.not_slower else State.UNMEASURED
+    unharmed = bar.not_slower and found.ratio >= bar.least(found.margin)
+    state = State.NOT_ASKED if unharmed else State.UNMEASURED
     return Finding(FASTER, what, state, f"open: {found}", f"{wanted}; {OPEN}", "speed", open=True)
 
 

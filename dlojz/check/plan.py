@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class Plan:
     entries: tuple[series.Entry, ...]
     request: launch.Request  # of the job: its check runs where it ran
     hardware: tuple[str, str]  # where the job ran: its processor, and its GPU or ""
+    seconds: float  # from the first line of the job's log to the last
 
 
 def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
@@ -40,7 +42,12 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
         )
     run = log_of(job)
     found = tuple(entries(exercise, job, pairs))
-    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run))
+    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), _seconds(run))
+
+
+def _seconds(run) -> float:
+    times = [datetime.fromisoformat(e["time"]) for e in (run.start, run.end) if "time" in e]
+    return (times[-1] - times[0]).total_seconds() if times else 0.0
 
 
 def job_of(job) -> launch.Job:

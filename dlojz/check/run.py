@@ -185,6 +185,16 @@ def _made(job, keys, found: dict[str, Path]):
             found.setdefault(names[key], folder)
 
 
+def forget(plan: Plan):
+    """Let the next check run the pairs of this plan again: the machine may have been disturbed."""
+    keys = keys_of(plan).items()
+    pairs = {key for name, key in keys if name.startswith(("before-", "after-"))}
+    for job, known in _checks():
+        kept = {name: key for name, key in known.items() if key not in pairs}
+        if kept != known:
+            course.write_atomically(job.directory / CHECK_FILE, json.dumps(kept))
+
+
 def _under_way(missing) -> launch.Job | None:
     """Return a job of a check that makes all missing runs: another kernel submitted it."""
     wanted = set(missing)
@@ -197,9 +207,8 @@ def _under_way(missing) -> launch.Job | None:
 
 def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.Job:
     wanted = [_placed(entry, found) for entry in plan.entries if entry.name in missing]
-    status = plan.job.status
-    took = (status.get("ended") or 0) - (status.get("started") or 0)
-    about = IMPORTS_S + max(2.0, took - IMPORTS_S) * len(wanted)
+    replays = sum(entry.replay is not None for entry in wanted)
+    about = IMPORTS_S + max(2.0, plan.seconds) * (len(wanted) + replays)
     step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)}"

@@ -176,7 +176,7 @@ def _card(verdict):
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px;'
         f'line-height:1.5"><b>{verdict.step}</b> <span style="{chip}">{verdict._word}</span>'
-        f"{verdict._whose}{hint}{parts}{notes}</div>"
+        f"{escape(verdict._whose)}{hint}{parts}{notes}</div>"
     )
 
 

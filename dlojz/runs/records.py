@@ -226,6 +226,7 @@ class Audit(Record):
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
     foreign: int = 0  # updates of weights that are not the model's
+    own_clock: bool = False  # the Chronometer's clock is its own
 
 
 @dataclass(frozen=True)

@@ -395,6 +395,7 @@ class Auditor:
                 updates=len(self._updates),
                 kept=self._kept,
                 foreign=self._foreign,
+                own_clock=not clocks.foreign(),
             )
         )
 

@@ -11,6 +11,7 @@ from dlojz.runs.log import PHASES
 
 _paused = 0.0  # seconds that belong to no clock
 _depth = 0  # of pauses within pauses
+_foreign = False  # a Chronometer was given another clock than `host`
 
 
 @contextmanager
@@ -29,6 +30,11 @@ def pause():
 def paused() -> float:
     """Return how many seconds were left out so far."""
     return _paused
+
+
+def foreign() -> bool:
+    """Return whether a Chronometer of this process was given another clock than `host`."""
+    return _foreign
 
 
 def host() -> float:
@@ -74,6 +80,8 @@ class Ledger:
     """
 
     def __init__(self, device, sink, clock, device_clock=None):
+        global _foreign
+        _foreign = _foreign or clock is not host
         if device_clock is None and str(device).startswith("cuda"):
             device_clock = CudaClock(device)
         self._sink, self._clock, self._device_clock = sink, clock, device_clock

@@ -16,7 +16,7 @@ from dlojz.runs import log
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
-WORK_FIRST = ("images", "validation", "backward")  # hints: what is not the same work comes first
+WORK_FIRST = ("images", "validation", "backward", "marks", "clock")  # hints: what is not the same work comes first
 
 
 class State(StrEnum):
