@@ -4,8 +4,10 @@ import ast
 import inspect
 import re
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
+import torch
 import wrong
 
 from dlojz.check import exercises
@@ -90,3 +92,48 @@ def test_what_an_exercise_is_about_comes_between_the_same_work_and_what_slows_it
     assert order[-6:] == ["item", "kept", "weights", "losses", "speed", "failed"]
     assert next(iter(exercises.find("06_ddp").hints)) == "share"
     assert next(iter(exercises.find("05_dataloader").hints)) == "files"
+
+
+def _steps_twice():
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer, scaler = torch.optim.SGD([weight]), torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+
+
+def _steps_unscaled():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    torch.amp.GradScaler("cpu").step(optimizer)
+
+
+def _asks_nccl():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+
+
+def _stacks(sizes, workers):
+    loader = torch.utils.data.DataLoader(list(map(torch.zeros, sizes)), 2, num_workers=workers)
+    return list(loader)
+
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.mark.parametrize(
+    ("step", "hint", "call"),
+    [
+        pytest.param("01_gpu", "by-name", lambda: torch.zeros(1).to("cuda"), marks=no_gpu),
+        ("02_amp", "scaler", lambda: SimpleNamespace().scaler),
+        ("02_amp", "scaler", _steps_unscaled),
+        ("02_amp", "scaler-update", _steps_twice),
+        ("05_dataloader", "unequal", lambda: _stacks([(3, 2, 2), (1, 2, 2)], workers=0)),
+        ("05_dataloader", "unequal", lambda: _stacks([(3, 2, 2), (1, 2, 2)], workers=1)),
+        pytest.param("06_ddp", "backend", _asks_nccl, marks=no_gpu),
+    ],
+)
+def test_an_error_of_torch_names_its_hint(step, hint, call):
+    with pytest.raises((RuntimeError, ValueError, AttributeError, AssertionError)) as error:
+        call()
+    errors = exercises.find(step).errors
+    assert next(key for pattern, key in errors if re.search(pattern, str(error.value))) == hint

@@ -2,7 +2,7 @@
 
 import math
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Runs
 from dlojz.check.exercises.common import (
     inputs,
     like,
@@ -11,22 +11,24 @@ from dlojz.check.exercises.common import (
     words,
 )
 
-FP16 = "fp16-clipped"
+FP16, FP32 = "fp16-clipped", "fp32-accumulates"
+BF16 = "bf16"
 CLIP_NORM = 1.0
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 8"
-DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
+FORMATS = {"fp16": "float16", "bf16": "bfloat16"}
+LAYERS = "convolutions and linear layers, outputs"
 
 
 def mechanism(runs: Runs) -> list[Finding]:
     """Return what was computed in which dtype."""
     mine, reference, precision = runs.mine, runs.reference, runs.arguments["precision"]
     asked = f"--precision {precision}"
+    layers, expected = _outputs(mine), FORMATS.get(precision, "float32")
 
     looks = (
         ("dtype of the weights", lambda r: words(r.probe.parameters.dtypes), "half-weights"),
         ("dtype of the gradients", lambda r: words(r.probe.gradients.dtypes), "half-weights"),
-        ("convolutions and linear layers, outputs", _outputs, "autocast"),
-        ("matrix operations of the last step", _matrix_ops, "autocast"),
+        ("matrix operations of the last step", _matrix_ops, _why(_matrix_ops(mine))),
         ("dtype of the loss", _loss_dtypes, "loss-dtype"),
         ("autocast in validation", _autocast_in_validation, "validation-autocast"),
         ("float32 matrix products", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
@@ -34,10 +36,19 @@ def mechanism(runs: Runs) -> list[Finding]:
     )
     return [
         Finding(MECHANISM, "flag", precision != "fp32", asked, "tf32, fp16 or bf16", "which"),
+        # Not beside the solution's: a job that failed has nothing beside it.
+        Finding(MECHANISM, LAYERS, layers == expected, layers, expected, _why(layers)),
         *(like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks),
         *(_scaled(*runs.extras[FP16]) if FP16 in runs.extras else []),
+        *(_in_float32(*runs.extras[FP32]) if FP32 in runs.extras else []),
+        *(_in_bfloat16(*runs.extras[BF16]) if BF16 in runs.extras else []),
         *no_brake(mine, reference),
     ]
+
+
+def _why(found):
+    """Return the hint for layers or operations that are not in the format that was asked for."""
+    return "format" if found in FORMATS.values() else "autocast"
 
 
 def _outputs(run):
@@ -64,17 +75,52 @@ def _scaled(mine, reference):
     """Return findings: was the loss scaled in fp16, and were gradients unscaled to be clipped?"""
     scale, usual = (r.probe.loss_gradient for r in (mine, reference))
     norm, expected = (r.probe.gradients.norm for r in (mine, reference))
-    clipped = None not in (norm, expected) and abs(norm - expected) <= 0.1 * expected
+    # A scaler would have skipped the update.
+    hint = "unscale" if norm is None or math.isfinite(norm) else "scaler-step"
+    clipped = _near(norm, expected)
     return [
+        like(MECHANISM, f"{LAYERS}, in fp16", mine, reference, _outputs, "format"),
         Finding(
             *(MECHANISM, "factor on the loss in fp16", scale is not None and 1 < scale < math.inf),
             *(_number(scale), f"above 1, such as {_number(usual)}", "scaler"),
         ),
         Finding(
             *(MECHANISM, f"norm of the gradients, fp16, clipped at {CLIP_NORM:g}", clipped),
-            *(_number(norm), f"{_number(expected)} ± 10 %", "unscale"),
+            *(_number(norm), f"{_number(expected)} ± 10 %", hint),
         ),
     ]
+
+
+def _in_float32(mine, reference):
+    """Return findings: is fp32 really that, and is an update the mean of its batches?"""
+    factor = mine.probe.loss_gradient
+    plain = factor is not None and factor <= 1
+    norms = [r.probe.gradients.norm for r in (mine, reference)]
+    near = f"{_number(norms[1])} ± 10 %"
+    looks = (
+        (f"{LAYERS}, in fp32", _outputs, "enabled"),
+        ("float32 matrix products, in fp32", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
+        ("float32 convolutions, in fp32", lambda r: r.probe.numerics.conv_fp32, "tf32"),
+    )
+    return [
+        *(like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks),
+        Finding(
+            *(MECHANISM, "factor on the loss, in fp32", plain, _number(factor)),
+            *("at most 1", "scaler-always"),
+        ),
+        Finding(
+            *(SAME, "norm of the gradients of 2 batches, in fp32", _near(*norms)),
+            *(_number(norms[0]), near, "mean"),
+        ),
+    ]
+
+
+def _in_bfloat16(mine, reference):
+    return [like(MECHANISM, f"{LAYERS}, in bf16", mine, reference, _outputs, "format")]
+
+
+def _near(norm, expected):
+    return None not in (norm, expected) and abs(norm - expected) <= 0.1 * expected
 
 
 def _number(value):
@@ -82,11 +128,18 @@ def _number(value):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run in fp16 with clipping, on small images: is the loss scaled?
+    """Return short runs on small images: in fp16 with clipping, in fp32 with two batches an update.
 
-    Eight steps, because the scaler skips the first ones until its scale is small enough.
+    Eight steps in fp16, because the scaler skips the first ones until its scale is small enough.
+    On a GPU also one in bf16: fp16 is autocast's own choice there, as bf16 is on a processor.
     """
-    return [Extra(FP16, (*SMALL.split(), "--precision", "fp16", "--clip-norm", str(CLIP_NORM)))]
+    kinds = {
+        FP16: f"--test-nsteps 8 --precision fp16 --clip-norm {CLIP_NORM}",
+        FP32: "--test-nsteps 4 --precision fp32 --accumulate 2",
+        BF16: "--test-nsteps 2 --precision bf16",
+    }
+    wanted = (FP16, FP32, BF16) if on_gpu else (FP16, FP32)
+    return [Extra(name, tuple(f"{SMALL} {kinds[name]}".split())) for name in wanted]
 
 
 EXERCISE = Exercise(
@@ -96,6 +149,8 @@ EXERCISE = Exercise(
     extras=extras,
     errors=(
         (r"unrecognized arguments: .*--precision", "flag"),
+        (r"since the last update\(\)|called after step\(\)", "scaler-update"),
+        (r"_scale is None|has no attribute 'scaler'", "scaler"),
         (r"unscale FP16|Half.*Float|Float.*Half|BFloat16.*[Ff]loat|same dtype", "half-weights"),
     ),
     recorded=("h100/03-resnet50-fp32-nchw-b0256.jsonl", "h100/03-resnet50-fp16-nchw-b0256.jsonl"),

@@ -4,37 +4,60 @@ from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, 
 from dlojz.check.exercises.common import inputs, like, no_brake, words
 
 WANTED = "channels_last"
-DETERMINISTIC = "deterministic"
+OTHERWISE = "no-channels-last"
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2"
 
 
 def mechanism(runs: Runs) -> list[Finding]:
     """Return the layouts, by strides; "any" if a tensor's shape leaves no choice."""
     mine, reference = runs.mine, runs.reference
-    wanted = runs.arguments["channels_last"]
-    weights = mine.probe.parameters.layouts
-    images = [i["layout"] for mode in ("train", "val") for i in inputs(mine, mode)]
-    layers = [entry["out_layout"] for entry in mine.probe.layers]
+    images, weights = _images(mine), _weights(mine)
+    neither = WANTED not in (images, weights)
     layouts = (
-        ("layout of the images", images, "images-layout"),
-        ("layout of the weights", weights, "weights-layout"),
-        ("layout of the activations", layers, "undone"),
+        ("layout of the images", images, "neither" if neither else "images-layout"),
+        ("layout of the weights", weights, "neither" if neither else "weights-layout"),
+        ("layout of the activations", _activations(mine), "undone"),
     )
     return [
         _multiple_of_8(mine, reference),
-        Finding(MECHANISM, "flag", wanted, f"--channels-last: {wanted}", "True", "which"),
+        _flag(mine.start["arguments"].get("channels_last"), runs.arguments["channels_last"]),
         *(
-            Finding(MECHANISM, what, _choices(found) == WANTED, _choices(found), WANTED, hint)
+            Finding(MECHANISM, what, found == WANTED, found, WANTED, hint)
             for what, found, hint in layouts
         ),
         like(MECHANISM, "cuDNN's autotuner", mine, reference, _autotuner, "autotuner"),
-        *(_promised(*runs.extras[DETERMINISTIC]) if DETERMINISTIC in runs.extras else []),
+        *(_otherwise(*runs.extras[OTHERWISE]) if OTHERWISE in runs.extras else []),
         *no_brake(mine, reference),
     ]
 
 
-def _promised(mine, reference):
-    return [like(MECHANISM, "autotuner, --deterministic", mine, reference, _autotuner, "autotuner")]
+def _flag(mine, reference):
+    """Return a finding: does the trainer have the flag, and is it on?"""
+    hint = "flag" if mine is None else "which" if not reference else "default"
+    text = "no --channels-last" if mine is None else f"--channels-last: {mine}"
+    return Finding(MECHANISM, "flag", mine is True, text, "--channels-last: True", hint)
+
+
+def _otherwise(mine, reference):
+    """Return findings of the run with --no-channels-last --deterministic."""
+    looks = (
+        ("layout of the images, --no-channels-last", _images, "not-asked"),
+        ("layout of the weights, --no-channels-last", _weights, "not-asked"),
+        ("autotuner, --deterministic", _autotuner, "autotuner"),
+    )
+    return [like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks]
+
+
+def _images(run):
+    return _choices(i["layout"] for mode in ("train", "val") for i in inputs(run, mode))
+
+
+def _weights(run):
+    return _choices(run.probe.parameters.layouts)
+
+
+def _activations(run):
+    return _choices(entry["out_layout"] for entry in run.probe.layers)
 
 
 def _autotuner(run):
@@ -42,8 +65,8 @@ def _autotuner(run):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run with --deterministic: the autotuner would break its promise."""
-    return [Extra(DETERMINISTIC, (*SMALL.split(), "--deterministic"))]
+    """Return a short run that asks for NCHW, and for what the autotuner would break."""
+    return [Extra(OTHERWISE, (*SMALL.split(), "--no-channels-last", "--deterministic"))]
 
 
 def _multiple_of_8(mine, reference):
@@ -62,6 +85,9 @@ EXERCISE = Exercise(
     mechanism=mechanism,
     extras=extras,
     first_hints=("eights", *WORK_FIRST),
-    errors=((r"unrecognized arguments: .*--(no-)?channels-last", "flag"),),
+    errors=(
+        (r"unrecognized arguments: .*--(no-)?channels-last", "flag"),
+        (r"to have 3 channels, but got|\(3\) must match the size of tensor", "permuted"),
+    ),
     recorded=("h100/03-resnet50-fp16-nchw-b0256.jsonl", "h100/03-resnet50-fp16-nhwc-b0256.jsonl"),
 )

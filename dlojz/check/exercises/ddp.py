@@ -17,9 +17,11 @@ def mechanism(runs: Runs) -> list[Finding]:
     return [
         Finding(MECHANISM, "processes", len(pair[0]) > 1, str(len(pair[0])), "2 or more", "alone"),
         like(SAME, "processes with images of their own", *pair, _shares, "share"),
+        like(SAME, "processes that validate images of their own", *pair, _val_shares, "val-share"),
         like(MECHANISM, "gradients reduced in a step", *pair, _reduced, "wrap"),
         like(MECHANISM, "processes with the same weights", *pair, _weights, "wrap"),
         like(MECHANISM, "processes that evaluate the same model", *pair, _buffers, "statistics"),
+        like(MECHANISM, "buffers sent in each forward pass", *pair, _broadcast, "buffers"),
         like(MECHANISM, "devices", *pair, _devices, "device"),
         like(MECHANISM, "search for unused parameters", *pair, _unused, "unused"),
         *(_two_epochs(*runs.extras[EPOCHS]) if EPOCHS in runs.extras else []),
@@ -33,6 +35,7 @@ def _two_epochs(mine, reference):
     return [
         like(SAME, "images in two epochs", *pair, _drawn, "epoch"),
         like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "one-writer"),
+        like(MECHANISM, "processes whose state is in it", *pair, _states, "gather"),
     ]
 
 
@@ -51,7 +54,14 @@ def _accumulates(mine, reference):
 
 
 def _shares(ranks):
-    return len({tuple(run.whole.drawn or ()) for run in ranks})
+    found = [run.whole.drawn for run in ranks]
+    return "unknown" if None in found else len(set(map(tuple, found)))
+
+
+def _val_shares(ranks):
+    """Return how many processes begin their validation with images that no other one has."""
+    found = [str(run.whole.pixels.get("val", "unknown")) for run in ranks]
+    return "unknown" if "unknown" in found else len(set(found))
 
 
 def _drawn(ranks):
@@ -60,6 +70,8 @@ def _drawn(ranks):
 
 
 def _reduced(ranks):
+    if not all(run.last for run in ranks):
+        return "unknown"
     sizes = (sum(c["bytes"] for c in run.last.collectives if _is_of_gradients(c)) for run in ranks)
     return ", ".join(f"{size / 1e6:.4g} MB" for size in sizes)
 
@@ -103,12 +115,20 @@ def _devices(ranks):
     return words(run.setup.get("device") for run in ranks)
 
 
+def _broadcast(ranks):
+    return words(bool(run.last.broadcast_buffers) for run in ranks)
+
+
 def _unused(ranks):
     return words(bool(run.last.find_unused_parameters) for run in ranks)
 
 
 def _writers(ranks):
     return sum(bool(run.whole.saves) for run in ranks)
+
+
+def _states(ranks):
+    return max(run.whole.saved_states or 0 for run in ranks)
 
 
 def extras(on_gpu: bool) -> list[Extra]:
@@ -133,5 +153,8 @@ EXERCISE = Exercise(
     first_hints=("share", *WORK_FIRST),
     errors=(
         (r"Duplicate GPU detected", "device"),  # NCCL's
+        (r"process group has not been initialized", "connect"),
+        (r"only supported with GPUs", "backend"),
+        (r"Invalid rank \d+, rank should be|num_replicas", "rank"),
     ),
 )

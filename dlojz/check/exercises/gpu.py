@@ -1,13 +1,14 @@
 """01_gpu: model, batches and metrics are on the device.
 
 Without a GPU this is proven by a rehearsal on the meta device, whose tensors have a device and a
-shape but no values: what was left behind on the processor shows there just as on a GPU.
+shape but no values: what was left behind on the processor shows there just as on a GPU. The
+rehearsal is given --no-non-blocking as well, which the copies must follow; on a GPU a short run is.
 """
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
-from dlojz.check.exercises.common import inputs, losses, no_brake, words
+from dlojz.check.exercises.common import inputs, like, losses, no_brake, words
 
-REHEARSAL = "rehearsal"
+REHEARSAL, WAITS = "rehearsal", "no-non-blocking"
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4"
 
 
@@ -31,13 +32,29 @@ def mechanism(runs: Runs) -> list[Finding]:
         finding("images in validation", [i["device"] for i in val], "validation-device"),
         finding("labels in validation", labels[1], "validation-device"),
         finding("metrics", mine.probe.metrics_devices, "metrics"),
+        *_copies(runs),
         *no_brake(runs.mine, runs.reference),
     ]
 
 
+def _copies(runs):
+    """Return findings: do the copies of a step wait if, and only if, the flag says so?"""
+    extra = runs.extras.get(WAITS) or runs.extras.get(REHEARSAL)
+    if extra and not extra[0].last:
+        return []  # it crashed: something was left behind, and how it is copied comes later
+    on, enough = (run.last.non_blocking for run in (runs.mine, runs.reference))
+    ok, least = None not in (on, enough) and on >= enough, f"at least {enough}"
+    found = [Finding(MECHANISM, "copies that do not wait", ok, str(on), least, "non-blocking")]
+    if extra:
+        what = "copies that do not wait, with --no-non-blocking"
+        found.append(like(MECHANISM, what, *extra, lambda r: r.last.non_blocking, "non-blocking"))
+    return found
+
+
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return the rehearsal, if there is no GPU."""
-    return [] if on_gpu else [Extra(REHEARSAL, tuple(SMALL.split()), rehearse=True)]
+    """Return a short run whose copies must wait: if there is no GPU, on the meta device."""
+    flags = (*SMALL.split(), "--no-non-blocking")
+    return [Extra(WAITS, flags) if on_gpu else Extra(REHEARSAL, flags, rehearse=True)]
 
 
 EXERCISE = Exercise(
@@ -46,6 +63,8 @@ EXERCISE = Exercise(
     mechanism=mechanism,
     extras=extras,
     errors=(
+        (r"no NVIDIA driver|not compiled with CUDA|CUDA is not available", "by-name"),
+        (r"target tensor expected|class probabilities", "labels"),
         (r"Tensor\.item\(\) cannot be called on meta", "item"),
         (r"in evaluate\n", "validation-device"),
         (r"[Cc]annot copy out of meta", "item"),

@@ -17,7 +17,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     asked = bool(runs.arguments["profile"])
     found = [Finding(MECHANISM, "flag", asked, f"--profile: {asked}", "True", "asked")]
     # The last step is not looked at while a profiler runs: the solution's was still running.
-    if not reference.last:
+    if reference.end.get("outcome") == "completed" and not reference.last:
         steps = f"{len(reference.steps)}"
         return [*found, Finding(MECHANISM, "steps", False, steps, "8 or more", "short")]
     if asked:
@@ -87,5 +87,9 @@ EXERCISE = Exercise(
     own_flags={"--profile": 0, "--no-profile": 0},
     mechanism=mechanism,
     extras=extras,
-    errors=((r"unrecognized arguments: .*--(no-)?profile", "flag"),),
+    errors=(
+        (r"unrecognized arguments: .*--(no-)?profile", "flag"),
+        (r"'NoneType' object has no attribute 'step'", "not-there"),
+        (r"save_trace\(\) missing", "handler"),
+    ),
 )
