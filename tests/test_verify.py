@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import verify
 
-HERE = "1 x processor"
+HERE = "processor"
+SAID = {"passed": True, "hint": None, "text": "", "seconds": 10.0, "commit": "abc"}
+SAID |= {"hardware": "2 x AMD EPYC"}
 
 
 class Verdicts:
@@ -20,7 +22,7 @@ class Verdicts:
     def make(self, case):
         self.made.append(case)
         self.minutes += 4
-        return {"passed": True, "hint": None, "text": "", "seconds": 240.0, "commit": "abc"}
+        return SAID
 
     def clock(self):
         return 60 * self.minutes
@@ -29,8 +31,7 @@ class Verdicts:
 def row(**changes):
     """A row as the file holds it: a solution that passed."""
     case = verify.solutions(["01_gpu"], 1, False, HERE)[0]
-    said = {"passed": True, "hint": None, "text": "", "seconds": 10.0, "commit": "abc"}
-    return verify.asdict(case) | said | changes
+    return verify.asdict(case) | SAID | changes
 
 
 def test_no_verdict_begins_when_the_time_is_over_and_a_later_call_goes_on(tmp_path):
@@ -56,9 +57,9 @@ def test_a_verdict_that_was_cut_off_is_made_again(tmp_path):
     assert [case["name"] for case in verify.read(file)] == ["0", "1"]
 
 
-def test_the_verdicts_of_another_machine_do_not_count_here(tmp_path):
+def test_the_verdicts_of_a_processor_do_not_count_on_a_gpu(tmp_path):
     file, verdicts = tmp_path / "verify.jsonl", Verdicts()
-    for here in ("1 x processor", "2 x processor"):
+    for here in ("processor", "1 x NVIDIA H200", "processor"):
         cases = verify.solutions(["01_gpu"], 1, False, here)
         verify.go_on(cases, file, 9, verdicts.make, verdicts.clock)
     assert len(verdicts.made) == 2
@@ -106,14 +107,14 @@ def test_the_summary_adds_up_by_hardware_and_step():
         row(),
         row(passed=False, hint="losses", seconds=20.0),
         row(step="02_amp"),
-        row(hardware="1 x GPU", commit=None),
+        row(hardware="1 x NVIDIA H200", commit=None),
     ]
     assert verify.summary(rows).rows == [
-        ("1 x GPU", "solution", "01_gpu", "1", "0", "10", "unknown"),
-        ("1 x GPU", "solution", "all", "1", "0", "10", "unknown"),
-        (HERE, "solution", "01_gpu", "2", "1", "15", "abc"),
-        (HERE, "solution", "02_amp", "1", "0", "10", "abc"),
-        (HERE, "solution", "all", "3", "1", "13", "abc"),
+        ("1 x NVIDIA H200", "solution", "01_gpu", "1", "0", "10", "unknown"),
+        ("1 x NVIDIA H200", "solution", "all", "1", "0", "10", "unknown"),
+        ("2 x AMD EPYC", "solution", "01_gpu", "2", "1", "15", "abc"),
+        ("2 x AMD EPYC", "solution", "02_amp", "1", "0", "10", "abc"),
+        ("2 x AMD EPYC", "solution", "all", "3", "1", "13", "abc"),
     ]
 
 
@@ -121,7 +122,7 @@ def test_the_summary_adds_up_by_hardware_and_step():
     ("text", "code", "said"),
     [
         ("", 0, "no verdicts yet"),
-        (json.dumps(row()) + "\n", 0, "1 x processor  solution"),
+        (json.dumps(row()) + "\n", 0, "2 x AMD EPYC  solution"),
         (json.dumps(row(passed=False, hint="speed")) + "\n", 1, "expected to pass, got speed"),
         ("not a verdict\n", 1, "name another with --file"),
     ],

@@ -69,7 +69,7 @@ class Case:
     seed: int
     model: str
     sizes: str  # flags
-    hardware: str
+    device: str  # "processor", of whichever make, or "1 x NVIDIA H200"
     expected: str | None  # a hint; None: it must pass
 
     @property
@@ -79,11 +79,15 @@ class Case:
         return [*f"{TEST} {model} --seed {self.seed}".split(), *self.sizes.split()]
 
 
+def device() -> str:
+    """Return what computes here: "processor", or such as "2 x NVIDIA H200"."""
+    cards = presets.gpus()
+    return f"{len(cards)} x {facts.gpus()['cards'][0]['name']}" if cards else "processor"
+
+
 def hardware() -> str:
-    """Return what computes here, such as "2 x NVIDIA H200"."""
-    if cards := presets.gpus():
-        return f"{len(cards)} x {facts.gpus()['cards'][0]['name']}"
-    return f"{cpus.count()} x {cpus.name()}"
+    """Return what computes here, with the make of a processor."""
+    return device() if presets.gpus() else f"{cpus.count()} x {cpus.name()}"
 
 
 def _small(step, i, on_gpu):
@@ -185,7 +189,8 @@ def verdict_on(case: Case, pairs: int | None = None) -> dict:
         found = {"passed": verdict.passed, "hint": verdict.hint_key, "text": str(verdict)}
     except plan.CheckError as error:
         found = {"passed": False, "hint": None, "text": f"no verdict: {error}"}
-    return found | {"seconds": round(time.monotonic() - begin, 1), "commit": commit()}
+    seconds = round(time.monotonic() - begin, 1)
+    return found | {"seconds": seconds, "commit": commit(), "hardware": hardware()}
 
 
 def commit() -> str | None:
@@ -270,7 +275,7 @@ def main():
 
 
 def _cases(args):
-    here, on_gpu = hardware(), bool(presets.gpus())
+    here, on_gpu = device(), bool(presets.gpus())
     # Without a GPU, any number of processes can share the processor.
     most = len(presets.gpus()) or math.inf
     steps = [course.step(step) for step in args.step] or [
