@@ -142,9 +142,9 @@ class Auditor:
     def _hook(self):
         criterion = self._training.criterion
         self._hooks = [
-            self._model.register_forward_pre_hook(self._on_input),
-            self._model.register_forward_hook(self._on_output),
-            criterion.register_forward_hook(self._on_loss),
+            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_input)),
+            self._model.register_forward_hook(torch.compiler.disable(self._on_output)),
+            criterion.register_forward_hook(torch.compiler.disable(self._on_loss)),
             register_optimizer_step_pre_hook(self._on_update),
         ]
 
@@ -199,8 +199,6 @@ class Auditor:
     # Every step --------------------------------------------------------------------------------
 
     def _on_input(self, model, inputs):
-        if torch.compiler.is_compiling():
-            return
         if not (model.training and torch.is_grad_enabled()):
             self._close_window()
             return
@@ -228,7 +226,7 @@ class Auditor:
             return None
 
     def _on_output(self, model, inputs, logits):
-        if torch.compiler.is_compiling() or not self._steps_seen:
+        if not self._steps_seen:
             return
         if not (torch.is_tensor(logits) and logits.requires_grad and model.training):
             return
@@ -246,7 +244,7 @@ class Auditor:
                 step["gradient"] = gradient.detach().clone()
 
     def _on_loss(self, criterion, inputs, loss):
-        if torch.compiler.is_compiling() or not (self._model.training and loss.requires_grad):
+        if not (self._model.training and loss.requires_grad):
             return
         with self._aside():
             if self._steps_seen:
@@ -267,8 +265,6 @@ class Auditor:
         self._begun.take(self._model, self._device)
 
     def _on_update(self, optimizer, args, kwargs):
-        if torch.compiler.is_compiling():
-            return
         ours = {p for group in optimizer.param_groups for p in group["params"]}
         if not ours <= self._names.keys():
             self._foreign += 1

@@ -12,7 +12,7 @@ whole  all steps, from what the host knows without waiting: shapes of the inputs
        backward passes and optimizer steps, and whether the weights changed.
 
 The hooks of the probe are removed when it ends. The others touch no data on the device: they cost
-microseconds, and do nothing while `torch.compile` traces them.
+microseconds, and `torch.compile` leaves them out of its graphs.
 """
 
 import gc
@@ -78,8 +78,8 @@ class Witness:
         if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
             torch.compiler.set_stance("force_eager")
         self._stay = [
-            self._model.register_forward_pre_hook(self._on_input),
-            self._training.criterion.register_forward_hook(self._on_loss),
+            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_input)),
+            self._training.criterion.register_forward_hook(torch.compiler.disable(self._on_loss)),
             self._training.optimizer.register_step_post_hook(self._on_update),
         ]
         weights = [p for p in self._model.parameters() if p.requires_grad]
@@ -102,8 +102,6 @@ class Witness:
     # Every step: host data only ------------------------------------------------------------
 
     def _on_input(self, model, inputs):
-        if torch.compiler.is_compiling():
-            return
         images = inputs[0]
         mode = "train" if model.training else "val"
         if mode not in self._pixels and not images.is_meta:
@@ -121,8 +119,6 @@ class Witness:
         ] += 1
 
     def _on_loss(self, criterion, inputs, loss):
-        if torch.compiler.is_compiling():
-            return
         logits, labels = inputs[:2]
         mode = "train" if self._model.training else "val"
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
@@ -516,6 +512,10 @@ def _distributed(model):
 
 
 def _graphs_alive():
-    """Return how many tensors still hold their autograd graph after the step."""
+    """Return how many tensors still hold their autograd graph after the step.
+
+    Those without values, with which `torch.compile` has traced the step, are left out.
+    """
     kept = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-    return sum(t.grad_fn is not None for t in kept)
+    real = (t for t in kept if not type(t).__module__.startswith("torch._subclasses"))
+    return sum(t.grad_fn is not None for t in real)

@@ -18,12 +18,6 @@ SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
 # What is not the same work comes first, and then what was not measured honestly.
 WORK_FIRST = ("images", "validation", "backward", "marks", "clock")
-    "images",
-    "validation",
-    "backward",
-    "marks",
-    "clock",
-)  # hints: what is not the same work comes first
 
 
 class State(StrEnum):
