@@ -485,14 +485,16 @@ def test_of_a_sweep_the_last_job_is_checked_and_any_by_its_number(checked_job, c
     assert check("01", int(checked_job.id)).job == checked_job
 
 
-def test_a_check_leaves_out_what_resumes_and_saves(course_folder):
-    flags = f"{SMALL} --checkpoint kept.pt --checkpoint-every=2"
-    saved = launch.submit(f"solutions/dlojz_01_gpu.py {flags}")
-    saved.wait()
-    (course_folder / "kept.pt").touch()  # the trainer refuses to overwrite it
-    found = check("01", saved)
+def test_a_check_leaves_out_what_resumes_and_saves(checked_job, course_folder):
+    """A run that resumed from a file, or refused to overwrite one, would be another training."""
+    info = json.loads((checked_job.directory / "job.json").read_text())
+    info["command"] += ["--resume", "kept.pt", "--checkpoint=kept.pt", "--checkpoint-every", "2"]
+    (checked_job.directory / "job.json").write_text(json.dumps(info))
+    submitted = len(launch.jobs())
+    found = check("01", checked_job)
     assert found.passed, found
-    assert "note: checked without --checkpoint, --checkpoint-every: " in repr(found)
+    assert len(launch.jobs()) == submitted, "its runs are those of a job without these flags"
+    assert "note: checked without --resume, --checkpoint, --checkpoint-every: " in repr(found)
 
 
 # What the verdict says of its job ----------------------------------------------------------------

@@ -75,14 +75,14 @@ def _refuse(found: Mapping[str, Path], standards):
     """Raise CheckError for a run that says nothing about the trainee's file: it is run again."""
     for name, folder in found.items():
         end = ending.of(folder, standards.trainer)
-        theirs = name.startswith("before-") or name.endswith("solution")
-        if end.how == How.KILLED or (theirs and not end.completed):
-            if name.startswith("before-") and end.how == How.OUT_OF_MEMORY:
-                continue  # the judge says what to do
-            whose = "of the step before" if name.startswith("before-") else "of the solution"
+        before, solution = name.startswith("before-"), name.endswith("solution")
+        if before and end.how == How.OUT_OF_MEMORY:
+            continue  # the judge says what to do
+        if end.how == How.KILLED or ((before or solution) and not end.completed):
+            whose = ", of the step before," * before + ", of the solution," * solution
             raise CheckError(
-                f"the check's run {name}{f', {whose},' if theirs else ''} did not complete, which "
-                f"says nothing about your trainer: {end.text}. {_todo(end)} ({folder})"
+                f"the check's run {name}{whose} did not complete, which says nothing about your "
+                f"trainer: {end.text}. {_todo(end)} ({folder})"
             )
 
 
@@ -91,6 +91,8 @@ def _todo(end):
         return "Submit with a smaller -b"
     if "unrecognized arguments" in end.text:
         return "Submit without that flag"
+    if end.how == How.KILLED:
+        return "Check again; if that repeats, memory may be short: submit with a smaller -b"
     return "Check again"
 
 
