@@ -14,6 +14,7 @@ an image where its gradient comes back.
 """
 
 import json
+import math
 import os
 import random
 from contextlib import contextmanager, nullcontext
@@ -347,19 +348,19 @@ class Auditor:
     def _put_away(self, state):
         """Copy the update from the device, and write it if the check wants it."""
         named = self._named(self._training.optimizer)
+        begun, buffers = state.begun.kept(), state.followed.kept()["buffers"]
         kept = {
-            "facts": state.facts,
-            "weights": state.weights.tensors,
-            "optimizer": state.optimizer.tensors,
-            "gradients": state.gradients.tensors,
-            "begun": state.begun.kept(),
+            "facts": on_cpu(state.facts),
+            "weights": pack(state.weights.tensors),
+            "optimizer": pack(state.optimizer.tensors),
+            "gradients": pack(state.gradients.tensors),
+            "begun": begun | {"buffers": pack(begun["buffers"])},
             "after": {
-                "weights": named["weights"],
-                "optimizer": named["optimizer"],
-                "buffers": state.followed.kept()["buffers"],
+                "weights": pack(named["weights"]),
+                "optimizer": pack(named["optimizer"]),
+                "buffers": pack(buffers),
             },
         }
-        kept = on_cpu(kept)
         if self._wish.get("write"):
             name = f"update-{state.facts['update']:06d}.rank{idr_torch.rank}.pt"
             _save(kept, folder_of(self._run.folder) / name)
@@ -409,6 +410,42 @@ class _Begun:
 
     def kept(self):
         return {"buffers": self._buffers.tensors, "cpu_rng": self._cpu, "cuda_rng": self._cuda}
+
+
+def pack(tensors: dict) -> dict:
+    """Return these tensors on the CPU, as one for each dtype: hundreds take long to write."""
+    packed = {}
+    for name, tensor in tensors.items():
+        names, shapes, parts = packed.setdefault(tensor.dtype, ([], [], []))
+        names.append(name)
+        shapes.append(tuple(tensor.shape))
+        parts.append(tensor.detach().reshape(-1))
+    return {
+        str(dtype): {"names": names, "shapes": shapes, "flat": torch.cat(parts).cpu()}
+        for dtype, (names, shapes, parts) in packed.items()
+    }
+
+
+def unpack(packed: dict) -> dict:
+    """Return what was given to `pack`, by name."""
+    found = {}
+    for part in packed.values():
+        sizes = [math.prod(shape) for shape in part["shapes"]]
+        for name, shape, flat in zip(
+            part["names"], part["shapes"], part["flat"].split(sizes), strict=True
+        ):
+            found[name] = flat.view(shape)
+    return found
+
+
+def load(file: Path) -> dict:
+    """Return an update that was kept."""
+    kept = torch.load(file)
+    for name in ("weights", "optimizer", "gradients"):
+        kept[name] = unpack(kept[name])
+    kept["begun"]["buffers"] = unpack(kept["begun"]["buffers"])
+    kept["after"] = {name: unpack(packed) for name, packed in kept["after"].items()}
+    return kept
 
 
 def on_cpu(value):

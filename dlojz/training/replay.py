@@ -53,7 +53,7 @@ def main():
     _all_the_same([file.stem.split(".")[0] for file in files])
     updates = []
     for number, file in enumerate(files):
-        updates.append(replay.update(torch.load(file), noisy=number < NOISY))
+        updates.append(replay.update(audit.load(file), noisy=number < NOISY))
         file.unlink()
     run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
     run.end()
