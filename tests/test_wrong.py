@@ -46,13 +46,39 @@ EXPECTED = {  # of the trainer as it is before the step
 }
 
 
-def entries(step, prefix, trainer, flags, expect=None):
+# The hints that only a replay gives: the other answers are judged without one, to save minutes.
+REPLAYED = {"pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "buffers"}
+
+
+def entries(step, prefix, trainer, flags, expect):
     """What a check runs of one trainer."""
-    found = [series.Entry(f"{prefix}after-1", trainer, flags)]
+    name = f"{prefix}after-1"
+    found = [series.Entry(name, trainer, flags)]
+    if expect in REPLAYED:
+        found = [plan.audited(name, trainer, flags, 6, "{job}/solution")]
     for extra in exercises.find(step).extras(False):
-        if not expect or expect in NEED[step][extra.name]:
+        if expect in NEED[step][extra.name]:
             name = f"{prefix}{extra.name}"
             found.append(series.Entry(name, trainer, extra.flags, extra.rehearse))
+    return found
+
+
+def right(step, flags):
+    """What a check runs of the solution, if it is the trainee's: with more steps, all audited."""
+    solution, flags = course.solution(step), [*flags, "--test-nsteps", "9"]
+    kinds = {"": flags}
+    if "bf16" in flags:
+        kinds["float32-"] = [*flags, "--precision", "fp32"]
+    found = []
+    for kind, own in kinds.items():
+        name = f"right--{kind}solution"
+        found.append(series.Entry(name, solution, own, audit=plan.LEDGER))
+        name, own_name = "{job}/" + name, f"right--{kind.rstrip('-') or 'after-1'}"
+        found.append(plan.audited(own_name, solution, own, 8 // len(kinds), name))
+    found.append(series.Entry("right--band", solution, flags, audit={"perturb": True}))
+    for extra in exercises.find(step).extras(False):
+        name = f"right--{extra.name}"
+        found.append(series.Entry(name, solution, extra.flags, extra.rehearse))
     return found
 
 
@@ -62,10 +88,10 @@ def runs(request, tmp_path_factory):
     step, folder = request.param, tmp_path_factory.mktemp("wrong")
     flags = (FLAGS + OWN[step]).split()
     before = plan.without(flags, exercises.find(step).own_flags)
-    wanted = [series.Entry("solution", course.solution(step), flags)]
+    wanted = [series.Entry("solution", course.solution(step), flags, audit=plan.LEDGER)]
     wanted += [series.Entry("before-1", course.before(step), before)]
-    wanted += entries(step, "right--", course.solution(step), flags)
-    wanted += entries(step, "starter--", course.before(step), flags)
+    wanted += right(step, flags)
+    wanted += entries(step, "starter--", course.before(step), flags, EXPECTED[step])
     for extra in exercises.find(step).extras(False):
         name = f"{extra.name}-solution"
         wanted.append(series.Entry(name, course.solution(step), extra.flags, extra.rehearse))
@@ -86,6 +112,7 @@ def verdict(runs, who):
         prefix, _, own = name.rpartition("--")
         if prefix in ("", who):
             folders[own] = folder
+    folders.setdefault("band", folders["solution"])  # of wrong answers no loss is asked
     exercise = exercises.find(step)
     return judge.judge(exercise, folders, plan.standards(exercise))
 
@@ -120,10 +147,12 @@ def test_a_job_that_crashes_gets_the_same_hint_with_nothing_beside_it(runs):
     for answer in wrong.judged_here(runs[0]):
         own = folders[f"{answer.name}--after-1"]
         if (own / "exit_code").read_text().strip() != "0":
-            assert judge.failed(exercise, None, own).hint_key == answer.expect, answer.name
+            assert judge.crashed(exercise, own, "crashed").hint_key == answer.expect, answer.name
 
 
-@pytest.mark.parametrize("answer", wrong.every(), ids=lambda a: f"{a.step}-{a.name}")
+@pytest.mark.parametrize(
+    "answer", [*wrong.every(), *wrong.museum()], ids=lambda a: f"{a.step}-{a.name}"
+)
 def test_a_wrong_answer_names_a_hint_of_its_exercise(answer):
     assert answer.expect in exercises.find(answer.step).hints
     assert wrong.source(answer) != course.solution(answer.step).read_text()

@@ -69,8 +69,12 @@ def museum() -> list[Wrong]:
 
 
 def every(step: str = "*") -> list[Wrong]:
-    """Return all wrong answers, or those of one step."""
-    return [read(path) for path in sorted(FOLDER.glob(f"{step}/*.diff"))]
+    """Return all wrong answers, or those of one step; the museum's only if it is named."""
+    return [
+        read(path)
+        for path in sorted(FOLDER.glob(f"{step}/*.diff"))
+        if step == MUSEUM or path.parent.name != MUSEUM
+    ]
 
 
 def judged_here(step: str) -> list[Wrong]:
@@ -140,8 +144,8 @@ def main():
     if args.command == "show":
         print(source(read(args.file)), end="")
         return
-    stale = []
-    for wrong in every():
+    stale, both = [], [*every(), *museum()]
+    for wrong in both:
         try:
             source(wrong)
         except ValueError as error:
@@ -151,7 +155,7 @@ def main():
         for wrong in stale:
             rebase(wrong)
         return
-    print(f"{len(every()) - len(stale)} of {len(every())} wrong answers apply")
+    print(f"{len(both) - len(stale)} of {len(both)} wrong answers apply")
     sys.exit(bool(stale))
 
 

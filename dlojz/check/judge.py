@@ -48,7 +48,7 @@ def judge(
     work = common.same_work(runs.mine, runs.reference)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
-        *_audit(folders, runs),
+        *_audit(exercise, folders, runs),
         *mechanism,
     ]
     # Evidence names the cause; an error only says where it surfaced.
@@ -143,7 +143,7 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
 # The audit ---------------------------------------------------------------------------------------
 
 
-def _audit(folders, runs) -> list[Finding]:
+def _audit(exercise, folders, runs) -> list[Finding]:
     """Return whether it is the same training, to the last step."""
     precision = audit.precision_of(runs.reference)
     names = dict.fromkeys(_names(folders, "after-"), precision)
@@ -155,7 +155,7 @@ def _audit(folders, runs) -> list[Finding]:
         if ending.of(again).completed:
             found += audit.audited(folders[name], again, kind)
         else:
-            broken.append(_ended(None, again, ending.of(again), "audit", "audit"))
+            broken.append(_ended(exercise, again, ending.of(again), "audit", "audit"))
     band = log.read(folders["band"])
     return [
         *(audit.findings(found) if found else []),
