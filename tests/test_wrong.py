@@ -47,7 +47,16 @@ EXPECTED = {  # of the trainer as it is before the step
 
 
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
-REPLAYED = {"pixels", "rate", "settings", "frozen", "criterion", "gradients", "update", "buffers"}
+REPLAYED = {
+    "pixels",
+    "rate",
+    "settings",
+    "frozen",
+    "criterion",
+    "gradients",
+    "update",
+    "batch-norm",
+}
 
 
 def entries(step, prefix, trainer, flags, expect):

@@ -3,7 +3,7 @@
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
 lines: `expect: <the hint that it must get>`, `why: <what it stands for>`. There may be more:
 `caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; and `needs: gpu`, if it
-is not wrong on a processor: only `make verify` on GPUs judges it. In tests/wrong/museum are tricks
+is not wrong on a processor, or `needs: time`: only `make verify` judges those. In tests/wrong/museum are tricks
 that suit any step, each against the solution that its diff names. `check` reports which no longer
 apply; `rebase` carries those over an edit of the solution, by a three-way merge with the solution
 as it was when the diff was last committed.
@@ -35,6 +35,7 @@ class Wrong:
     caught_by: str = ""  # the finding that must fail; "": any
     flags: str = ""  # of its runs, besides those of all
     needs_gpu: bool = False
+    needs_time: bool = False  # only `make verify` judges it
 
     @property
     def step(self) -> str:
@@ -60,6 +61,7 @@ def read(path: Path) -> Wrong:
         known.get("caught-by", ""),
         known.get("flags", ""),
         known.get("needs") == "gpu",
+        known.get("needs") == "time",
     )
 
 
@@ -108,7 +110,8 @@ def write(wrong: Wrong, solution: str, changed: str):
     )
     wrong.path.parent.mkdir(parents=True, exist_ok=True)
     head = {"expect": wrong.expect, "why": wrong.why, "caught-by": wrong.caught_by}
-    head |= {"flags": wrong.flags, "needs": "gpu" if wrong.needs_gpu else ""}
+    needs = "gpu" if wrong.needs_gpu else "time" if wrong.needs_time else ""
+    head |= {"flags": wrong.flags, "needs": needs}
     text = "".join(f"{name}: {value}\n" for name, value in head.items() if value)
     wrong.path.write_text(text + "".join(lines))
 

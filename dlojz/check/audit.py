@@ -221,7 +221,7 @@ def _buffers(updates):
     noise = max(u.get("buffers_noise", 0) for u in updates)
     most, worst = max(BUFFERS, 10 * noise), max(u["buffers"] for u in updates)
     asked = f"off by at most {most:.2g}"
-    return _finding("batch statistics", worst <= most, f"off by {worst:.2g}", asked, "buffers")
+    return _finding("batch statistics", worst <= most, f"off by {worst:.2g}", asked, "batch-norm")
 
 
 def _optimizer(updates):

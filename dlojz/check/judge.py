@@ -52,7 +52,7 @@ def judge(
         *mechanism,
     ]
     # Evidence names the cause; an error only says where it surfaced.
-    seen = any(f.fails for f in findings)
+    seen = any(f.fails and f.what != "audit" for f in findings)
     findings += [replace(f, hint=None) if seen else f for f in broken]
     if not timed:
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints)
@@ -151,7 +151,7 @@ def _audit(exercise, folders, runs) -> list[Finding]:
         names["float32"] = "fp32"
     found, broken = [], []
     for name, kind in names.items():
-        again = folders[name] / REPLAY
+        again = folders.get(name, Path(name)) / REPLAY
         if ending.of(again).completed:
             found += audit.audited(folders[name], again, kind)
         else:
