@@ -82,3 +82,13 @@ def test_every_right_answer_of_another_make_passes(runs):
         if not found.passed:
             wrongly[answer.name] = str(found)
     assert not wrongly, "\n\n".join(f"{name}: {text}" for name, text in wrongly.items())
+
+
+def test_the_page_shows_the_museum_as_it_is():
+    assert wrong.PAGE.read_text() == wrong.page(), "run `python tools/wrong.py museum`"
+
+
+def test_the_museum_is_large_and_every_trick_has_its_evidence():
+    tricks = wrong.museum()
+    assert len(tricks) >= 24
+    assert all(trick.caught_by and trick.why for trick in tricks)

@@ -1,12 +1,14 @@
-"""Wrong answers of the exercises: `python tools/wrong.py check | rebase | show FILE`.
+"""Wrong answers of the exercises: `python tools/wrong.py check | rebase | museum | show FILE`.
 
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
 lines: `expect: <the hint that it must get>`, `why: <what it stands for>`. There may be more:
 `caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; and `needs: gpu`, if it
-is not wrong on a processor, or `needs: time`: only `make verify` judges those. In tests/wrong/museum are tricks
-that suit any step, each against the solution that its diff names. `check` reports which no longer
-apply; `rebase` carries those over an edit of the solution, by a three-way merge with the solution
-as it was when the diff was last committed.
+is not wrong on a processor, or `needs: time`: only `make verify` judges those. In the folder museum
+are tricks that suit any step, each against the solution that its diff names.
+
+`check` reports which no longer apply. `rebase` carries those over an edit of the solution, by a
+three-way merge with the solution as it was when the diff was last committed. `museum` writes the
+table of VERDICT.md.
 """
 
 import argparse
@@ -134,6 +136,21 @@ def rebase(wrong: Wrong):
     write(wrong, solution.read_text(), done.stdout)
 
 
+PAGE = FOLDER.parent.parent / "VERDICT.md"
+BEGIN, END = "<!-- the museum -->\n", "<!-- its end -->\n"
+
+
+def page() -> str:
+    """Return VERDICT.md with the museum as it is now."""
+    rows = [
+        f"| [{a.name}](tests/wrong/museum/{a.path.name}) | {a.why} | {a.caught_by} | {a.expect} |\n"
+        for a in museum()
+    ]
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    table = "| trick | what it does | caught by | hint |\n|---|---|---|---|\n" + "".join(rows)
+    return head + BEGIN + table + END + rest.partition(END)[2]
+
+
 def _git(*words):
     root = FOLDER.parent.parent
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True).stdout
@@ -141,11 +158,14 @@ def _git(*words):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("command", choices=("check", "rebase", "show"))
+    parser.add_argument("command", choices=("check", "rebase", "museum", "show"))
     parser.add_argument("file", nargs="?", type=Path, help="for show")
     args = parser.parse_args()
     if args.command == "show":
         print(source(read(args.file)), end="")
+        return
+    if args.command == "museum":
+        PAGE.write_text(page())
         return
     stale, both = [], [*every(), *museum()]
     for wrong in both:

@@ -286,7 +286,7 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def _parts(run):
-    """Return which steps the Chronometer measured, and how many validations it was told of."""
+    """Return which steps the Chronometer measured, and how many validations it counted."""
     windows = ", ".join(f"{w['steps']} from {w['first_step']}" for w in run.windows) or "none"
     return f"steps: {windows}; validations: {len(run.validations)}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from dlojz.check import audit, bars, ending
 from dlojz.check.exercises import FASTER, MECHANISM, SAME, Exercise, Finding, Runs, State, common
 from dlojz.check.verdict import Verdict
-from dlojz.jobs.several import REPLAY
+from dlojz.launch import series
 from dlojz.runs import log, outcome, stats
 
 NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
@@ -151,7 +151,7 @@ def _audit(exercise, folders, runs) -> list[Finding]:
         names["float32"] = "fp32"
     found, broken = [], []
     for name, kind in names.items():
-        again = folders.get(name, Path(name)) / REPLAY
+        again = folders.get(name, Path(name)) / series.REPLAY
         if ending.of(again).completed:
             found += audit.audited(folders[name], again, kind)
         else:

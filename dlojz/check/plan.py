@@ -11,7 +11,6 @@ from dlojz import course, launch, presets
 from dlojz.check import audit, bars, judge
 from dlojz.check.exercises import Exercise
 from dlojz.check.verdict import CheckError
-from dlojz.jobs import several
 from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import log, stats
@@ -138,7 +137,7 @@ def audited(name, trainer, flags, keep: int, solution: str) -> series.Entry:
     solution: the name of its run with the same flags, in braces.
     """
     program = Path(find_spec("dlojz.training.replay").origin)
-    replay = series.Entry(several.REPLAY, program, [solution, "{run}/..", *flags])
+    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags])
     return series.Entry(name, trainer, flags, audit={"keep": keep, "write": True}, replay=replay)
 
 

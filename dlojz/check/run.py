@@ -17,7 +17,6 @@ from dlojz.check.ending import How
 from dlojz.check.exercises import FASTER
 from dlojz.check.plan import Plan, hardware_of
 from dlojz.check.verdict import CheckError
-from dlojz.jobs.several import REPLAY
 from dlojz.launch import files, series
 from dlojz.runs import log
 
@@ -162,7 +161,7 @@ def _completed(plan, keys) -> dict[str, Path]:
 
 def _is_reusable(folder, hardware) -> bool:
     """Return whether a run and its replay completed, on the hardware that the job had."""
-    again = folder / REPLAY
+    again = folder / series.REPLAY
     if again.exists() and not ending.of(again).completed:
         return False
     return ending.of(folder).completed and _same_hardware(_hardware_of(folder), hardware)

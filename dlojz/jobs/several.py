@@ -44,7 +44,7 @@ def main():
 
 
 def _run(job, folder, entry) -> int:
-    """Do a run in this folder, in a fork; return its exit code, the same in all processes."""
+    """Make a run in this folder, in a fork; return its exit code, the same in all processes."""
     folder.mkdir(exist_ok=True)
     if idr_torch.size > 1:
         _meet(folder)

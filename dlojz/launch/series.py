@@ -17,6 +17,8 @@ from dlojz.jobs import several
 from dlojz.launch.job import Job
 from dlojz.launch.request import Request, send
 
+REPLAY = several.REPLAY  # in a run's folder: that of the run that follows it
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -34,7 +34,8 @@ from dlojz.training.chronometer import Chronometer
 
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
-LARGE = 1e-3  # of the whole gradient: smaller tensors are not compared one by one
+LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
+GONE = 99.0  # the distance of a gradient of zeros
 
 
 def main():
@@ -359,8 +360,8 @@ def _gradients(mine, solution) -> dict:
         off += float((there - expected).double().square().sum())
         along += float((there.double() * expected.double()).sum())
         norms = float(there.norm()), float(expected.norm())
-        if norms[1] >= LARGE * whole and whole > 0:
-            apart = abs(math.log(norms[0] / norms[1])) if norms[0] else 99.0
+        if norms[1] and (norms[1] >= LARGE * whole or not norms[0]):
+            apart = abs(math.log(norms[0] / norms[1])) if norms[0] else GONE
             if not apart <= worst:
                 worst, where = apart, name
     return {
