@@ -1,0 +1,289 @@
+"""The auditor, the replay's comparisons, and what the check makes of their numbers."""
+
+import copy
+import json
+from types import SimpleNamespace
+
+import made
+import pytest
+import torch
+
+from dlojz.check import audit as judged
+from dlojz.check.exercises import State
+from dlojz.runs import log, records
+from dlojz.training import audit, clocks, replay
+
+CLASSES = 5
+
+
+class Run:
+    """A log that keeps the evidence."""
+
+    def __init__(self, folder):
+        self.folder, self.seen = folder, []
+
+    def evidence(self, record):
+        self.seen.append(record)
+
+
+def training():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(5),
+    )
+    model(torch.zeros(2, 3, 8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    criterion = torch.nn.CrossEntropyLoss()
+    return SimpleNamespace(model=model, optimizer=optimizer, criterion=criterion)
+
+
+def audited(folder, steps=6, step=None, **wish):
+    """An audited run of a small model: its record, and the files that it left."""
+    parts, run = training(), Run(folder)
+    witness = SimpleNamespace(last=steps - 1, settled=True)
+    wish = {"keep": 3, "write": True} | wish
+    auditor = audit.Auditor(run, parts, SimpleNamespace(), witness, steps, wish)
+    generator = torch.Generator().manual_seed(1)
+    for number in range(steps):
+        images = torch.randn(4, 3, 8, 8, generator=generator)
+        labels = torch.randint(CLASSES, (4,), generator=generator)
+        (step or honest)(number, parts, images, labels)
+    auditor.finish()
+    return run.seen[-1], torch.load(audit.ledger_file(folder, 0)), audit.state_files(folder, 0)
+
+
+def honest(number, parts, images, labels):
+    parts.optimizer.zero_grad()
+    parts.criterion(parts.model(images), labels).backward()
+    parts.optimizer.step()
+
+
+def test_images_are_counted_where_their_gradient_comes_back(tmp_path):
+    def half(number, parts, images, labels):
+        parts.optimizer.zero_grad()
+        logits = parts.model(images)
+        count = 2 if number == 4 else 4
+        parts.criterion(logits[:count], labels[:count]).backward()
+        parts.optimizer.step()
+
+    found, _, _ = audited(tmp_path, step=half)
+    assert found.images == [4, 4, 4, 4, 2, 4]
+
+
+def test_a_forward_pass_without_a_backward_pass_counts_no_image(tmp_path):
+    def twice(number, parts, images, labels):
+        parts.model(images)
+        honest(number, parts, images, labels)
+
+    found, _, _ = audited(tmp_path, step=twice)
+    assert found.images == [0, 4] * 6
+
+
+def test_as_many_updates_are_kept_as_asked_for_and_others_in_the_next_run(tmp_path):
+    drawn = set()
+    for i in range(12):
+        (tmp_path / str(i)).mkdir()
+        found, _, files = audited(tmp_path / str(i))
+        assert len(found.kept) == len(files) == 3
+        drawn.add(tuple(found.kept))
+    assert len(drawn) > 3  # of 20 triples, equally likely
+
+
+def test_a_kept_update_holds_the_state_before_it_its_gradients_and_what_followed(tmp_path):
+    parts, run = training(), Run(tmp_path)
+    witness = SimpleNamespace(last=3, settled=True)
+    wish = {"keep": 4, "write": True}
+    auditor = audit.Auditor(run, parts, SimpleNamespace(), witness, 4, wish)
+    weights, gradients = [], []
+    for number in range(4):
+        weights.append(copy.deepcopy(parts.model.state_dict()))
+        honest(number, parts, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
+        gradients.append({n: p.grad.clone() for n, p in parts.model.named_parameters()})
+    weights.append(copy.deepcopy(parts.model.state_dict()))
+    auditor.finish()
+    for number, file in enumerate(audit.state_files(tmp_path, 0)):
+        kept = audit.load(file)
+        for name, weight in kept["weights"].items():
+            assert torch.equal(weight, weights[number][name])
+            assert torch.equal(kept["after"]["weights"][name], weights[number + 1][name])
+            assert torch.equal(kept["gradients"][name], gradients[number][name])
+        for name, buffer in kept["begun"]["buffers"].items():
+            assert torch.equal(buffer, weights[number][name])
+            assert torch.equal(kept["after"]["buffers"][name], weights[number + 1][name])
+
+
+def test_updates_of_other_weights_are_counted_apart(tmp_path):
+    other = torch.nn.Linear(2, 2)
+    aside = torch.optim.SGD(other.parameters(), 0.1)
+
+    def both(number, parts, images, labels):
+        other(torch.ones(2)).sum().backward()
+        aside.step()
+        honest(number, parts, images, labels)
+
+    found, _, _ = audited(tmp_path, step=both)
+    assert (found.updates, found.foreign) == (6, 6)
+
+
+def test_the_window_has_no_gaps_and_ends_before_the_step_under_the_profiler(tmp_path):
+    found, _, _ = audited(tmp_path)
+    (window,) = found.windows
+    assert (window["first_step"], window["steps"], window["images"]) == (3, 2, 8)
+    assert abs(window["files_s"] - window["clock_s"]) < 0.1
+    assert 0 < window["wall_s"] < window["clock_s"]
+
+
+def test_pauses_within_pauses_count_once(monkeypatch):
+    times = iter([10.0, 11.0, 12.0, 15.0])
+    monkeypatch.setattr(clocks, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(clocks, "_paused", 0.0)
+    with clocks.pause(), clocks.pause():
+        pass
+    assert clocks.paused() == 2.0
+
+
+def test_packed_tensors_come_back(tmp_path):
+    tensors = {"a": torch.randn(2, 3), "b": torch.arange(4), "c": torch.randn(2, 3, 4, 4).mT, "d":
+               torch.tensor(7)}  # fmt: skip
+    found = audit.unpack(audit.pack(tensors))
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert audit.unpack(audit.pack({})) == {}
+
+
+# What the replay compares ------------------------------------------------------------------------
+
+
+def test_a_single_bias_without_a_gradient_is_seen_however_small():
+    there = {"weight": torch.ones(1000), "bias": torch.full((1,), 1e-6)}
+    found = replay._gradients(there | {"bias": torch.zeros(1)}, there)
+    assert found["gradients"] < 1e-6
+    assert found["gradients_tensor"] == replay.GONE
+    assert replay._gradients(there, there)["gradients_tensor"] == 0
+
+
+def test_gradients_that_are_missing_or_unexpected_are_named():
+    one, two = {"a": torch.ones(2)}, {"b": torch.ones(2)}
+    found = replay._gradients(one, two)
+    assert (found["missing"], found["unexpected"]) == (["b"], ["a"])
+
+
+def test_not_a_number_is_the_worst_distance():
+    worst = {"roundings": 0.0}
+    replay._keep_worst(worst, "a", torch.tensor([torch.nan]), torch.ones(1))
+    assert worst["roundings"] != 0.0
+
+
+# What the check makes of it ----------------------------------------------------------------------
+
+
+def findings(change=None, precision="fp32", updates=8):
+    """The findings on a run that did all right, but for what `change(updates, every)` changes."""
+    found, every = made.updates(updates), made.every(32, 10)
+    found, every = json.loads(json.dumps([found, every]))
+    if change:
+        change(found, every)
+    mine, again = log.Run("mine"), log.Run("again")
+    again.replay = records.Replay(found, every)
+    return judged.findings([judged.Audited(mine, again, precision)])
+
+
+def failing(change, **more):
+    return [(f.what, f.hint) for f in findings(change, **more) if f.fails]
+
+
+def test_a_run_that_did_all_right_passes():
+    assert not failing(None)
+
+
+def set_in(place, number, **values):
+    def change(updates, every):
+        target = updates if place == "updates" else every[place]
+        target[number] = target[number] | values if isinstance(target[number], dict) else values
+
+    return change
+
+
+def put(place, number, value):
+    def change(updates, every):
+        every[place][number] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "hint"),
+    [
+        (put("images", 7, [31, 32]), "images with a gradient", "images"),
+        (put("steps", 0, 9), "images with a gradient", "images"),
+        (put("pixels", 7, 0.03), "pixels of the images", "pixels"),
+        (put("pixels", 7, None), "pixels of the images", "pixels"),
+        (put("criterion", 7, 2e-4), "gradient of the loss", "criterion"),
+        (put("criterion", 7, None), "gradient of the loss", "criterion"),
+        (put("rows", 7, 9.0), "update of weights drawn at random", "update"),
+        (put("rows", 7, float("nan")), "update of weights drawn at random", "update"),
+        (set_in("updates", 7, optimizer_roundings=9.0), "update of all weights", "update"),
+        (set_in("updates", 7, gradients=0.06), "gradients, fp32", "gradients"),
+        (set_in("updates", 7, gradients_tensor=0.2), "gradient of each weight", "gradients"),
+        (set_in("updates", 7, missing=["fc.bias"]), "gradients there or not", "frozen"),
+        (set_in("updates", 7, buffers=1e-3), "batch statistics", "batch-norm"),
+    ],
+)
+def test_one_wrong_step_is_seen(change, what, hint):
+    assert (what, hint) in failing(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "hint"),
+    [
+        ({"lr_off": 1e-9}, "learning rate", "rate"),
+        ({"settings": [{"momentum": 0.5}]}, "optimizer's settings", "settings"),
+        ({"optimizer": "Adam"}, "optimizer's settings", "settings"),
+        ({"missing": ["fc.bias"]}, "weights without a gradient, layers not in training", "frozen"),
+        ({"evaluating": 3}, "weights without a gradient, layers not in training", "frozen"),
+    ],
+)
+def test_one_wrong_update_is_seen(change, what, hint):
+    def late(updates, every):
+        every["updates"][7] = every["updates"][7] | change
+
+    assert failing(late) == [(what, hint)]
+
+
+def test_too_few_replays_are_no_audit():
+    found = next(f for f in findings(updates=7) if f.what == "audit")
+    assert found.state == State.UNMEASURED
+    assert "--test-nsteps" in found.expected
+
+
+def test_where_nothing_was_replayed_nothing_passes():
+    assert judged.findings([judged.Audited(log.Run("a"), log.Run("b"), "fp32")])[0].fails
+    assert failing(None, updates=0)
+
+
+def test_sixteen_bits_that_are_all_noise_are_left_to_float32():
+    def noisy(updates, every):
+        for update in updates:
+            update["gradients_noise"] = 0.9
+
+    (found,) = [f for f in findings(noisy, precision="bf16") if f.what == "gradients, bf16"]
+    assert found.state == State.NOT_ASKED
+
+
+def band(mine, usual, moved, precision="fp32"):
+    runs = [log.Run(name) for name in ("mine", "usual", "moved")]
+    for run, losses in zip(runs, (mine, usual, moved), strict=True):
+        run.audit = records.Audit(losses=losses)
+    return judged.losses(*runs, precision).state
+
+
+def test_losses_stay_in_the_band_that_the_solution_itself_needs():
+    usual, moved = [2.0, 1.9, 1.8], [2.0, 1.9001, 1.79]
+    assert band(usual, usual, moved) == State.PASSED
+    assert band([2.0, 1.9, 1.75], usual, moved) == State.PASSED
+    assert band([2.0, 1.9, 1.6], usual, moved) == State.FAILED
+    assert band([2.001, 1.9, 1.8], usual, moved) == State.FAILED
+    assert band([2.0, 1.9, float("nan")], usual, moved) == State.FAILED
+    assert band([], [], []) == State.UNMEASURED
