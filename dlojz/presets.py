@@ -58,7 +58,7 @@ class Preset:
 PRESETS = {
     p.name: p
     for p in (
-        Preset("smoke", "shufflenet_v2_x0_5", 32, 8, 6, (4, 8), 4, 16, 8),
+        Preset("smoke", "shufflenet_v2_x0_5", 32, 8, 8, (4, 8), 4, 16, 8),
         Preset("cpu", "resnet18", 64, 32, 12, (4, 8, 16, 32, 64, 128), 10, 100, 20),
         Preset("gpu", "resnet50", 224, 256, 50, (8, 16, 32, 64, 128, 256, 512, 1024), 100, 260, 20),
         Preset("cluster", "resnet50", 224, 256, 50, (32, 64, 128, 256, 512, 1024), 100, 260, 20),

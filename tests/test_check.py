@@ -16,7 +16,7 @@ from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
 from dlojz.runs.folder import events_file
 
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 5"
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 8"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def checked_job(job, checked, course_folder):
 def test_a_check_submits_once_and_then_knows(job, capsys):
     found = check("01", job)
     assert found.passed, found
-    assert "5 runs" in capsys.readouterr().err
+    assert "6 runs" in capsys.readouterr().err
     submitted = len(launch.jobs())
     assert check("01", job).passed
     assert len(launch.jobs()) == submitted, "finished runs are used again"
@@ -239,7 +239,7 @@ def test_a_gain_just_at_the_bar_passes_in_less_than_5_percent():
 
 
 def test_a_run_that_ends_with_its_profiler_is_told_to_be_longer(course_folder):
-    submitted = launch.submit(f"solutions/dlojz_04_profiler.py {SMALL} --profile")
+    submitted = launch.submit(f"solutions/dlojz_04_profiler.py {SMALL} --profile --test-nsteps 5")
     submitted.wait(60)
     found = check("04", submitted)
     assert not found.passed
@@ -273,7 +273,7 @@ def forged(job, checked, course_folder, monkeypatch):
     """Let the next check "submit" the runs of an earlier one, changed by `change(job's folder)`."""
 
     def forge(change):
-        def submit(planned, missing):
+        def submit(planned, missing, found):
             folder = shutil.copytree(checked.directory, course_folder / "runs" / "0099")
             (folder / run.CHECK_FILE).write_text(json.dumps(missing))
             change(folder)
@@ -305,6 +305,7 @@ def test_forged_runs_are_judged_like_others(forged):
     ("name", "code", "stderr", "said"),
     [
         ("solution", -9, "", "run solution, of the solution,.*killed by SIGKILL. Check again"),
+        ("band", -9, "", "run band, of the solution,.*killed by SIGKILL. Check again"),
         ("before-1", -15, "", "run before-1, of the step before,.*killed by SIGTERM"),
         ("before-1", 0, "", "run before-1, of the step before,.*its log has no end"),
         ("after-1", -9, "", "run after-1 did not complete, which says nothing.*SIGKILL"),

@@ -106,7 +106,7 @@ def test_another_clone_checks_its_trainer_with_the_installed_package(site, cours
     flags = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4"
     code = f"""
 import dlojz.launch as l, dlojz.check as c
-job = l.submit("solutions/dlojz_01_gpu.py {flags} --test-nsteps 5")
+job = l.submit("solutions/dlojz_01_gpu.py {flags} --test-nsteps 8")
 job.wait()
 found = c.check("01", job)
 print(c.__file__, found, sep="\\n")

@@ -509,7 +509,9 @@ def test_a_check_runs_where_its_job_ran(on_slurm, course_folder, monkeypatch):
     file = course_folder / "slurm" / "sites" / "fixture.toml"
     kind = file.read_text().partition("[gpus.fake]")[2].replace('"main"', '"high"')
     file.write_text(f"{file.read_text()}\n[gpus.other]{kind}")
-    flags = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 5"
+    flags = (
+        "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 8"
+    )
     job = submit(f"solutions/dlojz_01_gpu.py {flags}", account="xyz@other")
     completed(job, 240)
     found = check("01", job)

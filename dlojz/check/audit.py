@@ -175,7 +175,7 @@ def _number(count):
     if count >= AUDITED:
         return _finding("audit", True, text, f"at least {AUDITED}")
     more = f"at least {AUDITED}: submit with more steps, --test-nsteps 12"
-    return Finding(SAME, "audit", State.UNMEASURED, text, more, "short")
+    return Finding(SAME, "audit", State.UNMEASURED, text, more, "too-short")
 
 
 def _gradients(updates):
