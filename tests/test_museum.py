@@ -9,7 +9,6 @@ from dlojz import course
 from dlojz.check import exercises, judge, plan
 from dlojz.launch import Request, series
 
-RIGHT = Path(__file__).parent / "right"
 SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 12"
 FLAGS = {
     "01_gpu": f"{SMALL} --data synthetic",
@@ -19,10 +18,6 @@ FLAGS = {
     "06_ddp": f"{SMALL} --data synthetic --precision fp32",
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all tricks of a step
-
-
-def right_answers():
-    return [wrong.read(path) for path in sorted(RIGHT.glob("*.diff"))]
 
 
 def entries(step, answers, folder):
@@ -48,7 +43,7 @@ def entries(step, answers, folder):
 def runs(request, tmp_path_factory):
     """(step, its answers, the folder of each run): all tricks of a step, in one job."""
     step = request.param
-    both = [*wrong.museum(), *right_answers()]
+    both = [*wrong.museum(), *wrong.right()]
     answers = [a for a in both if a.step == step and not (a.needs_gpu or a.needs_time)]
     wanted = entries(step, answers, tmp_path_factory.mktemp("museum"))
     n = exercises.find(step).processes
@@ -67,7 +62,7 @@ def verdict(runs, answer):
 
 def test_every_trick_is_refused_by_the_evidence_that_its_label_names(runs):
     missed = {}
-    for answer in (a for a in runs[1] if a.path.parent != RIGHT):
+    for answer in (a for a in runs[1] if a.path.parent.name != wrong.RIGHT):
         found = verdict(runs, answer)
         failing = [f.what for f in found.failing]
         if answer.caught_by not in failing or found.hint_key != answer.expect:
@@ -77,7 +72,7 @@ def test_every_trick_is_refused_by_the_evidence_that_its_label_names(runs):
 
 def test_every_right_answer_of_another_make_passes(runs):
     wrongly = {}
-    for answer in (a for a in runs[1] if a.path.parent == RIGHT):
+    for answer in (a for a in runs[1] if a.path.parent.name == wrong.RIGHT):
         found = verdict(runs, answer)
         if not found.passed:
             wrongly[answer.name] = str(found)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import verify
+import wrong
+
+from dlojz.check import exercises
 
 HERE = "processor"
 SAID = {"passed": True, "hint": None, "text": "", "seconds": 10.0, "commit": "abc"}
@@ -135,3 +138,15 @@ def test_the_command_line_adds_up_a_file(text, code, said, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == code
     assert said in done.stdout + done.stderr
+
+
+def test_the_whole_museum_is_judged_on_a_processor_and_right_answers_everywhere():
+    steps = list(exercises.MODULES)
+    here, there = (verify.museum(steps, on_gpu, "x") for on_gpu in (False, True))
+    names = {case.name for case in here if case.kind == "museum"}
+    assert names == {a.name for a in wrong.museum() if not a.needs_gpu}
+    assert {case.name for case in there if case.kind == "museum"}.isdisjoint(names)
+    for cases in (here, there):
+        right = [case for case in cases if case.kind == "right"]
+        assert len(right) == len(wrong.right()) >= 10
+        assert all(case.expected is None for case in right)

@@ -64,8 +64,8 @@ class Case:
     """One verdict to make; two cases with equal fields are the same one."""
 
     step: str
-    kind: str  # "solution", or "wrong"
-    name: str  # of the wrong answer, or which of the solution's verdicts
+    kind: str  # "solution", "wrong", "museum", "right"
+    name: str  # of the answer, or which of the solution's verdicts
     seed: int
     model: str
     sizes: str  # flags
@@ -128,6 +128,25 @@ def wrong_answers(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
     return found
 
 
+def museum(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
+    """Return a verdict on each trick of the museum, and on each right answer of another make.
+
+    On a GPU: those that need one, and the right answers.
+    """
+    found = []
+    for answer in (*wrong.museum(), *wrong.right()):
+        right = answer.path.parent.name == wrong.RIGHT
+        if answer.step in steps and (right or answer.needs_gpu == on_gpu):
+            _, _, own = SMALL[answer.step]
+            half = "fp16" if on_gpu else "tf32"  # on a processor TF32 is float32
+            sizes = f"--image-size 32 -b 8 --test-nsteps 12 {own.format(half=half)} {answer.flags}"
+            kind, expected = ("right", None) if right else ("museum", answer.expect)
+            found.append(
+                Case(answer.step, kind, answer.name, 0, MODELS[0], sizes.strip(), here, expected)
+            )
+    return found
+
+
 def read(file: Path) -> list[dict]:
     """Return the verdicts in a file; [] if there is none. A line that was cut off is not there."""
     if not file.exists():
@@ -177,8 +196,13 @@ def verdict_on(case: Case, pairs: int | None = None) -> dict:
 
     pairs: for a solution; None: as many as its bar asks for.
     """
-    if case.kind == "wrong":
-        source, pairs = wrong.source(wrong.read(wrong.FOLDER / case.step / f"{case.name}.diff")), 1
+    folders = {
+        "wrong": wrong.FOLDER / case.step,
+        "museum": wrong.FOLDER / wrong.MUSEUM,
+        "right": wrong.FOLDER.parent / wrong.RIGHT,
+    }
+    if folder := folders.get(case.kind):
+        source, pairs = wrong.source(wrong.read(folder / f"{case.name}.diff")), 1
     else:
         source = course.solution(case.step).read_text()
     begin = time.monotonic()
@@ -259,7 +283,8 @@ def main():
     pairs = "of runs, before and after, for a solution; default: what its bar asks for"
     parser.add_argument("--pairs", type=int, metavar="N", help=pairs)
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--only", choices=("solutions", "wrong"), help="make only these")
+    kinds = ("solutions", "wrong", "museum")
+    only.add_argument("--only", choices=kinds, help="make only these")
     only.add_argument("--summary", action="store_true", help="make none, add up those in the file")
     args = parser.parse_args()
     if not args.summary:
@@ -282,8 +307,13 @@ def _cases(args):
         step for step in exercises.MODULES if exercises.find(step).processes <= most
     ]
     times = (3 if on_gpu else 30) if args.times is None else args.times
-    found = [] if args.only == "wrong" else solutions(steps, times, on_gpu, here)
-    return found + ([] if args.only == "solutions" else wrong_answers(steps, on_gpu, here))
+    makers = {
+        "solutions": lambda: solutions(steps, times, on_gpu, here),
+        "wrong": lambda: wrong_answers(steps, on_gpu, here),
+        "museum": lambda: museum(steps, on_gpu, here),
+    }
+    wanted = [args.only] if args.only else list(makers)
+    return [case for name in wanted for case in makers[name]()]
 
 
 if __name__ == "__main__":

@@ -72,6 +72,11 @@ def museum() -> list[Wrong]:
     return every(MUSEUM)
 
 
+def right() -> list[Wrong]:
+    """Return the right answers of another make, tests/right: they must pass."""
+    return [read(path) for path in sorted((FOLDER.parent / RIGHT).glob("*.diff"))]
+
+
 def every(step: str = "*") -> list[Wrong]:
     """Return all wrong answers, or those of one step; the museum's only if it is named."""
     return [
@@ -167,8 +172,8 @@ def main():
     if args.command == "museum":
         PAGE.write_text(page())
         return
-    stale, both = [], [*every(), *museum()]
-    for wrong in both:
+    stale, answers = [], [*every(), *museum(), *right()]
+    for wrong in answers:
         try:
             source(wrong)
         except ValueError as error:
@@ -178,7 +183,7 @@ def main():
         for wrong in stale:
             rebase(wrong)
         return
-    print(f"{len(both) - len(stale)} of {len(both)} wrong answers apply")
+    print(f"{len(answers) - len(stale)} of {len(answers)} answers apply")
     sys.exit(bool(stale))
 
 
