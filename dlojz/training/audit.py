@@ -110,7 +110,8 @@ class State:
 
     def __init__(self):
         self.weights, self.optimizer, self.gradients = Copies(), Copies(), Copies()
-        self.begun, self.followed = None, None  # buffers and generators, before and after
+        # Buffers and generators: before it, as the optimizer begins, and as the next update begins.
+        self.begun, self.entered, self.followed = None, _Begun(), None
         self.facts = None  # what else is known of the update; None: there was none
 
 
@@ -281,6 +282,7 @@ class Auditor:
             state.weights.take(named["weights"])
             state.optimizer.take(named["optimizer"])
             state.gradients.take(named["gradients"])
+            state.entered.take(self._model, self._device)
         state.begun, self._begun = self._begun, state.begun or _Begun()
         state.followed = None
         state.facts = {
@@ -338,9 +340,8 @@ class Auditor:
             self._write(state)
 
     def _write(self, state):
-        if state.followed is None:  # at the end of the run
-            state.followed = _Begun()
-            state.followed.take(self._model, self._device)
+        # After the last update validation may have replaced the buffers.
+        state.followed = state.followed or state.entered
         self._kept.append(state.facts["update"])
         with self.pause():
             self._put_away(state)  # frees its copies before it returns, still in the pause
