@@ -14,7 +14,9 @@ FLAGS = {
     "01_gpu": f"{SMALL} --data synthetic",
     "02_amp": f"{SMALL} --data synthetic --precision tf32",  # on a processor this is float32
     "03_channels_last": f"{SMALL} --data synthetic --precision fp32",
-    "05_dataloader": f"{SMALL} --data {course.data_folder()} --num-workers 1 --precision fp32",
+    # The images of the tests make 9 batches.
+    "05_dataloader": f"{SMALL} --data {course.data_folder()} --num-workers 1 --precision fp32 "
+    "--test-nsteps 8",
     "06_ddp": f"{SMALL} --data synthetic --precision fp32",
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all tricks of a step
