@@ -273,11 +273,12 @@ def _facts(update, replay) -> dict:
     number = update["update"]
     rates = [float(rate) for rate in update["lr"]]
     usual = replay.rates[number] if number < len(replay.rates) else math.nan
+    smallest = 1e-12  # a learning rate of 0 is compared by its distance
     return {
         "update": number,
         "optimizer": update["optimizer"],
         "lr": rates,
-        "lr_off": max(abs(rate / usual - 1) for rate in rates),
+        "lr_off": max(abs(rate - usual) / max(usual, smallest) for rate in rates),
         "settings": update["settings"],
         "missing": update["missing"],
         "evaluating": update["evaluating"],
@@ -286,40 +287,39 @@ def _facts(update, replay) -> dict:
 
 def _rows(replay, ledger) -> list:
     """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
-    group = replay.training.optimizer.param_groups[0]
-    settings = {k: v for k, v in group.items() if k not in ("params", *audit.SCHEDULED)}
-    optimizer_class = type(replay.training.optimizer)
     found = []
     for now, then in zip(ledger["updates"], ledger["updates"][1:], strict=False):
-        if now["rows"] is None or now["rows"].shape != then["rows"].shape:
+        if now["rows"].shape != then["rows"].shape or now["update"] >= len(replay.rates):
             found.append(None)
             continue
-        before, after = (_parts(replay, ledger, update["rows"]) for update in (now, then))
-        factor = 1 / float(now["grad_scale"]) if now["grad_scale"] is not None else 1.0
-        if now["found_inf"] is not None and float(now["found_inf"]):
-            factor = None  # a fused optimizer skipped this update itself
-        worst = 0.0
-        for (weight, gradient, momentum), (weight_after, _, momentum_after) in zip(
-            before, after, strict=True
-        ):
-            p = torch.nn.Parameter(weight.clone())
-            if factor is not None:
-                p.grad = gradient * factor
-                optimizer = optimizer_class([p], **settings | {"lr": replay.rates[now["update"]]})
-                if now["update"] or momentum.any():
-                    optimizer.state[p]["momentum_buffer"] = momentum.clone()
-                optimizer.step()
-                expected = optimizer.state[p].get("momentum_buffer")
-            else:
-                expected = momentum
-            off = (weight_after - p.detach()).abs()
-            scale = EPS * (weight.abs() + (p.detach() - weight).abs())
-            worst = max(worst, _worst(off, scale))
-            if expected is not None:
-                scale = 4 * EPS * (expected.abs() + gradient.abs() * (factor or 0))
-                worst = max(worst, _worst((momentum_after - expected).abs(), scale))
-        found.append(worst)
+        pairs = zip(*(_parts(replay, ledger, u["rows"]) for u in (now, then)), strict=True)
+        found.append(max(_row(replay, now, *pair) for pair in pairs))
     return found
+
+
+def _row(replay, update, before, after) -> float:
+    """Return how many roundings (weight, gradient, momentum) of one row are from the solution's."""
+    weight, gradient, momentum = before
+    moved, expected = torch.nn.Parameter(weight.clone()), momentum
+    scale, skipped = update["grad_scale"], update["found_inf"]
+    gradient = gradient if scale is None else gradient / float(scale)
+    if skipped is None or not float(skipped):  # a fused optimizer skips an update by itself
+        (group, *_) = replay.training.optimizer.param_groups
+        settings = {k: v for k, v in group.items() if k not in ("params", *audit.SCHEDULED)}
+        settings["lr"] = replay.rates[update["update"]]
+        optimizer = type(replay.training.optimizer)([moved], **settings)
+        if momentum.any():
+            optimizer.state[moved]["momentum_buffer"] = momentum.clone()
+        moved.grad = gradient
+        optimizer.step()
+        expected = optimizer.state[moved].get("momentum_buffer", momentum)
+    moved = moved.detach()
+    scale = EPS * (weight.abs() + (moved - weight).abs())
+    momentum_scale = 4 * EPS * (expected.abs() + gradient.abs())
+    return max(
+        _worst((after[0] - moved).abs(), scale),
+        _worst((after[2] - expected).abs(), momentum_scale),
+    )
 
 
 def _parts(replay, ledger, rows):
