@@ -136,6 +136,26 @@ def test_the_window_has_no_gaps_and_ends_before_the_step_under_the_profiler(tmp_
     assert 0 < window["wall_s"] < window["clock_s"]
 
 
+def test_a_trainer_that_says_it_is_profiled_is_timed_all_the_same(tmp_path):
+    parts, run = training(), Run(tmp_path)
+    witness, says = SimpleNamespace(last=5, settled=True), SimpleNamespace(profile=True)
+    auditor = audit.Auditor(run, parts, says, witness, 6, {})
+    for number in range(6):
+        honest(number, parts, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
+    auditor.finish()
+    assert run.seen[-1].timed
+    assert run.seen[-1].windows
+
+
+def test_images_of_another_size_have_no_pixels_to_compare(tmp_path):
+    parts, run = training(), Run(tmp_path)
+    witness = SimpleNamespace(last=5, settled=True)
+    auditor = audit.Auditor(run, parts, SimpleNamespace(), witness, 6, {})
+    assert auditor._sample(torch.zeros(2, 3, 8, 8)).shape == (2, audit.PIXELS)
+    assert auditor._sample(torch.zeros(2, 3, 16, 16)) is None
+    auditor.finish()
+
+
 def test_pauses_within_pauses_count_once(monkeypatch):
     times = iter([10.0, 11.0, 12.0, 15.0])
     monkeypatch.setattr(clocks, "perf_counter", lambda: next(times))

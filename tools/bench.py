@@ -192,7 +192,10 @@ def audit_of_a_check(pairs=8):
             entries.append(series.Entry(f"{name}-{i}", solution, flags, audit=wishes[name]))
     job = series.submit(entries, Request(name="bench-audit", time_max_s=3600))
     runs = dict(tqdm(series.as_they_end(job), total=len(entries), unit="run"))
-    speeds = {name: [_told_speed(runs[f"{name}-{i}"]) for i in range(pairs)] for name in wishes}
+    speeds = {
+        name: [stats.told_images_per_s(log.read(runs[f"{name}-{i}"])) for i in range(pairs)]
+        for name in wishes
+    }
     holds = True
     for name in ("looks", "audit"):
         ratios = [a / b for a, b in zip(speeds[name], speeds["off"], strict=True)]
@@ -205,13 +208,6 @@ def audit_of_a_check(pairs=8):
             f"{verdict}"
         )
     return holds
-
-
-def _told_speed(folder):
-    run = log.read(folder)
-    spans = [(w["first_step"], w["first_step"] + w["steps"]) for w in run.windows]
-    images = sum(sum(run.steps.images[a:b]) for a, b in spans)
-    return images / sum(w["wall_s"] for w in run.windows)
 
 
 class Unwritten:

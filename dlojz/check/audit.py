@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlojz.check.exercises import SAME, Finding, State
-from dlojz.runs import log
+from dlojz.runs import log, stats
 
 AUDITED = 8  # updates in a verdict; a share p of wrong ones is missed with (1 - p) ** 8
 COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
@@ -238,11 +238,10 @@ def losses(mine: log.Run, reference: log.Run, band: log.Run, precision: str) -> 
 
     band: the solution's run with weights that were off by a rounding error.
     """
-    tolerance, drift, worst = 0.0, LOSS[precision], (0.0, 0, 0.0, 0.0, 1.0)
+    tolerance, worst = LOSS[precision], (0.0, 0, 0.0, 0.0, 1.0)
     triples = list(zip(*(_losses(run) for run in (mine, reference, band)), strict=False))
     for step, (loss, usual, moved) in enumerate(triples):
-        drift = max(drift, DRIFT * _away(moved, usual))
-        tolerance = drift
+        tolerance = max(tolerance, DRIFT * _away(moved, usual))
         share = _away(loss, usual) / tolerance
         if not share <= worst[0]:
             worst = (share, step, loss, usual, tolerance)
@@ -278,7 +277,7 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     asked = f"at most {CLOCKS:.0%} or {1000 * CLOCKS_S:.0f} ms from the file system's"
     text = f"{max(apart):.2g} s off" if run.audit.own_clock else "not the Chronometer's own"
     found.append(_finding("clock", steady, text, asked, "clock"))
-    told, measured = _told_speed(run), _speed(windows)
+    told, measured = stats.told_images_per_s(run), _speed(windows)
     ok = told is not None and told <= (1 + CHRONOMETER) * measured
     text = "nothing" if told is None else f"{told:,.0f} images/s"
     asked = f"{measured:,.0f} images/s, as the auditor measured, or up to {CHRONOMETER:.0%} more"
@@ -293,13 +292,6 @@ def _parts(run):
 
 def _speed(windows):
     return sum(w["images"] for w in windows) / sum(w["wall_s"] for w in windows)
-
-
-def _told_speed(run):
-    wall = sum(w["wall_s"] for w in run.windows)
-    spans = [(w["first_step"], w["first_step"] + w["steps"]) for w in run.windows]
-    images = sum(sum(run.steps.images[a:b]) for a, b in spans)
-    return images / wall if wall else None
 
 
 def _finding(what, ok, yours, expected, hint=None):

@@ -227,6 +227,7 @@ class Audit(Record):
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
     foreign: int = 0  # updates of weights that are not the model's
     own_clock: bool = False  # the Chronometer's clock is its own
+    timed: bool = True  # False with --profile: a profiler's steps say nothing about the speed
 
 
 @dataclass(frozen=True)

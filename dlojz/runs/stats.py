@@ -247,7 +247,7 @@ def _speed(ranks):
 
 def _is_audited(run):
     """Return whether an auditor measured the speed: in a check's runs, but for those profiled."""
-    return bool(run.audit) and not run.start.get("arguments", {}).get("profile")
+    return bool(run.audit) and run.audit.timed
 
 
 def _audited_speed(ranks):
@@ -261,6 +261,14 @@ def _told_speed(ranks):
     """Return the images and seconds of the Chronometer's windows."""
     images = sum(int(np.asarray(r.steps.images)[measured(r)].sum()) for r in ranks)
     return images, max(_wall_s(r) for r in ranks)
+
+
+def told_images_per_s(run: log.Run) -> float | None:
+    """Return the speed that a run's Chronometer reports, also of a run that was audited."""
+    if not run.windows:
+        return None
+    images, wall_s = _told_speed([run])
+    return images / wall_s
 
 
 def _wall_s(run):

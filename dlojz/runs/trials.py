@@ -18,7 +18,7 @@ def trial(run) -> dict:
     """Return the knobs and figures of a trial that are kept, ready for JSON."""
     s = stats.summary(run)
     knobs = {name: s.arguments.get(name) for name in KNOBS}
-    if s.num_workers is not None:  # the trainer starts no more of them than there are CPUs
+    if s.num_workers is not None:  # the trainer starts at most one for each CPU
         knobs["num_workers"] = s.num_workers
     figures = ("images_per_s", "first_load_s", "host_memory_bytes", "disturbance", "steps", *SAME)
     row = {

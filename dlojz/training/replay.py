@@ -121,7 +121,7 @@ class Replay:
         found = {"update": number}
         if solved:
             found |= _gradients(_unscaled(state), solved["gradients"])
-            found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"], state)}
+            found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"])}
         return found | noise | self._optimizer(state)
 
     def _batches(self, update):
@@ -376,15 +376,14 @@ def _gradients(mine, solution) -> dict:
 
 def _noise(solved, moved) -> dict:
     found = _gradients(moved["gradients"], solved["gradients"])
-    before = {"begun": {"buffers": {}}}
     return {
         "gradients_noise": found["gradients"],
         "gradients_tensor_noise": found["gradients_tensor"],
-        "buffers_noise": _buffers(moved["buffers"], solved["buffers"], before),
+        "buffers_noise": _buffers(moved["buffers"], solved["buffers"]),
     }
 
 
-def _buffers(mine, solution, state) -> float:
+def _buffers(mine, solution) -> float:
     """Return how far the buffers are apart, one norm over all of them."""
     off = size = 0.0
     for name, expected in solution.items():
