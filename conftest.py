@@ -15,7 +15,6 @@ import forking  # in tests/
 
 REPOSITORY = Path(__file__).parent
 # The files that take minutes come first: at the end no process is left alone with one of them.
-# Of Slurm before all: it mostly waits.
 FIRST = (
     *("test_wrong.py", "test_slurm.py", "test_museum.py", "test_trainer.py", "test_check.py"),
     "test_browser.py",

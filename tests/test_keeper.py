@@ -163,7 +163,7 @@ def test_a_job_that_waits_searches_no_processes_while_a_keeper_holds_the_device(
     assert searched == []
     monkeypatch.setattr(tickets, "holder", lambda folder, device: None)
     free_from_orphans(tickets.queue_folder(), ["cpu"])
-    assert len(searched) == 1, "the device is held, and no ticket says by whom"
+    assert len(searched) == 1, "the device is in use, but no ticket names the job"
     job.cancel()
 
 

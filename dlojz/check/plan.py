@@ -174,7 +174,7 @@ def hardware_of(run) -> tuple[str, str]:
     return run.start.get("cpu", ""), run.setup["device_name"] if on_gpu else ""
 
 
-# What the judge is given, and what the trainee is told -------------------------------------------
+# What the judge needs, and what the trainee reads ------------------------------------------------
 
 
 def standards(exercise: Exercise, job=None) -> judge.Standards:

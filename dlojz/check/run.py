@@ -268,7 +268,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
         if answer:
-            bar.total = bar.n  # no more runs are wanted: a bar that is not full ends in red
+            bar.total = bar.n  # the others are not needed, and a bar that is not full ends in red
     return answer
 
 
