@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import made
@@ -52,7 +54,8 @@ def audited(folder, steps=6, step=None, **wish):
         labels = torch.randint(CLASSES, (4,), generator=generator)
         (step or honest)(number, parts, images, labels)
     auditor.finish()
-    return run.seen[-1], torch.load(audit.ledger_file(folder, 0)), audit.state_files(folder, 0)
+    ledger = torch.load(audit.ledger_file(folder, 0))
+    return run.seen[-1], ledger, [Path(file) for file in ledger["files"]]
 
 
 def honest(number, parts, images, labels):
@@ -104,8 +107,10 @@ def test_a_kept_update_holds_the_state_before_it_its_gradients_and_what_followed
         gradients.append({n: p.grad.clone() for n, p in parts.model.named_parameters()})
     weights.append(copy.deepcopy(parts.model.state_dict()))
     auditor.finish()
-    for number, file in enumerate(audit.state_files(tmp_path, 0)):
-        kept = audit.load(file)
+    files = torch.load(audit.ledger_file(tmp_path, 0))["files"]
+    assert len(files) == 4
+    for number, file in enumerate(files):
+        kept = audit.load(Path(file))
         for name, weight in kept["weights"].items():
             assert torch.equal(weight, weights[number][name])
             assert torch.equal(kept["after"]["weights"][name], weights[number + 1][name])
@@ -113,6 +118,41 @@ def test_a_kept_update_holds_the_state_before_it_its_gradients_and_what_followed
         for name, buffer in kept["begun"]["buffers"].items():
             assert torch.equal(buffer, weights[number][name])
             assert torch.equal(kept["after"]["buffers"][name], weights[number + 1][name])
+
+
+def test_an_update_that_was_skipped_does_not_pass_for_what_followed(tmp_path):
+    """As in fp16 with a loss that overflowed: the optimizer is not called."""
+    buffers = []
+
+    def skips(number, parts, images, labels):
+        buffers.append(copy.deepcopy(dict(parts.model.named_buffers())))
+        loss = parts.criterion(parts.model(images), labels)
+        if number != 3:
+            parts.optimizer.zero_grad()
+            loss.backward()
+            parts.optimizer.step()
+
+    found, _, files = audited(tmp_path, steps=5, step=skips, keep=5)
+    assert found.kept == [0, 1, 2, 4]
+    for update, file in zip(found.kept[:3], files, strict=False):
+        for name, buffer in audit.load(file)["after"]["buffers"].items():
+            assert torch.equal(buffer, buffers[update + 1][name])
+
+
+def test_updates_are_kept_in_memory_where_it_has_room_or_else_in_the_folder(tmp_path, monkeypatch):
+    held = [os.memfd_create("update") for _ in range(3)]
+    places = [f"/proc/{os.getpid()}/fd/{file}" for file in held]
+    _, _, files = audited(tmp_path, memory=places)
+    assert [str(file) for file in files] == places
+    assert not list(audit.folder_of(tmp_path).glob("update-*"))
+    assert audit.load(files[0])["weights"]
+    audit.drop(files[0])
+    assert os.fstat(held[0]).st_size == 0
+    monkeypatch.setattr(audit.machine, "memory", lambda: {"available_bytes": 1000})
+    _, _, files = audited(tmp_path, memory=places)
+    assert [file.parent for file in files] == 3 * [audit.folder_of(tmp_path)]
+    audit.drop(files[0])
+    assert not files[0].exists()
 
 
 def test_updates_of_other_weights_are_counted_apart(tmp_path):

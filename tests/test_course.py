@@ -169,7 +169,7 @@ MAY_IMPORT = {
     "sites": {"course"},
     "figures": {"course", "runs", "table"},
     "jobs": {"course", "idr_torch", "presets", "runs"},
-    "training": {"course", "idr_torch", "images", "runs"},
+    "training": {"course", "idr_torch", "images", "machine", "runs"},
     "dlojz": {"idr_torch", "runs", "training"},
     "launch": {"course", "jobs", "runs", "sites", "table"},
     "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},

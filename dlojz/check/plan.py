@@ -109,16 +109,18 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
         series.Entry("solution", solution, flags, audit=LEDGER),
         series.Entry("band", solution, flags, audit={"perturb": True}),
     ]
+    kept = 0
     if audit.precision_of(log_of(job), hardware) in audit.COARSE:
+        kept = audit.AUDITED // 2
         wide = [*flags, "--precision", "fp32"]
         entries.append(series.Entry("float32-solution", solution, wide, audit=LEDGER))
-        entries.append(audited("float32", mine, wide, audit.AUDITED // 2, "{float32-solution}"))
+        entries.append(audited("float32", mine, wide, kept, "{float32-solution}"))
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
             series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
         )
-    keep = max(-(-audit.AUDITED // pairs), 4 if hardware.startswith("cuda") else 2)
+    keep = max(-(-(audit.AUDITED - kept) // pairs), 4 if hardware.startswith("cuda") else 2)
     for i in range(1, pairs + 1):
         pair = [
             series.Entry(f"before-{i}", before, known, audit={"keep": keep}),

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from dlojz import course, idr_torch
@@ -35,12 +36,28 @@ def main():
         folder = job / entry["name"]
         if (folder / "exit_code").exists():  # done before the job was requeued
             continue
-        code = _run(job, folder, entry)
-        if code == 0 and entry["replay"]:
-            _end_together(folder / REPLAY, _run(job, folder / REPLAY, entry["replay"]))
+        with _memory(entry):
+            code = _run(job, folder, entry)
+            if code == 0 and entry["replay"]:
+                _end_together(folder / REPLAY, _run(job, folder / REPLAY, entry["replay"]))
         _end_together(folder, code)
         if idr_torch.is_master:
             print(f"{entry['name']}: exit code {code}", flush=True)
+
+
+@contextmanager
+def _memory(entry):
+    """Hold a file without a name for each update that the run keeps for its replay.
+
+    It is memory, and gone when this process ends: network disks are slow, and full ones throttle.
+    """
+    kept = entry["audit"]["keep"] if entry["replay"] else 0
+    files = [os.memfd_create("update") for _ in range(kept)]
+    if files:
+        entry["audit"]["memory"] = [f"/proc/{os.getpid()}/fd/{file}" for file in files]
+    yield
+    for file in files:
+        os.close(file)
 
 
 def _run(job, folder, entry) -> int:

@@ -5,10 +5,14 @@ its hooks sit on the model, on the criterion and on all optimizers of the proces
 
 every step    some pixels of each image as they enter the model; logits and their gradient; loss
 every update  learning rates and settings of the optimizer, weights without a gradient, some rows
-              of the weights, and a copy of the whole state on the device, which the next overwrites
-some updates  that copy is written to a file, with the gradients and with the state that followed
+              of the weights
+some updates  the whole state: weights, gradients and momenta as the optimizer begins, weights and
+              momenta that followed, buffers and random generators before and after
 
-Which updates are written is drawn when the next one is under way, so that a trainer cannot know.
+Which updates these are is drawn as their optimizer begins: a trainer has then done all that it
+could save on, and of the optimizer itself the rows are looked at in every update.
+They stay on a GPU to the end of the run, if it has room for them. Otherwise the clocks stand still
+while one is written.
 The auditor also measures the speed, from forward pass to forward pass by its own clock, and counts
 an image where its gradient comes back.
 """
@@ -27,6 +31,7 @@ from torch.cuda import synchronize  # bound now: a trainer cannot replace it
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlojz import idr_torch
+from dlojz.machine import facts as machine
 from dlojz.runs import records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.training import clocks
@@ -34,6 +39,7 @@ from dlojz.training import clocks
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
+ROOM = 8  # times the memory that the updates to keep take must be free, or they go to the disk
 MOST_LOGITS = 256 * 2**20  # bytes that the logits of a run, and their gradients, may take
 SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into an optimizer's group
 HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no change of the result
@@ -43,7 +49,8 @@ def begin(run, training, args, witness, steps: int) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
 
     keep: how many updates, 0 if it is left out; write: into files (otherwise the run only pauses as
-    the initial weights by a rounding error.
+    if it wrote); memory: files without a name, which the job holds in memory, to write into if it
+    has room; perturb: move the initial weights by a rounding error.
     """
     text = os.environ.get(VARIABLE)
     return Auditor(run, training, args, witness, steps, json.loads(text)) if text else None
@@ -57,11 +64,6 @@ def folder_of(run: Path) -> Path:
 def ledger_file(run: Path, rank: int) -> Path:
     """Return the file of what was kept of every step."""
     return folder_of(run) / f"ledger.rank{rank}.pt"
-
-
-def state_files(run: Path, rank: int) -> list[Path]:
-    """Return the files of the updates that were kept, in order."""
-    return sorted(folder_of(run).glob(f"update-*.rank{rank}.pt"))
 
 
 def plain(name: str) -> str:
@@ -86,6 +88,10 @@ def rounding(precision: str | None, device) -> float:
     return known.get(precision, 2.0**-24)
 
 
+BEFORE = ("weights", "optimizer", "gradients")
+AFTER = ("next weights", "next optimizer")
+
+
 class Copies:
     """Copies of tensors by name, into the same memory each time."""
 
@@ -107,13 +113,22 @@ class Copies:
 
 
 class State:
-    """The state of a training at the beginning of an update, in rolling copies."""
+    """An update: the state of a training as its optimizer begins, and the state that followed."""
 
     def __init__(self):
-        self.weights, self.optimizer, self.gradients = Copies(), Copies(), Copies()
-        # Buffers and generators: before it, as the optimizer begins, and as the next update begins.
-        self.begun, self.entered, self.followed = None, _Begun(), None
-        self.facts = None  # what else is known of the update; None: there was none
+        self.copies = {name: Copies() for name in (*BEFORE, *AFTER)}
+        self.begun, self.followed = None, None  # buffers and generators: before and after it
+        self.facts = None  # what else is known of the update; None: there is none
+
+    def take(self, tensors: dict, names):
+        """Copy what was named, on the device."""
+        for name in names:
+            self.copies[name].take(tensors[name.removeprefix("next ")])
+
+    @property
+    def nbytes(self) -> int:
+        every = (t for copies in self.copies.values() for t in copies.tensors.values())
+        return sum(t.nbytes for t in every)
 
 
 class Auditor:
@@ -132,8 +147,10 @@ class Auditor:
         self._chosen = _choose(self._model, self._draw)
         self._places = None
         self._forwards = 0
-        self._state, self._begun = State(), _Begun()
-        self._kept = []
+        self._state, self._begun = State(), _Begun()  # of an update before, and under way
+        self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
+        self._last_update = steps // self._accumulate - 1
+        self._kept, self._waiting, self._files = [], [], []
         self._steps_seen, self._updates = [], []
         self._logit_bytes = 0
         self._foreign = 0
@@ -260,10 +277,10 @@ class Auditor:
         """Copy what a forward pass changes: buffers and generators."""
         if not self._keep:
             return
-        if self._state.facts and self._state.followed is None:
-            self._state.followed = _Begun()
-            self._state.followed.take(self._model, self._device)
+        if self._state.followed is self._begun:  # its optimizer was not called, as in fp16
+            self._begun = _Begun()
         self._begun.take(self._model, self._device)
+        self._state.followed = self._state.followed or self._begun
 
     def _on_update(self, optimizer, args, kwargs):
         ours = {p for group in optimizer.param_groups for p in group["params"]}
@@ -271,28 +288,22 @@ class Auditor:
             self._foreign += 1
             return
         with self._aside():
-            self._keep_some()
+            self._end_update()
             self._take(optimizer)
 
     def _take(self, optimizer):
-        state = self._state
-        if self._keep:
-            named = self._named(optimizer)
-            state.weights.take(named["weights"])
-            state.optimizer.take(named["optimizer"])
-            state.gradients.take(named["gradients"])
-            state.entered.take(self._model, self._device)
-        state.begun, self._begun = self._begun, state.begun or _Begun()
-        state.followed = None
-        state.facts = {
+        facts = {
             "update": (self._forwards - 1) // self._accumulate,
             "scale": _scale(self._training),
             "grad_scale": _copy(getattr(optimizer, "grad_scale", None)),
             "found_inf": _copy(getattr(optimizer, "found_inf", None)),
         }
+        left = self._last_update + 1 - facts["update"]
+        if self._draw.random() * left < self._keep - len(self._kept):  # all, if need be
+            self._copy(optimizer, facts)
         groups = optimizer.param_groups
         self._updates.append(
-            state.facts
+            facts
             | {
                 "optimizer": type(optimizer).__name__,
                 "lr": [_copy(group["lr"]) for group in groups],
@@ -302,6 +313,18 @@ class Auditor:
                 "rows": self._rows(optimizer),
             }
         )
+
+    def _copy(self, optimizer, facts):
+        """Keep this update, as its optimizer begins."""
+        tensors = self._named(optimizer)
+        if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
+            self._reserved = self._reserve(tensors)
+        self._state = self._reserved.pop() if self._reserved else State()
+        self._state.take(tensors, BEFORE)
+        self._state.facts = facts
+        self._state.begun, self._begun = self._begun, _Begun()
+        if facts["update"] == self._last_update:  # validation may replace the buffers
+            self._begin_update()
 
     def _named(self, optimizer):
         """Return the tensors of the training by name: weights, gradients, the optimizer's."""
@@ -328,49 +351,69 @@ class Auditor:
 
     # Some updates ------------------------------------------------------------------------------
 
-    def _keep_some(self):
-        """Write the update before this one, if the draw says so."""
-        state = self._state
-        if state.facts is None:
+    def _reserve(self, tensors) -> list[State]:
+        """Set memory of the device aside for the updates to keep; [] if it has no room."""
+        if self._device.type != "cuda":
+            return []
+        states = [State() for _ in range(self._keep - len(self._kept))]
+        states[0].take(tensors, (*BEFORE, *AFTER))
+        free, _ = torch.cuda.mem_get_info(self._device)
+        if free < ROOM * len(states) * states[0].nbytes:
+            return []
+        for state in states[1:]:
+            state.take(tensors, (*BEFORE, *AFTER))
+        return states
+
+    def _end_update(self):
+        """Keep what followed the update that was copied last, if it was."""
+        state, self._state = self._state, State()
+        if state.facts is None or state.followed is None:
             return
-        wanted = self._keep - len(self._kept)
-        left = self._steps // self._accumulate - state.facts["update"]
-        if wanted > 0 and self._draw.random() * left < wanted:  # all that are left, if need be
-            self._write(state)
-
-    def _write(self, state):
-        # After the last update validation may have replaced the buffers.
-        state.followed = state.followed or state.entered
         self._kept.append(state.facts["update"])
+        tensors = self._named(self._training.optimizer)
+        if state.copies[AFTER[0]].tensors:
+            state.take(tensors, AFTER)
+            self._waiting.append(state)
+            return
         with self.pause():
-            self._put_away(state)  # frees its copies before it returns, still in the pause
+            after = [tensors[name.removeprefix("next ")] for name in AFTER]
+            self._put_away(state, *after)
+            del state  # its memory is freed in the pause, too
 
-    def _put_away(self, state):
+    def _put_away(self, state, weights, optimizer):
         """Copy the update from the device, and write it if the check wants it."""
-        named = self._named(self._training.optimizer)
         begun, buffers = state.begun.kept(), state.followed.kept()["buffers"]
-        kept = {
+        kept = {name: pack(state.copies[name].tensors) for name in BEFORE} | {
             "facts": on_cpu(state.facts),
-            "weights": pack(state.weights.tensors),
-            "optimizer": pack(state.optimizer.tensors),
-            "gradients": pack(state.gradients.tensors),
             "begun": begun | {"buffers": pack(begun["buffers"])},
             "after": {
-                "weights": pack(named["weights"]),
-                "optimizer": pack(named["optimizer"]),
+                "weights": pack(weights),
+                "optimizer": pack(optimizer),
                 "buffers": pack(buffers),
             },
         }
         if self._wish.get("write"):
-            name = f"update-{state.facts['update']:06d}.rank{idr_torch.rank}.pt"
-            _save(kept, folder_of(self._run.folder) / name)
+            self._files.append(self._file(state))
+            _save(kept, self._files[-1])
+
+    def _file(self, state) -> Path:
+        """Return where this update is written: in memory if there is ample, or else on the disk."""
+        memory = machine.memory()
+        room = min(memory.get(name, math.inf) for name in ("available_bytes", "limit_bytes"))
+        places = self._wish.get("memory", ())[len(self._files) :]
+        if places and ROOM * self._keep * idr_torch.size * state.nbytes <= room:
+            return Path(places[0])
+        name = f"update-{state.facts['update']:06d}.rank{idr_torch.rank}.pt"
+        return folder_of(self._run.folder) / name
 
     def finish(self):
         """Write what was kept of every step, and log what the auditor measured."""
         for hook in self._hooks:
             hook.remove()
         self._close_window()
-        self._keep_some()
+        self._end_update()
+        for state in self._waiting:
+            self._put_away(state, *(state.copies[name].tensors for name in AFTER))
         steps = on_cpu(self._steps_seen)
         for window in self._windows:
             first, count = window["first_step"], window["steps"]
@@ -381,6 +424,8 @@ class Auditor:
             "updates": on_cpu(self._updates),
             "accumulate": self._accumulate,
             "rows": [(self._names[p], row) for p, row in self._chosen],
+            "kept": self._kept,
+            "files": [str(file) for file in self._files],
         }
         if self._wish.get("write"):
             _save(ledger, ledger_file(self._run.folder, idr_torch.rank))
@@ -415,38 +460,54 @@ class _Begun:
 
 def pack(tensors: dict) -> dict:
     """Return these tensors on the CPU, as one for each dtype: hundreds take long to write."""
-    packed = {}
+    by_dtype, packed = {}, {}
     for name, tensor in tensors.items():
-        names, shapes, parts = packed.setdefault(tensor.dtype, ([], [], []))
-        names.append(name)
-        shapes.append(tuple(tensor.shape))
-        parts.append(tensor.detach().reshape(-1))
-    return {
-        str(dtype): {"names": names, "shapes": shapes, "flat": torch.cat(parts).cpu()}
-        for dtype, (names, shapes, parts) in packed.items()
-    }
+        by_dtype.setdefault(tensor.dtype, {})[name] = tensor.detach()
+    for dtype, those in by_dtype.items():
+        total = sum(tensor.numel() for tensor in those.values())
+        flat = torch.empty(total, dtype=dtype)  # no memory of the device
+        places, offset = [], 0
+        for name, tensor in those.items():
+            place = _place(name, tensor, offset)
+            _view(flat, place).copy_(tensor)
+            places.append(place)
+            offset += tensor.numel()
+        packed[str(dtype)] = {"places": places, "flat": flat}
+    return packed
+
+
+def _place(name, tensor, offset):
+    """Return (name, shape, stride, offset) of a tensor within a flat one, in its own layout."""
+    return name, tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), offset
+
+
+def _view(flat, place):
+    _, shape, stride, offset = place
+    return flat.as_strided(shape, stride, offset)
 
 
 def unpack(packed: dict) -> dict:
     """Return what was given to `pack`, by name."""
-    found = {}
-    for part in packed.values():
-        sizes = [math.prod(shape) for shape in part["shapes"]]
-        for name, shape, flat in zip(
-            part["names"], part["shapes"], part["flat"].split(sizes), strict=True
-        ):
-            found[name] = flat.view(shape)
-    return found
+    return {
+        place[0]: _view(part["flat"], place) for part in packed.values() for place in part["places"]
+    }
 
 
 def load(file: Path) -> dict:
-    """Return an update that was kept."""
-    kept = torch.load(file)
+    """Return an update that was kept; its tensors are read from the file as they are used."""
+    kept = torch.load(file, mmap=True)
     for name in ("weights", "optimizer", "gradients"):
         kept[name] = unpack(kept[name])
     kept["begun"]["buffers"] = unpack(kept["begun"]["buffers"])
     kept["after"] = {name: unpack(packed) for name, packed in kept["after"].items()}
     return kept
+
+
+def drop(file: Path):
+    """Free what an update takes, in memory or on the disk. Its tensors are lost."""
+    file.open("wb").close()
+    if file.parent.name != "fd":
+        file.unlink()
 
 
 def on_cpu(value):
@@ -461,6 +522,9 @@ def on_cpu(value):
 
 
 def _save(value, file):
+    if file.parent.name == "fd":  # in memory: it has no folder
+        torch.save(value, file)
+        return
     file.parent.mkdir(exist_ok=True)
     torch.save(value, file.with_name(f".{file.name}"))
     file.with_name(f".{file.name}").replace(file)

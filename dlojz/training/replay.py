@@ -50,25 +50,24 @@ def main():
     replay = Replay(trainer, args, trainer.set_device())
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
-    files = audit.state_files(mine, idr_torch.rank)
-    _all_the_same([file.stem.split(".")[0] for file in files])
+    _all_the_same(ledgers[0]["kept"])
     updates = []
-    for number, file in enumerate(files):
+    for number, file in enumerate(map(Path, ledgers[0]["files"])):
         updates.append(replay.update(audit.load(file), noisy=number < NOISY))
-        file.unlink()
+        audit.drop(file)
     run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
     run.end()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def _all_the_same(names):
+def _all_the_same(kept: list[int]):
     """Raise SystemExit unless all processes kept the same updates: they replay them together."""
     if not torch.distributed.is_initialized():
         return
-    kept = [None] * idr_torch.size
-    torch.distributed.all_gather_object(kept, names)
-    if any(own != names for own in kept):
+    every = [None] * idr_torch.size
+    torch.distributed.all_gather_object(every, kept)
+    if any(own != kept for own in every):
         raise SystemExit(
             "the processes did not train together: none of their updates can be replayed"
         )
@@ -100,10 +99,10 @@ class Replay:
         self._chrono = Chronometer()
         self._chrono.start()
         self._chrono.next_iter()
-        register_optimizer_step_pre_hook(self._on_update)
         self._model.train()
 
     def _on_update(self, optimizer, args, kwargs):
+        """Keep the gradients as they enter the optimizer."""
         self._gradients = {
             name: p.grad.detach().clone() for name, p in self.weights.items() if p.grad is not None
         }
@@ -149,10 +148,12 @@ class Replay:
         """Return gradients and buffers of the solution's step; None if it skipped the update."""
         self._load(state, moved)
         self._gradients = None
+        hook = register_optimizer_step_pre_hook(self._on_update)
         for step, images, labels in batches:
             self._chrono.transfer()
             self.trainer.train_step(step, self.training, images, labels, self.args, self._chrono)
             self._chrono.next_iter()
+        hook.remove()
         if self._gradients is None:
             return None
         return {"gradients": self._gradients, "buffers": _copied(self._buffers)}
@@ -207,20 +208,23 @@ class Replay:
         self.training.optimizer.step()
         worst, moved, wrong = {"roundings": 0.0}, 0.0, 0.0
         for name, weight in self.weights.items():
-            before = state["weights"][name].to(self.device)
+            before, expected = state["weights"][name].to(self.device), weight.detach()
             after = state["after"]["weights"][name].to(self.device)
-            off = (after - weight.detach()).abs()
-            scale = EPS * (before.abs() + (weight.detach() - before).abs())
-            _keep_worst(worst, name, off, scale)
-            moved += float((weight.detach() - before).double().square().sum())
-            wrong += float(off.double().square().sum())
+            step = expected - before
+            moved += float(step.norm()) ** 2
+            if not torch.equal(after, expected):
+                off = (after - expected).abs()
+                wrong += float(off.norm()) ** 2
+                _keep_worst(worst, name, off, EPS * (before.abs() + step.abs()))
             for key, kept in self.training.optimizer.state[weight].items():
                 there = state["after"]["optimizer"].get(f"{name} {key}")
                 if not torch.is_tensor(kept) or there is None:
                     continue
+                off = (there.to(self.device) - kept).abs()
+                if not off.any():
+                    continue
                 gradient = state["gradients"].get(name)
                 scale = kept.abs() + (0 if gradient is None else gradient.to(self.device).abs())
-                off = (there.to(self.device) - kept).abs()
                 _keep_worst(worst, f"{name} {key}", off, 4 * EPS * scale)
         return {
             "optimizer_roundings": worst["roundings"],
@@ -353,12 +357,12 @@ def _unscaled(state) -> dict:
 
 def _gradients(mine, solution) -> dict:
     """Return how far the gradients are apart: as a whole, and the norms of each large tensor."""
-    whole = math.sqrt(sum(float(g.double().square().sum()) for g in solution.values()))
+    whole = math.hypot(*(float(g.norm()) for g in solution.values()))
     off, along, worst, where = 0.0, 0.0, 0.0, None
     for name, expected in solution.items():
         there = mine[name].to(expected) if name in mine else torch.zeros_like(expected)
-        off += float((there - expected).double().square().sum())
-        along += float((there.double() * expected.double()).sum())
+        off += float((there - expected).norm()) ** 2
+        along += float((there * expected).sum())
         norms = float(there.norm()), float(expected.norm())
         if norms[1] and (norms[1] >= LARGE * whole or not norms[0]):
             apart = abs(math.log(norms[0] / norms[1])) if norms[0] else GONE
