@@ -95,29 +95,32 @@ def test_as_many_updates_are_kept_as_asked_for_and_others_in_the_next_run(tmp_pa
     assert len(drawn) > 3  # of 20 triples, equally likely
 
 
-def test_a_kept_update_holds_the_state_before_it_its_gradients_and_what_followed(tmp_path):
-    parts, run = training(), Run(tmp_path)
-    witness = SimpleNamespace(last=3, settled=True)
-    wish = {"keep": 4, "write": True}
-    auditor = audit.Auditor(run, parts, SimpleNamespace(), witness, 4, wish)
-    weights, gradients = [], []
-    for number in range(4):
-        weights.append(copy.deepcopy(parts.model.state_dict()))
-        honest(number, parts, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
+@pytest.mark.parametrize("free", [0, 10**12], ids=["written at once", "kept to the end"])
+@pytest.mark.parametrize("keep", [3, 8])
+def test_a_kept_update_holds_the_state_before_it_its_gradients_and_what_followed(
+    tmp_path, monkeypatch, free, keep
+):
+    monkeypatch.setattr(audit, "_free", lambda device: free)
+    before, gradients = [], []
+
+    def watched(number, parts, images, labels):
+        before.append(copy.deepcopy(parts.model.state_dict()))
+        honest(number, parts, images, labels)
         gradients.append({n: p.grad.clone() for n, p in parts.model.named_parameters()})
-    weights.append(copy.deepcopy(parts.model.state_dict()))
-    auditor.finish()
-    files = torch.load(audit.ledger_file(tmp_path, 0))["files"]
-    assert len(files) == 4
-    for number, file in enumerate(files):
-        kept = audit.load(Path(file))
+        if number == 7:
+            before.append(copy.deepcopy(parts.model.state_dict()))
+
+    found, _, files = audited(tmp_path, steps=8, step=watched, keep=keep)
+    assert len(files) == keep
+    for number, file in zip(found.kept, files, strict=True):
+        kept = audit.load(file)
         for name, weight in kept["weights"].items():
-            assert torch.equal(weight, weights[number][name])
-            assert torch.equal(kept["after"]["weights"][name], weights[number + 1][name])
+            assert torch.equal(weight, before[number][name])
             assert torch.equal(kept["gradients"][name], gradients[number][name])
         for name, buffer in kept["begun"]["buffers"].items():
-            assert torch.equal(buffer, weights[number][name])
-            assert torch.equal(kept["after"]["buffers"][name], weights[number + 1][name])
+            assert torch.equal(buffer, before[number][name])
+        for name, tensor in (kept["after"]["weights"] | kept["after"]["buffers"]).items():
+            assert torch.equal(tensor, before[number + 1][name])
 
 
 def test_an_update_that_was_skipped_does_not_pass_for_what_followed(tmp_path):

@@ -277,10 +277,11 @@ class Auditor:
         """Copy what a forward pass changes: buffers and generators."""
         if not self._keep:
             return
-        if self._state.followed is self._begun:  # its optimizer was not called, as in fp16
+        if self._begun.held:
             self._begun = _Begun()
         self._begun.take(self._model, self._device)
-        self._state.followed = self._state.followed or self._begun
+        if self._state.facts and self._state.followed is None:
+            self._state.followed = self._begun.hold()
 
     def _on_update(self, optimizer, args, kwargs):
         ours = {p for group in optimizer.param_groups for p in group["params"]}
@@ -322,7 +323,7 @@ class Auditor:
         self._state = self._reserved.pop() if self._reserved else State()
         self._state.take(tensors, BEFORE)
         self._state.facts = facts
-        self._state.begun, self._begun = self._begun, _Begun()
+        self._state.begun = self._begun.hold()
         if facts["update"] == self._last_update:  # validation may replace the buffers
             self._begin_update()
 
@@ -353,12 +354,9 @@ class Auditor:
 
     def _reserve(self, tensors) -> list[State]:
         """Set memory of the device aside for the updates to keep; [] if it has no room."""
-        if self._device.type != "cuda":
-            return []
         states = [State() for _ in range(self._keep - len(self._kept))]
         states[0].take(tensors, (*BEFORE, *AFTER))
-        free, _ = torch.cuda.mem_get_info(self._device)
-        if free < ROOM * len(states) * states[0].nbytes:
+        if _free(self._device) < ROOM * len(states) * states[0].nbytes:
             return []
         for state in states[1:]:
             state.take(tensors, (*BEFORE, *AFTER))
@@ -443,11 +441,21 @@ class Auditor:
         )
 
 
+def _free(device) -> int:
+    """Return the free bytes of a GPU; 0 for a processor, whose memory is read without a copy."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
 class _Begun:
     """Buffers and random generators, as an update begins."""
 
     def __init__(self):
         self._buffers, self._cpu, self._cuda = Copies(), None, None
+        self.held = False  # is it part of an update that is kept? Then it is not overwritten
+
+    def hold(self):
+        self.held = True
+        return self
 
     def take(self, model, device):
         self._buffers.take({plain(name): b for name, b in model.named_buffers()})
