@@ -113,8 +113,8 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     if audit.precision_of(log_of(job), hardware) in audit.COARSE:
         kept = audit.AUDITED // 2
         wide = [*flags, "--precision", "fp32"]
-        entries.append(series.Entry("float32-solution", solution, wide, audit=LEDGER))
-        entries.append(audited("float32", mine, wide, kept, "{float32-solution}"))
+        entries.append(series.Entry("float32-solution", solution, wide, audit=LEDGER | UNTUNED))
+        entries.append(audited("float32", mine, wide, kept, "{float32-solution}", UNTUNED))
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
@@ -131,16 +131,21 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
 
 
 LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
+UNTUNED = {"autotune": False}  # runs that are not timed: cuDNN tries algorithms for minutes
 
 
-def audited(name, trainer, flags, keep: int, solution: str) -> series.Entry:
+def audited(
+    name, trainer, flags, keep: int, solution: str, more: dict | None = None
+) -> series.Entry:
     """Return a run of the trainee's trainer, `keep` updates of which the solution then replays.
 
-    solution: the name of its run with the same flags, in braces.
+    solution: the name of its run with the same flags, in braces; more: what else is asked of the
+    auditors of both.
     """
     program = Path(find_spec("dlojz.training.replay").origin)
-    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags])
-    return series.Entry(name, trainer, flags, audit={"keep": keep, "write": True}, replay=replay)
+    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags], audit=more)
+    wish = {"keep": keep, "write": True} | (more or {})
+    return series.Entry(name, trainer, flags, audit=wish, replay=replay)
 
 
 def without(flags: Sequence[str], unwanted: Mapping[str, int]) -> list[str]:

@@ -50,10 +50,18 @@ def begin(run, training, args, witness, steps: int) -> "Auditor | None":
 
     keep: how many updates, 0 if it is left out; write: into files (otherwise the run only pauses as
     if it wrote); memory: files without a name, which the job holds in memory, to write into if it
-    has room; perturb: move the initial weights by a rounding error.
+    has room; perturb: move the initial weights by a rounding error; autotune: false forbids cuDNN
+    to try its algorithms, which in float32 can take minutes.
     """
-    text = os.environ.get(VARIABLE)
-    return Auditor(run, training, args, witness, steps, json.loads(text)) if text else None
+    wish = wished()
+    if not wish.get("autotune", True):
+        torch.backends.cudnn.benchmark = False
+    return Auditor(run, training, args, witness, steps, wish) if wish else None
+
+
+def wished() -> dict:
+    """Return what $DLOJZ_AUDIT asks for; {} if it is not set."""
+    return json.loads(os.environ.get(VARIABLE, "{}"))
 
 
 def folder_of(run: Path) -> Path:
@@ -117,7 +125,7 @@ class State:
 
     def __init__(self):
         self.copies = {name: Copies() for name in (*BEFORE, *AFTER)}
-        self.begun, self.followed = None, None  # buffers and generators: before and after it
+        self.begun, self.buffers = None, None  # before its forward pass, and after it
         self.facts = None  # what else is known of the update; None: there is none
 
     def take(self, tensors: dict, names):
@@ -147,7 +155,9 @@ class Auditor:
         self._chosen = _choose(self._model, self._draw)
         self._places = None
         self._forwards = 0
-        self._state, self._begun = State(), _Begun()  # of an update before, and under way
+        self._state = State()  # of the update before
+        self._buffers, self._generators = None, None  # as the update under way began
+        self._skipped = False  # no optimizer was called in the update before
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
@@ -274,14 +284,22 @@ class Auditor:
     # Every update ------------------------------------------------------------------------------
 
     def _begin_update(self):
-        """Copy what a forward pass changes: buffers and generators."""
+        """Keep the generators, and the buffers unless the update before did."""
         if not self._keep:
             return
-        if self._begun.held:
-            self._begun = _Begun()
-        self._begun.take(self._model, self._device)
-        if self._state.facts and self._state.followed is None:
-            self._state.followed = self._begun.hold()
+        if self._buffers is None or self._skipped:
+            self._buffers = self._copied_buffers()
+        self._generators = torch.get_rng_state(), _cuda_generator(self._device)
+        self._skipped = True  # unless its optimizer is called: in fp16 it may not be
+
+    def _copied_buffers(self) -> dict:
+        """Return copies of the buffers by name."""
+        names, found = {}, {}
+        for name, buffer in self._model.named_buffers():
+            names.setdefault((buffer.dtype, buffer.device), {})[plain(name)] = buffer
+        for those in names.values():  # in one call each: a hundred cost the host a millisecond
+            found |= zip(those, torch._foreach_mul(list(those.values()), 1), strict=True)
+        return found
 
     def _on_update(self, optimizer, args, kwargs):
         ours = {p for group in optimizer.param_groups for p in group["params"]}
@@ -299,9 +317,12 @@ class Auditor:
             "grad_scale": _copy(getattr(optimizer, "grad_scale", None)),
             "found_inf": _copy(getattr(optimizer, "found_inf", None)),
         }
-        left = self._last_update + 1 - facts["update"]
-        if self._draw.random() * left < self._keep - len(self._kept):  # all, if need be
-            self._copy(optimizer, facts)
+        if self._keep:
+            buffers = self._copied_buffers()
+            left = self._last_update + 1 - facts["update"]
+            if self._draw.random() * left < self._keep - len(self._kept):  # all left, if need be
+                self._copy(optimizer, facts, buffers)
+            self._buffers, self._skipped = buffers, False
         groups = optimizer.param_groups
         self._updates.append(
             facts
@@ -315,17 +336,17 @@ class Auditor:
             }
         )
 
-    def _copy(self, optimizer, facts):
-        """Keep this update, as its optimizer begins."""
+    def _copy(self, optimizer, facts, buffers):
+        """Keep this update, as its optimizer begins; buffers: after its forward passes."""
         tensors = self._named(optimizer)
         if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
             self._reserved = self._reserve(tensors)
         self._state = self._reserved.pop() if self._reserved else State()
         self._state.take(tensors, BEFORE)
         self._state.facts = facts
-        self._state.begun = self._begun.hold()
-        if facts["update"] == self._last_update:  # validation may replace the buffers
-            self._begin_update()
+        cpu, cuda = self._generators
+        self._state.begun = {"buffers": self._buffers, "cpu_rng": cpu, "cuda_rng": cuda}
+        self._state.buffers = buffers
 
     def _named(self, optimizer):
         """Return the tensors of the training by name: weights, gradients, the optimizer's."""
@@ -365,7 +386,7 @@ class Auditor:
     def _end_update(self):
         """Keep what followed the update that was copied last, if it was."""
         state, self._state = self._state, State()
-        if state.facts is None or state.followed is None:
+        if state.facts is None:
             return
         self._kept.append(state.facts["update"])
         tensors = self._named(self._training.optimizer)
@@ -380,14 +401,13 @@ class Auditor:
 
     def _put_away(self, state, weights, optimizer):
         """Copy the update from the device, and write it if the check wants it."""
-        begun, buffers = state.begun.kept(), state.followed.kept()["buffers"]
         kept = {name: pack(state.copies[name].tensors) for name in BEFORE} | {
             "facts": on_cpu(state.facts),
-            "begun": begun | {"buffers": pack(begun["buffers"])},
+            "begun": state.begun | {"buffers": pack(state.begun["buffers"])},
             "after": {
                 "weights": pack(weights),
                 "optimizer": pack(optimizer),
-                "buffers": pack(buffers),
+                "buffers": pack(state.buffers),
             },
         }
         if self._wish.get("write"):
@@ -446,24 +466,8 @@ def _free(device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-class _Begun:
-    """Buffers and random generators, as an update begins."""
-
-    def __init__(self):
-        self._buffers, self._cpu, self._cuda = Copies(), None, None
-        self.held = False  # is it part of an update that is kept? Then it is not overwritten
-
-    def hold(self):
-        self.held = True
-        return self
-
-    def take(self, model, device):
-        self._buffers.take({plain(name): b for name, b in model.named_buffers()})
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def kept(self):
-        return {"buffers": self._buffers.tensors, "cpu_rng": self._cpu, "cuda_rng": self._cuda}
+def _cuda_generator(device):
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 def pack(tensors: dict) -> dict:

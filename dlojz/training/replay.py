@@ -47,6 +47,7 @@ def main():
     args = trainer.parse_args()
     run = log.open_run(args)
     trainer.set_numerics(args)
+    torch.backends.cudnn.benchmark &= audit.wished().get("autotune", True)  # as in both runs
     replay = Replay(trainer, args, trainer.set_device())
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
