@@ -38,6 +38,7 @@ def replay(folder, images, steps):
 def updates(count) -> list[dict]:
     """Updates that are the solution's, as a replay logs them."""
     same = {"gradients": 0.0, "gradients_noise": 1e-4, "gradients_tensor": 0.0, "buffers": 0.0}
+    same |= {"outputs": 0.0, "outputs_noise": 1e-4}
     same |= {"gradients_worst": None, "missing": [], "unexpected": [], "optimizer_worst": None}
     return [{"update": i, "optimizer_roundings": 0.0, "optimizer_share": 0.0} | same
             for i in range(count)]  # fmt: skip

@@ -289,6 +289,8 @@ def put(place, number, value):
         (put("rows", 7, float("nan")), "update of weights drawn at random", "update"),
         (set_in("updates", 7, optimizer_roundings=9.0), "update of all weights", "update"),
         (set_in("updates", 7, gradients=0.06), "gradients, fp32", "gradients"),
+        (set_in("updates", 7, gradients=float("nan")), "gradients, fp32", "gradients"),
+        (set_in("updates", 7, outputs=0.06), "outputs of the model, fp32", "outputs"),
         (set_in("updates", 7, gradients_tensor=0.2), "gradient of each weight", "gradients"),
         (set_in("updates", 7, missing=["fc.bias"]), "gradients there or not", "frozen"),
         (set_in("updates", 7, buffers=1e-3), "batch statistics", "batch-norm"),

@@ -22,8 +22,9 @@ ROUNDINGS = 8  # of float32
 BUFFERS = 1e-5
 TENSOR = 0.1  # between the logarithms of two norms
 # In float32 the middle one of the gradients may be off by NOISES times their noise, a single one by
-# ten times or ONE_STEP; in 16 bits by 1.5 times, unless the noise is too large to tell.
-SAME_GRADIENTS, NOISES, ONE_STEP, TOO_NOISY = 1e-5, 4, 5e-2, 0.5
+# ten times or ONE_STEP; in 16 bits by 1.5 times, unless the noise is too large to tell. The same
+# for outputs.
+SAME_LINK, NOISES, ONE_STEP, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 5e-2, 1.5, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER = 0.10
@@ -162,7 +163,8 @@ def _updates(runs):
     if not solved:
         return [_unmeasured("audit", "no update could be replayed")]
     return [
-        *_gradients(solved),
+        *_link(solved, "gradients", "gradients"),
+        *_link([u for u in solved if u["outputs"] is not None], "outputs of the model", "outputs"),
         _tensors(solved),
         _buffers(solved),
         _optimizer(updates),
@@ -178,29 +180,29 @@ def _number(count):
     return Finding(SAME, "audit", State.UNMEASURED, text, more, "too-short")
 
 
-def _gradients(updates):
-    """Return a finding for each precision: the whole gradient, by the median over the updates."""
+def _link(updates, what, key):
+    """Return a finding for each precision: a noisy link, by the median over the updates."""
     found = []
     for precision in sorted({u["precision"] for u in updates}):
         these = [u for u in updates if u["precision"] == precision]
-        noise = statistics.median([u["gradients_noise"] for u in these if "gradients_noise" in u])
-        off = [u["gradients"] for u in these]
-        middle, worst = statistics.median(off), max(off)
-        what = f"gradients, {precision}"
-        if precision in COARSE:
-            if noise > TOO_NOISY:
-                text = f"off by {middle:.2g} of them, but the solution's own noise is {noise:.2g}"
-                asked = "judged in float32"
-                found.append(Finding(SAME, what, State.NOT_ASKED, text, asked))
-                continue
-            most, single = 1.5 * noise, math.inf
-        else:
-            most, single = NOISES * max(noise, SAME_GRADIENTS), max(ONE_STEP, 10 * noise)
-        ok = middle <= most and worst <= single
-        text = f"off by {middle:.2g} of them in the middle, {worst:.2g} at worst"
-        asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
-        found.append(_finding(what, ok, text, asked, "gradients"))
+        noises = [u[f"{key}_noise"] for u in these if f"{key}_noise" in u]
+        found.append(_noisy(f"{what}, {precision}", [u[key] for u in these], noises, key))
     return found
+
+
+def _noisy(what, off, noises, hint):
+    off = [math.inf if math.isnan(distance) else distance for distance in off]
+    noise, middle, worst = statistics.median(noises), statistics.median(off), max(off)
+    if not what.endswith(COARSE):
+        most, single = NOISES * max(noise, SAME_LINK), max(ONE_STEP, 10 * noise)
+    elif noise > TOO_NOISY:
+        text = f"off by {middle:.2g} of them, but the solution's own noise is {noise:.2g}"
+        return Finding(SAME, what, State.NOT_ASKED, text, "judged in float32")
+    else:
+        most, single = COARSE_NOISES * noise, math.inf
+    text = f"off by {middle:.2g} of them in the middle, {worst:.2g} at worst"
+    asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
+    return _finding(what, middle <= most and worst <= single, text, asked, hint)
 
 
 def _tensors(updates):

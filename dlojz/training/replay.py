@@ -6,6 +6,7 @@ that of the solution's own run, whose copy of the trainer is imported; FLAGS are
 An update is judged in links, because only the model's is noisy:
 
 images      some pixels of every step, and how many images had a gradient
+outputs     the logits: the solution's, from the same weights and its own images
 criterion   the gradient of the logits: that of the solution's criterion for the trainee's logits
 gradients   as they enter the optimizer: the solution's, from the same weights and its own images
 optimizer   the solution's, fed with the trainee's gradients: the weights and momenta that follow
@@ -54,7 +55,7 @@ def main():
     _all_the_same(ledgers[0]["kept"])
     updates = []
     for number, file in enumerate(map(Path, ledgers[0]["files"])):
-        updates.append(replay.update(audit.load(file), noisy=number < NOISY))
+        updates.append(replay.update(audit.load(file), ledgers[0]["steps"], noisy=number < NOISY))
         audit.drop(file)
     run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
     run.end()
@@ -96,6 +97,7 @@ class Replay:
         self.weights = {plain(name): p for name, p in self._model.named_parameters()}
         self._buffers = {plain(name): b for name, b in self._model.named_buffers()}
         self._gradients = self._stream = None
+        self._outputs = []
         self.rates = _rates(self.training, self.per_epoch * args.epochs // args.accumulate)
         self._chrono = Chronometer()
         self._chrono.start()
@@ -108,8 +110,14 @@ class Replay:
             name: p.grad.detach().clone() for name, p in self.weights.items() if p.grad is not None
         }
 
-    def update(self, state, noisy: bool) -> dict:
-        """Return how far an update of the trainee's is from the solution's, link by link."""
+    def _on_output(self, model, inputs, logits):
+        self._outputs.append(logits.detach().clone())
+
+    def update(self, state, steps, noisy: bool) -> dict:
+        """Return how far an update of the trainee's is from the solution's, link by link.
+
+        steps: what was kept of every step; noisy: to measure the solution's own noise, too.
+        """
         number = state["facts"]["update"]
         batches = self._batches(number)
         solved = self._step(state, batches)
@@ -122,6 +130,9 @@ class Replay:
         if solved:
             found |= _gradients(_unscaled(state), solved["gradients"])
             found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"])}
+            first = number * self.args.accumulate
+            mine = [step.get("logits") for step in steps[first : first + self.args.accumulate]]
+            found |= {"outputs": _outputs(mine, solved["outputs"])}
         return found | noise | self._optimizer(state)
 
     def _batches(self, update):
@@ -146,18 +157,26 @@ class Replay:
         return (item for item in self._stream[1] if item[0] >= first)
 
     def _step(self, state, batches, moved=None) -> dict | None:
-        """Return gradients and buffers of the solution's step; None if it skipped the update."""
+        """Return what the solution's step makes of a state; None if it skipped the update."""
         self._load(state, moved)
-        self._gradients = None
-        hook = register_optimizer_step_pre_hook(self._on_update)
+        self._gradients, self._outputs = None, []
+        hooks = [
+            register_optimizer_step_pre_hook(self._on_update),
+            self._model.register_forward_hook(self._on_output),
+        ]
         for step, images, labels in batches:
             self._chrono.transfer()
             self.trainer.train_step(step, self.training, images, labels, self.args, self._chrono)
             self._chrono.next_iter()
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         if self._gradients is None:
             return None
-        return {"gradients": self._gradients, "buffers": _copied(self._buffers)}
+        return {
+            "outputs": self._outputs,
+            "gradients": self._gradients,
+            "buffers": _copied(self._buffers),
+        }
 
     @torch.no_grad()
     def _load(self, state, moved=None):
@@ -385,7 +404,21 @@ def _noise(solved, moved) -> dict:
         "gradients_noise": found["gradients"],
         "gradients_tensor_noise": found["gradients_tensor"],
         "buffers_noise": _buffers(moved["buffers"], solved["buffers"]),
+        "outputs_noise": _outputs(moved["outputs"], solved["outputs"]),
     }
+
+
+def _outputs(mine, solution) -> float | None:
+    """Return how far the logits of a batch are apart, the worst of an update's batches.
+
+    None: they were not kept, as they take too much memory.
+    """
+    if any(logits is None for logits in mine):
+        return None
+    if [tuple(a.shape) for a in mine] != [tuple(b.shape) for b in solution]:
+        return math.inf
+    pairs = [(a.to(b.device).float(), b.float()) for a, b in zip(mine, solution, strict=True)]
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
 def _buffers(mine, solution) -> float:
