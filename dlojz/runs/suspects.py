@@ -26,7 +26,15 @@ FAULTS = {
     "straggler": "the last process does something else for a while, in each step",
     "garbage": "Python's garbage collector visits a million objects, in each step",
 }
-
+# Causes of other kinds, for which a trace has evidence as well.
+OTHERS = {
+    "elsewhere": "the host launches nothing for a while, in each step",
+    "waits": "the host waits for the device, in each step",
+    "allocator": "memory is taken from CUDA and given back, in each step",
+    "copies": "the host prepares the copies to the device itself, or waits for them",
+}
+WORDS = FAULTS | OTHERS
+WITH_FUNCTIONS = "record again with Python's functions (with_stack=True): they name the line"
 
 PLANTED = re.compile(r"04-trace-(?:fault|held-out|unseen)-(.+?)(?:-x\d+)?$")  # in a folder's name
 
@@ -35,9 +43,15 @@ PLANTED = re.compile(r"04-trace-(?:fault|held-out|unseen)-(.+?)(?:-x\d+)?$")  # 
 class Suspect:
     """A fault that a trace points to, with the evidence for it."""
 
-    fault: str  # one of FAULTS
+    fault: str  # one of WORDS
     share: float  # of the step, that it costs
     evidence: str  # a sentence
+    settle: str = ""  # what to do if the evidence is no proof, else ""
+
+    @property
+    def sure(self) -> str:
+        """Return how sure it is, in a word."""
+        return "probable" if self.settle else "certain"
 
 
 @dataclass(frozen=True)
@@ -50,12 +64,14 @@ class Witness:
 
 # In each comment: the value measured with the fault, and without it. Shares are of the step.
 DATA_SHARE = 0.2  # 0.97 with one worker, else at most 0.05
-COLLECTOR_SHARE = 0.05  # 0.36, else 0
-PAGEABLE_SHARE = 0.02  # 0.18, else 0.0004
+COLLECTOR_SHARE = 0.05  # 0.53, else 0
+PAGEABLE_SHARE = 0.02  # 0.17, else 0.0004
 READS = 10  # by .item(), per step: 161, else at most 1
 PRINTS = 1  # tensors that are read to be printed: 89, else none
-SHORT_MS, LAUNCH_SHARE = 0.011, 0.5  # the mean kernel: 0.005, else 0.025; idle: 0.87, else 0.35
+READS_SHARE = 0.02  # of either: 0.10
+SHORT_MS, LAUNCH_SHARE = 0.011, 0.5  # the mean kernel: 0.005, else 0.025; idle: 0.87, else 0.31
 NCHW_SHARE = 0.05  # 0.62, else 0
+OTHER_SHARE = 0.08  # of a cause that nobody planted: else at most 0.03
 NCHW = re.compile(
     r"nchwto|nhwcto|bn_[fb]w_(?!.*nhwc)"
     r"|batch_norm_(backward|collect_statistics|transform_input)_kernel",
@@ -66,13 +82,23 @@ AWAY_SHARE = 0.06  # the longest hole of the straggler: 0.30, else 0.012
 
 
 def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
-    """Return the faults that the traces of all processes point to, the most expensive first."""
+    """Return the faults that the traces of all processes point to, the most expensive first.
+
+    Small work comes last: it is what remains once the host does nothing but launch. And what the
+    straggler does instead is the reason that it is one, not another fault.
+    """
     witnesses = [Witness(t, trace.analyse(t)) for t in traces]
-    found = [rule(w) for w in witnesses for rule in RULES] + [_straggler(witnesses)]
+    late = _straggler(witnesses)
+    found = [rule(w) for w in witnesses for rule in RULES]
+    found = [s for s in found if s and not (late and s.fault == "elsewhere")]
     worst = {}
-    for suspect in sorted((s for s in found if s), key=lambda s: -s.share):
+    for suspect in sorted(filter(None, [*found, late]), key=_rank):
         worst.setdefault(suspect.fault, suspect)
     return list(worst.values()) or [_nothing(witnesses[0].reading)]
+
+
+def _rank(suspect):
+    return suspect.fault == "small-batch", -suspect.share
 
 
 def _garbage(witness) -> Suspect | None:
@@ -92,28 +118,94 @@ def _one_worker(witness) -> Suspect | None:
         "one-worker",
         share,
         f"for {share:.0%} of the step the process waited for its next batch",
+        "watch the loader's workers with py-spy, and count them",
     )
 
 
-def _print(witness) -> Suspect | None:
-    times, share = _waits(witness, "print")
+def _reads(witness) -> Suspect | None:
+    """Return a suspect if the host waits for results or by a call, named by who asks for them."""
+    for fault, whys, times, what in (
+        ("print", ("print",), PRINTS, "waited {:.0f} times for numbers to print"),
+        ("print", (trace.MAYBE_PRINT,), PRINTS, "read {:.0f} numbers as print(tensor) reads them"),
+        ("item", (".item()",), READS, "read a number {:.0f} times and waited for it"),
+    ):
+        mine = [w for w in witness.reading.waits if w.why in whys]
+        count, share = _per_step(witness, mine)
+        if count >= times and share >= READS_SHARE:
+            return Suspect(
+                fault,
+                share,
+                f"in each step the host {what.format(count)}, "
+                f"which left the device idle for {share:.1%} of the step",
+                "" if trace.MAYBE_PRINT not in whys else WITH_FUNCTIONS,
+            )
+    return _waits(witness)
+
+
+def _waits(witness) -> Suspect | None:
+    mine = [w for w in witness.reading.waits if w.why not in ("a copy", trace.DDP)]
+    if not mine:
+        return None
+    count, share = _per_step(witness, mine)
+    worst = mine[0]
+    where = f" in {worst.line}" if worst.line else ""
     return _if(
-        times >= PRINTS,
-        "print",
+        share >= OTHER_SHARE,
+        "waits",
         share,
-        f"in each step the host waited {times:.0f} times for numbers to print, "
-        f"which left the device idle for {share:.1%} of the step",
+        f"in each step the host waits {count:.3g} times for the device, first of all by "
+        f"{worst.why or worst.call}{where}, which left the device idle for {share:.1%} of the step",
+        "" if where else WITH_FUNCTIONS,
     )
 
 
-def _item(witness) -> Suspect | None:
-    times, share = _waits(witness, ".item()")
-    return _if(
-        times >= READS,
-        "item",
+def _per_step(witness, waits):
+    """Return (how many of these waits a step has, the share of it that the device was idle)."""
+    found = witness.reading
+    idle_ms = sum(w.idle_ms for w in waits) / found.steps
+    return sum(w.count for w in waits) / found.steps, idle_ms / found.step_ms
+
+
+def _elsewhere(witness) -> Suspect | None:
+    share = witness.reading.lost.get(trace.AWAY, 0)
+    if share < OTHER_SHARE:
+        return None
+    longest = max(trace.absences(witness.trace), key=lambda e: e.ms)
+    place = f", in {longest.name}" if longest.name else ""
+    why = "nothing says why: Python code, a sleep and a garbage collection look alike"
+    return Suspect(
+        "elsewhere",
         share,
-        f"in each step the host read a number {times:.0f} times and waited for it, "
-        f"which left the device idle for {share:.1%} of the step",
+        f"the host launched nothing for {longest.ms:.1f} ms at a stretch{place or f'; {why}'}, "
+        f"which left the device idle for {share:.0%} of the step",
+        "" if place else WITH_FUNCTIONS,
+    )
+
+
+def _allocator(witness) -> Suspect | None:
+    share = witness.reading.lost.get(trace.ALLOCATOR, 0)
+    calls = trace.allocations(witness.trace)
+    times = len(calls) / witness.reading.steps
+    return _if(
+        share >= OTHER_SHARE,
+        "allocator",
+        share,
+        f"in each step memory was taken from CUDA or given back {times:.0f} times, "
+        f"which left the device idle for {share:.0%} of the step",
+        "look for empty_cache(), and for a device whose memory is nearly full",
+    )
+
+
+def _copies(witness) -> Suspect | None:
+    """Return a suspect if the host spends its time on copies, though from pinned memory."""
+    found = witness.reading
+    share = found.idle.get(trace.COPIES, 0) / found.step_ms
+    return _if(
+        share >= OTHER_SHARE and found.pageable_ms < PAGEABLE_SHARE * found.step_ms,
+        "copies",
+        share,
+        f"the host pinned memory, or waited for its copies, while the device was idle for "
+        f"{share:.0%} of the step",
     )
 
 
@@ -123,7 +215,7 @@ def _unpinned(witness) -> Suspect | None:
     return _if(
         share >= PAGEABLE_SHARE,
         "unpinned",
-        share,
+        witness.reading.lost.get(trace.COPIES, 0),
         f"in each step copies from memory that is not pinned took {ms:.1f} ms, "
         f"{share:.0%} of the step, and nothing was computed meanwhile",
     )
@@ -139,6 +231,9 @@ def _small_batch(witness) -> Suspect | None:
         share,
         f"a kernel took {1000 * mean:.1f} µs on average, less than its launch, "
         f"so the device was idle for {share:.0%} of the step",
+        "record again without Python's functions: they slow each launch"
+        if witness.trace.lines
+        else "",
     )
 
 
@@ -156,7 +251,17 @@ def _nchw(witness) -> Suspect | None:
     )
 
 
-RULES: tuple[Callable, ...] = (_garbage, _one_worker, _print, _item, _unpinned, _small_batch, _nchw)
+RULES: tuple[Callable, ...] = (
+    _garbage,
+    _one_worker,
+    _reads,
+    _unpinned,
+    _elsewhere,
+    _allocator,
+    _copies,
+    _small_batch,
+    _nchw,
+)
 
 
 def _straggler(witnesses) -> Suspect | None:
@@ -188,21 +293,17 @@ def _longest_hole(witness):
     return sum(sorted(e - b for b, e in trace.holes(witness.trace))[-steps:]) / steps
 
 
-def _if(proven, fault, share, evidence):
-    return Suspect(fault, share, evidence) if proven else None
-
-
-def _waits(witness, why):
-    """Return (waits per step for this reason, share of the step that the device was idle)."""
-    found = witness.reading
-    mine = [w for w in found.waits if w.why == why]
-    idle_ms = sum(w.idle_ms for w in mine) / found.steps
-    return sum(w.count for w in mine) / found.steps, idle_ms / found.step_ms
+def _if(proven, fault, share, evidence, settle=""):
+    return Suspect(fault, share, evidence, settle) if proven else None
 
 
 def _nothing(reading):
     computed = 1 - sum(reading.lost.values())
-    return Suspect("none", 0.0, f"the device computes for {computed:.0%} of the step")
+    words = f"the device computes for {computed:.0%} of the step"
+    if reading.lost and computed < trace.BOUND:
+        cause, share = next(iter(reading.lost.items()))
+        words += f"; most of the rest is lost to: {cause}, {share:.0%}"
+    return Suspect("none", 0.0, words)
 
 
 def traces_of(run) -> list[trace.Trace]:

@@ -17,12 +17,13 @@ memory that its JSON would. Format: Kineto, https://github.com/pytorch/kineto.
 import gzip
 import json
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from dlojz.runs import whatif
 from dlojz.runs.kinds import COMMUNICATION, MATRIX, WAITS, kind, on_tensor_cores
 from dlojz.runs.spans import common, length, union, without
 
@@ -177,24 +178,38 @@ def tells(name: str) -> bool:
 
 # Where the time goes -----------------------------------------------------------------------------
 
-DATA, SYNC, COLLECTOR, LAUNCHES = "data", "synchronisation", "garbage collector", "launches"
-NEITHER = (LAUNCHES, None)  # the cause of a gap without a wait before it
+DATA, COLLECTOR, ALLOCATOR = "data", "garbage collector", "memory allocation"
+COPIES, READS, SYNC = "copies to the device", "results that the host reads", "synchronisation"
+AWAY = "the host, which does something else"
+LAUNCHES, PAUSES = "launches", "pauses between kernels"
 PYTHON = "Python between the operations"  # on a CPU, which launches nothing
 COPY = re.compile(r"^cudaMemcpy(Async)?$")
+ALLOCATES = re.compile(r"^cu(da)?(Malloc|Free|Host|Mem(Alloc|Free|Create|Release|Map|Unmap|Address))")
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's range and the Chronometer's
-AHEAD_MS = 0.2  # from a call to its work: if longer, the device had other work to do first
-FEW = 10  # kernels and copies that do not suffice for the host to get ahead
+# How print(tensor) looks without Python's functions: what is not zero is selected, and then each
+# number is read. These operations come in between.
+SELECTS = "aten::masked_select"
+FORMATS = re.compile(r"^aten::(item|is_nonzero|unbind|select|ceil|ne|eq|abs|to|min|max|div|gt|lt)$")
+AWAY_MS = 3  # without a call of CUDA; a host that launches calls every 0.1 ms, at most 2.7
+MAYBE_PRINT = "print, it seems"
 LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
 BOUND = 0.85  # a step that computes for more of its time than this is compute-bound
+DDP = "DistributedDataParallel.forward"  # measures itself in its first steps, and waits for that
+ASK = ("aten::item", "aten::_local_scalar_dense")
+COPYING = ("aten::to", "aten::_to_copy", "aten::copy_")
 GLOO = re.compile(r"^gloo:")  # the ranges of gloo's threads
 
 WORDS = {
     LAUNCHES: "launch bound",
     PYTHON: "held up by Python between the operations",
     SYNC: "synchronisation bound",
+    READS: "synchronisation bound",
     DATA: "data bound",
     COMMUNICATION: "communication bound",
     COLLECTOR: "held up by Python's garbage collector",
+    ALLOCATOR: "held up by the allocation of memory",
+    COPIES: "held up by copies to the device",
+    AWAY: "held up by a host that is busy elsewhere",
 }
 
 
@@ -229,15 +244,19 @@ class Reading:
         """Return the shares of the step in which nothing is computed, by cause."""
         found = Counter(self.idle)
         found[COMMUNICATION] += self.exposed_ms
-        found[SYNC] += self.pageable_ms
+        found[COPIES] += self.pageable_ms
         return {cause: ms / self.step_ms for cause, ms in found.most_common() if ms > 0}
 
     @property
     def verdict(self) -> str:
         """Return what bounds the time of a step, in a few words."""
-        if sum(self.lost.values()) <= 1 - BOUND:
+        shares = Counter()
+        for cause, share in self.lost.items():
+            if cause != PAUSES:  # the device needs them, however early it was asked
+                shares[WORDS[cause]] += share
+        if shares.total() <= 1 - BOUND:
             return "GPU bound" if self.device else "processor bound"
-        return WORDS[next(iter(self.lost))]
+        return shares.most_common(1)[0][0]
 
 
 def analyse(trace: Trace) -> Reading:
@@ -248,17 +267,18 @@ def analyse(trace: Trace) -> Reading:
 def _of_gpu(trace):
     """Return the reading of a process with one GPU, whose streams are merged."""
     work, free = _asked_in_the_steps(trace)
-    end, steps = max(e.end for e in work), len(trace.steps)
+    steps = len(trace.steps)
     by_kind = defaultdict(list)
     for e in work:
         by_kind[kind(e.name)].append((e.begin, e.end))
     compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
-    pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name)
+    pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name and "HtoD" in e.name)
     others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
-    idle, waits = _causes(trace, holes(trace), steps)
+    idle, waits = _causes(trace, work, free)
+    busy = length(union((e.begin, e.end) for e in work))
     return Reading(
         steps=steps,
-        step_ms=(end - free) / steps,
+        step_ms=busy / steps + sum(idle.values()),
         device=trace.device or "GPU",
         kinds={k: length(union(found)) / steps for k, found in by_kind.items()},
         tensor_cores=_share([e for e in work if kind(e.name) == MATRIX]),
@@ -304,85 +324,83 @@ def _share(matrix):
     return sum(e.ms for e in matrix if on_tensor_cores(e.name)) / total if total else None
 
 
-def _causes(trace, gaps, steps):
+def _causes(trace, work, free):
     """Return the device's idle time, {cause: ms per step}, and the host's waits for the device."""
-    waits = _waits(trace)
-    idle, behind = Counter(), Counter()
-    for gap, (cause, wait) in zip(
-        gaps, _lasting(trace, gaps, _firsts(trace, gaps, waits)), strict=True
-    ):
-        idle[cause] += (gap[1] - gap[0]) / steps
-        behind[wait] += gap[1] - gap[0]
+    waits, steps = _waits(trace), len(trace.steps)
+    found, rest = whatif.costs(
+        whatif.tasks(_calls_of(trace, work), free),
+        free,
+        (trace.steps[0].begin, trace.steps[-1].end),
+        _held_up(trace, waits),
+    )
+    idle = Counter({LAUNCHES: rest.waits / steps, PAUSES: rest.pauses / steps})
+    for (cause, _), ms in found.items():
+        idle[cause] += ms / steps
+    total = Counter()
+    for wait in waits:
+        total[wait.cause, wait.why] += wait.ms
     places = defaultdict(list)
-    for i, (wait, why, line) in enumerate(waits):
-        places[wait.name, why, line].append((wait.ms, behind[i]))
+    for wait in waits:
+        lost = found[wait.cause, wait.why] * wait.ms / total[wait.cause, wait.why]
+        places[wait.call, wait.why, wait.line].append((wait.ms, lost))
     told = [
         Wait(*place, len(each), sum(ms for ms, _ in each), sum(lost for _, lost in each))
         for place, each in places.items()
     ]
-    return dict(idle), sorted(told, key=lambda w: (-w.idle_ms, -w.ms))
+    idle = {cause: ms for cause, ms in idle.items() if ms > 1e-9}
+    return idle, sorted(told, key=lambda w: (-w.idle_ms, -w.ms))
 
 
-def _firsts(trace, gaps, waits):
-    """Return for each gap what held the host up as it began: (cause, index of the wait)."""
-    data, garbage = _loading(trace), _collecting(trace)
-    begins = [w.begin for w, _, _ in waits]
+def _calls_of(trace, work):
+    """Return what the replay asks of each task: (call began, it ended, work began, it ended)."""
+    calls = {c.id: c for c in trace.calls if c.id}
     found = []
-    for gap in gaps:
-        ms = gap[1] - gap[0]
-        at = bisect_right(begins, gap[0]) - 1
-        if common([gap], data) > ms / 2:
-            found.append((DATA, None))
-        elif common([gap], garbage) > ms / 2:
-            found.append((COLLECTOR, None))
-        elif at >= 0 and waits[at][0].end >= gap[0]:  # the host was waiting when work ran out
-            found.append((SYNC, at))
-        else:
-            found.append(NEITHER)
+    for e in work:
+        call = calls.get(e.id, e)
+        # A copy from pageable memory blocks the host: what precedes it on the device is the call.
+        began = max(call.begin, min(e.begin, call.end)) if "Pageable" in e.name else call.begin
+        found.append((began, max(call.end, began), e.begin, e.end))
     return found
 
 
-def _lasting(trace, gaps, firsts):
-    """Return `firsts` with the later gaps, while the host catches up, under the same cause.
+def _held_up(trace, waits):
+    """Return the spans of the steps in which something kept the host from launching, by cause.
 
-    If the host is held up again before it ever gets ahead, the work is too small for its launches,
-    and these gaps stay LAUNCHES, unless it launched too little between two waits to get ahead.
+    Those that name what the host did come before those that only tell that it did not launch, and
+    the waits for the device come last: while it waits, the device is usually busy.
     """
-    ahead, begins = _ahead(trace), [e.begin for e in trace.work]
-    found, since = list(firsts), None  # since: the gap in which the host lost its lead
-    moments = [*(gap[0] for gap in gaps), float("inf")]
-    for i, (moment, (cause, _)) in enumerate(zip(moments, [*firsts, NEITHER], strict=True)):
-        if since is not None:
-            stretch = gaps[since][1], moment
-            again = cause == firsts[since][0] == SYNC and _between(begins, stretch) <= FEW
-            if again or _between(ahead, stretch):
-                found[since:i] = [firsts[since]] * (i - since)
-                since = None
-        if cause != LAUNCHES:
-            since = i
-    return found
+    found = {
+        (DATA, ""): _loading(trace),
+        (COLLECTOR, ""): union((e.begin, e.end) for e in collections(trace)),
+        (ALLOCATOR, ""): union((e.begin, e.end) for e in allocations(trace)),
+        (COPIES, "pinning"): union(
+            (e.begin, e.end)
+            for e in trace.ops
+            if e.where == trace.thread and e.name == "aten::pin_memory"
+        ),
+        (AWAY, ""): union((e.begin, e.end) for e in absences(trace)),
+    }
+    asked = defaultdict(list)
+    for wait in waits:
+        asked[wait.cause, wait.why].append((wait.begin, wait.end))
+    spans = {key: union(each) for key, each in asked.items()}
+    found |= {key: spans[key] for key in sorted(spans, key=lambda key: length(spans[key]))}
+    begin, end = trace.steps[0].begin, trace.steps[-1].end
+    return {
+        key: [(max(a, begin), min(b, end)) for a, b in each if a < end and b > begin]
+        for key, each in found.items()
+    }
 
 
-def _between(moments, stretch):
-    """Return how many of these sorted moments are in a stretch of time."""
-    return bisect_right(moments, stretch[1]) - bisect_left(moments, stretch[0])
-
-
-def _ahead(trace):
-    """Return when the device began work launched long before, so that the host was ahead."""
-    asked = {c.id: c.end for c in trace.calls if c.id}
-    # Collectives are left out: they also wait for other streams and processes.
-    own = [e for e in trace.work if kind(e.name) != COMMUNICATION]
-    return [e.begin for e in own if e.begin - asked.get(e.id, e.begin) >= AHEAD_MS]
+def _launching(trace):
+    """Return the threads that launch: the training thread, and on a GPU the backward pass's."""
+    done = {e.id for e in trace.work}
+    return {trace.thread} | {c.where for c in trace.calls if c.id and c.id in done}
 
 
 def synchronisations(trace: Trace) -> list[Event]:
-    """Return the calls in which a training thread waits for the device, in the steps.
-
-    On a GPU there are two such threads: the backward pass has its own.
-    """
-    done = {e.id for e in trace.work}
-    threads = {trace.thread} | {c.where for c in trace.calls if c.id and c.id in done}
+    """Return the calls in which a training thread waits for the device, in the steps."""
+    threads = _launching(trace)
     return [
         c
         for c in trace.calls
@@ -398,23 +416,113 @@ def collections(trace: Trace) -> list[Event]:
     return [e for e in trace.ranges if e.name == GARBAGE]
 
 
+def allocations(trace: Trace) -> list[Event]:
+    """Return the calls that take memory from CUDA or give it back; many wait for the device."""
+    threads = _launching(trace)
+    return [c for c in trace.calls if c.where in threads and ALLOCATES.match(c.name)]
+
+
+def absences(trace: Trace) -> list[Event]:
+    """Return the spans of the steps in which no thread calls CUDA for long, by what is known.
+
+    Without Python's functions in the trace nothing tells a sleep from a garbage collection. The
+    name is that of the operation or the line that surrounds the span, or of the range.
+    """
+    threads = _launching(trace)
+    whole = [(trace.steps[0].begin, trace.steps[-1].end)]
+    calling = union((c.begin, c.end) for c in trace.calls if c.where in threads)
+    known = union([*_loading(trace), *((e.begin, e.end) for e in collections(trace))])
+    spans = [s for s in without(without(whole, calling), known) if s[1] - s[0] >= AWAY_MS]
+    return [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in spans]
+
+
+def _place(trace, begin, end):
+    """Return what a trace knows of a span: an operation that lasts for most of it, or the line."""
+    most = [
+        e.name
+        for e in trace.ops
+        if e.where == trace.thread and min(e.end, end) - max(e.begin, begin) > (end - begin) / 2
+    ]
+    if most:
+        return most[0]
+    middle = (begin + end) / 2
+    around = [e for e in trace.lines if e.where == trace.thread and e.begin <= middle < e.end]
+    return _line([e.name for e in around])
+
+
+class _Asked(NamedTuple):
+    """A wait of the host for the device."""
+
+    cause: str
+    call: str
+    why: str
+    line: str
+    begin: float  # of all that the host did for it
+    end: float
+    ms: float  # of the call
+
+
 def _waits(trace):
-    """Return the host's waits for the device, [(call, why, line)] in chronological order."""
+    """Return the host's waits for the device, in chronological order."""
     told = []
     asked = synchronisations(trace)
     for thread in {c.where for c in asked}:
         mine = [c for c in asked if c.where == thread]
-        names = _around(mine, [e for e in trace.ops if e.where == thread])
-        lines = _around(mine, [e for e in trace.lines if e.where == thread])
-        told += [
-            (call, _why(ops, found), _line(found))
-            for call, ops, found in zip(mine, names, lines, strict=True)
-        ]
-    return sorted(told, key=lambda wait: wait[0].begin)
+        ops, lines, ranges = (
+            [e for e in each if e.where == thread]
+            for each in (trace.ops, trace.lines, trace.ranges)
+        )
+        copies, printing = _copies(trace, thread), _printing(ops)
+        for call, *around in zip(
+            mine, _around(mine, ops), _around(mine, lines), _around(mine, ranges), strict=True
+        ):
+            copy = copies[1][bisect_right(copies[0], call.begin) - 1] if copies[0] else ""
+            told.append(_asked(call, *around, copy, printing))
+    return sorted(told, key=lambda wait: wait.begin)
+
+
+def _asked(call, ops, lines, ranges, copy, printing):
+    """Return what a wait is for; copy: what the last one before it copies, and where to."""
+    cause, why, whole = READS, "", call
+    ops = [e for e in ops if not e.name.startswith("autograd::")]
+    formats = [e for e in lines if PRINTS in e.name]
+    asks = [e for e in ops if e.name in ASK]
+    if formats:
+        why, whole = "print", formats[0]
+    elif asks:
+        why, whole = (MAYBE_PRINT if ops[0].begin in printing else ".item()"), asks[0]
+    elif any(e.name in COPYING for e in ops):
+        cause, why = (READS, ".cpu()") if "DtoH" in copy else (COPIES, "a copy")
+    elif ops:
+        why = ops[0].name
+    else:
+        cause, why = SYNC, next((e.name for e in ranges if e.name == DDP), "")
+    line = _line([e.name for e in lines])
+    return _Asked(cause, call.name, why, line, whole.begin, whole.end, call.ms)
+
+
+def _copies(trace, thread):
+    """Return when a thread called for each copy, and the names of these copies."""
+    names = {e.id: e.name for e in trace.work if e.name.startswith("Memcpy")}
+    found = [(c.begin, names[c.id]) for c in trace.calls if c.where == thread and c.id in names]
+    return [begin for begin, _ in found], [name for _, name in found]
+
+
+def _printing(ops) -> set[float]:
+    """Return when those operations began that look as if a tensor was printed."""
+    found, end, printing = set(), 0.0, False
+    for op in ops:
+        if op.begin < end:
+            continue
+        end = op.end
+        printing = op.name == SELECTS or (printing and bool(FORMATS.match(op.name)))
+        if printing:
+            found.add(op.begin)
+    return found
 
 
 def _around(inner, outer):
-    """Return for each of `inner` the names of the events of `outer` around it, widest first."""
+    """Return for each of `inner` the events of `outer` around it, widest first."""
     found, stack, rest = [], [], iter(outer)
     following = next(rest, None)
     for event in inner:
@@ -422,21 +530,8 @@ def _around(inner, outer):
             stack.append(following)
             following = next(rest, None)
         stack = [e for e in stack if e.end >= event.begin]
-        found.append([e.name for e in stack if e.end >= event.end])
+        found.append([e for e in stack if e.end >= event.end])
     return found
-
-
-def _why(ops, lines):
-    """Return the operation that makes the host wait, as it is written in the trainer."""
-    if any(PRINTS in name for name in lines):
-        return "print"
-    if not ops:
-        return ""
-    if "aten::item" in ops or "aten::_local_scalar_dense" in ops:
-        return ".item()"
-    if any(name in ("aten::to", "aten::_to_copy", "aten::copy_") for name in ops):
-        return "a copy"
-    return ops[0]
 
 
 def _line(lines):
