@@ -7,6 +7,7 @@ for the straggler asks for a long hole because without that it misread one of th
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,47 +124,48 @@ def _one_worker(witness) -> Suspect | None:
 
 
 def _reads(witness) -> Suspect | None:
-    """Return a suspect if the host waits for results or by a call, named by who asks for them."""
-    for fault, whys, times, what in (
-        ("print", ("print",), PRINTS, "waited {:.0f} times for numbers to print"),
-        ("print", (trace.MAYBE_PRINT,), PRINTS, "read {:.0f} numbers as print(tensor) reads them"),
-        ("item", (".item()",), READS, "read a number {:.0f} times and waited for it"),
+    """Return a suspect if the host reads results, named by how it reads most of them.
+
+    The share is that of all that it reads, since the first to be read costs most: then the host
+    loses its lead, whoever reads the next.
+    """
+    found = witness.reading
+    share = found.lost.get(trace.READS, 0)
+    count = Counter()
+    for wait in found.waits:
+        count[wait.why] += wait.count / found.steps
+    for fault, why, times, what in (
+        ("print", "print", PRINTS, "waited {:.0f} times for numbers to print"),
+        ("print", trace.MAYBE_PRINT, PRINTS, "read {:.0f} numbers as print(tensor) reads them"),
+        ("item", ".item()", READS, "read a number {:.0f} times and waited for it"),
     ):
-        mine = [w for w in witness.reading.waits if w.why in whys]
-        count, share = _per_step(witness, mine)
-        if count >= times and share >= READS_SHARE:
+        if count[why] >= times and share >= READS_SHARE:
             return Suspect(
                 fault,
                 share,
-                f"in each step the host {what.format(count)}, "
+                f"in each step the host {what.format(count[why])}, "
                 f"which left the device idle for {share:.1%} of the step",
-                "" if trace.MAYBE_PRINT not in whys else WITH_FUNCTIONS,
+                WITH_FUNCTIONS if why == trace.MAYBE_PRINT else "",
             )
-    return _waits(witness)
+    return _waits(found)
 
 
-def _waits(witness) -> Suspect | None:
-    mine = [w for w in witness.reading.waits if w.why not in ("a copy", trace.DDP)]
+def _waits(reading) -> Suspect | None:
+    """Return a suspect if the host waits for the device, for whatever reason."""
+    mine = [w for w in reading.waits if w.why not in ("a copy", trace.DDP)]
     if not mine:
         return None
-    count, share = _per_step(witness, mine)
+    share = sum(w.idle_ms for w in mine) / reading.steps / reading.step_ms
     worst = mine[0]
     where = f" in {worst.line}" if worst.line else ""
     return _if(
         share >= OTHER_SHARE,
         "waits",
         share,
-        f"in each step the host waits {count:.3g} times for the device, first of all by "
-        f"{worst.why or worst.call}{where}, which left the device idle for {share:.1%} of the step",
-        "" if where else WITH_FUNCTIONS,
+        f"in each step the host waits {sum(w.count for w in mine) / reading.steps:.3g} times for "
+        f"the device, first of all by {worst.why or worst.call}{where}, "
+        f"which leaves it idle for {share:.1%} of the step",
     )
-
-
-def _per_step(witness, waits):
-    """Return (how many of these waits a step has, the share of it that the device was idle)."""
-    found = witness.reading
-    idle_ms = sum(w.idle_ms for w in waits) / found.steps
-    return sum(w.count for w in waits) / found.steps, idle_ms / found.step_ms
 
 
 def _elsewhere(witness) -> Suspect | None:

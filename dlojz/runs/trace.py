@@ -186,16 +186,23 @@ PYTHON = "Python between the operations"  # on a CPU, which launches nothing
 COPY = re.compile(r"^cudaMemcpy(Async)?$")
 ALLOCATES = re.compile(r"^cu(da)?(Malloc|Free|Host|Mem(Alloc|Free|Create|Release|Map|Unmap|Address))")
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's range and the Chronometer's
-# How print(tensor) looks without Python's functions: what is not zero is selected, and then each
-# number is read. These operations come in between.
-SELECTS = "aten::masked_select"
-FORMATS = re.compile(r"^aten::(item|is_nonzero|unbind|select|ceil|ne|eq|abs|to|min|max|div|gt|lt)$")
+# How print(tensor) looks without Python's functions: what is finite and not zero is selected, and
+# then number after number is read. Only these operations come in between.
+FINITE, SELECTS = "aten::isfinite", "aten::masked_select"
+FORMATS = re.compile(
+    "^aten::(masked_select|item|is_nonzero|unbind|select|slice|detach|resolve_conj|resolve_neg"
+    "|ceil|ne|eq|__and__|abs|to|min|max|div|gt|lt)$"
+)
 AWAY_MS = 3  # without a call of CUDA; a host that launches calls every 0.1 ms, at most 2.7
 MAYBE_PRINT = "print, it seems"
 LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
 BOUND = 0.85  # a step that computes for more of its time than this is compute-bound
 DDP = "DistributedDataParallel.forward"  # measures itself in its first steps, and waits for that
-ASK = ("aten::item", "aten::_local_scalar_dense")
+ASKS = {  # operations that give the host a number, as they are written
+    "aten::is_nonzero": "if tensor",
+    "aten::item": ".item()",
+    "aten::_local_scalar_dense": ".item()",
+}
 COPYING = ("aten::to", "aten::_to_copy", "aten::copy_")
 GLOO = re.compile(r"^gloo:")  # the ranges of gloo's threads
 
@@ -275,7 +282,7 @@ def _of_gpu(trace):
     pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name and "HtoD" in e.name)
     others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
     idle, waits = _causes(trace, work, free)
-    busy = length(union((e.begin, e.end) for e in work))
+    busy = length(_spans(work))
     return Reading(
         steps=steps,
         step_ms=busy / steps + sum(idle.values()),
@@ -293,7 +300,7 @@ def _of_gpu(trace):
 def holes(trace: Trace) -> list[tuple[float, float]]:
     """Return the spans in which the device was idle, in the steps of a trace."""
     work, free = _asked_in_the_steps(trace)
-    busy = union((e.begin, e.end) for e in work)
+    busy = _spans(work)
     return without([(free, max(e.end for e in work))], busy)
 
 
@@ -333,22 +340,32 @@ def _causes(trace, work, free):
         (trace.steps[0].begin, trace.steps[-1].end),
         _held_up(trace, waits),
     )
-    idle = Counter({LAUNCHES: rest.waits / steps, PAUSES: rest.pauses / steps})
-    for (cause, _), ms in found.items():
-        idle[cause] += ms / steps
-    total = Counter()
+    idle = Counter({cause: ms / steps for cause, ms in found.items()})
+    idle |= {LAUNCHES: rest.waits / steps, PAUSES: rest.pauses / steps}
+    places, total = defaultdict(list), Counter()
     for wait in waits:
-        total[wait.cause, wait.why] += wait.ms
-    places = defaultdict(list)
+        total[_paid(wait.cause)] += wait.ms
     for wait in waits:
-        lost = found[wait.cause, wait.why] * wait.ms / total[wait.cause, wait.why]
+        lost = found[_paid(wait.cause)] * wait.ms / total[_paid(wait.cause)]
         places[wait.call, wait.why, wait.line].append((wait.ms, lost))
+        if wait.cause == SYNC:  # which is paid together with what the host reads
+            idle[SYNC] += lost / steps
+            idle[READS] -= lost / steps
     told = [
         Wait(*place, len(each), sum(ms for ms, _ in each), sum(lost for _, lost in each))
         for place, each in places.items()
     ]
     idle = {cause: ms for cause, ms in idle.items() if ms > 1e-9}
     return idle, sorted(told, key=lambda w: (-w.idle_ms, -w.ms))
+
+
+def _paid(cause):
+    """Return the cause under which the replay takes a wait away.
+
+    Waits for the device go together, and their cost is divided by how long they took: without the
+    first of them the host would have waited at the next.
+    """
+    return READS if cause == SYNC else cause
 
 
 def _calls_of(trace, work):
@@ -369,27 +386,24 @@ def _held_up(trace, waits):
     Those that name what the host did come before those that only tell that it did not launch, and
     the waits for the device come last: while it waits, the device is usually busy.
     """
+    copies = [e for e in trace.ops if e.where == trace.thread and e.name == "aten::pin_memory"]
     found = {
-        (DATA, ""): _loading(trace),
-        (COLLECTOR, ""): union((e.begin, e.end) for e in collections(trace)),
-        (ALLOCATOR, ""): union((e.begin, e.end) for e in allocations(trace)),
-        (COPIES, "pinning"): union(
-            (e.begin, e.end)
-            for e in trace.ops
-            if e.where == trace.thread and e.name == "aten::pin_memory"
-        ),
-        (AWAY, ""): union((e.begin, e.end) for e in absences(trace)),
+        DATA: _loading(trace),
+        COLLECTOR: _spans(collections(trace)),
+        ALLOCATOR: _spans(allocations(trace)),
+        COPIES: _spans([*copies, *(w for w in waits if w.cause == COPIES)]),
+        AWAY: _spans(absences(trace)),
+        READS: _spans(w for w in waits if w.cause != COPIES),
     }
-    asked = defaultdict(list)
-    for wait in waits:
-        asked[wait.cause, wait.why].append((wait.begin, wait.end))
-    spans = {key: union(each) for key, each in asked.items()}
-    found |= {key: spans[key] for key in sorted(spans, key=lambda key: length(spans[key]))}
     begin, end = trace.steps[0].begin, trace.steps[-1].end
     return {
-        key: [(max(a, begin), min(b, end)) for a, b in each if a < end and b > begin]
-        for key, each in found.items()
+        cause: [(max(a, begin), min(b, end)) for a, b in each if a < end and b > begin]
+        for cause, each in found.items()
     }
+
+
+def _spans(events):
+    return union((e.begin, e.end) for e in events)
 
 
 def _launching(trace):
@@ -430,8 +444,8 @@ def absences(trace: Trace) -> list[Event]:
     """
     threads = _launching(trace)
     whole = [(trace.steps[0].begin, trace.steps[-1].end)]
-    calling = union((c.begin, c.end) for c in trace.calls if c.where in threads)
-    known = union([*_loading(trace), *((e.begin, e.end) for e in collections(trace))])
+    calling = _spans(c for c in trace.calls if c.where in threads)
+    known = union([*_loading(trace), *_spans(collections(trace))])
     spans = [s for s in without(without(whole, calling), known) if s[1] - s[0] >= AWAY_MS]
     return [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in spans]
 
@@ -486,11 +500,13 @@ def _asked(call, ops, lines, ranges, copy, printing):
     cause, why, whole = READS, "", call
     ops = [e for e in ops if not e.name.startswith("autograd::")]
     formats = [e for e in lines if PRINTS in e.name]
-    asks = [e for e in ops if e.name in ASK]
+    asks = [e for e in ops if e.name in ASKS]
     if formats:
         why, whole = "print", formats[0]
+    elif ops and ops[0].begin in printing:
+        why, whole = MAYBE_PRINT, ops[0]
     elif asks:
-        why, whole = (MAYBE_PRINT if ops[0].begin in printing else ".item()"), asks[0]
+        why, whole = ASKS[asks[0].name], asks[0]
     elif any(e.name in COPYING for e in ops):
         cause, why = (READS, ".cpu()") if "DtoH" in copy else (COPIES, "a copy")
     elif ops:
@@ -510,13 +526,14 @@ def _copies(trace, thread):
 
 def _printing(ops) -> set[float]:
     """Return when those operations began that look as if a tensor was printed."""
-    found, end, printing = set(), 0.0, False
+    found, end, finite, selected = set(), 0.0, False, False
     for op in ops:
         if op.begin < end:
             continue
         end = op.end
-        printing = op.name == SELECTS or (printing and bool(FORMATS.match(op.name)))
-        if printing:
+        finite = op.name == FINITE or (finite and bool(FORMATS.match(op.name)))
+        selected = finite and (selected or op.name == SELECTS)
+        if selected:
             found.add(op.begin)
     return found
 
@@ -545,19 +562,13 @@ def _line(lines):
 
 def _loading(trace):
     """Return the spans in which the training thread waited for a batch."""
-    return union(
-        (e.begin, e.end) for e in trace.ranges if e.where == trace.thread and LOADER.match(e.name)
-    )
-
-
-def _collecting(trace):
-    return union((e.begin, e.end) for e in collections(trace))
+    return _spans(e for e in trace.ranges if e.where == trace.thread and LOADER.match(e.name))
 
 
 def _of_processor(trace):
     """Return the reading of a process without a GPU, with the own time of each operation."""
     whole, steps = [(trace.steps[0].begin, trace.steps[-1].end)], len(trace.steps)
-    loading, collecting = _loading(trace), _collecting(trace)
+    loading, collecting = _loading(trace), _spans(collections(trace))
     ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]
     # Operations that load images in this thread are not part of the training.
     ops = [e for e in ops if not any(begin <= e.begin < end for begin, end in loading)]
