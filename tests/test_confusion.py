@@ -1,7 +1,7 @@
 import confusion
 import pytest
 
-from dlojz.runs import suspects
+from dlojz.runs import suspects, trace
 
 FOLDERS = confusion.recordings()
 
@@ -17,6 +17,20 @@ def test_the_planted_fault_is_named(folder):
     found = confusion.named(folder)
     assert found[0].fault == fault, [s.evidence for s in found]
     assert len(found) == 1, "nobody else is accused"
+
+
+@pytest.mark.parametrize(("fault", "named"), [("garbage", "elsewhere"), ("print", "print")])
+@pytest.mark.parametrize("which", confusion.SETS)
+def test_without_pythons_functions_nothing_wrong_is_named(which, fault, named):
+    """As if the same trace had been recorded without them."""
+    (folder,) = (f for f in FOLDERS if confusion.planted(f) == (which, fault))
+    (found,) = suspects.traces_of(folder)
+    found.lines = []
+    found.ranges = [r for r in found.ranges if r.name != trace.GARBAGE]
+    (only,) = suspects.suspects([found])
+    assert only.fault == named
+    assert only.sure == "probable"
+    assert "with_stack=True" in only.settle
 
 
 def test_the_table_has_the_planted_fault_in_its_row_and_the_named_one_in_its_column():

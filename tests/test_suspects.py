@@ -1,5 +1,6 @@
 import pytest
-from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
+from simulated import LARGE, MIDDLE, TINY, Machine
+from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy
 
 from dlojz.runs import suspects, trace
 
@@ -29,18 +30,6 @@ def steps(*work, host=()):
     return made
 
 
-def reads(count):
-    """In each step the host reads so many numbers, one after the other."""
-    made = steps((CONV, 0, 6))
-    for begin in (0, 10):
-        for i in range(count):
-            at = begin + 6 + 3 * i / count
-            made.launch(at, at, at + 0.001, "Memcpy DtoH (Device -> Pageable)")
-            made.host("cpu_op", "aten::item", at, at + 0.02)
-            made.host("cuda_runtime", "cudaStreamSynchronize", at, at + 0.01)
-    return made
-
-
 def small(kernel_ms):
     """A kernel every 25 microseconds."""
     made = steps()
@@ -62,7 +51,6 @@ def test_a_training_as_it_should_be_is_accused_of_nothing(tmp_path):
         (steps((CONV, 0, 1), (CONV, 9, 10), host=[("Python GC", 1, 9)]), "garbage"),
         (steps((PAGEABLE, 0, 4), (CONV, 4, 10)), "unpinned"),
         (steps((TO_NHWC, 0, 1), (NORM, 1, 4), (CONV, 4, 10)), "nchw"),
-        (reads(100), "item"),
         (small(0.004), "small-batch"),
     ],
 )
@@ -77,7 +65,6 @@ def test_a_fault_is_named_by_its_evidence(tmp_path, made, fault):
         steps((PINNED, 0, 4), (CONV, 4, 10)),
         steps((NORM_NHWC, 0, 4), (CONV, 4, 10)),
         steps((NORM, 0, 4), ("sm80_sgemm_ffma", 4, 10)),  # without tensor cores NCHW does no harm
-        reads(1),  # the loss
         small(0.022),
     ],
 )
@@ -85,11 +72,106 @@ def test_what_looks_like_it_is_not_accused(tmp_path, made):
     assert faults(tmp_path, made) == ["none"]
 
 
-def test_a_printed_tensor_is_told_from_one_that_is_read(tmp_path):
-    made = with_a_wait("aten::item")
-    for begin in (0, 10):
-        made.host("python_function", "torch/_tensor_str.py(702): _str", begin + 1.05, begin + 6.3)
-    assert faults(tmp_path, made) == ["print"]
+def simulated(model, plant, functions=False, load_ms=0.1):
+    """Return a training whose steps end with this."""
+    machine = Machine(functions)
+    for _ in machine.steps():
+        machine.load(load_ms)
+        machine.train(model)
+        plant(machine)
+    return machine
+
+
+def synchronizes(apart):
+    """Wait for the device twice in a step, with small work after it."""
+
+    def plant(machine):
+        for _ in range(2):
+            machine.synchronize()
+            machine.kernels("aten::add", TINY, apart)
+
+    return plant
+
+
+BALANCED = [
+    (lambda m: m.print(8), "print"),
+    (lambda m: m.print(60), "print"),
+    (lambda m: m.norms(20), "item"),
+    (lambda m: m.norms(160), "item"),
+    (lambda m: m.pageable(2), "unpinned"),
+    (lambda m: m.pageable(8), "unpinned"),
+    (lambda m: m.load(10), "one-worker"),
+    (lambda m: m.load(60), "one-worker"),
+    (lambda m: m.sleep(8), "elsewhere"),
+    (lambda m: m.sleep(30), "elsewhere"),
+    (lambda m: m.empty_cache(8), "allocator"),
+    (lambda m: m.empty_cache(50), "allocator"),
+    (synchronizes(0.5), "waits"),
+    (synchronizes(1), "waits"),
+    (lambda m: m.pin(6), "copies"),
+    (lambda m: m.pin(20), "copies"),
+    (lambda m: m.item(), "none"),  # the loss, once
+]
+
+
+@pytest.mark.parametrize("functions", [False, True], ids=["", "functions"])
+@pytest.mark.parametrize(("plant", "fault"), BALANCED)
+def test_a_cause_is_named_whether_weak_or_strong(tmp_path, plant, fault, functions):
+    assert faults(tmp_path, simulated(MIDDLE, plant, functions)) == [fault]
+
+
+@pytest.mark.parametrize("ms", [8, 40])
+def test_garbage_is_named_with_pythons_functions_and_without_them_that_nothing_ran(tmp_path, ms):
+    def collects(machine):
+        machine.collect(ms)
+
+    (told,) = accused(tmp_path, simulated(MIDDLE, collects, functions=True))
+    assert (told.fault, told.sure) == ("garbage", "certain")
+    (guessed,) = accused(tmp_path, simulated(MIDDLE, collects))
+    assert (guessed.fault, guessed.sure) == ("elsewhere", "probable")
+    assert f"launched nothing for {ms}.0 ms at a stretch" in guessed.evidence
+    assert "a garbage collection look alike" in guessed.evidence
+    assert "record again with Python's functions (with_stack=True)" in guessed.settle
+
+
+def test_a_sleep_has_the_line_of_a_function_that_was_recorded(tmp_path):
+    (told,) = accused(tmp_path, simulated(MIDDLE, lambda m: m.sleep(30), functions=True))
+    assert "in trainer.py, augment (from line 7)" in told.evidence
+    assert told.sure == "certain"
+
+
+def test_a_printed_tensor_is_certain_only_with_pythons_functions(tmp_path):
+    (told,) = accused(tmp_path, simulated(MIDDLE, lambda m: m.print(60), functions=True))
+    assert told.sure == "certain"
+    (guessed,) = accused(tmp_path, simulated(MIDDLE, lambda m: m.print(60)))
+    assert guessed.sure == "probable"
+    assert "numbers as print(tensor) reads them" in guessed.evidence
+
+
+@pytest.mark.parametrize("count", [40, 160])
+def test_what_the_host_reads_comes_before_the_small_work_that_remains(tmp_path, count):
+    found = faults(tmp_path, simulated(TINY, lambda m: m.norms(count)))
+    assert found == ["item", "small-batch"]
+
+
+@pytest.mark.parametrize("load_ms", [0.1, 0.5])
+def test_small_work_is_not_the_loaders_fault(tmp_path, load_ms):
+    """Though the host is never ahead after it waited for the batch."""
+    (only,) = accused(tmp_path, simulated(TINY, lambda m: None, load_ms=load_ms))
+    assert only.fault == "small-batch"
+    assert 0.5 < only.share < 0.6
+
+
+def test_what_costs_nothing_is_not_accused(tmp_path):
+    """The device has enough to do while the host sleeps."""
+    assert faults(tmp_path, simulated(LARGE, lambda m: m.sleep(8))) == ["none"]
+    assert faults(tmp_path, simulated(TINY, Machine.synchronize)) == ["small-batch"]
+
+
+def test_nothing_accused_in_a_slow_step_says_what_most_is_lost_to(tmp_path):
+    (only,) = accused(tmp_path, small(0.015))
+    assert only.fault == "none"
+    assert only.evidence.endswith("most of the rest is lost to: launches, 40%")
 
 
 def test_the_dearest_fault_comes_first(tmp_path):

@@ -37,8 +37,12 @@ def confusion(folders) -> Counter:
 
 
 def table(counts: Counter, which: str) -> Table:
-    """Return a table of the planted faults of a set by row, and the named ones by column."""
-    faults = list(suspects.FAULTS)
+    """Return a table of the planted faults of a set by row, and the named ones by column.
+
+    Causes that nobody planted and that were not named are left out.
+    """
+    seen = {name for of, *names in counts for name in names if of == which}
+    faults = [name for name in suspects.WORDS if name in suspects.FAULTS or name in seen]
     rows = [(true, *(str(counts[which, true, said] or "·") for said in faults)) for true in faults]
     return Table((which, *faults), rows, "<" + ">" * len(faults))
 

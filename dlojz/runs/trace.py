@@ -1,5 +1,12 @@
 """The reader of torch.profiler's traces, and the analysis of where the time of their steps goes.
 
+On a GPU the question is why it was idle. A gap has a reason on the host: before the call whose
+kernel ended it, the host did something else. It waited for a batch or for the device, it collected
+garbage, allocated memory, copied, or did nothing that the trace tells. `runs.whatif` replays host
+and device without each of these in turn: what the step gains is what the cause costs, in its own
+gap and in those that follow until the host is ahead again. Only what remains, when the host does
+nothing but launch, is called launch bound.
+
 A trace is Chrome's JSON, as `prof.export_chrome_trace("trace.json.gz")` writes it:
 
     {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "traceEvents": [
@@ -184,7 +191,9 @@ AWAY = "the host, which does something else"
 LAUNCHES, PAUSES = "launches", "pauses between kernels"
 PYTHON = "Python between the operations"  # on a CPU, which launches nothing
 COPY = re.compile(r"^cudaMemcpy(Async)?$")
-ALLOCATES = re.compile(r"^cu(da)?(Malloc|Free|Host|Mem(Alloc|Free|Create|Release|Map|Unmap|Address))")
+ALLOCATES = re.compile(
+    r"^cu(da)?(Malloc|Free|Host|Mem(Alloc|Free|Create|Release|Map|Unmap|Address))"
+)
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's range and the Chronometer's
 # How print(tensor) looks without Python's functions: what is finite and not zero is selected, and
 # then number after number is read. Only these operations come in between.
@@ -245,6 +254,7 @@ class Reading:
     waits: list[Wait]
     pageable_ms: float  # copies of memory that was not pinned
     launches: float  # kernels per step
+    functions: bool = False  # whether Python's functions were recorded, which slows the host
 
     @property
     def lost(self) -> dict[str, float]:
@@ -263,7 +273,9 @@ class Reading:
                 shares[WORDS[cause]] += share
         if shares.total() <= 1 - BOUND:
             return "GPU bound" if self.device else "processor bound"
-        return shares.most_common(1)[0][0]
+        words = shares.most_common(1)[0][0]
+        slowed = self.functions and words == WORDS[LAUNCHES]
+        return f"{words}, while Python's functions are recorded" if slowed else words
 
 
 def analyse(trace: Trace) -> Reading:
@@ -294,6 +306,7 @@ def _of_gpu(trace):
         waits=waits,
         pageable_ms=length(without(pageable, others)) / steps,
         launches=len(work) / steps,
+        functions=bool(trace.lines),
     )
 
 
@@ -528,7 +541,7 @@ def _printing(ops) -> set[float]:
     """Return when those operations began that look as if a tensor was printed."""
     found, end, finite, selected = set(), 0.0, False, False
     for op in ops:
-        if op.begin < end:
+        if op.end <= end:
             continue
         end = op.end
         finite = op.name == FINITE or (finite and bool(FORMATS.match(op.name)))
