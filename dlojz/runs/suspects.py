@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlojz.runs import kinds, trace
-from dlojz.runs.folder import path_of, trace_file
+from dlojz.runs.folder import path_of, trace_files
 
 # What notebooks/experiments/faults.py plants.
 FAULTS = {
@@ -308,13 +308,17 @@ def _nothing(reading):
     return Suspect("none", 0.0, words)
 
 
+def sentence(suspect: Suspect) -> str:
+    """Return a suspect in words: the fault, the evidence, how sure that is and what settles it."""
+    if suspect.fault == "none":
+        return f"nothing was found: {suspect.evidence}"
+    words = f"{WORDS[suspect.fault]} ({suspect.sure}): {suspect.evidence}"
+    return f"{words}. To settle it: {suspect.settle}" if suspect.settle else words
+
+
 def traces_of(run) -> list[trace.Trace]:
     """Return the traces of all processes of a job or of a run's folder. Raises TraceError."""
-    folder = path_of(run)
-    files = [trace_file(folder)]
-    while trace_file(folder, len(files)).exists():
-        files.append(trace_file(folder, len(files)))
-    return [trace.read(file) for file in files]
+    return [trace.read(file) for file in trace_files(path_of(run))]
 
 
 def planted(folder: Path) -> str:

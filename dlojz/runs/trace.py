@@ -233,7 +233,8 @@ class Wait(NamedTuple):
     """A place where the host waits for the device."""
 
     call: str
-    why: str  # the operation that caused it
+    op: str  # the operation of torch that calls, if any
+    why: str  # the same, as it is written in a program
     line: str  # of the trainee's file, if the trace has it
     count: int
     ms: float
@@ -360,7 +361,7 @@ def _causes(trace, work, free):
         total[_paid(wait.cause)] += wait.ms
     for wait in waits:
         lost = found[_paid(wait.cause)] * wait.ms / total[_paid(wait.cause)]
-        places[wait.call, wait.why, wait.line].append((wait.ms, lost))
+        places[wait.call, wait.op, wait.why, wait.line].append((wait.ms, lost))
         if wait.cause == SYNC:  # which is paid together with what the host reads
             idle[SYNC] += lost / steps
             idle[READS] -= lost / steps
@@ -482,6 +483,7 @@ class _Asked(NamedTuple):
 
     cause: str
     call: str
+    op: str
     why: str
     line: str
     begin: float  # of all that the host did for it
@@ -526,8 +528,8 @@ def _asked(call, ops, lines, ranges, copy, printing):
         why = ops[0].name
     else:
         cause, why = SYNC, next((e.name for e in ranges if e.name == DDP), "")
-    line = _line([e.name for e in lines])
-    return _Asked(cause, call.name, why, line, whole.begin, whole.end, call.ms)
+    op, line = ops[0].name if ops else "", _line([e.name for e in lines])
+    return _Asked(cause, call.name, op, why, line, whole.begin, whole.end, call.ms)
 
 
 def _copies(trace, thread):
