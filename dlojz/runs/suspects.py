@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlojz.runs import kinds, trace
-from dlojz.runs.folder import path_of, trace_files
+from dlojz.runs.folder import path_of, trace_file, trace_files
 
 # What notebooks/experiments/faults.py plants.
 FAULTS = {
@@ -36,6 +36,11 @@ OTHERS = {
 }
 WORDS = FAULTS | OTHERS
 WITH_FUNCTIONS = "record again with Python's functions (with_stack=True): they name the line"
+# A trace does not tell how fast operations could be.
+ON_A_PROCESSOR = (
+    "train once with --data synthetic: if the step is shorter, the loader's workers take the cores "
+    "from the training, and no trace shows that"
+)
 
 PLANTED = re.compile(r"04-trace-(?:fault|held-out|unseen)-(.+?)(?:-x\d+)?$")  # in a folder's name
 
@@ -173,14 +178,15 @@ def _elsewhere(witness) -> Suspect | None:
     if share < OTHER_SHARE:
         return None
     longest = max(trace.absences(witness.trace), key=lambda e: e.ms)
-    place = f", in {longest.name}" if longest.name else ""
-    why = "nothing says why: Python code, a sleep and a garbage collection look alike"
+    phase = trace.phase_of(witness.trace, longest)
+    place = f", in {longest.name}" if longest.name else f", in the phase {phase!r}" if phase else ""
+    why = "" if longest.name else " (Python code, a sleep, a garbage collection?)"
     return Suspect(
         "elsewhere",
         share,
-        f"the host launched nothing for {longest.ms:.1f} ms at a stretch{place or f'; {why}'}, "
-        f"which left the device idle for {share:.0%} of the step",
-        "" if place else WITH_FUNCTIONS,
+        f"the host ran nothing that the trace tells for {longest.ms:.1f} ms at a stretch{place}"
+        f"{why}; nothing was computed for {share:.0%} of the step",
+        "" if longest.name else WITH_FUNCTIONS,
     )
 
 
@@ -300,25 +306,27 @@ def _if(proven, fault, share, evidence, settle=""):
 
 
 def _nothing(reading):
+    who = "device" if reading.device else "processor"
     computed = 1 - sum(reading.lost.values())
-    words = f"the device computes for {computed:.0%} of the step"
+    words = f"the {who} computes for {computed:.0%} of the step"
     if reading.lost and computed < trace.BOUND:
         cause, share = next(iter(reading.lost.items()))
         words += f"; most of the rest is lost to: {cause}, {share:.0%}"
-    return Suspect("none", 0.0, words)
+    return Suspect("none", 0.0, words, "" if reading.device else ON_A_PROCESSOR)
 
 
 def sentence(suspect: Suspect) -> str:
     """Return a suspect in words: the fault, the evidence, how sure that is and what settles it."""
-    if suspect.fault == "none":
-        return f"nothing was found: {suspect.evidence}"
-    words = f"{WORDS[suspect.fault]} ({suspect.sure}): {suspect.evidence}"
+    words = f"nothing was found: {suspect.evidence}"
+    if suspect.fault != "none":
+        words = f"{WORDS[suspect.fault]} ({suspect.sure}): {suspect.evidence}"
     return f"{words}. To settle it: {suspect.settle}" if suspect.settle else words
 
 
 def traces_of(run) -> list[trace.Trace]:
     """Return the traces of all processes of a job or of a run's folder. Raises TraceError."""
-    return [trace.read(file) for file in trace_files(path_of(run))]
+    folder = path_of(run)
+    return [trace.read(file) for file in trace_files(folder) or [trace_file(folder)]]
 
 
 def planted(folder: Path) -> str:

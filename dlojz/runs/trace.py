@@ -451,17 +451,26 @@ def allocations(trace: Trace) -> list[Event]:
 
 
 def absences(trace: Trace) -> list[Event]:
-    """Return the spans of the steps in which no thread calls CUDA for long, by what is known.
+    """Return the spans of the steps in which the host asks for nothing for long.
 
-    Without Python's functions in the trace nothing tells a sleep from a garbage collection. The
-    name is that of the operation or the line that surrounds the span, or of the range.
+    On a GPU it calls nothing of CUDA then, on a processor it runs no operation. Without Python's
+    functions in the trace nothing tells a sleep from a garbage collection. The name is that of the
+    operation or the line that surrounds the span, if there is one.
     """
     threads = _launching(trace)
     whole = [(trace.steps[0].begin, trace.steps[-1].end)]
-    calling = _spans(c for c in trace.calls if c.where in threads)
-    known = union([*_loading(trace), *_spans(collections(trace))])
-    spans = [s for s in without(without(whole, calling), known) if s[1] - s[0] >= AWAY_MS]
+    asking = _spans(c for c in trace.calls if c.where in threads) if trace.on_gpu else []
+    asking = asking or _spans([*trace.ops, *(e for e in trace.ranges if GLOO.match(e.name))])
+    known = union([*asking, *_loading(trace), *_spans(collections(trace))])
+    spans = [s for s in without(whole, known) if s[1] - s[0] >= AWAY_MS]
     return [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in spans]
+
+
+def phase_of(trace: Trace, span: Event) -> str:
+    """Return the innermost range in which the middle of a span is, such as "update", or ""."""
+    middle = (span.begin + span.end) / 2
+    around = [e for e in trace.ranges if e.where == span.where and e.begin <= middle < e.end]
+    return around[-1].name if around else ""
 
 
 def _place(trace, begin, end):
@@ -601,10 +610,12 @@ def _of_processor(trace):
     talking = union((e.begin, e.end) for e in trace.ranges if GLOO.match(e.name))
     exposed = common(whole, without(talking, union([*computing, *loading])))
     own[COMMUNICATION] = exposed
-    named = union([*loading, *collecting, *computing, *talking])
+    away = _spans(absences(trace))
+    named = union([*loading, *collecting, *computing, *talking, *away])
     idle = {
         DATA: common(whole, loading) / steps,
         COLLECTOR: common(whole, collecting) / steps,
+        AWAY: length(away) / steps,
         PYTHON: length(without(whole, named)) / steps,
     }
     return Reading(
@@ -618,4 +629,5 @@ def _of_processor(trace):
         waits=[],
         pageable_ms=0.0,
         launches=len(ops) / steps,
+        functions=bool(trace.lines),
     )
