@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dlojz.runs import kinds, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
@@ -29,7 +28,7 @@ FAULTS = {
 }
 # Causes of other kinds, for which a trace has evidence as well.
 OTHERS = {
-    "elsewhere": "the host launches nothing for a while, in each step",
+    "elsewhere": "the host does something else for a while, in each step",
     "waits": "the host waits for the device, in each step",
     "allocator": "memory is taken from CUDA and given back, in each step",
     "copies": "the host prepares the copies to the device itself, or waits for them",
@@ -41,9 +40,6 @@ ON_A_PROCESSOR = (
     "train once with --data synthetic: if the step is shorter, the loader's workers take the cores "
     "from the training, and no trace shows that"
 )
-
-PLANTED = re.compile(r"04-trace-(?:fault|held-out|unseen)-(.+?)(?:-x\d+)?$")  # in a folder's name
-
 
 @dataclass(frozen=True)
 class Suspect:
@@ -327,8 +323,3 @@ def traces_of(run) -> list[trace.Trace]:
     """Return the traces of all processes of a job or of a run's folder. Raises TraceError."""
     folder = path_of(run)
     return [trace.read(file) for file in trace_files(folder) or [trace_file(folder)]]
-
-
-def planted(folder: Path) -> str:
-    """Return the fault that was planted in a recorded run, from the name of its folder."""
-    return PLANTED.search(folder.name)[1]

@@ -9,8 +9,8 @@ from IPython.display import display
 
 from dlojz import progress
 from dlojz.course import course_root
-from dlojz.runs import trace
-from dlojz.runs.suspects import FAULTS, planted, suspects, traces_of
+from dlojz.runs import planted, trace
+from dlojz.runs.suspects import FAULTS, suspects, traces_of
 from dlojz.table import BAD, GOOD, Table
 
 # A hint for each fault, which does not name it.
@@ -61,7 +61,7 @@ def mysteries() -> dict[str, trace.Trace]:
 
 def truth(letter: str) -> str:
     """Return the planted fault, one of FAULTS."""
-    return planted(_folder(letter))
+    return planted.fault(_folder(letter))
 
 
 def evidence(letter: str) -> str:
