@@ -88,7 +88,8 @@ def test_the_shares_of_a_step_make_one(tmp_path, file):
         assert sum(shares) == pytest.approx(1)
     assert found.lost == {kinds.COMMUNICATION: pytest.approx(0.4), trace.DATA: pytest.approx(0.2)}
     ax = timeline.plot_shares({"a": file, "b": path})
-    assert {"waits: synchronisation", "waits: data", "waits: communication"} <= set(labels(ax))
+    read = "waits: results that the host reads"
+    assert {read, "waits: data", "waits: communication"} <= set(labels(ax))
     assert "communication bound" in {t.get_text() for t in ax.texts}
     plt.close()
 
@@ -203,7 +204,7 @@ def test_the_command_tells_and_draws(file, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("synchronisation bound")
     assert ".item()" in out
-    assert "nothing is wrong: the device computes for" in out
+    assert "the host waits for the device, in each step (certain)" in out
     assert (tmp_path / "t.png").stat().st_size > 5000
     assert cli.main(["trace", str(tmp_path / "t.png")]) == 2
     assert "can't be read" in capsys.readouterr().err

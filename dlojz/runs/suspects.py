@@ -41,6 +41,7 @@ ON_A_PROCESSOR = (
     "from the training, and no trace shows that"
 )
 
+
 @dataclass(frozen=True)
 class Suspect:
     """A fault that a trace points to, with the evidence for it."""
