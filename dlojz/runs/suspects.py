@@ -129,7 +129,7 @@ def _reads(witness) -> Suspect | None:
     """Return a suspect if the host reads results, named by how it reads most of them.
 
     The share is that of all that it reads, since the first to be read costs most: then the host
-    loses its lead, whoever reads the next.
+    loses its lead, and the others wait no longer for that.
     """
     found = witness.reading
     share = found.lost.get(trace.READS, 0)
