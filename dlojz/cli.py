@@ -323,11 +323,11 @@ def _runs_of(job):
 
 def _trace(args):
     from dlojz.figures import timeline
-    from dlojz.runs import trace
+    from dlojz.runs import breakdown
 
     run = _run(args.job) if args.job else _last()
     found = timeline.open_trace(run)
-    print(f"{trace.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
+    print(f"{breakdown.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
     for suspect in suspects.suspects(timeline.open_traces(run)):

@@ -7,7 +7,7 @@ import pytest
 
 from dlojz import progress
 from dlojz.figures import timeline
-from dlojz.runs import suspects, trace
+from dlojz.runs import breakdown, suspects, trace
 from dlojz.runs.folder import trace_files
 from dlojz.widgets import mysteries
 
@@ -42,7 +42,7 @@ def test_no_figure_prints_the_answer_beside_the_riddle():
     assert labels <= {*timeline.COLOURS, timeline.IDLE}
     assert len(ax.texts) == 0
     for riddle in riddles.values():
-        found = trace.analyse(riddle)
+        found = breakdown.analyse(riddle)
         tables = [timeline.times(riddle, causes=False), timeline.waits(riddle, causes=False)]
         title = timeline.plot_step(riddle, verdict=False).get_title("left")
         for text in (*map(str, tables), title):

@@ -3,7 +3,7 @@
 import pytest
 from simulated import LARGE, MIDDLE, TINY, Machine
 
-from dlojz.runs import trace, whatif
+from dlojz.runs import breakdown, host, trace, whatif
 
 
 def nothing(machine):
@@ -21,7 +21,7 @@ def training(model, plant, functions=False, steps=5):
 
 
 def reading(machine, folder):
-    return trace.analyse(trace.read(machine.write(folder / "trace.json")))
+    return breakdown.analyse(trace.read(machine.write(folder / "trace.json")))
 
 
 def sleeps(machine):
@@ -67,14 +67,14 @@ def loads_at_once(machine):
 
 
 COSTS = [
-    (sleeps, nothing, trace.AWAY),
-    (sleeps_a_little, nothing, trace.AWAY),
-    (collects, nothing, trace.COLLECTOR),
-    (synchronizes, runs_on, trace.SYNC),
-    (empties_the_cache, nothing, trace.ALLOCATOR),
-    (empties_a_small_cache, nothing, trace.ALLOCATOR),
-    (pins, nothing, trace.COPIES),
-    (loads, loads_at_once, trace.DATA),
+    (sleeps, nothing, host.AWAY),
+    (sleeps_a_little, nothing, host.AWAY),
+    (collects, nothing, host.COLLECTOR),
+    (synchronizes, runs_on, host.SYNC),
+    (empties_the_cache, nothing, host.ALLOCATOR),
+    (empties_a_small_cache, nothing, host.ALLOCATOR),
+    (pins, nothing, host.COPIES),
+    (loads, loads_at_once, host.DATA),
 ]
 
 
@@ -101,23 +101,23 @@ def test_work_and_idle_time_make_the_step(tmp_path, model, plant):
 def test_a_host_that_is_never_ahead_leaves_the_first_cause_its_own_time_and_no_more(tmp_path):
     """All that follows the short wait for a batch was launch bound without it."""
     found = reading(training(TINY, nothing), tmp_path)
-    assert found.idle[trace.DATA] == pytest.approx(0.1, abs=0.05)
-    assert found.idle[trace.LAUNCHES] > 0.5 * found.step_ms
+    assert found.idle[host.DATA] == pytest.approx(0.1, abs=0.05)
+    assert found.idle[breakdown.LAUNCHES] > 0.5 * found.step_ms
     assert found.verdict == "launch bound"
 
 
 def test_a_device_that_always_has_work_is_not_launch_bound(tmp_path):
     found = reading(training(LARGE, nothing), tmp_path)
-    assert found.idle == {trace.PAUSES: pytest.approx(0.25, abs=0.05)}
+    assert found.idle == {breakdown.PAUSES: pytest.approx(0.25, abs=0.05)}
     assert found.verdict == "GPU bound"
 
 
 def test_while_the_host_catches_up_what_held_it_up_is_still_to_blame(tmp_path):
     """After a wait the device is idle now and then, until the host is ahead again."""
     found = reading(training(LARGE, synchronizes), tmp_path)
-    gaps = found.idle[trace.SYNC]
+    gaps = found.idle[host.SYNC]
     assert gaps > 2, "and not 0.02 ms, as long as the gap right after the wait is"
-    assert trace.LAUNCHES not in found.idle
+    assert breakdown.LAUNCHES not in found.idle
     (wait,) = found.waits
     assert wait.call == "cudaDeviceSynchronize"
     assert wait.idle_ms == pytest.approx(found.steps * gaps)
@@ -126,12 +126,12 @@ def test_while_the_host_catches_up_what_held_it_up_is_still_to_blame(tmp_path):
 @pytest.mark.parametrize(
     ("plant", "why", "cause"),
     [
-        (Machine.item, ".item()", trace.READS),
-        (Machine.is_nonzero, "if tensor", trace.READS),
-        (Machine.nonzero, "aten::nonzero", trace.READS),
-        (Machine.cpu, ".cpu()", trace.READS),
-        (Machine.synchronize, "", trace.SYNC),
-        (lambda machine: machine.pageable(2), "a copy", trace.COPIES),
+        (Machine.item, ".item()", host.READS),
+        (Machine.is_nonzero, "if tensor", host.READS),
+        (Machine.nonzero, "aten::nonzero", host.READS),
+        (Machine.cpu, ".cpu()", host.READS),
+        (Machine.synchronize, "", host.SYNC),
+        (lambda machine: machine.pageable(2), "a copy", host.COPIES),
     ],
     ids=["item", "if", "nonzero", "cpu", "synchronize", "pageable"],
 )
@@ -143,7 +143,7 @@ def test_a_wait_has_the_heading_of_what_asked_for_it(tmp_path, plant, why, cause
     found = reading(training(LARGE, before_short_kernels), tmp_path)
     assert {wait.why for wait in found.waits} == {why}
     assert found.idle[cause] > 1
-    assert not {trace.READS, trace.SYNC, trace.COPIES} - {cause} & set(found.idle)
+    assert not {host.READS, host.SYNC, host.COPIES} - {cause} & set(found.idle)
 
 
 def test_a_wait_counts_for_the_place_that_waited_longest(tmp_path):
@@ -156,7 +156,7 @@ def test_a_wait_counts_for_the_place_that_waited_longest(tmp_path):
 
     found = reading(training(LARGE, both), tmp_path)
     assert found.waits[0].call == "cudaDeviceSynchronize"
-    assert found.idle[trace.SYNC] > 20 * found.idle[trace.READS]
+    assert found.idle[host.SYNC] > 20 * found.idle[host.READS]
 
 
 def test_the_replay_of_what_was_recorded_begins_all_work_when_it_began():

@@ -59,7 +59,7 @@ TWO_GPUS = (("straggler", "vit", ""), ("straggler", "regnet", ""), ("item", "swi
 
 
 def cases(gpus: int) -> list[list[dict]]:
-    """Return the pairs of cases for this number of GPUs: one fault weak and strong, or no fault twice."""
+    """Return pairs of cases, one fault weak and strong, and each model once without a fault."""
     table = ONE_GPU if gpus == 1 else TWO_GPUS
     pairs = [
         [{"fault": fault, "model": model, "strength": how, "functions": bool(functions)}

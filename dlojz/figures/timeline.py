@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.runs import kinds, log, spans, stats, trace
+from dlojz.runs import breakdown, host, kinds, log, spans, stats, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
@@ -25,17 +25,17 @@ COLOURS = {
 }
 # Waits, drawn hatched.
 LOST = {
-    trace.DATA: report.PALETTE["data"],
-    trace.SYNC: report.PALETTE["failure"],
-    trace.COLLECTOR: report.PALETTE["model"],
+    host.DATA: report.PALETTE["data"],
+    host.SYNC: report.PALETTE["failure"],
+    host.COLLECTOR: report.PALETTE["model"],
     kinds.COMMUNICATION: COLOURS[kinds.COMMUNICATION],
-    trace.READS: report.PALETTE["activations"],
-    trace.ALLOCATOR: report.PALETTE["power"],
-    trace.COPIES: COLOURS[kinds.COPIES],
-    trace.AWAY: "black",
-    trace.LAUNCHES: report.PALETTE["limit"],
-    trace.PYTHON: report.PALETTE["limit"],
-    trace.PAUSES: "#C8C8D0",
+    host.READS: report.PALETTE["activations"],
+    host.ALLOCATOR: report.PALETTE["power"],
+    host.COPIES: COLOURS[kinds.COPIES],
+    host.AWAY: "black",
+    breakdown.LAUNCHES: report.PALETTE["limit"],
+    breakdown.PYTHON: report.PALETTE["limit"],
+    breakdown.PAUSES: "#C8C8D0",
 }
 IDLE = "nothing is computed"  # where the trainee is to find out why
 ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
@@ -73,7 +73,7 @@ def times(of, causes=True) -> Table:
 
     causes: whether to tell why the device waits, or only for how long.
     """
-    found = trace.analyse(open_trace(of))
+    found = breakdown.analyse(open_trace(of))
     rows = []
     for name, ms in sorted(found.kinds.items(), key=lambda item: -item[1]):
         note = ""
@@ -99,7 +99,7 @@ def waits(of, causes=True) -> Table:
     causes: whether to name what is written in the program, such as print, or the operation of torch
     that it becomes.
     """
-    found = trace.analyse(open_trace(of))
+    found = breakdown.analyse(open_trace(of))
     places = defaultdict(list)
     for wait in found.waits:
         places[(wait.why if causes else wait.op) or wait.call, wait.line].append(wait)
@@ -182,7 +182,7 @@ def plot_shares(traces, verdicts=True, ax=None):
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.4 + 0.5 * len(traces)))[1]
         for row, of in enumerate(traces.values()):
-            found = trace.analyse(open_trace(of))
+            found = breakdown.analyse(open_trace(of))
             left = 0.0
             for name, share in _computed(found).items():
                 ax.barh(row, share, 0.65, left=left, label=name, color=COLOURS[name])
@@ -240,7 +240,7 @@ def plot_step(of, number=None, verdict=True, ax=None):
         ax.set(yticks=range(len(places) + 1), yticklabels=["host", *names])
         ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
         ax.set_xlabel(f"in {step.name} (ms)")
-        said = trace.analyse(found).verdict if verdict else None
+        said = breakdown.analyse(found).verdict if verdict else None
         ax.set_title("; ".join(filter(None, (said, found.device if found.on_gpu else None))))
         _legend(ax, -0.55 / (1 + 0.4 * len(places)))
     return ax
@@ -272,14 +272,14 @@ def _draw_host(ax, found, step):
     """Draw the phases of a step as the host went through them, and over them where it waited."""
     phases = {name: [] for name in PHASES}
     for r in found.ranges:
-        name = "data" if trace.LOADER.match(r.name) else r.name
+        name = "data" if host.LOADER.match(r.name) else r.name
         if name in phases and r.where == found.thread and step.begin <= r.begin < step.end:
             phases[name].append(r)
     for name, events in phases.items():
         _draw(ax, 0, events, step.begin, color=report.PALETTE[name], alpha=0.35, label=name)
     for label, colour, events in (
-        ("the host waits", report.PALETTE["failure"], trace.synchronisations(found)),
-        ("garbage collector", report.PALETTE["model"], trace.collections(found)),
+        ("the host waits", report.PALETTE["failure"], host.synchronisations(found)),
+        ("garbage collector", report.PALETTE["model"], host.collections(found)),
     ):
         events = [e for e in events if step.begin <= e.begin < step.end]
         _draw(ax, 0, events, step.begin, height=0.35, color=colour, label=label)

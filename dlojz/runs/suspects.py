@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dlojz.runs import kinds, trace
+from dlojz.runs import breakdown, host, kinds, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
 
 # What notebooks/experiments/faults.py plants.
@@ -62,7 +62,7 @@ class Witness:
     """The trace of one process, and its reading."""
 
     trace: trace.Trace
-    reading: trace.Reading
+    reading: breakdown.Reading
 
 
 # In each comment: the value measured with the fault, and without it. Shares are of the step.
@@ -90,7 +90,7 @@ def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
     Small work comes last: it is what remains once the host does nothing but launch. And what the
     straggler does instead is the reason that it is one, not another fault.
     """
-    witnesses = [Witness(t, trace.analyse(t)) for t in traces]
+    witnesses = [Witness(t, breakdown.analyse(t)) for t in traces]
     late = _straggler(witnesses)
     found = [rule(w) for w in witnesses for rule in RULES]
     found = [s for s in found if s and not (late and s.fault == "elsewhere")]
@@ -105,7 +105,7 @@ def _rank(suspect):
 
 
 def _garbage(witness) -> Suspect | None:
-    share = witness.reading.lost.get(trace.COLLECTOR, 0)
+    share = witness.reading.lost.get(host.COLLECTOR, 0)
     return _if(
         share >= COLLECTOR_SHARE,
         "garbage",
@@ -115,7 +115,7 @@ def _garbage(witness) -> Suspect | None:
 
 
 def _one_worker(witness) -> Suspect | None:
-    share = witness.reading.lost.get(trace.DATA, 0)
+    share = witness.reading.lost.get(host.DATA, 0)
     return _if(
         share >= DATA_SHARE,
         "one-worker",
@@ -132,13 +132,13 @@ def _reads(witness) -> Suspect | None:
     loses its lead, and the others wait no longer for that.
     """
     found = witness.reading
-    share = found.lost.get(trace.READS, 0)
+    share = found.lost.get(host.READS, 0)
     count = Counter()
     for wait in found.waits:
         count[wait.why] += wait.count / found.steps
     for fault, why, times, what in (
         ("print", "print", PRINTS, "waited {:.0f} times for numbers to print"),
-        ("print", trace.MAYBE_PRINT, PRINTS, "read {:.0f} numbers as print(tensor) reads them"),
+        ("print", host.MAYBE_PRINT, PRINTS, "read {:.0f} numbers as print(tensor) reads them"),
         ("item", ".item()", READS, "read a number {:.0f} times and waited for it"),
     ):
         if count[why] >= times and share >= READS_SHARE:
@@ -147,14 +147,14 @@ def _reads(witness) -> Suspect | None:
                 share,
                 f"in each step the host {what.format(count[why])}, "
                 f"which left the device idle for {share:.1%} of the step",
-                WITH_FUNCTIONS if why == trace.MAYBE_PRINT else "",
+                WITH_FUNCTIONS if why == host.MAYBE_PRINT else "",
             )
     return _waits(found)
 
 
 def _waits(reading) -> Suspect | None:
     """Return a suspect if the host waits for the device, for whatever reason."""
-    mine = [w for w in reading.waits if w.why not in ("a copy", trace.DDP)]
+    mine = [w for w in reading.waits if w.why not in ("a copy", host.DDP)]
     if not mine:
         return None
     share = sum(w.idle_ms for w in mine) / reading.steps / reading.step_ms
@@ -171,11 +171,11 @@ def _waits(reading) -> Suspect | None:
 
 
 def _elsewhere(witness) -> Suspect | None:
-    share = witness.reading.lost.get(trace.AWAY, 0)
+    share = witness.reading.lost.get(host.AWAY, 0)
     if share < OTHER_SHARE:
         return None
-    longest = max(trace.absences(witness.trace), key=lambda e: e.ms)
-    phase = trace.phase_of(witness.trace, longest)
+    longest = max(host.absences(witness.trace), key=lambda e: e.ms)
+    phase = host.phase_of(witness.trace, longest)
     place = f", in {longest.name}" if longest.name else f", in the phase {phase!r}" if phase else ""
     why = "" if longest.name else " (Python code, a sleep, a garbage collection?)"
     return Suspect(
@@ -188,8 +188,8 @@ def _elsewhere(witness) -> Suspect | None:
 
 
 def _allocator(witness) -> Suspect | None:
-    share = witness.reading.lost.get(trace.ALLOCATOR, 0)
-    calls = trace.allocations(witness.trace)
+    share = witness.reading.lost.get(host.ALLOCATOR, 0)
+    calls = host.allocations(witness.trace)
     times = len(calls) / witness.reading.steps
     return _if(
         share >= OTHER_SHARE,
@@ -204,7 +204,7 @@ def _allocator(witness) -> Suspect | None:
 def _copies(witness) -> Suspect | None:
     """Return a suspect if the host spends its time on copies, though from pinned memory."""
     found = witness.reading
-    share = found.idle.get(trace.COPIES, 0) / found.step_ms
+    share = found.idle.get(host.COPIES, 0) / found.step_ms
     return _if(
         share >= OTHER_SHARE and found.pageable_ms < PAGEABLE_SHARE * found.step_ms,
         "copies",
@@ -220,7 +220,7 @@ def _unpinned(witness) -> Suspect | None:
     return _if(
         share >= PAGEABLE_SHARE,
         "unpinned",
-        witness.reading.lost.get(trace.COPIES, 0),
+        witness.reading.lost.get(host.COPIES, 0),
         f"in each step copies from memory that is not pinned took {ms:.1f} ms, "
         f"{share:.0%} of the step, and nothing was computed meanwhile",
     )
@@ -228,7 +228,7 @@ def _unpinned(witness) -> Suspect | None:
 
 def _small_batch(witness) -> Suspect | None:
     found = witness.reading
-    share = found.lost.get(trace.LAUNCHES, 0)
+    share = found.lost.get(breakdown.LAUNCHES, 0)
     mean = sum(found.kinds.values()) / found.launches
     return _if(
         share >= LAUNCH_SHARE and mean <= SHORT_MS,
@@ -244,7 +244,7 @@ def _small_batch(witness) -> Suspect | None:
 
 def _nchw(witness) -> Suspect | None:
     found = witness.reading
-    step = [e for e in trace.in_steps(witness.trace) if NCHW.search(e.name)]
+    step = [e for e in breakdown.in_steps(witness.trace) if NCHW.search(e.name)]
     share = sum(e.ms for e in step) / found.steps / found.step_ms
     turned = sum(e.ms for e in step if kinds.kind(e.name) == kinds.LAYOUT) / found.steps
     return _if(
@@ -295,7 +295,7 @@ def _straggler(witnesses) -> Suspect | None:
 def _longest_hole(witness):
     """Return the longest hole of a step, on average, in ms."""
     steps = witness.reading.steps
-    return sum(sorted(e - b for b, e in trace.holes(witness.trace))[-steps:]) / steps
+    return sum(sorted(e - b for b, e in breakdown.holes(witness.trace))[-steps:]) / steps
 
 
 def _if(proven, fault, share, evidence, settle=""):
@@ -306,7 +306,7 @@ def _nothing(reading):
     who = "device" if reading.device else "processor"
     computed = 1 - sum(reading.lost.values())
     words = f"the {who} computes for {computed:.0%} of the step"
-    if reading.lost and computed < trace.BOUND:
+    if reading.lost and computed < breakdown.BOUND:
         cause, share = next(iter(reading.lost.items()))
         words += f"; most of the rest is lost to: {cause}, {share:.0%}"
     return Suspect("none", 0.0, words, "" if reading.device else ON_A_PROCESSOR)
