@@ -162,6 +162,22 @@ def test_small_work_is_not_the_loaders_fault(tmp_path, load_ms):
     assert 0.5 < only.share < 0.6
 
 
+def test_an_optimizer_that_sorts_its_parameters_is_not_busy_elsewhere(tmp_path):
+    def sorts(machine):
+        with machine.range("Optimizer.step#SGD.step"):
+            machine.sleep(5)
+
+    assert "elsewhere" not in faults(tmp_path, simulated(TINY, sorts))
+
+
+def test_pinning_in_the_loop_is_a_copy_though_it_takes_memory(tmp_path):
+    def pins(machine):
+        with machine.op("aten::pin_memory", 4), machine.range("cudaHostAlloc", "cuda_runtime", 6):
+            pass
+
+    assert faults(tmp_path, simulated(MIDDLE, pins)) == ["copies"]
+
+
 def test_what_costs_nothing_is_not_accused(tmp_path):
     """The device has enough to do while the host sleeps."""
     assert faults(tmp_path, simulated(LARGE, lambda m: m.sleep(8))) == ["none"]

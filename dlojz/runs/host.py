@@ -39,6 +39,7 @@ ASKS = {  # operations that give the host a number, as they are written
     "aten::_local_scalar_dense": ".item()",
 }
 COPYING = ("aten::to", "aten::_to_copy", "aten::copy_")
+OPTIMIZER = re.compile(r"^Optimizer\.")  # torch's ranges, such as "Optimizer.step#SGD.step"
 GLOO = re.compile(r"^gloo:")  # the ranges of gloo's threads
 
 
@@ -149,8 +150,8 @@ def held_up(trace: Trace, waited: Sequence[Asked]) -> dict:
     found = {
         DATA: loading(trace),
         COLLECTOR: spans.of(collections(trace)),
-        ALLOCATOR: spans.of(allocations(trace)),
         COPIES: spans.of([*copies, *(w for w in waited if w.cause == COPIES)]),
+        ALLOCATOR: spans.of(allocations(trace)),
         AWAY: spans.of(absences(trace)),
         READS: spans.of(w for w in waited if w.cause != COPIES),
     }
@@ -196,7 +197,8 @@ def absences(trace: Trace) -> list[Event]:
 
     On a GPU it calls nothing of CUDA then, on a processor it runs no operation. Without Python's
     functions in the trace nothing tells a sleep from a garbage collection. The name is that of the
-    operation or the line that surrounds the span, if there is one.
+    operation or the line that surrounds the span, if there is one. An optimizer that sorts its
+    parameters before its first call is launching.
     """
     threads = _launching(trace)
     whole = [(trace.steps[0].begin, trace.steps[-1].end)]
@@ -204,7 +206,8 @@ def absences(trace: Trace) -> list[Event]:
     asking = asking or spans.of([*trace.ops, *(e for e in trace.ranges if GLOO.match(e.name))])
     known = spans.union([*asking, *loading(trace), *spans.of(collections(trace))])
     long = [s for s in spans.without(whole, known) if s[1] - s[0] >= AWAY_MS]
-    return [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in long]
+    found = [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in long]
+    return [span for span in found if not OPTIMIZER.match(phase_of(trace, span))]
 
 
 def phase_of(trace: Trace, span: Event) -> str:

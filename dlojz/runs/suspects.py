@@ -74,7 +74,7 @@ PRINTS = 1  # tensors that are read to be printed: 89, else none
 READS_SHARE = 0.01  # of either: 0.10
 SHORT_MS, LAUNCH_SHARE = 0.011, 0.5  # the mean kernel: 0.005, else 0.025; idle: 0.87, else 0.31
 NCHW_SHARE = 0.05  # 0.62, else 0
-OTHER_SHARE = 0.08  # of a cause that nobody planted: else at most 0.03
+OTHER_SHARE = 0.05  # of a cause that nobody planted: else at most 0.01
 NCHW = re.compile(
     r"nchwto|nhwcto|bn_[fb]w_(?!.*nhwc)"
     r"|batch_norm_(backward|collect_statistics|transform_input)_kernel",

@@ -25,11 +25,11 @@ from dlojz.training import experiments
 WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
 # How much of a fault is planted if it is weak, and if it is strong.
 MUCH = {
-    "item": (8, 1),  # one of so many gradients is read
+    "item": (8, 1),  # every eighth gradient is read
     "unpinned": (torch.uint8, torch.float32),
     "one-worker": (500, 1000),  # pixels of a photo's width
     "small-batch": (8, 2),  # images
-    "nchw": (2, 1),  # one of so many convolutions, the last
+    "nchw": (2, 1),  # the last half of the convolutions, or all
     "print": (4, 1000),  # of the logits
     "straggler": (0.008, 0.02),  # seconds
     "garbage": (200_000, 1_000_000),  # objects
@@ -205,7 +205,8 @@ def plant(fault, much, model, loss, logits, held):
     if fault == "sleep":
         time.sleep(much)
     if fault == "python":
-        sum(i % 7 for i in range(much))
+        for i in range(much):  # without a call, which the recording of functions would slow
+            i % 7
     if fault == "empty-cache":
         torch.cuda.empty_cache()
 
