@@ -5,6 +5,7 @@ from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy
 from dlojz.runs import suspects, trace
 
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>"
+ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 NORM = "void at::native::batch_norm_backward_kernel<c10::BFloat16, float, float, int>"
 NORM_NHWC = "void at::native::batch_norm_backward_elemt_channels_last_kernel<4, c10::BFloat16>"
 
@@ -130,7 +131,7 @@ def test_garbage_is_named_with_pythons_functions_and_without_them_that_nothing_r
     (guessed,) = accused(tmp_path, simulated(MIDDLE, collects))
     assert (guessed.fault, guessed.sure) == ("elsewhere", "probable")
     assert f"for {ms}.0 ms at a stretch" in guessed.evidence
-    assert "a garbage collection?" in guessed.evidence
+    assert "a garbage collection, another process?" in guessed.evidence
     assert "record again with Python's functions (with_stack=True)" in guessed.settle
 
 
@@ -160,6 +161,17 @@ def test_small_work_is_not_the_loaders_fault(tmp_path, load_ms):
     (only,) = accused(tmp_path, simulated(TINY, lambda m: None, load_ms=load_ms))
     assert only.fault == "small-batch"
     assert 0.5 < only.share < 0.6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_without_workers_is_certain_and_one_with_workers_is_to_be_watched(
+    tmp_path, workers
+):
+    made = steps((CONV, 6, 10), host=[(LOADER if workers else ALONE, 0, 6)])
+    (only,) = accused(tmp_path, made)
+    assert only.fault == "one-worker"
+    assert only.sure == ("probable" if workers else "certain")
+    assert ("the loader has no workers" in only.evidence) == (not workers)
 
 
 def test_an_optimizer_that_sorts_its_parameters_is_not_busy_elsewhere(tmp_path):
@@ -223,10 +235,19 @@ def test_on_a_processor_there_are_no_kernels_to_accuse(tmp_path):
     made = Made()
     made.step(0, 0, 10)
     made.host("cpu_op", "aten::conv2d", 0, 9)
+    made.host("user_annotation", LOADER, 9, 9.1)
     (only,) = accused(tmp_path, made)
     assert only.fault == "none"
     assert only.evidence == "the processor computes for 90% of the step"
     assert "--data synthetic" in only.settle, "workers that take the cores are in no trace"
+
+
+def test_a_core_that_another_process_has_for_a_moment_is_no_fault_of_each_step(tmp_path):
+    made = Made()
+    for begin in (0, 20):
+        made.step(begin, begin, begin + 20)
+        made.host("cpu_op", "aten::conv2d", begin, begin + (20 if begin else 10))
+    assert faults(tmp_path, made) == ["none"]
 
 
 @pytest.mark.parametrize("line", [False, True])

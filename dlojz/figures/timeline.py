@@ -187,10 +187,10 @@ def plot_shares(traces, verdicts=True, ax=None):
             for name, share in _computed(found).items():
                 ax.barh(row, share, 0.65, left=left, label=name, color=COLOURS[name])
                 left += share
-            for name, share in found.lost.items():
-                label, colour = f"waits: {name}", LOST[name]
-                if not verdicts:
-                    label, colour = IDLE, report.PALETTE["limit"]
+            lost = {f"waits: {name}": (share, LOST[name]) for name, share in found.lost.items()}
+            if not verdicts:
+                lost = {IDLE: (sum(found.lost.values()), report.PALETTE["limit"])}
+            for label, (share, colour) in lost.items():
                 look = {"color": colour, "alpha": 0.5, "hatch": "///", "ec": "white"}
                 ax.barh(row, share, 0.65, left=left, label=label, **look)
                 left += share

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dlojz.runs import breakdown, host, kinds, trace
+from dlojz.runs import breakdown, host, kinds, spans, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
 
 # What notebooks/experiments/faults.py plants.
@@ -35,6 +35,8 @@ OTHERS = {
 }
 WORDS = FAULTS | OTHERS
 WITH_FUNCTIONS = "record again with Python's functions (with_stack=True): they name the line"
+ALONE = "_SingleProcessDataLoaderIter"  # torch's range for a loader without workers
+SEVERAL = "_MultiProcessingDataLoaderIter"  # a loader with workers
 # A trace does not tell how fast operations could be.
 ON_A_PROCESSOR = (
     "train once with --data synthetic: if the step is shorter, the loader's workers take the cores "
@@ -97,7 +99,7 @@ def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
     worst = {}
     for suspect in sorted(filter(None, [*found, late]), key=_rank):
         worst.setdefault(suspect.fault, suspect)
-    return list(worst.values()) or [_nothing(witnesses[0].reading)]
+    return list(worst.values()) or [_nothing(witnesses[0])]
 
 
 def _rank(suspect):
@@ -116,13 +118,12 @@ def _garbage(witness) -> Suspect | None:
 
 def _one_worker(witness) -> Suspect | None:
     share = witness.reading.lost.get(host.DATA, 0)
-    return _if(
-        share >= DATA_SHARE,
-        "one-worker",
-        share,
-        f"for {share:.0%} of the step the process waited for its next batch",
-        "watch the loader's workers with py-spy, and count them",
-    )
+    words = f"for {share:.0%} of the step the process waited for its next batch"
+    settle = "watch the loader's workers with py-spy, and count them"
+    if any(ALONE in e.name for e in witness.trace.ranges):
+        words += ", which it prepares alone: the loader has no workers"
+        settle = ""
+    return _if(share >= DATA_SHARE, "one-worker", share, words, settle)
 
 
 def _reads(witness) -> Suspect | None:
@@ -172,12 +173,12 @@ def _waits(reading) -> Suspect | None:
 
 def _elsewhere(witness) -> Suspect | None:
     share = witness.reading.lost.get(host.AWAY, 0)
-    if share < OTHER_SHARE:
+    if min(share, _away_in_each_step(witness)) < OTHER_SHARE:
         return None
     longest = max(host.absences(witness.trace), key=lambda e: e.ms)
     phase = host.phase_of(witness.trace, longest)
     place = f", in {longest.name}" if longest.name else f", in the phase {phase!r}" if phase else ""
-    why = "" if longest.name else " (Python code, a sleep, a garbage collection?)"
+    why = "" if longest.name else " (Python code, a sleep, a garbage collection, another process?)"
     return Suspect(
         "elsewhere",
         share,
@@ -185,6 +186,16 @@ def _elsewhere(witness) -> Suspect | None:
         f"{why}; nothing was computed for {share:.0%} of the step",
         "" if longest.name else WITH_FUNCTIONS,
     )
+
+
+def _away_in_each_step(witness):
+    """Return the share of the step in which the host was busy elsewhere, in that with the least.
+
+    A fault comes back in each step; another process that has the core for a moment does not.
+    """
+    away = spans.of(host.absences(witness.trace))
+    least = min(spans.common([(s.begin, s.end)], away) for s in witness.trace.steps)
+    return least / witness.reading.step_ms
 
 
 def _allocator(witness) -> Suspect | None:
@@ -302,14 +313,16 @@ def _if(proven, fault, share, evidence, settle=""):
     return Suspect(fault, share, evidence, settle) if proven else None
 
 
-def _nothing(reading):
+def _nothing(witness):
+    reading = witness.reading
+    several = any(SEVERAL in e.name for e in witness.trace.ranges)
     who = "device" if reading.device else "processor"
     computed = 1 - sum(reading.lost.values())
     words = f"the {who} computes for {computed:.0%} of the step"
     if reading.lost and computed < breakdown.BOUND:
         cause, share = next(iter(reading.lost.items()))
         words += f"; most of the rest is lost to: {cause}, {share:.0%}"
-    return Suspect("none", 0.0, words, "" if reading.device else ON_A_PROCESSOR)
+    return Suspect("none", 0.0, words, ON_A_PROCESSOR if several and not reading.device else "")
 
 
 def sentence(suspect: Suspect) -> str:
