@@ -3,7 +3,8 @@ import pytest
 
 from dlojz.runs import planted, suspects, trace
 
-FOLDERS = confusion.recordings()
+# The numbered ones are too many for each run of the tests: `python tools/confusion.py` reads them.
+FOLDERS = [f for f in confusion.recordings() if not planted.NUMBERED.match(f.name)]
 
 
 def test_each_fault_is_recorded_in_three_trainings():

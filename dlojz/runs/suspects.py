@@ -4,6 +4,8 @@ Each rule looks for one piece of evidence. Its threshold lies about midway, on a
 between the traces with that fault and all the others in reference/*/04-trace-fault-*. Those called
 held-out and unseen are traces of other training runs, and no number is fitted to them. But the rule
 for the straggler asks for a long hole because without that it misread one of them, unseen-none-x2.
+For causes that were not recorded on a GPU yet (OTHERS) there is one threshold, that of the garbage
+collector. The rules were tried on a simulated host and device (tests/simulated.py).
 """
 
 import re
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from dlojz.runs import breakdown, host, kinds, spans, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
 
-# What notebooks/experiments/faults.py plants.
+# The classes of the mysteries of notebook 04, which notebooks/experiments/faults.py plants.
 FAULTS = {
     "none": "nothing is wrong",
     "item": "the host reads the norm of each gradient, in each step",
@@ -26,7 +28,7 @@ FAULTS = {
     "straggler": "the last process does something else for a while, in each step",
     "garbage": "Python's garbage collector visits a million objects, in each step",
 }
-# Causes of other kinds, for which a trace has evidence as well.
+# Causes outside the classes, for which a trace has evidence as well.
 OTHERS = {
     "elsewhere": "the host does something else for a while, in each step",
     "waits": "the host waits for the device, in each step",
