@@ -242,6 +242,17 @@ def test_on_a_processor_there_are_no_kernels_to_accuse(tmp_path):
     assert "--data synthetic" in only.settle, "workers that take the cores are in no trace"
 
 
+def test_a_suspect_in_words_says_how_sure_it_is_and_what_settles_it():
+    assert set(suspects.FAULTS) < set(suspects.WORDS)
+    probable = suspects.Suspect("elsewhere", 0.2, "seen", "record again")
+    words = "the host does something else for a while (probable): seen. To settle it: record again"
+    assert suspects.sentence(probable) == words
+    healthy = suspects.Suspect("none", 0.0, "it computes")
+    assert suspects.sentence(healthy) == "nothing was found: it computes"
+    small = suspects.Suspect("small-batch", 0.9, "seen")
+    assert "two images" not in suspects.sentence(small), "which no trace can tell"
+
+
 def test_a_core_that_another_process_has_for_a_moment_is_no_fault_of_each_step(tmp_path):
     made = Made()
     for begin in (0, 20):

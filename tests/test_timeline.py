@@ -204,7 +204,7 @@ def test_the_command_tells_and_draws(file, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("synchronisation bound")
     assert ".item()" in out
-    assert "the host waits for the device, in each step (certain)" in out
+    assert "the host waits for the device (certain): in each step" in out
     assert (tmp_path / "t.png").stat().st_size > 5000
     assert cli.main(["trace", str(tmp_path / "t.png")]) == 2
     assert "can't be read" in capsys.readouterr().err

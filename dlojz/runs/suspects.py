@@ -28,14 +28,22 @@ FAULTS = {
     "straggler": "the last process does something else for a while, in each step",
     "garbage": "Python's garbage collector visits a million objects, in each step",
 }
-# Causes outside the classes, for which a trace has evidence as well.
-OTHERS = {
-    "elsewhere": "the host does something else for a while, in each step",
-    "waits": "the host waits for the device, in each step",
-    "allocator": "memory is taken from CUDA and given back, in each step",
+# What a trace can show of each, in any training run; and causes outside the classes.
+WORDS = {
+    "none": "nothing was found",
+    "item": "the host reads many numbers from the device",
+    "unpinned": "batches are copied from memory that is not pinned",
+    "one-worker": "the loader does not keep up",
+    "small-batch": "the work is too small for its launches, such as that of a small batch",
+    "nchw": "tensor cores get the layout NCHW",
+    "print": "tensors are printed",
+    "straggler": "one process is late in each step",
+    "garbage": "Python's garbage collector visits many objects",
+    "elsewhere": "the host does something else for a while",
+    "waits": "the host waits for the device",
+    "allocator": "memory is taken from CUDA and given back",
     "copies": "the host prepares the copies to the device itself, or waits for them",
 }
-WORDS = FAULTS | OTHERS
 WITH_FUNCTIONS = "record again with Python's functions (with_stack=True): they name the line"
 ALONE = "_SingleProcessDataLoaderIter"  # torch's range for a loader without workers
 SEVERAL = "_MultiProcessingDataLoaderIter"  # a loader with workers
@@ -329,9 +337,8 @@ def _nothing(witness):
 
 def sentence(suspect: Suspect) -> str:
     """Return a suspect in words: the fault, the evidence, how sure that is and what settles it."""
-    words = f"nothing was found: {suspect.evidence}"
-    if suspect.fault != "none":
-        words = f"{WORDS[suspect.fault]} ({suspect.sure}): {suspect.evidence}"
+    sure = f" ({suspect.sure})" if suspect.fault != "none" else ""
+    words = f"{WORDS[suspect.fault]}{sure}: {suspect.evidence}"
     return f"{words}. To settle it: {suspect.settle}" if suspect.settle else words
 
 
