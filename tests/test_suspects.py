@@ -242,6 +242,22 @@ def test_on_a_processor_there_are_no_kernels_to_accuse(tmp_path):
     assert "--data synthetic" in only.settle, "workers that take the cores are in no trace"
 
 
+def test_on_processors_too_the_last_to_reach_a_collective_is_the_straggler(tmp_path):
+    made = []
+    for sleeps_ms in (0, 5):
+        one = Made()
+        for begin in (0, 10):
+            one.step(begin, begin, begin + 10)
+            one.host("user_annotation", "forward", begin, begin + 9)
+            one.host("cpu_op", "aten::conv2d", begin + sleeps_ms, begin + sleeps_ms + 4)
+            one.host("user_annotation", "gloo:all_reduce", begin + sleeps_ms + 4, begin + 10)
+            one.events[-1]["tid"] = 7
+        made.append(one)
+    (only,) = accused(tmp_path, *made)
+    assert only.fault == "straggler"
+    assert "5.0 ms at a stretch, while its host did something else in 'forward'" in only.evidence
+
+
 def test_a_suspect_in_words_says_how_sure_it_is_and_what_settles_it():
     assert set(suspects.FAULTS) < set(suspects.WORDS)
     probable = suspects.Suspect("elsewhere", 0.2, "seen", "record again")

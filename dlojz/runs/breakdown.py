@@ -118,7 +118,15 @@ def _of_gpu(trace):
 
 
 def holes(trace: Trace) -> list[tuple[float, float]]:
-    """Return the spans in which the device was idle, in the steps of a trace."""
+    """Return the spans in which the device was idle, in the steps of a trace.
+
+    On a processor those in which no operation ran and nothing was exchanged.
+    """
+    if not trace.on_gpu:
+        talking = (e for e in trace.ranges if host.GLOO.match(e.name))
+        return without(
+            [(trace.steps[0].begin, trace.steps[-1].end)], spans.of([*trace.ops, *talking])
+        )
     work, free = _asked_in_the_steps(trace)
     busy = spans.of(work)
     return without([(free, max(e.end for e in work))], busy)

@@ -303,13 +303,17 @@ def _straggler(witnesses) -> Suspect | None:
     if share < LATE_SHARE:
         return None
     away_ms = _longest_hole(last)
+    absences = host.absences(last.trace)
+    longest = max(absences, key=lambda e: e.ms, default=None)
+    place = longest and (longest.name or host.phase_of(last.trace, longest))
     return _if(
         away_ms >= AWAY_SHARE * last.reading.step_ms,
         "straggler",
         share,
         f"process {witnesses.index(first)} waited {late_ms:.1f} ms longer in the collectives of a "
         f"step than process {witnesses.index(last)}, the straggler, whose device was idle for "
-        f"{away_ms:.1f} ms at a stretch",
+        f"{away_ms:.1f} ms at a stretch"
+        + (f", while its host did something else in {place!r}" if place else ""),
     )
 
 
