@@ -174,6 +174,18 @@ def test_a_loader_without_workers_is_certain_and_one_with_workers_is_to_be_watch
     assert ("the loader has no workers" in only.evidence) == (not workers)
 
 
+@pytest.mark.parametrize(("kernel_ms", "named"), [(0.004, "small-batch"), (0.01, "none")])
+def test_launches_that_are_slowed_by_the_recording_of_functions_must_lose_more(
+    tmp_path, kernel_ms, named
+):
+    made = small(kernel_ms)
+    assert faults(tmp_path, made) == ["small-batch"]
+    made.host("python_function", "trainer.py(3): main", 0, 20)
+    (only,) = accused(tmp_path, made)
+    assert only.fault == named
+    assert only.sure == ("probable" if named == "small-batch" else "certain")
+
+
 def test_an_optimizer_that_sorts_its_parameters_is_not_busy_elsewhere(tmp_path):
     def sorts(machine):
         with machine.range("Optimizer.step#SGD.step"):

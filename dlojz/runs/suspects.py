@@ -84,7 +84,7 @@ PAGEABLE_SHARE = 0.02  # 0.17, else 0.0004
 READS = 10  # by .item(), per step: 161, else at most 1
 PRINTS = 1  # tensors that are read to be printed: 89, else none
 READS_SHARE = 0.01  # of either: 0.10
-SHORT_MS, LAUNCH_SHARE = 0.011, 0.5  # the mean kernel: 0.005, else 0.025; idle: 0.87, else 0.31
+LAUNCH_SHARE = 0.5  # 0.87, else 0.31
 NCHW_SHARE = 0.05  # 0.62, else 0
 OTHER_SHARE = 0.05  # of a cause that nobody planted: else at most 0.01
 NCHW = re.compile(
@@ -248,18 +248,23 @@ def _unpinned(witness) -> Suspect | None:
 
 
 def _small_batch(witness) -> Suspect | None:
+    """Return a suspect if the device waits for launches longer than it works.
+
+    Python's functions, if they are recorded, make a launch take up to twice as long: then as much
+    time would be lost with kernels twice as long, and it has to be more.
+    """
     found = witness.reading
     share = found.lost.get(breakdown.LAUNCHES, 0)
-    mean = sum(found.kinds.values()) / found.launches
+    slowed = "record again without Python's functions: they slow each launch"
+    kernel_us = 1000 * sum(found.kinds.values()) / found.launches
+    launch_us = kernel_us + 1000 * share * found.step_ms / found.launches
     return _if(
-        share >= LAUNCH_SHARE and mean <= SHORT_MS,
+        share >= (LAUNCH_SHARE + 1) / 2 if found.functions else share >= LAUNCH_SHARE,
         "small-batch",
         share,
-        f"a kernel took {1000 * mean:.1f} µs on average, less than its launch, "
+        f"a kernel took {kernel_us:.1f} µs on average and its launch {launch_us:.1f}, "
         f"so the device was idle for {share:.0%} of the step",
-        "record again without Python's functions: they slow each launch"
-        if witness.trace.lines
-        else "",
+        slowed if found.functions else "",
     )
 
 
