@@ -323,15 +323,15 @@ def _runs_of(job):
 
 def _trace(args):
     from dlojz.figures import timeline
-    from dlojz.runs import trace
+    from dlojz.runs import breakdown
 
-    found = timeline.open_trace(_run(args.job) if args.job else _last())
-    print(f"{trace.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
+    run = _run(args.job) if args.job else _last()
+    found = timeline.open_trace(run)
+    print(f"{breakdown.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
-    for suspect in suspects.suspects([found]):
-        sign = ":" if suspect.fault == "none" else "?"
-        print(f"\n{suspects.FAULTS[suspect.fault]}{sign} {suspect.evidence}")
+    for suspect in suspects.suspects(timeline.open_traces(run)):
+        print(f"\n{suspects.sentence(suspect)}")
     if args.png:
         timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
         print(f"wrote {args.png}")

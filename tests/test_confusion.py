@@ -1,22 +1,35 @@
 import confusion
 import pytest
 
-from dlojz.runs import suspects
+from dlojz.runs import planted, suspects, trace
 
-FOLDERS = confusion.recordings()
+# The numbered ones are too many for each run of the tests: `python tools/confusion.py` reads them.
+FOLDERS = [f for f in confusion.recordings() if not planted.NUMBERED.match(f.name)]
 
 
 def test_each_fault_is_recorded_in_three_trainings():
-    found = {confusion.planted(folder) for folder in FOLDERS}
-    assert found == {(s, fault) for s in confusion.SETS for fault in suspects.FAULTS}
+    found = {(confusion.which_set(folder), planted.fault(folder)) for folder in FOLDERS}
+    assert found >= {(s, fault) for s in confusion.SETS[:3] for fault in suspects.FAULTS}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_planted_fault_is_named(folder):
-    _, fault = confusion.planted(folder)
     found = confusion.named(folder)
-    assert found[0].fault == fault, [s.evidence for s in found]
+    assert found[0].fault in planted.right(folder), [s.evidence for s in found]
     assert len(found) == 1, "nobody else is accused"
+
+
+@pytest.mark.parametrize(("fault", "named"), [("garbage", "elsewhere"), ("print", "print")])
+def test_without_pythons_functions_nothing_wrong_is_named(fault, named):
+    """As if the same trace had been recorded without them."""
+    (folder,) = (f for f in FOLDERS if f.name == f"04-trace-held-out-{fault}")
+    (found,) = suspects.traces_of(folder)
+    found.lines = []
+    found.ranges = [r for r in found.ranges if r.name != trace.GARBAGE]
+    (only,) = suspects.suspects([found])
+    assert only.fault == named
+    assert only.sure == "probable"
+    assert "with_stack=True" in only.settle
 
 
 def test_the_table_has_the_planted_fault_in_its_row_and_the_named_one_in_its_column():

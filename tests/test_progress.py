@@ -107,8 +107,8 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
         "start-accelerate",
     )
     assert found["04_profiler", "mysteries"] == (
-        "1 of 9 right (1 at the first attempt)",
-        "A, 7 others",
+        "1 of 16 right (1 at the first attempt)",
+        "A, 14 others",
     )
     assert json.loads(json.dumps(progress.items())) == progress.items()
 

@@ -50,14 +50,18 @@ def test_a_kept_trace_has_what_is_read_of_it_and_no_more():
         packed = gzip.compress(json.dumps({"traceEvents": [event]}).encode())
         return json.loads(gzip.decompress(record.anonymous_trace(packed)))["traceEvents"]
 
-    kernel = {"ph": "X", "cat": "kernel", "name": "k", "args": {"stream": 7, "grid": [1, 1, 1]}}
-    assert kept(kernel) == [kernel | {"args": {"stream": 7}}]
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1234567.891, "dur": 3.456}
+    slim = kernel | {"args": {"stream": 7}, "ts": 0.0, "dur": 3.46}
+    assert kept(kernel | {"args": {"stream": 7, "grid": [1, 1, 1]}}) == [slim]
+    attribute = kernel | {"cat": "cuda_runtime", "name": "cudaFuncGetAttributes"}
+    assert not kept(attribute), "a call that neither launches nor waits"
     thread = {"ph": "M", "name": "thread_name", "args": {"name": "python"}}
     assert kept(thread) == [thread]
     mine, torchs = "trainer.py(3): main", "torch/nn/modules/module.py(9): f"
-    assert kept({"ph": "X", "cat": "python_function", "name": mine})
-    assert kept({"ph": "X", "cat": "python_function", "name": trace.GARBAGE})
-    assert not kept({"ph": "X", "cat": "python_function", "name": torchs})
+    times = {"ph": "X", "ts": 1.0, "dur": 2.0}
+    assert kept(times | {"cat": "python_function", "name": mine})
+    assert kept(times | {"cat": "python_function", "name": trace.GARBAGE})
+    assert not kept(times | {"cat": "python_function", "name": torchs})
     assert not kept({"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1})
 
 

@@ -1,9 +1,11 @@
 import pytest
-from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
+from simulated import LARGE, MIDDLE, TINY, Machine
+from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy
 
 from dlojz.runs import suspects, trace
 
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>"
+ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 NORM = "void at::native::batch_norm_backward_kernel<c10::BFloat16, float, float, int>"
 NORM_NHWC = "void at::native::batch_norm_backward_elemt_channels_last_kernel<4, c10::BFloat16>"
 
@@ -29,18 +31,6 @@ def steps(*work, host=()):
     return made
 
 
-def reads(count):
-    """In each step the host reads so many numbers, one after the other."""
-    made = steps((CONV, 0, 6))
-    for begin in (0, 10):
-        for i in range(count):
-            at = begin + 6 + 3 * i / count
-            made.launch(at, at, at + 0.001, "Memcpy DtoH (Device -> Pageable)")
-            made.host("cpu_op", "aten::item", at, at + 0.02)
-            made.host("cuda_runtime", "cudaStreamSynchronize", at, at + 0.01)
-    return made
-
-
 def small(kernel_ms):
     """A kernel every 25 microseconds."""
     made = steps()
@@ -62,7 +52,6 @@ def test_a_training_as_it_should_be_is_accused_of_nothing(tmp_path):
         (steps((CONV, 0, 1), (CONV, 9, 10), host=[("Python GC", 1, 9)]), "garbage"),
         (steps((PAGEABLE, 0, 4), (CONV, 4, 10)), "unpinned"),
         (steps((TO_NHWC, 0, 1), (NORM, 1, 4), (CONV, 4, 10)), "nchw"),
-        (reads(100), "item"),
         (small(0.004), "small-batch"),
     ],
 )
@@ -77,7 +66,6 @@ def test_a_fault_is_named_by_its_evidence(tmp_path, made, fault):
         steps((PINNED, 0, 4), (CONV, 4, 10)),
         steps((NORM_NHWC, 0, 4), (CONV, 4, 10)),
         steps((NORM, 0, 4), ("sm80_sgemm_ffma", 4, 10)),  # without tensor cores NCHW does no harm
-        reads(1),  # the loss
         small(0.022),
     ],
 )
@@ -85,11 +73,145 @@ def test_what_looks_like_it_is_not_accused(tmp_path, made):
     assert faults(tmp_path, made) == ["none"]
 
 
-def test_a_printed_tensor_is_told_from_one_that_is_read(tmp_path):
-    made = with_a_wait("aten::item")
-    for begin in (0, 10):
-        made.host("python_function", "torch/_tensor_str.py(702): _str", begin + 1.05, begin + 6.3)
-    assert faults(tmp_path, made) == ["print"]
+def simulated(model, plant, functions=False, load_ms=0.1):
+    """Return a training whose steps end with this."""
+    machine = Machine(functions)
+    for _ in machine.steps():
+        machine.load(load_ms)
+        machine.train(model)
+        plant(machine)
+    return machine
+
+
+def synchronizes(apart):
+    """Wait for the device twice in a step, with small work after it."""
+
+    def plant(machine):
+        for _ in range(2):
+            machine.synchronize()
+            machine.kernels("aten::add", TINY, apart)
+
+    return plant
+
+
+BALANCED = [
+    (lambda m: m.print(8), "print"),
+    (lambda m: m.print(60), "print"),
+    (lambda m: m.norms(20), "item"),
+    (lambda m: m.norms(160), "item"),
+    (lambda m: m.pageable(2), "unpinned"),
+    (lambda m: m.pageable(8), "unpinned"),
+    (lambda m: m.load(10), "one-worker"),
+    (lambda m: m.load(60), "one-worker"),
+    (lambda m: m.sleep(8), "elsewhere"),
+    (lambda m: m.sleep(30), "elsewhere"),
+    (lambda m: m.empty_cache(8), "allocator"),
+    (lambda m: m.empty_cache(50), "allocator"),
+    (synchronizes(0.5), "waits"),
+    (synchronizes(1), "waits"),
+    (lambda m: m.pin(6), "copies"),
+    (lambda m: m.pin(20), "copies"),
+    (lambda m: m.item(), "none"),  # the loss, once
+]
+
+
+@pytest.mark.parametrize("functions", [False, True], ids=["", "functions"])
+@pytest.mark.parametrize(("plant", "fault"), BALANCED)
+def test_a_cause_is_named_whether_weak_or_strong(tmp_path, plant, fault, functions):
+    assert faults(tmp_path, simulated(MIDDLE, plant, functions)) == [fault]
+
+
+@pytest.mark.parametrize("ms", [8, 40])
+def test_garbage_is_named_with_pythons_functions_and_without_them_that_nothing_ran(tmp_path, ms):
+    def collects(machine):
+        machine.collect(ms)
+
+    (told,) = accused(tmp_path, simulated(MIDDLE, collects, functions=True))
+    assert (told.fault, told.sure) == ("garbage", "certain")
+    (guessed,) = accused(tmp_path, simulated(MIDDLE, collects))
+    assert (guessed.fault, guessed.sure) == ("elsewhere", "probable")
+    assert f"for {ms}.0 ms at a stretch" in guessed.evidence
+    assert "a garbage collection, another process?" in guessed.evidence
+    assert "record again with Python's functions (with_stack=True)" in guessed.settle
+
+
+def test_a_sleep_has_the_line_of_a_function_that_was_recorded(tmp_path):
+    (told,) = accused(tmp_path, simulated(MIDDLE, lambda m: m.sleep(30), functions=True))
+    assert "in trainer.py, augment (from line 7)" in told.evidence
+    assert told.sure == "certain"
+
+
+def test_a_printed_tensor_is_certain_only_with_pythons_functions(tmp_path):
+    (told,) = accused(tmp_path, simulated(MIDDLE, lambda m: m.print(60), functions=True))
+    assert told.sure == "certain"
+    (guessed,) = accused(tmp_path, simulated(MIDDLE, lambda m: m.print(60)))
+    assert guessed.sure == "probable"
+    assert "numbers as print(tensor) reads them" in guessed.evidence
+
+
+@pytest.mark.parametrize("count", [40, 160])
+def test_what_the_host_reads_comes_before_the_small_work_that_remains(tmp_path, count):
+    found = faults(tmp_path, simulated(TINY, lambda m: m.norms(count)))
+    assert found == ["item", "small-batch"]
+
+
+@pytest.mark.parametrize("load_ms", [0.1, 0.5])
+def test_small_work_is_not_the_loaders_fault(tmp_path, load_ms):
+    """Though the host is never ahead after it waited for the batch."""
+    (only,) = accused(tmp_path, simulated(TINY, lambda m: None, load_ms=load_ms))
+    assert only.fault == "small-batch"
+    assert 0.5 < only.share < 0.6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_without_workers_is_certain_and_one_with_workers_is_to_be_watched(
+    tmp_path, workers
+):
+    made = steps((CONV, 6, 10), host=[(LOADER if workers else ALONE, 0, 6)])
+    (only,) = accused(tmp_path, made)
+    assert only.fault == "one-worker"
+    assert only.sure == ("probable" if workers else "certain")
+    assert ("the loader has no workers" in only.evidence) == (not workers)
+
+
+@pytest.mark.parametrize(("kernel_ms", "named"), [(0.004, "small-batch"), (0.01, "none")])
+def test_launches_that_are_slowed_by_the_recording_of_functions_must_lose_more(
+    tmp_path, kernel_ms, named
+):
+    made = small(kernel_ms)
+    assert faults(tmp_path, made) == ["small-batch"]
+    made.host("python_function", "trainer.py(3): main", 0, 20)
+    (only,) = accused(tmp_path, made)
+    assert only.fault == named
+    assert only.sure == ("probable" if named == "small-batch" else "certain")
+
+
+def test_an_optimizer_that_sorts_its_parameters_is_not_busy_elsewhere(tmp_path):
+    def sorts(machine):
+        with machine.range("Optimizer.step#SGD.step"):
+            machine.sleep(5)
+
+    assert "elsewhere" not in faults(tmp_path, simulated(TINY, sorts))
+
+
+def test_pinning_in_the_loop_is_a_copy_though_it_takes_memory(tmp_path):
+    def pins(machine):
+        with machine.op("aten::pin_memory", 4), machine.range("cudaHostAlloc", "cuda_runtime", 6):
+            pass
+
+    assert faults(tmp_path, simulated(MIDDLE, pins)) == ["copies"]
+
+
+def test_what_costs_nothing_is_not_accused(tmp_path):
+    """The device has enough to do while the host sleeps."""
+    assert faults(tmp_path, simulated(LARGE, lambda m: m.sleep(8))) == ["none"]
+    assert faults(tmp_path, simulated(TINY, Machine.synchronize)) == ["small-batch"]
+
+
+def test_nothing_accused_in_a_slow_step_says_what_most_is_lost_to(tmp_path):
+    (only,) = accused(tmp_path, small(0.015))
+    assert only.fault == "none"
+    assert only.evidence.endswith("most of the rest is lost to: launches, 40%")
 
 
 def test_the_dearest_fault_comes_first(tmp_path):
@@ -124,5 +246,59 @@ def test_equal_processes_wait_for_the_link_and_not_for_each_other(tmp_path):
 def test_on_a_processor_there_are_no_kernels_to_accuse(tmp_path):
     made = Made()
     made.step(0, 0, 10)
-    made.host("cpu_op", "aten::conv2d", 0, 0.001)
+    made.host("cpu_op", "aten::conv2d", 0, 9)
+    made.host("user_annotation", LOADER, 9, 9.1)
+    (only,) = accused(tmp_path, made)
+    assert only.fault == "none"
+    assert only.evidence == "the processor computes for 90% of the step"
+    assert "--data synthetic" in only.settle, "workers that take the cores are in no trace"
+
+
+def test_on_processors_too_the_last_to_reach_a_collective_is_the_straggler(tmp_path):
+    made = []
+    for sleeps_ms in (0, 5):
+        one = Made()
+        for begin in (0, 10):
+            one.step(begin, begin, begin + 10)
+            one.host("user_annotation", "forward", begin, begin + 9)
+            one.host("cpu_op", "aten::conv2d", begin + sleeps_ms, begin + sleeps_ms + 4)
+            one.host("user_annotation", "gloo:all_reduce", begin + sleeps_ms + 4, begin + 10)
+            one.events[-1]["tid"] = 7
+        made.append(one)
+    (only,) = accused(tmp_path, *made)
+    assert only.fault == "straggler"
+    assert "5.0 ms at a stretch, while its host did something else in 'forward'" in only.evidence
+
+
+def test_a_suspect_in_words_says_how_sure_it_is_and_what_settles_it():
+    assert set(suspects.FAULTS) < set(suspects.WORDS)
+    probable = suspects.Suspect("elsewhere", 0.2, "seen", "record again")
+    words = "the host does something else for a while (probable): seen. To settle it: record again"
+    assert suspects.sentence(probable) == words
+    healthy = suspects.Suspect("none", 0.0, "it computes")
+    assert suspects.sentence(healthy) == "nothing was found: it computes"
+    small = suspects.Suspect("small-batch", 0.9, "seen")
+    assert "two images" not in suspects.sentence(small), "which no trace can tell"
+
+
+def test_a_core_that_another_process_has_for_a_moment_is_no_fault_of_each_step(tmp_path):
+    made = Made()
+    for begin in (0, 20):
+        made.step(begin, begin, begin + 20)
+        made.host("cpu_op", "aten::conv2d", begin, begin + (20 if begin else 10))
     assert faults(tmp_path, made) == ["none"]
+
+
+@pytest.mark.parametrize("line", [False, True])
+def test_on_a_processor_too_a_host_that_runs_no_operation_is_busy_elsewhere(tmp_path, line):
+    made = Made()
+    made.step(0, 0, 30)
+    made.host("cpu_op", "aten::conv2d", 0, 20)
+    made.host("user_annotation", "update", 20, 30)
+    if line:
+        made.host("python_function", "trainer.py(7): augment", 20.1, 29.9)
+    (only,) = accused(tmp_path, made)
+    assert only.fault == "elsewhere"
+    assert only.share == pytest.approx(1 / 3)
+    assert ("in trainer.py, augment" if line else "in the phase 'update'") in only.evidence
+    assert only.sure == ("certain" if line else "probable")

@@ -8,7 +8,7 @@ from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wa
 
 from dlojz import cli
 from dlojz.figures import report, timeline
-from dlojz.runs import kinds, trace
+from dlojz.runs import breakdown, host, kinds, trace
 from dlojz.runs.folder import trace_file
 from dlojz.runs.log import PHASES
 
@@ -70,7 +70,7 @@ def test_each_kind_has_a_colour_of_its_own():
     colours = [*timeline.COLOURS.values(), *(report.PALETTE[phase] for phase in PHASES)]
     assert len(set(colours)) == len(colours)
     assert set(timeline.COLOURS) == set(kinds.KINDS)
-    assert set(trace.WORDS) <= set(timeline.LOST)
+    assert set(breakdown.WORDS) <= set(timeline.LOST)
 
 
 def test_the_shares_of_a_step_make_one(tmp_path, file):
@@ -83,12 +83,13 @@ def test_the_shares_of_a_step_make_one(tmp_path, file):
         made.launch(begin + 2, begin + 4, begin + 10, NCCL, stream=20)
     path = made.write(tmp_path / "t.json")
     for each in (file, path):
-        found = trace.analyse(trace.read(each))
+        found = breakdown.analyse(trace.read(each))
         shares = [*timeline._computed(found).values(), *found.lost.values()]
         assert sum(shares) == pytest.approx(1)
-    assert found.lost == {kinds.COMMUNICATION: pytest.approx(0.4), trace.DATA: pytest.approx(0.2)}
+    assert found.lost == {kinds.COMMUNICATION: pytest.approx(0.4), host.DATA: pytest.approx(0.2)}
     ax = timeline.plot_shares({"a": file, "b": path})
-    assert {"waits: synchronisation", "waits: data", "waits: communication"} <= set(labels(ax))
+    read = "waits: results that the host reads"
+    assert {read, "waits: data", "waits: communication"} <= set(labels(ax))
     assert "communication bound" in {t.get_text() for t in ax.texts}
     plt.close()
 
@@ -98,7 +99,7 @@ def test_a_copy_that_is_waited_for_is_lost_and_not_drawn_as_work_too(tmp_path):
     made.step(0, 0, 10)
     made.launch(0, 0, 5, PAGEABLE)
     made.launch(1, 5, 10)
-    found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
+    found = breakdown.analyse(trace.read(made.write(tmp_path / "t.json")))
     assert timeline._computed(found) == {kinds.MATRIX: pytest.approx(0.5), "copies": 0}
 
 
@@ -124,13 +125,13 @@ def test_a_processor_has_operations_and_no_kernels(tmp_path):
     made.host("cpu_op", "aten::copy_", 1, 2)
     made.host("cpu_op", "aten::batch_norm", 7, 10)
     path = made.write(tmp_path / "t.json")
-    found = trace.analyse(trace.read(path))
+    found = breakdown.analyse(trace.read(path))
     assert found.kinds == {
         kinds.MATRIX: pytest.approx(5),
         "normalization": pytest.approx(3),
         "changes of layout or dtype": pytest.approx(1),
     }
-    assert found.idle[trace.PYTHON] == pytest.approx(1)
+    assert found.idle[breakdown.PYTHON] == pytest.approx(1)
     assert found.verdict == "processor bound"
     ax = timeline.plot_step(path)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "operations"]
@@ -144,9 +145,9 @@ def test_on_a_processor_gloo_is_communication_and_not_python(tmp_path):
     made.host("cpu_op", "aten::conv2d", 0, 6)
     made.host("user_annotation", "gloo:all_reduce", 5, 9)
     made.events[-1]["tid"] = 7  # a thread of its own
-    found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
+    found = breakdown.analyse(trace.read(made.write(tmp_path / "t.json")))
     assert found.exposed_ms == pytest.approx(3)
-    assert found.idle[trace.PYTHON] == pytest.approx(1)
+    assert found.idle[breakdown.PYTHON] == pytest.approx(1)
     assert found.verdict == "communication bound"
 
 
@@ -156,7 +157,7 @@ def test_images_that_the_training_thread_loads_are_no_computation(tmp_path):
     made.host("user_annotation", LOADER, 0, 6)
     made.host("cpu_op", "aten::copy_", 1, 5)
     made.host("cpu_op", "aten::conv2d", 6, 10)
-    found = trace.analyse(trace.read(made.write(tmp_path / "t.json")))
+    found = breakdown.analyse(trace.read(made.write(tmp_path / "t.json")))
     assert found.verdict == "data bound"
     assert found.kinds == {kinds.MATRIX: pytest.approx(4)}
 
@@ -203,7 +204,7 @@ def test_the_command_tells_and_draws(file, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("synchronisation bound")
     assert ".item()" in out
-    assert "nothing is wrong: the device computes for" in out
+    assert "the host waits for the device (certain): in each step" in out
     assert (tmp_path / "t.png").stat().st_size > 5000
     assert cli.main(["trace", str(tmp_path / "t.png")]) == 2
     assert "can't be read" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from dlojz.runs import kinds, trace
+from dlojz.runs import trace
 
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
 RELU = "void at::native::vectorized_elementwise_kernel<8, at::native::launch_clamp_scalar>"
@@ -57,10 +57,6 @@ class Made:
         return path
 
 
-def reading(made, path):
-    return trace.analyse(trace.read(made.write(path / "trace.json")))
-
-
 def busy(gpu_idle=0.0):
     """Two steps of 10 ms: the host is ahead, the device busy but for `gpu_idle` ms in each."""
     made = Made()
@@ -69,6 +65,19 @@ def busy(gpu_idle=0.0):
         for i in range(5):
             begin = 10 * step + 2 * i
             made.launch(10 * step + 0.5 * i, begin, begin + 2 - gpu_idle / 5)
+    return made
+
+
+def with_a_wait(op, call="cudaStreamSynchronize"):
+    """In each step of 8 ms the host waits for the device, then launches from nothing."""
+    made = Made()
+    for step in (0, 1):
+        begin = 8 * step
+        made.step(step, begin, begin + 8)
+        made.launch(begin + 0.2, begin + 0.3, begin + 6)
+        made.host("python_function", "/r/0001/trainer.py(151): train_step", begin + 1, begin + 7)
+        made.host("cpu_op", op, begin + 1, begin + 6.2)
+        made.host("cuda_runtime", call, begin + 1.1, begin + 6.1)
     return made
 
 
@@ -130,9 +139,9 @@ def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
     script = """
         import re, sys, time
         from pathlib import Path
-        from dlojz.runs import kinds, trace
+        from dlojz.runs import breakdown, trace
         begin = time.process_time()
-        trace.analyse(trace.read(sys.argv[1]))
+        breakdown.analyse(trace.read(sys.argv[1]))
         spent = time.process_time() - begin
         peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
         print(spent, int(peak) / 1e6)
@@ -143,215 +152,3 @@ def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
     seconds, gigabytes = map(float, done.stdout.split())
     assert seconds < 10
     assert gigabytes < 1
-
-
-# Verdicts ------------------------------------------------------------------------------------
-
-
-def test_a_device_that_always_computes_is_gpu_bound(tmp_path):
-    found = reading(busy(), tmp_path)
-    assert found.verdict == "GPU bound"
-    assert found.step_ms == pytest.approx(10)
-    assert found.kinds[kinds.MATRIX] == pytest.approx(10)
-    assert found.tensor_cores == 1
-    assert found.launches == 5
-
-
-def test_gaps_while_the_host_launches_are_launch_bound(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        made.step(step, 10 * step, 10 * step + 10)
-        for i in range(10):
-            at = 10 * step + i
-            made.launch(at, at + 0.1, at + 0.3, RELU)
-    found = reading(made, tmp_path)
-    assert found.verdict == "launch bound"
-    assert found.idle[trace.LAUNCHES] == pytest.approx(7.6, abs=0.5)
-    assert found.tensor_cores is None, "no matrix products"
-
-
-def with_a_wait(op, call="cudaStreamSynchronize"):
-    """In each step the host waits for the device, then launches from nothing."""
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.launch(begin + 0.2, begin + 0.3, begin + 6)
-        made.host("python_function", "/r/0001/trainer.py(151): train_step", begin + 1, begin + 9)
-        made.host("cpu_op", op, begin + 1, begin + 6.2)
-        made.host("cuda_runtime", call, begin + 1.1, begin + 6.1)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("op", "why"), [("aten::item", ".item()"), ("aten::to", "a copy"), ("aten::nonzero", None)]
-)
-def test_a_wait_is_named_with_what_asked_for_it_and_where(tmp_path, op, why):
-    found = reading(with_a_wait(op), tmp_path)
-    assert found.verdict == "synchronisation bound"
-    (wait,) = found.waits
-    assert wait.call == "cudaStreamSynchronize"
-    assert wait.why == (why or op)
-    assert wait.line == "trainer.py, train_step (from line 151)"
-    assert wait.count == 2
-    assert wait.idle_ms == pytest.approx(4.3), "after the first step; nothing follows the last"
-
-
-def test_a_tensor_that_is_printed_is_read(tmp_path):
-    made = with_a_wait("aten::item")
-    made.host("python_function", "torch/_tensor_str.py(702): _str", 1.05, 6.3)
-    made.host("python_function", "torch/nn/modules/module.py(9): _call_impl", 1.06, 6.2)
-    (printed, read) = sorted(reading(made, tmp_path).waits, key=lambda w: w.why, reverse=True)
-    assert (printed.why, read.why) == ("print", ".item()"), "in the first step, in the second"
-    assert printed.line == read.line == "trainer.py, train_step (from line 151)"
-
-
-@pytest.mark.parametrize(("launches", "seen"), [(False, 0), (True, 1)])
-def test_a_wait_counts_in_the_threads_that_launch(tmp_path, launches, seen):
-    """On a GPU the backward pass has a thread of its own; a loader's thread does not train."""
-    made = with_a_wait("aten::item")
-    for event in made.events:
-        if event["name"] in ("cudaStreamSynchronize", "aten::item"):
-            event["tid"] = 2
-        if launches and event["name"] == "cudaLaunchKernel":
-            event["tid"] = 2
-    found = reading(made, tmp_path)
-    assert len(found.waits) == seen
-    assert [w.why for w in found.waits] == [".item()"] * seen
-
-
-def catching_up(leads, waits=()):
-    """One step: 6 ms without images, then kernels of 1 ms with holes of 0.5 ms between them.
-
-    leads: how long before each kernel begins its launch has ended; a hole stands before those that
-    have none. waits: of these kernels the host reads the result.
-    """
-    made, at = Made(), 6.0
-    made.step(1, 0, 40)
-    made.host("user_annotation", LOADER, 0, 6)
-    for i, lead in enumerate(leads):
-        at += 0 if lead or not i else 0.5
-        made.launch(at - lead - 0.005, at, at + 1)
-        at += 1
-        if i in waits:
-            made.host("cuda_runtime", "cudaStreamSynchronize", at - 0.9, at + 0.1)
-    return made
-
-
-def test_while_the_host_catches_up_what_held_it_up_is_still_to_blame(tmp_path):
-    found = reading(catching_up([0, 0, 0, 1, 2]), tmp_path)
-    assert found.idle == {trace.DATA: pytest.approx(6 + 2 * 0.5)}
-
-
-def test_once_the_host_was_ahead_a_hole_has_another_reason(tmp_path):
-    found = reading(catching_up([0, 0, 1, 0, 1]), tmp_path)
-    assert found.idle == {trace.DATA: pytest.approx(6.5), trace.LAUNCHES: pytest.approx(0.5)}
-
-
-def test_a_host_that_is_never_ahead_asks_for_too_little_at_a_time(tmp_path):
-    found = reading(catching_up([0] * 20), tmp_path)
-    assert found.idle == {trace.DATA: pytest.approx(6), trace.LAUNCHES: pytest.approx(19 * 0.5)}
-    assert found.verdict == "launch bound"
-
-
-@pytest.mark.parametrize(("apart", "theirs"), [(3, 1.5 * 4), (15, 1.0)])
-def test_between_two_waits_the_holes_are_theirs_if_it_is_soon_again(tmp_path, apart, theirs):
-    """After three kernels the host has had no chance to get ahead; after 15 it has."""
-    waits = [0, apart, 2 * apart, 3 * apart, 4 * apart] if apart == 3 else [0, apart]
-    found = reading(catching_up([0] * (waits[-1] + 2), waits), tmp_path)
-    assert found.idle[trace.SYNC] == pytest.approx(theirs + (0.5 if apart == 3 else 0))
-    (wait,) = found.waits
-    assert wait.idle_ms == pytest.approx(found.idle[trace.SYNC])
-
-
-def test_a_collective_that_waits_for_others_is_no_sign_of_a_host_ahead(tmp_path):
-    made = catching_up([0, 0])
-    made.launch(8.0, 8.7, 9.0, NCCL, stream=20)
-    made.launch(9.6, 9.7, 10)
-    assert reading(made, tmp_path).idle[trace.LAUNCHES] > 0
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_a_device_without_images_is_data_bound(tmp_path, steps):
-    made = Made()
-    for step in range(steps):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.host("user_annotation", LOADER, begin, begin + 6)
-        made.launch(begin + 6, begin + 6, begin + 10)
-    found = reading(made, tmp_path)
-    assert found.verdict == "data bound"
-    assert found.step_ms == pytest.approx(10)
-    assert found.idle == {trace.DATA: pytest.approx(6)}, "in each step, also in the first"
-
-
-def test_pageable_copies_count_as_waiting(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.launch(begin, begin, begin + 5, PAGEABLE)
-        made.launch(begin + 1, begin + 5, begin + 10)
-    found = reading(made, tmp_path)
-    assert found.pageable_ms == pytest.approx(5)
-    assert found.verdict == "synchronisation bound"
-    assert found.kinds["copies"] == pytest.approx(5)
-
-
-def test_pinned_copies_do_not(tmp_path):
-    made = busy()
-    made.launch(0, 0, 4, PINNED, stream=8)
-    found = reading(made, tmp_path)
-    assert found.pageable_ms == 0
-    assert found.verdict == "GPU bound"
-
-
-def test_communication_that_nothing_hides(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.launch(begin, begin, begin + 5)
-        made.launch(begin, begin + 3, begin + 10, NCCL, stream=20)
-    found = reading(made, tmp_path)
-    assert found.exposed_ms == pytest.approx(5)
-    assert found.verdict == "communication bound"
-
-
-def test_the_garbage_collector_is_caught(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.host("python_function", "Python GC", begin + 1, begin + 9)
-        made.launch(begin, begin, begin + 1)
-        made.launch(begin + 9.1, begin + 9.1, begin + 10)
-    found = reading(made, tmp_path)
-    assert found.verdict == "held up by Python's garbage collector"
-
-
-def test_what_was_asked_before_the_trace_began_is_not_of_its_steps(tmp_path):
-    """The device is behind when the trace begins: kernels without the calls that asked for them."""
-    made = Made()
-    made.step(1, 0, 10)
-    made.launch(1, 3, 9)
-    made.events.append(made.events[-1] | {"ts": 1e6, "dur": 3000, "args": {"correlation": 10**6}})
-    found = reading(made, tmp_path)
-    assert found.step_ms == pytest.approx(6)
-    assert found.launches == 1
-    assert found.verdict == "GPU bound"
-
-
-def test_a_trace_without_numbers_of_calls_counts_all_work(tmp_path):
-    made = busy()
-    for event in made.events:
-        event["args"].pop("correlation", None)
-    assert reading(made, tmp_path).launches == 5
-
-
-def test_steps_that_ask_for_nothing_are_no_trace_of_a_training(tmp_path):
-    made = Made()
-    made.launch(-5, -1, 3)
-    made.step(1, 0, 10)
-    with pytest.raises(trace.TraceError, match="no step in it asked the GPU"):
-        reading(made, tmp_path)

@@ -13,7 +13,6 @@ from test_stats import write_log
 
 from dlojz import launch, progress, widgets
 from dlojz.launch import submit
-from dlojz.runs import suspects
 from dlojz.widgets import mysteries
 from dlojz.widgets.monitor import _news
 from dlojz.widgets.queue import COLUMNS
@@ -88,7 +87,7 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     (course_folder / "reference").symlink_to(REPOSITORY / "reference")
     widgets.accuse("H")
     choice, verdict = shown[0].children
-    assert [key for _, key in choice.options] == [None, *suspects.FAULTS]
+    assert [key for _, key in choice.options] == [None, *mysteries.ANSWERS]
     choice.value = "print"
     assert "Not quite" in verdict.value
     assert mysteries.LOOK["one-worker"] in verdict.value

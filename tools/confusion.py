@@ -1,29 +1,31 @@
 """The faults that `dlojz.runs.suspects` names in the recorded traces: `python tools/confusion.py`.
 
 Prints, for each set of traces, how often each planted fault was named as each fault. The thresholds
-were chosen on the traces called fault; those called held-out and unseen are of other training runs.
+were chosen on the traces called fault; those called held-out and unseen are of other training runs,
+cpu of a processor. Those called open and sealed are numbered, and their faults are in a file.
 """
 
+import argparse
+import re
 from collections import Counter
 from pathlib import Path
 
 from dlojz import course
-from dlojz.runs import suspects
+from dlojz.runs import planted, suspects
 from dlojz.table import Table
 
-SETS = ("fault", "held-out", "unseen")
+SETS = ("fault", "held-out", "unseen", "cpu", "open", "sealed")
 
 
 def recordings() -> list[Path]:
     """Return the folders of the recorded traces of planted faults."""
-    folders = (course.course_root() / "reference").glob("*/04-trace-*")
-    return sorted(folder for folder in folders if suspects.PLANTED.search(folder.name))
+    folders = (course.course_root() / "reference").glob("*/04-*trace-*")
+    return sorted(folder for folder in folders if folder.is_dir() and planted.is_one(folder))
 
 
-def planted(folder: Path) -> tuple[str, str]:
-    """Return the (set, fault) of a recording."""
-    which = next(s for s in SETS if folder.name.startswith(f"04-trace-{s}-"))
-    return which, suspects.planted(folder)
+def which_set(folder: Path) -> str:
+    """Return the set of a recording, one of SETS."""
+    return next(s for s in SETS if re.match(rf"04-(trace-)?{s}-", folder.name))
 
 
 def named(folder: Path) -> list[suspects.Suspect]:
@@ -32,20 +34,36 @@ def named(folder: Path) -> list[suspects.Suspect]:
 
 
 def confusion(folders) -> Counter:
-    """Return how often each (set, planted fault, named fault) was seen."""
-    return Counter((*planted(f), named(f)[0].fault) for f in folders)
+    """Return how often each (set, planted fault, named fault) was seen.
+
+    A name that a trace cannot contradict counts as the fault's, see `dlojz.runs.planted`.
+    """
+    return Counter((which_set(f), *_pair(f, named(f)[0].fault)) for f in folders)
+
+
+def _pair(folder, said):
+    true = planted.fault(folder)
+    true = planted.SHOWN_AS.get(true, true)
+    return (true, true) if said in planted.right(folder) else (true, said)
 
 
 def table(counts: Counter, which: str) -> Table:
-    """Return a table of the planted faults of a set by row, and the named ones by column."""
-    faults = list(suspects.FAULTS)
+    """Return a table of the planted faults of a set by row, and the named ones by column.
+
+    Causes that nobody planted and that were not named are left out.
+    """
+    seen = {name for of, *names in counts for name in names if of == which}
+    faults = [name for name in suspects.WORDS if name in suspects.FAULTS or name in seen]
     rows = [(true, *(str(counts[which, true, said] or "·") for said in faults)) for true in faults]
     return Table((which, *faults), rows, "<" + ">" * len(faults))
 
 
 def main():
-    counts = confusion(recordings())
-    for which in SETS:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="only recordings whose name contains this text")
+    only = parser.parse_args().only
+    counts = confusion(f for f in recordings() if only in f.name)
+    for which in dict.fromkeys(which for which, *_ in counts):
         print(f"{table(counts, which)}\n")
     right = sum(n for (_, true, said), n in counts.items() if true == said)
     print(f"{right} of {counts.total()} are right")

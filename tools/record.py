@@ -36,6 +36,10 @@ IMAGES_PER_S = {
 ARROWS = ("ac2g", "fwdbwd")  # drawn from a call to its kernel, from forward to backward
 TOLD = ("correlation", "device", "stream")  # the fields of an event that are kept
 EXPERIMENTS = "notebooks/experiments"
+IDLE_CALLS = re.compile(  # calls of CUDA that neither launch nor wait, many for each kernel
+    "^cuda(PeekAtLastError|GetErrorString|GetLastError|FuncGetAttributes|FuncSetAttribute"
+    "|DeviceGetAttribute|StreamIsCapturing|OccupancyMaxActive.*)$"
+)
 TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "print", "garbage")
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
@@ -142,6 +146,11 @@ RECORDINGS = {
         **dict(_matrix_03()),
     },
     "04": {**dict(_traces_04()), "04-segments": f"{EXPERIMENTS}/segment_mean.py"},
+    "04-cpu": {
+        f"04-cpu-trace-{fault.split()[0]}": f"{EXPERIMENTS}/faults.py --model resnet18 -b 8 "
+        f"--image-size 64 --precision fp32 --steps 2 --fault {fault}"
+        for fault in ("none", "sleep", "garbage --stack")
+    },
     "05": {
         "05-decoders": f"{EXPERIMENTS}/decoders.py --images 256 --rounds 6",
         "05-storage": f"{EXPERIMENTS}/storage.py",
@@ -180,7 +189,9 @@ def anonymous_trace(packed: bytes) -> bytes:
     text = gzip.decompress(packed).decode()
     text = text.replace(f"{course.course_root()}/", "")
     whole = json.loads(re.sub(r'[^"]*/(site|dist)-packages/', "", text))
-    whole["traceEvents"] = [_slim(event) for event in whole["traceEvents"] if _is_read(event)]
+    read = [event for event in whole["traceEvents"] if _is_read(event)]
+    origin = min((event["ts"] for event in read if "ts" in event), default=0)
+    whole["traceEvents"] = [_slim(event, origin) for event in read]
     return gzip.compress(json.dumps(whole, separators=(",", ":")).encode(), mtime=0)
 
 
@@ -188,13 +199,16 @@ def _is_read(event):
     """Return whether an event is needed: not Perfetto's arrows, nor functions inside torch."""
     kind, name = event.get("cat"), event["name"]
     own = kind != "python_function" or name == trace.GARBAGE or trace.tells(name)
-    return kind not in ARROWS and own
+    return kind not in ARROWS and own and not IDLE_CALLS.match(name)
 
 
-def _slim(event):
+def _slim(event, origin):
+    """Return an event with what is read of it; times from 0, in hundredths of a microsecond."""
     if event.get("ph") != "X":  # names of processes and threads
-        return event
-    return event | {"args": {k: v for k, v in event.get("args", {}).items() if k in TOLD}}
+        return {key: value for key, value in event.items() if key != "ts"}
+    event = event | {"args": {k: v for k, v in event.get("args", {}).items() if k in TOLD}}
+    times = {"ts": round(event["ts"] - origin, 2), "dur": round(event["dur"], 2)}
+    return event | times if "ts" in event else event
 
 
 def keep(recording: str, run: Path, folder: Path, command: str):

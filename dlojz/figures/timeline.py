@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.figures import report
-from dlojz.runs import kinds, log, spans, stats, trace
-from dlojz.runs.folder import path_of, trace_file
+from dlojz.runs import breakdown, host, kinds, log, spans, stats, trace
+from dlojz.runs.folder import path_of, trace_file, trace_files
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
 
@@ -25,13 +25,19 @@ COLOURS = {
 }
 # Waits, drawn hatched.
 LOST = {
-    trace.DATA: report.PALETTE["data"],
-    trace.SYNC: report.PALETTE["failure"],
-    trace.COLLECTOR: report.PALETTE["model"],
+    host.DATA: report.PALETTE["data"],
+    host.SYNC: report.PALETTE["failure"],
+    host.COLLECTOR: report.PALETTE["model"],
     kinds.COMMUNICATION: COLOURS[kinds.COMMUNICATION],
-    trace.LAUNCHES: report.PALETTE["limit"],
-    trace.PYTHON: report.PALETTE["limit"],
+    host.READS: report.PALETTE["activations"],
+    host.ALLOCATOR: report.PALETTE["power"],
+    host.COPIES: COLOURS[kinds.COPIES],
+    host.AWAY: "black",
+    breakdown.LAUNCHES: report.PALETTE["limit"],
+    breakdown.PYTHON: report.PALETTE["limit"],
+    breakdown.PAUSES: "#C8C8D0",
 }
+IDLE = "nothing is computed"  # where the trainee is to find out why
 ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
 COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.training.evidence counts them
 
@@ -54,9 +60,20 @@ def open_trace(of) -> trace.Trace:
     return trace.read(file)
 
 
-def times(of) -> Table:
-    """Return a table of the milliseconds of a step, by what they were spent on."""
-    found = trace.analyse(open_trace(of))
+def open_traces(of) -> list[trace.Trace]:
+    """Return the traces of all processes of a job or of a run's folder, or the one of a file."""
+    first = open_trace(of)
+    path = path_of(of) if first is not of else None
+    others = trace_files(path)[1:] if path and path.is_dir() else []
+    return [first, *map(trace.read, others)]
+
+
+def times(of, causes=True) -> Table:
+    """Return a table of the milliseconds of a step, by what they were spent on.
+
+    causes: whether to tell why the device waits, or only for how long.
+    """
+    found = breakdown.analyse(open_trace(of))
     rows = []
     for name, ms in sorted(found.kinds.items(), key=lambda item: -item[1]):
         note = ""
@@ -64,27 +81,37 @@ def times(of) -> Table:
             note = f"{found.tensor_cores:.0%} of it on tensor cores"
         if name == kinds.COMMUNICATION and found.device:
             note = f"{found.exposed_ms:.2f} ms of it not overlapped"
-        if name == kinds.COPIES and found.pageable_ms:
+        if name == kinds.COPIES and found.pageable_ms and causes:
             note = f"{found.pageable_ms:.2f} ms of it from memory that is not pinned"
         rows.append((name, f"{ms:.2f}", f"{ms / found.step_ms:.1%}", note))
     who = "the device waits for" if found.device else "the training waits for"
-    for cause, ms in sorted(found.idle.items(), key=lambda item: -item[1]):
-        rows.append((f"{who}: {cause}", f"{ms:.2f}", f"{ms / found.step_ms:.1%}", ""))
+    idle = {f"{who}: {cause}": ms for cause, ms in found.idle.items()}
+    if not causes:
+        idle = {IDLE: sum(idle.values())}
+    for words, ms in sorted(idle.items(), key=lambda item: -item[1]):
+        rows.append((words, f"{ms:.2f}", f"{ms / found.step_ms:.1%}", ""))
     return Table(("", "ms of a step", "share", ""), rows, "<>><", "nothing was recorded")
 
 
-def waits(of) -> Table:
-    """Return a table of where the host waits for the device, and how long the device then idles."""
-    found = trace.analyse(open_trace(of))
+def waits(of, causes=True) -> Table:
+    """Return a table of where the host waits for the device, and how long the device then idles.
+
+    causes: whether to name what is written in the program, such as print, or the operation of torch
+    that it becomes.
+    """
+    found = breakdown.analyse(open_trace(of))
+    places = defaultdict(list)
+    for wait in found.waits:
+        places[(wait.why if causes else wait.op) or wait.call, wait.line].append(wait)
     rows = [
         (
-            wait.why or wait.call,
-            wait.line or "-",
-            f"{wait.count / found.steps:.3g}",
-            f"{wait.ms / found.steps:.2f}",
-            f"{wait.idle_ms / found.steps:.2f}",
+            who,
+            line or "-",
+            f"{sum(w.count for w in mine) / found.steps:.3g}",
+            f"{sum(w.ms for w in mine) / found.steps:.2f}",
+            f"{sum(w.idle_ms for w in mine) / found.steps:.2f}",
         )
-        for wait in found.waits
+        for (who, line), mine in places.items()
     ]
     head = ("asked by", "in", "times a step", "host waits (ms)", "device idle after it (ms)")
     return Table(head, rows, "<<>>>", "the host waits nowhere")
@@ -149,21 +176,23 @@ def _total(layers):
 def plot_shares(traces, verdicts=True, ax=None):
     """Draw where the time of a step goes in several traces, {label: trace}; waits are hatched.
 
-    verdicts: whether to write beside each what bounds it; False where the trainee is to find out.
+    verdicts: whether to write beside each what bounds it, and to colour the waits by their cause;
+    False where the trainee is to find out.
     """
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.4 + 0.5 * len(traces)))[1]
         for row, of in enumerate(traces.values()):
-            found = trace.analyse(open_trace(of))
+            found = breakdown.analyse(open_trace(of))
             left = 0.0
             for name, share in _computed(found).items():
                 ax.barh(row, share, 0.65, left=left, label=name, color=COLOURS[name])
                 left += share
-            for name, share in found.lost.items():
-                if name == trace.COLLECTOR and not verdicts:
-                    name = trace.LAUNCHES  # for the trainee to find in the figure of the step
-                look = {"color": LOST[name], "alpha": 0.5, "hatch": "///", "ec": "white"}
-                ax.barh(row, share, 0.65, left=left, label=f"waits: {name}", **look)
+            lost = {f"waits: {name}": (share, LOST[name]) for name, share in found.lost.items()}
+            if not verdicts:
+                lost = {IDLE: (sum(found.lost.values()), report.PALETTE["limit"])}
+            for label, (share, colour) in lost.items():
+                look = {"color": colour, "alpha": 0.5, "hatch": "///", "ec": "white"}
+                ax.barh(row, share, 0.65, left=left, label=label, **look)
                 left += share
             if verdicts:
                 ax.text(left + 0.01, row, found.verdict, va="center", fontsize=9)
@@ -211,7 +240,7 @@ def plot_step(of, number=None, verdict=True, ax=None):
         ax.set(yticks=range(len(places) + 1), yticklabels=["host", *names])
         ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
         ax.set_xlabel(f"in {step.name} (ms)")
-        said = trace.analyse(found).verdict if verdict else None
+        said = breakdown.analyse(found).verdict if verdict else None
         ax.set_title("; ".join(filter(None, (said, found.device if found.on_gpu else None))))
         _legend(ax, -0.55 / (1 + 0.4 * len(places)))
     return ax
@@ -243,14 +272,14 @@ def _draw_host(ax, found, step):
     """Draw the phases of a step as the host went through them, and over them where it waited."""
     phases = {name: [] for name in PHASES}
     for r in found.ranges:
-        name = "data" if trace.LOADER.match(r.name) else r.name
+        name = "data" if host.LOADER.match(r.name) else r.name
         if name in phases and r.where == found.thread and step.begin <= r.begin < step.end:
             phases[name].append(r)
     for name, events in phases.items():
         _draw(ax, 0, events, step.begin, color=report.PALETTE[name], alpha=0.35, label=name)
     for label, colour, events in (
-        ("the host waits", report.PALETTE["failure"], trace.synchronisations(found)),
-        ("garbage collector", report.PALETTE["model"], trace.collections(found)),
+        ("the host waits", report.PALETTE["failure"], host.synchronisations(found)),
+        ("garbage collector", report.PALETTE["model"], host.collections(found)),
     ):
         events = [e for e in events if step.begin <= e.begin < step.end]
         _draw(ax, 0, events, step.begin, height=0.35, color=colour, label=label)

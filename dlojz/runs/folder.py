@@ -1,6 +1,7 @@
 """The folder of a run, runs/<number>, the names of the files in it, and the recorded runs."""
 
 import re
+from itertools import count, takewhile
 from pathlib import Path
 
 from dlojz.course import course_root
@@ -34,6 +35,12 @@ def events_file(folder, rank: int = 0) -> Path:
 def trace_file(folder, rank: int = 0) -> Path:
     """Return the path of the compressed trace of one process of the run in `folder`."""
     return Path(folder) / ("trace.json.gz" if rank == 0 else f"trace.rank{rank}.json.gz")
+
+
+def trace_files(folder) -> list[Path]:
+    """Return the paths of the traces of all processes of a run, in the order of their ranks."""
+    files = (trace_file(folder, rank) for rank in count())
+    return list(takewhile(Path.exists, files))
 
 
 def recorded(name: str) -> Path:

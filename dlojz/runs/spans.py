@@ -12,6 +12,11 @@ def union(spans) -> list[tuple[float, float]]:
     return found
 
 
+def of(events) -> list[tuple[float, float]]:
+    """Return the union of the spans of some events."""
+    return union((e.begin, e.end) for e in events)
+
+
 def length(spans) -> float:
     """Return the length of a union."""
     return sum(end - begin for begin, end in spans)

@@ -1,0 +1,252 @@
+"""The breakdown of the time of a trace's steps: computed, waited for, and why.
+
+On a GPU the question is why it was idle. A gap has a reason on the host: before the call whose
+kernel ended it, the host did something else, see `runs.host`. `runs.whatif` replays host and device
+without each of these in turn: what the step gains is what the cause costs, in its own gap and in
+those that follow until the host is ahead again. Only what remains, when the host does nothing but
+launch, is called launch bound.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dlojz.runs import host, spans, whatif
+from dlojz.runs.host import ALLOCATOR, AWAY, COLLECTOR, COPIES, DATA, READS, SYNC
+from dlojz.runs.kinds import COMMUNICATION, MATRIX, kind, on_tensor_cores
+from dlojz.runs.spans import common, length, union, without
+from dlojz.runs.trace import Event, Trace, TraceError
+
+LAUNCHES, PAUSES = "launches", "pauses between kernels"
+PYTHON = "Python between the operations"  # on a CPU, which launches nothing
+BOUND = 0.85  # a step that computes for more of its time than this is compute-bound
+
+WORDS = {
+    LAUNCHES: "launch bound",
+    PYTHON: "held up by Python between the operations",
+    SYNC: "synchronisation bound",
+    READS: "synchronisation bound",
+    DATA: "data bound",
+    COMMUNICATION: "communication bound",
+    COLLECTOR: "held up by Python's garbage collector",
+    ALLOCATOR: "held up by the allocation of memory",
+    COPIES: "held up by copies to the device",
+    AWAY: "held up by a host that is busy elsewhere",
+}
+
+
+class Wait(NamedTuple):
+    """A place where the host waits for the device."""
+
+    call: str
+    op: str  # the operation of torch that calls, if any
+    why: str  # the same, as it is written in a program
+    line: str  # of the trainee's file, if the trace has it
+    count: int
+    ms: float
+    idle_ms: float  # how long the device was idle because of it
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The breakdown of a step's time; all times in milliseconds per step."""
+
+    steps: int
+    step_ms: float
+    device: str | None
+    kinds: dict[str, float]  # the device's work, by kind
+    tensor_cores: float | None  # their share of the matrix products' time; None on a CPU
+    idle: dict[str, float]  # idle time of the device, by cause
+    exposed_ms: float  # communication that no other work overlaps
+    waits: list[Wait]
+    pageable_ms: float  # copies of memory that was not pinned
+    launches: float  # kernels per step
+    functions: bool = False  # whether Python's functions were recorded, which slows the host
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """Return the shares of the step in which nothing is computed, by cause."""
+        found = Counter(self.idle)
+        found[COMMUNICATION] += self.exposed_ms
+        found[COPIES] += self.pageable_ms
+        return {cause: ms / self.step_ms for cause, ms in found.most_common() if ms > 0}
+
+    @property
+    def verdict(self) -> str:
+        """Return what bounds the time of a step, in a few words."""
+        shares = Counter()
+        for cause, share in self.lost.items():
+            if cause != PAUSES:  # the device needs them, however early it was asked
+                shares[WORDS[cause]] += share
+        if shares.total() <= 1 - BOUND:
+            return "GPU bound" if self.device else "processor bound"
+        words = shares.most_common(1)[0][0]
+        slowed = self.functions and words == WORDS[LAUNCHES]
+        return f"{words}, while Python's functions are recorded" if slowed else words
+
+
+def analyse(trace: Trace) -> Reading:
+    """Return where the time of the steps of a trace goes."""
+    return _of_gpu(trace) if trace.on_gpu else _of_processor(trace)
+
+
+def _of_gpu(trace):
+    """Return the reading of a process with one GPU, whose streams are merged."""
+    work, free = _asked_in_the_steps(trace)
+    steps = len(trace.steps)
+    by_kind = defaultdict(list)
+    for e in work:
+        by_kind[kind(e.name)].append((e.begin, e.end))
+    compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
+    pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name and "HtoD" in e.name)
+    others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
+    idle, waits = _causes(trace, work, free)
+    busy = length(spans.of(work))
+    return Reading(
+        steps=steps,
+        step_ms=busy / steps + sum(idle.values()),
+        device=trace.device or "GPU",
+        kinds={k: length(union(found)) / steps for k, found in by_kind.items()},
+        tensor_cores=_share([e for e in work if kind(e.name) == MATRIX]),
+        idle=idle,
+        exposed_ms=length(without(union(by_kind[COMMUNICATION]), compute)) / steps,
+        waits=waits,
+        pageable_ms=length(without(pageable, others)) / steps,
+        launches=len(work) / steps,
+        functions=bool(trace.lines),
+    )
+
+
+def holes(trace: Trace) -> list[tuple[float, float]]:
+    """Return the spans in which the device was idle, in the steps of a trace.
+
+    On a processor those in which no operation ran and nothing was exchanged.
+    """
+    if not trace.on_gpu:
+        talking = (e for e in trace.ranges if host.GLOO.match(e.name))
+        return without(
+            [(trace.steps[0].begin, trace.steps[-1].end)], spans.of([*trace.ops, *talking])
+        )
+    work, free = _asked_in_the_steps(trace)
+    busy = spans.of(work)
+    return without([(free, max(e.end for e in work))], busy)
+
+
+def in_steps(trace: Trace) -> list[Event]:
+    """Return the device's work in the steps of a trace."""
+    return _asked_in_the_steps(trace)[0] if trace.on_gpu else []
+
+
+def _asked_in_the_steps(trace):
+    """Return the work launched since the first step began, and when the device was free for it.
+
+    As a trace begins, the device still works on an earlier step: the trace holds these kernels, but
+    not the calls that launched them.
+    """
+    begin = trace.steps[0].begin
+    asked = {c.id: c.begin for c in trace.calls if c.id}
+    work, earlier = [], []
+    for e in trace.work:
+        mine = not asked or asked.get(e.id, begin - 1) >= begin
+        (work if mine else earlier).append(e)
+    if not work:
+        raise TraceError(f"{trace.path}: no step in it asked the GPU for anything")
+    return work, max([begin, *(e.end for e in earlier if e.begin < work[0].begin)])
+
+
+def _share(matrix):
+    total = sum(e.ms for e in matrix)
+    return sum(e.ms for e in matrix if on_tensor_cores(e.name)) / total if total else None
+
+
+def _causes(trace, work, free):
+    """Return the device's idle time, {cause: ms per step}, and the host's waits for the device."""
+    waits, steps = host.waits(trace), len(trace.steps)
+    found, rest = whatif.costs(
+        whatif.tasks(_calls_of(trace, work), free),
+        free,
+        (trace.steps[0].begin, trace.steps[-1].end),
+        host.held_up(trace, waits),
+    )
+    idle = Counter({cause: ms / steps for cause, ms in found.items()})
+    idle |= {LAUNCHES: rest.waits / steps, PAUSES: rest.pauses / steps}
+    places, total = defaultdict(list), Counter()
+    for wait in waits:
+        total[_paid(wait.cause)] += wait.ms
+    for wait in waits:
+        lost = found[_paid(wait.cause)] * wait.ms / total[_paid(wait.cause)]
+        places[wait.call, wait.op, wait.why, wait.line].append((wait.ms, lost))
+        if wait.cause == SYNC:  # which is paid together with what the host reads
+            idle[SYNC] += lost / steps
+            idle[READS] -= lost / steps
+    told = [
+        Wait(*place, len(each), sum(ms for ms, _ in each), sum(lost for _, lost in each))
+        for place, each in places.items()
+    ]
+    idle = {cause: ms for cause, ms in idle.items() if ms > 1e-9}
+    return idle, sorted(told, key=lambda w: (-w.idle_ms, -w.ms))
+
+
+def _paid(cause):
+    """Return the cause under which the replay takes a wait away.
+
+    Waits for the device go together, and their cost is divided by how long they took: without the
+    first of them the host would have waited at the next.
+    """
+    return READS if cause == SYNC else cause
+
+
+def _calls_of(trace, work):
+    """Return what the replay asks of each task: (call began, it ended, work began, it ended)."""
+    calls = {c.id: c for c in trace.calls if c.id}
+    found = []
+    for e in work:
+        call = calls.get(e.id, e)
+        # A copy from pageable memory blocks the host: what precedes it on the device is the call.
+        began = max(call.begin, min(e.begin, call.end)) if "Pageable" in e.name else call.begin
+        found.append((began, max(call.end, began), e.begin, e.end))
+    return found
+
+
+def _of_processor(trace):
+    """Return the reading of a process without a GPU, with the own time of each operation."""
+    whole, steps = [(trace.steps[0].begin, trace.steps[-1].end)], len(trace.steps)
+    loading, collecting = host.loading(trace), spans.of(host.collections(trace))
+    ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]
+    # Operations that load images in this thread are not part of the training.
+    ops = [e for e in ops if not any(begin <= e.begin < end for begin, end in loading)]
+    own = Counter()
+    for thread in {e.where for e in ops}:
+        stack = []
+        for e in (e for e in ops if e.where == thread):
+            while stack and stack[-1].end <= e.begin:
+                stack.pop()
+            own[kind(e.name)] += e.ms
+            if stack:
+                own[kind(stack[-1].name)] -= e.ms
+            stack.append(e)
+    computing = union((e.begin, e.end) for e in ops)
+    talking = union((e.begin, e.end) for e in trace.ranges if host.GLOO.match(e.name))
+    exposed = common(whole, without(talking, union([*computing, *loading])))
+    own[COMMUNICATION] = exposed
+    away = spans.of(host.absences(trace))
+    named = union([*loading, *collecting, *computing, *talking, *away])
+    idle = {
+        DATA: common(whole, loading) / steps,
+        COLLECTOR: common(whole, collecting) / steps,
+        AWAY: length(away) / steps,
+        PYTHON: length(without(whole, named)) / steps,
+    }
+    return Reading(
+        steps=steps,
+        step_ms=length(whole) / steps,
+        device=None,
+        kinds={k: ms / steps for k, ms in own.most_common() if ms > 0},
+        tensor_cores=None,
+        idle={cause: ms for cause, ms in idle.items() if ms > 0},
+        exposed_ms=exposed / steps,
+        waits=[],
+        pageable_ms=0.0,
+        launches=len(ops) / steps,
+        functions=bool(trace.lines),
+    )

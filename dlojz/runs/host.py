@@ -1,0 +1,236 @@
+"""What the host did in the steps of a trace, other than launching work.
+
+It waits for a batch or for the device, collects garbage, takes memory from CUDA, copies, or does
+something that the trace does not tell.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dlojz.runs import spans
+from dlojz.runs.kinds import WAITS
+from dlojz.runs.trace import GARBAGE, LINE, PRINTS, Event, Trace
+
+DATA, COLLECTOR, ALLOCATOR = "data", "garbage collector", "memory allocation"
+COPIES, READS, SYNC = "copies to the device", "results that the host reads", "synchronisation"
+AWAY = "the host, which does something else"
+COPY = re.compile(r"^cudaMemcpy(Async)?$")
+ALLOCATES = re.compile(
+    r"^cu(da)?(Malloc|Free|Host|Mem(Alloc|Free|Create|Release|Map|Unmap|Address))"
+)
+LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's range and the Chronometer's
+# How print(tensor) looks without Python's functions: what is finite and not zero is selected, and
+# then number after number is read. Only these operations come in between.
+FINITE, SELECTS = "aten::isfinite", "aten::masked_select"
+FORMATS = re.compile(
+    "^aten::(masked_select|item|is_nonzero|unbind|select|slice|detach|resolve_conj|resolve_neg"
+    "|ceil|ne|eq|__and__|abs|to|min|max|div|gt|lt)$"
+)
+AWAY_MS = 3  # without a call of CUDA; a host that launches calls every 0.1 ms, at most 2.7
+MAYBE_PRINT = "print, it seems"
+LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
+DDP = "DistributedDataParallel.forward"  # measures itself in its first steps, and waits for that
+ASKS = {  # operations that give the host a number, as they are written
+    "aten::is_nonzero": "if tensor",
+    "aten::item": ".item()",
+    "aten::_local_scalar_dense": ".item()",
+}
+COPYING = ("aten::to", "aten::_to_copy", "aten::copy_")
+OPTIMIZER = re.compile(r"^Optimizer\.")  # torch's ranges, such as "Optimizer.step#SGD.step"
+GLOO = re.compile(r"^gloo:")  # the ranges of gloo's threads
+
+
+class Asked(NamedTuple):
+    """A wait of the host for the device."""
+
+    cause: str
+    call: str
+    op: str
+    why: str
+    line: str
+    begin: float  # of all that the host did for it
+    end: float
+    ms: float  # of the call
+
+
+def waits(trace: Trace) -> list[Asked]:
+    """Return the host's waits for the device, in chronological order."""
+    told = []
+    asked = synchronisations(trace)
+    for thread in {c.where for c in asked}:
+        mine = [c for c in asked if c.where == thread]
+        ops, lines, ranges = (
+            [e for e in each if e.where == thread]
+            for each in (trace.ops, trace.lines, trace.ranges)
+        )
+        copies, printing = _copies(trace, thread), _printing(ops)
+        for call, *around in zip(
+            mine, _around(mine, ops), _around(mine, lines), _around(mine, ranges), strict=True
+        ):
+            copy = copies[1][bisect_right(copies[0], call.begin) - 1] if copies[0] else ""
+            told.append(_asked(call, *around, copy, printing))
+    return sorted(told, key=lambda wait: wait.begin)
+
+
+def _asked(call, ops, lines, ranges, copy, printing):
+    """Return what a wait is for; copy: what the last one before it copies, and where to."""
+    cause, why, whole = READS, "", call
+    ops = [e for e in ops if not e.name.startswith("autograd::")]
+    formats = [e for e in lines if PRINTS in e.name]
+    asks = [e for e in ops if e.name in ASKS]
+    if formats:
+        why, whole = "print", formats[0]
+    elif ops and ops[0].begin in printing:
+        why, whole = MAYBE_PRINT, ops[0]
+    elif asks:
+        why, whole = ASKS[asks[0].name], asks[0]
+    elif any(e.name in COPYING for e in ops):
+        cause, why = (READS, ".cpu()") if "DtoH" in copy else (COPIES, "a copy")
+    elif ops:
+        why = ops[0].name
+    else:
+        cause, why = SYNC, next((e.name for e in ranges if e.name == DDP), "")
+    op, line = ops[0].name if ops else "", _line([e.name for e in lines])
+    return Asked(cause, call.name, op, why, line, whole.begin, whole.end, call.ms)
+
+
+def _copies(trace, thread):
+    """Return when a thread called for each copy, and the names of these copies."""
+    names = {e.id: e.name for e in trace.work if e.name.startswith("Memcpy")}
+    found = [(c.begin, names[c.id]) for c in trace.calls if c.where == thread and c.id in names]
+    return [begin for begin, _ in found], [name for _, name in found]
+
+
+def _printing(ops) -> set[float]:
+    """Return when those operations began that look as if a tensor was printed."""
+    found, end, finite, selected = set(), 0.0, False, False
+    for op in ops:
+        if op.end <= end:
+            continue
+        end = op.end
+        finite = op.name == FINITE or (finite and bool(FORMATS.match(op.name)))
+        selected = finite and (selected or op.name == SELECTS)
+        if selected:
+            found.add(op.begin)
+    return found
+
+
+def _around(inner, outer):
+    """Return for each of `inner` the events of `outer` around it, widest first."""
+    found, stack, rest = [], [], iter(outer)
+    following = next(rest, None)
+    for event in inner:
+        while following and following.begin <= event.begin:
+            stack.append(following)
+            following = next(rest, None)
+        stack = [e for e in stack if e.end >= event.begin]
+        found.append([e for e in stack if e.end >= event.end])
+    return found
+
+
+def _line(lines):
+    """Return the innermost function that is not torch's."""
+    own = [name for name in lines if PRINTS not in name]
+    if not own:
+        return ""
+    path, line, function = LINE.match(own[-1]).groups()
+    return f"{Path(path).name}, {function} (from line {line})"
+
+
+def held_up(trace: Trace, waited: Sequence[Asked]) -> dict:
+    """Return the spans of the steps in which something kept the host from launching, by cause.
+
+    Those that name what the host did come before those that only tell that it did not launch, and
+    the waits for the device come last: while it waits, the device is usually busy.
+    """
+    copies = [e for e in trace.ops if e.where == trace.thread and e.name == "aten::pin_memory"]
+    found = {
+        DATA: loading(trace),
+        COLLECTOR: spans.of(collections(trace)),
+        COPIES: spans.of([*copies, *(w for w in waited if w.cause == COPIES)]),
+        ALLOCATOR: spans.of(allocations(trace)),
+        AWAY: spans.of(absences(trace)),
+        READS: spans.of(w for w in waited if w.cause != COPIES),
+    }
+    begin, end = trace.steps[0].begin, trace.steps[-1].end
+    return {
+        cause: [(max(a, begin), min(b, end)) for a, b in each if a < end and b > begin]
+        for cause, each in found.items()
+    }
+
+
+def _launching(trace):
+    """Return the threads that launch: the training thread, and on a GPU the backward pass's."""
+    done = {e.id for e in trace.work}
+    return {trace.thread} | {c.where for c in trace.calls if c.id and c.id in done}
+
+
+def synchronisations(trace: Trace) -> list[Event]:
+    """Return the calls in which a training thread waits for the device, in the steps."""
+    threads = _launching(trace)
+    return [
+        c
+        for c in trace.calls
+        if c.where in threads
+        and (WAITS.match(c.name) or (COPY.match(c.name) and c.ms >= LONG_MS))
+        and c.begin >= trace.steps[0].begin
+        and c.end <= trace.steps[-1].end
+    ]
+
+
+def collections(trace: Trace) -> list[Event]:
+    """Return the runs of Python's garbage collector."""
+    return [e for e in trace.ranges if e.name == GARBAGE]
+
+
+def allocations(trace: Trace) -> list[Event]:
+    """Return the calls that take memory from CUDA or give it back; many wait for the device."""
+    threads = _launching(trace)
+    return [c for c in trace.calls if c.where in threads and ALLOCATES.match(c.name)]
+
+
+def absences(trace: Trace) -> list[Event]:
+    """Return the spans of the steps in which the host asks for nothing for long.
+
+    On a GPU it calls nothing of CUDA then, on a processor it runs no operation. Without Python's
+    functions in the trace nothing tells a sleep from a garbage collection. The name is that of the
+    operation or the line that surrounds the span, if there is one. An optimizer that sorts its
+    parameters before its first call is launching.
+    """
+    threads = _launching(trace)
+    whole = [(trace.steps[0].begin, trace.steps[-1].end)]
+    asking = spans.of(c for c in trace.calls if c.where in threads) if trace.on_gpu else []
+    asking = asking or spans.of([*trace.ops, *(e for e in trace.ranges if GLOO.match(e.name))])
+    known = spans.union([*asking, *loading(trace), *spans.of(collections(trace))])
+    long = [s for s in spans.without(whole, known) if s[1] - s[0] >= AWAY_MS]
+    found = [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in long]
+    return [span for span in found if not OPTIMIZER.match(phase_of(trace, span))]
+
+
+def phase_of(trace: Trace, span: Event) -> str:
+    """Return the innermost range in which the middle of a span is, such as "update", or ""."""
+    middle = (span.begin + span.end) / 2
+    around = [e for e in trace.ranges if e.where == span.where and e.begin <= middle < e.end]
+    return around[-1].name if around else ""
+
+
+def _place(trace, begin, end):
+    """Return what a trace knows of a span: an operation that lasts for most of it, or the line."""
+    most = [
+        e.name
+        for e in trace.ops
+        if e.where == trace.thread and min(e.end, end) - max(e.begin, begin) > (end - begin) / 2
+    ]
+    if most:
+        return most[0]
+    middle = (begin + end) / 2
+    around = [e for e in trace.lines if e.where == trace.thread and e.begin <= middle < e.end]
+    return _line([e.name for e in around])
+
+
+def loading(trace: Trace) -> list[tuple[float, float]]:
+    """Return the spans in which the training thread waited for a batch."""
+    return spans.of(e for e in trace.ranges if e.where == trace.thread and LOADER.match(e.name))

@@ -1,0 +1,64 @@
+"""The faults that were planted in recorded traces: what a detective should name.
+
+Older recordings have the fault in their name, such as 04-trace-held-out-item. The names of the
+others are numbers, 04-trace-sealed-07, and a file beside them has the answers, so that rules can be
+written before anybody reads it. 04-trace-sealed.toml:
+
+    [04-trace-sealed-07]
+    fault = "garbage"
+    strength = "weak"
+    functions = false  # whether Python's functions were recorded
+    slower = 1.31  # than the same training without the fault
+"""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+# Causes that are no class of their own: how `runs.suspects` calls what a trace shows of them.
+SHOWN_AS = {
+    "sleep": "elsewhere",
+    "python": "elsewhere",
+    "synchronize": "waits",
+    "ask": "waits",
+    "empty-cache": "allocator",
+    "pin": "copies",
+}
+IN_NAME = re.compile(r"^04-(?:trace-(?:fault|held-out|unseen)|cpu-trace)-(.+?)(?:-x\d+)?$")
+NUMBERED = re.compile(r"^(04-trace-(?:open|sealed))-\d+(?:-x\d+)?$")
+UNSEEN = 1.03  # a training that is less slower than this need not look ill
+
+
+def fault(folder: Path) -> str:
+    """Return the fault that was planted in a recorded run."""
+    return _label(folder)["fault"]
+
+
+def right(folder: Path) -> set[str]:
+    """Return the names that are right for a recorded run, as a trace can tell."""
+    label = _label(folder)
+    names = {SHOWN_AS.get(label["fault"], label["fault"])}
+    if label["fault"] == "garbage" and not label.get("functions", True):
+        names = {"elsewhere"}  # only the recording of Python's functions names the collector
+    if label.get("slower", UNSEEN) < UNSEEN:
+        names.add("none")
+    return names
+
+
+def is_one(folder: Path) -> bool:
+    """Return whether a folder's name is that of a recording with a planted fault."""
+    return bool(IN_NAME.match(folder.name) or NUMBERED.match(folder.name))
+
+
+def _label(folder):
+    found = IN_NAME.match(folder.name)
+    if found:
+        return {"fault": found[1]}
+    half = NUMBERED.match(folder.name)[1]
+    return _labels(folder.parent / f"{half}.toml")[folder.name]
+
+
+@cache
+def _labels(file):
+    return tomllib.loads(file.read_text())

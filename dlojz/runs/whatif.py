@@ -1,0 +1,93 @@
+"""The idle time of a device, and how much of it there would be if its host had not been held up.
+
+A host asks a device for work, which the device does in that order. So work begins
+
+    begin = max(asked + latency, free + pause)
+
+where `free` is when the device has done all that came before. If the host had asked before the
+device was free, the device did not wait for the host: from one kernel to the next it takes a pause
+of some microseconds. Otherwise it waited, and the latency is that from the call to the work.
+
+Without a span in which the host was held up, it would have asked for all that follows so much
+sooner. The replay tells how long the device would be idle then. So a wait also answers for the
+gaps after it, until the host is ahead again, and it answers for nothing if the device had enough to
+do meanwhile. The steps are replayed twice in a row, since a training repeats them, and the second
+time counts: so a wait at the end of the last step is not lost, and there is no step without a past.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from dlojz.runs.spans import union, without
+
+
+class Task(NamedTuple):
+    """What a device was asked to do; all times in ms."""
+
+    asked: float  # when the call of the host began
+    latency: float  # from the call to the work, if the device waited for the host
+    pause: float  # after the work before it, if the device did not
+    busy: float  # how much longer the device is busy because of it
+
+
+class Replay(NamedTuple):
+    """A device's time in the steps of a trace; all times in ms."""
+
+    pauses: float
+    waits: float  # for the host
+
+
+def tasks(work, free: float) -> list[Task]:
+    """Return the tasks of a device that is free from this moment on.
+
+    work: (when the call began and ended, when the work began and ended), in order of its begin.
+    """
+    found = []
+    for asked, returned, begin, end in work:
+        late, own = returned > free, max(0.0, begin - free)
+        latency = begin - asked if late and own else min(0.0, begin - asked)
+        found.append(Task(asked, latency, 0.0 if late else own, max(0.0, end - max(begin, free))))
+        free = max(free, end)
+    return found
+
+
+def replay(found: Sequence[Task], free: float, steps: tuple[float, float], skipped) -> Replay:
+    """Return the idle time of the steps, had the host not spent these spans.
+
+    steps: when the host began the first of them and ended the last. skipped: a union of spans.
+    """
+    ends = [end for _, end in skipped]
+    saved = [0.0, *accumulate(end - begin for begin, end in skipped)]
+    sooner = []
+    for task in found:
+        at = bisect_right(ends, task.asked)
+        inside = max(0.0, task.asked - skipped[at][0]) if at < len(skipped) else 0.0
+        sooner.append(task.asked - saved[at] - inside)
+    for _ in range(2):
+        pauses = waits = 0.0
+        for asked, task in zip(sooner, found, strict=True):
+            pauses += task.pause
+            begin = max(asked + task.latency, free + task.pause)
+            waits += begin - free - task.pause
+            free = begin + task.busy
+        # The device is where it is; the host begins the same steps once more.
+        free -= steps[1] - steps[0] - saved[-1]
+    return Replay(pauses, waits)
+
+
+def costs(found: Sequence[Task], free: float, steps, causes) -> tuple[dict, Replay]:
+    """Return what each cause costs, and the idle time that no cause explains, in ms.
+
+    causes: {name: union of the spans in which it held up the host}, taken away one after the other,
+    so that time with two causes counts for the first.
+    """
+    before, skipped, told = replay(found, free, steps, []), [], {}
+    for name, spans in causes.items():
+        mine = without(spans, skipped)
+        skipped = union([*skipped, *mine])
+        after = replay(found, free, steps, skipped) if mine else before
+        told[name] = before.waits - after.waits
+        before = after
+    return told, before
