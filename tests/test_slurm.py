@@ -329,7 +329,7 @@ def test_from_a_notebook_that_runs_in_slurm(on_slurm, script, course_folder):
 
 # A training ------------------------------------------------------------------------------------
 
-SMOKE = "--model resnet18 --image-size 32 -b 4 --num-workers 0 --precision fp32 --lr 0.01"
+SMOKE = "--model shufflenet_v2_x0_5 --image-size 32 -b 4 --num-workers 0 --precision fp32 --lr 0.01"
 
 
 def in_a_notebook(*cells):
@@ -368,7 +368,7 @@ def test_a_training_from_a_notebook_on_two_nodes_is_the_one_on_two_processes_her
 
 
 def test_a_training_that_is_stopped_goes_on_with_the_same_losses(on_slurm, images):
-    flags = f"solutions/dlojz_06_ddp.py {SMOKE} --data {images} -e 3 --model shufflenet_v2_x0_5"
+    flags = f"solutions/dlojz_06_ddp.py {SMOKE} --data {images} -e 3"
     job = submit(flags, n_gpu=2)
     first = job.directory / "events.jsonl"
     until(lambda: first.exists() and first.read_text().count('"step",') >= 5, 120)
