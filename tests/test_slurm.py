@@ -72,6 +72,15 @@ def test_a_job_runs_on_a_node_with_its_flags_and_is_kept(on_slurm, script):
     assert find(1) == latest() == job
 
 
+def test_a_job_of_these_tests_is_forked_and_has_its_nodes_name(on_slurm, script):
+    """As `python -P` on that node: without the trainer's folder on the path."""
+    script("# forked\nimport os, socket, sys\nprint('torch' in sys.modules, socket.gethostname())\n"
+           "print(os.path.dirname(os.path.abspath(__file__)) in sys.path)")  # fmt: skip
+    forked, name, has_folder = completed(submit("t.py")).split()
+    assert (forked, has_folder) == ("True", "False")
+    assert name in ("node1", "node2")
+
+
 def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
     script("import sys; sys.exit(int(sys.argv[1]))")
     well, badly = submit(["t.py 0", "t.py 3"])
