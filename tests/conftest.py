@@ -43,6 +43,11 @@ def images():
 @pytest.fixture
 def course_folder(tmp_path, monkeypatch):
     """A course folder of one's own, with the trainer, the solutions and a queue of its own."""
+    return make_course_folder(tmp_path, monkeypatch)
+
+
+def make_course_folder(tmp_path, monkeypatch):
+    """Make a course folder in `tmp_path`, and work in it."""
     root = tmp_path / "course"
     for pattern in ("dlojz/dlojz.py", "solutions/*.py"):
         for file in REPOSITORY.glob(pattern):
@@ -101,7 +106,10 @@ def stop_at_first_save(monkeypatch):
 
 
 class Slurm:
-    """A throw-away cluster of two nodes with two fake GPUs each; see tests/slurm/cluster.sh."""
+    """A throw-away cluster of two nodes with two fake GPUs each; see tests/slurm/cluster.sh.
+
+    Three more nodes are for jobs that wait while other tests run.
+    """
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -111,6 +119,9 @@ class Slurm:
             **os.environ,
             "SLURM_FIXTURE_DIR": str(folder),
             "SLURM_FIXTURE_PORT": str(port),
+            "SLURM_FIXTURE_APART": "3",
+            "SLURM_FIXTURE_EXTRA": "PartitionName=short Nodes=node3 PreemptMode=OFF\n"
+            "PartitionName=fails Nodes=node[4-5] PreemptMode=OFF",
         }
         self.conf = self.folder / "slurm.conf"
 
@@ -137,10 +148,7 @@ class Slurm:
 
     def nodes(self):
         """{node: state}."""
-        return dict(
-            line.split()
-            for line in self.call("sinfo", "-hN", "-p", "main", "-o", "%N %T").splitlines()
-        )
+        return dict(line.split() for line in self.call("sinfo", "-hN", "-o", "%N %T").splitlines())
 
 
 @pytest.fixture(scope="session")
@@ -167,9 +175,27 @@ def cluster():
 @pytest.fixture
 def on_slurm(cluster, course_folder, monkeypatch):
     """A course folder whose jobs go to the cluster."""
+    use_cluster(cluster, course_folder, monkeypatch)
+    yield cluster
+    cancel_all(cluster, "main,low,high")
+
+
+def use_cluster(cluster, course_folder, monkeypatch):
+    """Have jobs of this course folder go to the cluster."""
+    from dlojz.launch import slurm
+
     shutil.copytree(REPOSITORY / "slurm", course_folder / "slurm")
-    shutil.copy(REPOSITORY / "tests" / "slurm" / "fixture.toml", course_folder / "slurm" / "sites")
+    site = (REPOSITORY / "tests" / "slurm" / "fixture.toml").read_text()
+    python = f'[environment]\nDLOJZ_PYTHON = "{os.environ["DLOJZ_PYTHON"]}"\n\n'
+    site = site.replace("[gpus.fake]", f"{python}[gpus.fake]")
+    (course_folder / "slurm" / "sites" / "fixture.toml").write_text(site)
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     monkeypatch.setenv("DLOJZ_LAUNCHER", "slurm")
-    yield cluster
-    cluster.call("bash", "-c", "squeue -h -o %A | sort -u | xargs -r scancel")
+    # A cluster of one's own may be asked more often.
+    monkeypatch.setattr(slurm, "FRESH_S", 0.2)
+    monkeypatch.setattr(slurm.Slurm, "poll_s", 0.1)
+
+
+def cancel_all(cluster, partitions):
+    """End all jobs in these partitions."""
+    cluster.call("bash", "-c", f"squeue -h -p {partitions} -o %A | sort -u | xargs -r scancel")

@@ -9,6 +9,7 @@ the real Python, in the client's place. Nothing of it is in the package.
 
 import array
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -32,7 +33,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 def address(folder: str, environment) -> str:
     """The socket of the server whose forks are as good as a process with this environment."""
-    same = sorted(read_once(environment).items())
+    later = "CUDA_VISIBLE_DEVICES"  # read as CUDA begins, which is in the fork
+    same = sorted((k, v) for k, v in read_once(environment).items() if k != later)
     return f"{folder}/{hashlib.sha256(repr(same).encode()).hexdigest()[:12]}"
 
 
@@ -52,6 +54,7 @@ def client(python: str, folder: str):
     if connection is None:
         os.execv(python, [python, *argv])
     request = {"argv": argv, "environment": dict(os.environ), "cwd": os.getcwd()}
+    request["client"] = os.getpid()
     request["umask"] = os.umask(0)
     message = json.dumps(request).encode()
     descriptors = array.array("i", (0, 1, 2)).tobytes()
@@ -83,6 +86,7 @@ def _connect(argv, path):
 def _wants_torch(argv):
     if argv[:2] == TORCHRUN:
         argv = [word for word in argv if word.endswith(".py")]
+    argv = argv[argv[:1] == ["-P"] :]
     try:
         with open(argv[0], "rb") as file:
             return WANTS_TORCH.search(file.read()) is not None
@@ -157,6 +161,7 @@ def become(request, descriptors):
     from dlojz.jobs import forks
 
     os.setsid()
+    _be_on_the_host_of(request["client"])
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
@@ -169,8 +174,21 @@ def become(request, descriptors):
     if argv[:2] == TORCHRUN:
         count = next(int(w.split("=")[1]) for w in argv if w.startswith("--nproc-per-node="))
         _run_torchrun(argv[2:], count)
+    elif argv[0] == "-P":
+        forks._run(argv[1], argv[2:])
     else:
         forks.run_script(argv[0], argv[1:])
+
+
+def _be_on_the_host_of(client):
+    """Take the client's host name: each node of the tests' Slurm has its own."""
+    theirs, ours = (f"/proc/{process}/ns/uts" for process in (client, "self"))
+    if os.stat(theirs).st_ino == os.stat(ours).st_ino:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(theirs) as namespace:
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _run_torchrun(argv, count):

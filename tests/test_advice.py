@@ -1,6 +1,7 @@
 """Errors of torch and Python get a sentence that says what to do."""
 
 import multiprocessing.synchronize
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ def test_a_run_that_fails_says_what_to_do_on_stderr_and_in_its_log(tmp_path, cap
 
 def test_a_last_batch_of_one_image_names_the_flag(tmp_path, images):
     flags = "--model resnet18 --image-size 32 -b 63 --num-workers 0 --no-drop-last".split()
-    words = [sys.executable, str(course.solution("00")), *flags, "--data", str(images)]
+    words = [os.environ["DLOJZ_PYTHON"], str(course.solution("00")), *flags, "--data", str(images)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert "What to do: batch norm cannot train on a batch of one image" in done.stderr

@@ -1,8 +1,11 @@
 """The verdict: what it runs, uses again, and says. Wrong answers are in test_wrong.py."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,9 +31,31 @@ def ran():
 
 
 @pytest.fixture(scope="module")
-def checked(ran):
+def first_checks(ran):
+    """Its first check, which an interrupt ends, and the second: what they said, submitted, found.
+
+    It takes seconds of a core, so several tests look at this one.
+    """
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    said, submitted = io.StringIO(), [len(launch.jobs())]
+    with contextlib.redirect_stderr(said):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "_wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                check("01", ran)
+        submitted.append(len(launch.jobs()))
+        found = check("01", ran)
+        submitted.append(len(launch.jobs()))
+    return SimpleNamespace(said=said.getvalue(), submitted=submitted, found=found)
+
+
+@pytest.fixture(scope="module")
+def checked(first_checks):
     """The series of its check."""
-    assert check("01", ran).passed
+    assert first_checks.found.passed, first_checks.found
     return launch.latest("check-01_gpu")
 
 
@@ -50,12 +75,11 @@ def checked_job(job, checked, course_folder):
     return job
 
 
-def test_a_check_submits_once_and_then_knows(job, capsys):
-    found = check("01", job)
-    assert found.passed, found
-    assert "6 runs" in capsys.readouterr().err
+def test_a_check_submits_once_and_then_knows(first_checks, checked_job):
+    assert "6 runs" in first_checks.said
     submitted = len(launch.jobs())
-    assert check("01", job).passed
+    found = check("01", checked_job)
+    assert found.passed
     assert len(launch.jobs()) == submitted, "finished runs are used again"
     assert progress.last("verdicts", "01_gpu")["passed"]
     json.dumps(found.to_dict())
@@ -85,17 +109,10 @@ def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, c
     assert "3 runs" in capsys.readouterr().err
 
 
-def test_a_check_goes_on_with_the_job_that_an_interrupt_left(job, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "_wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            check("01", job)
-    submitted = len(launch.jobs())
-    assert check("01", job).passed
-    assert len(launch.jobs()) == submitted
+def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
+    before, interrupted, ended = first_checks.submitted
+    assert (interrupted, ended) == (before + 1, before + 1)
+    assert first_checks.found.passed, first_checks.found
 
 
 def test_the_runs_of_a_pair_come_a_b_b_a(job):
@@ -133,13 +150,18 @@ def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
         check("01", long)
 
 
-def test_a_trainer_that_fails_gets_a_verdict(course_folder):
+def broken(course_folder):
+    """The job of a trainer that fails: its verdict needs no runs."""
     trainer = course_folder / "broken.py"
     text = course.solution(1).read_text()
     trainer.write_text(text.replace("    chrono.forward()\n", "    planted\n"))
     job = launch.submit(f"{trainer} {SMALL}")
     job.wait()
-    found = check("01", job)
+    return job
+
+
+def test_a_trainer_that_fails_gets_a_verdict(course_folder):
+    found = check("01", broken(course_folder))
     assert not found.passed
     assert "NameError: name 'planted' is not defined" in repr(found)
     assert found.hint_key == "failed"
@@ -164,14 +186,12 @@ def test_an_unknown_exercise_names_those_that_exist(step, course_folder):
         check(step)
 
 
-def test_in_a_terminal_the_exit_code_tells(checked_job, capsys):
+def test_in_a_terminal_the_exit_code_tells(checked_job, course_folder, capsys):
     assert cli.main(["check", "01", checked_job.id]) == 0
     assert "passed" in capsys.readouterr().out
     assert cli.main(["check", "01", checked_job.id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parts"]["mechanism"] == "passed"
-    starter = launch.submit(f"solutions/dlojz_00_start.py {SMALL}")
-    starter.wait()
-    assert cli.main(["check", "01", starter.id, "--hint"]) == 1
+    assert cli.main(["check", "01", broken(course_folder).id, "--hint"]) == 1
     assert "Hint 1 of 3" in capsys.readouterr().out
     assert cli.main(["check", "99"]) == 2
 

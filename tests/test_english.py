@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -34,8 +35,13 @@ INSTEAD = {
 OF_DOCSTRINGS = {r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) "}
 
 
+@cache
 def texts():
-    """Yield (where, its text, is it a docstring) of all that is covered."""
+    """All that is covered: a list of (where, its text, is it a docstring)."""
+    return [*_texts()]
+
+
+def _texts():
     for name in TEXTS:
         yield name, (REPOSITORY / name).read_text(), False
     for path in REPOSITORY.glob("solutions/*.ipynb"):

@@ -305,7 +305,7 @@ def test_trainer_needs_nothing_else_to_meet_its_peers(launcher, lines, tmp_path)
     trainer = tmp_path / "trainer.py"
     trainer.write_text(TRAINER)
     done = subprocess.run(
-        [sys.executable, *launcher, str(trainer)],
+        [os.environ["DLOJZ_PYTHON"], *launcher, str(trainer)],
         env=clean_environment(),
         capture_output=True,
         text=True,

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,15 +16,46 @@ import psutil
 import pytest
 from test_launch import text, until
 
+from conftest import cancel_all, make_course_folder, use_cluster
 from dlojz import launch
 from dlojz.check import check
 from dlojz.launch import State, SubmitError, find, latest, queue, slurm, submit
+from dlojz.launch.slurm import FRESH_S  # as it is shipped: the fixtures ask more often
 from dlojz.runs import log
 
 
 def completed(job, seconds=120):
     assert job.wait(seconds) == State.COMPLETED, job.explain()
     return text(job)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun_early(cluster, tmp_path_factory):
+    """What waits for Slurm's own intervals, begun before all tests, on nodes of its own.
+
+    Two jobs that pass their time limit, with and without a checkpoint, and one whose node fails.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        folder = make_course_folder(tmp_path_factory.mktemp("early"), patch)
+        use_cluster(cluster, folder, patch)
+        site = folder / "slurm" / "sites" / "fixture.toml"
+        for name, code in (("listens.py", LISTENS), ("stubborn.py", STUBBORN)):
+            (folder / name).write_text(textwrap.dedent(code))
+        site.write_text(site.read_text().replace('"main"', '"short"'))
+        limited = submit(["listens.py --mine", "stubborn.py"], time_max="00:01:00")
+        site.write_text(site.read_text().replace('"short"', '"fails"'))
+        fails = submit("stubborn.py", n_gpu=4)
+        until(lambda: begun(fails) == ["0"] * 4)
+        kill_node(cluster, "node5")
+    yield *limited, fails
+    cancel_all(cluster, "short,fails")
+
+
+@pytest.fixture
+def early(on_slurm, begun_early, monkeypatch):
+    """These jobs, where they were submitted."""
+    monkeypatch.setenv("DLOJZ_ROOT", str(begun_early[0].directory.parents[1]))
+    return begun_early
 
 
 # One job ---------------------------------------------------------------------------------------
@@ -38,6 +70,15 @@ def test_a_job_runs_on_a_node_with_its_flags_and_is_kept(on_slurm, script):
     assert repr(job) == "<job 0001 'first': COMPLETED>"
     assert job.status["ended"] >= job.status["started"]
     assert find(1) == latest() == job
+
+
+def test_a_job_of_these_tests_is_forked_and_has_its_nodes_name(on_slurm, script):
+    """As `python -P` on that node: without the trainer's folder on the path."""
+    script("# forked\nimport os, socket, sys\nprint('torch' in sys.modules, socket.gethostname())\n"
+           "print(os.path.dirname(os.path.abspath(__file__)) in sys.path)")  # fmt: skip
+    forked, name, has_folder = completed(submit("t.py")).split()
+    assert (forked, has_folder) == ("True", "False")
+    assert name in ("node1", "node2")
 
 
 def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
@@ -227,8 +268,7 @@ def test_a_job_that_can_never_start_says_why(on_slurm, script):
     assert job.state == State.QUEUED
 
 
-def test_the_script_is_usable_by_hand(on_slurm, course_folder, monkeypatch):
-    monkeypatch.setenv("DLOJZ_PYTHON", sys.executable)
+def test_the_script_is_usable_by_hand(on_slurm, course_folder):
     number = on_slurm.call(
         *("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2"),
         *("--cpus-per-task=1", "slurm/job.sbatch", "solutions/dlojz_06_ddp.py", "--test"),
@@ -296,111 +336,9 @@ def test_from_a_notebook_that_runs_in_slurm(on_slurm, script, course_folder):
     assert [found["size"] for found in who(find(1), 2)] == [2, 2]
 
 
-# What goes wrong on a cluster ------------------------------------------------------------------
-
-STUBBORN = """
-    import os, time
-    with open(f"{os.environ['DLOJZ_RUN']}/begun", "a") as file:
-        file.write(os.environ.get("SLURM_RESTART_COUNT", "0") + "\\n")
-    while not os.path.exists(f"{os.environ['DLOJZ_RUN']}/go"): time.sleep(0.1)
-    """
-
-
-def begun(job):
-    file = job.directory / "begun"
-    return file.read_text().split() if file.exists() else []
-
-
-LISTENS = """
-    import os, signal, sys, time
-    from pathlib import Path
-    run = Path(os.environ["DLOJZ_RUN"])
-    asked = []
-    signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
-    (run / "checkpoint.txt").touch()
-    print(sys.argv[1:], flush=True)
-    while "--resume" not in sys.argv:
-        time.sleep(0.1)
-        if asked:
-            (run / "checkpoint.txt").write_text("where it was")
-            asked.clear()
-    """
-
-
-def test_a_job_longer_than_its_time_limit_finishes_if_it_keeps_a_checkpoint(on_slurm, script):
-    """By Slurm's own signal before the limit; one that keeps none ends there."""
-    script(LISTENS)
-    script(STUBBORN, "without.py")
-    job, without = submit(["t.py --mine", "without.py"], time_max="00:01:00")
-    assert completed(job, 180) == "['--mine']\n['--mine', '--resume', 'where it was']\n"
-    assert without.wait(180) == State.TIMEOUT
-    assert "without a checkpoint" in without.explain()
-
-
-def test_a_preempted_job_goes_back_to_the_queue_and_runs_again(on_slurm, script, course_folder):
-    site = course_folder / "slurm" / "sites" / "fixture.toml"
-    site.write_text(site.read_text().replace('"main"', '"low"'))
-    script(STUBBORN)
-    job = submit("t.py", n_gpu=4)
-    until(lambda: begun(job) == ["0", "0", "0", "0"])
-    on_slurm.call("srun", "-p", "high", "-N2", "--exclusive", "true", timeout=60)
-    until(lambda: len(begun(job)) == 8)
-    assert "begun 2 times" in job.status["reason"]
-    (job.directory / "go").touch()
-    completed(job)
-
-
-def test_a_node_that_fails_sends_the_job_back_to_the_queue(on_slurm, script, cluster):
-    script(STUBBORN)
-    job = submit("t.py", n_gpu=4)
-    until(lambda: begun(job) == ["0"] * 4)
-    kill_node(cluster, "node2")
-    until(lambda: cluster.nodes()["node2"].startswith("down"), 90)
-    until(lambda: job.state == State.QUEUED, 30)
-    start_node("node2", cluster)
-    until(lambda: len(begun(job)) == 8, 90)
-    (job.directory / "go").touch()
-    completed(job)
-
-
-def kill_node(cluster, node):
-    daemon = psutil.Process(int((cluster.folder / "run" / f"slurmd.{node}.pid").read_text()))
-    daemon.kill()
-
-
-def start_node(node, cluster):
-    subprocess.run(
-        ["unshare", "--uts", "sh", "-c", f"hostname {node} && exec slurmd -N {node}"],
-        env={**os.environ, "SLURM_CONF": str(cluster.conf)},
-        check=True,
-        timeout=30,
-    )
-
-
-@pytest.mark.parametrize(
-    ("slurm_state", "state", "words"),
-    [
-        ("NODE_FAIL", "NODE_FAIL", "one of its nodes failed"),
-        ("PREEMPTED", "PREEMPTED", "higher priority"),
-        ("BOOT_FAIL", "FAILED", "a node did not start"),
-        ("DEADLINE", "FAILED", "its deadline passed"),
-        ("OUT_OF_MEMORY", "OUT_OF_MEMORY", "more memory"),
-        ("CANCELLED", "CANCELLED", "cancelled"),
-        ("SUSPENDED", "RUNNING", "continues automatically"),
-        ("REQUEUE_HOLD", "QUEUED", "scontrol release"),
-    ],
-)
-def test_every_state_is_told_in_words(tmp_path, slurm_state, state, words):
-    fields = {"JobState": slurm_state, "ExitCode": "1:0", "NodeList": "node[1-2]"}
-    found = slurm._status(tmp_path, fields)
-    assert found["state"] == state
-    assert words in found["reason"]
-    assert State(state)
-
-
 # A training ------------------------------------------------------------------------------------
 
-SMOKE = "--model resnet18 --image-size 32 -b 4 --num-workers 0 --precision fp32 --lr 0.01"
+SMOKE = "--model shufflenet_v2_x0_5 --image-size 32 -b 4 --num-workers 0 --precision fp32 --lr 0.01"
 
 
 def in_a_notebook(*cells):
@@ -439,7 +377,7 @@ def test_a_training_from_a_notebook_on_two_nodes_is_the_one_on_two_processes_her
 
 
 def test_a_training_that_is_stopped_goes_on_with_the_same_losses(on_slurm, images):
-    flags = f"solutions/dlojz_06_ddp.py {SMOKE} --data {images} -e 3 --model shufflenet_v2_x0_5"
+    flags = f"solutions/dlojz_06_ddp.py {SMOKE} --data {images} -e 3"
     job = submit(flags, n_gpu=2)
     first = job.directory / "events.jsonl"
     until(lambda: first.exists() and first.read_text().count('"step",') >= 5, 120)
@@ -476,6 +414,7 @@ def test_many_monitors_ask_slurm_once_in_two_seconds(on_slurm, script, tmp_path,
         program.write_text(f'#!/bin/sh\necho {name} >>{calls}\nexec {shutil.which(name)} "$@"\n')
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{asked}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "FRESH_S", FRESH_S)
     time.sleep(2.1)  # what was asked while submitting is too old by now
     end = time.monotonic() + 5
 
@@ -519,3 +458,100 @@ def test_a_check_runs_where_its_job_ran(on_slurm, course_folder, monkeypatch):
     series = latest("check-01_gpu")
     scripts = [(each.directory / "job.sbatch").read_text() for each in (job, series)]
     assert all("--partition=high" in s and "--account=xyz" in s for s in scripts)
+
+
+# What goes wrong on a cluster ------------------------------------------------------------------
+
+STUBBORN = """
+    import os, time
+    with open(f"{os.environ['DLOJZ_RUN']}/begun", "a") as file:
+        file.write(os.environ.get("SLURM_RESTART_COUNT", "0") + "\\n")
+    while not os.path.exists(f"{os.environ['DLOJZ_RUN']}/go"): time.sleep(0.1)
+    """
+
+
+def begun(job):
+    file = job.directory / "begun"
+    return file.read_text().split() if file.exists() else []
+
+
+LISTENS = """
+    import os, signal, sys, time
+    from pathlib import Path
+    run = Path(os.environ["DLOJZ_RUN"])
+    asked = []
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+    (run / "checkpoint.txt").touch()
+    print(sys.argv[1:], flush=True)
+    while "--resume" not in sys.argv:
+        time.sleep(0.1)
+        if asked:
+            (run / "checkpoint.txt").write_text("where it was")
+            asked.clear()
+    """
+
+
+def test_a_preempted_job_goes_back_to_the_queue_and_runs_again(on_slurm, script, course_folder):
+    site = course_folder / "slurm" / "sites" / "fixture.toml"
+    site.write_text(site.read_text().replace('"main"', '"low"'))
+    script(STUBBORN)
+    job = submit("t.py", n_gpu=4)
+    until(lambda: begun(job) == ["0", "0", "0", "0"])
+    on_slurm.call("srun", "-p", "high", "-N2", "--exclusive", "true", timeout=60)
+    until(lambda: len(begun(job)) == 8)
+    assert "begun 2 times" in job.status["reason"]
+    (job.directory / "go").touch()
+    completed(job)
+
+
+def test_a_node_that_fails_sends_the_job_back_to_the_queue(early, cluster):
+    *_, job = early
+    until(lambda: cluster.nodes()["node5"].startswith("down"), 90)
+    until(lambda: job.state == State.QUEUED, 30)
+    start_node("node5", cluster)
+    until(lambda: len(begun(job)) == 8, 90)
+    (job.directory / "go").touch()
+    completed(job)
+
+
+def kill_node(cluster, node):
+    daemon = psutil.Process(int((cluster.folder / "run" / f"slurmd.{node}.pid").read_text()))
+    daemon.kill()
+
+
+def start_node(node, cluster):
+    subprocess.run(
+        ["unshare", "--uts", "sh", "-c", f"hostname {node} && exec slurmd -N {node}"],
+        env={**os.environ, "SLURM_CONF": str(cluster.conf)},
+        check=True,
+        timeout=30,
+    )
+
+
+def test_a_job_longer_than_its_time_limit_finishes_if_it_keeps_a_checkpoint(early):
+    """By Slurm's own signal before the limit; one that keeps none ends there."""
+    job, without, _ = early
+    assert completed(job, 180) == "['--mine']\n['--mine', '--resume', 'where it was']\n"
+    assert without.wait(180) == State.TIMEOUT
+    assert "without a checkpoint" in without.explain()
+
+
+@pytest.mark.parametrize(
+    ("slurm_state", "state", "words"),
+    [
+        ("NODE_FAIL", "NODE_FAIL", "one of its nodes failed"),
+        ("PREEMPTED", "PREEMPTED", "higher priority"),
+        ("BOOT_FAIL", "FAILED", "a node did not start"),
+        ("DEADLINE", "FAILED", "its deadline passed"),
+        ("OUT_OF_MEMORY", "OUT_OF_MEMORY", "more memory"),
+        ("CANCELLED", "CANCELLED", "cancelled"),
+        ("SUSPENDED", "RUNNING", "continues automatically"),
+        ("REQUEUE_HOLD", "QUEUED", "scontrol release"),
+    ],
+)
+def test_every_state_is_told_in_words(tmp_path, slurm_state, state, words):
+    fields = {"JobState": slurm_state, "ExitCode": "1:0", "NodeList": "node[1-2]"}
+    found = slurm._status(tmp_path, fields)
+    assert found["state"] == state
+    assert words in found["reason"]
+    assert State(state)

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,8 @@ from dlojz.runs.folder import events_file
 from dlojz.runs.stats import summary
 from dlojz.training import checkpoint, data
 
-SMOKE = "--model resnet18 --image-size 32 -b 8 --num-workers 0".split()
+PYTHON = os.environ["DLOJZ_PYTHON"]
+SMOKE = "--model shufflenet_v2_x0_5 --image-size 32 -b 8 --num-workers 0".split()
 TOO_LARGE = ("--image-size", "100000", "-b", "64")  # terabytes
 STEPS = [course.solution(s) for s in course.CHAIN]
 
@@ -85,7 +85,9 @@ def test_a_batch_larger_than_the_set_is_refused(images, tmp_path, train):
 
 
 @pytest.mark.parametrize("every", [3, 11], ids=["in an epoch", "at its end"])
-@pytest.mark.parametrize(("model", "workers"), [("resnet18", 0), ("mobilenet_v3_small", 1)])
+@pytest.mark.parametrize(
+    ("model", "workers"), [("shufflenet_v2_x0_5", 0), ("mobilenet_v3_small", 1)]
+)
 def test_a_resumed_run_is_identical_to_the_bit(
     every, model, workers, images, tmp_path, train, stop_at_first_save
 ):
@@ -127,7 +129,7 @@ def test_a_resume_between_two_updates_loses_no_gradient(
 
 def test_sigusr1_saves_after_the_step(images, tmp_path):
     file = tmp_path / "saved.pt"
-    command = [sys.executable, STEPS[0], *SMOKE, "--data", images, "-e", "50", "--checkpoint", file]
+    command = [PYTHON, STEPS[0], *SMOKE, "--data", images, "-e", "50", "--checkpoint", file]
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         first = events_file(tmp_path)
@@ -148,7 +150,7 @@ def test_sigusr1_saves_after_the_step(images, tmp_path):
         (("--image-size", "64"), "image_size 32, this run has 64"),
         (("-e", "3"), "total_steps 8, this run has 24"),
         (("--seed", "1"), "seed 0, this run has 1"),
-        (("--model", "resnet34"), "model 'resnet18', this run has 'resnet34'"),
+        (("--model", "resnet34"), "model 'shufflenet_v2_x0_5', this run has 'resnet34'"),
         (("--accumulate", "2"), "accumulate 1, this run has 2"),
     ],
 )
@@ -195,7 +197,7 @@ def test_bad_flags_say_what_is_wrong(flags, message, tmp_path, train, capsys):
 
 
 def test_a_folder_without_images_is_told_without_a_traceback(tmp_path):
-    command = [sys.executable, STEPS[0], *SMOKE, "--data", "a'; echo foo"]
+    command = [PYTHON, STEPS[0], *SMOKE, "--data", "a'; echo foo"]
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
@@ -204,7 +206,7 @@ def test_a_folder_without_images_is_told_without_a_traceback(tmp_path):
 
 
 def test_out_of_memory_is_logged_as_such(tmp_path):
-    command = [sys.executable, STEPS[0], *SMOKE, "--test", "--data", "synthetic", *TOO_LARGE]
+    command = [PYTHON, STEPS[0], *SMOKE, "--test", "--data", "synthetic", *TOO_LARGE]
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
     assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
     assert summary(tmp_path).state == "OUT_OF_MEMORY"
@@ -214,7 +216,7 @@ def test_several_processes_by_hand_need_a_folder(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "DLOJZ_RUN"}
     environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    command = [sys.executable, STEPS[0], *SMOKE, "--test", "--data", "synthetic"]
+    command = [PYTHON, STEPS[0], *SMOKE, "--test", "--data", "synthetic"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert "set DLOJZ_RUN" in done.stderr
 
@@ -297,8 +299,8 @@ def test_a_resume_on_two_processes_is_identical(images, tmp_path, in_pairs):
         [process[part] for process in saved["processes"]] for part in ("metrics", "buffers")
     )
     assert metrics[0]["loss.total"] != metrics[1]["loss.total"]
-    assert not statistics[0]["module.bn1.running_mean"].equal(
-        statistics[1]["module.bn1.running_mean"]
+    assert not statistics[0]["module.conv1.1.running_mean"].equal(
+        statistics[1]["module.conv1.1.running_mean"]
     )
     rest = train_with(2, tmp_path / "rest", *flags, "--checkpoint", half, "--resume", half)
     for a, b in zip(in_pairs["whole"], rest, strict=True):

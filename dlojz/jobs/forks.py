@@ -36,14 +36,14 @@ def prepare():
 def run_script(file: str, flags: Sequence[str]):
     """Run a script as Python itself would, from here to the end of the process."""
     sys.path.insert(0, str(Path(file).parent))
-    tempfile.tempdir = None  # TMPDIR was read at the import
-    if random := sys.modules.get("numpy.random"):
-        random.seed()  # otherwise all forks draw the same numbers
     _run(file, flags)
 
 
 def _run(file, flags):
-    """Behave like `python file flags`, up to the exit code."""
+    """Behave like `python -P file flags`, up to the exit code."""
+    tempfile.tempdir = None  # TMPDIR was read at the import
+    if random := sys.modules.get("numpy.random"):
+        random.seed()  # otherwise all forks draw the same numbers
     sys.argv = [file, *flags]
     # Not runpy's module, which is gone when the script ends: threads and exit handlers need it.
     main = sys.modules["__main__"] = types.ModuleType("__main__")

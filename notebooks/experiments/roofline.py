@@ -19,7 +19,7 @@ from dlojz import idr_torch
 from dlojz.runs import log
 from dlojz.training import experiments
 
-ROUNDS, TIMES = 5, 5
+TIMES = 5  # calls in a row, of a round
 COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
 MATRIX = {"cpu": 1536, "cuda": 8192}
 # Approximate operations per output element, for layers that are not matrix products.
@@ -29,6 +29,7 @@ PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNor
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     experiments.add_sizes(parser, 64)
+    parser.add_argument("--rounds", type=int, default=5, help="of each timing: the median counts")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
@@ -37,26 +38,30 @@ def main():
     torch.backends.cudnn.benchmark = True
     dtype = experiments.DTYPES.get(args.precision, torch.float32)
     with experiments.process_group(device), torch.no_grad():
-        ceilings(run, device, dtype)
+        ceilings(run, device, dtype, args.rounds)
         found = layers(args, device, dtype)
-        run.case("layers", layers=[timed(*each, device, dtype) for each in found.items()])
+        run.case(
+            "layers", layers=[timed(*each, device, dtype, args.rounds) for each in found.items()]
+        )
     run.end()
 
 
-def median_ms(call, device):
+def median_ms(call, device, rounds):
     """Return the median milliseconds of one call, among several in a row."""
     call()
-    return statistics.median(experiments.milliseconds(call, device, TIMES) for _ in range(ROUNDS))
+    return statistics.median(experiments.milliseconds(call, device, TIMES) for _ in range(rounds))
 
 
-def ceilings(run, device, dtype):
+def ceilings(run, device, dtype, rounds):
     """Measure the best speeds of memory and of arithmetic."""
     size = COPY_BYTES[device.type]
     a, b = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-    run.measure("memory", 2 * size / median_ms(lambda: b.copy_(a), device) / 1e6, "GB/s")
+    run.measure("memory", 2 * size / median_ms(lambda: b.copy_(a), device, rounds) / 1e6, "GB/s")
     n = MATRIX[device.type]
     x, y = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    run.measure("matrix product", 2 * n**3 / median_ms(lambda: x @ y, device) / 1e9, "TFLOP/s")
+    run.measure(
+        "matrix product", 2 * n**3 / median_ms(lambda: x @ y, device, rounds) / 1e9, "TFLOP/s"
+    )
 
 
 def layers(args, device, dtype):
@@ -79,7 +84,7 @@ def layers(args, device, dtype):
     return found
 
 
-def timed(what, count, device, dtype):
+def timed(what, count, device, dtype, rounds):
     """Return a layer's kind, operations, bytes and milliseconds."""
     layer, shape = what
     x = torch.randn(shape, device=device, dtype=dtype)
@@ -93,7 +98,7 @@ def timed(what, count, device, dtype):
         "count": count,
         "flops": operations(layer, x, out),
         "bytes": (x.numel() + out.numel() + weights) * x.element_size(),
-        "ms": median_ms(lambda: layer(x), device),
+        "ms": median_ms(lambda: layer(x), device, rounds),
     }
 
 

@@ -12,6 +12,7 @@
 #
 #   SLURM_FIXTURE_DIR    /tmp/slurm-fixture   where all of it lives
 #   SLURM_FIXTURE_NODES  2                    how many emulated nodes (node1..nodeN)
+#   SLURM_FIXTURE_APART  0                    how many more, in no partition but those of _EXTRA
 #   SLURM_FIXTURE_CPUS   4                    CPUs that each node claims (need not exist)
 #   SLURM_FIXTURE_GPUS   2                    fake GPUs that each node claims (0: no GRES)
 #   SLURM_FIXTURE_ISOLATE  uts   none  | all slurmd share this host's name
@@ -25,6 +26,8 @@ set -euo pipefail
 
 D=${SLURM_FIXTURE_DIR:-/tmp/slurm-fixture}
 NODES=${SLURM_FIXTURE_NODES:-2}
+APART=${SLURM_FIXTURE_APART:-0}
+ALL=$((NODES + APART))
 CPUS=${SLURM_FIXTURE_CPUS:-4}
 GPUS=${SLURM_FIXTURE_GPUS:-2}
 ISOLATE=${SLURM_FIXTURE_ISOLATE:-uts}
@@ -140,7 +143,7 @@ CONF
   # Named, because slurmd refuses to start where autodetection finds no
   # /sys/fs/cgroup, although nothing here uses cgroups.
   echo "CgroupPlugin=cgroup/v1" >"$D/cgroup.conf"
-  for k in $(seq "$NODES"); do
+  for k in $(seq "$ALL"); do
     echo "NodeName=node$k NodeAddr=$(addr "$k") NodeHostname=$( [ "$ISOLATE" = none ] && echo "$host" || echo "node$k") Port=$((PORT + k)) Sockets=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=1000$( [ "$GPUS" -gt 0 ] && echo " Gres=gpu:fake:$GPUS") State=UNKNOWN" >>"$D/slurm.conf"
     # One /dev/null-like device for each fake GPU, so that Slurm can number them.
     if [ "$GPUS" -gt 0 ]; then
@@ -151,9 +154,9 @@ CONF
     [ -e "$D/dev/nvidia$g" ] || mknod -m 666 "$D/dev/nvidia$g" c 1 3
   done
   cat >>"$D/slurm.conf" <<CONF
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=5 PreemptMode=OFF
-PartitionName=low  Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE
-PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=main Nodes=node[1-$NODES] Default=YES MaxTime=INFINITE State=UP PriorityTier=5 PreemptMode=OFF
+PartitionName=low  Nodes=node[1-$NODES] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=high Nodes=node[1-$NODES] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 ${SLURM_FIXTURE_EXTRA:-}
 CONF
 }
@@ -167,20 +170,20 @@ start() {
   chmod 755 "$D" "$D/run"
   chmod 700 "$D/munge" "$D/state"
   local k
-  for k in $(seq "$NODES"); do mkdir -p "$D/spool/node$k"; done
+  for k in $(seq "$ALL"); do mkdir -p "$D/spool/node$k"; done
   dd if=/dev/urandom of="$D/munge/key" bs=128 count=1 2>/dev/null
   chmod 400 "$D/munge/key"
   write_conf
   cp /etc/hosts "$D/hosts.before"
   if [ "$ISOLATE" != none ]; then
-    for k in $(seq "$NODES"); do echo "$(addr "$k") node$k $MARK" >>/etc/hosts; done
+    for k in $(seq "$ALL"); do echo "$(addr "$k") node$k $MARK" >>/etc/hosts; done
   fi
   munged --socket="$D/run/munge.socket" --key-file="$D/munge/key" --pid-file="$D/run/munged.pid" \
     --log-file="$D/munge/log" --seed-file="$D/munge/seed"
   if [ "$ISOLATE" = netns ]; then net_up; fi
   if [ "$DBD" = 1 ]; then dbd_up; fi
   slurmctld || die "slurmctld did not start: $(tail -n 5 "$D/log/slurmctld.log")"
-  for k in $(seq "$NODES"); do
+  for k in $(seq "$ALL"); do
     case $ISOLATE in
       none) slurmd -N "node$k" ;;
       uts) unshare --uts sh -c "hostname node$k && exec slurmd -N node$k" ;;
@@ -189,7 +192,7 @@ start() {
     esac || die "slurmd of node$k did not start: $(tail -n 3 "$D/log/slurmd.node$k.log")"
   done
   for _ in $(seq 150); do
-    [ "$(sinfo -h -N -p main -o %t 2>/dev/null | grep -c '^idle$')" = "$NODES" ] && registered && { sinfo; return 0; }
+    [ "$(sinfo -h -N -o '%N %t' 2>/dev/null | sort -u | grep -c ' idle$')" = "$ALL" ] && registered && { sinfo; return 0; }
     sleep 0.2
   done
   sinfo || true
@@ -220,7 +223,7 @@ net_up() { # one bridge on this host, one namespace + veth for each node
   ip addr add 10.77.0.254/24 dev sfbr0
   ip link set sfbr0 up
   local k
-  for k in $(seq "$NODES"); do
+  for k in $(seq "$ALL"); do
     ip netns add "sf$k"
     ip link add "sfv$k" type veth peer name eth0 netns "sf$k"
     ip link set "sfv$k" master sfbr0 up
