@@ -317,6 +317,16 @@ def test_one_wrong_update_is_seen(change, what, hint):
     assert failing(late) == [(what, hint)]
 
 
+def test_updates_of_weights_that_are_not_the_models_are_refused():
+    found, every = made.updates(8), made.every(32, 10)
+    mine, again = log.Run("mine"), log.Run("again")
+    mine.audit, again.replay = records.Audit(foreign=3), records.Replay(found, every)
+    failing = [f for f in judged.findings([judged.Audited(mine, again, "fp32")]) if f.fails]
+    assert [(f.what, f.yours, f.hint) for f in failing] == [
+        ("optimizer's settings", "3 updates of weights that are not the model's", "settings")
+    ]
+
+
 def test_too_few_replays_are_no_audit():
     found = next(f for f in findings(updates=7) if f.what == "audit")
     assert found.state == State.UNMEASURED

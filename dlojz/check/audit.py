@@ -114,6 +114,9 @@ def _rate(runs):
 
 
 def _settings(runs):
+    if others := sum(run.mine.audit.foreign for run in runs):
+        text = f"{others} updates of weights that are not the model's"
+        return _finding("optimizer's settings", False, text, "none", "settings")
     for run in runs:
         usual = run.every["usual"][0]
         for update in run.every["updates"]:
