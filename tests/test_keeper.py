@@ -175,11 +175,11 @@ def test_a_job_that_waits_says_whether_the_other_is_in_its_own_folder(
     shutil.copytree(tmp_path / "course", tmp_path / "clone", ignore=shutil.ignore_patterns("runs"))
     monkeypatch.setenv("DLOJZ_ROOT", str(tmp_path / "clone"))
     elsewhere = submit("t.py")
-    until(lambda: "held by" in (elsewhere.status.get("reason") or ""))
+    until(lambda: "held by run" in (elsewhere.status.get("reason") or ""))
     assert elsewhere.status["reason"].endswith(", in another course folder")
     first.cancel()
     own = submit("t.py")
-    until(lambda: "held by" in (own.status.get("reason") or ""))
+    until(lambda: "held by run" in (own.status.get("reason") or ""))
     assert "another" not in own.status["reason"]
     for job in (elsewhere, own):
         job.cancel()
