@@ -96,8 +96,7 @@ def rounding(precision: str | None, device) -> float:
     return known.get(precision, 2.0**-24)
 
 
-BEFORE = ("weights", "optimizer", "gradients")
-AFTER = ("next weights", "next optimizer")
+BEFORE, AFTER = ("weights", "optimizer", "gradients"), ("weights", "optimizer")
 
 
 class Copies:
@@ -124,19 +123,22 @@ class State:
     """An update: the state of a training as its optimizer begins, and the state that followed."""
 
     def __init__(self):
-        self.copies = {name: Copies() for name in (*BEFORE, *AFTER)}
+        self.before = {name: Copies() for name in BEFORE}
+        self.after = {name: Copies() for name in AFTER}
+        self.reserved = False  # its memory was set aside: it stays on the device to the end
         self.begun, self.buffers = None, None  # before its forward pass, and after it
         self.facts = None  # what else is known of the update; None: there is none
 
-    def take(self, tensors: dict, names):
-        """Copy what was named, on the device."""
-        for name in names:
-            self.copies[name].take(tensors[name.removeprefix("next ")])
 
-    @property
-    def nbytes(self) -> int:
-        every = (t for copies in self.copies.values() for t in copies.tensors.values())
-        return sum(t.nbytes for t in every)
+def _fill(copies: dict, tensors: dict):
+    """Copy the tensors of each part of a training, on the device."""
+    for name, kept in copies.items():
+        kept.take(tensors[name])
+
+
+def _nbytes(tensors: dict, *parts) -> int:
+    """Return the bytes of these parts of a training."""
+    return sum(t.nbytes for names in parts for name in names for t in tensors[name].values())
 
 
 class Auditor:
@@ -317,6 +319,8 @@ class Auditor:
             "grad_scale": _copy(getattr(optimizer, "grad_scale", None)),
             "found_inf": _copy(getattr(optimizer, "found_inf", None)),
         }
+        if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
+            self._reserved = self._reserve(optimizer)
         if self._keep:
             buffers = self._copied_buffers()
             left = self._last_update + 1 - facts["update"]
@@ -338,11 +342,8 @@ class Auditor:
 
     def _copy(self, optimizer, facts, buffers):
         """Keep this update, as its optimizer begins; buffers: after its forward passes."""
-        tensors = self._named(optimizer)
-        if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
-            self._reserved = self._reserve(tensors)
         self._state = self._reserved.pop() if self._reserved else State()
-        self._state.take(tensors, BEFORE)
+        _fill(self._state.before, self._named(optimizer))
         self._state.facts = facts
         cpu, cuda = self._generators
         self._state.begun = {"buffers": self._buffers, "cpu_rng": cpu, "cuda_rng": cuda}
@@ -373,14 +374,18 @@ class Auditor:
 
     # Some updates ------------------------------------------------------------------------------
 
-    def _reserve(self, tensors) -> list[State]:
+    def _reserve(self, optimizer) -> list[State]:
         """Set memory of the device aside for the updates to keep; [] if it has no room."""
-        states = [State() for _ in range(self._keep - len(self._kept))]
-        states[0].take(tensors, (*BEFORE, *AFTER))
-        if _free(self._device) < ROOM * len(states) * states[0].nbytes:
+        tensors, states = self._named(optimizer), []
+        count = self._keep - len(self._kept)
+        if _free(self._device) < ROOM * count * _nbytes(tensors, BEFORE, AFTER):
             return []
-        for state in states[1:]:
-            state.take(tensors, (*BEFORE, *AFTER))
+        for _ in range(count):
+            state = State()
+            _fill(state.before, tensors)
+            _fill(state.after, tensors)
+            state.reserved = True
+            states.append(state)
         return states
 
     def _end_update(self):
@@ -390,38 +395,34 @@ class Auditor:
             return
         self._kept.append(state.facts["update"])
         tensors = self._named(self._training.optimizer)
-        if state.copies[AFTER[0]].tensors:
-            state.take(tensors, AFTER)
+        if state.reserved:
+            _fill(state.after, tensors)
             self._waiting.append(state)
             return
         with self.pause():
-            after = [tensors[name.removeprefix("next ")] for name in AFTER]
-            self._put_away(state, *after)
+            self._put_away(state, tensors)
             del state  # its memory is freed in the pause, too
 
-    def _put_away(self, state, weights, optimizer):
+    def _put_away(self, state, after):
         """Copy the update from the device, and write it if the check wants it."""
-        kept = {name: pack(state.copies[name].tensors) for name in BEFORE} | {
+        before = {name: copies.tensors for name, copies in state.before.items()}
+        kept = {name: pack(tensors) for name, tensors in before.items()} | {
             "facts": on_cpu(state.facts),
             "begun": state.begun | {"buffers": pack(state.begun["buffers"])},
-            "after": {
-                "weights": pack(weights),
-                "optimizer": pack(optimizer),
-                "buffers": pack(state.buffers),
-            },
+            "after": {name: pack(after[name]) for name in AFTER} | {"buffers": pack(state.buffers)},
         }
         if self._wish.get("write"):
-            self._files.append(self._file(state))
+            self._files.append(self._file(state.facts["update"], _nbytes(before, BEFORE)))
             _save(kept, self._files[-1])
 
-    def _file(self, state) -> Path:
+    def _file(self, update: int, nbytes: int) -> Path:
         """Return where this update is written: in memory if there is ample, or else on the disk."""
         memory = machine.memory()
         room = min(memory.get(name, math.inf) for name in ("available_bytes", "limit_bytes"))
         places = self._wish.get("memory", ())[len(self._files) :]
-        if places and ROOM * self._keep * idr_torch.size * state.nbytes <= room:
+        if places and ROOM * self._keep * idr_torch.size * nbytes <= room:
             return Path(places[0])
-        name = f"update-{state.facts['update']:06d}.rank{idr_torch.rank}.pt"
+        name = f"update-{update:06d}.rank{idr_torch.rank}.pt"
         return folder_of(self._run.folder) / name
 
     def finish(self):
@@ -431,7 +432,7 @@ class Auditor:
         self._close_window()
         self._end_update()
         for state in self._waiting:
-            self._put_away(state, *(state.copies[name].tensors for name in AFTER))
+            self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
         steps = on_cpu(self._steps_seen)
         for window in self._windows:
             first, count = window["first_step"], window["steps"]
