@@ -137,6 +137,8 @@ def test_the_step_before_is_spared_the_flags_it_does_not_know(flags, known):
 def test_what_resumes_and_saves_is_left_out_in_each_form():
     flags = "--test --resume a.pt --checkpoint=b.pt -b 8 --checkpoint-every 2"
     assert plan.without(flags.split(), plan.LEFT_OUT) == ["--test", "-b", "8"]
+    flags = "--test --resu a.pt --checkpoint-e=2 -b 8 --res b.pt --"
+    assert plan.without(flags.split(), plan.LEFT_OUT) == ["--test", "-b", "8", "--"]
 
 
 def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):

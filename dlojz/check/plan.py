@@ -153,13 +153,21 @@ def without(flags: Sequence[str], unwanted: Mapping[str, int]) -> list[str]:
     kept, skip = [], 0
     for word in flags:
         name, assigned, _ = word.partition("=")
+        meant = _meant(name, unwanted)
         if skip:
             skip -= 1
-        elif name in unwanted:
-            skip = 0 if assigned else unwanted[name]
+        elif meant:
+            skip = 0 if assigned else unwanted[meant]
         else:
             kept.append(word)
     return kept
+
+
+def _meant(name: str, flags: Mapping[str, int]) -> str | None:
+    """Return which of these flags a word names: argparse takes its beginning, such as --resu."""
+    if name in flags or not re.match("--.", name):
+        return name if name in flags else None
+    return next((flag for flag in flags if flag.startswith(name)), None)
 
 
 def what(exercise, job) -> tuple[str, str, dict]:
@@ -211,7 +219,7 @@ def notes(exercise: Exercise, job) -> list[str]:
 
 
 def _left_out(job):
-    flags = [word.partition("=")[0] for word in flags_of(job)]
+    flags = {_meant(word.partition("=")[0], LEFT_OUT) for word in flags_of(job)}
     if found := [name for name in LEFT_OUT if name in flags]:
         yield f"checked without {', '.join(found)}: a check's runs begin at the first step"
 
