@@ -9,6 +9,7 @@ import torch
 from made import torchrun
 
 from dlojz import course
+from dlojz.check.exercises import amp
 from dlojz.runs import log, records
 from dlojz.training import evidence
 
@@ -63,6 +64,27 @@ def test_layouts_are_seen_by_strides(seen):
     probe = seen("03", "--precision", "fp32").probe
     assert probe.parameters.layouts["channels_last"] == 17
     assert {entry["out_layout"] for entry in probe.layers} == {"channels_last", "any"}
+
+
+def test_a_fused_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_path, train):
+    """A scaler calls a fused optimizer in skipped updates, too, with infinite gradients."""
+    text = course.solution("02").read_text()
+    own = text.replace("weight_decay=args.wd)", "weight_decay=args.wd, fused=True)")
+    loss = "torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)"
+    own = own.replace("training.criterion(logits, labels)", loss)
+    trainer = tmp_path / "own.py"
+    trainer.write_text(own)
+    flags = (
+        "--model shufflenet_v2_x0_5 -b 8 --precision fp16 --clip-norm 0.5 --test-nsteps 8".split()
+    )
+    for file, folder in ((trainer, "own"), (course.solution("02"), "usual")):
+        (tmp_path / folder).mkdir()
+        train(file, tmp_path / folder, *FLAGS, *flags)
+    mine, usual = (log.read(tmp_path / folder) for folder in ("own", "usual"))
+    assert mine.probe.gradients.norm == pytest.approx(0.5, rel=1e-3)
+    assert 0 < mine.whole.optimizer_steps < 8
+    assert mine.probe.loss_gradient is None
+    assert amp._factor(mine, usual) == pytest.approx(2**16, rel=1e-3)
 
 
 def test_the_gradients_norm_is_that_after_clipping(seen):

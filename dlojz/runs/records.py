@@ -122,6 +122,7 @@ class Probe(Record):
     logits: Tensor = field(default_factory=Tensor)
     loss: Tensor = field(default_factory=Tensor)
     loss_gradient: float | None = None  # a gradient scaler's factor
+    logits_gradient: float | None = None  # its norm, with that factor
     gradients: Gradients = field(default_factory=Gradients)
     optimizer_state: dict = field(default_factory=dict)  # how many tensors, by dtype
     numerics: Numerics = field(default_factory=Numerics)

@@ -63,7 +63,8 @@ class Witness:
         self._inputs, self._losses = Counter(), Counter()
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
-        self._loss_gradient = None
+        self._loss_gradient = self._logits_gradient = None
+        self._skipped = []  # of a fused optimizer with a scaler, for each update: was it skipped?
         self._weights = digest(self._model)
         self._pixels = {}
         self._profiler = None
@@ -91,6 +92,7 @@ class Witness:
                 for layer in self._model.modules()
                 if not any(True for _ in layer.children())
             ),
+            self._model.register_forward_hook(self._on_output),
             self._training.optimizer.register_step_pre_hook(self._on_gradients),
         ]
 
@@ -135,7 +137,10 @@ class Witness:
 
     def _on_update(self, optimizer, args, kwargs):
         self._counts["optimizer_steps"] += 1
-        if self._probe:
+        skipped = _found_inf(optimizer)
+        if skipped is not None:
+            self._skipped.append(skipped.clone())
+        if self._probe and not skipped:
             self._end_probe()
 
     # The probe: the first step that changes the weights ----------------------------------------
@@ -157,12 +162,22 @@ class Witness:
         if self._loss_gradient is None:
             self._loss_gradient = gradient.detach().clone()
 
+    def _on_output(self, model, inputs, logits):
+        if torch.is_tensor(logits) and logits.requires_grad and self._logits_gradient is None:
+            logits.register_hook(self._on_logits_gradient)
+
+    def _on_logits_gradient(self, gradient):
+        if self._logits_gradient is None:
+            self._logits_gradient = gradient.detach().float().norm()
+
     def _on_gradients(self, optimizer, args, kwargs):
+        if _found_inf(optimizer):
+            return
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         self._first["gradients"] = records.Gradients(
             dtypes=_dtypes(gradients),
             missing=sum(p.grad is None for p in self._model.parameters() if p.requires_grad),
-            norm=_value(torch.nn.utils.get_total_norm(gradients)) if gradients else None,
+            norm=_norm(gradients, getattr(optimizer, "grad_scale", None)),
         )
 
     def _end_probe(self):
@@ -181,6 +196,7 @@ class Witness:
                 layers=_rows(self._layers, "layer in out device in_layout out_layout"),
                 **self._first,
                 loss_gradient=_value(self._loss_gradient),
+                logits_gradient=_value(self._logits_gradient),
                 optimizer_state=_dtypes(
                     value
                     for state in self._training.optimizer.state.values()
@@ -234,7 +250,7 @@ class Witness:
             losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
             drawn=getattr(self._loader.batch_sampler, "drawn", None),
             backward=self._counts["backward"],
-            optimizer_steps=self._counts["optimizer_steps"],
+            optimizer_steps=self._counts["optimizer_steps"] - sum(map(bool, self._skipped)),
             scale=self._scale(),
             weights_changed=self._weights != after,
             weights_after=after,
@@ -296,6 +312,22 @@ def _pixels(images):
     """Return mean and standard deviation of a batch, by colour: [[red, green, blue], [...]]."""
     found = (f(images.float(), (0, 2, 3)) for f in (torch.mean, torch.std))
     return [[round(v, 4) for v in values.tolist()] for values in found]
+
+
+def _found_inf(optimizer):
+    """Return whether a fused optimizer skips this update, as a tensor; None if it is another one.
+
+    A gradient scaler calls a fused one in any case, and has it find out.
+    """
+    return getattr(optimizer, "found_inf", None)
+
+
+def _norm(gradients, scale):
+    """Return the gradients' norm, without the factor that a fused optimizer takes away itself."""
+    if not gradients:
+        return None
+    norm = _value(torch.nn.utils.get_total_norm(gradients))
+    return norm if norm is None or scale is None else norm / float(scale)
 
 
 def _value(tensor):

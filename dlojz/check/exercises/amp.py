@@ -75,7 +75,7 @@ def _autocast_in_validation(run):
 
 def _scaled(mine, reference):
     """Return findings: was the loss scaled in fp16, and were gradients unscaled to be clipped?"""
-    scale, usual = (r.probe.loss_gradient for r in (mine, reference))
+    scale, usual = _factor(mine, reference), reference.probe.loss_gradient
     norm, expected = (r.probe.gradients.norm for r in (mine, reference))
     # A scaler would have skipped the update.
     hint = "unscale" if norm is None or math.isfinite(norm) else "scaler-step"
@@ -93,10 +93,21 @@ def _scaled(mine, reference):
     ]
 
 
+def _factor(mine, reference):
+    """Return the factor on the loss, from the logits if a function computed the loss.
+
+    Both begin with the same weights and images, so their logits' gradients differ by it alone.
+    """
+    if mine.probe.loss_gradient is not None:
+        return mine.probe.loss_gradient
+    norms = [r.probe.logits_gradient for r in (mine, reference)]
+    return None if None in norms else reference.probe.loss_gradient * norms[0] / norms[1]
+
+
 def _in_float32(mine, reference):
     """Return findings: is fp32 really that, and is an update the mean of its batches?"""
-    factor = mine.probe.loss_gradient
-    plain = factor is not None and factor <= 1
+    factor = _factor(mine, reference)
+    plain = factor is not None and factor <= 1.01
     norms = [r.probe.gradients.norm for r in (mine, reference)]
     near = f"{_number(norms[1])} ± 10 %"
     looks = (
