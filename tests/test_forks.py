@@ -14,7 +14,9 @@ ENDINGS = {
     "an error": "def f():\n    raise ValueError('mine')\nf()",
     "an error in another file": "import json; json.loads('{')",
     "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-    "an interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('not here')",
+    "an interrupt": (
+        "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5); print('no')"
+    ),
     "at exit": "import atexit; atexit.register(print, 'bye'); print('first')",
     "its own class at exit": (
         "import atexit, pickle\nclass C: pass\natexit.register(lambda: print(pickle.dumps(C())))"

@@ -150,3 +150,12 @@ def test_the_whole_museum_is_judged_on_a_processor_and_right_answers_everywhere(
         right = [case for case in cases if case.kind == "right"]
         assert len(right) == len(wrong.right()) >= 10
         assert all(case.expected is None for case in right)
+
+
+def test_too_few_images_are_told_before_the_first_verdict(tmp_path):
+    found = verify.too_few_images(tmp_path)
+    assert found.startswith(f"05 reads files: {tmp_path} has 0 training images, and 192 are needed")
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    for i in range(192):
+        (tmp_path / "train" / "a" / f"{i}.jpg").touch()
+    assert verify.too_few_images(tmp_path) == ""

@@ -289,14 +289,26 @@ def main():
     args = parser.parse_args()
     if not args.summary:
         cases = _cases(args)
-        if any(case.step == "05_dataloader" for case in cases) and not FOLDER.is_dir():
-            parser.error(f"05 reads files, and {FOLDER} is not there: make it with `dlojz data`")
+        if any(case.step == "05_dataloader" for case in cases) and (few := too_few_images()):
+            parser.error(few)
         left = go_on(cases, args.file, args.minutes, lambda case: verdict_on(case, args.pairs))
         print(f"{args.file}: {left} verdicts left" if left else f"{args.file}: complete")
     rows = read(args.file)
     print("\n".join(map(told, filter(is_false, rows))) if args.summary else "", end="")
     print(summary(rows))
     sys.exit(any(map(is_false, rows)))
+
+
+def too_few_images(folder: Path = FOLDER) -> str:
+    """Return what is missing of the images of 05's small jobs, and what to type; "" if nothing."""
+    _, largest, _ = SMALL["05_dataloader"]
+    wanted, found = 8 * largest, sum(file.is_file() for file in folder.glob("train/*/*"))
+    if found >= wanted:
+        return ""
+    return (
+        f"05 reads files: {folder} has {found} training images, and {wanted} are needed. Make more "
+        f"with `dlojz data --preset cpu {folder}`"
+    )
 
 
 def _cases(args):
