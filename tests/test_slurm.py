@@ -508,7 +508,11 @@ def test_a_node_that_fails_sends_the_job_back_to_the_queue(early, cluster):
     *_, job = early
     until(lambda: cluster.nodes()["node5"].startswith("down"), 90)
     until(lambda: job.state == State.QUEUED, 30)
+    # Slurm ends what was left of the job on the node: not while it begins again there.
+    cluster.call("scontrol", "update", "PartitionName=fails", "State=DOWN")
     start_node("node5", cluster)
+    until(lambda: cluster.nodes()["node5"] == "idle", 30)
+    cluster.call("scontrol", "update", "PartitionName=fails", "State=UP")
     until(lambda: len(begun(job)) == 8, 90)
     (job.directory / "go").touch()
     completed(job)
