@@ -19,7 +19,7 @@ from test_trace import CONV, LOADER, RELU, Made
 LATENCY, PAUSE = 0.004, 0.0015  # from a call to its kernel, between two kernels
 PYTHON, CALL = 0.012, 0.006  # what an operation costs the host, and the call in it
 RETURN = 0.0005  # what it costs to leave an operation
-AHEAD = 1000  # so many tasks fit into the queue: then a call blocks
+AHEAD = 1000  # tasks that fit into the queue: when it is full, a call blocks
 MAIN, BACKWARD = 1, 2  # threads
 ACTIVE = 2  # steps that are recorded
 
@@ -140,16 +140,16 @@ class Machine(Made):
 
     def sleep(self, ms):
         """Do something that torch does not see."""
-        if self.functions:
-            with self.range("trainer.py(7): augment", "python_function", ms):
-                pass
-        else:
-            self.now += ms
+        self._python("trainer.py(7): augment", ms)
 
     def collect(self, ms):
         """Run the garbage collector, which a trace without Python's functions does not tell."""
+        self._python("Python GC", ms)
+
+    def _python(self, function, ms):
+        """Spend time in a function of Python, which the trace may name."""
         if self.functions:
-            with self.range("Python GC", "python_function", ms):
+            with self.range(function, "python_function", ms):
                 pass
         else:
             self.now += ms
@@ -177,7 +177,7 @@ class Machine(Made):
             self.wait("cudaStreamSynchronize")
 
     def norms(self, count):
-        """Read the norm of each of so many gradients."""
+        """Read the norms of this many gradients, one by one."""
         for _ in range(count):
             self.kernel("aten::linalg_vector_norm", RELU, 0.003)
             self.item()
@@ -212,7 +212,7 @@ class Machine(Made):
         self.wait("cudaDeviceSynchronize")
 
     def empty_cache(self, blocks, each_ms=0.15):
-        """Give so many blocks of memory back to CUDA, and take them again."""
+        """Give this many blocks of memory back to CUDA, and take them again."""
         for _ in range(blocks):
             self.wait("cudaFree", each_ms)
         for _ in range(blocks):

@@ -147,7 +147,7 @@ class Auditor:
     def __init__(self, run, training, args, witness, steps: int, wish: dict):
         self._witness = witness  # knows when the run is warm, and which step it profiles
         self._run, self._training, self._model = run, training, training.model
-        self._wish, self._keep, self._steps = wish, wish.get("keep", 0), steps
+        self._wish, self._keep = wish, wish.get("keep", 0)
         self._accumulate = getattr(args, "accumulate", 1)
         self._profiled = "--profile" in sys.argv  # as the check asked, not as the trainer says
         self._device = next(self._model.parameters()).device
