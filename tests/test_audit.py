@@ -347,6 +347,18 @@ def test_sixteen_bits_that_are_all_noise_are_left_to_float32():
     assert found.state == State.NOT_ASKED
 
 
+def test_a_noise_that_could_not_be_measured_passes_for_nothing():
+    """As in fp16, if the solution skips each update as soon as its weights are moved."""
+
+    def skipped(updates, every):
+        for update in updates:
+            for name in [name for name in update if name.endswith("_noise")]:
+                del update[name]
+
+    found = [f for f in findings(skipped, precision="fp16") if f.what == "gradients, fp16"]
+    assert [f.state for f in found] == [State.UNMEASURED]
+
+
 def band(mine, usual, moved, precision="fp32"):
     runs = [log.Run(name) for name in ("mine", "usual", "moved")]
     for run, losses in zip(runs, (mine, usual, moved), strict=True):

@@ -194,6 +194,8 @@ def _link(updates, what, key):
 
 
 def _noisy(what, off, noises, hint):
+    if not noises:
+        return _unmeasured(what, "the solution, moved by a rounding error, skipped each update")
     off = [math.inf if math.isnan(distance) else distance for distance in off]
     noise, middle, worst = statistics.median(noises), statistics.median(off), max(off)
     if not what.endswith(COARSE):
