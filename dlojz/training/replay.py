@@ -241,9 +241,10 @@ class Replay:
                 there = state["after"]["optimizer"].get(f"{name} {key}")
                 if not torch.is_tensor(kept) or there is None:
                     continue
-                off = (there.to(self.device) - kept).abs()
-                if not off.any():
+                there = there.to(self.device)
+                if torch.equal(there, kept):
                     continue
+                off = (there - kept).abs()
                 gradient = state["gradients"].get(name)
                 scale = kept.abs() + (0 if gradient is None else gradient.to(self.device).abs())
                 _keep_worst(worst, f"{name} {key}", off, 4 * EPS * scale)
