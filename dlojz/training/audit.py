@@ -536,11 +536,21 @@ def on_cpu(value):
 
 def _save(value, file):
     if file.parent.name == "fd":  # in memory: it has no folder
-        torch.save(value, file)
+        with _no_checksums():
+            torch.save(value, file)
         return
     file.parent.mkdir(exist_ok=True)
     torch.save(value, file.with_name(f".{file.name}"))
     file.with_name(f".{file.name}").replace(file)
+
+
+@contextmanager
+def _no_checksums():
+    """Save without checksums, which take half of the time."""
+    usual = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    yield
+    torch.serialization.set_crc32_options(usual)
 
 
 def _shared_secret() -> int:
