@@ -24,6 +24,9 @@ class Run:
     def __init__(self, folder):
         self.folder, self.seen = folder, []
 
+    def end(self):
+        self.seen.append("end")
+
     def evidence(self, record):
         self.seen.append(record)
 
@@ -156,6 +159,31 @@ def test_updates_are_kept_in_memory_where_it_has_room_or_else_in_the_folder(tmp_
     assert [file.parent for file in files] == 3 * [audit.folder_of(tmp_path)]
     audit.drop(files[0])
     assert not files[0].exists()
+
+
+def test_saved_without_checksums_while_the_trainer_keeps_its_own(tmp_path):
+    held = os.memfd_create("update")
+    audited(tmp_path, keep=1, memory=[f"/proc/{os.getpid()}/fd/{held}"])
+    assert torch.serialization.get_crc32_options()
+
+
+def test_a_run_whose_validation_is_not_read_ends_where_its_training_does(tmp_path):
+    """Not before: with two epochs, there is a validation in between."""
+    begun = []
+
+    def validates(number, parts, images, labels):
+        begun.append(number)
+        honest(number, parts, images, labels)
+        if number % 3 == 2:
+            with torch.no_grad():
+                parts.model.eval()(images)
+            parts.model.train()
+
+    audited(tmp_path, step=validates)
+    begun.clear()
+    with pytest.raises(SystemExit) as ended:
+        audited(tmp_path, step=validates, validate=False)
+    assert (ended.value.code, begun) == (None, [0, 1, 2, 3, 4, 5])
 
 
 def test_updates_of_other_weights_are_counted_apart(tmp_path):

@@ -51,7 +51,8 @@ def begin(run, training, args, witness, steps: int) -> "Auditor | None":
     keep: how many updates, 0 if it is left out; write: into files (otherwise the run only pauses as
     if it wrote); memory: files without a name, which the job holds in memory, to write into if it
     has room; perturb: move the initial weights by a rounding error; autotune: false forbids cuDNN
-    to try its algorithms, which in float32 can take minutes.
+    to try its algorithms, which in float32 can take minutes; validate: false ends the run where
+    its training ends.
     """
     wish = wished()
     if not wish.get("autotune", True):
@@ -161,6 +162,7 @@ class Auditor:
         self._buffers, self._generators = None, None  # as the update under way began
         self._skipped = False  # no optimizer was called in the update before
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
+        self._steps = steps
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
         self._steps_seen, self._updates = [], []
@@ -233,6 +235,8 @@ class Auditor:
     def _on_input(self, model, inputs):
         if not (model.training and torch.is_grad_enabled()):
             self._close_window()
+            if self._forwards >= self._steps and not self._wish.get("validate", True):
+                self._end_run()
             return
         self._windows_at(self._forwards)
         with self._aside():
@@ -240,6 +244,13 @@ class Auditor:
                 self._begin_update()
             self._steps_seen.append({"pixels": self._sample(inputs[0])})
         self._forwards += 1
+
+    def _end_run(self):
+        """End the process, as if the trainer had ended here."""
+        self._run.end()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        sys.exit()
 
     def _sample(self, images):
         """Return some pixels of each image, [N, PIXELS]."""
