@@ -22,6 +22,11 @@ from dlojz.runs.folder import events_file
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 8"
 
 
+def paired(job=None):
+    """The verdict of a check that also runs the step before: where no gain is asked, none does."""
+    return check("01", job, pairs=1)
+
+
 @pytest.fixture(scope="module")
 def ran():
     """The solution of 01, submitted and ended."""
@@ -45,9 +50,9 @@ def first_checks(ran):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run, "_wait", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                check("01", ran)
+                paired(ran)
         submitted.append(len(launch.jobs()))
-        found = check("01", ran)
+        found = paired(ran)
         submitted.append(len(launch.jobs()))
     return SimpleNamespace(said=said.getvalue(), submitted=submitted, found=found)
 
@@ -78,7 +83,7 @@ def checked_job(job, checked, course_folder):
 def test_a_check_submits_once_and_then_knows(first_checks, checked_job):
     assert "6 runs" in first_checks.said
     submitted = len(launch.jobs())
-    found = check("01", checked_job)
+    found = paired(checked_job)
     assert found.passed
     assert len(launch.jobs()) == submitted, "finished runs are used again"
     assert progress.last("verdicts", "01_gpu")["passed"]
@@ -88,7 +93,7 @@ def test_a_check_submits_once_and_then_knows(first_checks, checked_job):
 def test_the_last_job_is_the_trainees_not_the_checks(checked_job):
     assert launch.latest() == checked_job
     assert launch.latest("check-01_gpu") != checked_job
-    assert check("01").job == checked_job
+    assert paired().job == checked_job
 
 
 def test_the_hardware_of_a_verdict_is_the_gpu_though_the_job_did_not_use_it(ran, monkeypatch):
@@ -104,7 +109,7 @@ def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, c
     trainer.write_text(course.solution(1).read_text() + "# another text\n")
     edited = launch.submit(f"{trainer} {SMALL}")
     edited.wait()
-    assert check("01", edited).passed
+    assert paired(edited).passed
     # The pair and the rehearsal of the trainee; the solution's runs are known.
     assert "3 runs" in capsys.readouterr().err
 
@@ -113,6 +118,22 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
     before, interrupted, ended = first_checks.submitted
     assert (interrupted, ended) == (before + 1, before + 1)
     assert first_checks.found.passed, first_checks.found
+
+
+def test_where_no_gain_is_asked_nothing_is_compared(job):
+    """On this processor: a single ratio has no spread."""
+    names = [e.name for e in plan.entries(exercises.find("01_gpu"), job, pairs=None)]
+    assert names == ["solution", "rehearsal", "rehearsal-solution", "after-1", "band"]
+    found = check("01", job)
+    assert found.passed
+    assert "– speed: not compared\n" in repr(found)
+    assert "no gain asked: both sides compute on this processor" in repr(found)
+    (speed,) = [f for f in found.findings if f.what == "speed"]
+    assert speed.state == State.NOT_ASKED
+    series = launch.latest("check-01_gpu")
+    assert "ended early by the check" in series.status["reason"], "the losses agree without a band"
+    assert check("01", job).passed
+    assert launch.latest("check-01_gpu") == series, "nor does the next check run the band"
 
 
 def test_the_runs_of_a_pair_come_a_b_b_a(job):
@@ -320,7 +341,7 @@ def ended_with(name, code, stderr=""):
 
 def test_forged_runs_are_judged_like_others(forged):
     """Else the tests below could not fail."""
-    assert check("01", forged(lambda folder: None)).passed
+    assert paired(forged(lambda folder: None)).passed
 
 
 @pytest.mark.parametrize(
@@ -339,8 +360,8 @@ def test_a_run_that_says_nothing_about_the_trainer_is_an_error(forged, name, cod
     """And no verdict, which would be kept; the run is made again by the next check."""
     job = forged(ended_with(name, code, stderr))
     with pytest.raises(CheckError, match=said):
-        check("01", job)
-    planned = plan.of(exercises.find("01_gpu"), job)
+        paired(job)
+    planned = plan.of(exercises.find("01_gpu"), job, pairs=1)
     assert name not in run._completed(planned, run.keys_of(planned))
 
 
@@ -356,7 +377,7 @@ RuntimeError: unscale_() is being called after step().
 
 
 def test_a_run_that_the_trainer_fails_shows_its_error_and_line(forged):
-    found = check("01", forged(ended_with("after-1", 1, TRACEBACK)))
+    found = paired(forged(ended_with("after-1", 1, TRACEBACK)))
     assert not found.passed
     assert (
         "run after-1: RuntimeError: unscale_() is being called after step()., at "
@@ -366,7 +387,7 @@ def test_a_run_that_the_trainer_fails_shows_its_error_and_line(forged):
 
 
 def test_a_failing_extra_run_names_its_flags(forged):
-    found = check("01", forged(ended_with("rehearsal", 1, TRACEBACK)))
+    found = paired(forged(ended_with("rehearsal", 1, TRACEBACK)))
     assert "dlojz_01_gpu.py:142" in repr(found)
     assert "expected: completed, with --test --data synthetic" in repr(found)
 
@@ -411,7 +432,7 @@ def test_only_runs_that_completed_are_used_again(checked_job, course_folder, cap
     ended_with("solution", -9)(made)
     ended_with("before-1", 0)(made)
     ended_with("after-1", 1, "ValueError: once")(made)
-    assert check("01", checked_job).passed
+    assert paired(checked_job).passed
     assert "3 runs" in capsys.readouterr().err
 
 
@@ -423,7 +444,7 @@ def test_a_check_file_that_was_torn_costs_no_check(checked_job, course_folder):
 
 
 def test_a_run_on_other_hardware_is_not_used_again(checked_job):
-    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
     keys = run.keys_of(planned)
     assert len(run._completed(planned, keys)) == len(keys)
     elsewhere = dataclasses.replace(planned, hardware=("Another CPU", ""))
@@ -457,7 +478,7 @@ def test_a_speed_that_did_not_pass_is_measured_again_by_the_next_check(
     found = stats.Comparison(1.0, low, high, 0.01, 1, "")
     monkeypatch.setattr(judge, "_speed", lambda *_: (found, judge._asked(bar, found)))
     assert check("01", checked_job, pairs=1).passed != measured_again
-    planned = plan.of(exercises.find("01_gpu"), checked_job)
+    planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
     keys = run.keys_of(planned)
     forgotten = {"before-1", "after-1"} if measured_again else set()
     assert set(keys) - set(run._completed(planned, keys)) == forgotten
@@ -504,8 +525,8 @@ def test_a_job_of_too_few_processes_is_told_before_anything_is_run(job):
 
 def test_of_a_sweep_the_last_job_is_checked_and_any_by_its_number(checked_job, course_folder):
     other = kept(checked_job, course_folder, "0050")
-    assert check("01", [other, checked_job]).job == checked_job
-    assert check("01", int(checked_job.id)).job == checked_job
+    assert paired([other, checked_job]).job == checked_job
+    assert paired(int(checked_job.id)).job == checked_job
 
 
 def test_a_check_leaves_out_what_resumes_and_saves(checked_job, course_folder):
@@ -514,7 +535,7 @@ def test_a_check_leaves_out_what_resumes_and_saves(checked_job, course_folder):
     info["command"] += ["--resume", "kept.pt", "--checkpoint=kept.pt", "--checkpoint-every", "2"]
     (checked_job.directory / "job.json").write_text(json.dumps(info))
     submitted = len(launch.jobs())
-    found = check("01", checked_job)
+    found = paired(checked_job)
     assert found.passed, found
     assert len(launch.jobs()) == submitted, "its runs are those of a job without these flags"
     assert "note: checked without --resume, --checkpoint, --checkpoint-every: " in repr(found)
@@ -524,11 +545,11 @@ def test_a_check_leaves_out_what_resumes_and_saves(checked_job, course_folder):
 
 
 def test_an_edit_since_the_job_is_told(checked_job, course_folder, monkeypatch):
-    assert "has changed since" not in repr(check("01", checked_job))
+    assert "has changed since" not in repr(paired(checked_job))
     (course_folder / "edited" / "solutions").mkdir(parents=True)
     (course_folder / "edited" / "solutions" / "dlojz_01_gpu.py").write_text("a syntax error")
     monkeypatch.chdir(course_folder / "edited")
-    said = repr(check("01", checked_job))
+    said = repr(paired(checked_job))
     assert f"01_gpu: passed (job {checked_job.id})" in said
     assert f"dlojz_01_gpu.py has changed since job {checked_job.id}: submit it" in said
 
@@ -546,7 +567,7 @@ def test_paragraphs_that_are_left_are_listed(checked_job):
 
 def test_a_verdict_that_cannot_be_recorded_is_shown(checked_job):
     progress.file().write_text("{")
-    found = check("01", checked_job)
+    found = paired(checked_job)
     assert found.passed
     assert f"note: this verdict could not be recorded: {progress.file()}" in repr(found)
 

@@ -9,7 +9,7 @@ import pytest
 from made import RESNET
 from test_stats import write_log
 
-from dlojz.check import bars, ending, exercises, judge
+from dlojz.check import bars, ending, exercises, judge, run
 from dlojz.check.exercises import FASTER, PARTS, Runs, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, stats
@@ -154,15 +154,15 @@ def made_runs(folder, asked, gain=3.0):
     folders = {}
     pairs = [f"{side}-{i}" for i in range(1, 7) for side in ("before", "after")]
     wide = ["float32"] if precision == "fp16" or precision == "bf16" else []
-    for run in ["solution", "band", *wide, *pairs]:
+    for own in ["solution", "band", *wide, *pairs]:
         ms = (
             20.0
-            * (gain if run.startswith("before") else 1)
-            * random.Random(run).uniform(0.99, 1.01)
+            * (gain if own.startswith("before") else 1)
+            * random.Random(own).uniform(0.99, 1.01)
         )
         arguments = sizes | {"precision": precision, "data": "data", "test_nsteps": 10}
         write_log(
-            folder / run / "events.jsonl",
+            folder / own / "events.jsonl",
             batch=32,
             device=device.startswith("cuda"),
             ms=dict.fromkeys(("data", "transfer", "forward", "backward", "update"), ms),
@@ -171,11 +171,11 @@ def made_runs(folder, asked, gain=3.0):
             setup={"device": device, "device_name": name, "warmup_steps": 3, "steps": 10},
             evidence={"when": "whole", "optimizer_steps": 10},
         )  # fmt: skip
-        (folder / run / "exit_code").write_text("0")
-        made.audit(folder / run, images=32, steps=10, step_s=ms / 200)
-        if run == "float32" or run.startswith("after-"):
-            made.replay(folder / run / "replay", images=32, steps=10)
-        folders[run] = folder / run
+        (folder / own / "exit_code").write_text("0")
+        made.audit(folder / own, images=32, steps=10, step_s=ms / 200)
+        if own == "float32" or own.startswith("after-"):
+            made.replay(folder / own / "replay", images=32, steps=10)
+        folders[own] = folder / own
     exercise = dataclasses.replace(exercises.find(step), mechanism=lambda runs: [])
     return exercise, folders
 
@@ -274,6 +274,17 @@ def test_runs_that_were_not_timed_do_not_pass(tmp_path):
     names = ("solution", "band", "float32", "before-1", "after-1")
     first = {n: folders[n] for n in names}
     assert not judge.judge(exercise, first, judge.Standards(), timed=False).passed
+
+
+@pytest.mark.parametrize(("loss", "told"), [("2.0", True), ("2.001", False)])
+def test_losses_that_agree_need_no_band(tmp_path, loss, told):
+    exercise, folders = made_runs(tmp_path, "03 on a CPU")
+    log_file = folders["after-1"] / "events.jsonl"
+    log_file.write_text(log_file.read_text().replace('"losses": [2.0', f'"losses": [{loss}'))
+    found = {name: folders[name] for name in ("solution", "after-1")}
+    keys = dict.fromkeys((*found, "band"), "")
+    expected = found if told else {}
+    assert run._told_already(exercise, keys, found, judge.Standards()) == expected
 
 
 def test_a_step_before_that_ran_out_of_memory_says_what_to_submit(tmp_path):

@@ -32,8 +32,7 @@ def entries(step, answers, folder):
         if usual not in found:
             solution = course.solution(step)
             found[usual] = series.Entry(usual, solution, flags, audit=plan.LEDGER)
-            perturbed = {"perturb": True}
-            found[f"{own}band"] = series.Entry(f"{own}band", solution, flags, audit=perturbed)
+            found[f"{own}band"] = series.Entry(f"{own}band", solution, flags, audit=plan.BAND)
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
         name = f"{answer.name}--after-1"

@@ -81,16 +81,14 @@ def right(step, flags):
     """What a check runs of the solution, if it is the trainee's: with more steps, all audited."""
     # The images of the tests make 9 batches of 8.
     solution, flags = course.solution(step), [*flags, "--test-nsteps", "9", "-b", "8"]
-    kinds = {"": flags}
+    kinds = {"after-1": (flags, None)}
     if "bf16" in flags:
-        kinds["float32-"] = [*flags, "--precision", "fp32"]
-    found = []
-    for kind, own in kinds.items():
-        name = f"right--{kind}solution"
-        found.append(series.Entry(name, solution, own, audit=plan.LEDGER))
-        name, own_name = "{job}/" + name, f"right--{kind.rstrip('-') or 'after-1'}"
-        found.append(plan.audited(own_name, solution, own, 8 // len(kinds), name))
-    found.append(series.Entry("right--band", solution, flags, audit={"perturb": True}))
+        kinds["float32"] = [*flags, "--precision", "fp32"], plan.UNTIMED
+    found = [series.Entry("right--solution", solution, flags, audit=plan.LEDGER)]
+    for name, (own, more) in kinds.items():
+        ledger = "{job}/right--solution"
+        found.append(plan.audited(f"right--{name}", solution, own, 8 // len(kinds), ledger, more))
+    found.append(series.Entry("right--band", solution, flags, audit=plan.BAND))
     for extra in exercises.find(step).extras(False):
         name = f"right--{extra.name}"
         found.append(series.Entry(name, solution, extra.flags, extra.rehearse))
@@ -127,7 +125,6 @@ def verdict(runs, who):
         prefix, _, own = name.rpartition("--")
         if prefix in ("", who):
             folders[own] = folder
-    folders.setdefault("band", folders["solution"])  # of wrong answers no loss is asked
     exercise = exercises.find(step)
     return judge.judge(exercise, folders, plan.standards(exercise))
 

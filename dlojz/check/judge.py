@@ -38,7 +38,8 @@ def judge(
     timed: whether all pairs that measure the speed are among them.
     """
     ends = {name: ending.of(folder, standards.trainer) for name, folder in folders.items()}
-    for name in ("solution", "band", *(_names(folders, "after-") or ["after-1"])):
+    band = ["band"] if "band" in folders else []
+    for name in ("solution", *band, *(_names(folders, "after-") or ["after-1"])):
         if not ends.get(name, MISSING).completed:
             return _stopped(exercise, folders, name, ends.get(name, MISSING))
     runs, broken = _read(exercise, folders, ends)
@@ -156,7 +157,7 @@ def _audit(exercise, folders, runs) -> list[Finding]:
             found += audit.audited(folders[name], again, kind)
         else:
             broken.append(_ended(exercise, again, ending.of(again), "audit", "audit"))
-    band = log.read(folders["band"])
+    band = log.read(folders["band"]) if "band" in folders else runs.reference
     return [
         *(audit.findings(found) if found else []),
         *broken[:1],
@@ -171,7 +172,11 @@ def _audit(exercise, folders, runs) -> list[Finding]:
 def _speed(exercise, folders, ends, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
     """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
     bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
-    for name in _names(folders, "before-"):
+    names = _names(folders, "before-")
+    if not names and bar.at_least is None:
+        why = _no_gain(bar, runs, recorded)
+        return None, Finding(FASTER, "speed", State.NOT_ASKED, "not compared", why)
+    for name in names:
         if not ends[name].completed:
             return None, _unmeasured(bar, name, ends[name])
     before, after = (
@@ -216,11 +221,12 @@ def _not_asked(exercise, bar, before, runs, recorded) -> str:
     """Return why the speed is reported and nothing is asked of it; "" if a bar asks for it."""
     if fed := _is_fed(exercise, before, runs.reference):
         return f"no gain asked: {fed}"
-    if bar.at_least is None:
-        known = runs.reference.start.get("instructions") or ["unknown instructions"]
-        why = bar.source.format(instructions=", ".join(known))
-        return f"no gain asked: {why}{recorded}"
-    return ""
+    return _no_gain(bar, runs, recorded) if bar.at_least is None else ""
+
+
+def _no_gain(bar, runs, recorded) -> str:
+    known = runs.reference.start.get("instructions") or ["unknown instructions"]
+    return f"no gain asked: {bar.source.format(instructions=', '.join(known))}{recorded}"
 
 
 def _asked(bar, found) -> Finding:

@@ -96,42 +96,46 @@ def flags_of(job) -> list[str]:
 def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     """Return the series: the solution, what else the exercise needs, the pairs A B B A ...
 
-    The solution runs twice: its losses, with weights off by a rounding error, make a band. The
-    trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients tell more.
+    Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
+    spread. The trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients
+    tell more. In the band, the solution's weights are off by a rounding error. Without pairs it
+    comes last: if the losses agree without it, it is left out.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
     known = [*without(flags, exercise.own_flags), *exercise.before_flags]
     step, hardware, arguments = what(exercise, job)
     if pairs is None:
-        pairs = 1 if bars.bar(step, hardware, arguments).at_least is None else stats.MIN_PAIRS
-    entries = [
-        series.Entry("solution", solution, flags, audit=LEDGER),
-        series.Entry("band", solution, flags, audit={"perturb": True}),
-    ]
+        pairs = 0 if bars.bar(step, hardware, arguments).at_least is None else stats.MIN_PAIRS
+    entries = [series.Entry("solution", solution, flags, audit=LEDGER)]
+    band = series.Entry("band", solution, flags, audit=BAND)
+    if pairs:
+        entries.append(band)
     kept = 0
     if audit.precision_of(log_of(job), hardware) in audit.COARSE:
         kept = audit.AUDITED // 2
         wide = [*flags, "--precision", "fp32"]
-        entries.append(series.Entry("float32-solution", solution, wide, audit=LEDGER | UNTUNED))
-        entries.append(audited("float32", mine, wide, kept, "{float32-solution}", UNTUNED))
+        entries.append(audited("float32", mine, wide, kept, "{solution}", UNTIMED))
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
             series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
         )
-    keep = max(-(-(audit.AUDITED - kept) // pairs), 4 if hardware.startswith("cuda") else 2)
-    for i in range(1, pairs + 1):
-        pair = [
-            series.Entry(f"before-{i}", before, known, audit={"keep": keep}),
-            audited(f"after-{i}", mine, flags, keep, "{solution}"),
-        ]
-        entries += pair if i % 2 else reversed(pair)
-    return entries
+    rounds = pairs or 1
+    keep = max(-(-(audit.AUDITED - kept) // rounds), 4 if hardware.startswith("cuda") else 2)
+    for i in range(1, rounds + 1):
+        both = [audited(f"after-{i}", mine, flags, keep, "{solution}")]
+        if pairs:
+            wish = {"keep": keep, "validate": False}
+            both.insert(0, series.Entry(f"before-{i}", before, known, audit=wish))
+        entries += both if i % 2 else reversed(both)
+    return entries if pairs else [*entries, band]
 
 
 LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
-UNTUNED = {"autotune": False}  # runs that are not timed: cuDNN tries algorithms for minutes
+BAND = {"perturb": True, "validate": False}  # of it, only the losses are read
+# Runs of which only the updates are read: cuDNN would try algorithms for minutes.
+UNTIMED = {"autotune": False, "validate": False}
 
 
 def audited(
@@ -139,8 +143,7 @@ def audited(
 ) -> series.Entry:
     """Return a run of the trainee's trainer, `keep` updates of which the solution then replays.
 
-    solution: the name of its run with the same flags, in braces; more: what else is asked of the
-    auditors of both.
+    solution: the name of its run, in braces; more: what else is asked of the auditor.
     """
     program = Path(find_spec("dlojz.training.replay").origin)
     replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags], audit=more)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +28,8 @@ MEASURING = ("idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training
 def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
     """Return the folder of each run; submit those that no earlier check has completed.
 
-    If the first of them show that something is wrong, do not wait for the other pairs. Raises
-    CheckError for a run that failed, and not because of the trainee's file.
+    If those up to the first pair tell enough, do not wait for the others. Raises CheckError for a
+    run that failed, and not because of the trainee's file.
     """
     keys = keys_of(plan)
     found = _completed(plan, keys)
@@ -38,36 +37,41 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
     def enough():
         _made(job, keys, found)
         _refuse(found, standards)
-        return _wrong_already(plan.exercise, keys, found, standards)
+        return _told_already(plan.exercise, keys, found, standards)
 
     if len(found) == len(keys):
         return found
-    if wrong := _wrong_already(plan.exercise, keys, found, standards):
-        return wrong
+    if told := _told_already(plan.exercise, keys, found, standards):
+        return told
     missing = {name: key for name, key in keys.items() if name not in found}
     job = _under_way(missing.values()) or _submit(plan, missing, found)
-    if wrong := _wait(job, plan.exercise.step, enough):
-        return wrong
-    if wrong := enough():
-        return wrong
+    if told := _wait(job, plan.exercise.step, enough):
+        return told
+    if told := enough():
+        return told
     if lost := [name for name in keys if name not in found]:
         raise CheckError(f"the check's job ended without {', '.join(lost)}: {job.explain()}")
     return found
 
 
-def _wrong_already(exercise, keys, found, standards) -> dict[str, Path] | None:
-    """Return the runs up to the first pair, if they already show that something is wrong.
+def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
+    """Return the runs up to the first pair if they tell enough, or {} if they do not.
 
-    {} if all is right, or if there are no other pairs; None until all of them have ended.
+    They do if something is wrong, or if no pairs are asked for and the losses need no band. None:
+    not all of them have ended.
     """
-    first = [name for name in keys if not re.fullmatch(r"(before|after)-(?!1$)\d+", name)]
+    names = list(keys)
+    first = names[: 1 + max(names.index(n) for n in ("before-1", "after-1") if n in names)]
     if not set(first) <= set(found):
         return None
-    if len(first) == len(keys):
-        return {}
     folders = {name: found[name] for name in first}
+    if len(first) == len(names):
+        return {}
     findings = judge.judge(exercise, folders, standards, timed=False).findings
-    return folders if any(f.fails for f in findings if f.part != FASTER) else {}
+    failing = [f for f in findings if f.fails and f.part != FASTER]
+    if names[len(first) :] == ["band"]:
+        return {} if any(f.hint == "losses" for f in failing) else folders
+    return folders if failing else {}
 
 
 def _refuse(found: Mapping[str, Path], standards):
@@ -208,11 +212,13 @@ def _under_way(missing) -> launch.Job | None:
 
 def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.Job:
     wanted = [_placed(entry, found) for entry in plan.entries if entry.name in missing]
-    replays = sum(entry.replay is not None for entry in wanted)
-    about = IMPORTS_S + max(2.0, plan.seconds) * (len(wanted) + replays)
+    optional = {"band"} & {plan.entries[-1].name}  # it comes last where it may be left out
+    sure = [entry for entry in wanted if entry.name not in optional] or wanted
+    long = sum(1 + (entry.replay is not None) for entry in sure if not entry.rehearse)
+    about = IMPORTS_S + max(2.0, plan.seconds) * long
     step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
-    runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)}"
+    runs = f"{len(sure)} run{'s' * (len(sure) > 1)}"
     say(f"check {step} of job {plan.job.id}: {runs}, about {text}")
     seconds = 3600 * (1 + int(3 * about // 3600))
     check = {CHECK_FILE: json.dumps(missing).encode()}
@@ -273,10 +279,12 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
 
 
 def doing(names: list[str], done: int) -> str:
-    """Return what runs now, in words: "solution", "rehearsal", "pair 3 of 6"."""
+    """Return what runs now, in words: "solution", "rehearsal", "your trainer", "pair 3 of 6"."""
     name = names[min(done, len(names) - 1)]
     side, _, number = name.rpartition("-")
     if side not in ("before", "after"):
         return name.removesuffix("-solution")
+    if "before-1" not in names:
+        return "your trainer"
     pairs = {n.rpartition("-")[2] for n in names if n.startswith(("before-", "after-"))}
     return f"pair {sorted(pairs, key=int).index(number) + 1} of {len(pairs)}"
