@@ -13,6 +13,7 @@ from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log, stats
 
 AUDITED = 8  # updates in a verdict; a share p of wrong ones is missed with (1 - p) ** 8
+TOO_SHORT = "too-short"  # the hint
 COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
 
 PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
@@ -180,7 +181,7 @@ def _number(count):
     if count >= AUDITED:
         return _finding("audit", True, text, f"at least {AUDITED}")
     more = f"at least {AUDITED}: submit with more steps, --test-nsteps 12"
-    return Finding(SAME, "audit", State.UNMEASURED, text, more, "too-short")
+    return Finding(SAME, "audit", State.UNMEASURED, text, more, TOO_SHORT)
 
 
 def _link(updates, what, key):

@@ -49,7 +49,7 @@ def judge(
     work = common.same_work(runs.mine, runs.reference)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
-        *_audit(exercise, folders, runs),
+        *_audit(exercise, folders, runs, timed),
         *mechanism,
     ]
     # Evidence names the cause; an error only says where it surfaced.
@@ -144,8 +144,11 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
 # The audit ---------------------------------------------------------------------------------------
 
 
-def _audit(exercise, folders, runs) -> list[Finding]:
-    """Return whether it is the same training, to the last step."""
+def _audit(exercise, folders, runs, timed) -> list[Finding]:
+    """Return whether it is the same training, to the last step.
+
+    timed: whether all pairs are there; else too few updates were kept, so far.
+    """
     precision = audit.precision_of(runs.reference)
     names = dict.fromkeys(_names(folders, "after-"), precision)
     if precision in audit.COARSE:
@@ -158,8 +161,9 @@ def _audit(exercise, folders, runs) -> list[Finding]:
         else:
             broken.append(_ended(exercise, again, ending.of(again), "audit", "audit"))
     band = log.read(folders["band"]) if "band" in folders else runs.reference
+    links = audit.findings(found) if found else []
     return [
-        *(audit.findings(found) if found else []),
+        *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
         audit.losses(runs.mine, runs.reference, band, precision),
         *audit.clocks(runs.mine, runs.reference),
