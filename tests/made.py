@@ -18,7 +18,7 @@ def audit(folder, images, steps, step_s):
     """Add to a log what an auditor would: a window from step 3, and the losses of all steps."""
     window = {"first_step": 3, "steps": steps - 4, "images": images * (steps - 4)}
     wall = (steps - 4) * step_s
-    window |= {"wall_s": wall, "clock_s": wall, "files_s": wall}
+    window |= {"wall_s": wall, "clock_s": wall, "files_s": wall, "ahead": 0}
     _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps,
          own_clock=True)  # fmt: skip
 

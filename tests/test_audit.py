@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import made
 import pytest
 import torch
+from test_launch import until
 
 from dlojz.check import audit as judged
 from dlojz.check.exercises import State
 from dlojz.runs import log, records
 from dlojz.training import audit, clocks, replay
+from dlojz.training.data import Batches
 
 CLASSES = 5
 
@@ -184,6 +186,35 @@ def test_a_run_whose_validation_is_not_read_ends_where_its_training_does(tmp_pat
     with pytest.raises(SystemExit) as ended:
         audited(tmp_path, step=validates, validate=False)
     assert (ended.value.code, begun) == (None, [0, 1, 2, 3, 4, 5])
+
+
+class Keys:
+    """A data set of 64, which waits until it may load."""
+
+    def __init__(self):
+        self.may_load = torch.multiprocessing.Event()
+
+    def __getitem__(self, key):
+        assert self.may_load.wait(30)
+        return key[1]
+
+
+def test_batches_that_were_loaded_ahead_are_counted_wherever_they_wait():
+    sampler = torch.utils.data.DistributedSampler(range(64), 1, 0)
+    batches, keys = Batches(sampler, 4), Keys()
+    loader = torch.utils.data.DataLoader(
+        keys, batch_sampler=batches, num_workers=1, prefetch_factor=5
+    )
+    waiting = iter(loader)
+    assert audit._loaded_ahead(loader, used=0) == 0, "the worker was asked, and has loaded none"
+    keys.may_load.set()
+    next(waiting)
+    until(lambda: audit._loaded_ahead(loader, used=1) == 5)
+    held = list(waiting)
+    assert audit._loaded_ahead(loader, used=1) == len(held) == 15
+    alone = torch.utils.data.DataLoader(keys, batch_sampler=batches)
+    next(iter(alone))
+    assert audit._loaded_ahead(alone, used=1) == 0, "another epoch has begun"
 
 
 def test_updates_of_other_weights_are_counted_apart(tmp_path):

@@ -29,6 +29,7 @@ SAME_LINK, NOISES, ONE_STEP, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 5e-2, 1.5, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER = 0.10
+STOCK = 0.1  # of a window's batches may have been loaded before it
 
 
 def precision_of(run: log.Run, hardware: str = "") -> str:
@@ -289,7 +290,21 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     ok = told is not None and told <= (1 + CHRONOMETER) * measured
     text = "nothing" if told is None else f"{told:,.0f} images/s"
     asked = f"{measured:,.0f} images/s, as the auditor measured, or up to {CHRONOMETER:.0%} more"
-    return [*found, _finding("Chronometer's speed", ok, text, asked, "marks")]
+    found.append(_finding("Chronometer's speed", ok, text, asked, "marks"))
+    return [*found, _stock(windows, reference.probe.loader)]
+
+
+def _stock(windows, loader):
+    """Return a finding: how many batches had been loaded as a window opened?
+
+    loader: the solution's, whose workers keep some ready.
+    """
+    kept = (loader.num_workers or 0) * (loader.prefetch_factor or 0)
+    ahead, steps = max((w["ahead"], w["steps"]) for w in windows)
+    most = max(STOCK * steps, kept)
+    asked = f"at most {most:.0f}: a tenth, or what the solution's workers keep ready"
+    what = "batches loaded before the window"
+    return _finding(what, ahead <= most, f"{ahead}, for {steps} steps", asked, "ahead")
 
 
 def _parts(run):

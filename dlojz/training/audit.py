@@ -17,6 +17,7 @@ The auditor also measures the speed, from forward pass to forward pass by its ow
 an image where its gradient comes back.
 """
 
+import gc
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from time import perf_counter
 import torch
 from torch.cuda import synchronize  # bound now: a trainer cannot replace it
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dlojz import idr_torch
 from dlojz.machine import facts as machine
@@ -45,7 +47,7 @@ SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into a
 HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no change of the result
 
 
-def begin(run, training, args, witness, steps: int) -> "Auditor | None":
+def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
 
     keep: how many updates, 0 if it is left out; write: into files (otherwise the run only pauses as
@@ -57,7 +59,7 @@ def begin(run, training, args, witness, steps: int) -> "Auditor | None":
     wish = wished()
     if not wish.get("autotune", True):
         torch.backends.cudnn.benchmark = False
-    return Auditor(run, training, args, witness, steps, wish) if wish else None
+    return Auditor(run, training, args, witness, steps, wish, loader) if wish else None
 
 
 def wished() -> dict:
@@ -145,7 +147,8 @@ def _nbytes(tensors: dict, *parts) -> int:
 class Auditor:
     """The hooks of a run of a check."""
 
-    def __init__(self, run, training, args, witness, steps: int, wish: dict):
+    def __init__(self, run, training, args, witness, steps: int, wish: dict, loader=None):
+        self._loader = loader
         self._witness = witness  # knows when the run is warm, and which step it profiles
         self._run, self._training, self._model = run, training, training.model
         self._wish, self._keep = wish, wish.get("keep", 0)
@@ -162,7 +165,7 @@ class Auditor:
         self._buffers, self._generators = None, None  # as the update under way began
         self._skipped = False  # no optimizer was called in the update before
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
-        self._steps = steps
+        self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
         self._steps_seen, self._updates = [], []
@@ -211,15 +214,16 @@ class Auditor:
         begins = step % self._accumulate == 0
         if not self._window and warm and begins and (last is None or step < last):
             self._wait()
+            ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
             stamp = _stamp(self._run.folder)
-            self._window = (step, clocks.host(), perf_counter(), stamp)
+            self._window = (step, clocks.host(), perf_counter(), stamp, ahead)
 
     def _close_window(self):
         """End the measured window, if one is open."""
         if self._window is None:
             return
         self._wait()
-        first, begin, raw, stamp = self._window
+        first, begin, raw, stamp, ahead = self._window
         wall, clock = clocks.host() - begin, perf_counter() - raw
         files = _stamp(self._run.folder) - stamp
         steps = self._forwards - first
@@ -228,6 +232,7 @@ class Auditor:
             self._windows.append(
                 {"first_step": first, "steps": steps, "wall_s": wall}
                 | {"clock_s": clock, "files_s": files}
+                | {"ahead": ahead}
             )
 
     # Every step --------------------------------------------------------------------------------
@@ -598,6 +603,30 @@ def _scale(training):
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
             return _copy(part._scale)
     return None
+
+
+def _loaded_ahead(loader, used: int) -> int:
+    """Return how many batches of this epoch have been loaded, but not used.
+
+    They may wait anywhere: in a worker's queue, in a thread's, in a list of the trainer's own. 0 if
+    the sampler is not ours, which the evidence of the images drawn tells.
+
+    used: batches that have entered the model, or are about to.
+    """
+    begun = getattr(getattr(loader, "batch_sampler", None), "begun", 0)
+    ahead = begun - used
+    if ahead > 0 and getattr(loader, "num_workers", 0):
+        iterators = (o for o in gc.get_objects() if type(o) is _MultiProcessingDataLoaderIter)
+        ahead -= sum(_in_work(i) for i in iterators if i._dataset is loader.dataset)
+    return max(0, ahead)
+
+
+def _in_work(iterator) -> int:
+    """Return how many batches the workers of an iterator were given, and have not loaded."""
+    told = iterator._task_info.values()
+    arrived = sum(len(task) > 1 for task in told)
+    queues = {iterator._worker_result_queue, iterator._data_queue}  # one, unless memory is pinned
+    return len(told) - arrived - sum(queue.qsize() for queue in queues)
 
 
 def _stamp(folder) -> float:

@@ -157,6 +157,7 @@ class Batches(torch.utils.data.Sampler):
                 * drop_last
             )
         self.epoch = self.first_step = 0
+        self.begun = 0  # batches of this epoch that a loader has asked for
         self.drawn = []  # checksums of the indices in each of the first batches
 
     def set_epoch(self, epoch: int, first_step: int = 0):
@@ -170,11 +171,12 @@ class Batches(torch.utils.data.Sampler):
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self):
-        indices = list(self.sampler)
+        indices, self.begun = list(self.sampler), 0
         for step in range(self.first_step, len(self)):
             batch = self._batch(indices, step)
             if len(self.drawn) < CHECKED_BATCHES:
                 self.drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
+            self.begun += 1
             yield [(self.epoch, index) for index in batch]
 
     def _batch(self, indices, step):

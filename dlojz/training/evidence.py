@@ -71,7 +71,7 @@ class Witness:
         self._stay, self._probe = [], []
         if args.test and (seen := samples.look(loader.dataset)):
             run.evidence(records.Samples(**seen))
-        self._auditor = audit.begin(run, training, args, self, steps)
+        self._auditor = audit.begin(run, training, args, self, steps, loader)
         self._hook()
         run.before_end(self._finish)
 
