@@ -202,7 +202,8 @@ def verdict_on(case: Case, pairs: int | None = None) -> dict:
         "right": wrong.FOLDER.parent / wrong.RIGHT,
     }
     if folder := folders.get(case.kind):
-        source, pairs = wrong.source(wrong.read(folder / f"{case.name}.diff")), 1
+        source = wrong.source(wrong.read(folder / f"{case.name}.diff"))
+        pairs = 1 if presets.gpus() else None  # small jobs on a processor are asked for no gain
     else:
         source = course.solution(case.step).read_text()
     begin = time.monotonic()
