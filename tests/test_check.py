@@ -419,6 +419,23 @@ def test_an_error_that_would_steer_a_terminal_is_shown_as_text(tmp_path):
     assert ending.error(tmp_path) == "ValueError: \\x1b[31mred in two lines"
 
 
+def test_of_two_processes_the_error_of_the_one_that_waited_is_not_shown(tmp_path):
+    said = ("RuntimeError: Connection closed by peer", "ValueError: once")
+    for rank, text in enumerate(said):
+        file = events_file(tmp_path, rank)
+        write_log(file, size=2, end={"outcome": "failed", "error": text})
+    assert ending.error(tmp_path) == "ValueError: once"
+
+
+def test_a_process_that_was_killed_while_the_other_waited_says_nothing_of_the_trainer(tmp_path):
+    write_log(events_file(tmp_path), size=2)
+    for name, code in (("exit_code", 1), ("exit_code.rank0", 1), ("exit_code.rank1", -9)):
+        (tmp_path / name).write_text(str(code))
+    gone = "[rank0]: Traceback (most recent call last):\n[rank0]: RuntimeError: Broken pipe\n"
+    (tmp_path / "stderr.txt").write_text(gone)
+    assert ending.of(tmp_path) == ending.Ending(How.KILLED, "killed by SIGKILL")
+
+
 def test_a_run_of_two_processes_completed_if_both_logs_have_an_end(tmp_path):
     (tmp_path / "exit_code").write_text("0\n")
     for rank in (0, 1):

@@ -31,7 +31,10 @@ def table(*failed):
     )
 
 
-GONE = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]\n"
+GONE = (
+    "[rank{0}]: Traceback (most recent call last):\n"
+    "[rank{0}]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]\n"
+)
 
 
 @pytest.mark.parametrize("start", ["Root Cause\n", table((0, 1)), "usage: \n", "ChildFailedError"])
@@ -86,6 +89,23 @@ def test_the_process_that_failed_is_named_and_not_the_one_that_missed_it(tmp_pat
     write_log(events_file(tmp_path), size=2)
     state = outcome.from_exit(said(tmp_path, text), 1, memory_was_full=False)
     assert state == ("FAILED", reason)
+
+
+OWN = "[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: once\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "waited"),
+    [
+        (GONE.format(0), True),
+        (GONE.format(0) + table((1, -15), (0, 1)), True),
+        (GONE.format(0) + OWN, False),
+        (GONE.format(0) + table((1, -9), (0, 1)), False),
+        ("", False),
+    ],
+)
+def test_whether_all_that_failed_had_waited_is_told(tmp_path, text, waited):
+    assert outcome.only_waited(said(tmp_path, text)) == waited
 
 
 @pytest.mark.parametrize(

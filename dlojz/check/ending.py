@@ -54,7 +54,8 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
     said = error(folder, trainer)
     if "out_of_memory" in outcomes:
         return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
-    if max(codes) <= 0 and -min(codes) in FROM_OUTSIDE:
+    alone = max(codes) <= 0 or outcome.only_waited(folder)
+    if alone and -min(codes) in FROM_OUTSIDE:
         return Ending(How.KILLED, f"killed by {_name(-min(codes))}")
     if max(codes) <= 0:
         return Ending(How.FAILED, f"ended by {_name(-min(codes))}")
@@ -70,7 +71,9 @@ def _name(number):
 def error(folder: Path, trainer: str = "dlojz.py") -> str:
     """Return the error of a run or job in one line, with the line of the trainer that raised it."""
     errors = outcome.errors(folder)
-    said = next((str(e["error"]) for e in _ends(folder) if e.get("error")), "")
+    told = [str(end["error"]) for end in _ends(folder) if end.get("error")]
+    told.sort(key=lambda text: bool(re.search(outcome.GONE, text)))  # of those that waited: last
+    said = next(iter(told), "")
     if not said:
         said = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
     words = harmless(" ".join(said.split()))

@@ -134,6 +134,9 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
     hint: for an error that the exercise does not know; flags: of the run, if they are not the job's
     """
     errors = outcome.errors(folder) if folder else ""
+    if exercise.processes > 1 and folder:
+        waited = end.text.startswith("TIMEOUT") or outcome.only_waited(folder)
+        hint = "together" if waited else hint
     hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
         return Finding(SAME, what, State.UNMEASURED, end.text, "its end: check again", hint)

@@ -18,11 +18,10 @@ CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(co
 # of its table of failures. Its last row is the failure that torchrun saw first.
 TORCHRUN = re.compile(r"^[A-Z]\d{4} \S+ \d+ \S*torch/distributed/(elastic|run)", re.M)
 FAILED = re.compile(r"^  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.M)
-# The message of a process whose peer was gone.
-PEER_GONE = re.compile(
-    r"^\[rank(\d+)\]:.*(?:Connection (?:closed|reset) by peer|Broken pipe|remote process exited)",
-    re.M,
-)
+# The message of a process whose peer was gone, or did not come.
+GONE = r"(?:Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Timed out wait)"
+PEER_GONE = re.compile(rf"^\[rank(\d+)\]:.*{GONE}", re.M)
+TRACEBACK = re.compile(r"^\[rank(\d+)\]: Traceback", re.M)
 # torch's message about each process that did not reach its end.
 NOT_PARTED = re.compile(r"^.*destroy_process_group\(\) was not called.*\n?", re.M)
 # argparse's list of all flags, printed before the one line that matters.
@@ -96,6 +95,16 @@ def errors(run: Path) -> str:
     text = USAGE.sub("", NOT_PARTED.sub("", tail(run / "stderr.txt")))
     own = TORCHRUN.search(text)
     return text[: own.start()] if own and text[: own.start()].strip() else text
+
+
+def only_waited(run: Path) -> bool:
+    """Return whether the processes with an error had all waited for one that has none."""
+    said = tail(run / "stderr.txt")
+    codes = (int(code) for _, code in FAILED.findall(said))
+    if any(code < 0 and code != -signal.SIGTERM for code in codes):  # torchrun ends the others
+        return False
+    failed = set(TRACEBACK.findall(said))
+    return bool(failed) and failed <= set(PEER_GONE.findall(said))
 
 
 def tail(file: Path) -> str:
