@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -522,6 +523,15 @@ def test_a_job_whose_folder_was_removed_was_not_run_by_hand(job):
 def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
     file = job.directory / "events.jsonl"
     file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(CheckError, match=said):
+        check("01", job)
+
+
+def test_a_model_whose_states_would_fill_the_machine_is_an_error(job):
+    file = job.directory / "events.jsonl"
+    text = re.sub(r'"parameter_bytes": \d+', '"parameter_bytes": 2500000000', file.read_text())
+    file.write_text(text)
+    said = "take 7.5 GB, and a check keeps.*of at most 417 million parameters"
     with pytest.raises(CheckError, match=said):
         check("01", job)
 

@@ -20,6 +20,9 @@ from dlojz.runs import log, stats
 LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
 
+MOST_STATE = 5e9  # bytes of weights, gradients and momenta: a check keeps eight states and more
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a check runs."""
@@ -40,6 +43,13 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
             f'submit("{job.command}", n_gpu={exercise.processes})'
         )
     run = log_of(job)
+    state = 3 * run.setup.get("parameter_bytes", 0)
+    if state > MOST_STATE:
+        raise CheckError(
+            f"weights, gradients and momenta of {run.start['arguments'].get('model')} take "
+            f"{state / 1e9:.1f} GB, and a check keeps several such states: submit a smaller "
+            f"--model, of at most {MOST_STATE / 12e6:,.0f} million parameters"
+        )
     found = tuple(entries(exercise, job, pairs))
     return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), _seconds(run))
 
