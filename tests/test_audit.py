@@ -339,6 +339,7 @@ def put(place, number, value):
     ("change", "what", "hint"),
     [
         (put("images", 7, [31, 32]), "images with a gradient", "images"),
+        (put("images", 7, [0, 32]), "images with a gradient", "backward"),
         (put("steps", 0, 9), "images with a gradient", "images"),
         (put("pixels", 7, 0.03), "pixels of the images", "pixels"),
         (put("pixels", 7, None), "pixels of the images", "pixels"),

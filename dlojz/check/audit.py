@@ -80,13 +80,13 @@ def _images(runs):
         counts, steps = run.every["images"], run.every["steps"]
         wrong = [k for k, (mine, usual) in enumerate(counts) if mine != usual]
         if wrong or steps[0] != steps[1]:
-            text = f"{steps[0]} steps"
+            text, hint = f"{steps[0]} steps", "images"
             if wrong:
                 mine, usual = counts[wrong[0]]
                 text = f"{mine} of {usual} in step {wrong[0]}, {len(wrong)} steps differ"
-            return _finding(
-                "images with a gradient", False, text, f"all, in {steps[1]} steps", "images"
-            )
+                hint = "images" if mine else "backward"
+            asked = f"all, in {steps[1]} steps"
+            return _finding("images with a gradient", False, text, asked, hint)
     total = sum(sum(mine for mine, _ in run.every["images"]) for run in runs)
     return _finding("images with a gradient", True, f"{total:,}, in every step", "all")
 
