@@ -123,7 +123,8 @@ def _with_evidence(exercise, folder, reference, ended) -> Verdict:
     with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
         found = exercise.mechanism(Runs(log.read(folder), log.read(reference)))
         seen = [f for f in found if f.fails and f.yours not in NOT_REACHED]
-    ended = replace(ended, hint=None) if seen else ended
+    if seen and ended.hint != exercise.waited:  # evidence shows only what a wait left undone
+        ended = replace(ended, hint=None)
     evidence = seen or [NOT_JUDGED]
     return Verdict(exercise.step, [ended, *evidence, NOT_TIMED], exercise.hints)
 
@@ -134,9 +135,9 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
     hint: for an error that the exercise does not know; flags: of the run, if they are not the job's
     """
     errors = outcome.errors(folder) if folder else ""
-    if exercise.processes > 1 and folder:
+    if exercise.waited and folder:
         waited = end.text.startswith("TIMEOUT") or outcome.only_waited(folder)
-        hint = "together" if waited else hint
+        hint = exercise.waited if waited else hint
     hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
         return Finding(SAME, what, State.UNMEASURED, end.text, "its end: check again", hint)

@@ -151,6 +151,7 @@ EXERCISE = Exercise(
     recorded=("h200/06-resnet50-bf16-x1-1.jsonl", "h200/06-resnet50-bf16-x2-1"),
     # Whose images these are comes before which they are.
     first_hints=("share", *WORK_FIRST),
+    waited="together",
     errors=(
         (r"Duplicate GPU detected", "device"),  # NCCL's
         (r"process group has not been initialized", "connect"),
