@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -289,19 +287,3 @@ def test_replacing_a_file_leaves_no_other(tmp_path):
     course.write_atomically(tmp_path / "state.json", "new")
     assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
     assert (tmp_path / "state.json").read_text() == "new"
-
-
-ENDING = """
-import argparse, atexit, gc
-atexit.register(lambda: print(gc.get_freeze_count() > 0))  # called after what follows
-from dlojz.runs import log
-log.open_run(argparse.Namespace())
-"""
-
-
-def test_the_end_of_a_run_is_not_spent_on_collecting_what_torch_imported(tmp_path, monkeypatch):
-    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
-    said = subprocess.run(
-        [sys.executable, "-c", ENDING], capture_output=True, text=True, check=True
-    )
-    assert said.stdout == "True\n"

@@ -25,8 +25,6 @@ ahead of the device. A window's last fields are what may have disturbed it, and 
 as Python's json does: a loss that diverged must not look like a missing one. Schema 1, used by older recordings, is read too: see `dlojz.runs.schema1`.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
 
-import atexit
-import gc
 import hashlib
 import json
 import os
@@ -97,8 +95,6 @@ class OtherSchemaError(ValueError):
 def open_run(args) -> "RunLog":
     """Open the log of this process, in $DLOJZ_RUN if a launcher set it, else in a new folder."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler complains without a GPU
-    # As Python ends, its collector would search all that torch imported: that takes 0.7 s.
-    atexit.register(gc.freeze)
     folder = os.environ.get("DLOJZ_RUN")
     if folder is None:
         if idr_torch.size > 1:
