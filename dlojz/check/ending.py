@@ -72,8 +72,8 @@ def error(folder: Path, trainer: str = "dlojz.py") -> str:
     """Return the error of a run or job in one line, with the line of the trainer that raised it."""
     errors = outcome.errors(folder)
     told = [str(end["error"]) for end in _ends(folder) if end.get("error")]
-    told.sort(key=lambda text: bool(re.search(outcome.GONE, text)))  # of those that waited: last
-    said = next(iter(told), "")
+    # Rather not that of a process which only waited.
+    said = min(told, key=lambda text: bool(re.search(outcome.GONE, text)), default="")
     if not said:
         said = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
     words = harmless(" ".join(said.split()))
