@@ -163,9 +163,16 @@ def test_updates_are_kept_in_memory_where_it_has_room_or_else_in_the_folder(tmp_
     assert not files[0].exists()
 
 
-def test_saved_without_checksums_while_the_trainer_keeps_its_own(tmp_path):
-    held = os.memfd_create("update")
+def test_saved_without_checksums_while_the_trainer_keeps_its_own(tmp_path, monkeypatch):
+    held, options, save = os.memfd_create("update"), [], torch.save
+
+    def watched(*args):
+        options.append(torch.serialization.get_crc32_options())
+        save(*args)
+
+    monkeypatch.setattr(torch, "save", watched)
     audited(tmp_path, keep=1, memory=[f"/proc/{os.getpid()}/fd/{held}"])
+    assert options == [False, True], "the update in memory, and the ledger on the disk"
     assert torch.serialization.get_crc32_options()
 
 
