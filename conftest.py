@@ -6,6 +6,7 @@ written into the clone's runs/ or data/.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,8 @@ def pytest_configure(config):
         "DLOJZ_PYTHON": str(folder / "python"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    # What a shell runs in the background ignores it, and so would the jobs of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     start_forking(folder, config)
     from dlojz import images
 
