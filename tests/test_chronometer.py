@@ -295,6 +295,30 @@ def test_on_a_device_steps_wait_for_their_events_and_nothing_synchronizes():
     assert [values["step"] for values, *_ in sink.steps] == list(range(WARMUP_STEPS + 4))
 
 
+def test_a_step_waits_for_its_marks_on_a_stream_that_is_behind():
+    clock, sink = Clock(), Sink()
+    device = Device(clock)
+    chrono = Chronometer("cuda", sink, clock, device)
+    chrono.start()
+    chrono.next_iter()
+    chrono.transfer()
+    chrono.forward()
+    device.launch(5.0)  # on a side stream, with the next two marks
+    chrono.backward()
+    chrono.update()
+    behind, device.busy_until = device.busy_until, 0.0
+    chrono.next_iter(step=0)
+    device.advance_to(clock.now)
+    for mark in (chrono.transfer, chrono.forward, chrono.backward):
+        mark()
+    assert not sink.steps
+    device.advance_to(behind)
+    chrono.update()
+    chrono.next_iter(step=1)
+    chrono.stop()
+    assert [values["step"] for values, *_ in sink.steps] == [0, 1]
+
+
 def test_the_device_clock_says_how_long_it_waited_and_how_far_the_host_was_ahead():
     clock, sink = Clock(), Sink()
     device = Device(clock)

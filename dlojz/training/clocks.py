@@ -177,8 +177,8 @@ class Ledger:
 
 
 def _finished(step):
-    event = step[1][-1][2]
-    return event is None or event.query()
+    # The last mark first: it tells nearly always. Others may be on streams that are behind it.
+    return all(event is None or event.query() for _, _, event, _ in reversed(step[1]))
 
 
 def _number(value):
