@@ -382,15 +382,13 @@ class Auditor:
         return {"weights": weights, "gradients": gradients, "optimizer": kept}
 
     def _rows(self, optimizer):
-        """Return [weights, gradients, momenta] of the rows that were drawn, one tensor."""
+        """Return weight, gradient and momentum of each row that was drawn, copied in one call."""
         found = []
         for p, row in self._chosen:
             momentum = optimizer.state.get(p, {}).get("momentum_buffer")
             for tensor in (p, p.grad, momentum):
-                if tensor is None:
-                    tensor = torch.zeros_like(p)
-                found.append(tensor.detach()[row].reshape(-1).float())
-        return torch.cat(found)
+                found.append((torch.zeros_like(p) if tensor is None else tensor).detach()[row])
+        return torch._foreach_mul(found, 1)
 
     # Some updates ------------------------------------------------------------------------------
 
@@ -453,14 +451,16 @@ class Auditor:
         self._end_update()
         for state in self._waiting:
             self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
-        steps = on_cpu(self._steps_seen)
+        steps, updates = on_cpu(self._steps_seen), on_cpu(self._updates)
+        for update in updates:
+            update["rows"] = torch.cat([row.reshape(-1).float() for row in update["rows"]])
         for window in self._windows:
             first, count = window["first_step"], window["steps"]
             seen = [int(s.get("images", 0)) for s in steps[first : first + count]]
             window["images"] = sum(seen)
         ledger = {
             "steps": steps,
-            "updates": on_cpu(self._updates),
+            "updates": updates,
             "accumulate": self._accumulate,
             "rows": [(self._names[p], row) for p, row in self._chosen],
             "kept": self._kept,
