@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dlojz.runs.log import PHASES, WARMUP_STEPS
+from dlojz.training import clocks
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.conductor import Conductor
 
@@ -342,6 +343,44 @@ def test_the_device_clock_says_how_long_it_waited_and_how_far_the_host_was_ahead
     assert ahead == pytest.approx(500)
     device_s = sum(sum(d.values()) for _, _, d, _ in sink.steps[-2:]) / 1000
     assert sink.windows[-1]["wall_s"] == pytest.approx(device_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("queued_s", "lost_s"), [(10, 0), (0, 3), (1, 2)])
+def test_side_work_costs_what_the_device_waits_for_the_host(queued_s, lost_s):
+    clock = Clock()
+    device = Device(clock)
+    side_work = clocks.SideWork(device, clock)
+    for _ in range(2):
+        device.launch(queued_s)
+        with side_work.during():
+            clock.now += 3
+        device.synchronize()
+    assert side_work.take() == pytest.approx(2 * lost_s)
+    assert side_work.take() == 0
+
+
+def test_side_work_costs_no_more_than_the_hosts_time():
+    clock = Clock()
+    device = Device(clock)
+    side_work = clocks.SideWork(device, clock)
+    with side_work.during():
+        clock.now += 0.001
+        device.launch(60)
+    device.synchronize()
+    assert side_work.take() == pytest.approx(0.001)
+
+
+def test_a_pause_is_no_side_work(monkeypatch):
+    clock = Clock()
+    device = Device(clock)
+    side_work = clocks.SideWork(device, lambda: clock.now - clocks.paused())
+    monkeypatch.setattr(clocks, "_paused", 0.0)
+    with side_work.during():
+        clock.now += 1
+        clock.now += 5
+        clocks._paused += 5
+    device.synchronize()
+    assert side_work.take() == pytest.approx(1)
 
 
 def test_events_are_used_again():

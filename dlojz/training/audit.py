@@ -23,7 +23,7 @@ import math
 import os
 import random
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -172,6 +172,8 @@ class Auditor:
         self._logit_bytes = 0
         self._foreign = 0
         self._windows, self._window = [], None
+        on_gpu = self._device.type == "cuda"
+        self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
         if wish.get("perturb"):
             perturb(self._model, rounding(getattr(args, "precision", None), self._device), seed=1)
         self._hook()
@@ -195,11 +197,11 @@ class Auditor:
             yield
 
     def _aside(self):
-        """Keep what the auditor itself does out of the measured time, on a processor.
+        """Keep what the auditor itself does out of the time that it measures.
 
-        A GPU works on meanwhile, so that there is nothing to leave out.
+        On a processor all clocks stand still. A GPU may work on: it is asked what it lost.
         """
-        return clocks.pause() if self._device.type == "cpu" else nullcontext()
+        return self._side_work.during() if self._side_work else clocks.pause()
 
     def _wait(self):
         if self._device.type == "cuda":
@@ -214,6 +216,8 @@ class Auditor:
         begins = step % self._accumulate == 0
         if not self._window and warm and begins and (last is None or step < last):
             self._wait()
+            if self._side_work:
+                self._side_work.take()  # of the steps before
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
             stamp = _stamp(self._run.folder)
             self._window = (step, clocks.host(), perf_counter(), stamp, ahead)
@@ -230,6 +234,7 @@ class Auditor:
         self._wait()
         first, begin, raw, stamp, ahead = self._window
         wall, clock = clocks.host() - begin, perf_counter() - raw
+        wall -= self._side_work.take() if self._side_work else 0.0
         files = _stamp(self._run.folder) - stamp
         steps = self._forwards - first
         self._window = None

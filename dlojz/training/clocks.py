@@ -70,6 +70,39 @@ class CudaClock:
         return host.copy_(tensor.detach(), non_blocking=True)
 
 
+class SideWork:
+    """The device's time that is lost to work beside the training, such as an auditor's.
+
+    While the device has work waiting, that is only the time of the kernels; once it waits for the
+    host, all that the host does is lost. Two events around it tell.
+    """
+
+    def __init__(self, device_clock, clock=host):
+        self._device_clock, self._clock = device_clock, clock
+        self._pairs = []
+
+    @contextmanager
+    def during(self):
+        """Note the time that passes meanwhile, on both clocks."""
+        begin = self._mark()
+        yield
+        self._pairs.append((begin, self._mark()))
+
+    def _mark(self):
+        event = self._device_clock.event()
+        self._device_clock.record(event)
+        return None, self._clock(), event, paused()
+
+    def take(self) -> float:
+        """Return the seconds since the last call. The device must have finished its work.
+
+        They are not more than the host's: a device cannot lose more.
+        """
+        pairs, self._pairs = self._pairs, []
+        lost = sum(_on_device(a, b) for a, b in pairs) / 1000
+        return min(lost, sum(b[1] - a[1] for a, b in pairs))
+
+
 class Ledger:
     """The marks that the device has not yet passed; then they become steps and windows.
 
