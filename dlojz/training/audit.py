@@ -454,7 +454,7 @@ class Auditor:
             hook.remove()
         self._close_window()
         self._end_update()
-        for state in self._waiting:
+        for state in self._waiting if self._wish.get("write") else ():  # no pause: nothing is timed
             self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
         steps, updates = on_cpu(self._steps_seen), on_cpu(self._updates)
         for update in updates:
