@@ -121,11 +121,11 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     band = series.Entry("band", solution, flags, audit=BAND)
     if pairs:
         entries.append(band)
-    kept = 0
-    if audit.precision_of(log_of(job), hardware) in audit.COARSE:
+    kept, coarse = 0, audit.precision_of(log_of(job), hardware) in audit.COARSE
+    if coarse:
         kept = audit.AUDITED // 2
         wide = [*flags, "--precision", "fp32"]
-        entries.append(audited("float32", mine, wide, kept, "{solution}", UNTIMED))
+        entries.append(audited("float32", mine, wide, kept, "{solution}", UNTIMED, tuned=False))
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
@@ -134,7 +134,9 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     rounds = pairs or 1
     keep = max(-(-(audit.AUDITED - kept) // rounds), 4 if hardware.startswith("cuda") else 2)
     for i in range(1, rounds + 1):
-        both = [audited(f"after-{i}", mine, flags, keep, "{solution}")]
+        more = {} if i == 1 else {"validate": False}  # one validation is enough
+        name = f"after-{i}"
+        both = [audited(name, mine, flags, keep, "{solution}", more, tuned=not coarse)]
         if pairs:
             wish = {"keep": keep, "validate": False}
             both.insert(0, series.Entry(f"before-{i}", before, known, audit=wish))
@@ -149,14 +151,17 @@ UNTIMED = {"autotune": False, "validate": False}
 
 
 def audited(
-    name, trainer, flags, keep: int, solution: str, more: dict | None = None
+    name, trainer, flags, keep: int, solution: str, more: dict | None = None, tuned: bool = True
 ) -> series.Entry:
     """Return a run of the trainee's trainer, `keep` updates of which the solution then replays.
 
-    solution: the name of its run, in braces; more: what else is asked of the auditor.
+    solution: the name of its run, in braces; more: what else is asked of the auditor; tuned: the
+    replay may have cuDNN try its algorithms. That takes seconds, and in 16 bits they differ by less
+    than the noise that is allowed.
     """
     program = Path(find_spec("dlojz.training.replay").origin)
-    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags], audit=more)
+    wish = None if tuned else {"autotune": False}
+    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags], audit=wish)
     wish = {"keep": keep, "write": True} | (more or {})
     return series.Entry(name, trainer, flags, audit=wish, replay=replay)
 
