@@ -222,15 +222,15 @@ class Auditor:
             stamp = _stamp(self._run.folder)
             self._window = (step, clocks.host(), perf_counter(), stamp, ahead)
 
-    def _close_window(self):
-        """End the measured window, if one is open."""
-        if self._window is None:
-            return
     def last_step_begins(self):
         """Close the window before its last step is profiled: a profiler begins slowly on a GPU."""
         if self._forwards == self._witness.last:  # all steps of the window have passed
             self._close_window()
 
+    def _close_window(self):
+        """End the measured window, if one is open."""
+        if self._window is None:
+            return
         self._wait()
         first, begin, raw, stamp, ahead = self._window
         wall, clock = clocks.host() - begin, perf_counter() - raw
@@ -429,10 +429,16 @@ class Auditor:
     def _put_away(self, state, after):
         """Copy the update from the device, and write it if the check wants it."""
         before = {name: copies.tensors for name, copies in state.before.items()}
-        kept = {name: pack(tensors) for name, tensors in before.items()} | {
+        by = self._device if state.reserved else "cpu"
+
+        def packed(tensors):
+            return pack(tensors, by)
+
+        kept = {name: packed(tensors) for name, tensors in before.items()} | {
+            "room": state.reserved,
             "facts": on_cpu(state.facts),
-            "begun": state.begun | {"buffers": pack(state.begun["buffers"])},
-            "after": {name: pack(after[name]) for name in AFTER} | {"buffers": pack(state.buffers)},
+            "begun": state.begun | {"buffers": packed(state.begun["buffers"])},
+            "after": {n: packed(after[n]) for n in AFTER} | {"buffers": packed(state.buffers)},
         }
         if self._wish.get("write"):
             self._files.append(self._file(state.facts["update"], _nbytes(before, BEFORE)))
@@ -496,21 +502,24 @@ def _cuda_generator(device):
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def pack(tensors: dict) -> dict:
-    """Return these tensors on the CPU, as one for each dtype: hundreds take long to write."""
+def pack(tensors: dict, by="cpu") -> dict:
+    """Return these tensors on the CPU, as one for each dtype: hundreds take long to write.
+
+    by: the device that puts them together; the tensors' own is faster, but needs memory for it.
+    """
     by_dtype, packed = {}, {}
     for name, tensor in tensors.items():
         by_dtype.setdefault(tensor.dtype, {})[name] = tensor.detach()
     for dtype, those in by_dtype.items():
         total = sum(tensor.numel() for tensor in those.values())
-        flat = torch.empty(total, dtype=dtype)  # no memory of the device
+        flat = torch.empty(total, dtype=dtype, device=by)
         places, offset = [], 0
         for name, tensor in those.items():
             place = _place(name, tensor, offset)
             _view(flat, place).copy_(tensor)
             places.append(place)
             offset += tensor.numel()
-        packed[str(dtype)] = {"places": places, "flat": flat}
+        packed[str(dtype)] = {"places": places, "flat": flat.cpu()}
     return packed
 
 
@@ -524,20 +533,27 @@ def _view(flat, place):
     return flat.as_strided(shape, stride, offset)
 
 
-def unpack(packed: dict) -> dict:
-    """Return what was given to `pack`, by name."""
-    return {
-        place[0]: _view(part["flat"], place) for part in packed.values() for place in part["places"]
-    }
+def unpack(packed: dict, to="cpu") -> dict:
+    """Return what was given to `pack`, by name; to: a device."""
+    found = {}
+    for part in packed.values():
+        flat = part["flat"].to(to)
+        found |= {place[0]: _view(flat, place) for place in part["places"]}
+    return found
 
 
-def load(file: Path) -> dict:
-    """Return an update that was kept; its tensors are read from the file as they are used."""
+def load(file: Path, device="cpu") -> dict:
+    """Return an update that was kept.
+
+    Its tensors are on `device` if there was room for them in the run, too. Otherwise they are read
+    from the file as they are used.
+    """
     kept = torch.load(file, mmap=True)
-    for name in ("weights", "optimizer", "gradients"):
-        kept[name] = unpack(kept[name])
-    kept["begun"]["buffers"] = unpack(kept["begun"]["buffers"])
-    kept["after"] = {name: unpack(packed) for name, packed in kept["after"].items()}
+    to = device if kept["room"] else "cpu"
+    for name in BEFORE:
+        kept[name] = unpack(kept[name], to)
+    kept["begun"]["buffers"] = unpack(kept["begun"]["buffers"], to)
+    kept["after"] = {name: unpack(packed, to) for name, packed in kept["after"].items()}
     return kept
 
 

@@ -55,7 +55,9 @@ def main():
     _all_the_same(ledgers[0]["kept"])
     updates, noisy = [], NOISY
     for file in map(Path, ledgers[0]["files"]):
-        updates.append(replay.update(audit.load(file), ledgers[0]["steps"], noisy=noisy > 0))
+        state = audit.load(file, replay.device)
+        updates.append(replay.update(state, ledgers[0]["steps"], noisy=noisy > 0))
+        del state  # its memory is there for the next one
         noisy -= "gradients_noise" in updates[-1]  # in fp16 a step may be skipped
         audit.drop(file)
     run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
@@ -195,7 +197,8 @@ class Replay:
         for key, tensor in state["optimizer"].items():
             name, _, what = key.rpartition(" ")
             weight = self.weights[name]
-            kept = torch.empty_like(weight) if tensor.shape == weight.shape else tensor.clone()
+            like_it = tensor.shape == weight.shape  # or a number of steps, which stays on the host
+            kept = torch.empty_like(weight) if like_it else torch.empty_like(tensor, device="cpu")
             optimizer.state[weight][what] = kept.copy_(tensor)
         optimizer.zero_grad()
         for group in optimizer.param_groups:
