@@ -43,12 +43,12 @@ def main():
     """Replay, and log what was found."""
     solution, mine, *flags = sys.argv[1:]
     file = Path(solution, "trainer.py")
-    trainer = _imported(file)
+    trainer = imported(file)
     sys.argv = [str(file), *flags]
     args = trainer.parse_args()
     run = log.open_run(args)
     trainer.set_numerics(args)
-    torch.backends.cudnn.benchmark &= audit.wished().get("autotune", True)  # as in both runs
+    torch.backends.cudnn.benchmark &= audit.wished().get("autotune", True)
     replay = Replay(trainer, args, trainer.set_device())
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
@@ -78,7 +78,8 @@ def _all_the_same(kept: list[int]):
         )
 
 
-def _imported(file):
+def imported(file):
+    """Return a trainer as a module."""
     spec = importlib.util.spec_from_file_location("solution", file)
     module = sys.modules["solution"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
