@@ -231,32 +231,40 @@ class Replay:
             weight = self.weights[name]
             weight.grad = torch.empty_like(weight).copy_(gradient)
         self.training.optimizer.step()
-        worst, moved, wrong = {"roundings": 0.0}, 0.0, 0.0
-        for name, weight in self.weights.items():
-            before, expected = state["weights"][name].to(self.device), weight.detach()
-            after = state["after"]["weights"][name].to(self.device)
-            step = expected - before
-            moved += float(step.norm()) ** 2
-            if not torch.equal(after, expected):
-                off = (after - expected).abs()
-                wrong += float(off.norm()) ** 2
-                _keep_worst(worst, name, off, EPS * (before.abs() + step.abs()))
-            for key, kept in self.training.optimizer.state[weight].items():
-                there = state["after"]["optimizer"].get(f"{name} {key}")
-                if not torch.is_tensor(kept) or there is None:
-                    continue
-                there = there.to(self.device)
-                if torch.equal(there, kept):
-                    continue
-                off = (there - kept).abs()
-                gradient = state["gradients"].get(name)
-                scale = kept.abs() + (0 if gradient is None else gradient.to(self.device).abs())
-                _keep_worst(worst, f"{name} {key}", off, 4 * EPS * scale)
+        names = list(self.weights)
+        before, after = (
+            [weights[name].to(self.device) for name in names]
+            for weights in (state["weights"], state["after"]["weights"])
+        )
+        expected = [self.weights[name].detach() for name in names]
+        steps, off = _minus(expected, before), _minus(after, expected)
+        moved, wrong = (math.hypot(*_norms(those)) for those in (steps, off))
+        worst = {"roundings": 0.0}
+        for i in _not_zero(off):
+            scale = EPS * (before[i].abs() + steps[i].abs())
+            _keep_worst(worst, names[i], off[i].abs(), scale)
+        self._momenta(state, worst)
         return {
             "optimizer_roundings": worst["roundings"],
             "optimizer_worst": worst.get("name"),
-            "optimizer_share": math.sqrt(wrong / moved) if moved else 0.0,
+            "optimizer_share": wrong / moved if moved else 0.0,
         }
+
+    def _momenta(self, state, worst):
+        """Keep the worst of the momenta that followed."""
+        after, found = state["after"]["optimizer"], []
+        for name, weight in self.weights.items():
+            for key, momentum in self.training.optimizer.state[weight].items():
+                if torch.is_tensor(momentum) and f"{name} {key}" in after:
+                    found.append((name, key, momentum.to(self.device)))
+        expected = [momentum for _, _, momentum in found]
+        there = [after[f"{name} {key}"].to(momentum) for name, key, momentum in found]
+        off = _minus(there, expected)
+        for i in _not_zero(off):
+            name, key, momentum = found[i]
+            gradient = state["gradients"].get(name)
+            scale = momentum.abs() + (0 if gradient is None else gradient.to(self.device).abs())
+            _keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * EPS * scale)
 
     def criterion(self, step: dict, labels) -> float | None:
         """Return how far the logits' gradient is from that of the solution's criterion.
@@ -383,19 +391,21 @@ def _unscaled(state) -> dict:
 
 def _gradients(mine, solution) -> dict:
     """Return how far the gradients are apart: as a whole, and the norms of each large tensor."""
-    whole = math.hypot(*(float(g.norm()) for g in solution.values()))
-    off, along, worst, where = 0.0, 0.0, 0.0, None
-    for name, expected in solution.items():
-        there = mine[name].to(expected) if name in mine else torch.zeros_like(expected)
-        off += float((there - expected).norm()) ** 2
-        along += float((there * expected).sum())
-        norms = float(there.norm()), float(expected.norm())
-        if norms[1] and (norms[1] >= LARGE * whole or not norms[0]):
-            apart = abs(math.log(norms[0] / norms[1])) if norms[0] else GONE
+    usual = list(solution.values())
+    there = [
+        mine[name].to(expected) if name in mine else torch.zeros_like(expected)
+        for name, expected in solution.items()
+    ]
+    off, along = math.hypot(*_norms(_minus(there, usual))), sum(_products(there, usual))
+    norms = list(zip(solution, _norms(there), _norms(usual), strict=True))
+    whole, worst, where = math.hypot(*(norm for _, _, norm in norms)), 0.0, None
+    for name, mine_is, norm in norms:
+        if norm and (norm >= LARGE * whole or not mine_is):
+            apart = abs(math.log(mine_is / norm)) if mine_is else GONE
             if not apart <= worst:
                 worst, where = apart, name
     return {
-        "gradients": math.sqrt(off) / whole if whole else math.inf,
+        "gradients": off / whole if whole else math.inf,
         "gradients_along": along / whole**2 if whole else 0.0,
         "gradients_tensor": worst,
         "gradients_worst": where,
@@ -437,6 +447,26 @@ def _buffers(mine, solution) -> float:
         off += float((mine[name].to(expected.device).double() - expected).square().sum())
         size += float(expected.square().sum())
     return math.sqrt(off / size) if size else 0.0
+
+
+def _minus(these, those) -> list:
+    return [a - b for a, b in zip(these, those, strict=True)]
+
+
+def _norms(tensors) -> list[float]:
+    """Return the norm of each tensor. Waits for the device once, not for each."""
+    return torch.stack([t.norm() for t in tensors]).tolist() if tensors else []
+
+
+def _products(these, those) -> list[float]:
+    found = [(a * b).sum() for a, b in zip(these, those, strict=True)]
+    return torch.stack(found).tolist() if found else []
+
+
+def _not_zero(tensors) -> list[int]:
+    """Return which of these tensors hold anything but zeros."""
+    flags = torch.stack([(t != 0).any() for t in tensors]).tolist() if tensors else []
+    return [i for i, flag in enumerate(flags) if flag]
 
 
 def _keep_worst(worst, name, off, scale):
