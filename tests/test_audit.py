@@ -429,6 +429,45 @@ def test_a_noise_that_could_not_be_measured_passes_for_nothing():
 def band(mine, usual, moved, precision="fp32"):
     runs = [log.Run(name) for name in ("mine", "usual", "moved")]
     for run, losses in zip(runs, (mine, usual, moved), strict=True):
+def a_run(losses, val_losses):
+    run = log.Run("run")
+    run.audit = records.Audit(losses=losses, val_losses=val_losses)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("losses", "val_losses", "precision", "state"),
+    [
+        ([2.0, 1.0], [5.0, 6.0], "fp32", State.PASSED),
+        ([2.0, 1.0], [5.0, 6.001], "fp32", State.FAILED),
+        ([2.0, 1.0], [5.0, float("nan")], "fp32", State.FAILED),
+        ([2.0, 1.0], [5.0], "fp32", State.FAILED),
+        ([2.0, 1.0], [5.0, 6.001], "bf16", State.PASSED),
+        ([2.0, 1.00001], [5.0, 6.001], "fp32", State.PASSED),  # the weights are a little off
+        ([2.0, 1.0], [], "fp32", State.NOT_ASKED),  # its loss is no call of the criterion
+    ],
+)
+def test_the_validation_must_find_the_solutions_losses(losses, val_losses, precision, state):
+    solution = a_run([2.0, 1.0], [5.0, 6.0])
+    both = [a_run([2.0, 1.0], [5.0, 6.0]), a_run(losses, val_losses)]  # of two processes
+    found = judged.validation(both, [solution] * 2, precision)
+    assert found.state == state
+
+
+def test_the_auditor_sees_the_losses_of_the_validation(tmp_path):
+    def validates(number, parts, images, labels):
+        honest(number, parts, images, labels)
+        if number == 5:
+            parts.model.eval()
+            with torch.no_grad():
+                parts.seen = float(parts.criterion(parts.model(images), labels))
+            parts.model.train()
+
+    found, _, _ = audited(tmp_path, step=validates)
+    assert len(found.val_losses) == 1
+    assert found.val_losses[0] > 0
+
+
         run.audit = records.Audit(losses=losses)
     return judged.losses(*runs, precision).state
 

@@ -56,6 +56,7 @@ REPLAYED = {
     "gradients",
     "update",
     "batch-norm",
+    "evaluation",
 }
 
 

@@ -27,6 +27,7 @@ TENSOR = 0.1  # between the logarithms of two norms
 # for outputs.
 SAME_LINK, NOISES, ONE_STEP, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 5e-2, 1.5, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
+VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER = 0.10
 STOCK = 0.1  # of a window's batches may have been loaded before it
@@ -278,6 +279,31 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     parts = [_parts(r) for r in (run, reference)]
     found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
     windows = run.audit.windows
+def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: str) -> Finding:
+    """Return a finding: are the losses of the validation the solution's, in each process?
+
+    They may be further apart than those of the training, which the validation magnifies.
+    """
+    what, worst = "losses of the validation", (0.0, 0, 0.0, 0.0, 0.0)
+    for run, usual in zip(mine, solution, strict=True):
+        seen, expected = run.audit.val_losses, usual.audit.val_losses
+        if not (seen and expected):
+            return Finding(SAME, what, State.NOT_ASKED, "not seen", "a call of the criterion")
+        if len(seen) != len(expected):
+            text, asked = (f"{len(losses)} batches" for losses in (seen, expected))
+            return _finding(what, False, text, asked, "validation")
+        drift = max(map(_away, _losses(run), _losses(usual)), default=0.0)
+        tolerance = max(VALIDATION[precision], MAGNIFIED * drift)
+        for batch, (loss, there) in enumerate(zip(seen, expected, strict=True)):
+            share = _away(loss, there) / tolerance
+            if not share <= worst[0]:
+                worst = (share, batch, loss, there, tolerance)
+    share, batch, loss, there, tolerance = worst
+    text = f"{loss:.5g} in batch {batch}" if share else "the same"
+    asked = f"{there:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
+    return _finding(what, share <= 1, text, asked, "evaluation")
+
+
     if not windows:
         return found
     apart = [abs(w["files_s"] - w["clock_s"]) for w in windows]

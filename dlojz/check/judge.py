@@ -172,6 +172,7 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         audit.losses(runs.mine, runs.reference, band, precision),
         *audit.clocks(runs.mine, runs.reference),
     ]
+        audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
 
 
 # The speed ---------------------------------------------------------------------------------------

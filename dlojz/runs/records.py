@@ -226,6 +226,7 @@ class Audit(Record):
     windows: list = field(default_factory=list)
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
+    val_losses: list = field(default_factory=list)  # of each batch of the validations
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
     foreign: int = 0  # updates of weights that are not the model's

@@ -168,7 +168,7 @@ class Auditor:
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
-        self._steps_seen, self._updates = [], []
+        self._steps_seen, self._updates, self._val_losses = [], [], []
         self._logit_bytes = 0
         self._foreign = 0
         self._windows, self._window = [], None
@@ -315,6 +315,8 @@ class Auditor:
         if not self._keep:
             return
         if self._buffers is None or self._skipped:
+        if not self._model.training:
+            self._val_losses.append(loss.detach().clone())
             self._buffers = self._copied_buffers()
         self._generators = torch.get_rng_state(), _cuda_generator(self._device)
         self._skipped = True  # unless its optimizer is called: in fp16 it may not be
@@ -501,6 +503,7 @@ def _free(device) -> int:
 def _cuda_generator(device):
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
+                val_losses=[float(loss) for loss in self._val_losses],
 
 def pack(tensors: dict, by="cpu") -> dict:
     """Return these tensors on the CPU, as one for each dtype: hundreds take long to write.
