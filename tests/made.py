@@ -48,7 +48,9 @@ def every(images, steps) -> dict:
     """What a replay logs of all steps, if they are the solution's."""
     settings = [{"momentum": 0.9, "weight_decay": 5e-4, "nesterov": False}]
     update = {"optimizer": "SGD", "settings": settings, "missing": [], "evaluating": 0}
-    facts = [update | {"update": i, "lr": [0.1], "lr_off": 0.0} for i in range(steps)]
+    facts = [
+        update | {"update": i, "lr": [0.1], "lr_off": 0.0, "random": [i]} for i in range(steps)
+    ]
     none = [0.0] * steps
     return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
             "criterion": none, "rows": none, "updates": facts, "usual": facts}  # fmt: skip

@@ -71,7 +71,7 @@ def findings(runs: Sequence[Audited]) -> list[Finding]:
     every = [r for r in runs if r.every]
     if not every:
         return [_unmeasured("audit", "no step could be replayed")]
-    looks = (_images, _pixels, _rate, _settings, _frozen, _criterion, _rows)
+    looks = (_images, _pixels, _rate, _settings, _frozen, _criterion, _rows, _random)
     return [look(every) for look in looks] + _updates(runs)
 
 
@@ -160,6 +160,22 @@ def _rows(runs):
     asked = f"at most {ROUNDINGS} roundings from the solution's, in every update"
     text = _where(worst, step, "update")
     return _finding("update of weights drawn at random", worst <= ROUNDINGS, text, asked, "update")
+
+
+def _random(runs):
+    """Find updates that begin with the random generators of an earlier one, where no solution's do.
+
+    Dropout would hide the same features again.
+    """
+    for run in runs:
+        both = zip(run.every["updates"], run.every["usual"], strict=False)
+        seen = {}  # the generators, and the update that began with them first
+        for mine, usual in both:
+            first = seen.setdefault(str(mine["random"]), (mine["update"], usual["random"]))
+            if first[0] != mine["update"] and first[1] != usual["random"]:
+                text = f"update {mine['update']} begins with those of update {first[0]}"
+                return _finding("random numbers", False, text, "new ones in each", "random")
+    return _finding("random numbers", True, "as new as the solution's", "as the solution's")
 
 
 def _updates(runs):

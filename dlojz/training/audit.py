@@ -5,7 +5,7 @@ its hooks sit on the model, on the criterion and on all optimizers of the proces
 
 every step    some pixels of each image as they enter the model; logits and their gradient; loss
 every update  learning rates and settings of the optimizer, weights without a gradient, some rows
-              of the weights
+              of the weights, a digest of the random generators
 some updates  the whole state: weights, gradients and momenta as the optimizer begins, weights and
               momenta that followed, buffers and random generators before and after
 
@@ -23,6 +23,7 @@ import math
 import os
 import random
 import sys
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -318,7 +319,6 @@ class Auditor:
         if not self._model.training:
             self._val_losses.append(loss.detach().clone())
             self._buffers = self._copied_buffers()
-        self._generators = torch.get_rng_state(), _cuda_generator(self._device)
         self._skipped = True  # unless its optimizer is called: in fp16 it may not be
 
     def _copied_buffers(self) -> dict:
@@ -329,6 +329,7 @@ class Auditor:
         for those in names.values():  # in one call each: a hundred cost the host a millisecond
             found |= zip(those, torch._foreach_mul(list(those.values()), 1), strict=True)
         return found
+        self._generators = torch.get_rng_state(), _cuda_generator(self._device)
 
     def _on_update(self, optimizer, args, kwargs):
         ours = {p for group in optimizer.param_groups for p in group["params"]}
@@ -379,6 +380,7 @@ class Auditor:
     def _named(self, optimizer):
         """Return the tensors of the training by name: weights, gradients, the optimizer's."""
         weights = {name: p for p, name in self._names.items()}
+                "random": [zlib.crc32(g.numpy()) for g in self._generators if g is not None],
         gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
         kept = {
             f"{name} {key}": value

@@ -320,6 +320,7 @@ def _facts(update, replay) -> dict:
         "settings": update["settings"],
         "missing": update["missing"],
         "evaluating": update["evaluating"],
+        "random": update["random"],
     }
 
 
