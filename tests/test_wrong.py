@@ -31,7 +31,7 @@ NEED = {
     "04_profiler": {"without-the-flag": {"always", "not-there"}},
     "05_dataloader": {},
     "06_ddp": {
-        "two-epochs": {"epoch", "one-writer", "gather"},
+        "two-epochs": {"epoch", "one-writer", "gather", "frozen"},
         "accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"},
     },
 }

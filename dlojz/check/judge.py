@@ -47,8 +47,10 @@ def judge(
     if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     work = common.same_work(runs.mine, runs.reference)
+    ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
+        *(common.still_trains(name, *runs.extras[name]) for name in ended),
         *_audit(exercise, folders, runs, timed),
         *mechanism,
     ]
@@ -170,9 +172,9 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
         audit.losses(runs.mine, runs.reference, band, precision),
+        audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
         *audit.clocks(runs.mine, runs.reference),
     ]
-        audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
 
 
 # The speed ---------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from dlojz.check.exercises.common import flag, inputs, like, no_brake, words
 
 WANTED = "channels_last"
 OTHERWISE = "no-channels-last"
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2"
+SMALL = (
+    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2 -e 2"
+)
 
 
 def mechanism(runs: Runs) -> list[Finding]:

@@ -83,6 +83,15 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
     ]
 
 
+def still_trains(name: str, mine: log.Run, reference: log.Run) -> Finding:
+    """Return a finding on an extra run: is the model in training mode in each of its epochs?"""
+
+    def passes(run):
+        return sum(i["count"] for i in inputs(run, "train"))
+
+    return like(SAME, f"steps in training mode, run {name}", mine, reference, passes, "frozen")
+
+
 def _drawn(run):
     drawn = run.whole.drawn
     return f"{len(drawn)} batches, checksum {sum(drawn) % 2**32:08x}" if drawn else "unknown"

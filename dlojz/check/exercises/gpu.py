@@ -9,7 +9,9 @@ from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
 from dlojz.check.exercises.common import inputs, like, losses, no_brake, words
 
 REHEARSAL, WAITS = "rehearsal", "no-non-blocking"
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2"
+SMALL = (
+    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2 -e 2"
+)
 
 
 def mechanism(runs: Runs) -> list[Finding]:
