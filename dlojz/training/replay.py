@@ -57,7 +57,7 @@ def main():
     for file in map(Path, ledgers[0]["files"]):
         state = audit.load(file, replay.device)
         updates.append(replay.update(state, ledgers[0]["steps"], noisy=noisy > 0))
-        del state  # its memory is there for the next one
+        del state  # frees its memory for the next one
         noisy -= "gradients_noise" in updates[-1]  # in fp16 a step may be skipped
         audit.drop(file)
     run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
@@ -440,14 +440,12 @@ def _outputs(mine, solution) -> float | None:
 
 def _buffers(mine, solution) -> float:
     """Return how far the buffers are apart, one norm over all of them."""
-    off = size = 0.0
-    for name, expected in solution.items():
-        expected = expected.double()
-        if name not in mine:
-            return math.inf
-        off += float((mine[name].to(expected.device).double() - expected).square().sum())
-        size += float(expected.square().sum())
-    return math.sqrt(off / size) if size else 0.0
+    if solution.keys() - mine.keys():
+        return math.inf
+    usual = [buffer.double() for buffer in solution.values()]
+    there = [mine[name].to(buffer) for name, buffer in zip(solution, usual, strict=True)]
+    off, size = (math.hypot(*_norms(those)) for those in (_minus(there, usual), usual))
+    return off / size if size else 0.0
 
 
 def _minus(these, those) -> list:
