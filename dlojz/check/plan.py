@@ -121,11 +121,11 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     band = series.Entry("band", solution, flags, audit=BAND)
     if pairs:
         entries.append(band)
-    kept, coarse = 0, audit.precision_of(log_of(job), hardware) in audit.COARSE
+    coarse = audit.precision_of(log_of(job), hardware) in audit.COARSE
+    kept = audit.AUDITED // 2 if coarse else 0
     if coarse:
-        kept = audit.AUDITED // 2
         wide = [*flags, "--precision", "fp32"]
-        entries.append(audited("float32", mine, wide, kept, "{solution}", UNTIMED, tuned=False))
+        entries.append(audited("float32", mine, wide, kept, "{solution}", UNTIMED))
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
@@ -156,13 +156,13 @@ def audited(
     """Return a run of the trainee's trainer, `keep` updates of which the solution then replays.
 
     solution: the name of its run, in braces; more: what else is asked of the auditor; tuned: the
-    replay may have cuDNN try its algorithms. That takes seconds, and in 16 bits they differ by less
-    than the noise that is allowed.
+    replay may have cuDNN try its algorithms, if the run did. That takes seconds, and in TF32 and 16
+    bits they differ by less than the noise that is allowed.
     """
     program = Path(find_spec("dlojz.training.replay").origin)
-    wish = None if tuned else {"autotune": False}
-    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags], audit=wish)
     wish = {"keep": keep, "write": True} | (more or {})
+    again = {"autotune": tuned and wish.get("autotune", True)}
+    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags], audit=again)
     return series.Entry(name, trainer, flags, audit=wish, replay=replay)
 
 
