@@ -241,7 +241,7 @@ def _speed(ranks):
     if long_enough and first.windows and all("energy_j" in w for r in ranks for w in r.windows):
         energy = sum(w["energy_j"] for r in ranks for w in r.windows)
         found["energy_per_image_j"] = energy / images
-        found["power_w"] = energy / wall_s
+        found["power_w"] = energy / _told_speed(ranks)[1]  # the window of its sensor
     return found
 
 
