@@ -15,10 +15,12 @@ def torchrun(file, flags, processes) -> list[str]:
 
 
 def audit(folder, images, steps, step_s):
-    """Add to a log what an auditor would: a window from step 3, and the losses of all steps."""
-    window = {"first_step": 3, "steps": steps - 4, "images": images * (steps - 4)}
-    wall = (steps - 4) * step_s
-    window |= {"wall_s": wall, "clock_s": wall, "files_s": wall, "ahead": 0}
+    """Add to a log what an auditor would: a window from step 3 on, and the losses of all steps."""
+    count = steps - 5  # without the three first, and the two last
+    window = {"first_step": 3, "steps": count, "images": images * count}
+    wall = count * step_s
+    window |= {"wall_s": wall, "lost_s": 0.0, "clock_s": wall, "files_s": wall}
+    window |= {"stopped_s": 0.0, "ahead": 0}
     _add(folder, when="audit", windows=[window], images=[images] * steps, losses=[2.0] * steps,
          own_clock=True)  # fmt: skip
 

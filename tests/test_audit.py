@@ -1,8 +1,10 @@
 """The auditor, the replay's comparisons, and what the check makes of their numbers."""
 
+import contextlib
 import copy
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,12 +55,15 @@ def audited(folder, steps=6, step=None, **wish):
     witness = SimpleNamespace(last=steps - 1, settled=True)
     wish = {"keep": 3, "write": True} | wish
     auditor = audit.Auditor(run, parts, SimpleNamespace(), witness, steps, wish)
+    parts.auditor = auditor
     generator = torch.Generator().manual_seed(1)
     for number in range(steps):
         images = torch.randn(4, 3, 8, 8, generator=generator)
         labels = torch.randint(CLASSES, (4,), generator=generator)
         (step or honest)(number, parts, images, labels)
     auditor.finish()
+    if not wish["write"]:
+        return run.seen[-1], None, []
     ledger = torch.load(audit.ledger_file(folder, 0))
     return run.seen[-1], ledger, [Path(file) for file in ledger["files"]]
 
@@ -237,12 +242,51 @@ def test_updates_of_other_weights_are_counted_apart(tmp_path):
     assert (found.updates, found.foreign) == (6, 6)
 
 
-def test_the_window_has_no_gaps_and_ends_before_the_step_under_the_profiler(tmp_path):
-    found, _, _ = audited(tmp_path)
+def test_the_window_has_no_gaps_and_ends_well_before_the_step_under_the_profiler(tmp_path):
+    found, _, _ = audited(tmp_path, steps=8)
     (window,) = found.windows
-    assert (window["first_step"], window["steps"], window["images"]) == (3, 2, 8)
+    assert (window["first_step"], window["steps"], window["images"]) == (3, 3, 12)
     assert abs(window["files_s"] - window["clock_s"]) < 0.1
     assert 0 < window["wall_s"] < window["clock_s"]
+    assert window["wall_s"] + window["lost_s"] == pytest.approx(window["clock_s"])
+
+
+def test_pauses_that_are_not_the_auditors_are_measured(tmp_path):
+    def dozes(number, parts, images, labels):
+        with clocks.pause():
+            time.sleep(0.1)
+        honest(number, parts, images, labels)
+
+    found, _, _ = audited(tmp_path, steps=8, step=dozes)
+    (window,) = found.windows
+    assert window["wall_s"] > 0.1 * window["steps"]
+    assert window["stopped_s"] == pytest.approx(0.1 * window["steps"], rel=0.2)
+
+
+def test_what_a_gpu_lost_to_the_auditor_is_left_out(tmp_path):
+    """Here, a GPU's part is played by a counter: five milliseconds for each work of the auditor."""
+
+    class SideWork:
+        lost = 0.0
+
+        def during(self):
+            self.lost += 0.005
+            return contextlib.nullcontext()
+
+        def take(self):
+            taken, self.lost = self.lost, 0.0
+            return taken
+
+    def slow(number, parts, images, labels):
+        parts.auditor._side_work = parts.auditor._side_work or SideWork()
+        time.sleep(0.05)
+        honest(number, parts, images, labels)
+
+    found, _, _ = audited(tmp_path, steps=8, step=slow, write=False, keep=0)
+    (window,) = found.windows
+    each = 5  # images, outputs, loss, their gradient, the update
+    assert window["lost_s"] == pytest.approx(0.005 * each * window["steps"])
+    assert window["wall_s"] == pytest.approx(window["clock_s"] - window["lost_s"])
 
 
 def test_a_trainer_that_says_it_is_profiled_is_timed_all_the_same(tmp_path):
@@ -374,6 +418,7 @@ def test_one_wrong_step_is_seen(change, what, hint):
         ({"settings": [{"momentum": 0.5}]}, "optimizer's settings", "settings"),
         ({"optimizer": "Adam"}, "optimizer's settings", "settings"),
         ({"missing": ["fc.bias"]}, "weights without a gradient, layers not in training", "frozen"),
+        ({"random": [3]}, "random numbers", "random"),
         ({"evaluating": 3}, "weights without a gradient, layers not in training", "frozen"),
     ],
 )
@@ -384,52 +429,6 @@ def test_one_wrong_update_is_seen(change, what, hint):
     assert failing(late) == [(what, hint)]
 
 
-def test_updates_of_weights_that_are_not_the_models_are_refused():
-    found, every = made.updates(8), made.every(32, 10)
-    mine, again = log.Run("mine"), log.Run("again")
-    mine.audit, again.replay = records.Audit(foreign=3), records.Replay(found, every)
-    failing = [f for f in judged.findings([judged.Audited(mine, again, "fp32")]) if f.fails]
-    assert [(f.what, f.yours, f.hint) for f in failing] == [
-        ("optimizer's settings", "3 updates of weights that are not the model's", "settings")
-    ]
-
-
-def test_too_few_replays_are_no_audit():
-    found = next(f for f in findings(updates=7) if f.what == "audit")
-    assert found.state == State.UNMEASURED
-    assert "--test-nsteps" in found.expected
-
-
-def test_where_nothing_was_replayed_nothing_passes():
-    assert judged.findings([judged.Audited(log.Run("a"), log.Run("b"), "fp32")])[0].fails
-    assert failing(None, updates=0)
-
-
-def test_sixteen_bits_that_are_all_noise_are_left_to_float32():
-    def noisy(updates, every):
-        for update in updates:
-            update["gradients_noise"] = 0.9
-
-    (found,) = [f for f in findings(noisy, precision="bf16") if f.what == "gradients, bf16"]
-    assert found.state == State.NOT_ASKED
-
-
-def test_a_noise_that_could_not_be_measured_passes_for_nothing():
-    """As in fp16, if the solution skips each update as soon as its weights are moved."""
-
-    def skipped(updates, every):
-        ({"random": [3]}, "random numbers", "random"),
-        for update in updates:
-            for name in [name for name in update if name.endswith("_noise")]:
-                del update[name]
-
-    found = [f for f in findings(skipped, precision="fp16") if f.what == "gradients, fp16"]
-    assert [f.state for f in found] == [State.UNMEASURED]
-
-
-def band(mine, usual, moved, precision="fp32"):
-    runs = [log.Run(name) for name in ("mine", "usual", "moved")]
-    for run, losses in zip(runs, (mine, usual, moved), strict=True):
 def a_run(losses, val_losses):
     run = log.Run("run")
     run.audit = records.Audit(losses=losses, val_losses=val_losses)
@@ -469,6 +468,51 @@ def test_the_auditor_sees_the_losses_of_the_validation(tmp_path):
     assert found.val_losses[0] > 0
 
 
+def test_updates_of_weights_that_are_not_the_models_are_refused():
+    found, every = made.updates(8), made.every(32, 10)
+    mine, again = log.Run("mine"), log.Run("again")
+    mine.audit, again.replay = records.Audit(foreign=3), records.Replay(found, every)
+    failing = [f for f in judged.findings([judged.Audited(mine, again, "fp32")]) if f.fails]
+    assert [(f.what, f.yours, f.hint) for f in failing] == [
+        ("optimizer's settings", "3 updates of weights that are not the model's", "settings")
+    ]
+
+
+def test_too_few_replays_are_no_audit():
+    found = next(f for f in findings(updates=7) if f.what == "audit")
+    assert found.state == State.UNMEASURED
+    assert "--test-nsteps" in found.expected
+
+
+def test_where_nothing_was_replayed_nothing_passes():
+    assert judged.findings([judged.Audited(log.Run("a"), log.Run("b"), "fp32")])[0].fails
+    assert failing(None, updates=0)
+
+
+def test_sixteen_bits_that_are_all_noise_are_left_to_float32():
+    def noisy(updates, every):
+        for update in updates:
+            update["gradients_noise"] = 0.9
+
+    (found,) = [f for f in findings(noisy, precision="bf16") if f.what == "gradients, bf16"]
+    assert found.state == State.NOT_ASKED
+
+
+def test_a_noise_that_could_not_be_measured_passes_for_nothing():
+    """As in fp16, if the solution skips each update as soon as its weights are moved."""
+
+    def skipped(updates, every):
+        for update in updates:
+            for name in [name for name in update if name.endswith("_noise")]:
+                del update[name]
+
+    found = [f for f in findings(skipped, precision="fp16") if f.what == "gradients, fp16"]
+    assert [f.state for f in found] == [State.UNMEASURED]
+
+
+def band(mine, usual, moved, precision="fp32"):
+    runs = [log.Run(name) for name in ("mine", "usual", "moved")]
+    for run, losses in zip(runs, (mine, usual, moved), strict=True):
         run.audit = records.Audit(losses=losses)
     return judged.losses(*runs, precision).state
 

@@ -279,22 +279,6 @@ def losses(mine: log.Run, reference: log.Run, band: log.Run, precision: str) -> 
     return _finding(f"losses of all {len(triples)} steps", share <= 1, text, asked, "losses")
 
 
-def _losses(run):
-    """Return the losses that the criterion gave, or else those that the trainer logged."""
-    seen = run.audit.losses
-    return seen if seen and None not in seen else list(run.steps.loss)
-
-
-def _away(loss, expected):
-    away = abs(loss - expected) / abs(expected)
-    return math.inf if math.isnan(away) else away
-
-
-def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
-    """Return findings: do the file system's clock and the Chronometer agree with the auditor?"""
-    parts = [_parts(r) for r in (run, reference)]
-    found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
-    windows = run.audit.windows
 def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: str) -> Finding:
     """Return a finding: are the losses of the validation the solution's, in each process?
 
@@ -320,9 +304,28 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: 
     return _finding(what, share <= 1, text, asked, "evaluation")
 
 
+def _losses(run):
+    """Return the losses that the criterion gave, or else those that the trainer logged."""
+    seen = run.audit.losses
+    return seen if seen and None not in seen else list(run.steps.loss)
+
+
+def _away(loss, expected):
+    away = abs(loss - expected) / abs(expected)
+    return math.inf if math.isnan(away) else away
+
+
+def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
+    """Return findings: do the file system's clock and the Chronometer agree with the auditor?
+
+    Nor may anybody else stop the Chronometer's clock for long; it does so itself to read sensors.
+    """
+    parts = [_parts(r) for r in (run, reference)]
+    found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
+    windows = run.audit.windows
     if not windows:
         return found
-    apart = [abs(w["files_s"] - w["clock_s"]) for w in windows]
+    apart = [max(abs(w["files_s"] - w["clock_s"]), w["stopped_s"]) for w in windows]
     most = [max(CLOCKS * w["clock_s"], CLOCKS_S) for w in windows]
     steady = run.audit.own_clock and all(a <= m for a, m in zip(apart, most, strict=True))
     asked = f"at most {CLOCKS:.0%} or {1000 * CLOCKS_S:.0f} ms from the file system's"

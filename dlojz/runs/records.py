@@ -220,9 +220,9 @@ class Profiling(Record):
 class Audit(Record):
     """What the auditor of a check's run measured: see `dlojz.training.audit`."""
 
-    # Dicts of first_step, steps, images, wall_s (without pauses and without what the auditor cost),
-    # clock_s and files_s (with both), and ahead: how many batches had been loaded, but not used, as
-    # the window opened.
+    # Dicts of first_step, steps, images, lost_s (the auditor's own work), wall_s (without it),
+    # clock_s and files_s (with it), stopped_s (the clocks, by others), and ahead: how many batches
+    # had been loaded, but not used, as the window opened.
     windows: list = field(default_factory=list)
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion

@@ -51,11 +51,11 @@ HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no cha
 def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
 
-    keep: how many updates, 0 if it is left out; write: into files (otherwise the run only pauses as
-    if it wrote); memory: files without a name, which the job holds in memory, to write into if it
-    has room; perturb: move the initial weights by a rounding error; autotune: false forbids cuDNN
-    to try its algorithms, which in float32 can take minutes; validate: false ends the run where
-    its training ends.
+    keep: how many updates, 0 if it is left out; write: into files (otherwise they are only copied);
+    memory: files without a name, which the job holds in memory, to write into if it has room;
+    perturb: move the initial weights by a rounding error; autotune: false forbids cuDNN to try its
+    algorithms, which in float32 can take minutes; validate: false ends the run where its training
+    ends.
     """
     wish = wished()
     if not wish.get("autotune", True):
@@ -173,6 +173,7 @@ class Auditor:
         self._logit_bytes = 0
         self._foreign = 0
         self._windows, self._window = [], None
+        self._paused_s, self._within_pause = 0.0, False
         on_gpu = self._device.type == "cuda"
         self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
         if wish.get("perturb"):
@@ -194,56 +195,70 @@ class Auditor:
     def pause(self):
         """Stop all clocks of the run meanwhile; the device finishes its work before."""
         self._wait()
-        with clocks.pause():
+        with self._stopped():
             yield
+
+    @contextmanager
+    def _stopped(self):
+        """Stop all clocks of the run meanwhile. No other pause is left out of the window."""
+        begin, within = perf_counter(), self._within_pause
+        self._within_pause = True
+        try:
+            with clocks.pause():
+                yield
+        finally:
+            self._within_pause = within
+            self._paused_s += 0.0 if within else perf_counter() - begin
 
     def _aside(self):
         """Keep what the auditor itself does out of the time that it measures.
 
         On a processor all clocks stand still. A GPU may work on: it is asked what it lost.
         """
-        return self._side_work.during() if self._side_work else clocks.pause()
+        return self._side_work.during() if self._side_work else self._stopped()
 
     def _wait(self):
         if self._device.type == "cuda":
             synchronize(self._device)
 
     def _windows_at(self, step):
-        """Open or close the measured window, as the forward pass of this step begins."""
+        """Open or close the measured window, as the forward pass of this step begins.
+
+        It closes one step before that which is profiled: on a GPU a profiler begins slowly.
+        """
         last = self._witness.last
-        if self._window and step == last:
+        end = math.inf if last is None else last - 1
+        if self._window and step == end:
             self._close_window()
         warm = step >= (WARMUP_STEPS if self._witness.settled else MOST_WARMUP_STEPS)
         begins = step % self._accumulate == 0
-        if not self._window and warm and begins and (last is None or step < last):
+        if not self._window and warm and begins and step < end:
             self._wait()
-            if self._side_work:
-                self._side_work.take()  # of the steps before
+            self._lost_s()  # in the steps before
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
             stamp = _stamp(self._run.folder)
-            self._window = (step, clocks.host(), perf_counter(), stamp, ahead)
-
-    def last_step_begins(self):
-        """Close the window before its last step is profiled: a profiler begins slowly on a GPU."""
-        if self._forwards == self._witness.last:  # all steps of the window have passed
-            self._close_window()
+            pauses = self._paused_s, clocks.paused()
+            self._window = (step, pauses, perf_counter(), stamp, ahead)
 
     def _close_window(self):
         """End the measured window, if one is open."""
         if self._window is None:
             return
         self._wait()
-        first, begin, raw, stamp, ahead = self._window
-        wall, clock = clocks.host() - begin, perf_counter() - raw
-        wall -= self._side_work.take() if self._side_work else 0.0
+        first, (own, all_pauses), begin, stamp, ahead = self._window
+        clock, own = perf_counter() - begin, self._paused_s - own
+        others, lost = clocks.paused() - all_pauses - own, own + self._lost_s()
         files = _stamp(self._run.folder) - stamp
         steps = self._forwards - first
         self._window = None
         if steps and not self._profiled:
             self._windows.append(
-                {"first_step": first, "steps": steps, "wall_s": wall}
-                | {"clock_s": clock, "files_s": files, "ahead": ahead}
+                {"first_step": first, "steps": steps, "wall_s": clock - lost, "lost_s": lost}
+                | {"clock_s": clock, "files_s": files, "stopped_s": others, "ahead": ahead}
             )
+
+    def _lost_s(self):
+        return self._side_work.take() if self._side_work else 0.0
 
     # Every step --------------------------------------------------------------------------------
 
@@ -300,6 +315,8 @@ class Auditor:
                 step["gradient"] = gradient.detach().clone()
 
     def _on_loss(self, criterion, inputs, loss):
+        if not self._model.training:
+            self._val_losses.append(loss.detach().clone())
         if not (self._model.training and loss.requires_grad):
             return
         with self._aside():
@@ -313,11 +330,10 @@ class Auditor:
 
     def _begin_update(self):
         """Keep the generators, and the buffers unless the update before did."""
+        self._generators = torch.get_rng_state(), _cuda_generator(self._device)
         if not self._keep:
             return
         if self._buffers is None or self._skipped:
-        if not self._model.training:
-            self._val_losses.append(loss.detach().clone())
             self._buffers = self._copied_buffers()
         self._skipped = True  # unless its optimizer is called: in fp16 it may not be
 
@@ -329,7 +345,6 @@ class Auditor:
         for those in names.values():  # in one call each: a hundred cost the host a millisecond
             found |= zip(those, torch._foreach_mul(list(those.values()), 1), strict=True)
         return found
-        self._generators = torch.get_rng_state(), _cuda_generator(self._device)
 
     def _on_update(self, optimizer, args, kwargs):
         ours = {p for group in optimizer.param_groups for p in group["params"]}
@@ -365,6 +380,7 @@ class Auditor:
                 "missing": [name for p, name in self._names.items() if p.grad is None],
                 "evaluating": sum(not module.training for module in self._modules),
                 "rows": self._rows(optimizer),
+                "random": [zlib.crc32(g.numpy()) for g in self._generators if g is not None],
             }
         )
 
@@ -380,7 +396,6 @@ class Auditor:
     def _named(self, optimizer):
         """Return the tensors of the training by name: weights, gradients, the optimizer's."""
         weights = {name: p for p, name in self._names.items()}
-                "random": [zlib.crc32(g.numpy()) for g in self._generators if g is not None],
         gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
         kept = {
             f"{name} {key}": value
@@ -439,7 +454,7 @@ class Auditor:
             return pack(tensors, by)
 
         kept = {name: packed(tensors) for name, tensors in before.items()} | {
-            "room": state.reserved,
+            "reserved": state.reserved,
             "facts": on_cpu(state.facts),
             "begun": state.begun | {"buffers": packed(state.begun["buffers"])},
             "after": {n: packed(after[n]) for n in AFTER} | {"buffers": packed(state.buffers)},
@@ -488,6 +503,7 @@ class Auditor:
                 windows=self._windows,
                 images=[int(s.get("images", 0)) for s in steps],
                 losses=[float(s["loss"]) if "loss" in s else None for s in steps],
+                val_losses=[float(loss) for loss in self._val_losses],
                 updates=len(self._updates),
                 kept=self._kept,
                 foreign=self._foreign,
@@ -505,7 +521,6 @@ def _free(device) -> int:
 def _cuda_generator(device):
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
-                val_losses=[float(loss) for loss in self._val_losses],
 
 def pack(tensors: dict, by="cpu") -> dict:
     """Return these tensors on the CPU, as one for each dtype: hundreds take long to write.
@@ -554,7 +569,7 @@ def load(file: Path, device="cpu") -> dict:
     from the file as they are used.
     """
     kept = torch.load(file, mmap=True)
-    to = device if kept["room"] else "cpu"
+    to = device if kept["reserved"] else "cpu"
     for name in BEFORE:
         kept[name] = unpack(kept[name], to)
     kept["begun"]["buffers"] = unpack(kept["begun"]["buffers"], to)

@@ -3,6 +3,7 @@
 import itertools
 from collections import deque
 from contextlib import contextmanager
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -42,6 +43,14 @@ def host() -> float:
     return perf_counter() - _paused
 
 
+@cache
+def _event_type():
+    """Return a type of CUDA events whose methods are those of C: no trainer can replace them."""
+    methods = ("record", "query", "elapsed_time")
+    own = {name: getattr(torch._C._CudaEventBase, name) for name in methods}
+    return type("Event", (torch.cuda.Event,), own)
+
+
 class CudaClock:
     """The clock of a CUDA device: events on the current stream."""
 
@@ -50,7 +59,7 @@ class CudaClock:
 
     def event(self):
         """Return an event, to be recorded and read."""
-        return torch.cuda.Event(enable_timing=True)
+        return _event_type()(enable_timing=True)
 
     def record(self, event):
         """Put `event` behind all work that the device has been given."""
@@ -73,8 +82,8 @@ class CudaClock:
 class SideWork:
     """The device's time that is lost to work beside the training, such as an auditor's.
 
-    While the device has work waiting, that is only the time of the kernels; once it waits for the
-    host, all that the host does is lost. Two events around it tell.
+    While the device has work waiting, that is only the time of the kernels. Once it waits for the
+    host, all that the host does is lost. Two events around the work tell.
     """
 
     def __init__(self, device_clock, clock=host):
@@ -94,13 +103,12 @@ class SideWork:
         return None, self._clock(), event, paused()
 
     def take(self) -> float:
-        """Return the seconds since the last call. The device must have finished its work.
+        """Return the seconds lost since the last call. The device must have finished its work.
 
-        They are not more than the host's: a device cannot lose more.
+        No pair counts for more than the host's time: other work may lie between its events.
         """
         pairs, self._pairs = self._pairs, []
-        lost = sum(_on_device(a, b) for a, b in pairs) / 1000
-        return min(lost, sum(b[1] - a[1] for a, b in pairs))
+        return sum(min(_on_device(a, b) / 1000, b[1] - a[1]) for a, b in pairs)
 
 
 class Ledger:
@@ -210,7 +218,7 @@ class Ledger:
 
 
 def _finished(step):
-    # The last mark first: it tells nearly always. Others may be on streams that are behind it.
+    # The last mark first: it nearly always decides. Others may be on streams that are behind it.
     return all(event is None or event.query() for _, _, event, _ in reversed(step[1]))
 
 

@@ -212,8 +212,6 @@ class Witness:
 
     def begins(self):
         """Begin to profile the last step; the device has finished the earlier ones."""
-        if self._auditor:
-            self._auditor.last_step_begins()
         with self._auditor.pause() if self._auditor else nullcontext():
             self._end_probe()
             self._run.note_memory()
