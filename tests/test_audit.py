@@ -313,9 +313,11 @@ def test_pauses_within_pauses_count_once(monkeypatch):
     times = iter([10.0, 11.0, 12.0, 15.0])
     monkeypatch.setattr(clocks, "perf_counter", lambda: next(times))
     monkeypatch.setattr(clocks, "_paused", 0.0)
-    with clocks.pause(), clocks.pause():
+    monkeypatch.setattr(clocks, "_unasked", 0.0)
+    with clocks.pause(ours=True), clocks.pause():
         pass
-    assert clocks.paused() == 2.0
+    assert clocks.paused() == 5.0
+    assert clocks.unasked() == 1.0
 
 
 def test_packed_tensors_come_back(tmp_path):

@@ -318,7 +318,7 @@ def _away(loss, expected):
 def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     """Return findings: do the file system's clock and the Chronometer agree with the auditor?
 
-    Nor may anybody else stop the Chronometer's clock for long; it does so itself to read sensors.
+    Nor may a trainer stop the Chronometer's clock.
     """
     parts = [_parts(r) for r in (run, reference)]
     found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]

@@ -163,7 +163,7 @@ class Auditor:
         self._places = None
         self._forwards = 0
         self._state = State()  # of the update before
-        self._buffers, self._generators = None, None  # as the update under way began
+        self._buffers, self._generators = None, ()  # as the update under way began
         self._skipped = False  # no optimizer was called in the update before
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
@@ -204,7 +204,7 @@ class Auditor:
         begin, within = perf_counter(), self._within_pause
         self._within_pause = True
         try:
-            with clocks.pause():
+            with clocks.pause(ours=True):
                 yield
         finally:
             self._within_pause = within
@@ -237,7 +237,7 @@ class Auditor:
             self._lost_s()  # in the steps before
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
             stamp = _stamp(self._run.folder)
-            pauses = self._paused_s, clocks.paused()
+            pauses = self._paused_s, clocks.unasked()
             self._window = (step, pauses, perf_counter(), stamp, ahead)
 
     def _close_window(self):
@@ -245,9 +245,10 @@ class Auditor:
         if self._window is None:
             return
         self._wait()
-        first, (own, all_pauses), begin, stamp, ahead = self._window
-        clock, own = perf_counter() - begin, self._paused_s - own
-        others, lost = clocks.paused() - all_pauses - own, own + self._lost_s()
+        first, (own, unasked), begin, stamp, ahead = self._window
+        clock = perf_counter() - begin
+        lost = self._paused_s - own + self._lost_s()
+        others = clocks.unasked() - unasked
         files = _stamp(self._run.folder) - stamp
         steps = self._forwards - first
         self._window = None
@@ -364,7 +365,7 @@ class Auditor:
         }
         if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
             self._reserved = self._reserve(optimizer)
-        if self._keep:
+        if self._keep and self._generators:
             buffers = self._copied_buffers()
             left = self._last_update + 1 - facts["update"]
             if self._draw.random() * left < self._keep - len(self._kept):  # all left, if need be

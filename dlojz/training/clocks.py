@@ -12,25 +12,37 @@ from dlojz.runs.log import PHASES
 
 _paused = 0.0  # seconds that belong to no clock
 _depth = 0  # of pauses within pauses
+_unasked = 0.0  # seconds of pauses that were not the course's own
 _foreign = False  # a Chronometer was given another clock than `host`
 
 
 @contextmanager
-def pause():
-    """Leave out what happens meanwhile of all times of this run."""
-    global _paused, _depth
+def pause(ours=False):
+    """Leave out what happens meanwhile of all times of this run.
+
+    ours: the course's own: it reads sensors, or audits. A trainer has no reason to pause.
+    """
+    global _paused, _depth, _unasked
     begin, _depth = perf_counter(), _depth + 1
     try:
         yield
     finally:
         _depth -= 1
+        seconds = perf_counter() - begin
         if _depth == 0:
-            _paused += perf_counter() - begin
+            _paused += seconds
+        if not ours:
+            _unasked += seconds
 
 
 def paused() -> float:
     """Return how many seconds were left out so far."""
     return _paused
+
+
+def unasked() -> float:
+    """Return the seconds of all pauses so far that were not the course's own."""
+    return _unasked
 
 
 def foreign() -> bool:
@@ -172,7 +184,7 @@ class Ledger:
         self._synchronize()
         self.drain()
         self.marks = []
-        with pause():  # it reads sensors
+        with pause(ours=True):  # it reads sensors
             if self._sink:
                 self._sink.window_opens()
         event = None
@@ -190,7 +202,7 @@ class Ledger:
             wall = self._last[0] - begin
             if self._device_clock:  # it may pass the last mark after the host
                 wall = max(wall, _on_device(self._window, (None, *self._last)) / 1000)
-            with pause():
+            with pause(ours=True):
                 if self._sink:
                     self._sink.window(first_step=first, steps=step - first, wall_s=wall)
         self._window = self._last = None
