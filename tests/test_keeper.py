@@ -53,7 +53,9 @@ def is_gone(pid):
 
 @pytest.mark.parametrize("who", ["keeper", "torchrun", "both"])
 def test_whoever_is_killed_nothing_is_left_and_the_next_job_runs(script, who):
-    script(f"import os\nprint(os.getppid(), flush=True)\n{DAEMON}\ntime.sleep(99)")
+    # Each line in one call: print writes its end apart, and two processes write at once.
+    says = "os.write(1, f'{os.getppid()}\\n'.encode())"
+    script(f"import os\n{says}\n{DAEMON}\ntime.sleep(99)")
     script("print('next')", "next.py")
     job, following = submit("t.py", n_gpu=2), submit("next.py")
     until(lambda: len(text(job).split()) == 2)
