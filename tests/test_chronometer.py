@@ -383,6 +383,16 @@ def test_a_pause_is_no_side_work(monkeypatch):
     assert side_work.take() == pytest.approx(1)
 
 
+@pytest.mark.skipif(not torch.version.cuda, reason="this torch has no CUDA events")
+def test_what_a_trainer_puts_into_torchs_events_is_not_called(monkeypatch):
+    for name in ("record", "query", "elapsed_time"):
+        monkeypatch.setattr(torch.cuda.Event, name, lambda *_: pytest.fail("called"))
+    event = clocks.CudaClock("cuda").event()
+    assert event.query()  # nothing was recorded, so nothing is left to do
+    with pytest.raises(ValueError, match="must be recorded"):
+        event.elapsed_time(event)
+
+
 def test_events_are_used_again():
     clock, sink = Clock(), Sink()
     device = Device(clock)
