@@ -116,6 +116,14 @@ def _steps_unscaled():
     torch.amp.GradScaler("cpu").step(optimizer)
 
 
+def _steps_without_scaler():
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer, scaler = torch.optim.SGD([weight]), torch.amp.GradScaler("cpu")
+    scaler.scale(weight.sum()).backward()
+    optimizer.step()
+    scaler.update()
+
+
 def _asks_nccl():
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
@@ -136,6 +144,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         ("02_amp", "scaler", lambda: SimpleNamespace().scaler),
         ("02_amp", "scaler", _steps_unscaled),
         ("02_amp", "scaler-update", _steps_twice),
+        ("02_amp", "scaler-step", _steps_without_scaler),
         ("05_dataloader", "unequal", lambda: _stacks([(3, 2, 2), (1, 2, 2)], workers=0)),
         ("05_dataloader", "unequal", lambda: _stacks([(3, 2, 2), (1, 2, 2)], workers=1)),
         pytest.param("06_ddp", "backend", _asks_nccl, marks=no_gpu),

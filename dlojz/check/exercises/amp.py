@@ -165,6 +165,7 @@ EXERCISE = Exercise(
     errors=(
         (r"unrecognized arguments: .*--precision", "flag"),
         (r"since the last update\(\)|called after step\(\)", "scaler-update"),
+        (r"No inf checks were recorded prior to update", "scaler-step"),
         (r"_scale is None|has no attribute 'scaler'", "scaler"),
         (r"unscale FP16|Half.*Float|Float.*Half|BFloat16.*[Ff]loat|same dtype", "half-weights"),
     ),
