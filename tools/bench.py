@@ -27,7 +27,7 @@ from dlojz.training import audit, evidence, replay
 from dlojz.training.chronometer import Chronometer
 
 MARKS_PER_STEP = 5
-# A check asks a GPU for four updates of each run; "write" alone looks at each step, and keeps none.
+# What is asked of an auditor: nothing, a look at each step, and the four updates of a GPU's check.
 WISHES = {"off": None, "looks": {"write": False}, "audit": {"keep": 4}}
 
 
@@ -156,7 +156,7 @@ def profiler_outside_its_window(pairs=11):
     """Time the steps outside a profiler's window against runs without a profiler, in pairs."""
     size = "--model shufflenet_v2_x0_5 --image-size 64 -b 32"
     if torch.cuda.is_available():
-        size = "--model resnet50 --image-size 224 -b 256 --precision bf16 --channels-last"
+        size = "--model resnet50 --image-size 224 -b 256 --precision bf16"
     flags = f"--test --data synthetic --test-nsteps 45 {size}".split()
     entries = []
     for i in range(pairs):

@@ -397,7 +397,7 @@ def _gradients(mine, solution) -> dict:
         mine[name].to(expected) if name in mine else torch.zeros_like(expected)
         for name, expected in solution.items()
     ]
-    off, along = math.hypot(*_norms(_minus(there, usual))), sum(_products(there, usual))
+    off = math.hypot(*_norms(_minus(there, usual)))
     norms = list(zip(solution, _norms(there), _norms(usual), strict=True))
     whole, worst, where = math.hypot(*(norm for _, _, norm in norms)), 0.0, None
     for name, mine_is, norm in norms:
@@ -407,7 +407,6 @@ def _gradients(mine, solution) -> dict:
                 worst, where = apart, name
     return {
         "gradients": off / whole if whole else math.inf,
-        "gradients_along": along / whole**2 if whole else 0.0,
         "gradients_tensor": worst,
         "gradients_worst": where,
         "missing": sorted(solution.keys() - mine.keys()),
@@ -455,11 +454,6 @@ def _minus(these, those) -> list:
 def _norms(tensors) -> list[float]:
     """Return the norm of each tensor. Waits for the device once, not for each."""
     return torch.stack([t.norm() for t in tensors]).tolist() if tensors else []
-
-
-def _products(these, those) -> list[float]:
-    found = [(a * b).sum() for a, b in zip(these, those, strict=True)]
-    return torch.stack(found).tolist() if found else []
 
 
 def _not_zero(tensors) -> list[int]:
