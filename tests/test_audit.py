@@ -251,6 +251,18 @@ def test_the_window_has_no_gaps_and_ends_well_before_the_step_under_the_profiler
     assert window["wall_s"] + window["lost_s"] == pytest.approx(window["clock_s"])
 
 
+def test_what_nobody_reads_stays_on_the_device(tmp_path, monkeypatch):
+    """The states of a run that is only timed, but for one from before its memory was set aside."""
+    put_away = []
+    monkeypatch.setattr(audit, "_free", lambda device: 10**12)
+    monkeypatch.setattr(
+        audit.Auditor, "_put_away", lambda _, state, after: put_away.append(state.reserved)
+    )
+    found, _, _ = audited(tmp_path, steps=8, write=False, keep=8)
+    assert len(found.kept) == 8
+    assert put_away == [False]
+
+
 def test_pauses_that_are_not_the_auditors_are_measured(tmp_path):
     def dozes(number, parts, images, labels):
         with clocks.pause():

@@ -143,6 +143,17 @@ def test_the_runs_of_a_pair_come_a_b_b_a(job):
     assert names[0] == "solution"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_one_timed_run_validates_and_no_replay_in_16_bits_is_tuned(job, precision, monkeypatch):
+    monkeypatch.setattr(plan.audit, "precision_of", lambda *_: precision)
+    found = {e.name: e for e in plan.entries(exercises.find("01_gpu"), job, pairs=3)}
+    timed = [found[f"after-{i}"] for i in (1, 2, 3)]
+    assert [e.audit.get("validate", True) for e in timed] == [True, False, False]
+    assert {e.replay.audit["autotune"] for e in timed} == {precision == "fp32"}
+    wide = [found["float32"].replay.audit] if precision == "bf16" else []
+    assert wide == [{"autotune": False}] * len(wide)
+
+
 @pytest.mark.parametrize(
     ("flags", "known"),
     [
