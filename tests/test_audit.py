@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import time
@@ -12,6 +13,7 @@ import made
 import pytest
 import torch
 from test_launch import until
+from test_stats import write_log
 
 from dlojz.check import audit as judged
 from dlojz.check.exercises import State
@@ -539,3 +541,59 @@ def test_losses_stay_in_the_band_that_the_solution_itself_needs():
     assert band([2.001, 1.9, 1.8], usual, moved) == State.FAILED
     assert band([2.0, 1.9, float("nan")], usual, moved) == State.FAILED
     assert band([], [], []) == State.UNMEASURED
+
+
+def clock_findings(folder, change=None):
+    """The findings on the clocks of ten steps of 100 ms; `change(event)` changes the log."""
+    log_file = write_log(folder / "events.jsonl")
+    made.audit(folder, images=32, steps=10, step_s=0.1)
+    events = [json.loads(line) for line in log_file.read_text().splitlines()]
+    for event in events:
+        if change:
+            change(event)
+    log_file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    (run,) = log.read(folder).ranks
+    solution = dataclasses.replace(run, probe=records.Probe(loader=records.Loader()))
+    return {f.what: f for f in judged.clocks(run, solution)}
+
+
+def told(**values):
+    def change(event):
+        event |= values.get(event["event"], {})
+
+    return change
+
+
+def test_a_slow_step_that_only_one_of_the_clocks_times_is_no_trick(tmp_path):
+    """The auditor's window is the steps 3 to 7, the Chronometer's goes on to the step 9."""
+
+    def quick_in_the_end(event):
+        if event["event"] == "step" and event["step"] > 8:
+            event["host_ms"] = dict.fromkeys(event["host_ms"], 0.0)
+        if event["event"] == "window":
+            event["wall_s"] = 0.6
+
+    speed = clock_findings(tmp_path, quick_in_the_end)["Chronometer's speed"]
+    assert not speed.fails, speed
+
+
+def test_steps_that_the_chronometer_says_are_shorter_fail(tmp_path):
+    def shorter(event):
+        if event["event"] == "step" and event["step"] == 5:
+            event["host_ms"] = dict.fromkeys(event["host_ms"], 4.0)
+
+    found = clock_findings(tmp_path, shorter)
+    assert [(f.what, f.hint) for f in found.values() if f.fails] == [
+        ("Chronometer's speed", "marks")
+    ]
+
+
+@pytest.mark.parametrize(
+    "change", [told(window={"wall_s": 0.5}), told(step={"images": 40}), told(window={"steps": 99})]
+)
+def test_more_images_per_second_than_the_steps_took_fail(tmp_path, change):
+    assert clock_findings(tmp_path, change)["Chronometer's speed"].fails
+
+
+def test_clocks_that_agree_pass(tmp_path):
+    assert not any(f.fails for f in clock_findings(tmp_path).values())
