@@ -7,6 +7,7 @@ step, and shows what their logs say and the verdict on the solution.
 import os
 import sys
 import time
+from dataclasses import replace
 
 from dlojz import course, images, launch, presets
 from dlojz.check import check
@@ -20,7 +21,8 @@ def main():
     # The verdict on the solution must not count as the trainee's.
     os.environ["DLOJZ_PROGRESS"] = str(runs / "demo-progress.json")
     preset = presets.choose()
-    print(f"1. images, sizes of the preset {preset.name!r}", flush=True)
+    sizes = replace(preset, batch_size=preset.batch_size // 2, nsteps=min(10, preset.nsteps))
+    print(f"1. images, as many as the preset {preset.name!r} asks for", flush=True)
     folder = images.generate(
         "data",
         classes=preset.classes,
@@ -28,9 +30,9 @@ def main():
         val_images_per_class=preset.val_images_per_class,
     )
 
-    print(f"2. two jobs, on {folder}", flush=True)
+    print(f"2. two jobs, on {folder}: half the preset's batch, {sizes.nsteps} steps", flush=True)
     trainers = [course.solution(step).relative_to(course.course_root()) for step in ("00", "01")]
-    jobs = launch.submit([f"{t} --test {preset.flags} --data data" for t in trainers], name="demo")
+    jobs = launch.submit([f"{t} --test {sizes.flags} --data data" for t in trainers], name="demo")
     for job in jobs:
         print(f"   job {job.id}: {job.command}", flush=True)
         for now in launch.follow(job):
