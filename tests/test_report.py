@@ -62,6 +62,33 @@ def test_the_inspection_of_a_failure_says_why(sweep):
     assert "images/s" not in text
 
 
+def test_gains_compare_runs_that_differ_in_one_flag(tmp_path):
+    def run(precision, last, batch, images_per_s):
+        given = {"model": "resnet18", "precision": precision, "channels_last": last}
+        start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {}}
+        return write_log(
+            tmp_path / f"{precision}-{last}-{batch}.jsonl",
+            batch=batch,
+            start=start | {"arguments": given | {"batch_size": batch, "image_size": 64}},
+            window={"first_step": 3, "steps": 17, "wall_s": 17 * batch / images_per_s},
+        )
+
+    runs = [
+        run("fp16", False, 8, 300),
+        run("bf16", False, 8, 200),
+        run("fp16", True, 8, 450),
+        run("bf16", False, 16, 400),  # its pair was not recorded
+    ]
+    table = report.gains(runs, "precision", "fp16", than="bf16")
+    assert (table.head, table.rows) == (
+        ("model", "layout", "batch 8"),
+        [("resnet18", "NCHW", "1.50")],
+    )
+    table = report.gains([*runs, run("bf16", True, 16, 200)], "channels_last", True, than=False)
+    assert table.head == ("model", "precision", "batch 8", "batch 16")
+    assert table.rows == [("resnet18", "fp16", "1.50", "-"), ("resnet18", "bf16", "-", "0.50")]
+
+
 class Failed:
     """A job that ended at its flags."""
 

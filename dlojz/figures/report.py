@@ -255,6 +255,28 @@ def compare_runs(runs: Sequence) -> Table:
     return Table(kept, cells, "".join(COLUMNS[c] for c in kept), "no runs")
 
 
+def gains(runs: Sequence, flag: str, value, than) -> Table:
+    """Return a table of how many times as fast runs with one value of a flag are, by batch size.
+
+    Of precision and memory layout, the other one is the same in both runs of a pair.
+    """
+    found, other = {}, {"precision": "channels_last", "channels_last": "precision"}[flag]
+    for s in map(summary, runs):
+        if s.images_per_s and flag in s.arguments:  # not an experiment, and not out of memory
+            pair = found.setdefault((s.model, s.arguments[other], s.batch_size), {})
+            pair[s.arguments[flag]] = s.images_per_s
+    ratio = {k: v[value] / v[than] for k, v in found.items() if value in v and than in v}
+    batches = sorted({batch for _, _, batch in ratio})
+    layouts = {True: "channels_last", False: "NCHW"}
+    rows = []
+    for model, kept in dict.fromkeys((model, kept) for model, kept, _ in ratio):
+        pairs = [(model, kept, batch) for batch in batches]
+        cells = [f"{ratio[pair]:.2f}" if pair in ratio else "-" for pair in pairs]
+        rows.append((model, layouts.get(kept, kept), *cells))
+    head = ("model", other.replace("channels_last", "layout"), *(f"batch {b}" for b in batches))
+    return Table(head, rows, "<<" + ">" * len(batches), "no pair of runs")
+
+
 COLUMNS = {"run": "<", "name": "<", "model": "<", "px": ">", "precision": "<", "batch": ">"}
 COLUMNS |= {"flags": "<", "images/s": ">", "step": ">", "peak memory": ">", "J/image": ">"}
 COLUMNS |= {"state": "<", "disturbed": "<"}  # each with its alignment
