@@ -21,6 +21,7 @@ def statistics(x):
     # 06f: compute both over all processes, by one all_reduce
     channels, values = x.shape[1], x.numel() / x.shape[1]
     mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+    mean, variance = mean.double(), variance.double()  # two large numbers will be subtracted
     sums = torch.cat([mean, variance + mean**2, mean.new_ones(1)]) * values
     torch.distributed.all_reduce(sums)
     sums /= sums[-1].clone()  # by the number of values in all processes
@@ -66,11 +67,12 @@ def train(args, device, run):
 def compare(device, run):
     """Log the statistics of a batch split between the processes, beside those of the whole."""
     size, rank = idr_torch.size, idr_torch.rank
-    # Channels with small values and with large ones.
-    scale = torch.tensor([0.1, 1.0, 10.0, 100.0]).view(1, 4, 1, 1)
+    # Channels with small values and with large ones. The last has a mean far above its deviation.
+    mean = torch.tensor([0.1, 1.0, 10.0, 1000.0]).view(1, 4, 1, 1)
+    deviation = torch.tensor([0.1, 1.0, 10.0, 1.0]).view(1, 4, 1, 1)
     generator = torch.Generator().manual_seed(0)
     # One image is missing, so that the processes have unequal shares.
-    whole = scale * (1 + torch.randn((8 * size - 1, 4, 5, 5), generator=generator))
+    whole = mean + deviation * torch.randn((8 * size - 1, 4, 5, 5), generator=generator)
     whole = whole.to(device)
     found = statistics(whole[rank::size])
     expected = whole.mean((0, 2, 3)), whole.var((0, 2, 3), unbiased=False)

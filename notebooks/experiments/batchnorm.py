@@ -61,11 +61,12 @@ def train(args, device, run):
 def compare(device, run):
     """Log the statistics of a batch split between the processes, beside those of the whole."""
     size, rank = idr_torch.size, idr_torch.rank
-    # Channels with small values and with large ones.
-    scale = torch.tensor([0.1, 1.0, 10.0, 100.0]).view(1, 4, 1, 1)
+    # Channels with small values and with large ones. The last has a mean far above its deviation.
+    mean = torch.tensor([0.1, 1.0, 10.0, 1000.0]).view(1, 4, 1, 1)
+    deviation = torch.tensor([0.1, 1.0, 10.0, 1.0]).view(1, 4, 1, 1)
     generator = torch.Generator().manual_seed(0)
     # One image is missing, so that the processes have unequal shares.
-    whole = scale * (1 + torch.randn((8 * size - 1, 4, 5, 5), generator=generator))
+    whole = mean + deviation * torch.randn((8 * size - 1, 4, 5, 5), generator=generator)
     whole = whole.to(device)
     found = statistics(whole[rank::size])
     expected = whole.mean((0, 2, 3)), whole.var((0, 2, 3), unbiased=False)
