@@ -116,6 +116,26 @@ def test_the_steps_of_an_epoch_count_the_last_batch():
     assert [len(b) for b in data.Batches(sampler, 8, drop_last=True)] == [8, 8]
 
 
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
+@pytest.mark.parametrize("images", [10, 11, 12, 13])
+def test_each_image_of_a_validation_counts_once_in_as_many_steps(images, batch_size):
+    def of(rank, shuffle):
+        sampler = torch.utils.data.DistributedSampler(range(images), 3, rank, shuffle)
+        return list(data.Batches(sampler, batch_size))
+
+    val = [of(rank, shuffle=False) for rank in range(3)]
+    assert sorted(i for own in val for batch in own for _, i in batch) == list(range(images))
+    assert len({len(own) for own in val}) == 1
+    assert all(0 < len(batch) <= batch_size for own in val for batch in own)
+    train = [of(rank, shuffle=True) for rank in range(3)]
+    assert len({sum(map(len, own)) for own in train}) == 1, "an update takes as many from each"
+
+
+def test_a_validation_of_fewer_images_than_processes_still_runs():
+    sampler = torch.utils.data.DistributedSampler(range(2), 3, 2, shuffle=False)
+    assert list(data.Batches(sampler, 8)) == [[(0, 0)]]
+
+
 def test_synthetic_batches_are_fixed_and_stay_in_memory():
     args = SimpleNamespace(data="synthetic", seed=0, image_size=16, pin_memory=False, batch_size=6)
     dataset, again = (

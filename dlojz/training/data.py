@@ -139,7 +139,9 @@ class Synthetic(torch.utils.data.Dataset):
 class Batches(torch.utils.data.Sampler):
     """Batches of (epoch, index) from a sampler of indices, beginning at any step of an epoch.
 
-    sampler: a `DistributedSampler`, even for one process, so that the permutation is the same.
+    sampler: a `DistributedSampler`, even for one process, so that the permutation is the same. It
+        repeats images so that all processes get equally many. One that does not shuffle is for
+        validation: there these images are left out, and each image counts once.
     accumulate: the batches of an update are interleaved, as DistributedSampler interleaves those
         of several processes: one process that accumulates N batches sees the same N batches as N
         processes.
@@ -171,13 +173,26 @@ class Batches(torch.utils.data.Sampler):
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self):
-        indices, self.begun = list(self.sampler), 0
-        for step in range(self.first_step, len(self)):
-            batch = self._batch(indices, step)
+        self.begun = 0
+        for batch in self._batches()[self.first_step :]:
             if len(self.drawn) < CHECKED_BATCHES:
                 self.drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
             self.begun += 1
             yield [(self.epoch, index) for index in batch]
+
+    def _batches(self):
+        indices = list(self.sampler)
+        batches = [self._batch(indices, step) for step in range(len(self))]
+        if self._ends_with_a_repeated_image() and min(len(indices), self.batch_size) > 1:
+            batches[-1].pop()
+            if not batches[-1]:  # all processes make equally many steps, in which they may meet
+                batches[-1].append(batches[-2].pop())
+        return batches
+
+    def _ends_with_a_repeated_image(self):
+        sampler = self.sampler
+        place = (len(sampler) - 1) * sampler.num_replicas + sampler.rank  # of its last image
+        return place >= len(sampler.dataset) and not sampler.shuffle and not self.drop_last
 
     def _batch(self, indices, step):
         first = step - step % self.accumulate
