@@ -21,7 +21,7 @@ def main():
     # The verdict on the solution must not count as the trainee's.
     os.environ["DLOJZ_PROGRESS"] = str(runs / "demo-progress.json")
     preset = presets.choose()
-    sizes = replace(preset, batch_size=preset.batch_size // 2, nsteps=min(10, preset.nsteps))
+    sizes = replace(preset, batch_size=preset.batch_size // 2, nsteps=min(8, preset.nsteps))
     print(f"1. images, as many as the preset {preset.name!r} asks for", flush=True)
     folder = images.generate(
         "data",
