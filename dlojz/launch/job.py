@@ -54,18 +54,18 @@ class Job:
     def info(self) -> dict:
         """Return what was submitted; {} for a trainer that was run by hand."""
         try:
-            return read_json(self.directory / "job.json")
+            return _read(self.directory / "job.json")
         except FileError:
             return {}
 
     @property
     def name(self) -> str:
-        return self.info.get("name", "by hand")
+        return self.info.get("name") or "by hand"
 
     @property
     def command(self) -> str:
         """Return the command as it was submitted, quoted for a shell."""
-        return shlex.join(self.info.get("command", []))
+        return shlex.join(map(str, self.info.get("command") or []))
 
     @property
     def launcher(self) -> Here | Slurm:
@@ -76,12 +76,12 @@ class Job:
     def status(self) -> dict:
         """Return the state, with started and ended (Unix seconds), exit_code and reason."""
         try:
-            info = read_json(self.directory / "job.json")
+            info = _read(self.directory / "job.json")
             if not info:
                 return by_hand.status(self.directory)
-            if "command" not in info:
+            if not info.get("command"):
                 raise FileError("job.json has no command")
-            found = self.launcher.status(self.directory, info)
+            found = _checked("state.json", self.launcher.status(self.directory, info))
             return found | {"state": str(State(found["state"]))}
         except (FileError, KeyError, ValueError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else error
@@ -124,13 +124,37 @@ class Job:
         return f"<job {self.id} {self.name!r}: {self.state}>"
 
 
+NUMBER = ((int, float), "a number")
+FORMS = {  # what a table of jobs computes with or shows
+    "name": (str, "text"),
+    "command": (list, "a list"),
+    "submitted": NUMBER,
+    "started": NUMBER,
+    "ended": NUMBER,
+    "reason": (str, "text"),
+}
+
+
+def _read(file: Path) -> dict:
+    return _checked(file.name, read_json(file))
+
+
+def _checked(file: str, table: dict) -> dict:
+    """Return a file's table; raise FileError for a field that no table of jobs could show."""
+    for name, (kind, word) in FORMS.items():
+        value = table.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise FileError(f"{name} in {file} is {value!r}, expected {word}")
+    return table
+
+
 def _lines_of_the_trainer(lines):
     """Return the last lines of a traceback that are about the trainee's own file."""
     places = [i for i, line in enumerate(lines) if 'trainer.py", line' in line]
     return [*lines[places[-1] : places[-1] + 2], "    ..."] if places else []
 
 
-NUMBER = re.compile(r"[0-9]+")
+FOLDER = re.compile(r"[0-9]+")  # a run's
 
 
 def jobs() -> list[Job]:
@@ -142,7 +166,7 @@ def jobs() -> list[Job]:
 
 def _newest_first(runs):
     try:
-        numbers = [e.name for e in os.scandir(runs) if NUMBER.fullmatch(e.name)]
+        numbers = [e.name for e in os.scandir(runs) if FOLDER.fullmatch(e.name)]
     except FileNotFoundError:
         return []
     return sorted(numbers, key=int, reverse=True)

@@ -31,9 +31,9 @@ def status(run: Path) -> dict:
         if _is_gone(first, begun):
             return {"state": "FAILED", "started": begun, "reason": "killed"}
         return {"state": "RUNNING", "started": begun}
-    state = STATES.get(last.get("outcome"), "FAILED")
-    ended = _seconds(last.get("time"))
-    return {"state": state, "started": begun, "ended": ended, "reason": last.get("error")}
+    state = STATES.get(str(last.get("outcome")), "FAILED")
+    ended, error = _seconds(last.get("time")), last.get("error")
+    return {"state": state, "started": begun, "ended": ended, "reason": error and str(error)}
 
 
 def ends(file: Path) -> tuple[dict | None, dict | None]:
