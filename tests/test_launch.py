@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -310,6 +311,17 @@ def test_latest_finds_a_sweep_again(script, course_folder):
         with pytest.raises(LookupError, match="no job"):
             find(bad)
     [job.wait(30) for job in [one, *sweep]]
+
+
+def test_latest_finds_what_is_left_of_a_sweep(script):
+    script("")
+    sweep = submit(["t.py 1", "t.py 2", "t.py 3"])
+    [job.wait(30) for job in sweep]
+    shutil.rmtree(sweep[1].directory)
+    assert latest() == [sweep[0], sweep[2]]
+    for torn in ("", "5", '["nowhere", 5]'):
+        (sweep[2].directory / "sweep.json").write_text(torn)
+        assert latest() == sweep[2]
 
 
 def test_the_queue_shows_those_that_run_and_the_last_that_ended(script):

@@ -194,10 +194,19 @@ def latest(name: str | None = None) -> Job | list[Job]:
     """
     for job in reversed(jobs()):
         if job.info and (name == job.name or (name is None and not _is_series(job))):
-            sweep = job.directory / "sweep.json"
-            return [find(i) for i in json.loads(sweep.read_text())] if sweep.exists() else job
+            return _sweep(job) or job
     wanted = f" named {name!r}" if name else ""
     raise LookupError(f"no job{wanted} in {course_root() / 'runs'}: submit one first")
+
+
+def _sweep(job) -> list[Job]:
+    """Return what is left of the sweep that a job is of; [] if it is of none."""
+    try:
+        numbers = json.loads((job.directory / "sweep.json").read_bytes())
+        found = [Job(job.directory.with_name(number)) for number in numbers]
+    except (OSError, ValueError, TypeError):  # no such file, or a torn one
+        return []
+    return [job for job in found if job.directory.is_dir()]
 
 
 def _is_series(job):
