@@ -148,3 +148,10 @@ def test_a_run_that_ends_before_its_log_says_so(script, code):
     assert job.wait(60) == State.COMPLETED
     reason = job.status["reason"]
     assert reason is None if code == "run.end()" else "its log has no end" in reason
+
+
+def test_a_run_that_completed_without_a_log_says_so_unless_it_is_a_series(tmp_path):
+    state, reason = outcome.from_exit(tmp_path, 0, memory_was_full=False)
+    assert (state, reason) == ("COMPLETED", "it wrote no log: did it end before it trained?")
+    (tmp_path / "plan.json").touch()
+    assert outcome.from_exit(tmp_path, 0, memory_was_full=False) == ("COMPLETED", None)

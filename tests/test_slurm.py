@@ -555,6 +555,7 @@ def test_a_job_longer_than_its_time_limit_finishes_if_it_keeps_a_checkpoint(earl
         ("DEADLINE", "FAILED", "its deadline passed"),
         ("OUT_OF_MEMORY", "OUT_OF_MEMORY", "more memory"),
         ("CANCELLED", "CANCELLED", "cancelled"),
+        ("COMPLETED", "COMPLETED", "it wrote no log"),
         ("SUSPENDED", "RUNNING", "continues automatically"),
         ("REQUEUE_HOLD", "QUEUED", "scontrol release"),
     ],

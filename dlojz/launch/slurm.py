@@ -379,8 +379,9 @@ def _status(run, fields):
         reason = f"{reason + '; ' if reason else ''}begun {restarts + 1} times"
     if state not in ("QUEUED", "RUNNING"):
         code = int(fields.get("ExitCode", "0:0").split(":")[0])
-        if state == "FAILED" and slurm == "FAILED":
-            state, reason = outcome.from_exit(run, code or 1, memory_was_full=False)
+        if slurm in ("COMPLETED", "FAILED"):
+            own = 0 if slurm == "COMPLETED" else code or 1
+            state, reason = outcome.from_exit(run, own, memory_was_full=False)
         elif state == "NODE_FAIL":
             reason += f" (nodes {fields.get('NodeList', '?')})"
         elif state == "CANCELLED" and (run / "cancel").exists():

@@ -2,7 +2,6 @@
 
 import re
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 from dlojz.runs import by_hand, log
@@ -51,10 +50,13 @@ def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, st
 
 def _early(run):
     """Return a note on a run that ended with 0 although its log has no end, else None."""
-    with suppress(OSError):
+    try:
         _, last = by_hand.ends(events_file(run))
-        if not last or last.get("event") != "end":
-            return "its log has no end: was run.end() left out, or os._exit() called?"
+    except OSError:
+        is_series = (run / "plan.json").exists()  # the logs are those of its runs
+        return None if is_series else "it wrote no log: did it end before it trained?"
+    if not last or last.get("event") != "end":
+        return "its log has no end: was run.end() left out, or os._exit() called?"
     return None
 
 
