@@ -110,6 +110,14 @@ def test_a_controller_that_does_not_answer_is_told(on_slurm, script, monkeypatch
     assert job.state == State.RUNNING, "what was last known"
 
 
+def test_a_state_that_cannot_be_kept_is_shown(tmp_path, monkeypatch):
+    """On a full disk, say; here there is no runs/ to write to."""
+    monkeypatch.setenv("DLOJZ_ROOT", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(slurm, "_squeue", lambda: {"7": {"JobState": "RUNNING"}})
+    run = tmp_path / "nowhere" / "runs" / "0001"
+    assert slurm.Slurm().status(run, {"slurm": "7", "submitted": 0.0})["state"] == "RUNNING"
+
+
 def test_a_failure_shows_the_end_of_stderr(on_slurm, script):
     script("raise ValueError('the reason')")
     job = submit("t.py")

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -265,7 +265,8 @@ class Slurm:
             return known | {"reason": f"Slurm does not answer: {error}"}
         found = _status(run, fields) if fields else _forgotten(run, number)
         if found != known:
-            course.write_atomically(run / "state.json", json.dumps(found))
+            with suppress(OSError):  # a full disk: then the next look asks Slurm again
+                course.write_atomically(run / "state.json", json.dumps(found))
         return found
 
     def cancel(self, run: Path, info: dict, reason: str = ""):
@@ -328,9 +329,9 @@ def _kept(file):
 
 @contextmanager
 def _one_at_a_time(file):
-    with file.open("w") as lock:
-        with suppress(OSError):  # a file system without locks: Slurm is asked more often
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        with suppress(OSError):  # a full disk, or one without locks: Slurm is asked more often
+            fcntl.flock(stack.enter_context(file.open("w")), fcntl.LOCK_EX)
         yield
 
 
