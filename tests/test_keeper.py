@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -48,6 +49,15 @@ def is_gone(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@contextmanager
+def locked_by_another(file):
+    with subprocess.Popen(["flock", "-F", file, "sleep", "60"]) as other:
+        try:
+            yield
+        finally:
+            other.kill()
+
+
 # Kills and stops ------------------------------------------------------------------------------
 
 
@@ -68,6 +78,50 @@ def test_whoever_is_killed_nothing_is_left_and_the_next_job_runs(script, who):
     reason = "SIGKILL" if who == "torchrun" else "lost: its keeper was killed"
     assert reason in job.status["reason"]
     assert of_run(job) == set()
+
+
+@pytest.mark.parametrize("kind", ["running", "ticket"])
+def test_a_ticket_that_somebody_else_locks_hides_no_dead_keeper(script, kind):
+    script("""
+        import os, time
+        if os.fork() == 0:  # with the device's lock
+            os.setsid()
+            time.sleep(300)
+        print("x", flush=True)
+        time.sleep(99)
+        """)
+    script("print('next')", "next.py")
+    job = submit("t.py")
+    until(lambda: text(job))
+    waits, following = submit("next.py"), submit("next.py")
+    for each in (waits, following):
+        until(lambda j=each: j.status.get("reason"))
+    ticket = min(tickets.queue_folder().glob(f"{kind}-*"))
+    os.kill(keeper(job), signal.SIGKILL)
+    os.kill(keeper(waits), signal.SIGKILL)
+    with locked_by_another(ticket):
+        assert following.wait(20) == State.COMPLETED
+        assert of_run(job) == set()
+
+
+@pytest.mark.parametrize(
+    ("process", "waits"),
+    [
+        ({}, True),
+        ({"pid": "../tmp", "started": 0}, True),
+        ({"pid": 1}, False),
+        ({"pid": 1, "started": []}, False),
+    ],
+)
+def test_a_ticket_that_lies_about_its_keeper_stops_nobody(script, process, waits):
+    script("print('ran')")
+    ticket = tickets.queue_folder() / "ticket-00000000-aaaaaaaa"
+    claim = {"run": "/x", "token": "x", "devices": ["cpu"]}
+    ticket.write_text(json.dumps(claim | {"process": {"where": processes.here()} | process}))
+    with locked_by_another(ticket):
+        job = submit("t.py")
+        until(lambda: "before it" in (job.status.get("reason") or "") if waits else job.state.final)
+    assert job.wait(30) == State.COMPLETED
 
 
 def test_an_orphan_that_hides_its_run_and_holds_the_device_is_ended(script):

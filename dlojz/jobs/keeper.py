@@ -65,11 +65,13 @@ class Keeper:
 
     def wait_for_devices(self):
         """Wait for this job's turn; return (None, its devices' locks) or (its final state, {})."""
-        tickets.write(self.fd, keeper=os.getpid())
-        write_atomically(KEEPER, json.dumps(processes.identity(os.getpid())))
+        process = processes.identity(os.getpid())
+        tickets.write(self.fd, process=process)
+        write_atomically(KEEPER, json.dumps(process))
         folder, wanted, count = self.ticket.parent, self.job["devices"], self.job["devices_held"]
         while not (final := self.unwanted("while it waited")):
-            others = [o for o in tickets.before(self.ticket, wanted) if not _is_stuck(o)]
+            before = tickets.before(self.ticket, wanted)
+            others = [other for other in before if processes.may_go_on(other["process"])]
             if not others:
                 clear_up(folder)
                 if locks := tickets.grab(folder, wanted, count):
@@ -259,11 +261,6 @@ def _why(folder, others, wanted):
             who = f"process {min(mine)}" if mine else "another user's process"
             return f"waits for {device}, held by {who}"
     return f"waits for {' or '.join(wanted)}"
-
-
-def _is_stuck(other):
-    """Return whether an earlier ticket's keeper was stopped: then it is not waited for."""
-    return isinstance(other.get("keeper"), int) and processes.is_stopped(other["keeper"])
 
 
 def _oom_kills() -> int:

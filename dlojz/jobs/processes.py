@@ -116,15 +116,17 @@ def identity(pid: int) -> dict:
 
 def is_alive(process: dict) -> bool | None:
     """Return whether the process with this identity still runs; None if that is unknown here."""
-    if process.get("where") != here():
+    pid = process.get("pid")
+    if process.get("where") != here() or not isinstance(pid, int):
         return None
-    state, started = _stat(process["pid"])
-    return state not in ("", "Z", "X") and started == process["started"]
+    state, started = _stat(pid)
+    return state not in ("", "Z", "X") and started == process.get("started")
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal or a debugger."""
-    return _stat(pid)[0] in ("T", "t")
+def may_go_on(process: dict) -> bool:
+    """Return False for a process that has ended or was stopped, as far as can be known here."""
+    alive = is_alive(process)
+    return alive is None or (alive and _stat(process["pid"])[0] not in ("T", "t"))
 
 
 def _stat(pid) -> tuple[str, int]:

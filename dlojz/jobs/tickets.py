@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlojz import presets
+from dlojz.jobs import processes
 
 TICKET = re.compile(r"(ticket|running)-(\d{8,15})-[0-9a-f]{8}")
 LARGEST = 1 << 16  # the most bytes of a ticket
@@ -140,7 +141,9 @@ def before(ticket: Path, wanted: Sequence[str]) -> list[dict]:
 def abandoned(folder: Path) -> list[tuple[Path, dict]]:
     """Return this user's tickets whose keeper was killed, and what they say."""
     found = ((ticket, read(ticket)) for ticket in _tickets(folder))
-    return [(t, a) for t, a in found if a and not a["held"] and a["owner"] == os.getuid()]
+    mine = [(ticket, about) for ticket, about in found if about and about["owner"] == os.getuid()]
+    # After that another user may hold it.
+    return [(t, a) for t, a in mine if not a["held"] or processes.is_alive(a["process"]) is False]
 
 
 def remove_unborn(folder: Path):
@@ -163,7 +166,7 @@ def read(ticket: Path) -> dict | None:
         if not stat.S_ISREG(found.st_mode):  # a pipe, a folder
             return None
         about = json.loads(os.read(fd, LARGEST))
-        forms = {"run": str, "token": str, "devices": list, "locked": list}
+        forms = {"run": str, "token": str, "devices": list, "locked": list, "process": dict}
         if not all(isinstance(about.setdefault(k, form()), form) for k, form in forms.items()):
             return None
         about["devices"] = [str(device) for device in about["devices"]]
