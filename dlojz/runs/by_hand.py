@@ -14,6 +14,7 @@ from dlojz.runs.folder import events_file
 LINE = 1 << 16  # bytes: longer than either of those two lines
 STATES = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY"}  # by outcome; else FAILED
 SLACK_S = 60  # how far apart two clocks may be
+SILENT_S = 86400  # a run writes to its log far more often
 
 
 def status(run: Path) -> dict:
@@ -22,14 +23,14 @@ def status(run: Path) -> dict:
         first, last = ends(events_file(run))
     except OSError:
         return {"state": "FAILED", "reason": "no log"}
-    if first is None and time.time() < events_file(run).stat().st_mtime + SLACK_S:
+    if first is None and _silent_s(run) < SLACK_S:
         return {"state": "RUNNING"}  # it has only just begun
     if first is None:
         return {"state": "FAILED", "reason": "its log has no beginning: did the disk fill up?"}
     begun = _seconds(first.get("time"))
     if not last or last.get("event") != "end":
-        if _is_gone(first, begun):
-            return {"state": "FAILED", "started": begun, "reason": "killed"}
+        if reason := _gone(run, first, begun):
+            return {"state": "FAILED", "started": begun, "reason": reason}
         return {"state": "RUNNING", "started": begun}
     state = STATES.get(str(last.get("outcome")), "FAILED")
     ended, error = _seconds(last.get("time")), last.get("error")
@@ -53,16 +54,20 @@ def _event(line):
     return found if isinstance(found, dict) else None
 
 
-def _is_gone(start, begun):
-    """Return whether the process that began this log is known to be gone."""
+def _gone(run, start, begun) -> str:
+    """Return why the process that began this log must be gone; "" if it may still run."""
     if start.get("hostname") != socket.gethostname() or not isinstance(start.get("pid"), int):
-        return False
+        # Another machine, or a container that was made again: only the log can tell.
+        return "nothing in its log for a day" if _silent_s(run) > SILENT_S else ""
     try:
-        return (
-            psutil.Process(start["pid"]).create_time() > (begun or 0) + SLACK_S
-        )  # the pid has been reused
+        reused = psutil.Process(start["pid"]).create_time() > (begun or 0) + SLACK_S
     except psutil.Error:
-        return True
+        return "killed"
+    return "killed" if reused else ""
+
+
+def _silent_s(run):
+    return time.time() - events_file(run).stat().st_mtime
 
 
 def _seconds(text):
