@@ -279,6 +279,9 @@ def test_hostile_names_are_only_names(name, script, course_folder):
         ("t.py", {"time_max": "soon"}, "expected HH:MM:SS"),
         ("t.py", {"time_max": "a-1:00"}, "expected HH:MM:SS"),
         ("t.py", {"time_max": "-1:00"}, "expected HH:MM:SS"),
+        ("t.py", {"time_max": "00:00:00"}, "expected a time longer than 0"),
+        ("t.py", {"files": {"../../escaped": b""}}, "expected a plain name"),
+        ("t.py", {"files": {"state.json": b""}}, "that no file of a job has"),
         (["t.py", "nowhere.py"], {}, "no trainer"),
     ],
 )
@@ -296,6 +299,17 @@ def test_a_syntax_error_is_told_at_once_with_its_line(script, course_folder):
     with pytest.raises(SubmitError, match=r"t.py, line 2: expected ':'\n    for i in range\(3\)"):
         submit("t.py")
     assert not (course_folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("-" * 200_000, "can't be compiled"), ("(" * 300, "too many nested"), ("x\0y", "null bytes")],
+    ids=["deep", "nested", "binary"],
+)
+def test_what_is_no_program_is_refused_in_a_sentence(script, source, message):
+    script(source)
+    with pytest.raises(SubmitError, match=message):
+        submit("t.py")
 
 
 def test_latest_finds_a_sweep_again(script, course_folder):
