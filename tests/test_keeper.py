@@ -163,6 +163,16 @@ def test_a_stopped_keeper_that_runs_a_job_goes_on_later(script):
     assert job.wait(30) == State.COMPLETED
 
 
+def test_a_job_whose_keeper_was_stopped_can_be_cancelled(script):
+    script(SLEEPS)
+    runs, waits = submit("t.py"), submit("t.py")
+    until(lambda: text(runs) and waits.status.get("reason"))
+    for job in (waits, runs):
+        os.kill(keeper(job), signal.SIGSTOP)
+        job.cancel()
+        assert job.wait(10) == State.CANCELLED
+
+
 def test_two_jobs_on_two_devices_end_their_own_daemons(script, monkeypatch):
     monkeypatch.setattr(tickets, "devices", lambda: ("GPU-a", "GPU-b"))
     script(f"{DAEMON}\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\ntime.sleep(99)")

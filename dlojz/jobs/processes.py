@@ -129,6 +129,13 @@ def may_go_on(process: dict) -> bool:
     return alive is None or (alive and _stat(process["pid"])[0] not in ("T", "t"))
 
 
+def wake(process: dict):
+    """Let the process with this identity go on, if it was stopped."""
+    if is_alive(process):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process["pid"], signal.SIGCONT)
+
+
 def _stat(pid) -> tuple[str, int]:
     """Return the state letter, and the start in clock ticks since boot; ("", 0) if it is gone."""
     try:

@@ -75,6 +75,7 @@ class Here:
     def cancel(self, run: Path, info: dict, reason: str = ""):
         """Ask the keeper to end the job; it checks several times a second."""
         write_atomically(run / keeper.CANCEL, reason)
+        processes.wake(read_json(run / keeper.KEEPER))
 
 
 def _job(request) -> dict:
