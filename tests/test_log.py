@@ -2,9 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from dlojz import course, launch
 from dlojz.figures import report
@@ -248,6 +251,16 @@ def test_a_job_that_went_on_has_one_row_of_steps(file):
     assert len(run.steps) == 4
     assert [w["first_step"] for w in run.windows] == [3, 5]
     assert run.notes == []
+
+
+def test_a_tensor_of_one_number_is_written_as_that_number(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.excepthook", None)
+    run = log.RunLog(tmp_path, SimpleNamespace(data=Path("data"), weights=torch.zeros(2)))
+    metrics = {"loss": torch.tensor(1.5), "accuracy": np.float32(0.25)}
+    run.epoch(0, metrics, metrics)
+    found = log.read(tmp_path)
+    assert (found.epochs[0]["train_loss"], found.epochs[0]["val_accuracy"]) == (1.5, 0.25)
+    assert found.start["arguments"] == {"data": "data", "weights": "tensor([0., 0.])"}
 
 
 def test_a_loss_that_is_nan_is_kept(file):

@@ -34,6 +34,7 @@ import socket
 import sys
 import time
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -247,9 +248,16 @@ class RunLog:
             print(f"What to do: {tip}", file=sys.stderr)
 
     def _write(self, event, **fields):
-        line = json.dumps({"event": event, **fields}, default=str)
+        line = json.dumps({"event": event, **fields}, default=_plain)
         self._file.write(line + "\n")
         self._file.flush()  # a killed run keeps all that was resolved
+
+
+def _plain(value):
+    """Return the number in a tensor that holds one, such as an accuracy; else the value as text."""
+    with suppress(AttributeError, RuntimeError, ValueError):
+        return value.item()
+    return str(value)
 
 
 def _now():
