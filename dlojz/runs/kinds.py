@@ -36,6 +36,8 @@ MATRIX_OPS = {
     "aten::bmm": "matrix product",
     "aten::baddbmm": "matrix product",
 }
+# What torch.compile made, as the profiler names it: a region of the forward or the backward pass.
+COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunctionBackward$")
 # A collective's name on the host, in the profiler, and on the GPU, as a kernel of NCCL.
 COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
 NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")

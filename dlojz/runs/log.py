@@ -393,6 +393,7 @@ class Run:
     probe: records.Probe = field(default_factory=records.Probe)
     last: records.LastStep = field(default_factory=records.LastStep)
     whole: records.WholeRun = field(default_factory=records.WholeRun)
+    compilation: records.Compilation = field(default_factory=records.Compilation)
     profiler: records.Profiling = field(default_factory=records.Profiling)
     audit: records.Audit = field(default_factory=records.Audit)
     replay: records.Replay = field(default_factory=records.Replay)

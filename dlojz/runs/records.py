@@ -139,6 +139,8 @@ class LastStep(Record):
     non_blocking: int | None = None  # how many calls of `Tensor.to` asked for that
     kernels_us: dict = field(default_factory=dict)  # the longest, by name
     graphs_alive: int | None = None  # tensors that hold their graph after the step
+    compiled_regions: int | None = None  # that torch.compile made, forward and backward
+    uncompiled: dict = field(default_factory=dict)  # matrix products outside of them, by kind
     # Dicts of backend, op, bytes, dtype, begin_ms, ms.
     collectives: list = field(default_factory=list)
     timed_on: str | None = None  # the clock of these times: gpu, host
@@ -190,6 +192,30 @@ class WholeRun(Record):
     saves: int | None = None  # checkpoints that were written
     saved_states: int | None = None  # of how many processes the last of them holds the state
     pixels: dict = field(default_factory=dict)  # {mode: [means, deviations]} of a batch, by colour
+
+
+@dataclass(frozen=True)
+class Compilation(Record):
+    """What torch.compile did in a run."""
+
+    # Dicts of id ("0/1": the second time of the first frame), why (dynamo, lazy_backward, ...),
+    # mode (train, val), step (how many training steps had begun), seconds.
+    seen: list = field(default_factory=list)
+    graphs: int = 0
+    operations: int = 0  # in these graphs
+    breaks: dict = field(default_factory=dict)  # how many, by reason
+    differentiated: int = 0  # graphs that AOTAutograd took: with the backend "eager", none
+    generated: int = 0  # graphs for which Inductor made code, forward and backward
+    cached: int = 0  # those of them whose code was in its cache
+
+    @property
+    def in_training(self) -> list[dict]:
+        return [c for c in self.seen if c["mode"] == "train"]
+
+    @property
+    def seconds(self) -> float:
+        """Return how long all compilations took together."""
+        return sum(c["seconds"] for c in self.seen)
 
 
 @dataclass(frozen=True)
@@ -250,6 +276,7 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "probe": Probe,
     "last": LastStep,
     "whole": WholeRun,
+    "compilation": Compilation,
     "profiler": Profiling,
     "audit": Audit,
     "replay": Replay,

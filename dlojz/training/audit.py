@@ -29,6 +29,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+import torch._inductor.config
 from torch.cuda import synchronize  # bound now: a trainer cannot replace it
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -58,6 +59,8 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     ends.
     """
     wish = wished()
+    if wish:  # Inductor would draw other random numbers, for a dropout, than the solution's replay
+        torch._inductor.config.fallback_random = True
     if not wish.get("autotune", True):
         torch.backends.cudnn.benchmark = False
     return Auditor(run, training, args, witness, steps, wish, loader) if wish else None

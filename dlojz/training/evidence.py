@@ -25,7 +25,7 @@ from contextlib import nullcontext, suppress
 import torch
 
 from dlojz.runs import kinds, records, spans
-from dlojz.training import audit, checkpoint, samples
+from dlojz.training import audit, checkpoint, compilation, samples
 
 DTYPES = {
     **{"float": "float32", "double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
@@ -73,6 +73,7 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
         self._hook()
+        self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
 
     def _hook(self):
@@ -103,9 +104,14 @@ class Witness:
 
     # Every step: host data only ------------------------------------------------------------
 
+    def _place(self):
+        """Return the mode of the model, and how many training steps have begun."""
+        return ("train" if self._model.training else "val"), self._counts["forward"]
+
     def _on_input(self, model, inputs):
         images = inputs[0]
         mode = "train" if model.training else "val"
+        self._counts["forward"] += mode == "train"
         if mode not in self._pixels and not images.is_meta:
             self._pixels[mode] = _pixels(images)
         self._inputs[
@@ -238,6 +244,8 @@ class Witness:
         with suppress(RuntimeError):  # a device that has failed raises here; the log needs its end
             self._end_probe()
             self._run.evidence(self._whole())
+            if (compiled := self._compilations.seen()) != records.Compilation():
+                self._run.evidence(compiled)
             if self._auditor:
                 self._auditor.finish()
         # A loader that is alive when Python exits waits five seconds for each of its workers.
@@ -440,6 +448,7 @@ def _profile(events):
             kernels[name[:120]] += event.duration_ns()
     return {
         **communication(events),
+        **compilation.coverage(events),
         "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
         "calls": dict(calls),
         "copies": dict(copies),

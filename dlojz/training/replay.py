@@ -49,6 +49,8 @@ def main():
     run = log.open_run(args)
     trainer.set_numerics(args)
     torch.backends.cudnn.benchmark &= audit.wished().get("autotune", True)
+    if getattr(args, "compile", "off") != "off":  # a few steps are not worth it
+        torch.compiler.set_stance("force_eager")
     replay = Replay(trainer, args, trainer.set_device())
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
