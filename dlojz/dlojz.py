@@ -43,6 +43,8 @@ def parse_args():
 
     # TODO 04: add a flag --profile
 
+    # TODO 09: add a flag --compile
+
     return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
 
 
@@ -193,6 +195,8 @@ def build_training(args, device, num_classes, updates):
     model = build_model(args, num_classes)
 
     # TODO 03: convert the weights to channels_last
+
+    # TODO 09: compile the model
 
     # TODO 06c: wrap the model in DDP
 

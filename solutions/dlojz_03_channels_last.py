@@ -47,6 +47,8 @@ def parse_args():
 
     # TODO 04: add a flag --profile
 
+    # TODO 09: add a flag --compile
+
     return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
 
 
@@ -209,6 +211,8 @@ def build_training(args, device, num_classes, updates):
     # 03: convert the weights to channels_last
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
+
+    # TODO 09: compile the model
 
     # TODO 06c: wrap the model in DDP
 

@@ -48,6 +48,8 @@ def parse_args():
     # 04: add a flag --profile
     flags.switch(parser, "--profile", False, "a trace of a few steps; they are slower")
 
+    # TODO 09: add a flag --compile
+
     return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
 
 
@@ -217,6 +219,8 @@ def build_training(args, device, num_classes, updates):
     # 03: convert the weights to channels_last
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
+
+    # TODO 09: compile the model
 
     # 06c: wrap the model in DDP
     if idr_torch.size > 1:

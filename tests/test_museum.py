@@ -18,6 +18,7 @@ FLAGS = {
     "05_dataloader": f"{SMALL} --data {course.data_folder()} --num-workers 1 --precision fp32 "
     "--test-nsteps 8",
     "06_ddp": f"{SMALL} --data synthetic --precision fp32",
+    "09_compile": f"{SMALL} --data synthetic --precision fp32 --model resnet18 --compile aot_eager",
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all tricks of a step
 

@@ -18,6 +18,7 @@ OWN = {
     "04_profiler": " -b 8 --precision fp32 --profile --test-nsteps 8",
     "05_dataloader": f" -b 12 --precision fp32 --num-workers 1 --data {os.environ['DLOJZ_DATA']}",
     "06_ddp": " -b 8 --precision fp32",
+    "09_compile": " -b 8 --precision fp32 --model resnet18 --compile aot_eager",
 }
 # Which hints need an extra run: it is left out for a wrong answer with another one, to save
 # minutes. `make verify` leaves nothing out.
@@ -34,6 +35,7 @@ NEED = {
         "two-epochs": {"epoch", "one-writer", "gather", "frozen"},
         "accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"},
     },
+    "09_compile": {"not-compiled": {"not-asked"}},
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step
@@ -43,6 +45,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "04_profiler": "flag",
     "05_dataloader": "decode",
     "06_ddp": "share",
+    "09_compile": "flag",
 }
 
 

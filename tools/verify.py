@@ -41,6 +41,7 @@ SMALL = {
     # Epochs whose last batch is smaller, which shows a trainer that drops it.
     "05_dataloader": (12, 24, f"--precision fp32 {FILES} 1"),
     "06_ddp": (8, 16, "--precision fp32"),
+    "09_compile": (8, 16, "--precision fp32 --compile {mode}"),
 }
 LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "01_gpu": "--model resnet18 -b 16 --test-nsteps 10",
@@ -50,12 +51,14 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "04_profiler": "--model resnet50 -b 256 --test-nsteps 60 --precision bf16 --profile",
     "05_dataloader": f"--model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
     "06_ddp": "--model resnet50 -b 256 --test-nsteps 20 --precision bf16",
+    "09_compile": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16",
 }
 ON_THE_DEVICE = {  # hints that another device may change
     "01_gpu": {*exercises.read_hints("gpu"), "item"},
     "02_amp": {"scaler", "scaler-step", "scaler-update", "unscale", "tf32", "format", "item"},
     "03_channels_last": {"autotuner"},
     "06_ddp": {"device", "backend"},
+    "09_compile": {*exercises.read_hints("compiling")},
 }
 
 
@@ -96,7 +99,13 @@ def _small(step, i, on_gpu):
     batch, pixels = ((small, 32), (large, 64))[i % 2]
     steps = 12 if on_gpu else 8  # in fp16 the first updates are skipped
     sizes = f"--image-size {pixels} -b {batch} --test-nsteps {steps} {own}"
-    return MODELS[i % len(MODELS)], sizes.format(half="fp16" if on_gpu else "bf16")
+    return MODELS[i % len(MODELS)], _filled(sizes, on_gpu, "bf16")
+
+
+def _filled(flags, on_gpu, half):
+    """Return the flags with what suits the device; half: 16 bits on a processor."""
+    mode = "default" if on_gpu else "aot_eager"
+    return flags.format(half="fp16" if on_gpu else half, mode=mode)
 
 
 def solutions(steps: Sequence[str], times: int, on_gpu: bool, here: str) -> list[Case]:
@@ -139,8 +148,8 @@ def museum(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
         right = answer.path.parent.name == wrong.RIGHT
         if answer.step in steps and (right or answer.needs_gpu == on_gpu):
             _, _, own = SMALL[answer.step]
-            half = "fp16" if on_gpu else "tf32"  # on a processor TF32 is float32
-            sizes = f"--image-size 32 -b 8 --test-nsteps 12 {own.format(half=half)} {answer.flags}"
+            own = _filled(own, on_gpu, "tf32")  # which is float32 on a processor
+            sizes = f"--image-size 32 -b 8 --test-nsteps 12 {own} {answer.flags}"
             kind, expected = ("right", None) if right else ("museum", answer.expect)
             found.append(
                 Case(answer.step, kind, answer.name, 0, MODELS[0], sizes.strip(), here, expected)

@@ -99,6 +99,9 @@ BARS = (
     Bar("06_ddp", HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
     Bar("06_ddp", CPU, None, "the processes share one processor"),
     Bar(
+        "09_compile", CPU, None, "on a processor a compiler gains little; the notebook measures it"
+    ),
+    Bar(
         "03_channels_last",
         CPU,
         None,

@@ -123,6 +123,7 @@ class Exercise:
 MODULES = {
     **{"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"},
     **{"04_profiler": "profiler", "05_dataloader": "dataloader", "06_ddp": "ddp"},
+    "09_compile": "compiling",
 }
 
 

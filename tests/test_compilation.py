@@ -1,0 +1,180 @@
+"""What is seen of torch.compile, and what an exercise makes of it."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from dlojz.check.exercises import Runs, State, compiling
+from dlojz.runs import log, records
+from dlojz.training import compilation, evidence
+
+
+class Small(torch.nn.Module):
+    """Two layers, and between them what a test asks for."""
+
+    def __init__(self, between=lambda module, x: x):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.between, self.calls = between, 0
+
+    def forward(self, x):
+        return self.last(self.between(self, self.first(x))).sum()
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def seen(model, steps=3, backend="aot_eager", sizes=(2,)):
+    """What a run of a few steps logs of its compilations."""
+    step = 0
+    watched = compilation.Compilations(lambda: ("train", step))
+    model.compile(backend=backend)
+    for step in range(1, steps + 1):
+        model(torch.randn(sizes[step % len(sizes)], 4)).backward()
+    return watched.seen()
+
+
+def again(found):
+    run = log.Run("mine")
+    run.compilation = found
+    return compiling._again(run)
+
+
+def test_a_clean_model_is_one_graph_compiled_in_the_first_step():
+    found = seen(Small())
+    assert [(c["id"], c["why"], c["mode"], c["step"]) for c in found.seen] == [
+        ("0/0", "dynamo", "train", 1),
+        ("0/0", "lazy_backward", "train", 1),
+    ]
+    assert (found.graphs, found.operations, found.differentiated, found.generated) == (1, 3, 1, 0)
+    assert not found.breaks
+    assert 0 < found.seconds < 60
+    assert not again(found)
+
+
+def test_a_print_breaks_the_graph():
+    def printed(module, x):
+        print(end="")
+        return x
+
+    found = seen(Small(printed))
+    assert found.graphs == 2
+    assert ["print" in why or "builtin" in why for why in found.breaks] == [True]
+
+
+def test_a_branch_on_values_breaks_the_graph():
+    found = seen(Small(lambda module, x: x if x.sum() > 0 else -x))
+    assert list(found.breaks) == ["Data-dependent branching"]
+
+
+def test_a_number_on_the_module_is_compiled_again_up_to_the_limit():
+    def counted(module, x):
+        module.calls += 1
+        return x * module.calls
+
+    found = seen(Small(counted), steps=12)
+    assert found.graphs == torch._dynamo.config.recompile_limit == 8
+    assert [c["step"] for c in found.seen if c["why"] == "dynamo"][:8] == list(range(1, 9))
+    assert again(found)[-1] == "Dynamo recompile limit exceeded"
+    assert len(again(found)) >= 8
+
+
+def test_another_batch_size_is_compiled_again_once_for_all_sizes():
+    found = seen(Small(), steps=4, sizes=(2, 3, 5, 7))
+    assert found.graphs == 2
+    assert again(found) == ["graph 0/1"]
+
+
+def test_the_backend_eager_differentiates_nothing():
+    found = seen(Small(), backend="eager")
+    assert (found.graphs, found.differentiated) == (1, 0)
+
+
+def test_modules_of_torch_compile_nothing():
+    """In torch 2.11: a silent no-op, of which notebook 09 warns."""
+    found = seen(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(0)), steps=0)
+    layer = torch.nn.Linear(4, 4)
+    layer.compile(backend="aot_eager")
+    layer(torch.randn(2, 4)).sum().backward()
+    assert found == records.Compilation()
+    assert counters["stats"]["unique_graphs"] == 0
+
+
+def test_products_outside_of_compiled_code_are_counted():
+    inner, outer = Small(), torch.nn.Linear(4, 4)
+    inner.compile(backend="aot_eager")
+
+    def step():
+        inner(outer(torch.randn(2, 4))).backward()
+
+    step()
+    profiler = evidence.start_profiler()
+    step()
+    found = compilation.coverage(evidence.stop_profiler(profiler))
+    assert found["compiled_regions"] == 2, "forward and backward"
+    assert found["uncompiled"] == {"matrix product": 2}, "the outer layer's forward, and its weight"
+
+
+# What the exercise makes of it -------------------------------------------------------------------
+
+
+def run(seen=(), regions=2, outside=0, wrapper=None, window=3, **counts):
+    made = log.Run("mine")
+    made.start = {"arguments": {"compile": "aot_eager"}}
+    made.windows = [{"first_step": window, "steps": 4, "wall_s": 1.0}]
+    made.compilation = records.Compilation(seen=list(seen), **{"differentiated": 1} | counts)
+    products = [{"op": "matrix product", "dtype": "float32", "count": 20}]
+    made.last = records.LastStep(
+        compiled_regions=regions,
+        uncompiled={"matrix product": outside} if outside else {},
+        matrix_ops=products,
+        wrapper=wrapper,
+        calls={},
+        graphs_alive=0,
+    )
+    return made
+
+
+def compiled(step, number=0):
+    why = {"why": "dynamo", "mode": "train", "seconds": 1.0}
+    return {"id": f"0/{number}", "step": step} | why
+
+
+def hints(mine, reference=None):
+    found = compiling.mechanism(Runs(mine, reference or run([compiled(2)])))
+    return [f.hint for f in found if f.state == State.FAILED]
+
+
+def test_a_run_like_the_solutions_passes():
+    assert not hints(run([compiled(2)]))
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    [
+        (run(), []),  # compiled by another, before this run: no matter, if its regions ran
+        (run([compiled(2), compiled(3, 1)]), ["again"]),
+        (run([compiled(2), compiled(4, 1)]), ["again", "late"]),
+        (run([compiled(4)]), ["late"]),
+        (run([compiled(2)], breaks={"a print": 1}), ["breaks"]),
+        (run([compiled(2)], breaks={"Dynamo recompile limit exceeded": 1}), ["again"]),
+        (run(regions=0, outside=20, differentiated=0), ["nothing", "part"]),
+        (run([compiled(2)], breaks={"Skip calling `torch.compiler.disable()`d function": 4}), []),
+        (run([compiled(2)], outside=5), ["part"]),
+        (run([compiled(2)], outside=4), []),
+        (run([compiled(2)], differentiated=0), ["backend"]),
+    ],
+)
+def test_each_fault_has_its_hint(mine, expected):
+    assert hints(mine) == expected
+
+
+def test_the_graph_must_be_cut_at_ddps_buckets():
+    usual = run([compiled(2)], wrapper="DistributedDataParallel", differentiated=6)
+    assert hints(run([compiled(2)], differentiated=6), usual) == []
+    assert hints(run([compiled(2)], differentiated=2), usual) == ["buckets"]
