@@ -105,6 +105,13 @@ def test_modules_of_torch_compile_nothing():
     assert counters["stats"]["unique_graphs"] == 0
 
 
+def test_a_model_that_will_be_compiled_is_known():
+    in_place, wrapped = Small(), torch.compile(Small())
+    in_place.last.compile()
+    found = [compilation.is_compiled(m) for m in (in_place, wrapped, Small())]
+    assert found == [True, True, False]
+
+
 def test_products_outside_of_compiled_code_are_counted():
     inner, outer = Small(), torch.nn.Linear(4, 4)
     inner.compile(backend="aot_eager")

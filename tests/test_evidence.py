@@ -135,7 +135,7 @@ class Log:
 
 
 def watched(model, compiled=None, run=None):
-    """A training of a small model, watched; returns (step, log)."""
+    """A training of a small model, watched by step.witness; returns (step, log)."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     criterion = torch.nn.CrossEntropyLoss()
     training = SimpleNamespace(
@@ -144,7 +144,7 @@ def watched(model, compiled=None, run=None):
     loader = torch.utils.data.DataLoader([0] * 8, batch_size=2)
     args = SimpleNamespace(test=True, test_nsteps=4, epochs=1)
     kept = run or Log()
-    evidence.watch(kept, training, loader, args)
+    witness = evidence.watch(kept, training, loader, args)
 
     def step():
         loss = criterion(training.model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1]))
@@ -152,6 +152,7 @@ def watched(model, compiled=None, run=None):
         loss.backward()
         optimizer.step()
 
+    step.witness = witness
     return step, kept
 
 
@@ -189,6 +190,24 @@ def test_a_compiled_model_is_probed_before_it_is_compiled(how):
     assert len(graphs) == 1, "one graph, not broken by a hook, not compiled again"
     kept.calls[0]()
     assert kept.kept[records.WholeRun].backward == 4
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("compiles", "settled"), [(False, [True, True, True]), (True, [False, False, True])]
+)
+def test_no_window_opens_before_the_model_is_compiled(compiles, settled):
+    """After the probe it is compiled in the next step, and may record a CUDA graph in another."""
+    torch.compiler.reset()
+    model = Small()
+    if compiles:
+        model.compile(backend="eager")
+    step, _ = watched(model)
+    seen = []
+    for _ in range(3):
+        step()
+        seen.append(step.witness.settled)
+    assert seen == settled
     torch.compiler.reset()
 
 

@@ -8,10 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from torch._dynamo import OptimizedModule
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 
 from dlojz.runs import kinds, records
+
+
+def is_compiled(model) -> bool:
+    """Return whether a module was given to torch.compile. That begins in its first call."""
+    return any(
+        isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
 
 
 class Compilations:

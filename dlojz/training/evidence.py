@@ -42,6 +42,7 @@ DDP_FACTS = (
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
 CPU = torch.autograd.DeviceType.CPU
+COMPILES_IN = 2  # steps after the probe: in the first one, and a CUDA graph is recorded in the next
 
 
 def watch(run, training, loader, args) -> "Witness":
@@ -69,6 +70,7 @@ class Witness:
         self._pixels = {}
         self._profiler = None
         self._stay, self._probe = [], []
+        self._to_compile = COMPILES_IN if compilation.is_compiled(self._model) else 0
         if args.test and (seen := samples.look(loader.dataset)):
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
@@ -99,8 +101,8 @@ class Witness:
 
     @property
     def settled(self) -> bool:
-        """Return whether the probe, and with it its cost, is over."""
-        return not self._probe
+        """Return whether the probe is over, and with it its cost and that of compiling."""
+        return not self._probe and self._to_compile <= 0
 
     # Every step: host data only ------------------------------------------------------------
 
@@ -111,7 +113,9 @@ class Witness:
     def _on_input(self, model, inputs):
         images = inputs[0]
         mode = "train" if model.training else "val"
-        self._counts["forward"] += mode == "train"
+        if mode == "train":
+            self._counts["forward"] += 1
+            self._to_compile -= not self._probe
         if mode not in self._pixels and not images.is_meta:
             self._pixels[mode] = _pixels(images)
         self._inputs[
