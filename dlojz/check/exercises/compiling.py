@@ -7,7 +7,7 @@ from dlojz.check.exercises.common import flag, like, no_brake
 from dlojz.runs import log
 
 OTHERWISE = "not-compiled"
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4"
+SMALL = "--test --data synthetic --model squeezenet1_1 --image-size 32 -b 8 --test-nsteps 4"
 # In Dynamo's reasons; what is disabled are the hooks of the check itself, if the trainer compiles
 # the function that calls the model.
 LIMIT, DISABLED = re.compile("recompile limit"), re.compile("torch.compiler.disable")
