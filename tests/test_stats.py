@@ -9,6 +9,7 @@ import sys
 import made
 import pytest
 
+from dlojz.figures.report import inspect_run
 from dlojz.runs import stats
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, compare, summary
@@ -457,3 +458,15 @@ def test_host_memory_is_summed_and_the_first_batch_is_the_slowest(tmp_path):
 def test_host_memory_that_one_process_does_not_tell_is_not_known(tmp_path):
     s = summary(write_log(tmp_path / "r.jsonl"))
     assert s.host_memory_bytes is None
+
+
+def test_what_the_compiler_took_is_told(tmp_path):
+    seen = [{"id": "0/0", "why": why, "mode": "train", "step": 2, "seconds": 1.5}
+            for why in ("dynamo", "lazy_backward")]  # fmt: skip
+    evidence = {"when": "compilation", "seen": seen, "graphs": 2, "breaks": {"a print": 1}}
+    s = summary(write_log(tmp_path / "run.jsonl", evidence=evidence))
+    assert (s.compile_s, s.graphs, s.graph_breaks) == (3.0, 2, 1)
+    assert "2 graphs, 1 break; compiling took 3 s" in repr(inspect_run(s))
+    eager = summary(write_log(tmp_path / "eager.jsonl"))
+    assert eager.compile_s is None
+    assert "compiler" not in repr(inspect_run(eager))

@@ -206,7 +206,18 @@ def _speed_lines(s):
     ]
     if s.ahead_ms is not None:
         lines.append(("host", f"{s.ahead_ms:,.0f} ms ahead of the device (median)"))
+    if s.graphs:
+        lines.append(("compiler", _compiler_text(s)))
     return [*lines, ("optimizer", s.optimizer)]
+
+
+def _compiler_text(s):
+    graphs, breaks = _count(s.graphs, "graph"), _count(s.graph_breaks, "break")
+    return f"{graphs}, {breaks}; compiling took {duration_text(s.compile_s)}"
+
+
+def _count(number, word):
+    return f"{number or 'no'} {word}{'s' * (number != 1)}"
 
 
 def _memory_text(s):

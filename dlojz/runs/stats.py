@@ -72,6 +72,9 @@ class Summary:
     epoch_s: float | None = None  # all training images at images_per_s
     train_images: int | None = None
     validation_s: float | None = None  # the last validation
+    compile_s: float | None = None  # spent by torch.compile, in training and validation
+    graphs: int = 0  # that it made
+    graph_breaks: int = 0
     first_load_s: float | None = None  # until the first batch was there, in the slowest process
 
     peak_memory_bytes: int | None = None
@@ -158,6 +161,7 @@ def summary(run) -> Summary:
         **_identity(first),
         **_speed(ranks),
         **_memory(ranks),
+        **_compiled(first),
         first_load_s=_first_load_s(ranks),
         **_disturbance(ranks),
         epochs=tuple(first.epochs),
@@ -276,6 +280,14 @@ def _wall_s(run):
         return sum(w["wall_s"] for w in run.windows)
     host = sum(np.asarray(run.steps.host_ms[p])[measured(run)].sum() for p in PHASES)
     return host / 1000
+
+
+def _compiled(run):
+    seen = run.compilation
+    if not seen.graphs:
+        return {}
+    breaks = sum(seen.breaks.values())
+    return {"compile_s": seen.seconds, "graphs": seen.graphs, "graph_breaks": breaks}
 
 
 def _first_load_s(ranks):
