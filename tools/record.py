@@ -157,6 +157,11 @@ RECORDINGS = {
         **dict(_files_05()),
     },
     "06": {**dict(_scaling_06()), **dict(_experiments_06())},
+    "09": {  # their sizes suit the device: a GPU's or a processor's
+        "09-pointwise": f"{EXPERIMENTS}/pointwise.py",
+        "09-graphs": f"{EXPERIMENTS}/graphs.py",
+        "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
+    },
 }
 
 

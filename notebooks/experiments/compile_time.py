@@ -1,0 +1,191 @@
+"""What compiling a model costs and brings: cold, warm, time per step, whole or block by block.
+
+Submitted by a notebook: submit("notebooks/experiments/compile_time.py").
+
+Each way is compiled with an empty cache, then by a second process with what the first left in its
+caches. The steps of all ways are timed in turn, so that what disturbs one disturbs all. By default
+the model is a small one, made of ResNet's blocks, which a processor compiles in seconds.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor import metrics
+from torch._inductor.utils import fresh_cache
+from torchvision.models.resnet import BasicBlock
+
+from dlojz import idr_torch
+from dlojz.runs import log
+from dlojz.training import experiments
+
+EAGER, WHOLE, BLOCKS = "eager", "whole model", "block by block"
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+FIRST = 4  # steps that may compile: the first, and those in which CUDA graphs are recorded
+WIDTH, DEPTH = 32, 3  # of the small model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    experiments.add_sizes(parser, 8)
+    parser.set_defaults(model="small", image_size=32)
+    add = parser.add_argument
+    add("--mode", default="default", help="of torch.compile, such as reduce-overhead")
+    add("--backend", default="inductor", help="of torch.compile; aot_eager generates no code")
+    add("--steps", type=int, default=60, help="timed steps of each way")
+    add("--warm", type=Path, help="only compile, with the caches as they are, and write to a file")
+    args = parser.parse_args()
+    experiments.set_float32(args.precision)
+    if args.warm:
+        args.warm.write_text(json.dumps(again(args, idr_torch.device())))
+        return
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    with tempfile.TemporaryDirectory() as folder:
+        steps, cold = with_empty_caches(args, device, Path(folder))
+        warm = in_a_second_process(Path(folder))
+    step_ms = {way: [] for way in steps}
+    for _ in range(args.steps):
+        for way, step in steps.items():
+            step_ms[way].append(1000 * timed(step, device))
+    run.measure("the compiler starts, cold", cold.pop("start_s"), "s")
+    run.measure("the compiler starts, warm", warm.pop("start_s"), "s")
+    for way, ms in step_ms.items():
+        run.measure(way, statistics.median(ms), "ms per step")
+        run.case(way, step_ms=ms, cold=cold.get(way), warm=warm.get(way))
+    run.end()
+
+
+def with_empty_caches(args, device, folder):
+    """Return a training step for each way, and what compiling it took; gather the caches."""
+    steps, found = {EAGER: training(args, EAGER, device)}, {}
+    [steps[EAGER]() for _ in range(FIRST)]
+    with fresh_cache():
+        found["start_s"] = start(args, device)
+    for way in (WHOLE, BLOCKS):
+        with fresh_cache(dir=str(folder), delete=False):
+            step, seen = compiled(args, way, device)
+            shutil.copytree(os.environ[CACHE], folder / "cache", dirs_exist_ok=True)
+        if seen["graphs"]:  # a model without repeated blocks has none block by block
+            steps[way], found[way] = step, seen
+    return steps, found
+
+
+def in_a_second_process(folder):
+    """Return what compiling takes with those caches."""
+    into = folder / "warm.json"
+    command = [sys.executable, __file__, *sys.argv[1:], "--warm", str(into)]
+    subprocess.run(command, check=True, env=os.environ | {CACHE: str(folder / "cache")})
+    return json.loads(into.read_text())
+
+
+def again(args, device):
+    """Return what compiling each way takes, with the caches as they are."""
+    begun = {"start_s": start(args, device)}
+    return begun | {way: compiled(args, way, device)[1] for way in (WHOLE, BLOCKS)}
+
+
+def start(args, device):
+    """Return the seconds of a first, tiny compilation: imports, and what is found out once."""
+    begin = time.perf_counter()
+    torch.compile(torch.sin, backend=args.backend)(torch.ones(8, device=device))
+    experiments.wait(device)
+    return time.perf_counter() - begin
+
+
+def compiled(args, way, device):
+    """Return a training step that is compiled in this way, and what that took."""
+    torch.compiler.reset()
+    counters.clear()
+    metrics.reset()
+    step = training(args, way, device)
+    seconds = [timed(step, device) for _ in range(FIRST)]
+    return step, {
+        "first_s": seconds,
+        "graphs": counters["stats"]["unique_graphs"],
+        "kernels": metrics.generated_kernel_count,
+        "cached": {name: n for name, n in counters["aot_autograd"].items() if "cache" in name}
+        | {name: n for name, n in counters["inductor"].items() if "cache" in name},
+    }
+
+
+def timed(step, device):
+    """Return the seconds of one step."""
+    begin = time.perf_counter()
+    step()
+    experiments.wait(device)
+    return time.perf_counter() - begin
+
+
+def training(args, way, device):
+    """Return step(), a training step of a model that is compiled in this way."""
+    torch.manual_seed(0)
+    model = build(args.model).to(device)
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    images, labels = torch.randn(shape, device=device), torch.zeros(shape[0], dtype=int)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)
+        images = images.to(memory_format=torch.channels_last)
+    fused = device.type == "cuda"
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=fused)
+    options = {"backend": args.backend}
+    if args.mode != "default":
+        options["mode"] = args.mode
+    if way == WHOLE:
+        model = torch.compile(model, **options)
+    elif way == BLOCKS:
+        [block.compile(**options) for block in blocks(model)]
+    dtype = experiments.DTYPES.get(args.precision)
+    return partial(one_step, model, optimizer, images, labels.to(device), dtype)
+
+
+def build(name):
+    """Return a classifier of torchvision, or the small one."""
+    if name != "small":
+        return torchvision.models.get_model(name, weights=None)
+    first = nn.Conv2d(3, WIDTH, 3, padding=1)
+    same = [BasicBlock(WIDTH, WIDTH) for _ in range(DEPTH)]
+    return nn.Sequential(first, *same, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10))
+
+
+def blocks(model):
+    """Return the outermost parts of a model that occur repeatedly, and are not torch.nn's own.
+
+    What inherits its forward from torch.nn would stay as it is: compile() leaves it alone.
+    """
+    count = Counter(type(module) for module in model.modules())
+    found, inside = [], [*model.children()]
+    while inside:
+        part = inside.pop(0)
+        own = not type(part).forward.__module__.startswith("torch.nn.")
+        if own and count[type(part)] > 1:
+            found.append(part)
+        else:
+            inside += part.children()
+    return found
+
+
+def one_step(model, optimizer, images, labels, dtype):
+    with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+        loss = nn.functional.cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    loss.backward()  # fp16 without a scaler: only its time matters
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

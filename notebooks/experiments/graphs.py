@@ -1,0 +1,281 @@
+"""One small model with planted faults: what torch.compile makes of each, and of its repair.
+
+Submitted by a notebook: submit("notebooks/experiments/graphs.py").
+
+The backend aot_eager captures graphs and generates no code, so nothing here takes long. It is
+wrapped in one of our own that counts: the graphs that Dynamo hands over, and the calls of each.
+Reasons come from torch._dynamo, which is no public interface: tests/test_compiling.py holds it.
+"""
+
+import argparse
+import linecache
+import logging
+import re
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch._dynamo import lookup_backend
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
+
+from dlojz import idr_torch
+from dlojz.runs import log
+
+WIDTH, BATCH = 16, 4
+CALLS = 12  # more than Dynamo's limit of 8 recompilations
+WARNING = "torch._dynamo.convert_frame"  # the logger that reports the limit
+
+
+class Clean(nn.Module):
+    """Two layers and what is between them, which each fault replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(self.between(torch.relu(self.first(x))))
+
+    def between(self, x):
+        """Return what the second layer gets."""
+        return x
+
+
+class Branch(Clean):
+    """Python must know a value before it can go on."""
+
+    def between(self, x):
+        if x.mean() > 0.1:
+            x = x - x.mean()
+        return x
+
+
+class BranchRepaired(Clean):
+    """Both sides are computed, and the values choose on the device."""
+
+    def between(self, x):
+        return torch.where(x.mean() > 0.1, x - x.mean(), x)
+
+
+class Print(Clean):
+    """A side effect that no graph can hold."""
+
+    def between(self, x):
+        print("between:", x.shape)
+        return x
+
+
+class PrintRepaired(Clean):
+    """The same line, for eager runs only: a compiler leaves it out."""
+
+    def between(self, x):
+        if not torch.compiler.is_compiling():
+            print("between:", x.shape)
+        return x
+
+
+class Counter(Clean):
+    """A number of Python's: the graph holds its value, and a guard checks it in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def between(self, x):
+        self.steps += 1
+        return x * min(1, self.steps / 100)
+
+
+class CounterRepaired(Clean):
+    """The same number as a tensor: a value that the graph computes with."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def between(self, x):
+        self.steps += 1
+        return x * torch.clamp(self.steps / 100, max=1)
+
+
+ONE_SIZE, SIZES, MODES = [BATCH] * CALLS, [4, 6, 8, 10] * 3, ["train", "eval"] * 6
+# name: the model, the batch size or mode of each call, and torch.compile's options
+CASES = {
+    "clean": (Clean, ONE_SIZE, {}),
+    "branch on data": (Branch, ONE_SIZE, {}),
+    "branch on data, repaired": (BranchRepaired, ONE_SIZE, {}),
+    "print": (Print, ONE_SIZE, {}),
+    "print, repaired": (PrintRepaired, ONE_SIZE, {}),
+    "Python counter": (Counter, ONE_SIZE, {}),
+    "Python counter, repaired": (CounterRepaired, ONE_SIZE, {}),
+    "four batch sizes": (Clean, SIZES, {}),
+    "four batch sizes, repaired": (Clean, SIZES, {"dynamic": True}),
+    "train and eval": (Clean, MODES, {}),
+}
+# Modules of torch.nn itself, and one of our own.
+MODULES = {
+    "Sequential": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()),
+    "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(WIDTH, 2, batch_first=True),
+    "our own module": Clean,
+}
+
+
+class Watch(logging.Handler):
+    """What Dynamo does from here on: graphs, calls of a compiled graph, its warnings."""
+
+    def __init__(self):
+        super().__init__()
+        torch.compiler.reset()
+        counters.clear()
+        clear_compilation_metrics()
+        self.graphs = self.ran = 0
+        self.warnings = []
+
+    def __enter__(self):
+        logging.getLogger(WARNING).addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        logging.getLogger(WARNING).removeHandler(self)
+
+    def emit(self, record):
+        """Keep the first line of a warning; the job's stderr.txt has all of it."""
+        self.warnings.append(first_line(record.getMessage()))
+
+    def backend(self, graph, inputs):
+        """Return a graph compiled by aot_eager, as a function that is counted when it runs."""
+        self.graphs += 1
+        compiled = lookup_backend("aot_eager")(graph, inputs)
+
+        def run(*args):
+            self.ran += 1
+            return compiled(*args)
+
+        return run
+
+    @property
+    def recompiles(self):
+        """Return the guards that failed before each graph but the first."""
+        done = [m for m in get_compilation_metrics() if m.has_guarded_code]
+        return [guard(m.recompile_reason) for m in done if m.recompile_reason]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="only the cases whose name contains this")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    for name, what in CASES.items():
+        if args.only in name:
+            begin = time.perf_counter()
+            found = watched(*what, device) | {"fullgraph": fullgraph(*what, device)}
+            run.measure(name, found["graphs"], "graphs")
+            run.case(name, **found, seconds=round(time.perf_counter() - begin, 2))
+    for name, make in MODULES.items():
+        if args.only in name:
+            for way, found in both_ways(make, device).items():
+                run.measure(f"{name}, {way}", found["graphs"], "graphs")
+                run.case(f"{name}, {way}", **found)
+    run.end()
+
+
+def watched(make, calls, options, device):
+    """Return what Dynamo made of a model in these calls."""
+    torch.manual_seed(0)
+    model = make().to(device)
+    with Watch() as watch:
+        compiled = torch.compile(model, backend=watch.backend, **options)
+        made, ran = [], []
+        for call in calls:
+            before = (watch.graphs, watch.ran)
+            perform(compiled, call, device)
+            made.append(watch.graphs - before[0])
+            ran.append(watch.ran - before[1])
+        seen = {"frames": counters["frames"]["ok"], "recompiles": watch.recompiles}
+    return {
+        "calls": len(calls),
+        "graphs": watch.graphs,
+        **seen,
+        "breaks": breaks(make, calls, device),
+        "graphs_made": made,  # by call
+        "graphs_run": ran,  # 0 where all of it was eager
+        "warnings": watch.warnings,
+    }
+
+
+def perform(model, call, device):
+    """Call a model with a batch of this size, or as in this mode, with backward in training."""
+    size = call if isinstance(call, int) else BATCH
+    model.train(call != "eval")
+    with torch.set_grad_enabled(call != "eval"):
+        out = model(torch.randn(size, WIDTH, device=device))
+    if call != "eval":
+        out.sum().backward()
+
+
+def breaks(make, calls, device):
+    """Return why a first call leaves the graph, and on which lines, as Dynamo explains it."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    size = calls[0] if isinstance(calls[0], int) else BATCH
+    x = torch.randn(size, WIDTH, device=device)
+    explained = torch._dynamo.explain(make().to(device))(x)
+    places = {}  # a break in a function that forward calls is explained twice
+    for found in explained.break_reasons:
+        where = place(found.user_stack[-1])
+        places.setdefault(where["line"], {"reason": first_line(found.reason), **where})
+    return list(places.values())
+
+
+def place(frame):
+    """Return the line of a stack's frame, and its text."""
+    text = linecache.getline(frame.filename, frame.lineno).strip()
+    return {"file": Path(frame.filename).name, "line": frame.lineno, "text": text}
+
+
+def guard(reason):
+    """Return the guard that failed, of Dynamo's reason: without its number, source and hint."""
+    found = re.sub(r"^\d+/\d+: ", "", first_line(reason))
+    return re.split(r" # | \(HINT", re.sub(r"\s+", " ", found))[0].strip()
+
+
+def first_line(text):
+    """Return the first line of a message that has any text."""
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
+
+
+def fullgraph(make, calls, options, device):
+    """Return what fullgraph=True says in these calls: the first error, and in which call."""
+    torch.manual_seed(0)
+    model = make().to(device)
+    with Watch() as watch:
+        compiled = torch.compile(model, backend=watch.backend, fullgraph=True, **options)
+        for number, call in enumerate(calls):
+            try:
+                perform(compiled, call, device)
+            except Exception as error:  # Dynamo's errors have no common class that is public
+                return {"call": number, "error": type(error).__name__, "says": first_line(error)}
+    return {}
+
+
+def both_ways(make, device):
+    """Return what two ways to compile a module make of it, which look the same."""
+    x, found = torch.randn(BATCH, 3, WIDTH, device=device), {}
+    for way in (".compile()", "torch.compile()"):
+        with Watch() as watch:
+            module = make().to(device)
+            if way == ".compile()":
+                module.compile(backend=watch.backend)
+            else:
+                module = torch.compile(module, backend=watch.backend)
+            module(x)
+        found[way] = {"graphs": watch.graphs, "graphs_run": [watch.ran]}
+        found[way] |= {"frames": counters["frames"]["ok"], "warnings": watch.warnings}
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Chains of pointwise operations, eager and compiled: time, launches, bytes, the kernel's source.
+
+Submitted by a notebook: submit("notebooks/experiments/pointwise.py").
+
+Each chain is timed on a long tensor, where moving its elements takes the time, and on a short one,
+where only the calls do. All calls of one size take turns, so that what disturbs one disturbs all.
+"""
+
+import argparse
+import re
+import statistics
+import time
+from itertools import chain
+
+import torch
+from torch._inductor.utils import run_and_get_code
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dlojz import idr_torch
+from dlojz.runs import log
+from dlojz.training import evidence, experiments
+
+LONG, SHORT = {"cpu": 2**22, "cuda": 2**27}, 2**10  # elements
+FLOATS_PER_S = 2e9  # a rough guess, for the number of calls between two readings of the clock
+READING_S, MOST_CALLS = 0.02, 200
+# What Inductor's source says where a kernel begins, in C++ and in Triton.
+KERNEL = re.compile(r"^\w+ = async_compile\.(?:cpp\w*|triton)\(", re.M)
+
+
+class Operations(TorchDispatchMode):
+    """The eager operations that are called, and the bytes that they read and write."""
+
+    count = moved = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        self.count += 1
+        self.moved += sum(map(size, chain(tree_leaves(args), tree_leaves(out))))
+        return out
+
+
+def size(x):
+    """Return the bytes of a tensor, and 0 for anything else."""
+    return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
+
+
+def sines(count):
+    """Return a function that takes the sine of its input `count` times."""
+
+    def repeated(x):
+        for _ in range(count):
+            x = torch.sin(x)
+        return x
+
+    return repeated
+
+
+def gelu(x):
+    """Return GELU in its approximation by tanh, an operation per sign."""
+    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--elements", type=int, nargs="+", help="of each tensor; by default a long and a short one")
+    add("--sines", type=int, nargs="*", default=[1, 2, 4, 8], help="lengths of the chains")
+    add("--rounds", type=int, default=11, help="how often each is timed")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    functions = {f"{n} sin": sines(n) for n in args.sines} | {"GELU": gelu}
+    for elements in args.elements or (LONG[device.type], SHORT):
+        torch.manual_seed(0)
+        x = torch.randn(elements, device=device)
+        cases = {name: case(name, function, x) for name, function in functions.items()}
+        for ways, seen in cases.values():
+            seen["eager_ms"], seen["compiled_ms"] = [], []
+            [call(x) for call in ways for _ in range(3)]
+        times = max(1, min(MOST_CALLS, int(READING_S * FLOATS_PER_S / elements)))
+        for _ in range(args.rounds):
+            for (eager, compiled), seen in cases.values():
+                seen["eager_ms"].append(milliseconds(eager, x, times))
+                seen["compiled_ms"].append(milliseconds(compiled, x, times))
+        for name, (_, seen) in cases.items():
+            for way in ("eager", "compiled"):
+                ms = statistics.median(seen[f"{way}_ms"])
+                run.measure(name, ms, "ms", x=elements, variant=way)
+            run.case(f"{name}, {elements} elements", **seen)
+    run.end()
+
+
+def case(name, function, x):
+    """Return a function, eager and compiled, and what is known of it without a clock."""
+    torch.compiler.reset()  # each chain is compiled alone, for one size
+    compiled = torch.compile(function, dynamic=False)
+    begin = time.perf_counter()
+    out, sources = run_and_get_code(compiled, x)
+    compile_s = time.perf_counter() - begin
+    torch.testing.assert_close(out, function(x), rtol=1e-4, atol=1e-5)
+    with Operations() as operations:
+        function(x)
+    kernels = sum(len(KERNEL.findall(source)) for source in sources)
+    return (function, compiled), {
+        "function": name,
+        "elements": x.numel(),
+        "compile_s": round(compile_s, 3),
+        "launches": {
+            "eager": launched(function, x) if x.is_cuda else operations.count,
+            "compiled": launched(compiled, x) if x.is_cuda else kernels,
+        },
+        # A kernel that holds the values in between in registers reads its input, writes its output.
+        "bytes": {"eager": operations.moved, "compiled": size(x) + size(out)},
+        "source": "\n".join(sources),
+    }
+
+
+def launched(call, x):
+    """Return how many kernels the profiler sees on the GPU in one call."""
+    call(x)
+    profiler = evidence.start_profiler()
+    call(x)
+    experiments.wait(x.device)
+    return evidence.counts(evidence.stop_profiler(profiler))["kernels"]
+
+
+def milliseconds(call, x, times):
+    """Return the mean milliseconds of a call over `times` calls in a row."""
+    experiments.wait(x.device)
+    begin = time.perf_counter()
+    for _ in range(times):
+        call(x)
+    experiments.wait(x.device)
+    return 1000 * (time.perf_counter() - begin) / times
+
+
+if __name__ == "__main__":
+    main()
