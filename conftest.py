@@ -41,6 +41,9 @@ def pytest_configure(config):
         # Test processes and their jobs share few cores: with more threads each they would
         # wait for each other, many times longer than they compute.
         "OMP_NUM_THREADS": "1",
+        # Inductor would try the processor's instructions in each process, in programs that import
+        # torch: 20 s where nothing is cached.
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
         "DLOJZ_PYTHON": str(folder / "python"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }

@@ -1,0 +1,378 @@
+"""Figures of notebook 09: what a compiler makes of a model, what it brings, and what it costs.
+
+Each takes runs of `notebooks/experiments/` (pointwise, graphs, compile_time) or recordings.
+"""
+
+import math
+import re
+import statistics
+from dataclasses import dataclass
+from html import escape
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from dlojz.course import UserError
+from dlojz.figures import report
+from dlojz.runs import log
+from dlojz.runs.stats import summary
+from dlojz.table import Table
+
+EAGER, COMPILED, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
+COMPILING = report.PALETTE["transfer"]
+WAYS = {  # of experiments/compile_time.py
+    "eager": EAGER,
+    "whole model": COMPILED,
+    "block by block": report.PALETTE["update"],
+}
+# What Inductor's source surrounds a kernel with, in C++ and in Triton.
+KERNELS = re.compile(r"async_compile\.(?:cpp\w*|triton)\(.*?r?'''\n(?P<source>.*?)'''", re.DOTALL)
+MOVES = re.compile(r"loadu?\(|\bstore\(|in_out_ptr\d+\[|\bin_ptr\d+\[|out_ptr\d+\[")
+COMPUTES = re.compile(r"\btmp\d+ = ")
+
+
+# Pointwise chains --------------------------------------------------------------------------------
+
+
+def plot_pointwise(run, axes=None):
+    """Draw the time of each chain of experiments/pointwise.py, eager and compiled, by size."""
+    run = _read(run)
+    sizes = list(dict.fromkeys(case["elements"] for case in run.cases.values()))
+    with report.style():
+        if axes is None:
+            axes = plt.subplots(1, len(sizes), figsize=(11, 4), squeeze=False)[1][0]
+        for ax, elements in zip(axes, sizes, strict=True):
+            cases = [c for c in run.cases.values() if c["elements"] == elements]
+            unit, scale = _unit(max(statistics.median(c["eager_ms"]) for c in cases))
+            for at, case in enumerate(cases):
+                _plot_pair(ax, at, case, scale)
+            ax.set_xticks(range(len(cases)), [_launches(case) for case in cases])
+            ax.margins(y=0.12)
+            ax.set(ylabel=f"time of a call ({unit})", xlabel=f"below: {launched(run)}")
+            title = f"{elements:,} elements, {report.bytes_text(4 * elements)}"
+            ax.set_title(title, fontsize=10)
+        handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (EAGER, COMPILED)]
+        named = dict(zip(("eager", "compiled"), handles, strict=True))
+        report.legend(axes[0], named, loc="upper left")
+        figure = axes[0].figure
+        figure.suptitle(report.hardware_text(summary(run)), fontsize=9, x=0.01, ha="left")
+    return axes
+
+
+def _plot_pair(ax, at, case, scale):
+    """Draw two bars, and how many times as fast the compiled one is; in red if it is slower."""
+    ms = [statistics.median(case[f"{way}_ms"]) for way in ("eager", "compiled")]
+    ax.bar((at - 0.2, at + 0.2), np.multiply(ms, scale), 0.38, color=(EAGER, COMPILED))
+    gain = ratio(case["eager_ms"], case["compiled_ms"])
+    text = f"x {gain:.1f}" if gain >= 0.95 else f"x {gain:.2f}"
+    style = {"color": "black" if gain > 1 else WORSE, "weight": "normal" if gain > 1 else "bold"}
+    ax.text(at, scale * max(ms), text, ha="center", va="bottom", fontsize=9, **style)
+
+
+def _launches(case):
+    return "{}\n{eager} → {compiled}".format(case["function"], **case["launches"])
+
+
+def launched(run) -> str:
+    """Return what the numbers of launches of a run count."""
+    return "kernels" if summary(run).on_gpu else "operations, kernels once compiled"
+
+
+def ratio(before_ms, after_ms) -> float:
+    """Return how many times as fast the second is: the median over calls timed in turn."""
+    return float(np.median(np.divide(before_ms, after_ms)))
+
+
+def _unit(ms):
+    """Return a unit of time that suits a value, and what to multiply milliseconds with."""
+    return ("ms", 1.0) if ms >= 1 else ("µs", 1000.0)
+
+
+def moved(run) -> Table:
+    """Return a table of launches, bytes and bandwidth of each chain on the longest tensor."""
+    run = _read(run)
+    elements = max(case["elements"] for case in run.cases.values())
+    rows = []
+    for case in run.cases.values():
+        if case["elements"] == elements:
+            rows += [_moved_row(case, way) for way in ("eager", "compiled")]
+    head = ("", "", launched(run), "bytes moved", "time", "bandwidth", "compiled in")
+    return Table(head, rows, "<<>>>>>")
+
+
+def _moved_row(case, way):
+    ms, count = statistics.median(case[f"{way}_ms"]), case["bytes"][way]
+    unit, scale = _unit(ms)
+    return (
+        case["function"] if way == "eager" else "",
+        way,
+        str(case["launches"][way]),
+        report.bytes_text(count),
+        f"{scale * ms:,.3g} {unit}",
+        f"{count / ms / 1e6:,.0f} GB/s",
+        "" if way == "eager" else report.duration_text(case["compile_s"]),
+    )
+
+
+# The generated kernel ----------------------------------------------------------------------------
+
+
+class Source(str):
+    """A kernel's source with numbered lines: coloured where memory is read or written."""
+
+    def __repr__(self):
+        lines = enumerate(self.splitlines(), 1)
+        return "\n".join(f"{number:3}  {line}" for number, line in lines)
+
+    def _repr_html_(self):
+        moves, computes = ("rgba(213,94,0,.18)", "rgba(0,114,178,.14)")
+        rows = ""
+        for number, line in enumerate(self.splitlines(), 1):
+            colour = moves if MOVES.search(line) else computes if COMPUTES.search(line) else "none"
+            margin = f'<span style="color:#8A8A94">{number:3}  </span>'
+            rows += f'<div style="background:{colour}">{margin}{escape(line)}</div>'
+        box = '<span style="background:{};padding:0 6px">{}</span>'
+        legend = box.format(moves, "moves data") + " " + box.format(computes, "computes")
+        return f'<div>{legend}</div><pre style="line-height:1.35;overflow-x:auto">{rows}</pre>'
+
+
+def kernel(run, function: str) -> Source:
+    """Return the kernel that was generated for a chain, such as "4 sin", on the longest tensor."""
+    cases = [c for c in _read(run).cases.values() if c["function"] == function]
+    if not cases:
+        known = ", ".join(dict.fromkeys(c["function"] for c in _read(run).cases.values()))
+        raise UserError(f"no chain {function!r} in this run: expected one of {known}")
+    longest = max(cases, key=lambda case: case["elements"])
+    found = [match["source"] for match in KERNELS.finditer(longest["source"])]
+    return Source("\n".join(found) or longest["source"])
+
+
+# Graphs, breaks, recompilations ------------------------------------------------------------------
+
+
+def graphs(run) -> Table:
+    """Return a table of what became of each case of experiments/graphs.py."""
+    cases = {name: case for name, case in _read(run).cases.items() if "calls" in case}
+    rows = [
+        (
+            name,
+            str(case["graphs"]),
+            str(len(case["breaks"])),
+            str(len(case["recompiles"])),
+            "compiled" if case["graphs_run"][-1] else "EAGER",
+            _fullgraph(case["fullgraph"]),
+        )
+        for name, case in cases.items()
+    ]
+    head = ("case", "graphs", "breaks", "recompilations", "last call", "fullgraph=True says")
+    return Table(head, rows, "<>>><<")
+
+
+def _fullgraph(said):
+    return f"call {said['call'] + 1}: {said['error']}" if said else "nothing"
+
+
+def reasons(run) -> Table:
+    """Return a table of why: the line of each graph break, the guard of each recompilation."""
+    rows = []
+    for name, case in _read(run).cases.items():
+        for found in case.get("breaks", ()):
+            rows.append((name, f"line {found['line']}: {found['text']}", found["reason"]))
+        guards = case.get("recompiles", ())
+        for guard in guards[:2]:
+            rows.append((name, f"guard: {guard}", "recompiled"))
+        if len(guards) > 2:
+            rows.append((name, f"... and {len(guards) - 2} more guards", "recompiled"))
+        rows += [(name, "log", warning) for warning in case.get("warnings", ())]
+    return Table(("case", "where", "what Dynamo says"), rows, "<<<")
+
+
+def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=None):
+    """Draw for each call of some cases whether it was compiled, ran compiled, or ran eager."""
+    found = _read(run).cases
+    looks = {"compiles": COMPILING, "runs compiled": COMPILED, "runs eager": EAGER}
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 1.2 + 0.5 * len(cases)))[1]
+        for row, name in enumerate(cases):
+            case = found[name]
+            for call, made in enumerate(case["graphs_made"]):
+                ran = "runs compiled" if case["graphs_run"][call] else "runs eager"
+                ax.barh(row, 0.9, 0.6, call + 0.55, color=looks["compiles" if made else ran])
+        ax.set_yticks(range(len(cases)), cases)
+        ax.invert_yaxis()
+        longest = max(len(found[name]["graphs_run"]) for name in cases)
+        ax.set_xticks(range(1, longest + 1))
+        ax.set(xlim=(0.4, longest + 0.6), xlabel="call")
+        handles = {name: plt.Rectangle((0, 0), 1, 1, color=c) for name, c in looks.items()}
+        report.legend(ax, handles, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    return ax
+
+
+def compiled_nothing(run) -> Table:
+    """Return a table of modules that were compiled in two ways, and what became of them."""
+    rows = [
+        (name, str(case["graphs"]), "compiled" if case["graphs_run"][-1] else "EAGER")
+        for name, case in _read(run).cases.items()
+        if "calls" not in case
+    ]
+    head = ("module, and what was called", "graphs", "what ran")
+    return Table(head, rows, "<><", "this run has no such cases")
+
+
+# Compile time and break-even ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a model, against eager: what it brings in each step, and what it costs first."""
+
+    name: str
+    step_ms: float
+    gain: float  # times as fast as eager: the median over steps timed in turn
+    low: float  # of its interval: see `median_interval`
+    high: float
+    cold_s: float  # to compile with an empty cache
+    warm_s: float  # in a second process
+    graphs: int
+    kernels: int
+
+    def break_even(self, compile_s: float, gain: float | None = None) -> float:
+        """Return after how many steps this compile time is won back; infinity if no gain is seen.
+
+        gain: one of the ends of its interval, by default the median.
+        """
+        eager_ms = self.step_ms * self.gain
+        saved_ms = eager_ms * (1 - 1 / (gain or self.gain))
+        return 1000 * compile_s / saved_ms if self.low > 1 else math.inf
+
+    def break_even_text(self, compile_s: float) -> str:
+        """Return that number in words, with the two ends that the gain's interval gives."""
+        if self.low > 1:
+            ends = (self.break_even(compile_s, gain) for gain in (self.high, self.low))
+            least, most = (f"{n:,.0f}" for n in ends)
+            return f"{self.break_even(compile_s):,.0f} steps ({least} to {most})"
+        return "never" if self.high < 1 else "none seen"
+
+    @property
+    def told(self) -> str:
+        """Return the gain, its interval, and what it means."""
+        text = f"x {self.gain:.2f} ({self.low:.2f} to {self.high:.2f})"
+        if self.low <= 1 <= self.high:
+            return f"{text}: no difference seen"
+        return text if self.low > 1 else f"{text}: slower"
+
+
+def ways(run) -> list[Way]:
+    """Return the ways of a run of experiments/compile_time.py, eager first."""
+    cases = _read(run).cases
+    eager = cases["eager"]["step_ms"]
+    return [_way(name, case, eager) for name, case in cases.items()]
+
+
+def _way(name, case, eager):
+    if not case["cold"]:
+        return Way(name, statistics.median(eager), 1, 1, 1, 0, 0, 0, 0)
+    gains = np.divide(eager, case["step_ms"])
+    (low, high), gain = median_interval(gains), float(np.median(gains))
+    step_ms = statistics.median(eager) / gain
+    spent = [sum(case[c]["first_s"]) for c in ("cold", "warm")]
+    own = [max(0.0, s - len(case["cold"]["first_s"]) * step_ms / 1000) for s in spent]
+    return Way(
+        name, step_ms, gain, low, high, *own, case["cold"]["graphs"], case["cold"]["kernels"]
+    )
+
+
+def median_interval(values) -> tuple[float, float]:
+    """Return the ends of an interval that has the median inside with 95 % or more.
+
+    It counts values on either side and does not care how far out they are: on a shared machine one
+    step in a hundred takes twenty times as long. Fewer than 6 values show nothing: 0 to infinity.
+    """
+    ranked, n = sorted(map(float, values)), len(values)
+    outside, cut = 0.0, -1  # values that may be left out on each side
+    while (outside := outside + math.comb(n, cut + 1) / 2**n) <= 0.025:
+        cut += 1
+    return (ranked[cut], ranked[-1 - cut]) if cut >= 0 else (0.0, math.inf)
+
+
+def costs(run) -> Table:
+    """Return a table of what each way costs and brings, with its break-even in steps."""
+    rows = [_cost_row(way) for way in ways(run)]
+    head = ("", "graphs", "kernels", "cold", "warm", "step", "gain", "break-even", "warm cache")
+    return Table(head, rows, "<>>>>>>>>")
+
+
+def _cost_row(way):
+    step = f"{way.step_ms:,.1f} ms"
+    if not way.graphs:
+        return (way.name, *[""] * 4, step, *[""] * 3)
+    spent = [report.duration_text(s) for s in (way.cold_s, way.warm_s)]
+    even = [way.break_even_text(s) for s in (way.cold_s, way.warm_s)]
+    return (way.name, str(way.graphs), str(way.kernels), *spent, step, way.told, *even)
+
+
+def plot_break_even(run, axes=None):
+    """Draw the time that training has taken by step, and how far each way is ahead of eager."""
+    run, found = _read(run), ways(run)
+    eager, others = found[0], found[1:]
+    even = [s for way in others if math.isfinite(s := way.break_even(way.cold_s))]
+    longest = max(way.cold_s for way in others)
+    # Beyond the last crossing; if there is none, until eager has taken three times as long.
+    steps = 1.5 * max(even) if even else 3000 * longest / eager.step_ms
+    with report.style("both"):
+        if axes is None:
+            axes = plt.subplots(1, 2, figsize=(11, 4))[1]
+        total, ahead = axes
+        total.plot([0, steps], [0, steps * eager.step_ms / 1000], color=EAGER, lw=2, label="eager")
+        for way in others:
+            _plot_total(total, way, steps)
+            _plot_ahead(ahead, way, eager, steps)
+        ahead.axhline(0, color=EAGER, lw=2)
+        total.set(ylim=(0, None), ylabel="time since the start (s)")
+        ahead.set_ylabel("ahead of eager (s)")
+        for ax in axes:
+            ax.set(xlim=(0, steps), xlabel="steps")
+            ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        total.figure.legend(loc="outside lower left", fontsize=9)
+        notes = "dotted: with the caches of an earlier process; shaded: the interval of the gain"
+        total.figure.suptitle(f"{_what(run)}\n{notes}", fontsize=9, x=0.01, ha="left")
+    return axes
+
+
+def _plot_total(ax, way, steps):
+    """Draw a line that begins when the compilation ends, and one with a warm cache."""
+    label = f"{way.name}: {way.told}; break-even: {way.break_even_text(way.cold_s)}"
+    for compile_s, look in ((way.cold_s, {"label": label, "lw": 2}), (way.warm_s, {"ls": ":"})):
+        ends = [compile_s, compile_s + steps * way.step_ms / 1000]
+        ax.plot([0, steps], ends, color=WAYS[way.name], **look)
+    ax.plot(0, way.cold_s, "o", color=WAYS[way.name], clip_on=False)
+
+
+def _plot_ahead(ax, way, eager, steps):
+    """Draw the seconds saved, less those that the compilation took; mark where they are even."""
+    median, *ends = (
+        [-way.cold_s, -way.cold_s + steps * eager.step_ms * (1 - 1 / gain) / 1000]
+        for gain in (way.gain, way.low, way.high)
+    )
+    ax.plot([0, steps], median, color=WAYS[way.name], lw=2)
+    ax.fill_between([0, steps], *ends, color=WAYS[way.name], alpha=0.15, lw=0)
+    ax.plot(0, -way.cold_s, "o", color=WAYS[way.name], clip_on=False)
+    if math.isinf(even := way.break_even(way.cold_s)):
+        return
+    ax.plot(even, 0, "o", color="black", zorder=5)
+    text = f"{even:,.0f} steps, {report.duration_text(even * eager.step_ms / 1000)}"
+    ax.annotate(text, (even, 0), (-6, 8), textcoords="offset points", ha="right", fontsize=9)
+
+
+def _read(run):
+    read = log.read(run)
+    if not read.cases:
+        raise UserError(f"{read.path}: nothing was measured; see the job's stderr.txt")
+    return read
+
+
+def _what(run):
+    s = summary(run)
+    how = ", ".join(filter(None, (s.arguments.get("precision"), s.arguments.get("mode"))))
+    sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}, {how}"
+    return f"{sizes}; {report.hardware_text(s)}"

@@ -1,0 +1,310 @@
+"""Experiments and figures of notebook 09: fusion, graphs and their faults, break-even."""
+
+import importlib.util
+import json
+import math
+import statistics
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+import torch
+import torchvision
+
+from dlojz import runs
+from dlojz.course import UserError
+from dlojz.figures import compiling
+from dlojz.runs import log
+
+EXPERIMENTS = Path(__file__).parent.parent / "notebooks/experiments"
+
+
+def load(name):
+    """An experiment, as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiment(path, cases, **arguments):
+    """The log of an experiment with these cases."""
+    start = {"event": "start", "schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1}
+    start |= {"versions": {}, "arguments": arguments}
+    setup = {"event": "setup", "device": "cuda:0", "device_name": "X1"}
+    found = [{"event": "case", "case": name, **case} for name, case in cases.items()]
+    path.write_text("".join(json.dumps(e) + "\n" for e in (start, setup, *found)))
+    return path
+
+
+def chain(eager_ms, compiled_ms, elements=1024, **more):
+    """A case of experiments/pointwise.py, measured twice."""
+    case = {"function": "2 sin", "elements": elements, "compile_s": 1.5}
+    case |= {"launches": {"eager": 2, "compiled": 1}, "bytes": {"eager": 4e9, "compiled": 2e9}}
+    case |= {"eager_ms": [eager_ms] * 2, "compiled_ms": [compiled_ms] * 2, "source": ""}
+    return case | more
+
+
+def way(step_ms, first_s=None):
+    """A case of experiments/compile_time.py, which took these seconds to compile cold."""
+    seen = first_s and {"first_s": [first_s, 0, 0, 0], "graphs": 1, "kernels": 7}
+    warm = seen and seen | {"first_s": [first_s / 10, 0, 0, 0]}
+    return {"step_ms": [step_ms] * 9, "cold": seen, "warm": warm}
+
+
+# The experiments, for real -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    """The cases of experiments/graphs.py, run once."""
+    folder, module = tmp_path_factory.mktemp("graphs"), load("graphs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["graphs.py"])
+        patch.setattr("sys.excepthook", None)
+        patch.setenv("DLOJZ_RUN", str(folder))
+        module.main()
+    torch.compiler.reset()
+    return folder
+
+
+def test_each_fault_leaves_its_traces_and_its_repair_none(graphs):
+    cases = log.read(graphs).cases
+    names = [name for name, case in cases.items() if "calls" in case]
+    count = {n: (cases[n]["graphs"], len(cases[n]["recompiles"])) for n in names}
+    assert count.pop("branch on data")[0] > 1
+    assert count.pop("print")[0] > 1
+    assert count.pop("Python counter") == (8, 7)
+    assert count.pop("four batch sizes") == (2, 1)
+    assert count.pop("train and eval") == (2, 1)
+    assert len(count) == 5
+    assert set(count.values()) == {(1, 0)}, "the clean model, and each repair"
+
+
+def test_a_break_is_found_on_its_line(graphs):
+    (branch,) = log.read(graphs).cases["branch on data"]["breaks"]
+    assert branch["text"] == "if x.mean() > 0.1:"
+    source = (EXPERIMENTS / "graphs.py").read_text().splitlines()
+    assert source[branch["line"] - 1].strip() == branch["text"]
+    assert log.read(graphs).cases["Python counter"]["breaks"] == []
+
+
+def test_past_the_limit_nothing_is_compiled_and_only_the_log_says_so(graphs):
+    counter = log.read(graphs).cases["Python counter"]
+    assert counter["graphs_run"] == [1] * 8 + [0] * 4
+    assert any("recompile_limit" in warning for warning in counter["warnings"])
+    assert counter["fullgraph"]["call"] == 8, "fullgraph=True accepts eight graphs, too"
+
+
+def test_a_module_of_torch_nn_is_compiled_by_one_way_only(graphs):
+    """If this fails, a new version of PyTorch has mended it: rewrite that part of notebook 09."""
+    cases = log.read(graphs).cases
+    for name in ("Sequential", "TransformerEncoderLayer"):
+        assert cases[f"{name}, .compile()"]["graphs"] == 0
+        assert cases[f"{name}, torch.compile()"]["graphs"] == 1
+    assert cases["our own module, .compile()"]["graphs"] == 1
+
+
+def test_a_recording_has_no_paths_of_its_machine(graphs):
+    assert str(EXPERIMENTS) not in (graphs / "events.jsonl").read_text()
+
+
+def test_a_chain_becomes_one_kernel_that_reads_and_writes_once(train, tmp_path):
+    train(EXPERIMENTS / "pointwise.py", tmp_path, *"--elements 4096 --sines 4 --rounds 2".split())
+    cases = log.read(tmp_path).cases
+    sines, gelu = cases["4 sin, 4096 elements"], cases["GELU, 4096 elements"]
+    assert sines["launches"] == {"eager": 4, "compiled": 1}
+    assert sines["bytes"] == {"eager": 4 * 2 * 4 * 4096, "compiled": 2 * 4 * 4096}
+    assert gelu["launches"] == {"eager": 8, "compiled": 1}
+    source = compiling.kernel(tmp_path, "4 sin")
+    assert source.count("sin()") == 4
+    assert "async_compile" not in source, "only the kernel, without what surrounds it"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("resnet18", {"BasicBlock": 8}),
+        ("vit_b_16", {"EncoderBlock": 12}),
+        ("convnext_tiny", {"CNBlock": 18, "LayerNorm2d": 5}),
+        ("vgg11", {}),
+    ],
+)
+def test_blocks_are_the_parts_that_occur_repeatedly(name, found):
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name)
+    names = [type(block).__name__ for block in load("compile_time").blocks(model)]
+    assert {name: names.count(name) for name in names} == found
+
+
+# Figures -----------------------------------------------------------------------------------------
+
+
+def test_a_gain_is_written_above_its_bars_and_a_loss_is_red(tmp_path):
+    cases = {"a": chain(4.0, 2.0), "b": chain(0.003, 0.006, 16), "c": chain(3.0, 1.0)}
+    left, right = compiling.plot_pointwise(experiment(tmp_path / "p.jsonl", cases))
+    assert [t.get_text() for t in left.texts] == ["x 2.0", "x 3.0"]
+    assert [t.get_text() for t in right.texts] == ["x 0.50"]
+    assert [t.get_color() for t in right.texts] == [compiling.WORSE]
+    assert "(ms)" in left.get_ylabel()
+    assert "(µs)" in right.get_ylabel()
+    assert "2 → 1" in left.get_xticklabels()[0].get_text()
+    assert "X1" in left.figure.get_suptitle()
+
+
+def test_bandwidth_is_bytes_by_time(tmp_path):
+    (eager, compiled) = compiling.moved(experiment(tmp_path / "p.jsonl", {"a": chain(4, 1)})).rows
+    assert eager == ("2 sin", "eager", "2", "4 GB", "4 ms", "1,000 GB/s", "")
+    assert compiled == ("", "compiled", "1", "2 GB", "1 ms", "2,000 GB/s", "1.5 s")
+
+
+TRITON = """
+triton_poi_fused_sin_0 = async_compile.triton('triton_poi_fused_sin_0', '''
+@triton.jit
+def triton_poi_fused_sin_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    tmp0 = tl.load(in_ptr0 + (x0), xmask)
+    tmp1 = tl_math.sin(tmp0)
+    tl.store(out_ptr0 + (x0), tmp1, xmask)
+''', device_str='cuda')
+"""
+
+
+def test_a_kernel_is_shown_by_line_with_what_moves_data(tmp_path):
+    run = experiment(tmp_path / "p.jsonl", {"a": chain(4, 1, source=TRITON)})
+    source = compiling.kernel(run, "2 sin")
+    assert repr(source).splitlines()[0] == "  1  @triton.jit"
+    html = source._repr_html_()
+    moves, computes = "213,94,0", "0,114,178"
+    (line,) = [part for part in html.split("<div") if "tmp1 = " in part]
+    assert computes in line
+    assert moves not in line
+    assert all(moves in part for part in html.split("<div") if "load" in part or "store" in part)
+    with pytest.raises(UserError, match=r"no chain '9 sin'.*one of 2 sin"):
+        compiling.kernel(run, "9 sin")
+
+
+def test_a_kernel_that_is_not_recognized_is_shown_whole(tmp_path):
+    run = experiment(tmp_path / "p.jsonl", {"a": chain(4, 1, source="all of it")})
+    assert compiling.kernel(run, "2 sin") == "all of it"
+
+
+def test_the_cases_are_shown_with_what_ran_last():
+    run = runs.recorded("cpu/09-graphs")
+    rows = {row[0]: row[1:] for row in compiling.graphs(run).rows}
+    assert rows["clean"] == ("1", "0", "0", "compiled", "nothing")
+    assert rows["Python counter"][:4] == ("8", "0", "7", "EAGER")
+    assert rows["branch on data"][-1].startswith("call 1: ")
+    why = compiling.reasons(run).rows
+    assert ("Python counter", "... and 5 more guards", "recompiled") in why
+    lines = (EXPERIMENTS / "graphs.py").read_text().splitlines()
+    at = 1 + next(i for i, line in enumerate(lines) if "if x.mean()" in line)
+    branch = "Data-dependent branching"
+    assert ("branch on data", f"line {at}: if x.mean() > 0.1:", branch) in why, "record it again"
+    silent = compiling.compiled_nothing(run).rows
+    assert ("Sequential, .compile()", "0", "EAGER") in silent
+
+
+def test_each_call_has_the_colour_of_what_happened():
+    ax = compiling.plot_calls(runs.recorded("cpu/09-graphs"))
+    colours = [mpl.colors.to_hex(p.get_facecolor()).upper() for p in ax.patches]
+    assert colours[:12] == [compiling.COMPILING] * 8 + [compiling.EAGER.upper()] * 4
+    assert colours[12:] == [compiling.COMPILING] + [compiling.COMPILED.upper()] * 11
+
+
+# Break-even --------------------------------------------------------------------------------------
+
+
+def test_the_break_even_is_what_was_paid_by_what_is_saved(tmp_path):
+    """40 s for 20 ms less in each step; the first four steps of the cold run also trained."""
+    cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
+    _, whole = compiling.ways(experiment(tmp_path / "c.jsonl", cases))
+    assert whole.gain == pytest.approx(1.25)
+    assert whole.cold_s == pytest.approx(40)
+    assert whole.break_even(whole.cold_s) == pytest.approx(2000)
+    assert whole.break_even_text(whole.cold_s) == "2,000 steps (2,000 to 2,000)"
+
+
+def test_a_break_even_has_the_ends_that_the_interval_of_its_gain_gives(tmp_path):
+    way = compiling.Way("whole model", 80, 1.25, 1.1, 2.0, 40, 4, 1, 7)
+    assert way.break_even_text(way.cold_s) == "2,000 steps (800 to 4,400)"
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "text"), [([120.0] * 9, "never"), ([90.0] * 5 + [110.0] * 4, "none seen")]
+)
+def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text):
+    cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": step_ms}}
+    run = experiment(tmp_path / "c.jsonl", cases)
+    _, whole = compiling.ways(run)
+    assert math.isinf(whole.break_even(whole.cold_s))
+    assert compiling.costs(run).rows[1][-2:] == (text, text)
+    total, ahead = compiling.plot_break_even(run)
+    (legend,) = total.figure.legends
+    assert text in legend.get_texts()[1].get_text()
+    assert not ahead.texts, "no crossing is marked"
+
+
+def test_the_compiled_line_begins_with_the_compilation_and_crosses(tmp_path):
+    cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
+    run = experiment(tmp_path / "c.jsonl", cases, model="small", image_size=32, batch_size=8)
+    total, ahead = compiling.plot_break_even(run)
+    eager, compiled = (line.get_xydata() for line in total.lines[:2])
+    assert compiled[0] == pytest.approx([0, 40])
+    assert eager[1][0] == compiled[1][0] > 2000
+    assert eager[1][1] > compiled[1][1], "it is ahead in the end"
+    lead = ahead.lines[0].get_xydata()
+    assert lead[0] == pytest.approx([0, -40])
+    assert lead[1][1] == pytest.approx(eager[1][1] - compiled[1][1])
+    assert [t.get_text() for t in ahead.texts] == ["2,000 steps, 3.33 min"]
+
+
+def test_one_disturbed_step_does_not_move_a_gain(tmp_path):
+    quiet = {"eager": way(100.0), "whole model": way(80.0, 40.0)}
+    noisy = {**quiet, "whole model": quiet["whole model"] | {"step_ms": [80.0] * 8 + [2000.0]}}
+    (_, a), (_, b) = (
+        compiling.ways(experiment(tmp_path / f"{i}.jsonl", cases))
+        for i, cases in enumerate((quiet, noisy))
+    )
+    assert (a.gain, a.low, a.high) == (b.gain, b.low, b.high)
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"), [(range(30), (9, 20)), (range(6), (0, 5)), (range(5), (0, math.inf))]
+)
+def test_the_interval_of_a_median_counts_values_on_either_side(values, ends):
+    assert compiling.median_interval(values) == ends
+
+
+def test_what_notebook_09_says_of_its_recordings_is_so():
+    found = log.read(runs.recorded("cpu/09-pointwise")).cases
+    ms = {
+        (name, way): statistics.median(case[f"{way}_ms"])
+        for name, case in found.items()
+        for way in ("eager", "compiled")
+    }
+    long, short = "sin, 4194304 elements", "sin, 1024 elements"
+    per_sine = {
+        (size, way): (ms[f"8 {size}", way] - ms[f"1 {size}", way]) / 7
+        for size in (long, short)
+        for way in ("eager", "compiled")
+    }
+    said = f"{per_sine[long, 'eager']:.1f} ms eager, and {per_sine[long, 'compiled']:.1f} ms"
+    said = [said, f"{1000 * per_sine[short, 'eager']:.1f} in the recording"]
+    said.append(f"{1000 * ms[f'1 {short}', 'compiled']:.0f} microseconds there")
+    starts = {m.what: m.value for m in log.read(runs.recorded("cpu/09-compile-time")).measures}
+    said.append(f"took {starts['the compiler starts, cold']:.0f} s here, in each process")
+    text = (EXPERIMENTS.parent / "09_compile.ipynb").read_text()
+    assert [words for words in said if words not in text] == []
+    _, whole, blocks = compiling.ways(runs.recorded("cpu/09-compile-time"))
+    assert 1 < whole.low < whole.high < 1.2, "a few percent"
+    assert 1000 < whole.break_even(whole.cold_s) < 9999, "thousands of steps"
+    assert whole.warm_s < whole.cold_s / 2
+    assert 0.4 < blocks.cold_s / whole.cold_s < 0.65, "about half of the time"
+    assert blocks.high < 1, "slower than eager"
+
+
+def test_an_experiment_that_failed_says_where_to_look(tmp_path):
+    with pytest.raises(UserError, match=r"nothing was measured; see the job's stderr.txt"):
+        compiling.costs(experiment(tmp_path / "c.jsonl", {}))
