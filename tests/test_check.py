@@ -431,6 +431,12 @@ def test_an_error_that_would_steer_a_terminal_is_shown_as_text(tmp_path):
     assert ending.error(tmp_path) == "ValueError: \\x1b[31mred in two lines"
 
 
+@pytest.mark.parametrize(("step", "hint"), [("06_ddp", "together"), ("01_gpu", "failed")])
+def test_processes_that_reach_the_time_limit_may_wait_for_each_other(step, hint, tmp_path):
+    found = judge.crashed(exercises.find(step), tmp_path, "TIMEOUT: its 600 s were over")
+    assert found.hint_key == hint
+
+
 def test_of_two_processes_the_error_of_the_one_that_waited_is_not_shown(tmp_path):
     said = ("RuntimeError: Connection closed by peer", "ValueError: once")
     for rank, text in enumerate(said):
