@@ -88,10 +88,16 @@ def run_all(page, cells):
     assert errors.count() == 0, errors.first.inner_text()
 
 
+def shows_figures(page, count):
+    figures = page.locator(".jp-OutputArea-output img")
+    figures.nth(count - 1).wait_for(state="attached")  # drawn a little after its cell is done
+    assert figures.count() == count
+
+
 def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
     open_notebook(page, lab.format("notebooks/00_start.ipynb"))
     run_all(page, 15)
-    assert page.locator(".jp-OutputArea-output img").count() == 4, "figures"
+    shows_figures(page, 4)
     answer = page.locator(".widget-radio-box label", has_text="number of training images").first
     answer.scroll_into_view_if_needed()
     answer.click()
@@ -103,5 +109,5 @@ def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
 def test_the_untouched_starter_runs_the_second_notebook(lab, page):
     open_notebook(page, lab.format("notebooks/01_gpu.ipynb"))
     run_all(page, 23)
-    assert page.locator(".jp-OutputArea-output img").count() == 9, "figures"
+    shows_figures(page, 9)
     assert page.locator(".jp-OutputArea-output td", has_text="COMPLETED").count() == 2

@@ -215,7 +215,7 @@ def test_two_processes_on_one_gpu_are_told_by_nccls_own_words(script):
     assert check("06", submitted).hint_key == "device"
 
 
-@pytest.mark.parametrize("step", ["9", "gpu", "a'; echo foo", "00"])
+@pytest.mark.parametrize("step", ["99", "gpu", "a'; echo foo", "00"])
 def test_an_unknown_exercise_names_those_that_exist(step, course_folder):
     with pytest.raises(LookupError, match="expected one of"):
         check(step)

@@ -181,6 +181,12 @@ def test_each_fault_has_its_hint(mine, expected):
     assert hints(mine) == expected
 
 
+def test_without_the_flag_nothing_is_compiled():
+    extra = {compiling.OTHERWISE: (run([compiled(2)], graphs=2), run())}
+    found = compiling.mechanism(Runs(run([compiled(2)]), run([compiled(2)]), extra))
+    assert [f.hint for f in found if f.fails] == ["not-asked"]
+
+
 def test_the_graph_must_be_cut_at_ddps_buckets():
     usual = run([compiled(2)], wrapper="DistributedDataParallel", differentiated=6)
     assert hints(run([compiled(2)], differentiated=6), usual) == []

@@ -320,6 +320,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     where = many if len(cards) > 1 else "CPU processes, over gloo"
     meaning = "data parallel" if len(cards) > 1 else "recorded figures for the speed"
     yield Entry("06 many GPUs", where, meaning)
+    speed = "and what a step gains" if cards else "the gain of a whole step needs a GPU"
+    yield Entry("09 compile", _compile(facts), f"graphs, kernels, {speed}")
 
 
 def _install_problems(facts: dict) -> Iterator[Problem]:
