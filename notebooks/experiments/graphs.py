@@ -163,22 +163,19 @@ class Watch(logging.Handler):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="only the cases whose name contains this")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
     for name, what in CASES.items():
-        if args.only in name:
-            begin = time.perf_counter()
-            found = watched(*what, device) | {"fullgraph": fullgraph(*what, device)}
-            run.measure(name, found["graphs"], "graphs")
-            run.case(name, **found, seconds=round(time.perf_counter() - begin, 2))
+        begin = time.perf_counter()
+        found = watched(*what, device) | {"fullgraph": fullgraph(*what, device)}
+        run.measure(name, found["graphs"], "graphs")
+        run.case(name, **found, seconds=round(time.perf_counter() - begin, 2))
     for name, make in MODULES.items():
-        if args.only in name:
-            for way, found in both_ways(make, device).items():
-                run.measure(f"{name}, {way}", found["graphs"], "graphs")
-                run.case(f"{name}, {way}", **found)
+        for way, found in both_ways(make, device).items():
+            run.measure(f"{name}, {way}", found["graphs"], "graphs")
+            run.case(f"{name}, {way}", **found)
     run.end()
 
 

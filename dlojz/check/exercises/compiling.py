@@ -72,7 +72,7 @@ def _again(run):
 
     Where the limit of graphs for one piece of code is reached, it is not compiled any more.
     """
-    seen = [c for c in run.compilation.seen if c["mode"] == "train" and c["why"] == "dynamo"]
+    seen = [c for c in run.compilation.in_training if c["why"] == "dynamo"]
     first = min((c["step"] for c in seen), default=0)
     later = [c["id"] for c in seen if c["step"] > first and not c["id"].endswith("/0")]
     limits = [why for why in run.compilation.breaks if LIMIT.search(why)]
@@ -82,8 +82,8 @@ def _again(run):
 def _late(run):
     """Return the compilations in steps that the Chronometer measured."""
     first = min((w["first_step"] for w in run.windows), default=0)
-    seen = [c for c in run.compilation.seen if c["mode"] == "train"]
-    return [f"graph {c['id']} in step {c['step'] - 1}" for c in seen if c["step"] > first]
+    seen = [c for c in run.compilation.in_training if c["step"] > first]
+    return [f"graph {c['id']} in step {c['step'] - 1}" for c in seen]
 
 
 def _backend(mine, reference):
