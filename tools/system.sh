@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the tests need from the system: a browser, a font, a Slurm. Installs them on Debian
-# and Ubuntu as root; elsewhere it says what is missing (and the tests that need it are skipped,
-# but not in CI).
+# What the tests need from the system: a browser, a font, a Slurm, a C++ compiler for torch.compile.
+# Installs them on Debian and Ubuntu as root; elsewhere it says what is missing (and the tests that
+# need it are skipped, but not in CI).
 set -euo pipefail
 
 packages=()
@@ -10,6 +10,9 @@ fc-list 2>/dev/null | grep -qi dejavu || packages+=(fonts-dejavu-core fontconfig
 command -v slurmctld >/dev/null && command -v munged >/dev/null || packages+=(slurm-wlm munge)
 command -v ip >/dev/null || packages+=(iproute2)
 command -v pgrep >/dev/null || packages+=(procps)
+command -v g++ >/dev/null || packages+=(g++)
+headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
+[ -e "$headers/Python.h" ] || packages+=(python3-dev)
 [ ${#packages[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
