@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import math
+import os
+import shutil
 import statistics
 from pathlib import Path
 
@@ -111,6 +113,9 @@ def test_a_recording_has_no_paths_of_its_machine(graphs):
     assert str(EXPERIMENTS) not in (graphs / "events.jsonl").read_text()
 
 
+@pytest.mark.skipif(
+    not (shutil.which("g++") or os.environ.get("CI")), reason="needs g++: tools/system.sh"
+)
 def test_a_chain_becomes_one_kernel_that_reads_and_writes_once(train, tmp_path):
     train(EXPERIMENTS / "pointwise.py", tmp_path, *"--elements 4096 --sines 4 --rounds 2".split())
     cases = log.read(tmp_path).cases
