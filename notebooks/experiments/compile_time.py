@@ -150,7 +150,7 @@ def training(args, way, device):
     elif way == BLOCKS:
         [block.compile(**options) for block in blocks(model)]
     dtype = experiments.DTYPES.get(args.precision)
-    return partial(one_step, model, optimizer, images, labels.to(device), dtype)
+    return partial(experiments.one_step, model, optimizer, images, labels.to(device), dtype)
 
 
 def build(name):
@@ -177,14 +177,6 @@ def blocks(model):
         else:
             inside += part.children()
     return found
-
-
-def one_step(model, optimizer, images, labels, dtype):
-    with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
-        loss = nn.functional.cross_entropy(model(images), labels)
-    optimizer.zero_grad()
-    loss.backward()  # fp16 without a scaler: only its time matters
-    optimizer.step()
 
 
 if __name__ == "__main__":
