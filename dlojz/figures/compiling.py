@@ -14,7 +14,6 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
@@ -36,7 +35,7 @@ COMPUTES = re.compile(r"\btmp\d+ = ")
 
 def plot_pointwise(run, axes=None):
     """Draw the time of each chain of experiments/pointwise.py, eager and compiled, by size."""
-    run = _read(run)
+    run = report.measured(run)
     sizes = list(dict.fromkeys(case["elements"] for case in run.cases.values()))
     with report.style():
         if axes is None:
@@ -90,7 +89,7 @@ def _unit(ms):
 
 def moved(run) -> Table:
     """Return a table of launches, bytes and bandwidth of each chain on the longest tensor."""
-    run = _read(run)
+    run = report.measured(run)
     elements = max(case["elements"] for case in run.cases.values())
     rows = []
     for case in run.cases.values():
@@ -138,9 +137,9 @@ class Source(str):
 
 def kernel(run, function: str) -> Source:
     """Return the kernel that was generated for a chain, such as "4 sin", on the longest tensor."""
-    cases = [c for c in _read(run).cases.values() if c["function"] == function]
+    cases = [c for c in report.measured(run).cases.values() if c["function"] == function]
     if not cases:
-        known = ", ".join(dict.fromkeys(c["function"] for c in _read(run).cases.values()))
+        known = ", ".join(dict.fromkeys(c["function"] for c in report.measured(run).cases.values()))
         raise UserError(f"no chain {function!r} in this run: expected one of {known}")
     longest = max(cases, key=lambda case: case["elements"])
     found = [match["source"] for match in KERNELS.finditer(longest["source"])]
@@ -152,7 +151,7 @@ def kernel(run, function: str) -> Source:
 
 def graphs(run) -> Table:
     """Return a table of what became of each case of experiments/graphs.py."""
-    cases = {name: case for name, case in _read(run).cases.items() if "calls" in case}
+    cases = {name: case for name, case in report.measured(run).cases.items() if "calls" in case}
     rows = [
         (
             name,
@@ -175,7 +174,7 @@ def _fullgraph(said):
 def reasons(run) -> Table:
     """Return a table of why: the line of each graph break, the guard of each recompilation."""
     rows = []
-    for name, case in _read(run).cases.items():
+    for name, case in report.measured(run).cases.items():
         for found in case.get("breaks", ()):
             rows.append((name, f"line {found['line']}: {found['text']}", found["reason"]))
         guards = case.get("recompiles", ())
@@ -189,7 +188,7 @@ def reasons(run) -> Table:
 
 def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=None):
     """Draw for each call of some cases whether it was compiled, ran compiled, or ran eager."""
-    found = _read(run).cases
+    found = report.measured(run).cases
     looks = {"compiles": COMPILING, "runs compiled": COMPILED, "runs eager": EAGER}
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.2 + 0.5 * len(cases)))[1]
@@ -212,7 +211,7 @@ def compiled_nothing(run) -> Table:
     """Return a table of modules that were compiled in two ways, and what became of them."""
     rows = [
         (name, str(case["graphs"]), "compiled" if case["graphs_run"][-1] else "EAGER")
-        for name, case in _read(run).cases.items()
+        for name, case in report.measured(run).cases.items()
         if "calls" not in case
     ]
     head = ("module, and what was called", "graphs", "what ran")
@@ -264,7 +263,7 @@ class Way:
 
 def ways(run) -> list[Way]:
     """Return the ways of a run of experiments/compile_time.py, eager first."""
-    cases = _read(run).cases
+    cases = report.measured(run).cases
     eager = cases["eager"]["step_ms"]
     return [_way(name, case, eager) for name, case in cases.items()]
 
@@ -273,7 +272,7 @@ def _way(name, case, eager):
     if not case["cold"]:
         return Way(name, statistics.median(eager), 1, 1, 1, 0, 0, 0, 0)
     gains = np.divide(eager, case["step_ms"])
-    (low, high), gain = median_interval(gains), float(np.median(gains))
+    (low, high), gain = median_interval(gains), ratio(eager, case["step_ms"])
     step_ms = statistics.median(eager) / gain
     spent = [sum(case[c]["first_s"]) for c in ("cold", "warm")]
     own = [max(0.0, s - len(case["cold"]["first_s"]) * step_ms / 1000) for s in spent]
@@ -313,7 +312,7 @@ def _cost_row(way):
 
 def plot_break_even(run, axes=None):
     """Draw the time that training has taken by step, and how far each way is ahead of eager."""
-    run, found = _read(run), ways(run)
+    run, found = report.measured(run), ways(run)
     eager, others = found[0], found[1:]
     even = [s for way in others if math.isfinite(s := way.break_even(way.cold_s))]
     longest = max(way.cold_s for way in others)
@@ -335,7 +334,9 @@ def plot_break_even(run, axes=None):
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         total.figure.legend(loc="outside lower left", fontsize=9)
         notes = "dotted: with the caches of an earlier process; shaded: the interval of the gain"
-        total.figure.suptitle(f"{_what(run)}\n{notes}", fontsize=9, x=0.01, ha="left")
+        total.figure.suptitle(
+            f"{report.experiment_text(run)}\n{notes}", fontsize=9, x=0.01, ha="left"
+        )
     return axes
 
 
@@ -362,17 +363,3 @@ def _plot_ahead(ax, way, eager, steps):
     ax.plot(even, 0, "o", color="black", zorder=5)
     text = f"{even:,.0f} steps, {report.duration_text(even * eager.step_ms / 1000)}"
     ax.annotate(text, (even, 0), (-6, 8), textcoords="offset points", ha="right", fontsize=9)
-
-
-def _read(run):
-    read = log.read(run)
-    if not read.cases:
-        raise UserError(f"{read.path}: nothing was measured; see the job's stderr.txt")
-    return read
-
-
-def _what(run):
-    s = summary(run)
-    how = ", ".join(filter(None, (s.arguments.get("precision"), s.arguments.get("mode"))))
-    sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}, {how}"
-    return f"{sizes}; {report.hardware_text(s)}"

@@ -115,7 +115,7 @@ def plot_kinds(runs, axes=None):
         if axes is None:
             size = (10, 0.5 + 2.2 * len(runs))
             axes = plt.subplots(len(runs), 1, figsize=size, squeeze=False)[1][:, 0]
-        for ax, run in zip(axes, map(_read, runs), strict=True):
+        for ax, run in zip(axes, map(report.measured, runs), strict=True):
             cases = run.cases
             first = next(iter(cases.values()))
             split = [step_by_kind(case, first) for case in cases.values()]
@@ -130,7 +130,7 @@ def plot_kinds(runs, axes=None):
             ax.set_yticks(range(len(cases)), list(cases))
             ax.invert_yaxis()
             ax.set(xlim=(0, 1.25 * max(left)))
-            ax.set_title(_what(run), fontsize=9, fontweight="normal")
+            ax.set_title(report.experiment_text(run), fontsize=9, fontweight="normal")
         ax.set_xlabel("step (ms); x: times as fast as the first")
         axes[0].legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
     return axes
@@ -138,7 +138,7 @@ def plot_kinds(runs, axes=None):
 
 def plot_trace(run, cases=("neither", "both"), ax=None):
     """Draw the first kernels of a step in time, by kind: what comes between convolutions."""
-    run = _read(run)
+    run = report.measured(run)
     traces = [run.cases[case]["trace_ms"] for case in cases]
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(11, 1.1 + 0.7 * len(cases)))[1]
@@ -150,7 +150,7 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
         ax.invert_yaxis()
         end = min(trace[-1][1] - trace[0][1] for trace in traces)
         ax.set(xlim=(0, end), xlabel="time since the first kernel of the step (ms)")
-        ax.set_title(_what(run), fontsize=9, fontweight="normal")
+        ax.set_title(report.experiment_text(run), fontsize=9, fontweight="normal")
         handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in COLOURS.values()]
         ax.legend(handles, COLOURS, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.12), fontsize=9)
     return ax
@@ -158,7 +158,7 @@ def plot_trace(run, cases=("neither", "both"), ax=None):
 
 def plot_multiples(run, axes=None):
     """Draw the speeds of experiments/multiples.py by size, with multiples of 8 in colour."""
-    run, found = _read(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
+    run, found = report.measured(run), defaultdict(list)  # "channels": [(63, 51.2, "GFLOP/s"), ...]
     for m in run.measures:
         found[m.what].append((m.x, m.value, m.unit))
     with report.style():
@@ -171,7 +171,9 @@ def plot_multiples(run, axes=None):
             colours = [NCHW if size % 8 else NHWC for size in sizes]
             ax.bar([str(size) for size in sizes], values, 0.7, color=colours)
             ax.set(ylabel=unit, xlabel=what)
-        axes[0].set_title(f"blue: multiples of 8; {_what(run)}", fontsize=9, fontweight="normal")
+        axes[0].set_title(
+            f"blue: multiples of 8; {report.experiment_text(run)}", fontsize=9, fontweight="normal"
+        )
     return axes
 
 
@@ -180,7 +182,7 @@ def plot_autotuner(runs, axes=None):
     with report.style():
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)[1]
-        runs = [_read(run) for run in runs]
+        runs = [report.measured(run) for run in runs]
         for run, colour in zip(runs, (NCHW, NHWC), strict=True):
             found = defaultdict(list)
             tuned = "on" if run.start["arguments"]["autotuner"] else "off"
@@ -198,7 +200,7 @@ def plot_autotuner(runs, axes=None):
         else:
             axes[0].set_ylim(bottom=0)
         axes[0].set_ylabel("time of the step (ms)")
-        axes[0].figure.suptitle(_what(runs[0]), fontsize=9, x=0.01, ha="left")
+        axes[0].figure.suptitle(report.experiment_text(runs[0]), fontsize=9, x=0.01, ha="left")
     return axes
 
 
@@ -243,16 +245,3 @@ def _plot_pairs(ax, pairs, figure, better):
             ax.text(at, max(values), text, ha="center", va="bottom", fontsize=8.5, **style)
     ax.set_xticks(range(len(pairs)), list(pairs))
     ax.margins(y=0.12)
-
-
-def _read(run):
-    read = log.read(run)
-    if not read.measures:
-        raise ValueError(f"{read.path}: nothing was measured; see the job's stderr.txt")
-    return read
-
-
-def _what(run):
-    s = summary(run)
-    sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}, {s.arguments['precision']}"
-    return f"{sizes}; {report.hardware_text(s)}"

@@ -124,6 +124,22 @@ def hardware_text(s: Summary) -> str:
     return f"recorded on {text}, torch {s.versions.get('torch')}, {s.date}" if s.recorded else text
 
 
+def measured(run) -> log.Run:
+    """Return the log of an experiment. Raises UserError if it ended before it had measured."""
+    found = log.read(run)
+    if not (found.measures or found.cases):
+        raise UserError(f"{found.path}: nothing was measured; see the job's stderr.txt")
+    return found
+
+
+def experiment_text(run) -> str:
+    """Return the setting of an experiment in one line, with its precision and its mode."""
+    s = summary(run)
+    how = filter(None, (s.arguments.get("precision"), s.arguments.get("mode")))
+    sizes = ", ".join([s.model, f"{s.image_size} px", f"batch {s.batch_size}", *how])
+    return f"{sizes}; {hardware_text(s)}"
+
+
 # One run: its report ---------------------------------------------------------------------------
 
 
