@@ -8,9 +8,9 @@ from dlojz.runs import log
 
 OTHERWISE = "not-compiled"
 SMALL = "--test --data synthetic --model squeezenet1_1 --image-size 32 -b 8 --test-nsteps 4"
-# In Dynamo's reasons; what is disabled are the hooks of the check itself, if the trainer compiles
+# In Dynamo's reasons. What is disabled are the hooks of the check itself, if the trainer compiles
 # the function that calls the model.
-LIMIT, DISABLED = re.compile("recompile limit"), re.compile("torch.compiler.disable")
+LIMIT, NO_BREAK = re.compile("recompile limit"), re.compile("recompile limit|compiler.disable")
 OUTSIDE = 0.2  # of the matrix products: compiling block by block leaves the first and the last
 
 
@@ -59,12 +59,8 @@ def _at_most(what, count, mine, reference, hint):
 
 
 def _breaks(run):
-    reasons = {
-        why: count
-        for why, count in run.compilation.breaks.items()
-        if not (LIMIT.search(why) or DISABLED.search(why))
-    }
-    return [why for why, count in reasons.items() for _ in range(count)]
+    reasons = run.compilation.breaks.items()
+    return [why for why, count in reasons if not NO_BREAK.search(why) for _ in range(count)]
 
 
 def _again(run):
