@@ -206,7 +206,6 @@ class Compilation(Record):
     breaks: dict = field(default_factory=dict)  # how many, by reason
     differentiated: int = 0  # graphs that AOTAutograd took: with the backend "eager", none
     generated: int = 0  # graphs for which Inductor made code, forward and backward
-    cached: int = 0  # those of them whose code was in its cache
 
     @property
     def in_training(self) -> list[dict]:

@@ -53,7 +53,6 @@ class Compilations:
             breaks=self._breaks(),
             differentiated=counters["aot_autograd"]["ok"],
             generated=inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_hit"],
-            cached=inductor["fxgraph_cache_hit"],
         )
 
     def _breaks(self):
