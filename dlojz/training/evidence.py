@@ -1,6 +1,6 @@
 """Evidence of what a run really did, collected outside the trainer's source.
 
-The trainer calls `watch` once. It logs four records of `dlojz.runs.records`:
+The trainer calls `watch` once. It logs these records of `dlojz.runs.records`:
 
 samples  before a test run on files: what the data set makes of a file of our own.
 probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
@@ -10,6 +10,7 @@ last   the last step of a test run, under the profiler, outside the measured win
        if the trainee's profiler records that step.
 whole  all steps, from what the host knows without waiting: shapes of the inputs, numbers of
        backward passes and optimizer steps, and whether the weights changed.
+compilation  what torch.compile did, if anything: see `dlojz.training.compilation`.
 
 The hooks of the probe are removed when it ends. The others touch no data on the device: they cost
 microseconds, and `torch.compile` leaves them out of its graphs.
@@ -115,7 +116,8 @@ class Witness:
         mode = "train" if model.training else "val"
         if mode == "train":
             self._counts["forward"] += 1
-            self._to_compile -= not self._probe
+            if not self._probe:
+                self._to_compile -= 1
         if mode not in self._pixels and not images.is_meta:
             self._pixels[mode] = _pixels(images)
         self._inputs[
