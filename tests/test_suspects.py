@@ -155,6 +155,23 @@ def test_what_the_host_reads_comes_before_the_small_work_that_remains(tmp_path, 
     assert found == ["item", "small-batch"]
 
 
+@pytest.mark.parametrize(("reads", "fault"), [(Machine.item, "item"), (Machine.nonzero, "waits")])
+def test_many_reads_are_named_though_they_cost_little_while_the_host_is_behind(
+    tmp_path, reads, fault
+):
+    """A profiler slows the host. Without it the same reads cost more."""
+
+    def plant(machine):
+        for _ in range(2):
+            machine.train(TINY)
+        for _ in range(20):
+            reads(machine)
+
+    found = accused(tmp_path, simulated(TINY, plant))
+    assert [s.fault for s in found] == [fault, "small-batch"]
+    assert found[0].share < suspects.OTHER_SHARE
+
+
 @pytest.mark.parametrize("load_ms", [0.1, 0.5])
 def test_small_work_is_not_the_loaders_fault(tmp_path, load_ms):
     """Though the host is never ahead after it waited for the batch."""
@@ -230,6 +247,14 @@ def test_who_waits_least_and_was_away_is_the_straggler(tmp_path):
     assert only.share == pytest.approx(0.58)
     assert "process 0 waited 5.8 ms longer" in only.evidence
     assert "than process 1" in only.evidence
+
+
+def test_who_waits_least_and_worked_longer_is_the_straggler_too(tmp_path):
+    first = steps((CONV, 0, 4), (NCCL, 4, 10))
+    busier = steps((CONV, 0, 9.8), (NCCL, 9.8, 10))
+    (only,) = accused(tmp_path, first, busier)
+    assert only.fault == "straggler"
+    assert "than process 1, the straggler, whose device worked 5.8 ms longer" in only.evidence
 
 
 def test_who_is_late_by_many_small_holes_was_not_away(tmp_path):

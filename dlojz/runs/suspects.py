@@ -1,11 +1,10 @@
 """The fault of a training run, from its traces.
 
 Each rule looks for one piece of evidence. Its threshold lies about midway, on a logarithmic scale,
-between the traces with that fault and all the others in reference/*/04-trace-fault-*. Those called
-held-out and unseen are traces of other training runs, and no number is fitted to them. But the rule
-for the straggler asks for a long hole because without that it misread one of them, unseen-none-x2.
-For causes that were not recorded on a GPU yet (OTHERS) there is one threshold, that of the garbage
-collector. The rules were tried on a simulated host and device (tests/simulated.py).
+between the weakest of that fault and all the others in reference/*/04-trace-fault-* and -open-*.
+Those called held-out, unseen and sealed are traces of other training runs, and no number is fitted
+to them. But the rule for the straggler asks for a long hole because without that it misread one of
+them, unseen-none-x2. The rules were tried on a simulated host and device (tests/simulated.py), too.
 """
 
 import re
@@ -80,20 +79,21 @@ class Witness:
 # In each comment: the value measured with the fault, and without it. Shares are of the step.
 DATA_SHARE = 0.2  # 0.97 with one worker, else at most 0.05
 COLLECTOR_SHARE = 0.05  # 0.53, else 0
-PAGEABLE_SHARE = 0.02  # 0.17, else 0.0004
-READS = 10  # by .item(), per step: 161, else at most 1
+PAGEABLE_SHARE = 0.005  # 0.06, else 0.0004
+READS = 5  # by .item() and the like, per step: 19 or more, else at most 1
 PRINTS = 1  # tensors that are read to be printed: 89, else none
-READS_SHARE = 0.01  # of either: 0.10
-LAUNCH_SHARE = 0.5  # 0.87, else 0.31
-NCHW_SHARE = 0.05  # 0.62, else 0
-OTHER_SHARE = 0.05  # of a cause that nobody planted: else at most 0.01
+READS_SHARE = 0.003  # of either: 0.004 where the host is never ahead
+LAUNCH_SHARE = 0.5  # 0.84, else 0.36 with a host that keeps up
+NCHW_SHARE = 0.03  # 0.41, else 0.002
+OTHER_SHARE = 0.03  # of a cause outside the classes: 0.085, else at most 0.01
 NCHW = re.compile(
     r"nchwto|nhwcto|bn_[fb]w_(?!.*nhwc)"
     r"|batch_norm_(backward|collect_statistics|transform_input)_kernel",
     re.I,
 )
-LATE_SHARE = 0.05  # by which one process waits longer in collectives: 0.27, else 0.008
-AWAY_SHARE = 0.06  # the longest hole of the straggler: 0.30, else 0.012
+LATE_SHARE = 0.05  # by which one process waits longer in collectives: 0.08, else 0.008
+AWAY_SHARE = 0.045  # the longest hole of the straggler: 0.066, else 0.03
+WORKED_SHARE = 0.5  # of the time by which it is late, that its device worked longer: else 0.01
 
 
 def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
@@ -169,13 +169,14 @@ def _waits(reading) -> Suspect | None:
     if not mine:
         return None
     share = sum(w.idle_ms for w in mine) / reading.steps / reading.step_ms
+    count = sum(w.count for w in mine) / reading.steps
     worst = mine[0]
     where = f" in {worst.line}" if worst.line else ""
     return _if(
-        share >= OTHER_SHARE,
+        share >= (READS_SHARE if count >= READS else OTHER_SHARE),
         "waits",
         share,
-        f"in each step the host waits {sum(w.count for w in mine) / reading.steps:.3g} times for "
+        f"in each step the host waits {count:.3g} times for "
         f"the device, first of all by {worst.why or worst.call}{where}, "
         f"which leaves it idle for {share:.1%} of the step",
     )
@@ -296,7 +297,7 @@ RULES: tuple[Callable, ...] = (
 
 
 def _straggler(witnesses) -> Suspect | None:
-    """Return a suspect if the process that waits least in collectives was idle for long.
+    """Return a suspect if the process that waits least in collectives was idle for long, or worked.
 
     The last process to reach a collective waits least in it. A process whose every launch is slow
     is late as well, but has many short holes.
@@ -305,21 +306,31 @@ def _straggler(witnesses) -> Suspect | None:
     last = min(witnesses, key=lambda w: w.reading.exposed_ms)
     late_ms = first.reading.exposed_ms - last.reading.exposed_ms
     share = late_ms / first.reading.step_ms
-    if share < LATE_SHARE:
+    if share < LATE_SHARE or not (reason := _why_late(first, last, late_ms)):
         return None
-    away_ms = _longest_hole(last)
-    absences = host.absences(last.trace)
-    longest = max(absences, key=lambda e: e.ms, default=None)
-    place = longest and (longest.name or host.phase_of(last.trace, longest))
-    return _if(
-        away_ms >= AWAY_SHARE * last.reading.step_ms,
+    return Suspect(
         "straggler",
         share,
         f"process {witnesses.index(first)} waited {late_ms:.1f} ms longer in the collectives of a "
-        f"step than process {witnesses.index(last)}, the straggler, whose device was idle for "
-        f"{away_ms:.1f} ms at a stretch"
-        + (f", while its host did something else in {place!r}" if place else ""),
+        f"step than process {witnesses.index(last)}, the straggler, whose device {reason}",
     )
+
+
+def _why_late(first, last, late_ms):
+    """Return what the device of the last process did meanwhile, or None."""
+    away_ms = _longest_hole(last)
+    if away_ms >= AWAY_SHARE * last.reading.step_ms:
+        longest = max(host.absences(last.trace), key=lambda e: e.ms, default=None)
+        place = longest and (longest.name or host.phase_of(last.trace, longest))
+        did = f", while its host did something else in {place!r}" if place else ""
+        return f"was idle for {away_ms:.1f} ms at a stretch{did}"
+    more_ms = _worked_ms(last) - _worked_ms(first)
+    return f"worked {more_ms:.1f} ms longer" if more_ms >= WORKED_SHARE * late_ms else None
+
+
+def _worked_ms(witness):
+    """Return how long a device works in a step, without what it exchanges."""
+    return sum(ms for kind, ms in witness.reading.kinds.items() if kind != kinds.COMMUNICATION)
 
 
 def _longest_hole(witness):
