@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from dlojz import course
-from dlojz.runs import planted, suspects
+from dlojz.runs import breakdown, planted, spans, suspects
 from dlojz.table import Table
 
 SETS = ("fault", "held-out", "unseen", "cpu", "open", "sealed")
@@ -36,15 +36,33 @@ def named(folder: Path) -> list[suspects.Suspect]:
 def confusion(folders) -> Counter:
     """Return how often each (set, planted fault, named fault) was seen.
 
-    A name that a trace cannot contradict counts as the fault's, see `dlojz.runs.planted`.
+    A name that a trace cannot contradict counts as the fault's, see `right`.
     """
     return Counter((which_set(f), *_pair(f, named(f)[0].fault)) for f in folders)
+
+
+def right(folder: Path) -> set[str]:
+    """Return the names that are right for a recording.
+
+    If no fault was planted, or none that shows, only the launches can keep the device from working.
+    Where that takes more than half of the step, "small-batch" says no less than the truth.
+    """
+    names = planted.right(folder)
+    if "none" in names and any(map(_idles_for_half, suspects.traces_of(folder))):
+        names.add("small-batch")
+    return names
+
+
+def _idles_for_half(found):
+    return found.on_gpu and spans.length(breakdown.holes(found)) > 0.5 * sum(
+        step.ms for step in found.steps
+    )
 
 
 def _pair(folder, said):
     true = planted.fault(folder)
     true = planted.SHOWN_AS.get(true, true)
-    return (true, true) if said in planted.right(folder) else (true, said)
+    return (true, true) if said in right(folder) else (true, said)
 
 
 def table(counts: Counter, which: str) -> Table:
