@@ -4,7 +4,13 @@ import pytest
 from dlojz.runs import planted, suspects, trace
 
 # The numbered ones are too many for each run of the tests: `python tools/confusion.py` reads them.
-FOLDERS = [f for f in confusion.recordings() if not planted.NUMBERED.match(f.name)]
+# Of these some that were misread once: reads that cost little, and a host that its recording slows.
+MISREAD = ("open-07", "open-18", "sealed-11")
+FOLDERS = [
+    folder
+    for folder in confusion.recordings()
+    if not planted.NUMBERED.match(folder.name) or folder.name.endswith(MISREAD)
+]
 
 
 def test_each_fault_is_recorded_in_three_trainings():

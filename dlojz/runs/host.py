@@ -30,6 +30,7 @@ FORMATS = re.compile(
     "|ceil|ne|eq|__and__|abs|to|min|max|div|gt|lt)$"
 )
 AWAY_MS = 3  # without a call of CUDA; a host that launches calls every 0.1 ms, at most 2.7
+AWAY_RECORDED_MS = 4  # if Python's functions are recorded, which slows it: 5.1, else at most 3.05
 MAYBE_PRINT = "print, it seems"
 LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
 DDP = "DistributedDataParallel.forward"  # measures itself in its first steps, and waits for that
@@ -205,7 +206,8 @@ def absences(trace: Trace) -> list[Event]:
     asking = spans.of(c for c in trace.calls if c.where in threads) if trace.on_gpu else []
     asking = asking or spans.of([*trace.ops, *(e for e in trace.ranges if GLOO.match(e.name))])
     known = spans.union([*asking, *loading(trace), *spans.of(collections(trace))])
-    long = [s for s in spans.without(whole, known) if s[1] - s[0] >= AWAY_MS]
+    least_ms = AWAY_RECORDED_MS if trace.lines else AWAY_MS
+    long = [s for s in spans.without(whole, known) if s[1] - s[0] >= least_ms]
     found = [Event(_place(trace, begin, end), begin, end, trace.thread) for begin, end in long]
     return [span for span in found if not OPTIMIZER.match(phase_of(trace, span))]
 
