@@ -543,8 +543,11 @@ def test_losses_stay_in_the_band_that_the_solution_itself_needs():
     assert band([], [], []) == State.UNMEASURED
 
 
-def clock_findings(folder, change=None):
-    """The findings on the clocks of ten steps of 100 ms; `change(event)` changes the log."""
+def clock_findings(folder, change=None, **solved):
+    """The findings on the clocks of ten steps of 100 ms; `change(event)` changes the log.
+
+    solved: what differs in the solution's.
+    """
     log_file = write_log(folder / "events.jsonl")
     made.audit(folder, images=32, steps=10, step_s=0.1)
     events = [json.loads(line) for line in log_file.read_text().splitlines()]
@@ -553,7 +556,8 @@ def clock_findings(folder, change=None):
             change(event)
     log_file.write_text("".join(json.dumps(event) + "\n" for event in events))
     (run,) = log.read(folder).ranks
-    solution = dataclasses.replace(run, probe=records.Probe(loader=records.Loader()))
+    run = dataclasses.replace(run, whole=records.WholeRun(optimizer_steps=10))
+    solution = dataclasses.replace(run, probe=records.Probe(loader=records.Loader()), **solved)
     return {f.what: f for f in judged.clocks(run, solution)}
 
 
@@ -593,6 +597,26 @@ def test_steps_that_the_chronometer_says_are_shorter_fail(tmp_path):
 )
 def test_more_images_per_second_than_the_steps_took_fail(tmp_path, change):
     assert clock_findings(tmp_path, change)["Chronometer's speed"].fails
+
+
+@pytest.mark.parametrize(
+    ("skipped", "first", "ends", "fails"),
+    [
+        (0, 3, 10, False),
+        (2, 5, 10, False),
+        (2, 3, 10, False),
+        (0, 5, 10, True),
+        (2, 5, 9, True),
+    ],
+)
+def test_a_window_may_begin_later_if_a_scaler_skipped_updates(
+    tmp_path, skipped, first, ends, fails
+):
+    """The measurement waits for the first update."""
+    windows = [{"first_step": first, "steps": ends - first, "wall_s": 0.1 * (ends - first)}]
+    whole = records.WholeRun(optimizer_steps=10 - skipped)
+    found = clock_findings(tmp_path, windows=windows, whole=whole)
+    assert found["Chronometer's windows"].fails == fails
 
 
 def test_clocks_that_agree_pass(tmp_path):

@@ -10,9 +10,9 @@ from made import RESNET
 from test_stats import write_log
 
 from dlojz.check import bars, ending, exercises, judge, run
-from dlojz.check.exercises import FASTER, PARTS, Runs, State
+from dlojz.check.exercises import FASTER, PARTS, Runs, State, common
 from dlojz.check.verdict import Verdict
-from dlojz.runs import log, stats
+from dlojz.runs import log, records, stats
 
 PASSED, FAILED, NOT_ASKED, UNMEASURED = State
 
@@ -185,6 +185,28 @@ def rewrite(folder, change):
     file = folder / "events.jsonl"
     events = [change(json.loads(line)) for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps(event) + "\n" for event in events if event))
+
+
+@pytest.mark.parametrize(
+    ("precision", "mine", "hint"),
+    [
+        ("fp16", 10, "skipped"),
+        ("fp16", 12, "backward"),
+        ("fp16", 4, "backward"),
+        ("bf16", 10, "backward"),
+    ],
+)
+def test_updates_that_a_scaler_would_have_skipped_have_a_hint_of_their_own(
+    tmp_path, precision, mine, hint
+):
+    reference = log.read(timed(tmp_path, "solution", 20, precision=precision))
+    runs = [
+        dataclasses.replace(reference, whole=records.WholeRun(backward=10, optimizer_steps=n))
+        for n in (mine, 7)
+    ]
+    (found,) = (f for f in common.same_work(*runs) if f.what == "updates of the weights")
+    assert found.fails
+    assert found.hint == hint
 
 
 def too_short(folder, folders):

@@ -320,7 +320,9 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
 
     Nor may a trainer stop the Chronometer's clock.
     """
-    parts = [_parts(r) for r in (run, reference)]
+    # A window waits for the first update that a gradient scaler does not skip.
+    updates = [r.whole.optimizer_steps for r in (run, reference)]
+    parts = [_parts(r, begins=updates[0] == updates[1]) for r in (run, reference)]
     found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
     windows = run.audit.windows
     if not windows:
@@ -352,9 +354,11 @@ def _stock(windows, loader):
     return _finding(what, ahead <= most, f"{ahead}, for {steps} steps", asked, "ahead")
 
 
-def _parts(run):
+def _parts(run, begins):
     """Return which steps the Chronometer measured, and how many validations it counted."""
-    windows = ", ".join(f"{w['steps']} from {w['first_step']}" for w in run.windows) or "none"
+    words = "{steps} from {first_step}" if begins else "to {end}"
+    ends = [w | {"end": w["first_step"] + w["steps"]} for w in run.windows]
+    windows = ", ".join(words.format(**w) for w in ends) or "none"
     return f"steps: {windows}; validations: {len(run.validations)}"
 
 
