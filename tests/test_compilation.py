@@ -57,6 +57,16 @@ def test_a_clean_model_is_one_graph_compiled_in_the_first_step():
     assert not again(found)
 
 
+def test_a_reset_hides_no_later_compilation():
+    model = Small()
+    watched = compilation.Compilations(lambda: ("train", 0))
+    model.compile(backend="aot_eager")
+    for _ in range(2):
+        torch.compiler.reset()
+        model(torch.randn(2, 4)).backward()
+    assert len(watched.seen().seen) == 4, "both passes, twice"
+
+
 def test_a_print_breaks_the_graph():
     def printed(module, x):
         print(end="")

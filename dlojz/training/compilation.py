@@ -23,14 +23,22 @@ def is_compiled(model) -> bool:
     )
 
 
+class _Kept(list):
+    """A list of callbacks whose first stays when `torch.compiler.reset()` clears it."""
+
+    def clear(self):
+        del self[1:]
+
+
 class Compilations:
     """The compilations of a process from now on. Made before the trainer's first step."""
 
     def __init__(self, place: Callable[[], tuple[str, int]]):
         """place: returns "train" or "val", and how many training steps have begun."""
         self._place, self._begun, self._seen = place, None, []
-        callback_handler.register_start_callback(self._starts)
-        callback_handler.register_end_callback(self._ends)
+        starts, ends = callback_handler.start_callbacks, callback_handler.end_callbacks
+        callback_handler.start_callbacks = _Kept([self._starts, *starts])
+        callback_handler.end_callbacks = _Kept([self._ends, *ends])
 
     def _starts(self, event):
         self._begun = time.perf_counter()
