@@ -19,6 +19,7 @@ microseconds, and `torch.compile` leaves them out of its graphs.
 import gc
 import math
 import sys
+import time
 import zlib
 from collections import Counter
 from contextlib import nullcontext, suppress
@@ -43,6 +44,7 @@ DDP_FACTS = (
     *("broadcast_buffers", "has_sync_bn", "static_graph", "comm_hook", "device_ids"),
 )
 CPU = torch.autograd.DeviceType.CPU
+RANGE_S = 0.1  # gloo's threads complete a collective, and end its range in the trace a moment later
 COMPILES_IN = 2  # steps after the probe: in the first one, and a CUDA graph is recorded in the next
 
 
@@ -233,6 +235,8 @@ class Witness:
         """Stop the profiler at the end of the last step, and log what it saw."""
         if self._profiler is None:
             return
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            time.sleep(RANGE_S)
         events = stop_profiler(self._profiler)
         self._profiler = None
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
