@@ -33,6 +33,12 @@ IMAGES_PER_S = {
     "vgg19": {"fp32": 500, "tf32": 1500, "fp16": 2900, "bf16": 2900},
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
+LADDERS = {  # rough speeds on an H200: in fp32, and at the end
+    "resnet50": (900, 6600),
+    "resnet152": (380, 3000),
+    "convnext_tiny": (900, 3000),
+    "vit_b_16": (450, 2000),
+}
 ARROWS = ("ac2g", "fwdbwd")  # drawn from a call to its kernel, from forward to backward
 TOLD = ("correlation", "device", "stream")  # the fields of an event that are kept
 EXPERIMENTS = "notebooks/experiments"
@@ -42,11 +48,17 @@ IDLE_CALLS = re.compile(  # calls of CUDA that neither launch nor wait, many for
 )
 TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "print", "garbage")
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
+MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
 
 
 def _flags(model, precision, batch):
-    images = WINDOW_S * IMAGES_PER_S[model][precision]
+    return _steps(model, IMAGES_PER_S[model][precision], batch)
+
+
+def _steps(model, images_per_s, batch):
+    """Return flags for a window that is long enough at this speed."""
+    images = WINDOW_S * images_per_s
     nsteps = WARM_UP_AND_LAST + max(6, math.ceil(images / batch))
     return f"--model {model} -b {batch} --test-nsteps {nsteps} {SYNTHETIC}"
 
@@ -118,6 +130,36 @@ def _experiments_06():
         yield f"06-unused-x{n}", f"{EXPERIMENTS}/unused.py"
 
 
+def _ladder_09():
+    """Yield the same training after each step of the course, and compiled in several batch sizes.
+
+    On a bare machine each run compiles with empty caches.
+    """
+    compiled = "--precision bf16 --compile"
+    rungs = {
+        "1-fp32": ("01", ""),
+        "2-tf32": ("02", "--precision tf32"),
+        "3-fp16": ("02", "--precision fp16"),
+        "3-bf16": ("02", "--precision bf16"),
+        "4-channels-last": ("03", "--precision bf16"),
+        "4-channels-last-fp16": ("03", "--precision fp16"),
+        **{f"5-{mode}": ("09", f"{compiled} {mode}") for mode in MODES},
+        "5-reduce-overhead-fp16": ("09", "--precision fp16 --compile reduce-overhead"),
+    }
+    for model, (slow, fast) in LADDERS.items():
+        for rung, (step, how) in rungs.items():
+            flags = _steps(model, slow if step == "01" else fast, 256)
+            yield f"09-ladder-{model}-{rung}", f"{_solution(step)} {flags} {how}".rstrip()
+    for batch in (32, 64, 128, 512):
+        for step, how in (("03", "--precision bf16"), ("09", f"{compiled} default")):
+            flags = _steps("resnet50", 6600, batch)
+            yield f"09-batch-resnet50-{step}-b{batch:04d}", f"{_solution(step)} {flags} {how}"
+    for n, again in product((1, 2), (1, 2, 3)):
+        flags = _steps("resnet50", 6600, 256)
+        run = f"{_solution('09')} {flags} {compiled} default"
+        yield f"09-compiled-resnet50-bf16-x{n}-{again}", run
+
+
 def _solution(step):
     return f"solutions/dlojz_{course.step(step)}.py"
 
@@ -161,6 +203,7 @@ RECORDINGS = {
         "09-pointwise": f"{EXPERIMENTS}/pointwise.py",
         "09-graphs": f"{EXPERIMENTS}/graphs.py",
         "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
+        **dict(_ladder_09()),
     },
 }
 
