@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,12 +50,7 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
             f"--model, of at most {MOST_STATE / 12e6:,.0f} million parameters"
         )
     found = tuple(entries(exercise, job, pairs))
-    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), _seconds(run))
-
-
-def _seconds(run) -> float:
-    times = [datetime.fromisoformat(e["time"]) for e in (run.start, run.end) if "time" in e]
-    return (times[-1] - times[0]).total_seconds() if times else 0.0
+    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), run.seconds)
 
 
 def job_of(job) -> launch.Job:

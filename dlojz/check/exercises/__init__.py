@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from importlib import import_module, resources
 
-from dlojz.runs import log
+from dlojz.runs import log, stats
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
@@ -95,6 +95,15 @@ class Runs:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """The pairs of a check; without pairs, `before` is empty and there is no comparison."""
+
+    before: list[stats.Summary]
+    after: list[log.Run]
+    comparison: stats.Comparison | None
+
+
+@dataclass(frozen=True)
 class Exercise:
     """What a step of the course asks for."""
 
@@ -111,6 +120,8 @@ class Exercise:
     hint_of: Mapping[str, str] = field(default_factory=dict)  # for findings that all have in common
     of_files: bool = False  # the step is about loading: a run may wait for its images
     first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
+    # What the speed has cost: it is reported, and nothing is asked of it.
+    price: Callable[[Timed], list[Finding]] = lambda timed: []
 
     @cached_property
     def hints(self) -> dict[str, Hint]:
