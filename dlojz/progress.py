@@ -147,11 +147,16 @@ def overview() -> Table:
     return Table(head, rows, "<<<<<", f"no notebooks in {course_root() / 'notebooks'}")
 
 
+def _short(name):
+    """Return what a terminal calls a step, or a prepared exercise."""
+    return name if name in course.PREPARED else name[:2]
+
+
 def _verdict_rows(found):
     for item in found:
         word = "passed" if item["done"] else "not yet" if item["attempts"] else ""
         done = f"{word}, job {item['job']}" if item["job"] else word
-        left = "" if item["done"] else f"dlojz check {item['key'][:2]}"
+        left = "" if item["done"] else f"dlojz check {_short(item['key'])}"
         yield "verdict", done, _when(item), left
 
 

@@ -13,6 +13,7 @@ from dlojz.check.exercises import (
     SAME,
     Exercise,
     Finding,
+    Prepared,
     Runs,
     State,
     Timed,
@@ -76,6 +77,20 @@ def judge(
     pairs = len(_names(folders, "after-"))
     notes = tuple(w for w in warnings if _tells(w, pairs, exercise))
     return Verdict(exercise.step, [*findings, faster, *price], exercise.hints, comparison, notes)
+
+
+def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
+    """Return the verdict on a job that ran a prepared file. failed: how it ended, if not well."""
+    cases = {}
+    with suppress(log.LogError):
+        cases = log.read(folder).cases
+    if not failed and exercise.last in cases:
+        findings = exercise.findings(cases)
+    else:
+        told = failed or "it logged nothing to compare: are the file's last two lines still there?"
+        ended = Finding(exercise.parts[0], "job", State.FAILED, told, "completed", "failed")
+        findings = [ended, *(replace(NOT_JUDGED, part=part) for part in exercise.parts)]
+    return Verdict(exercise.step, findings, exercise.hints, parts=exercise.parts)
 
 
 MISSING = ending.Ending(ending.How.UNFINISHED, "it was not run")

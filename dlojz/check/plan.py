@@ -54,7 +54,18 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
 
 
 def job_of(job) -> launch.Job:
-    """Return the job to check, from a job, a sweep or a number; by default the last one."""
+    """Return the test run to check, from a job, a sweep or a number; by default the last one."""
+    job = ended(job)
+    if "--test" not in flags_of(job):
+        raise CheckError(
+            f"job {job.id} is not a test run: submit it again with --test, as in "
+            f'submit("{job.command} --test")'
+        )
+    return job
+
+
+def ended(job) -> launch.Job:
+    """Return the job to check, which has ended. Raises CheckError if it has not."""
     job = job or launch.latest()
     job = job[-1] if isinstance(job, list) else job  # of a sweep, its last
     job = job if isinstance(job, launch.Job) else launch.find(job)
@@ -71,11 +82,6 @@ def job_of(job) -> launch.Job:
     if state in (launch.State.CANCELLED, launch.State.NODE_FAIL, launch.State.PREEMPTED):
         why = job.status.get("reason") or "it did not end on its own"
         raise CheckError(f"job {job.id} is {state}: {why}. Submit it again, and check that job")
-    if "--test" not in flags_of(job):
-        raise CheckError(
-            f"job {job.id} is not a test run: submit it again with --test, as in "
-            f'submit("{job.command} --test")'
-        )
     return job
 
 

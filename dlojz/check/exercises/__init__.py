@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from importlib import import_module, resources
 
+from dlojz.course import PREPARED
 from dlojz.runs import log, stats
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
@@ -131,6 +132,21 @@ class Exercise:
         return {key: known[key] for key in (*self.first_hints, *own, *common)}
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What is asked of a prepared file that a trainee repairs, beside the trainer."""
+
+    step: str  # its name, such as "09_repair"
+    parts: tuple[str, ...]  # of its findings
+    findings: Callable[[dict[str, dict]], list[Finding]]  # of the cases that its job logs
+    last: str  # of these cases
+
+    @cached_property
+    def hints(self) -> dict[str, Hint]:
+        """All hints of the exercise, in the order in which they are given."""
+        return read_hints(_module(self.step))
+
+
 MODULES = {
     **{"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"},
     **{"04_profiler": "profiler", "05_dataloader": "dataloader", "06_ddp": "ddp"},
@@ -142,6 +158,16 @@ def read_hints(name: str) -> dict[str, Hint]:
     """Return the hints of NAME.toml, in the order of the file."""
     text = resources.files(__name__).joinpath(f"{name}.toml").read_text("utf-8")
     return {key: Hint(**table) for key, table in tomllib.loads(text).items()}
+
+
+def _module(name):
+    """Return the module, and the hints, of a prepared exercise: they are named like its file."""
+    return PREPARED[name].removesuffix(".py")
+
+
+def prepared(name: str) -> Prepared:
+    """Return the exercise of this prepared file."""
+    return import_module(f"dlojz.check.exercises.{_module(name)}").EXERCISE
 
 
 def find(step: str) -> Exercise:
