@@ -81,14 +81,17 @@ class Counter(Clean):
 
 
 class CounterRepaired(Clean):
-    """The same number as a tensor: a value that the graph computes with."""
+    """The same number as a tensor, a new one in each call: a value that the graph computes with.
+
+    Changed in place, it would be changed before the backward pass of torch 2.11 reads it again.
+    """
 
     def __init__(self):
         super().__init__()
         self.register_buffer("steps", torch.zeros(()))
 
     def between(self, x):
-        self.steps += 1
+        self.steps = self.steps + 1
         return x * torch.clamp(self.steps / 100, max=1)
 
 
@@ -170,14 +173,14 @@ def perform(model, call, device):
 def fullgraph(make, calls, options, device):
     """Return what fullgraph=True says in these calls: the first error, and in which call."""
     torch.manual_seed(0)
+    torch.compiler.reset()
     model = make().to(device)
-    with Watch() as watch:
-        compiled = torch.compile(model, backend=watch.backend, fullgraph=True, **options)
-        for number, call in enumerate(calls):
-            try:
-                perform(compiled, call, device)
-            except Exception as error:  # Dynamo's errors have no common class that is public
-                return {"call": number, "error": type(error).__name__, "says": first_line(error)}
+    compiled = torch.compile(model, backend="eager", fullgraph=True, **options)
+    for number, call in enumerate(calls):
+        try:
+            perform(compiled, call, device)
+        except Exception as error:  # Dynamo's errors have no common class that is public
+            return {"call": number, "error": type(error).__name__, "says": first_line(error)}
     return {}
 
 
