@@ -147,17 +147,14 @@ def overview() -> Table:
     return Table(head, rows, "<<<<<", f"no notebooks in {course_root() / 'notebooks'}")
 
 
-def _short(name):
-    """Return what a terminal calls a step, or a prepared exercise."""
-    return name if name in course.PREPARED else name[:2]
-
-
 def _verdict_rows(found):
     for item in found:
         word = "passed" if item["done"] else "not yet" if item["attempts"] else ""
         done = f"{word}, job {item['job']}" if item["job"] else word
-        left = "" if item["done"] else f"dlojz check {_short(item['key'])}"
-        yield "verdict", done, _when(item), left
+        prepared = item["key"] in course.PREPARED  # beside the trainer, under its whole name
+        what = f"verdict {item['key']!r}" if prepared else "verdict"
+        name = item["key"] if prepared else item["key"][:2]
+        yield what, done, _when(item), "" if item["done"] else f"dlojz check {name}"
 
 
 def _prediction_rows(found):

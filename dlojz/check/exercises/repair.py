@@ -62,7 +62,7 @@ def _compiled(seen):
     """Return findings on the calls of the network as it is compiled."""
     graphs, ran = seen["graphs"], seen["graphs_run"]
     breaks = [
-        f"line {found['line']}, {found['text']}: {found['reason']}" for found in seen["breaks"]
+        f"line {found['line']}: {found['text']} ({found['reason']})" for found in seen["breaks"]
     ]
     again = seen["recompiles"]
     yield Finding(GRAPH, "graphs", graphs > 0, str(graphs), "one", "nothing")
