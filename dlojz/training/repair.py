@@ -8,6 +8,7 @@ import argparse
 import copy
 import importlib.util
 import io
+import math
 import random
 import secrets
 from contextlib import redirect_stdout
@@ -57,7 +58,7 @@ def load(path):
 
 
 def drawn(seed) -> list[tuple[bool, torch.Tensor]]:
-    """Return the inputs of all calls, and whether each is large: by turns, at random at first."""
+    """Return whether the input of each call is large, and the input. Small and large take turns."""
     torch.manual_seed(seed)
     first = random.Random(seed).randrange(2)
     sides = [(first + call) % 2 for call in range(CALLS)]
@@ -118,11 +119,12 @@ def compared(found, expected) -> dict:
 
 
 def off(found, expected) -> float:
-    """Return the largest difference between tensors; 1 if they are not of the same shapes."""
+    """Return the largest difference between tensors; infinity for other shapes or no numbers."""
     if [t.shape for t in found] != [t.shape for t in expected]:
-        return 1.0
+        return math.inf
     pairs = zip(found, expected, strict=True)
-    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
+    errors = [float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs]
+    return max(math.inf if math.isnan(error) else error for error in errors)
 
 
 def watched(network, calls, expected) -> dict:

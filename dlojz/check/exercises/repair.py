@@ -1,17 +1,18 @@
 """09_repair: a network computes what it did, and torch.compile makes one graph of it, once."""
 
-from dlojz.check.exercises import Finding, Prepared
+from dlojz.check.exercises import Finding, Prepared, State
 
 VALUES, GRAPH = "same values", "one graph"
 WARM = 10  # calls in which the counter may change the values
 SAME = 1e-5  # of the largest number; the branch and the counter change values by a tenth and more
+NOT_COMPARED = (State.UNMEASURED, "not compared", "compiled calls without an error", "eager")
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
     """Return findings on what `dlojz.training.repair` has logged."""
     file, eager, compiled = (cases[name] for name in ("file", "eager", "compiled"))
     return [
-        *_values(file["large"], (eager, compiled)),
+        *_values(file["large"], eager, compiled),
         _printed(eager),
         *_settings(file),
         *_compiled(compiled),
@@ -19,29 +20,31 @@ def findings(cases: dict[str, dict]) -> list[Finding]:
     ]
 
 
-def _values(large, ways):
-    """Return findings on the values of both ways: eager, and compiled."""
-    calls = len(large)
-    counts = [way.get("counted", "not to its end") for way in ways]
-    said = " and ".join(
-        f"{n:g}" if isinstance(n, float) else str(n or "nothing") for n in dict.fromkeys(counts)
-    )
-    late, eager, compiled = range(WARM, calls), *([way] for way in ways)
+def _values(large, eager, compiled):
+    """Return findings on the values of both ways; compiled, a call may have failed."""
+    calls, late = len(large), range(WARM, len(large))
+    ways = [way for way in (eager, compiled) if "outputs" in way]
     looks = (
         ("small inputs", ways, "outputs", [c for c in late if not large[c]], "branch"),
         ("large inputs", ways, "outputs", [c for c in late if large[c]], "branch"),
         (f"its first {WARM} calls", ways, "outputs", range(WARM), "ramp"),
-        ("gradients of the weights", eager, "gradients", range(calls), "gradients"),
-        ("the same, compiled", compiled, "gradients", range(calls), "in-place"),
+        ("gradients of the weights", [eager], "gradients", range(calls), "gradients"),
+        ("the same, compiled", ways[1:], "gradients", range(calls), "in-place"),
     )
+    counts = [way["counted"] for way in ways]
+    text = " and ".join("nothing" if n is None else f"{n:g}" for n in dict.fromkeys(counts))
     counted = all(n == calls for n in counts)
-    yield Finding(VALUES, "calls counted", counted, said, str(calls), "counter")
+    yield Finding(VALUES, "calls counted", counted, text, str(calls), "counter")
     for what, by, name, chosen, hint in looks:
-        errors = [way[name][call] for way in by if name in way for call in chosen]
-        wrong = [error for error in errors if not error <= SAME]  # NaN is wrong, too
-        text = f"{len(wrong)} of {len(errors)} differ"
-        text += f", by up to {max(wrong):.2g} of the largest" if wrong else ""
-        yield Finding(VALUES, what, not wrong, text, "as in the prepared network", hint)
+        errors = [way[name][call] for way in by for call in chosen]
+        yield _equal(what, errors, hint) if errors else Finding(VALUES, what, *NOT_COMPARED)
+
+
+def _equal(what, errors, hint):
+    wrong = [error for error in errors if error > SAME]
+    text = f"{len(wrong)} of {len(errors)} differ"
+    text += f", by up to {max(wrong):.2g} of the largest" if wrong else ""
+    return Finding(VALUES, what, not wrong, text, "as in the prepared network", hint)
 
 
 def _printed(eager):
@@ -65,7 +68,8 @@ def _compiled(seen):
         f"line {found['line']}: {found['text']} ({found['reason']})" for found in seen["breaks"]
     ]
     again = seen["recompiles"]
-    yield Finding(GRAPH, "graphs", graphs > 0, str(graphs), "one", "nothing")
+    hint = "eager" if graphs else "nothing"
+    yield Finding(GRAPH, "graphs", graphs == 1, str(graphs), "1", hint)
     yield Finding(GRAPH, "graph breaks", not breaks, "; ".join(breaks) or "none", "none", "breaks")
     text = f"{len(again)}, the first because of {again[0]}" if again else "none"
     yield Finding(GRAPH, "recompilations", not again, text, "none", "again")
