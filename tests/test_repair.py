@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlojz import course, progress
+from dlojz import cli, course, progress
 from dlojz.check import check, exercises, judge
 from dlojz.course import UserError
 from dlojz.launch import submit
@@ -184,6 +184,14 @@ def test_a_wrong_repair_gets_its_hint(verdict, name):
     assert found.hint_key == hint, found
 
 
+def test_the_solution_differs_in_the_network_only():
+    """So that the last hint shows nothing but the answer."""
+    ends = {
+        (s.partition("class Net")[0], s.partition("if __name__")[2]) for s in (BROKEN, REPAIRED)
+    }
+    assert len(ends) == 1
+
+
 def test_each_hint_is_that_of_a_wrong_repair_or_of_a_job_that_failed():
     known = set(exercises.prepared("09_repair").hints)
     assert known - {hint for _, hint in WRONG.values()} == {"failed"}
@@ -227,6 +235,7 @@ def test_a_job_is_judged_and_its_verdict_kept(prepared):
     assert "faster" not in repr(found), "nothing is timed"
     assert found.part("same values") == exercises.State.PASSED
     assert progress.last("verdicts", "09_repair")["parts"]["one graph"] == "failed"
+    assert cli.main(["check", "09_repair", job.id]) == 1
     (prepared / file).write_text(REPAIRED)
     assert "repair.py has changed since" in repr(check("09_repair", job))
     for _ in range(3):

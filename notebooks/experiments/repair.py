@@ -1,9 +1,9 @@
-"""A small network with three faults for torch.compile. Repair them, and change nothing else.
+"""A small network with three faults for torch.compile, which are to be repaired.
 
 Submitted by notebook 09, from your own copy: repair.py in the course's folder.
 
 What must stay, compiled or not:
-- the same values for small and for large inputs;
+- the same values and gradients, for small and for large inputs;
 - `calls` says how often the network was called, and in the first 10 calls it matters;
 - called without a compiler, it prints its line. Compiled, it may be silent.
 
