@@ -25,8 +25,9 @@ class BreakEven:
         return self._after(self.high), self._after(self.low)
 
     def _after(self, gain):
-        saved_ms = self.step_ms * (1 - 1 / gain)
-        return 1000 * self.paid_s / saved_ms if self.low > 1 else math.inf
+        if self.low <= 1:
+            return math.inf
+        return 1000 * self.paid_s / (self.step_ms * (1 - 1 / gain))
 
     def __str__(self):
         if self.low > 1:
