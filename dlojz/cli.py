@@ -348,7 +348,8 @@ def _show(runs, png=None):
 def _check(args):
     from dlojz.check import check
 
-    step = course.step(args.step)  # a typo is reported before anything is submitted
+    # A typo is reported before anything is submitted.
+    step = args.step if args.step in course.PREPARED else course.step(args.step)
     verdict = check(step, args.job or _last(), args.pairs)
     print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
     if args.hint:

@@ -3,6 +3,7 @@
 import difflib
 import os
 import threading
+from contextlib import suppress
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -15,6 +16,8 @@ CHAIN = (
     *("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "05_dataloader"),
     *("06_ddp", "09_compile"),
 )
+# Exercises beside the trainer: a prepared file, of which the trainee edits a copy.
+PREPARED = {"09_repair": "repair.py"}
 
 
 class UserError(ValueError):
@@ -66,8 +69,25 @@ def step(name: str | int) -> str:
     )
 
 
+def prepared(name: str) -> Path:
+    """Return the file of a prepared exercise, as it is handed out."""
+    return course_root() / "notebooks" / "experiments" / PREPARED[name]
+
+
+def own(name: str) -> str:
+    """Return the trainee's copy of a prepared file, as `submit` takes it; make it if there is none.
+
+    What is there is left as it is. To begin again, rename it.
+    """
+    with suppress(FileExistsError), (course_root() / PREPARED[name]).open("xb") as file:
+        file.write(prepared(name).read_bytes())
+    return PREPARED[name]
+
+
 def solution(name: str | int) -> Path:
-    """Return the trainer as it is after this step."""
+    """Return the trainer as it is after this step, or a prepared file without its faults."""
+    if name in PREPARED:
+        return course_root() / "solutions" / PREPARED[name]
     return course_root() / "solutions" / f"dlojz_{step(name)}.py"
 
 

@@ -151,8 +151,10 @@ def _verdict_rows(found):
     for item in found:
         word = "passed" if item["done"] else "not yet" if item["attempts"] else ""
         done = f"{word}, job {item['job']}" if item["job"] else word
-        left = "" if item["done"] else f"dlojz check {item['key'][:2]}"
-        yield "verdict", done, _when(item), left
+        prepared = item["key"] in course.PREPARED  # beside the trainer, under its whole name
+        what = f"verdict {item['key']!r}" if prepared else "verdict"
+        name = item["key"] if prepared else item["key"][:2]
+        yield what, done, _when(item), "" if item["done"] else f"dlojz check {name}"
 
 
 def _prediction_rows(found):

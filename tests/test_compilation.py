@@ -1,9 +1,14 @@
 """What is seen of torch.compile, and what an exercise makes of it."""
 
+import re
+
+import made
 import pytest
+import test_judge
 import torch
 from torch._dynamo.utils import counters
 
+from dlojz.check import judge
 from dlojz.check.exercises import Runs, State, compiling
 from dlojz.runs import log, records
 from dlojz.training import compilation, evidence
@@ -201,3 +206,55 @@ def test_the_graph_must_be_cut_at_ddps_buckets():
     usual = run([compiled(2)], wrapper="DistributedDataParallel", differentiated=6)
     assert hints(run([compiled(2)], differentiated=6), usual) == []
     assert hints(run([compiled(2)], differentiated=2), usual) == ["buckets"]
+
+
+# What it costs, in the verdict -------------------------------------------------------------------
+
+
+def priced(folder, monkeypatch, gain, pairs=True):
+    """The verdict on six pairs with this gain, of runs that compiled for 300 s."""
+    asked = ("09_compile", "bf16", "cuda:0", "NVIDIA H200", made.RESNET)
+    monkeypatch.setitem(test_judge.ASKED, "09", asked)
+    exercise, folders = test_judge.made_runs(folder, "09", gain)
+    if not pairs:
+        folders = {n: f for n, f in folders.items() if n in ("solution", "band", "after-1")}
+        folders["float32"] = folder / "float32"
+    for name in folders:
+        seen = [compiled(2) | {"seconds": 300.0}]
+        made._add(folders[name], when="compilation", seen=seen, graphs=1)
+    return judge.judge(exercise, folders, judge.Standards())
+
+
+def row(verdict):
+    (found,) = (f for f in verdict.findings if f.what == "break-even")
+    return found
+
+
+def test_a_verdict_says_after_how_many_steps_the_compilation_has_paid_for_itself(
+    tmp_path, monkeypatch
+):
+    """A step of 100 ms took 200 before: 300 s are won back in 3,000 steps."""
+    verdict = priced(tmp_path, monkeypatch, 2.0)
+    found = row(verdict)
+    assert (found.part, found.state) == ("faster", State.NOT_ASKED)
+    steps, least, most = (int(n.replace(",", "")) for n in re.findall(r"[\d,]+", found.yours))
+    assert least < steps < most
+    assert steps == pytest.approx(3000, rel=0.02)
+    assert "compiling took 300.0 s" in found.expected
+    assert "your job has 10 steps" in found.expected
+    assert verdict.passed, "it is information, and not a bar"
+    assert found.yours in repr(verdict)
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.0])
+def test_without_a_gain_a_compilation_never_pays(tmp_path, monkeypatch, gain):
+    found = row(priced(tmp_path, monkeypatch, gain))
+    assert found.yours == "never"
+    assert found.expected.endswith("no gain is shown")
+
+
+def test_without_pairs_the_break_even_is_not_known(tmp_path, monkeypatch):
+    found = row(priced(tmp_path, monkeypatch, 2.0, pairs=False))
+    assert found.yours == "not known"
+    assert "compiling took 300.0 s" in found.expected
+    assert "pairs=6" in found.expected

@@ -100,6 +100,18 @@ def test_past_the_limit_nothing_is_compiled_and_only_the_log_says_so(graphs):
     assert counter["fullgraph"]["call"] == 8, "fullgraph=True accepts eight graphs, too"
 
 
+def test_a_repaired_counter_has_the_gradients_of_the_counter():
+    """Changed in place it would not: in torch 2.11 the backward pass then counts once more."""
+    module, gradients = load("graphs"), []
+    for make in (module.Counter, module.CounterRepaired):
+        torch.manual_seed(0)
+        model = make()
+        run = torch.compile(model, backend="aot_eager") if make is not module.Counter else model
+        run(torch.randn(4, module.WIDTH)).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_module_of_torch_nn_is_compiled_by_one_way_only(graphs):
     """If this fails, a new version of PyTorch has mended it: rewrite that part of notebook 09."""
     cases = log.read(graphs).cases
@@ -239,13 +251,13 @@ def test_the_break_even_is_what_was_paid_by_what_is_saved(tmp_path):
     _, whole = compiling.ways(experiment(tmp_path / "c.jsonl", cases))
     assert whole.gain == pytest.approx(1.25)
     assert whole.cold_s == pytest.approx(40)
-    assert whole.break_even(whole.cold_s) == pytest.approx(2000)
-    assert whole.break_even_text(whole.cold_s) == "2,000 steps (2,000 to 2,000)"
+    assert whole.break_even(whole.cold_s).steps == pytest.approx(2000)
+    assert str(whole.break_even(whole.cold_s)) == "2,000 steps (2,000 to 2,000)"
 
 
 def test_a_break_even_has_the_ends_that_the_interval_of_its_gain_gives(tmp_path):
     way = compiling.Way("whole model", 80, 1.25, 1.1, 2.0, 40, 4, 1, 7)
-    assert way.break_even_text(way.cold_s) == "2,000 steps (800 to 4,400)"
+    assert str(way.break_even(way.cold_s)) == "2,000 steps (800 to 4,400)"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +267,7 @@ def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text):
     cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": step_ms}}
     run = experiment(tmp_path / "c.jsonl", cases)
     _, whole = compiling.ways(run)
-    assert math.isinf(whole.break_even(whole.cold_s))
+    assert math.isinf(whole.break_even(whole.cold_s).steps)
     assert compiling.costs(run).rows[1][-2:] == (text, text)
     total, ahead = compiling.plot_break_even(run)
     (legend,) = total.figure.legends
@@ -316,7 +328,7 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
     assert [words for words in said if words not in text] == []
     _, whole, blocks = compiling.ways(runs.recorded("cpu/09-compile-time"))
     assert 1 < whole.low < whole.high < 1.2, "a few percent"
-    assert 1000 < whole.break_even(whole.cold_s) < 9999, "thousands of steps"
+    assert 1000 < whole.break_even(whole.cold_s).steps < 9999, "thousands of steps"
     assert whole.warm_s < whole.cold_s / 2
     assert 0.4 < blocks.cold_s / whole.cold_s < 0.65, "about half of the time"
     assert blocks.high < 1, "slower than eager"

@@ -75,7 +75,7 @@ def test_the_first_cell_links_to_the_glossary(path):
 @pytest.mark.parametrize("name", ["01_gpu", "02_amp", "03_channels_last", "06_ddp", "09_compile"])
 def test_after_a_restart_the_first_figure_finds_both_jobs_again(name):
     sources = [c.source for c in code_cells(REPOSITORY / f"notebooks/{name}.ipynb")]
-    checked = next(i for i, s in enumerate(sources) if "= check(" in s)
+    checked = next(i for i, s in enumerate(sources) if f'= check("{name}"' in s)
     compares = next(s for s in sources[checked:] if "before" in s)
     assert compares.startswith('before, after = latest("before"), latest("after")\n')
     for job in ("before", "after"):

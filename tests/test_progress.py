@@ -70,6 +70,7 @@ def rows():
 def test_at_first_everything_is_left(notebooks):
     found = rows()
     assert found["01_gpu", "verdict"] == ("", "dlojz check 01")
+    assert found["09_compile", "verdict '09_repair'"] == ("", "dlojz check 09_repair")
     assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
     assert found["00_start", "quizzes"] == ("0 of 3 right", "start-epoch, 2 others")
     assert found["05_dataloader", "quizzes"] == ("0 of 2 right", "loader-first, loader-bytes")
@@ -82,7 +83,10 @@ def test_at_first_everything_is_left(notebooks):
 def test_each_quiz_and_each_step_is_asked_in_a_notebook():
     asked = {(kind, key) for _, kind, key in progress.asked()}
     assert {key for kind, key in asked if kind == "quizzes"} == set(QUIZZES)
-    assert {key for kind, key in asked if kind == "verdicts"} == set(course.CHAIN[1:])
+    assert {key for kind, key in asked if kind == "verdicts"} == {
+        *course.CHAIN[1:],
+        *course.PREPARED,
+    }
 
 
 def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path, capsys):

@@ -466,7 +466,7 @@ def test_what_the_compiler_took_is_told(tmp_path):
     evidence = {"when": "compilation", "seen": seen, "graphs": 2, "breaks": {"a print": 1}}
     s = summary(write_log(tmp_path / "run.jsonl", evidence=evidence))
     assert (s.compile_s, s.graphs, s.graph_breaks) == (3.0, 2, 1)
-    assert "2 graphs, 1 break; compiling took 3 s" in repr(inspect_run(s))
+    assert "2 graphs, 1 break; compiling took 3 s, 5% of the job" in repr(inspect_run(s))
     eager = summary(write_log(tmp_path / "eager.jsonl"))
     assert eager.compile_s is None
     assert "compiler" not in repr(inspect_run(eager))

@@ -11,6 +11,7 @@ and nothing else.
 """
 
 import time
+from pathlib import Path
 
 from dlojz import course, launch, progress
 from dlojz.check import ending, exercises, judge, plan, run
@@ -24,6 +25,7 @@ __all__ = ["CheckError", "check"]
 def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     """Return the verdict on a job's trainer, for this step of the course.
 
+    step: of the chain, or a prepared exercise such as "09_repair", which needs no further runs.
     job: a Job or its number, or a sweep, of which the last counts; by default the last one that
         was submitted.
     pairs: runs before and after; by default 6 where a gain is asked for, else none. If 6 leave it
@@ -35,6 +37,8 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     """
     if pairs is not None and pairs < 1:
         raise ValueError(f"pairs={pairs}: expected at least 1, or None for the usual number")
+    if step in course.PREPARED:
+        return _repaired(exercises.prepared(step), plan.ended(job))
     exercise = exercises.find(course.step(step))
     job = plan.job_of(job)
     started = time.monotonic()
@@ -57,10 +61,31 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     return verdict
 
 
+def _repaired(exercise, job):
+    """Return the verdict on a job that ran a prepared file: it has logged all that is asked."""
+    if Path(job.info["command"][0]).name != course.PREPARED[exercise.step]:
+        raise CheckError(
+            f"job {job.id} ran {job.info['command'][0]}, expected your copy of "
+            f'{course.PREPARED[exercise.step]}: submit(course.own("{exercise.step}"))'
+        )
+    completed = job.state == launch.State.COMPLETED
+    failed = "" if completed else _how(job, course.PREPARED[exercise.step])
+    verdict = judge.repaired(exercise, job.directory, failed)
+    verdict.job, verdict.notes = job, tuple(plan.notes(exercise, job))
+    _keep(verdict)
+    return verdict
+
+
 def _crashed(exercise, job):
-    status, standards = job.status, plan.standards(exercise, job)
-    said = ending.error(job.directory, standards.trainer) or status.get("reason") or "no error"
-    return judge.crashed(exercise, job.directory, f"{status['state']}: {said}")
+    standards = plan.standards(exercise, job)
+    return judge.crashed(exercise, job.directory, _how(job, standards.trainer))
+
+
+def _how(job, trainer) -> str:
+    """Return how a job failed. trainer: the name of the trainee's file."""
+    status = job.status
+    said = ending.error(job.directory, trainer) or status.get("reason") or "no error"
+    return f"{status['state']}: {said}"
 
 
 def _timed(exercise, job, pairs):

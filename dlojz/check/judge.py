@@ -7,7 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.check import audit, bars, ending
-from dlojz.check.exercises import FASTER, MECHANISM, SAME, Exercise, Finding, Runs, State, common
+from dlojz.check.exercises import (
+    FASTER,
+    MECHANISM,
+    SAME,
+    Exercise,
+    Finding,
+    Prepared,
+    Runs,
+    State,
+    Timed,
+    common,
+)
 from dlojz.check.verdict import Verdict
 from dlojz.launch import series
 from dlojz.runs import log, outcome, stats
@@ -60,11 +71,26 @@ def judge(
     if not timed:
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints)
     comparison, faster = _speed(exercise, folders, ends, runs, standards.recorded)
+    price = exercise.price(_timed(folders, comparison))
     # A single pair has no spread to warn about, and no more were asked for.
     warnings = comparison.warnings if comparison else ()
     pairs = len(_names(folders, "after-"))
     notes = tuple(w for w in warnings if _tells(w, pairs, exercise))
-    return Verdict(exercise.step, [*findings, faster], exercise.hints, comparison, notes)
+    return Verdict(exercise.step, [*findings, faster, *price], exercise.hints, comparison, notes)
+
+
+def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
+    """Return the verdict on a job that ran a prepared file. failed: how it ended, if not well."""
+    cases = {}
+    with suppress(log.LogError):
+        cases = log.read(folder).cases
+    if not failed and exercise.last in cases:
+        findings = exercise.findings(cases)
+    else:
+        told = failed or "it logged nothing to compare: are the file's last two lines still there?"
+        ended = Finding(exercise.parts[0], "job", State.FAILED, told, "completed", "failed")
+        findings = [ended, *(replace(NOT_JUDGED, part=part) for part in exercise.parts)]
+    return Verdict(exercise.step, findings, exercise.hints, parts=exercise.parts)
 
 
 MISSING = ending.Ending(ending.How.UNFINISHED, "it was not run")
@@ -85,6 +111,13 @@ def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
             extras[name] = tuple(log.read(folders[run]) for run in pair)
     mine = log.read(folders[_names(folders, "after-")[0]])
     return Runs(mine, log.read(folders["solution"]), extras), broken
+
+
+def _timed(folders, comparison) -> Timed:
+    """Return the runs of the pairs; those before only if they could be compared."""
+    before = _names(folders, "before-") if comparison else []
+    after = [log.read(folders[name]) for name in _names(folders, "after-")]
+    return Timed([stats.summary(folders[name]) for name in before], after, comparison)
 
 
 def _tells(warning, pairs, exercise):

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,16 +50,22 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
             f"--model, of at most {MOST_STATE / 12e6:,.0f} million parameters"
         )
     found = tuple(entries(exercise, job, pairs))
-    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), _seconds(run))
-
-
-def _seconds(run) -> float:
-    times = [datetime.fromisoformat(e["time"]) for e in (run.start, run.end) if "time" in e]
-    return (times[-1] - times[0]).total_seconds() if times else 0.0
+    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), run.seconds)
 
 
 def job_of(job) -> launch.Job:
-    """Return the job to check, from a job, a sweep or a number; by default the last one."""
+    """Return the test run to check, from a job, a sweep or a number; by default the last one."""
+    job = ended(job)
+    if "--test" not in flags_of(job):
+        raise CheckError(
+            f"job {job.id} is not a test run: submit it again with --test, as in "
+            f'submit("{job.command} --test")'
+        )
+    return job
+
+
+def ended(job) -> launch.Job:
+    """Return the job to check, which has ended. Raises CheckError if it has not."""
     job = job or launch.latest()
     job = job[-1] if isinstance(job, list) else job  # of a sweep, its last
     job = job if isinstance(job, launch.Job) else launch.find(job)
@@ -77,11 +82,6 @@ def job_of(job) -> launch.Job:
     if state in (launch.State.CANCELLED, launch.State.NODE_FAIL, launch.State.PREEMPTED):
         why = job.status.get("reason") or "it did not end on its own"
         raise CheckError(f"job {job.id} is {state}: {why}. Submit it again, and check that job")
-    if "--test" not in flags_of(job):
-        raise CheckError(
-            f"job {job.id} is not a test run: submit it again with --test, as in "
-            f'submit("{job.command} --test")'
-        )
     return job
 
 

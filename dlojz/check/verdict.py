@@ -24,7 +24,7 @@ class CheckError(UserError):
 
 @dataclass
 class Verdict:
-    """The answer of `check`: three parts, each with its findings."""
+    """The answer of `check`: its parts, usually three, each with its findings."""
 
     step: str
     findings: list[Finding]
@@ -33,6 +33,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
     job: launch.Job | None = None  # the job that was judged
     seconds: float = 0.0
+    parts: tuple[str, ...] = PARTS
     rung: int = field(default=0, repr=False)  # of the last hint that this verdict gave
 
     @property
@@ -93,7 +94,7 @@ class Verdict:
             "step": self.step,
             "passed": self.passed,
             "job": self.job.id if self.job else None,
-            "parts": {name: self.part(name) for name in PARTS},
+            "parts": {name: self.part(name) for name in self.parts},
             "findings": [asdict(f) for f in self.findings],
             "comparison": asdict(self.comparison) if self.comparison else None,
             "hint": self.hint_key,
@@ -103,7 +104,7 @@ class Verdict:
 
     def __repr__(self):
         lines = [f"{self.step}: {self._word}{self._whose}"]
-        for name in PARTS:
+        for name in self.parts:
             lines.append(f"  {self._head(name)}")
             for f in self._shown(name):
                 lines.append(f"      {_sign(f)} {f.what}: {f.yours}")
@@ -171,7 +172,7 @@ def _card(verdict):
     if verdict.hint_key:
         nudge = _code_html(verdict.hints[verdict.hint_key].nudge)
         hint = f"<div><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></div>"
-    parts = "".join(_part_html(verdict, name) for name in PARTS)
+    parts = "".join(_part_html(verdict, name) for name in verdict.parts)
     notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict.notes)
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px;'

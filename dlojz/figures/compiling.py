@@ -14,6 +14,7 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
+from dlojz.runs.breakeven import BreakEven
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
@@ -235,22 +236,9 @@ class Way:
     graphs: int
     kernels: int
 
-    def break_even(self, compile_s: float, gain: float | None = None) -> float:
-        """Return after how many steps this compile time is won back; infinity if no gain is seen.
-
-        gain: one of the ends of its interval, by default the median.
-        """
-        eager_ms = self.step_ms * self.gain
-        saved_ms = eager_ms * (1 - 1 / (gain or self.gain))
-        return 1000 * compile_s / saved_ms if self.low > 1 else math.inf
-
-    def break_even_text(self, compile_s: float) -> str:
-        """Return that number in words, with the two ends that the gain's interval gives."""
-        if self.low > 1:
-            ends = (self.break_even(compile_s, gain) for gain in (self.high, self.low))
-            least, most = (f"{n:,.0f}" for n in ends)
-            return f"{self.break_even(compile_s):,.0f} steps ({least} to {most})"
-        return "never" if self.high < 1 else "none seen"
+    def break_even(self, compile_s: float) -> BreakEven:
+        """Return after how many steps this compile time is won back."""
+        return BreakEven(compile_s, self.step_ms * self.gain, self.gain, self.low, self.high)
 
     @property
     def told(self) -> str:
@@ -306,7 +294,7 @@ def _cost_row(way):
     if not way.graphs:
         return (way.name, *[""] * 4, step, *[""] * 3)
     spent = [report.duration_text(s) for s in (way.cold_s, way.warm_s)]
-    even = [way.break_even_text(s) for s in (way.cold_s, way.warm_s)]
+    even = [str(way.break_even(s)) for s in (way.cold_s, way.warm_s)]
     return (way.name, str(way.graphs), str(way.kernels), *spent, step, way.told, *even)
 
 
@@ -314,7 +302,7 @@ def plot_break_even(run, axes=None):
     """Draw the time that training has taken by step, and how far each way is ahead of eager."""
     run, found = report.measured(run), ways(run)
     eager, others = found[0], found[1:]
-    even = [s for way in others if math.isfinite(s := way.break_even(way.cold_s))]
+    even = [s for way in others if math.isfinite(s := way.break_even(way.cold_s).steps)]
     longest = max(way.cold_s for way in others)
     # Beyond the last crossing; if there is none, until eager has taken three times as long.
     steps = 1.5 * max(even) if even else 3000 * longest / eager.step_ms
@@ -342,7 +330,7 @@ def plot_break_even(run, axes=None):
 
 def _plot_total(ax, way, steps):
     """Draw a line that begins when the compilation ends, and one with a warm cache."""
-    label = f"{way.name}: {way.told}; break-even: {way.break_even_text(way.cold_s)}"
+    label = f"{way.name}: {way.told}; break-even: {way.break_even(way.cold_s)}"
     for compile_s, look in ((way.cold_s, {"label": label, "lw": 2}), (way.warm_s, {"ls": ":"})):
         ends = [compile_s, compile_s + steps * way.step_ms / 1000]
         ax.plot([0, steps], ends, color=WAYS[way.name], **look)
@@ -358,7 +346,7 @@ def _plot_ahead(ax, way, eager, steps):
     ax.plot([0, steps], median, color=WAYS[way.name], lw=2)
     ax.fill_between([0, steps], *ends, color=WAYS[way.name], alpha=0.15, lw=0)
     ax.plot(0, -way.cold_s, "o", color=WAYS[way.name], clip_on=False)
-    if math.isinf(even := way.break_even(way.cold_s)):
+    if math.isinf(even := way.break_even(way.cold_s).steps):
         return
     ax.plot(even, 0, "o", color="black", zorder=5)
     text = f"{even:,.0f} steps, {report.duration_text(even * eager.step_ms / 1000)}"

@@ -229,7 +229,8 @@ def _speed_lines(s):
 
 def _compiler_text(s):
     graphs, breaks = _count(s.graphs, "graph"), _count(s.graph_breaks, "break")
-    return f"{graphs}, {breaks}; compiling took {duration_text(s.compile_s)}"
+    share = f", {s.compile_share:.0%} of the job" if s.compile_share else ""
+    return f"{graphs}, {breaks}; compiling took {duration_text(s.compile_s)}{share}"
 
 
 def _count(number, word):

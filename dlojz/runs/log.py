@@ -404,6 +404,12 @@ class Run:
     notes: list = field(default_factory=list)  # for the reader: a torn line, no end
     first_step: int = 0  # index in `steps` of the first step after the last start
 
+    @property
+    def seconds(self) -> float:
+        """Return the time from the log's first line to its last; 0 if it has no end."""
+        times = [datetime.fromisoformat(e["time"]) for e in (self.start, self.end) if "time" in e]
+        return (times[-1] - times[0]).total_seconds() if times else 0.0
+
     @cached_property
     def ranks(self) -> list["Run"]:
         """Return the logs of all processes, by rank; only this one for a recording in one file."""

@@ -73,6 +73,7 @@ class Summary:
     train_images: int | None = None
     validation_s: float | None = None  # the last validation
     compile_s: float | None = None  # spent by torch.compile, in training and validation
+    compile_share: float | None = None  # of the time from the log's first line to its last
     graphs: int = 0  # that it made
     graph_breaks: int = 0
     first_load_s: float | None = None  # until the first batch was there, in the slowest process
@@ -287,7 +288,13 @@ def _compiled(run):
     if not seen.graphs:
         return {}
     breaks = sum(seen.breaks.values())
-    return {"compile_s": seen.seconds, "graphs": seen.graphs, "graph_breaks": breaks}
+    return {
+        "compile_s": seen.seconds,
+        # The log's times are whole seconds.
+        "compile_share": min(1.0, seen.seconds / run.seconds) if run.seconds else None,
+        "graphs": seen.graphs,
+        "graph_breaks": breaks,
+    }
 
 
 def _first_load_s(ranks):

@@ -2,29 +2,22 @@
 
 Submitted by a notebook: submit("notebooks/experiments/graphs.py").
 
-The backend aot_eager captures graphs and generates no code, so nothing here takes long. It is
-wrapped in one of our own that counts: the graphs that Dynamo hands over, and the calls of each.
-Reasons come from torch._dynamo, which is no public interface: tests/test_compiling.py holds it.
+The backend aot_eager captures graphs and generates no code, so nothing here takes long.
+`dlojz.training.graphs` counts what Dynamo hands over, and the calls of each graph.
 """
 
 import argparse
-import linecache
-import logging
-import re
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
-from torch._dynamo import lookup_backend
-from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 
 from dlojz import idr_torch
 from dlojz.runs import log
+from dlojz.training.graphs import Watch, breaks, first_line
 
 WIDTH, BATCH = 16, 4
 CALLS = 12  # more than Dynamo's limit of 8 recompilations
-WARNING = "torch._dynamo.convert_frame"  # the logger that reports the limit
 
 
 class Clean(nn.Module):
@@ -88,14 +81,17 @@ class Counter(Clean):
 
 
 class CounterRepaired(Clean):
-    """The same number as a tensor: a value that the graph computes with."""
+    """The same number as a tensor, a new one in each call: a value that the graph computes with.
+
+    Changed in place, it would be changed before the backward pass of torch 2.11 reads it again.
+    """
 
     def __init__(self):
         super().__init__()
         self.register_buffer("steps", torch.zeros(()))
 
     def between(self, x):
-        self.steps += 1
+        self.steps = self.steps + 1
         return x * torch.clamp(self.steps / 100, max=1)
 
 
@@ -119,46 +115,6 @@ MODULES = {
     "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(WIDTH, 2, batch_first=True),
     "our own module": Clean,
 }
-
-
-class Watch(logging.Handler):
-    """What Dynamo does from here on: graphs, calls of a compiled graph, its warnings."""
-
-    def __init__(self):
-        super().__init__()
-        torch.compiler.reset()
-        counters.clear()
-        clear_compilation_metrics()
-        self.graphs = self.ran = 0
-        self.warnings = []
-
-    def __enter__(self):
-        logging.getLogger(WARNING).addHandler(self)
-        return self
-
-    def __exit__(self, *_):
-        logging.getLogger(WARNING).removeHandler(self)
-
-    def emit(self, record):
-        """Keep the first line of a warning; the job's stderr.txt has all of it."""
-        self.warnings.append(first_line(record.getMessage()))
-
-    def backend(self, graph, inputs):
-        """Return a graph compiled by aot_eager, as a function that is counted when it runs."""
-        self.graphs += 1
-        compiled = lookup_backend("aot_eager")(graph, inputs)
-
-        def run(*args):
-            self.ran += 1
-            return compiled(*args)
-
-        return run
-
-    @property
-    def recompiles(self):
-        """Return the guards that failed before each graph but the first."""
-        done = [m for m in get_compilation_metrics() if m.has_guarded_code]
-        return [guard(m.recompile_reason) for m in done if m.recompile_reason]
 
 
 def main():
@@ -191,12 +147,13 @@ def watched(make, calls, options, device):
             perform(compiled, call, device)
             made.append(watch.graphs - before[0])
             ran.append(watch.ran - before[1])
-        seen = {"frames": counters["frames"]["ok"], "recompiles": watch.recompiles}
+        seen = {"frames": watch.frames, "recompiles": watch.recompiles}
+    first = calls[0] if isinstance(calls[0], int) else BATCH
     return {
         "calls": len(calls),
         "graphs": watch.graphs,
         **seen,
-        "breaks": breaks(make, calls, device),
+        "breaks": breaks(make().to(device), torch.randn(first, WIDTH, device=device)),
         "graphs_made": made,  # by call
         "graphs_run": ran,  # 0 where all of it was eager
         "warnings": watch.warnings,
@@ -213,48 +170,17 @@ def perform(model, call, device):
         out.sum().backward()
 
 
-def breaks(make, calls, device):
-    """Return why a first call leaves the graph, and on which lines, as Dynamo explains it."""
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    size = calls[0] if isinstance(calls[0], int) else BATCH
-    x = torch.randn(size, WIDTH, device=device)
-    explained = torch._dynamo.explain(make().to(device))(x)
-    places = {}  # a break in a function that forward calls is explained twice
-    for found in explained.break_reasons:
-        where = place(found.user_stack[-1])
-        places.setdefault(where["line"], {"reason": first_line(found.reason), **where})
-    return list(places.values())
-
-
-def place(frame):
-    """Return the line of a stack's frame, and its text."""
-    text = linecache.getline(frame.filename, frame.lineno).strip()
-    return {"file": Path(frame.filename).name, "line": frame.lineno, "text": text}
-
-
-def guard(reason):
-    """Return the guard that failed, of Dynamo's reason: without its number, source and hint."""
-    found = re.sub(r"^\d+/\d+: ", "", first_line(reason))
-    return re.split(r" # | \(HINT", re.sub(r"\s+", " ", found))[0].strip()
-
-
-def first_line(text):
-    """Return the first line of a message that has any text."""
-    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
-
-
 def fullgraph(make, calls, options, device):
     """Return what fullgraph=True says in these calls: the first error, and in which call."""
     torch.manual_seed(0)
+    torch.compiler.reset()
     model = make().to(device)
-    with Watch() as watch:
-        compiled = torch.compile(model, backend=watch.backend, fullgraph=True, **options)
-        for number, call in enumerate(calls):
-            try:
-                perform(compiled, call, device)
-            except Exception as error:  # Dynamo's errors have no common class that is public
-                return {"call": number, "error": type(error).__name__, "says": first_line(error)}
+    compiled = torch.compile(model, backend="eager", fullgraph=True, **options)
+    for number, call in enumerate(calls):
+        try:
+            perform(compiled, call, device)
+        except Exception as error:  # Dynamo's errors have no common class that is public
+            return {"call": number, "error": type(error).__name__, "says": first_line(error)}
     return {}
 
 
@@ -270,7 +196,7 @@ def both_ways(make, device):
                 module = torch.compile(module, backend=watch.backend)
             module(x)
         found[way] = {"graphs": watch.graphs, "graphs_run": [watch.ran]}
-        found[way] |= {"frames": counters["frames"]["ok"], "warnings": watch.warnings}
+        found[way] |= {"frames": watch.frames, "warnings": watch.warnings}
     return found
 
 

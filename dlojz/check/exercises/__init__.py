@@ -12,7 +12,8 @@ from enum import StrEnum
 from functools import cached_property
 from importlib import import_module, resources
 
-from dlojz.runs import log
+from dlojz.course import PREPARED
+from dlojz.runs import log, stats
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
@@ -95,6 +96,15 @@ class Runs:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """The pairs of a check; without pairs, `before` is empty and there is no comparison."""
+
+    before: list[stats.Summary]
+    after: list[log.Run]
+    comparison: stats.Comparison | None
+
+
+@dataclass(frozen=True)
 class Exercise:
     """What a step of the course asks for."""
 
@@ -111,6 +121,8 @@ class Exercise:
     hint_of: Mapping[str, str] = field(default_factory=dict)  # for findings that all have in common
     of_files: bool = False  # the step is about loading: a run may wait for its images
     first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
+    # What the speed has cost: it is reported, and nothing is asked of it.
+    price: Callable[[Timed], list[Finding]] = lambda timed: []
 
     @cached_property
     def hints(self) -> dict[str, Hint]:
@@ -118,6 +130,21 @@ class Exercise:
         common, own = read_hints("common"), read_hints(MODULES[self.step])
         known = common | own
         return {key: known[key] for key in (*self.first_hints, *own, *common)}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is asked of a prepared file that a trainee repairs, beside the trainer."""
+
+    step: str  # its name, such as "09_repair"
+    parts: tuple[str, ...]  # of its findings
+    findings: Callable[[dict[str, dict]], list[Finding]]  # of the cases that its job logs
+    last: str  # of these cases
+
+    @cached_property
+    def hints(self) -> dict[str, Hint]:
+        """All hints of the exercise, in the order in which they are given."""
+        return read_hints(_module(self.step))
 
 
 MODULES = {
@@ -131,6 +158,16 @@ def read_hints(name: str) -> dict[str, Hint]:
     """Return the hints of NAME.toml, in the order of the file."""
     text = resources.files(__name__).joinpath(f"{name}.toml").read_text("utf-8")
     return {key: Hint(**table) for key, table in tomllib.loads(text).items()}
+
+
+def _module(name):
+    """Return the module, and the hints, of a prepared exercise: they are named like its file."""
+    return PREPARED[name].removesuffix(".py")
+
+
+def prepared(name: str) -> Prepared:
+    """Return the exercise of this prepared file."""
+    return import_module(f"dlojz.check.exercises.{_module(name)}").EXERCISE
 
 
 def find(step: str) -> Exercise:

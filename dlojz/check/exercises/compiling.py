@@ -1,10 +1,22 @@
 """09_compile: torch.compile makes one graph of the model, once, before anything is measured."""
 
 import re
+import statistics
 
-from dlojz.check.exercises import MECHANISM, WORK_FIRST, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises import (
+    FASTER,
+    MECHANISM,
+    WORK_FIRST,
+    Exercise,
+    Extra,
+    Finding,
+    Runs,
+    State,
+    Timed,
+)
 from dlojz.check.exercises.common import flag, like, no_brake
 from dlojz.runs import log
+from dlojz.runs.breakeven import BreakEven
 
 OTHERWISE = "not-compiled"
 SMALL = "--test --data synthetic --model squeezenet1_1 --image-size 32 -b 8 --test-nsteps 4"
@@ -114,12 +126,30 @@ def extras(on_gpu: bool) -> list[Extra]:
     return [Extra(OTHERWISE, tuple(f"{SMALL} --compile off".split()))]
 
 
+def price(timed: Timed) -> list[Finding]:
+    """Return after how many steps the compilation has paid for itself; nothing is asked of it."""
+    paid_s = statistics.median(run.compilation.seconds for run in timed.after)
+    job = f"your job has {len(timed.after[0].steps):,} steps"
+    paid = f"compiling took {paid_s:,.1f} s, with the caches as your job left them; {job}"
+    found = timed.comparison
+    if not found or found.low is None or not found.comparable:
+        why = f"{paid}. No interval of the gain was measured: check again with pairs=6"
+        return [Finding(FASTER, "break-even", State.NOT_ASKED, "not known", why)]
+    step_ms = statistics.median(s.step_ms for s in timed.before)
+    even = BreakEven(paid_s, step_ms, found.ratio, found.low, found.high)
+    text = str(even) if found.low > 1 else "never"
+    gain = f"at {found.ratio:.2f} times as fast ({found.low:.2f} to {found.high:.2f})"
+    why = f"{paid}; {gain}" + (", no gain is shown" if found.low <= 1 else "")
+    return [Finding(FASTER, "break-even", State.NOT_ASKED, text, why)]
+
+
 EXERCISE = Exercise(
     step="09_compile",
     own_flags={"--compile": 1},
     mechanism=mechanism,
     extras=extras,
     first_hints=WORK_FIRST,
+    price=price,
     errors=(
         (r"unrecognized arguments: .*--compile", "flag"),
         (r"argument --compile: invalid choice", "modes"),

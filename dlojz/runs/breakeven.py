@@ -1,0 +1,36 @@
+"""Break-even: after how many steps of a training run what was paid once has been won back."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """What is paid once, such as a compilation, against what it saves in each step."""
+
+    paid_s: float
+    step_ms: float  # of a step without it
+    gain: float  # times as fast with it
+    low: float  # of the gain's interval
+    high: float
+
+    @property
+    def steps(self) -> float:
+        """Return after how many steps it is won back; infinity if no gain is seen."""
+        return self._after(self.gain)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Return the least and the most steps, which the ends of the gain's interval give."""
+        return self._after(self.high), self._after(self.low)
+
+    def _after(self, gain):
+        if self.low <= 1:
+            return math.inf
+        return 1000 * self.paid_s / (self.step_ms * (1 - 1 / gain))
+
+    def __str__(self):
+        if self.low > 1:
+            least, most = (f"{n:,.0f}" for n in self.ends)
+            return f"{self.steps:,.0f} steps ({least} to {most})"
+        return "never" if self.high < 1 else "none seen"

@@ -1,0 +1,90 @@
+"""What Dynamo makes of a small model, call by call: for the experiments of notebook 09.
+
+The backend aot_eager captures graphs and generates no code, so it takes seconds. It is wrapped in
+one of our own that counts: the graphs that Dynamo hands over, and the calls of each. Reasons come
+from torch._dynamo, which is no public interface: tests/test_compiling.py holds it.
+"""
+
+import linecache
+import logging
+import re
+from pathlib import Path
+
+import torch
+from torch._dynamo import lookup_backend
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
+
+WARNING = "torch._dynamo.convert_frame"  # the logger that reports the limit of graphs
+
+
+class Watch(logging.Handler):
+    """What Dynamo does from here on: graphs, calls of a compiled graph, its warnings."""
+
+    def __init__(self):
+        super().__init__()
+        torch.compiler.reset()
+        counters.clear()
+        clear_compilation_metrics()
+        self.graphs = self.ran = 0
+        self.warnings = []
+
+    def __enter__(self):
+        logging.getLogger(WARNING).addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        logging.getLogger(WARNING).removeHandler(self)
+
+    def emit(self, record):
+        """Keep the first line of a warning; the job's stderr.txt has all of it."""
+        self.warnings.append(first_line(record.getMessage()))
+
+    def backend(self, graph, inputs):
+        """Return a graph compiled by aot_eager, as a function that is counted when it runs."""
+        self.graphs += 1
+        compiled = lookup_backend("aot_eager")(graph, inputs)
+
+        def run(*args):
+            self.ran += 1
+            return compiled(*args)
+
+        return run
+
+    @property
+    def frames(self) -> int:
+        """Return how many functions Dynamo has compiled."""
+        return counters["frames"]["ok"]
+
+    @property
+    def recompiles(self) -> list[str]:
+        """Return the guards that failed before each graph but the first."""
+        done = [m for m in get_compilation_metrics() if m.has_guarded_code]
+        return [guard(m.recompile_reason) for m in done if m.recompile_reason]
+
+
+def breaks(model, x) -> list[dict]:
+    """Return why a first call leaves the graph, and on which lines, as Dynamo explains it."""
+    torch.compiler.reset()
+    explained = torch._dynamo.explain(model)(x)
+    places = {}  # a break in a function that forward calls is explained twice
+    for found in explained.break_reasons:
+        where = place(found.user_stack[-1])
+        places.setdefault(where["line"], {"reason": first_line(found.reason), **where})
+    return list(places.values())
+
+
+def place(frame) -> dict:
+    """Return the line of a stack's frame, and its text."""
+    text = linecache.getline(frame.filename, frame.lineno).strip()
+    return {"file": Path(frame.filename).name, "line": frame.lineno, "text": text}
+
+
+def guard(reason) -> str:
+    """Return the guard that failed, of Dynamo's reason: without its number, source and hint."""
+    found = re.sub(r"^\d+/\d+: ", "", first_line(reason))
+    return re.split(r" # | \(HINT", re.sub(r"\s+", " ", found))[0].strip()
+
+
+def first_line(text) -> str:
+    """Return the first line of a message that has any text."""
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")

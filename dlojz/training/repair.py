@@ -1,0 +1,161 @@
+"""The network that a trainee repairs for torch.compile, call by call beside the prepared one.
+
+A repaired file ends with `repair.examine(Net)`. What that logs is judged by
+`dlojz.check.exercises.repair`. Both networks get the same weights and inputs, new ones in each run.
+"""
+
+import argparse
+import copy
+import importlib.util
+import io
+import math
+import random
+import secrets
+from contextlib import redirect_stdout
+
+import torch
+
+from dlojz import course
+from dlojz.runs import log
+from dlojz.training import compilation
+from dlojz.training.graphs import Watch, breaks, first_line
+
+NAME = "09_repair"
+WIDTH, BATCH = 16, 4
+CALLS = 16
+SCALES = (0.05, 8.0)  # of inputs on either side of its branch, far from where it decides
+
+
+def examine(make):
+    """Log what this network computes and how it is compiled. make: returns a network."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--seed", type=int, default=secrets.randbits(32), help="of all that is drawn"
+    )
+    args = parser.parse_args()
+    run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
+    calls = drawn(args.seed)
+    prepared = load(course.prepared(NAME)).Net()
+    networks = [same_weights(make(), prepared) for _ in ("eager", "compiled", "fullgraph")]
+    expected = called(prepared, prepared, calls)
+    settings = {"suppressed": torch._dynamo.config.suppress_errors, "itself": itself(networks[0])}
+    run.case("file", **settings, large=[large for large, _ in calls])
+    eager = called(networks[0], networks[0], calls)
+    said = {"printed": eager["printed"], "wanted": expected["printed"]}
+    run.case("eager", **compared(eager, expected), **said)
+    run.case("compiled", **watched(networks[1], calls, expected))
+    run.case("fullgraph", **in_one_graph(networks[2], calls))
+    run.end()
+
+
+def load(path):
+    """Return a file as a module."""
+    spec = importlib.util.spec_from_file_location("prepared", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def drawn(seed) -> list[tuple[bool, torch.Tensor]]:
+    """Return whether the input of each call is large, and the input. Small and large take turns."""
+    torch.manual_seed(seed)
+    first = random.Random(seed).randrange(2)
+    sides = [(first + call) % 2 for call in range(CALLS)]
+    return [(bool(side), SCALES[side] * torch.randn(BATCH, WIDTH)) for side in sides]
+
+
+def same_weights(network, prepared):
+    """Return a network with the weights of another one; a buffer of its own stays."""
+    network.load_state_dict(prepared.state_dict(), strict=False)
+    return network
+
+
+def itself(network) -> bool:
+    """Return whether a file compiles its network, which is left to this job."""
+    forward = type(network).forward
+    disabled = getattr(forward, "_torchdynamo_disable", False)
+    wrapped = hasattr(forward, "_torchdynamo_orig_callable")
+    return compilation.is_compiled(network) or (wrapped and not disabled)
+
+
+def called(network, run, calls) -> dict:
+    """Return the outputs of all calls, the gradients, what was printed, and what was counted.
+
+    run: the network itself, or compiled.
+    """
+    outputs, gradients = [], []
+    with redirect_stdout(io.StringIO()) as printed:
+        for _, x in calls:
+            network.zero_grad()
+            out = run(x)
+            out.square().sum().backward()
+            outputs.append(out.detach().clone())
+            weights = list(network.parameters())
+            gradients.append([w.grad.clone() for w in weights if w.grad is not None])
+    return {
+        "outputs": outputs,
+        "gradients": gradients,
+        "printed": printed.getvalue().splitlines(),
+        "counted": counted(network),
+    }
+
+
+def counted(network) -> float | None:
+    """Return how many calls a network says that it had; None if it does not say."""
+    calls = getattr(network, "calls", None)
+    return float(calls) if isinstance(calls, int | float | torch.Tensor) else None
+
+
+def compared(found, expected) -> dict:
+    """Return how far each output and each gradient is off, as a share of the largest number."""
+    outputs = zip(found["outputs"], expected["outputs"], strict=True)
+    gradients = zip(found["gradients"], expected["gradients"], strict=True)
+    return {
+        "outputs": [off([a], [b]) for a, b in outputs],
+        "gradients": [off(a, b) for a, b in gradients],
+        "counted": found["counted"],
+    }
+
+
+def off(found, expected) -> float:
+    """Return the largest difference between tensors; infinity for other shapes or no numbers."""
+    if [t.shape for t in found] != [t.shape for t in expected]:
+        return math.inf
+    pairs = zip(found, expected, strict=True)
+    errors = [float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs]
+    return max(math.inf if math.isnan(error) else error for error in errors)
+
+
+def watched(network, calls, expected) -> dict:
+    """Return what the network computes as Dynamo compiles it, and what became of each call."""
+    untouched = copy.deepcopy(network)
+    with Watch() as watch:
+        run, ran, seen = torch.compile(network, backend=watch.backend), [], {}
+
+        def one(x):
+            before = watch.ran
+            out = run(x)
+            ran.append(watch.ran - before)
+            return out
+
+        try:
+            seen = compared(called(network, one, calls), expected)
+        except Exception as error:  # Dynamo's errors have no common class that is public
+            seen["error"] = f"call {len(ran) + 1}: {type(error).__name__}: {first_line(error)}"
+        seen |= {"graphs": watch.graphs, "recompiles": watch.recompiles, "graphs_run": ran}
+    why = breaks(untouched, calls[0][1]) if watch.graphs > 1 else []
+    return seen | {"breaks": why, "warnings": watch.warnings}
+
+
+def in_one_graph(network, calls) -> dict:
+    """Return what fullgraph=True says in these calls: the first error, and in which call."""
+    torch.compiler.reset()
+    run = torch.compile(network, backend="eager", fullgraph=True)
+    with redirect_stdout(io.StringIO()):
+        for number, (_, x) in enumerate(calls, 1):
+            try:
+                run(x)
+            except Exception as error:
+                return {"call": number, "error": type(error).__name__, "says": first_line(error)}
+    return {}

@@ -1,0 +1,268 @@
+"""The prepared network of notebook 09: right repairs pass, each wrong one gets its own hint."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlojz import cli, course, progress
+from dlojz.check import check, exercises, judge
+from dlojz.course import UserError
+from dlojz.launch import submit
+from dlojz.training import repair
+
+REPOSITORY = Path(__file__).parent.parent
+BROKEN = (REPOSITORY / "notebooks/experiments/repair.py").read_text()
+REPAIRED = (REPOSITORY / "solutions/repair.py").read_text()
+
+# The lines of the repaired network that the answers replace.
+PRINT = """        if not torch.compiler.is_compiling():
+            print("a batch of", len(x))
+"""
+PLAIN = '        print("a batch of", len(x))\n'
+BUFFER = '        self.register_buffer("calls", torch.zeros(()))\n'
+BRANCH = "        x = torch.where(x.mean() > 0.5, x - x.mean(), x)\n"
+COUNT = "        self.calls = self.calls + 1  # a new tensor: the backward pass needs the old one\n"
+LAST = "x * torch.clamp(self.calls / 10, max=1)"
+CLASS = "class Net(nn.Module):\n"
+FORWARD = "    def forward(self, x):\n"
+
+RIGHT = {
+    "the solution": {},
+    "torch.cond": {
+        BRANCH: """        large = x.mean() > 0.5
+        x = torch.cond(large, lambda x: x - x.mean(), lambda x: x.clone(), (x,))
+"""
+    },
+    "a mask, and a tensor that is no buffer": {
+        BRANCH: "        x = x - x.mean() * (x.mean() > 0.5)\n",
+        BUFFER: "        self.calls = torch.zeros(())\n",
+    },
+    "an integer buffer, and the smaller of two numbers": {
+        BUFFER: '        self.register_buffer("calls", torch.tensor(0), persistent=False)\n',
+        LAST: "x * (self.calls / 10).clamp_max(1.0)",
+        BRANCH: "        x = torch.lerp(x, x - x.mean(), (x.mean() > 0.5).float())\n",
+    },
+    "printed after the graph": {
+        PRINT: PLAIN,
+        CLASS: f"torch._dynamo.config.reorderable_logging_functions.add(print)\n\n\n{CLASS}",
+    },
+}
+DISABLED = "    @torch.compiler.disable\n"
+WRONG = {  # name: (what is replaced in the repaired file, the hint)
+    "the branch is deleted": ({BRANCH: ""}, "branch"),
+    "always the one side": ({BRANCH: "        x = x - x.mean()\n"}, "branch"),
+    "the side of the first call": (
+        {
+            BRANCH: """        if not hasattr(self, "large"):
+            self.large = bool(x.mean() > 0.5)
+        x = x - x.mean() if self.large else x
+"""
+        },
+        "branch",
+    ),
+    "each row by itself": (
+        {BRANCH: "        x = torch.where(x.mean(1, True) > 0.5, x - x.mean(1, True), x)\n"},
+        "branch",
+    ),
+    "the mean has no gradient": (
+        {BRANCH: "        x = torch.where(x.mean() > 0.5, x - x.mean().detach(), x)\n"},
+        "gradients",
+    ),
+    "the counter is deleted": ({BUFFER: "", COUNT: "", LAST: "x"}, "counter"),
+    "counted in place": ({COUNT: "        self.calls += 1\n"}, "in-place"),
+    "the counter is a tensor that stays": ({COUNT: "        self.calls + 1\n"}, "counter"),
+    "counted without a compiler only": (
+        {COUNT: f"        if not torch.compiler.is_compiling():\n    {COUNT}"},
+        "counter",
+    ),
+    "it counts, and the values do not grow": ({LAST: "x"}, "ramp"),
+    "counted afterwards": (
+        {
+            COUNT: "        before, self.calls = self.calls, self.calls + 1\n",
+            LAST: "x * torch.clamp(before / 10, max=1)",
+        },
+        "ramp",
+    ),
+    "the print is deleted": ({PRINT: ""}, "message"),
+    "the print stays": ({PRINT: PLAIN}, "breaks"),
+    "the print before everything else": (
+        {PRINT: "", FORWARD: f"{FORWARD}{PLAIN}"},
+        "fullgraph",
+    ),
+    "the print in a function that is not compiled": (
+        {
+            PRINT: "        self.tell(x)\n",
+            FORWARD: f"{DISABLED}    def tell(self, x):\n{PLAIN}\n{FORWARD}",
+        },
+        "breaks",
+    ),
+    "a value for Python": (
+        {BRANCH: "        x = x - x.mean() * float(x.mean().item() > 0.5)\n"},
+        "breaks",
+    ),
+    "the branch stays": (
+        {BRANCH: "        if x.mean() > 0.5:\n            x = x - x.mean()\n"},
+        "breaks",
+    ),
+    "the counter stays": (
+        {BUFFER: "        self.calls = 0\n", LAST: "x * min(1, self.calls / 10)"},
+        "again",
+    ),
+    "nothing is compiled": ({FORWARD: DISABLED + FORWARD}, "nothing"),
+    "an error in compiled calls only": (
+        {BRANCH: f"{BRANCH}        if torch.compiler.is_compiling():\n            x.stops()\n"},
+        "eager",
+    ),
+    "not a number in one row": (
+        {BRANCH: f"{BRANCH}        x = torch.cat([x[:1] * float('nan'), x[1:]])\n"},
+        "branch",
+    ),
+    "forced eager": ({CLASS: f'torch.compiler.set_stance("force_eager")\n\n\n{CLASS}'}, "nothing"),
+    "errors are hidden": (
+        {
+            CLASS: f"torch._dynamo.config.suppress_errors = True\n\n\n{CLASS}",
+            PRINT: PLAIN,
+        },
+        "suppressed",
+    ),
+    "backend eager": ({BUFFER: f'{BUFFER}        self.compile(backend="eager")\n'}, "itself"),
+    "a forward pass that is compiled already": (
+        {FORWARD: f'    @torch.compile(backend="eager")\n{FORWARD}'},
+        "itself",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    """What a file has set for the whole process ends with its test."""
+    yield
+    torch.compiler.reset()
+    torch.compiler.set_stance("default")
+    torch._dynamo.config.suppress_errors = False
+    torch._dynamo.config.reorderable_logging_functions.clear()
+
+
+@pytest.fixture
+def verdict(tmp_path, monkeypatch):
+    """The verdict on the repaired file with these changes, examined in this process."""
+
+    def call(changes):
+        source = REPAIRED
+        for old, new in changes.items():
+            assert source.count(old) == 1, old
+            source = source.replace(old, new)
+        file = tmp_path / "trainer.py"
+        file.write_text(source)
+        spec = importlib.util.spec_from_file_location("repaired", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setattr("sys.argv", [str(file), "--seed", "1"])
+        monkeypatch.setattr("sys.excepthook", None)
+        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
+        monkeypatch.setitem(sys.modules, "repaired", module)
+        spec.loader.exec_module(module)
+        repair.examine(module.Net)
+        return judge.repaired(exercises.prepared("09_repair"), tmp_path / "run", "")
+
+    return call
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_repair_passes(verdict, name):
+    found = verdict(RIGHT[name])
+    assert found.passed, found
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_repair_gets_its_hint(verdict, name):
+    changes, hint = WRONG[name]
+    found = verdict(changes)
+    assert found.hint_key == hint, found
+
+
+def test_the_solution_differs_in_the_network_only():
+    """So that the last hint shows nothing but the answer."""
+    ends = {
+        (s.partition("class Net")[0], s.partition("if __name__")[2]) for s in (BROKEN, REPAIRED)
+    }
+    assert len(ends) == 1
+
+
+def test_each_hint_is_that_of_a_wrong_repair_or_of_a_job_that_failed():
+    known = set(exercises.prepared("09_repair").hints)
+    assert known - {hint for _, hint in WRONG.values()} == {"failed"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_inputs_are_far_from_where_the_branch_decides(seed):
+    large = [large for large, _ in repair.drawn(seed)]
+    means = [float(x.abs().mean()) for _, x in repair.drawn(seed)]
+    assert large.count(True) == large.count(False) == repair.CALLS // 2
+    assert all(mean > 4 if big else mean < 0.1 for big, mean in zip(large, means, strict=True))
+
+
+# From the trainee's copy to the verdict ----------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(course_folder):
+    """A course folder with the prepared file."""
+    (course_folder / "notebooks").symlink_to(REPOSITORY / "notebooks")
+    shutil.copy(REPOSITORY / "solutions/repair.py", course_folder / "solutions")
+    return course_folder
+
+
+def test_a_copy_is_made_once_and_never_overwritten(prepared):
+    assert course.own("09_repair") == "repair.py"
+    assert (prepared / "repair.py").read_text() == BROKEN
+    (prepared / "repair.py").write_text("mine")
+    assert course.own("09_repair") == "repair.py"
+    assert (prepared / "repair.py").read_text() == "mine"
+
+
+def test_a_job_is_judged_and_its_verdict_kept(prepared):
+    file = course.own("09_repair")
+    job = submit(file, name="repair")
+    job.wait()
+    found = check("09_repair", job)
+    assert found.hint_key == "breaks"
+    assert "if x.mean() > 0.5" in repr(found)
+    assert found.parts == ("same values", "one graph")
+    assert "faster" not in repr(found), "nothing is timed"
+    assert found.part("same values") == exercises.State.PASSED
+    assert progress.last("verdicts", "09_repair")["parts"]["one graph"] == "failed"
+    assert cli.main(["check", "09_repair", job.id]) == 1
+    (prepared / file).write_text(REPAIRED)
+    assert "repair.py has changed since" in repr(check("09_repair", job))
+    for _ in range(3):
+        advice = found.hint()
+    assert "+        x = torch.where(" in str(advice.diff)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("torch.relu(", "torch.rule("), "AttributeError"),
+        (("    repair.examine(Net)", "    pass"), "it logged nothing to compare"),
+    ],
+)
+def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
+    file = course.own("09_repair")
+    (prepared / file).write_text(BROKEN.replace(*change))
+    job = submit(file)
+    job.wait()
+    found = check("09_repair", job)
+    assert found.hint_key == "failed"
+    assert told in repr(found)
+
+
+def test_a_job_of_another_file_says_what_to_submit(prepared):
+    (prepared / "other.py").write_text("")
+    job = submit("other.py")
+    job.wait()
+    with pytest.raises(UserError, match=r"ran other\.py, expected your copy of repair\.py"):
+        check("09_repair", job)
