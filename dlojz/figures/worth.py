@@ -1,0 +1,185 @@
+"""Tables of `dlojz worth compile`: a prediction, and how well it did for models of torchvision."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from dlojz.figures import compiling
+from dlojz.runs import worth
+from dlojz.table import Table
+
+PARTS = {
+    "matrix": ("matrix products and convolutions", "leaves them to the library"),
+    "normalization": ("normalization", "fuses it with its neighbours"),
+    "rest": ("elementwise and the rest", "fuses them"),
+}
+
+
+def step(profile: worth.Profile) -> Table:
+    """Return a table of where the time of an eager step goes, and what a compiler can do there."""
+    rows = [
+        (PARTS[part][0], f"{ms:.2f}", str(profile.launches.get(part, "")), PARTS[part][1])
+        for part, ms in profile.device_ms.items()
+    ]
+    rows.append(
+        ("update: optimizer, metrics", f"{profile.update_ms:.2f}", "", "is not the model's")
+    )
+    who = ("the host launches all this in", "launches less")
+    if not profile.on_gpu:
+        who = ("Python between operations", "leaves less of it")
+    rows.append((who[0], f"{_host_ms(profile):.2f}", "", who[1]))
+    return Table(("an eager step", "ms", "kernels", "a compiler"), rows, "<>><")
+
+
+def _host_ms(profile):
+    return profile.host_ms + profile.update_host_ms
+
+
+def about(row: Mapping) -> str:
+    """Return what was measured: the eager step, one block, and the whole model if it was compiled.
+
+    row: what `training.worth` has written.
+    """
+    profile = worth.Profile.of(row["profile"])
+    block, threads = profile.block, row["threads"]
+    where = f"{row['device']}{f', {threads} threads' if threads else ''}, torch {row['torch']}"
+    told = [
+        f"{row['command']}\n{where}, mode {row['mode']}: {profile.step_ms:.2f} ms a step, eager",
+        f"\n{step(profile)}\n",
+        f"one block: {block.name}, {block.operations} of {profile.operations} operations, compiled "
+        f"in {block.compile_s:.0f} s, alone x {block.gain:.2f}",
+    ]
+    if "measured" in row:
+        told.append(f"the whole model, measured: {measured_text(row['measured'])}")
+    return "\n".join(told)
+
+
+def answer(row: Mapping, steps: int | None) -> str:
+    """Return the prediction, what to conclude from it, and what it does not see."""
+    profile, fit, found = _predicted(row)
+    unseen = worth.unseen(profile, fit, row["device"], row["torch"])
+    origin = f"Coefficients of {fit.models} models on {fit.device}, torch {fit.torch}, {fit.date}."
+    not_seen = "\n".join(f"- {text}" for text in unseen)
+    told = (prediction(found, row), sentence(found, steps), f"{origin} Not seen:\n{not_seen}")
+    return "\n\n".join(map(str, told))
+
+
+def to_dict(row: Mapping, steps: int | None) -> dict:
+    """Return what was measured and predicted, for JSON. A number of steps without end is None."""
+    profile, fit, found = _predicted(row)
+    ranges = {name: asdict(getattr(found, name)) for name in ("gain", "compile_s", "break_even")}
+    finite = {
+        name: {end: None if math.isinf(value) else value for end, value in ends.items()}
+        for name, ends in ranges.items()
+    }
+    return dict(row) | {
+        "prediction": finite,
+        "answer": None if steps is None else found.answer(steps),
+        "fit": asdict(fit),
+        "unseen": worth.unseen(profile, fit, row["device"], row["torch"]),
+    }
+
+
+def _predicted(row):
+    profile = worth.Profile.of(row["profile"])
+    fit = worth.fit_for(row["device"], profile.on_gpu, row["mode"], worth.fits())
+    return profile, fit, worth.predict(profile, fit)
+
+
+def prediction(found: worth.Prediction, row: Mapping) -> Table:
+    """Return a table of gain, compile time and break-even, beside what was measured if it was."""
+    even = found.break_even
+    rows = [
+        ("gain", f"x {found.gain.value:.2f}", f"{found.gain.low:.2f} to {found.gain.high:.2f}"),
+        ("to compile, cold", _s(found.compile_s.value), _interval(found.compile_s, _s)),
+        ("break-even", _steps(even.value), _interval(even, _steps)),
+    ]
+    head, align = ("", "predicted", "nine of ten"), "<>>"
+    if measured := row.get("measured"):
+        steps = _steps(worth.measured_break_even(row))
+        told = (f"x {measured['gain']:.2f}", _s(worth.total_s(row)), steps)
+        rows = [(*row, value) for row, value in zip(rows, told, strict=True)]
+        head, align = (*head, "measured"), align + ">"
+    return Table(head, rows, align)
+
+
+def _interval(found, text):
+    return f"{text(found.low)} to {text(found.high)}"
+
+
+def _s(seconds):
+    return f"{seconds:.0f} s"
+
+
+def _steps(steps):
+    return "never" if math.isinf(steps) else f"{steps:,.0f} steps"
+
+
+def sentence(found: worth.Prediction, steps: int | None) -> str:
+    """Return what to conclude, for a training run of this many steps if that is known."""
+    even = found.break_even
+    if math.isinf(even.value):
+        told = "Compiling is not expected to pay, however long you train"
+    else:
+        told = f"Compiling should pay after about {_steps(even.value)} ({_interval(even, _steps)})"
+    if steps is None:
+        return f"{told}. Give --steps, and this says whether your training run is long enough."
+    answer = found.answer(steps)
+    more = ": --measure compiles the whole model" if answer == worth.OPEN else ""
+    return f"{told}. You train {steps:,} steps: {answer}{more}."
+
+
+def measured_text(measured: Mapping) -> str:
+    """Return what was measured, in a few words."""
+    pairs = zip(measured["eager_ms"], measured["compiled_ms"], strict=True)
+    low, high = compiling.median_interval([eager / compiled for eager, compiled in pairs])
+    gain = f"x {measured['gain']:.2f} ({low:.2f} to {high:.2f})"
+    return f"{gain}, compiled in {measured['compile_s']:.0f} s once the compiler had started"
+
+
+# The errors --------------------------------------------------------------------------------------
+
+
+def recorded(file: Path) -> list[dict]:
+    """Return the lines that tools/worth.py has written: a model each, predicted and measured."""
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
+    """Return the models that were measured, by device and mode."""
+    found = defaultdict(list)
+    for row in rows:
+        if "measured" in row:
+            found[row["device"], row["mode"]].append(row)
+    return dict(found)
+
+
+def scores(rows: Sequence[Mapping]) -> Table:
+    """Return a table of what a fit of all other models predicts for each, beside what was measured.
+
+    rows: of one device and mode.
+    """
+    found, several = [], len({row["flags"] for row in rows}) > 1
+    for row, told in zip(rows, worth.leave_one_out(rows), strict=True):
+        measured, total_s = row["measured"], worth.total_s(row)
+        even = worth.measured_break_even(row)
+        found.append(
+            (
+                f"{row['model']} {row['flags']}" if several else row["model"],
+                f"{told.gain.value:.2f} ({told.gain.low:.2f} to {told.gain.high:.2f})",
+                _marked(f"{measured['gain']:.2f}", measured["gain"] in told.gain),
+                f"{told.compile_s.value:.0f} ({_interval(told.compile_s, '{:.0f}'.format)})",
+                _marked(f"{total_s:.0f}", total_s in told.compile_s),
+                f"{_steps(told.break_even.value)} ({_interval(told.break_even, _steps)})",
+                _marked(_steps(even), even in told.break_even),
+            )
+        )
+    head = ("model", "gain", "measured", "compile s", "measured", "break-even", "measured")
+    return Table(head, found, "<>>>>>>")
+
+
+def _marked(text, inside):
+    return text if inside else f"{text} (outside)"
