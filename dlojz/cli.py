@@ -354,6 +354,8 @@ def _worth(args):
 
     if args.steps is not None and args.steps < 1:
         raise ValueError(f"--steps {args.steps}: expected how many steps you train, at least 1")
+    if not args.measure:
+        worth.must_know(args.mode)  # before minutes are spent
     if large := _too_large(args.command):
         print(large, file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:

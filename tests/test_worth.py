@@ -6,7 +6,6 @@ import math
 import random
 import sys
 import textwrap
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,10 +174,17 @@ def test_too_few_models_make_no_fit():
         worth.fit(rows(3))
 
 
-def test_a_fit_of_this_device_is_preferred_and_another_one_is_called_a_guess():
-    known = [fit(), fit(device="X2"), fit(device="Y", on_gpu=True)]
-    assert worth.fit_for("X1", False, "default", known).device == "X1"
-    other = worth.fit_for("X3", False, "default", known)
+@pytest.fixture
+def known(tmp_path, monkeypatch):
+    """Make these the only fits: known(fit(), fit(device="X2"))."""
+    monkeypatch.setattr(worth, "FITS", tmp_path / "worth.toml")
+    return lambda *fits: worth.FITS.write_text("\n".join(map(tool.toml, fits)))
+
+
+def test_a_fit_of_this_device_is_preferred_and_another_one_is_called_a_guess(known):
+    known(fit(), fit(device="X2"), fit(device="Y", on_gpu=True))
+    assert worth.fit_for("X1", False, "default").device == "X1"
+    other = worth.fit_for("X3", False, "default")
     assert other.device == "X2"
     told = worth.unseen(profile(), other, "X3", "2.12.0")
     assert told[0] == "the coefficients are of torch 2.11.0, and this is 2.12.0"
@@ -186,14 +192,31 @@ def test_a_fit_of_this_device_is_preferred_and_another_one_is_called_a_guess():
     assert len(worth.unseen(profile(), fit(), "X1", "2.11.0")) == len(told) - 2
 
 
-def test_an_unknown_mode_is_refused_with_the_known_ones():
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"varied": 0.5}, "the eager steps differed by 50%"),
+        ({"nchw": True}, "weights in NCHW: the compiler changes the layout"),
+    ],
+)
+def test_what_a_prediction_cannot_see_is_told(more, sentence):
+    usual = worth.unseen(profile(), fit(), "X1", "2.11.0")
+    (told,) = set(worth.unseen(profile(**more), fit(), "X1", "2.11.0")) - set(usual)
+    assert sentence in told
+
+
+def test_an_unknown_mode_is_refused_with_the_known_ones(known, capfd):
+    known(fit(on_gpu=True))
     with pytest.raises(UserError, match=r"reduce-overhead on a GPU \(known there: default\)"):
-        worth.fit_for("X1", True, "reduce-overhead", [fit(on_gpu=True)])
+        worth.fit_for("X1", True, "reduce-overhead")
+    assert cli.main(["worth", "compile", "dlojz/dlojz.py", "--mode", "max-autotune"]) == 2
+    err = capfd.readouterr().err
+    assert "no coefficients for mode max-autotune on any device" in err
+    assert "importing torch" not in err
 
 
-def test_a_fit_is_the_same_after_it_was_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(worth, "FITS", tmp_path / "worth.toml")
-    worth.FITS.write_text(tool.toml(fit()) + "\n" + tool.toml(fit(mode="other")))
+def test_a_fit_is_the_same_after_it_was_written(known):
+    known(fit(), fit(mode="other"))
     assert worth.fits() == [fit(), fit(mode="other")]
 
 
@@ -231,6 +254,12 @@ def test_a_recorded_trace_of_a_gpu_is_split():
     assert parts["normalization"] > parts["matrix"] > found["update_ms"] > 0
     assert found["launches"]["matrix"] > 100
     assert "host_ms" not in found  # is measured without the profiler
+
+
+def test_a_layout_that_the_compiler_would_change_is_seen():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1))
+    assert measuring.has_nchw(model)
+    assert not measuring.has_nchw(model.to(memory_format=torch.channels_last))
 
 
 class Part(nn.Module):
@@ -329,9 +358,8 @@ def mine(course_folder):
     return file
 
 
-def test_the_step_of_a_model_of_ones_own_is_predicted(mine, capfd, monkeypatch, tmp_path):
-    (tmp_path / "worth.toml").write_text(tool.toml(fit(gain_within=1.2, compile_within=2.0)))
-    monkeypatch.setattr(worth, "FITS", tmp_path / "worth.toml")
+def test_the_step_of_a_model_of_ones_own_is_predicted(mine, capfd, known):
+    known(fit(gain_within=1.2, compile_within=2.0))
     words = ["worth", "compile", "dlojz/dlojz.py -b 4 --image-size 8", "--steps", "9"]
     assert cli.main([*words, "--json"]) == 0
     out, err = capfd.readouterr()
@@ -379,7 +407,8 @@ def test_a_trainer_that_compiles_is_switched_off_or_refused(mine, monkeypatch):
         (["dlojz/dlojz.py", "--steps", "0"], "--steps 0: expected how many steps"),
     ],
 )
-def test_what_cannot_be_tried_is_one_clear_line(words, message, course_folder, capfd):
+def test_what_cannot_be_tried_is_one_clear_line(words, message, course_folder, capfd, known):
+    known(fit())
     assert cli.main(["worth", "compile", *words]) == 2
     err = capfd.readouterr().err
     assert message in err
@@ -403,7 +432,7 @@ def test_a_program_that_is_killed_is_told(capfd):
 
 
 def test_the_score_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    file, asked = tmp_path / "worth.jsonl", []
+    file, asked = tmp_path / "worth.json", []
 
     def measured(model, args, left):
         asked.append(model)
@@ -417,17 +446,15 @@ def test_the_score_goes_on_where_it_stopped(tmp_path, monkeypatch):
     tool.main()
     tool.main()
     assert asked == ["a", "b", "b"]
-    assert [json.loads(line)["model"] for line in file.read_text().splitlines()] == ["a", "b"]
+    assert [found["model"] for found in json.loads(file.read_text())] == ["a", "b"]
 
 
-def test_a_fit_of_a_file_is_written_and_its_errors_shown(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "worth.jsonl"
+def test_a_fit_of_a_file_is_written_and_its_errors_shown(tmp_path, known, capsys):
+    file = tmp_path / "worth.json"
     failed = {"model": "bad", "mode": "default", "flags": "-b 8", "error": "no"}
-    file.write_text("".join(json.dumps(r) + "\n" for r in (*rows(), failed)))
-    monkeypatch.setattr(worth, "FITS", tmp_path / "worth.toml")
-    (tmp_path / "worth.toml").write_text(tool.toml(fit(device="kept")))
+    file.write_text(json.dumps([*rows(), failed]))
+    known(fit(device="kept"))
     tool.fit(file)
-    found = tomllib.loads((tmp_path / "worth.toml").read_text())["fit"]
-    assert [f["device"] for f in found] == ["kept", "X1"]
-    assert found[1]["command"] == "python tools/worth.py FILE --mode default --flags '-b 8'"
+    assert [found.device for found in worth.fits()] == ["kept", "X1"]
+    assert worth.fits()[1].command == "python tools/worth.py FILE --mode default --flags '-b 8'"
     assert capsys.readouterr().out.count("steps (") == 12

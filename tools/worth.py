@@ -1,10 +1,10 @@
 """The score of `dlojz worth compile`: predicted, then compiled for real, model by model.
 
-    python tools/worth.py runs/worth.jsonl --minutes 9 --flags "-b 64 --precision bf16"
-    python tools/worth.py runs/worth.jsonl --fit
+    python tools/worth.py runs/worth.json --minutes 9 --flags "-b 64 --precision bf16"
+    python tools/worth.py runs/worth.json --fit
 
-The first writes a line for each model, and goes on where it stopped when it is called again. The
-second fits the coefficients of each device and mode to these lines, writes them to
+The first adds each model to the file, and goes on where it stopped when it is called again. The
+second fits the coefficients of each device and mode to these models, writes them to
 dlojz/runs/worth.toml, and prints for each model what a fit of all the others predicts.
 """
 
@@ -32,9 +32,13 @@ TRAINER = "solutions/dlojz_09_compile.py"
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("file", type=Path, help="a line of JSON for each model")
+    add("file", type=Path, help="JSON: a list of models, predicted and measured")
     add("--models", nargs="+", default=MODELS, help="of torchvision (default: fifteen)")
-    add("--flags", default="-b 64 --image-size 224", help="the trainer's, in quotes")
+    add(
+        "--flags",
+        default="-b 64 --image-size 224 --precision bf16",
+        help="the trainer's, in quotes",
+    )
     add("--mode", default="default", help="of torch.compile")
     add("--minutes", type=float, default=60, help="begin nothing after this time")
     add("--fit", action="store_true", help="measure nothing: fit, and print the errors")
@@ -46,9 +50,9 @@ def main():
 
 
 def measure(args):
-    """Append a line for each model that the file does not have yet."""
-    end = time.monotonic() + 60 * args.minutes
-    done = {(row["model"], row["mode"], row["flags"]) for row in rows(args.file)}
+    """Add each model that the file does not have yet."""
+    end, rows = time.monotonic() + 60 * args.minutes, read(args.file)
+    done = {(row["model"], row["mode"], row["flags"]) for row in rows}
     for model in args.models:
         if (model, args.mode, args.flags) in done:
             continue
@@ -56,10 +60,9 @@ def measure(args):
         found = measured(model, args, left) if left > 0 else None
         if found is None:
             sys.exit(f"{model}: no time left; call again to go on")
-        line = {"model": model, "mode": args.mode, "flags": args.flags} | found
-        with args.file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(model, line.get("error") or figures.measured_text(line["measured"]), flush=True)
+        rows.append({"model": model, "mode": args.mode, "flags": args.flags} | found)
+        course.write_atomically(args.file, _one_a_line(rows))
+        print(model, found.get("error") or figures.measured_text(found["measured"]), flush=True)
 
 
 def measured(model, args, left) -> dict | None:
@@ -78,15 +81,19 @@ def measured(model, args, left) -> dict | None:
         return json.loads(into.read_text())
 
 
-def rows(file) -> list[dict]:
-    """Return the lines of a file, none if there is no file."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def _one_a_line(rows):
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+
+
+def read(file) -> list[dict]:
+    """Return the models of a file, none if there is no file."""
+    return json.loads(file.read_text()) if file.exists() else []
 
 
 def fit(file):
     """Fit each device and mode of a file, write the coefficients, and print the errors."""
     known = {(found.device, found.mode): found for found in worth.fits()}
-    for name, mine in figures.of_devices(rows(file)).items():
+    for name, mine in figures.of_devices(read(file)).items():
         flags = dict.fromkeys(row["flags"] for row in mine)
         command = f"python tools/worth.py FILE --mode {name[1]} --flags"
         known[name] = worth.fit(mine, "; ".join(f"{command} '{each}'" for each in flags))

@@ -1,11 +1,9 @@
 """Tables of `dlojz worth compile`: a prediction, and how well it did for models of torchvision."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from dlojz.figures import compiling
 from dlojz.runs import worth
@@ -54,6 +52,7 @@ def about(row: Mapping) -> str:
     ]
     if "measured" in row:
         told.append(f"the whole model, measured: {measured_text(row['measured'])}")
+        told.append(f"won back after: {_steps(worth.measured_break_even(row))}, measured")
     return "\n".join(told)
 
 
@@ -85,7 +84,7 @@ def to_dict(row: Mapping, steps: int | None) -> dict:
 
 def _predicted(row):
     profile = worth.Profile.of(row["profile"])
-    fit = worth.fit_for(row["device"], profile.on_gpu, row["mode"], worth.fits())
+    fit = worth.fit_for(row["device"], profile.on_gpu, row["mode"])
     return profile, fit, worth.predict(profile, fit)
 
 
@@ -97,7 +96,7 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
         ("to compile, cold", _s(found.compile_s.value), _interval(found.compile_s, _s)),
         ("break-even", _steps(even.value), _interval(even, _steps)),
     ]
-    head, align = ("", "predicted", "nine of ten"), "<>>"
+    head, align = ("", "predicted", "interval (90 %)"), "<>>"
     if measured := row.get("measured"):
         steps = _steps(worth.measured_break_even(row))
         told = (f"x {measured['gain']:.2f}", _s(worth.total_s(row)), steps)
@@ -143,13 +142,11 @@ def measured_text(measured: Mapping) -> str:
 # The errors --------------------------------------------------------------------------------------
 
 
-def recorded(file: Path) -> list[dict]:
-    """Return the lines that tools/worth.py has written: a model each, predicted and measured."""
-    return [json.loads(line) for line in Path(file).read_text().splitlines()]
-
-
 def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
-    """Return the models that were measured, by device and mode."""
+    """Return the models that were measured, by device and mode.
+
+    rows: of the JSON that tools/worth.py has written.
+    """
     found = defaultdict(list)
     for row in rows:
         if "measured" in row:

@@ -38,6 +38,7 @@ NOTHING_DONE = {"normalization": 1.0, "rest": 1.0, "host": 1.0}  # what eager ke
 FIRST_GUESS = {"normalization": 0.5, "rest": 0.5, "host": 0.5}
 FIRST_COSTS = {"kernel": 1.0, "power": 0.7}
 COVERED = 0.9  # the share of models whose measurement an interval is meant to hold
+DISTURBED = 0.3  # eager steps that differ by more were disturbed
 PAYS, NEVER, OPEN = "it pays", "it does not pay", "too close to tell"
 
 
@@ -67,6 +68,7 @@ class Profile:
     different: int
     start_s: float  # of the compiler: its first, tiny compilation
     block: Block
+    varied: float = 0.0  # from the fastest to the slowest window of steps, over the median
     nchw: bool = False  # convolutions on a GPU whose weights are not channels_last
 
     @classmethod
@@ -232,6 +234,8 @@ def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
         told.insert(0, f"the coefficients are of {fit.device}: for {device} they are a guess")
     if torch != fit.torch:
         told.insert(0, f"the coefficients are of torch {fit.torch}, and this is {torch}")
+    if profile.varied > DISTURBED:
+        told.insert(0, f"the eager steps differed by {profile.varied:.0%}: what else runs here?")
     if profile.nchw:
         told.append("weights in NCHW: the compiler changes the layout, which may gain much more")
     return told
@@ -245,17 +249,28 @@ def fits() -> list[Fit]:
     return [Fit(**found) for found in tomllib.loads(FITS.read_text()).get("fit", ())]
 
 
-def fit_for(device: str, on_gpu: bool, mode: str, known: Sequence[Fit]) -> Fit:
+def must_know(mode: str):
+    """Raise UserError if there is no fit of this mode, for any device."""
+    known = fits()
+    if mode not in {fit.mode for fit in known}:
+        raise UserError(_unknown(mode, "any device", known))
+
+
+def fit_for(device: str, on_gpu: bool, mode: str) -> Fit:
     """Return the fit of this device, or else of one of its kind. Raises UserError."""
-    kind = "GPU" if on_gpu else "processor"
-    found = [fit for fit in known if fit.mode == mode and fit.on_gpu == on_gpu]
+    known = [fit for fit in fits() if fit.on_gpu == on_gpu]
+    found = [fit for fit in known if fit.mode == mode]
     if not found:
-        modes = sorted({fit.mode for fit in known if fit.on_gpu == on_gpu})
-        raise UserError(
-            f"no coefficients for mode {mode} on a {kind} (known there: {', '.join(modes) or '-'}):"
-            " `python tools/worth.py` measures models, and `--fit` makes them"
-        )
+        raise UserError(_unknown(mode, "a GPU" if on_gpu else "a processor", known))
     return next((fit for fit in found if fit.device == device), found[-1])
+
+
+def _unknown(mode, where, known):
+    modes = ", ".join(sorted({fit.mode for fit in known})) or "none"
+    return (
+        f"no coefficients for mode {mode} on {where} (known there: {modes}): --measure compiles "
+        "the whole model, and `python tools/worth.py` makes coefficients"
+    )
 
 
 def fit(rows: Sequence[Mapping], command: str = "") -> Fit:
@@ -266,15 +281,15 @@ def fit(rows: Sequence[Mapping], command: str = "") -> Fit:
     """
     last = rows[-1]
     profiles = [Profile.of(row["profile"]) for row in rows]
-    keeps, gain_within = _suit(gain, FIRST_GUESS, profiles, [r["measured"]["gain"] for r in rows])
-    costs, compile_within = _suit(
+    keeps, gain_within = _fitted(gain, FIRST_GUESS, profiles, [r["measured"]["gain"] for r in rows])
+    costs, compile_within = _fitted(
         compile_s, FIRST_COSTS, profiles, [r["measured"]["compile_s"] for r in rows]
     )
     origin = (last["device"], profiles[-1].on_gpu, last["mode"], last["torch"], last["date"])
     return Fit(*origin, len(rows), keeps, costs, gain_within, compile_within, command)
 
 
-def _suit(predicted, first, profiles, measured):
+def _fitted(predicted, first, profiles, measured):
     """Return coefficients, none negative, and the factor within which they predict.
 
     The factor is that of a prediction for another model: Student's t, for the degrees of freedom

@@ -224,7 +224,7 @@ def profile(training: Training, compiling: dict) -> worth.Profile:
     for _ in range(FIRST):
         training.step()
     wait(training.device)
-    step_ms = statistics.median(windows([training])[0])
+    ms = windows([training])[0]
     tell("recording one step with the profiler")
     found = worth.split(traced(training))
     if found["on_gpu"]:
@@ -235,7 +235,8 @@ def profile(training: Training, compiling: dict) -> worth.Profile:
     start_s, block = compiled_block(training, name, calls[slice(*spans[name])], compiling)
     return worth.Profile(
         **found,
-        step_ms=step_ms,
+        step_ms=statistics.median(ms),
+        varied=(max(ms) - min(ms)) / statistics.median(ms),
         operations=len(calls),
         different=len(set(calls)),
         start_s=start_s,
