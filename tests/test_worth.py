@@ -289,6 +289,43 @@ def test_the_block_is_the_smallest_of_the_outermost_repeated_parts(model, sizes,
     assert measuring.block_of(model, {"": (0, 30)} | spans) == block
 
 
+class Changes(nn.Module):
+    """A block that changes its input in place, and is called with names."""
+
+    def forward(self, x, factor):
+        return torch.relu_(x) * factor
+
+
+class Named(nn.Module):
+    """A model of such blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Changes(), Changes()
+        self.factor = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        x = x * self.factor
+        return self.second(self.first(x, factor=self.factor) + 1, factor=self.factor)
+
+
+def test_a_block_may_change_its_input_and_be_called_with_names():
+    model = Named()
+    training = SimpleNamespace(model=model, device=torch.device("cpu"))
+    training.step = lambda: model(torch.ones(2, 4)).sum().backward()
+    calls, spans = measuring.counted(training)
+    names = [name.split(".")[1] for name, _ in calls]
+    names.remove("detach")  # which autograd adds to the one that changes its input
+    names.remove("detach")
+    assert names == ["mul", "relu_", "mul", "add", "relu_", "mul"]
+    begin, end = spans["first"]
+    _, block = measuring.compiled_block(
+        training, "first", calls[begin:end], {"backend": "aot_eager"}
+    )
+    assert (block.name, block.operations, block.different) == ("first (Changes)", 3, 3)
+    assert block.compile_s > 0 < block.gain
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -317,7 +318,7 @@ class Calls(TorchDispatchMode):
         self.seen = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        leaves = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         kinds = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         self.seen.append((str(function), kinds))
         return function(*args, **(kwargs or {}))
@@ -361,12 +362,14 @@ def block_of(model, spans) -> str:
 
 def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block]:
     """Return the seconds in which the compiler starts, and what a block's compilation took."""
-    module, inputs, autocast = seen_by(training, name)
+    module, inputs, named, autocast = seen_by(training, name)
     block = copy.deepcopy(module)
 
     def run(part):
         with torch.autocast(training.device.type, **autocast):
-            out = tree_leaves(part(*inputs))
+            # Cloned, since a part may change its inputs in place.
+            positional, by_name = tree_map(cloned, (inputs, named))
+            out = tree_leaves(part(*positional, **by_name))
             total = sum(leaf.float().sum() for leaf in out if torch.is_tensor(leaf))
         total.backward()
 
@@ -374,7 +377,7 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
     torch.compiler.reset()
     device, kind = training.device, type(module).__name__
     try:
-        with fresh_cache():
+        with empty_cache():
             start_s = started(device, compiling)
             fast = torch.compile(block, **compiling)
             seconds = timed(lambda: run(fast), device)
@@ -387,6 +390,14 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
     told = f"{name} ({kind})" if name else kind
     size = (len(calls), len(set(calls)))
     return start_s, worth.Block(told, *size, seconds, eager / compiled)
+
+
+@contextmanager
+def empty_cache():
+    """Compile into an empty folder, which is removed even if that fails."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with folder as path, fresh_cache(dir=path, delete=False):
+        yield
 
 
 def started(device, compiling) -> float:
@@ -415,16 +426,21 @@ def seen_by(training, name):
     """Return a part of the model, its inputs in a step, and the autocast that it runs under."""
     part, kind, found = training.model.get_submodule(name), training.device.type, {}
 
-    def look(module, inputs):
+    def look(module, inputs, named):
         if not found:
-            found["inputs"] = tree_map(detached, inputs)
+            found["inputs"], found["named"] = tree_map(detached, (inputs, named))
             dtype = torch.get_autocast_dtype(kind)
             found["autocast"] = {"dtype": dtype, "enabled": torch.is_autocast_enabled(kind)}
 
-    hook = part.register_forward_pre_hook(look)
+    hook = part.register_forward_pre_hook(look, with_kwargs=True)
     training.step()
     hook.remove()
-    return part, found["inputs"], found["autocast"]
+    return part, found["inputs"], found["named"], found["autocast"]
+
+
+def cloned(leaf):
+    """Return a copy of a tensor, which gradients flow through; anything else as it is."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def detached(leaf):
@@ -447,7 +463,7 @@ def measured(eager, args) -> dict:
     # Not in place: that compiles nothing of a model whose class is one of torch.nn.
     compiled.parts.model = torch.compile(compiled.model, **options(args.mode))
     try:
-        with fresh_cache():
+        with empty_cache():
             started(eager.device, options(args.mode))
             first_s = sum(timed(compiled.step, eager.device) for _ in range(FIRST))
             eager_ms, compiled_ms = windows([eager, compiled], 2 * WINDOWS)
