@@ -486,12 +486,16 @@ def test_the_score_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert [found["model"] for found in json.loads(file.read_text())] == ["a", "b"]
 
 
-def test_a_fit_of_a_file_is_written_and_its_errors_shown(tmp_path, known, capsys):
-    file = tmp_path / "worth.json"
+def test_a_fit_of_several_files_is_written_and_its_errors_shown(
+    tmp_path, known, capsys, monkeypatch
+):
+    files, measured = [tmp_path / "a.json", tmp_path / "b.json"], rows()
     failed = {"model": "bad", "mode": "default", "flags": "-b 8", "error": "no"}
-    file.write_text(json.dumps([*rows(), failed]))
+    files[0].write_text(json.dumps([*measured[:5], failed]))
+    files[1].write_text(json.dumps(measured[5:]))
+    monkeypatch.setattr(sys, "argv", ["worth.py", *map(str, files), "--fit"])
     known(fit(device="kept"))
-    tool.fit(file)
+    tool.main()
     assert [found.device for found in worth.fits()] == ["kept", "X1"]
     assert worth.fits()[1].command == "python tools/worth.py FILE --mode default --flags '-b 8'"
     assert capsys.readouterr().out.count("steps (") == 12

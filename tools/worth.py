@@ -32,7 +32,7 @@ TRAINER = "solutions/dlojz_09_compile.py"
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("file", type=Path, help="JSON: a list of models, predicted and measured")
+    add("file", type=Path, nargs="+", help="JSON: models, predicted and measured; --fit: several")
     add("--models", nargs="+", default=MODELS, help="of torchvision (default: fifteen)")
     add(
         "--flags",
@@ -40,18 +40,18 @@ def main():
         help="the trainer's, in quotes",
     )
     add("--mode", default="default", help="of torch.compile")
-    add("--minutes", type=float, default=60, help="begin nothing after this time")
+    add("--minutes", type=float, default=60, help="stop after this time")
     add("--fit", action="store_true", help="measure nothing: fit, and print the errors")
     args = parser.parse_args()
     if args.fit:
-        fit(args.file)
+        fit([row for file in args.file for row in read(file)])
     else:
-        measure(args)
+        measure(args, args.file[0])
 
 
-def measure(args):
+def measure(args, file):
     """Add each model that the file does not have yet."""
-    end, rows = time.monotonic() + 60 * args.minutes, read(args.file)
+    end, rows = time.monotonic() + 60 * args.minutes, read(file)
     done = {(row["model"], row["mode"], row["flags"]) for row in rows}
     for model in args.models:
         if (model, args.mode, args.flags) in done:
@@ -61,7 +61,7 @@ def measure(args):
         if found is None:
             sys.exit(f"{model}: no time left; call again to go on")
         rows.append({"model": model, "mode": args.mode, "flags": args.flags} | found)
-        course.write_atomically(args.file, _one_a_line(rows))
+        course.write_atomically(file, _one_a_line(rows))
         print(model, found.get("error") or figures.measured_text(found["measured"]), flush=True)
 
 
@@ -90,10 +90,10 @@ def read(file) -> list[dict]:
     return json.loads(file.read_text()) if file.exists() else []
 
 
-def fit(file):
-    """Fit each device and mode of a file, write the coefficients, and print the errors."""
+def fit(rows):
+    """Fit each device and mode of these models, write the coefficients, and print the errors."""
     known = {(found.device, found.mode): found for found in worth.fits()}
-    for name, mine in figures.of_devices(read(file)).items():
+    for name, mine in figures.of_devices(rows).items():
         flags = dict.fromkeys(row["flags"] for row in mine)
         command = f"python tools/worth.py FILE --mode {name[1]} --flags"
         known[name] = worth.fit(mine, "; ".join(f"{command} '{each}'" for each in flags))
