@@ -169,6 +169,14 @@ def test_a_model_that_is_left_out_does_not_predict_itself():
     assert "(outside)" not in lines[1]
 
 
+def test_a_recording_shows_its_errors(tmp_path):
+    file = tmp_path / "09-worth.json"
+    other = row(profile(rest=1.0), mode="reduce-overhead")
+    file.write_text(json.dumps([*rows(6), other, {"model": "bad", "mode": "default"}]))
+    lines = str(tables.errors(file)).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [f"m{i}" for i in range(6)]
+
+
 def test_too_few_models_make_no_fit():
     with pytest.raises(UserError, match="3 models: a fit needs more than 3"):
         worth.fit(rows(3))
@@ -463,6 +471,14 @@ def test_a_program_that_is_killed_is_told(capfd):
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert cli._run_program([sys.executable, "-c", kill]) == 1
     assert "ended by SIGKILL: perhaps the memory was not enough" in capfd.readouterr().err
+
+
+def test_help_says_what_to_type(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["worth", "--help"])
+    out = capsys.readouterr().out
+    assert '"dlojz/dlojz.py --model resnet18 -b 64"' in out
+    assert "--measure" in out
 
 
 # The score ---------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Tables of `dlojz worth compile`: a prediction, and how well it did for models of torchvision."""
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from dlojz.figures import compiling
 from dlojz.runs import worth
@@ -152,6 +154,12 @@ def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
         if "measured" in row:
             found[row["device"], row["mode"]].append(row)
     return dict(found)
+
+
+def errors(file: Path, mode: str = "default") -> Table:
+    """Return the table of errors of a recording on one device, such as h200/09-worth.json."""
+    rows = json.loads(file.read_text())
+    return scores([row for row in rows if "measured" in row and row["mode"] == mode])
 
 
 def scores(rows: Sequence[Mapping]) -> Table:
