@@ -20,7 +20,7 @@ from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
-STDERR = 2  # its number
+STDERR = 2  # its file descriptor
 BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | head`
 
 

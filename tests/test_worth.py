@@ -169,6 +169,14 @@ def test_a_model_that_is_left_out_does_not_predict_itself():
     assert "(outside)" not in lines[1]
 
 
+def test_what_was_measured_is_shown_where_nothing_can_be_predicted(known):
+    known(fit(on_gpu=True))
+    found = row(profile(rest=1.0), command="mine.py", threads=1)
+    assert "the whole model, measured: x 4.00" in tables.about(found)
+    assert tables.to_dict(found, 9)["measured"]["gain"] == 4
+    assert "no coefficients for mode default on a processor" in tables.to_dict(found, 9)["why"]
+
+
 def test_a_recording_shows_its_errors(tmp_path):
     file = tmp_path / "09-worth.json"
     other = row(profile(rest=1.0), mode="reduce-overhead")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from dlojz.course import UserError
 from dlojz.figures import compiling
 from dlojz.runs import worth
 from dlojz.table import Table
@@ -70,7 +71,10 @@ def answer(row: Mapping, steps: int | None) -> str:
 
 def to_dict(row: Mapping, steps: int | None) -> dict:
     """Return what was measured and predicted, for JSON. A number of steps without end is None."""
-    profile, fit, found = _predicted(row)
+    try:
+        profile, fit, found = _predicted(row)
+    except UserError as error:
+        return dict(row) | {"prediction": None, "why": str(error)}
     ranges = {name: asdict(getattr(found, name)) for name in ("gain", "compile_s", "break_even")}
     finite = {
         name: {end: None if math.isinf(value) else value for end, value in ends.items()}
