@@ -143,10 +143,20 @@ def test_an_answer_is_given_only_outside_of_the_interval(steps, answer):
 
 def test_a_fit_recovers_the_coefficients_and_is_sure_of_them():
     found = worth.fit(rows())
-    assert found.keeps == pytest.approx(KEEPS, rel=0.02)
-    assert found.costs == pytest.approx(COSTS, rel=0.02)
-    assert 1 <= found.gain_within < 1.02
+    assert found.keeps == pytest.approx(KEEPS, rel=0.06)
+    assert found.costs == pytest.approx(COSTS, rel=0.05)
+    assert 1 <= found.gain_within < 1.03
     assert (found.device, found.models, found.torch) == ("X1", 12, "2.11.0")
+
+
+def test_few_models_that_disagree_make_no_absurd_coefficients():
+    found = rows(4)
+    for one, factor in zip(found, (0.5, 2, 0.6, 1.5), strict=True):
+        one["measured"]["gain"] *= factor
+        one["measured"]["compile_s"] *= factor
+    noisy = worth.fit(found)
+    assert all(0.05 < value < 10 for value in (*noisy.keeps.values(), *noisy.costs.values()))
+    assert noisy.gain_within > 2, "and it says how little it knows"
 
 
 def test_a_fit_is_as_unsure_as_its_models_differ():
@@ -163,7 +173,7 @@ def test_a_model_that_is_left_out_does_not_predict_itself():
     found = rows()
     found[3]["measured"]["gain"] *= 2
     told = worth.leave_one_out(found)[3]
-    assert told.gain.value == pytest.approx(found[3]["measured"]["gain"] / 2, rel=0.02)
+    assert told.gain.value == pytest.approx(found[3]["measured"]["gain"] / 2, rel=0.03)
     lines = str(tables.scores(found)).splitlines()
     assert "(outside)" in lines[4]
     assert "(outside)" not in lines[1]
