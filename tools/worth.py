@@ -94,12 +94,16 @@ def fit(rows):
     """Fit each device and mode of these models, write the coefficients, and print the errors."""
     known = {(found.device, found.mode): found for found in worth.fits()}
     for name, mine in figures.of_devices(rows).items():
-        flags = dict.fromkeys(row["flags"] for row in mine)
-        command = f"python tools/worth.py FILE --mode {name[1]} --flags"
-        known[name] = worth.fit(mine, "; ".join(f"{command} '{each}'" for each in flags))
+        known[name] = worth.fit(mine, "; ".join(dict.fromkeys(map(command, mine))))
         print(f"{name[0]}, {name[1]}:\n{figures.scores(mine)}\n")
     course.write_atomically(worth.FITS, "\n".join(toml(found) for found in known.values()))
     print(f"wrote {worth.FITS}")
+
+
+def command(row) -> str:
+    """Return what measures a model, and all that were measured like it."""
+    threads = f"OMP_NUM_THREADS={row['threads']} " if row["threads"] else ""
+    return f"{threads}python tools/worth.py FILE --mode {row['mode']} --flags '{row['flags']}'"
 
 
 def toml(found: worth.Fit) -> str:
