@@ -50,14 +50,8 @@ def row(found, **more):
     measured = {"gain": worth.gain(found, KEEPS), "compile_s": seconds}
     measured |= {"eager_ms": [found.step_ms] * 6, "compiled_ms": [found.step_ms] * 6}
     found = {"profile": dataclasses.asdict(found), "measured": measured, "mode": "default"}
-    found |= {
-        "device": "X1",
-        "torch": "2.11.0",
-        "date": "2026-01-02",
-        "model": "m",
-        "flags": "-b 8",
-    }
-    return found | more
+    found |= {"device": "X1", "threads": None, "torch": "2.11.0", "date": "2026-01-02"}
+    return found | {"model": "m", "flags": "-b 8"} | more
 
 
 def rows(count=12):
@@ -135,7 +129,17 @@ def test_an_answer_is_given_only_outside_of_the_interval(steps, answer):
         pytest.approx(3000),
     )
     assert found.answer(steps) == answer
-    assert f"You train {steps:,} steps: {answer}" in tables.sentence(found, steps)
+    told = tables.sentence(found, steps)
+    assert told.startswith(
+        "Compiling should pay after about 1,000 steps (380 steps to 3,000 steps)"
+    )
+    assert f"You train {steps:,} steps: {answer}" in told
+
+
+def test_a_gain_that_may_be_none_may_never_pay():
+    found = worth.Prediction(100, worth.Range(1.1, 0.9, 2), worth.Range(50, 25, 100))
+    told = tables.sentence(found, None)
+    assert told.startswith("Compiling may pay, after about 5,500 steps (500 steps to never)")
 
 
 # The fit -----------------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ def test_a_fit_is_the_same_after_it_was_written(known):
 def test_each_fit_says_what_it_was_made_of():
     for found in worth.fits():
         assert found.models > len(worth.FIRST_GUESS)
-        assert found.command.startswith("python tools/worth.py")
+        assert "python tools/worth.py FILE --mode" in found.command
         assert min(found.gain_within, found.compile_within) > 1
         assert found.keeps.keys() == worth.FIRST_GUESS.keys()
 

@@ -17,6 +17,7 @@ PARTS = {
     "normalization": ("normalization", "fuses it with its neighbours"),
     "rest": ("elementwise and the rest", "fuses them"),
 }
+UPDATE = "update: optimizer, metrics"
 
 
 def step(profile: worth.Profile) -> Table:
@@ -25,14 +26,13 @@ def step(profile: worth.Profile) -> Table:
         (PARTS[part][0], f"{ms:.2f}", str(profile.launches.get(part, "")), PARTS[part][1])
         for part, ms in profile.device_ms.items()
     ]
-    rows.append(
-        ("update: optimizer, metrics", f"{profile.update_ms:.2f}", "", "is not the model's")
-    )
-    who = ("the host launches all this in", "launches less")
-    if not profile.on_gpu:
-        who = ("Python between operations", "leaves less of it")
-    rows.append((who[0], f"{_host_ms(profile):.2f}", "", who[1]))
-    return Table(("an eager step", "ms", "kernels", "a compiler"), rows, "<>><")
+    host = ("Python between operations", "leaves less of it")
+    if profile.on_gpu:
+        host = ("the host launches all this in", "launches less")
+    rows.append((UPDATE, f"{profile.update_ms:.2f}", "", "nothing: it is not the model's"))
+    rows.append((host[0], f"{_host_ms(profile):.2f}", "", host[1]))
+    head = ("an eager step, under the profiler", "ms", "kernels", "what a compiler does")
+    return Table(head, rows, "<>><")
 
 
 def _host_ms(profile):
@@ -46,7 +46,7 @@ def about(row: Mapping) -> str:
     """
     profile = worth.Profile.of(row["profile"])
     block, threads = profile.block, row["threads"]
-    where = f"{row['device']}{f', {threads} threads' if threads else ''}, torch {row['torch']}"
+    where = f"{row['device']}{f', threads: {threads}' if threads else ''}, torch {row['torch']}"
     told = [
         f"{row['command']}\n{where}, mode {row['mode']}: {profile.step_ms:.2f} ms a step, eager",
         f"\n{step(profile)}\n",
@@ -120,7 +120,8 @@ def _s(seconds):
 
 
 def _steps(steps):
-    return "never" if math.isinf(steps) else f"{steps:,.0f} steps"
+    """Return a number of steps with two digits that count, as more would pretend to be exact."""
+    return "never" if math.isinf(steps) else f"{float(f'{steps:.2g}'):,.0f} steps"
 
 
 def sentence(found: worth.Prediction, steps: int | None) -> str:
@@ -129,11 +130,12 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
     if math.isinf(even.value):
         told = "Compiling is not expected to pay, however long you train"
     else:
-        told = f"Compiling should pay after about {_steps(even.value)} ({_interval(even, _steps)})"
+        likely = "may pay," if math.isinf(even.high) else "should pay"
+        told = f"Compiling {likely} after about {_steps(even.value)} ({_interval(even, _steps)})"
     if steps is None:
         return f"{told}. Give --steps, and this says whether your training run is long enough."
     answer = found.answer(steps)
-    more = ": --measure compiles the whole model" if answer == worth.OPEN else ""
+    more = " (--measure compiles the whole model)" if answer == worth.OPEN else ""
     return f"{told}. You train {steps:,} steps: {answer}{more}."
 
 

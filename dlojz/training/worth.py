@@ -75,7 +75,7 @@ def result(args) -> dict:
         "mode": args.mode,
         "device": torch.cuda.get_device_name() if on_gpu else cpus.name(),
         "threads": None if on_gpu else torch.get_num_threads(),
-        "torch": torch.__version__,
+        "torch": torch.__version__.partition("+")[0],  # without its build
         "date": date.today().isoformat(),
         "profile": asdict(profile(training, options(args.mode))),
     }
