@@ -100,7 +100,7 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
     rows = [
         ("gain", f"x {found.gain.value:.2f}", f"{found.gain.low:.2f} to {found.gain.high:.2f}"),
         ("to compile, cold", _s(found.compile_s.value), _interval(found.compile_s, _s)),
-        ("break-even", _steps(even.value), _interval(even, _steps)),
+        ("break-even", _steps(even.value), _interval(even, _count)),
     ]
     head, align = ("", "predicted", "interval (90 %)"), "<>>"
     if measured := row.get("measured"):
@@ -120,8 +120,12 @@ def _s(seconds):
 
 
 def _steps(steps):
+    return f"{_count(steps)} steps" if math.isfinite(steps) else _count(steps)
+
+
+def _count(steps):
     """Return a number of steps with two digits that count, as more would pretend to be exact."""
-    return "never" if math.isinf(steps) else f"{float(f'{steps:.2g}'):,.0f} steps"
+    return "never" if math.isinf(steps) else f"{float(f'{steps:.2g}'):,.0f}"
 
 
 def sentence(found: worth.Prediction, steps: int | None) -> str:
@@ -131,7 +135,7 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
         told = "Compiling is not expected to pay, however long you train"
     else:
         likely = "may pay," if math.isinf(even.high) else "should pay"
-        told = f"Compiling {likely} after about {_steps(even.value)} ({_interval(even, _steps)})"
+        told = f"Compiling {likely} after about {_steps(even.value)} ({_interval(even, _count)})"
     if steps is None:
         return f"{told}. Give --steps, and this says whether your training run is long enough."
     answer = found.answer(steps)
@@ -173,24 +177,22 @@ def scores(rows: Sequence[Mapping]) -> Table:
 
     rows: of one device and mode.
     """
-    found, several = [], len({row["flags"] for row in rows}) > 1
-    for row, told in zip(rows, worth.leave_one_out(rows), strict=True):
-        measured, total_s = row["measured"], worth.total_s(row)
-        even = worth.measured_break_even(row)
-        found.append(
-            (
-                f"{row['model']} {row['flags']}" if several else row["model"],
-                f"{told.gain.value:.2f} ({told.gain.low:.2f} to {told.gain.high:.2f})",
-                _marked(f"{measured['gain']:.2f}", measured["gain"] in told.gain),
-                f"{told.compile_s.value:.0f} ({_interval(told.compile_s, '{:.0f}'.format)})",
-                _marked(f"{total_s:.0f}", total_s in told.compile_s),
-                f"{_steps(told.break_even.value)} ({_interval(told.break_even, _steps)})",
-                _marked(_steps(even), even in told.break_even),
-            )
-        )
-    head = ("model", "gain", "measured", "compile s", "measured", "break-even", "measured")
+    several = len({row["flags"] for row in rows}) > 1
+    found = [
+        (f"{row['model']} {row['flags']}" if several else row["model"], *_score(row, told))
+        for row, told in zip(rows, worth.leave_one_out(rows), strict=True)
+    ]
+    head = ("model", "gain", "measured", "compile s", "measured", "steps", "measured")
     return Table(head, found, "<>>>>>>")
 
 
-def _marked(text, inside):
-    return text if inside else f"{text} (outside)"
+def _score(row, told):
+    """Yield gain, seconds to compile and break-even, each predicted and measured."""
+    gain, seconds = row["measured"]["gain"], worth.total_s(row)
+    for expected, value, text in (
+        (told.gain, gain, "{:.2f}".format),
+        (told.compile_s, seconds, "{:.0f}".format),
+        (told.break_even, worth.measured_break_even(row), _count),
+    ):
+        yield f"{text(expected.value)} ({_interval(expected, text)})"
+        yield text(value) if value in expected else f"{text(value)} (outside)"
