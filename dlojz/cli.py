@@ -7,17 +7,20 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from dlojz import course, images, launch, presets, progress, sites
 from dlojz.launch import series
-from dlojz.runs import log, suspects
+from dlojz.runs import log, suspects, worth
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
+STDERR = 2  # its file descriptor
 BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | head`
 
 
@@ -62,12 +65,13 @@ def _parse(words):
     if unknown:
         sub = commands[words[0]]
         known = re.findall(r"--[\w-]+", sub.format_usage())
-        trainers = _trainers_flags() if args.run is _submit else set()
+        trainers = _trainers_flags() if args.run in (_submit, _worth) else set()
         typos = [w for w in unknown if w not in trainers and _did_you_mean([w], known)]
         told = f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(typos, known)}"
         if rest := [word for word in unknown if word not in typos] if trainers else []:
+            mine = words[0] if args.run is _submit else f"{words[0]} {args.subject}"
             quoted = " ".join([*args.command, *rest])
-            told += f'; put the trainer\'s flags inside the quotes: dlojz submit "{quoted}"'
+            told += f'; put the trainer\'s flags inside the quotes: dlojz {mine} "{quoted}"'
         sub.error(told)
     return args
 
@@ -150,6 +154,14 @@ def _add_job_commands(command):
     add = command("trace", _trace, "where the time of a step goes, from a profiler's trace")
     add("job", nargs="?", help="a number, a folder or a trace (default: the last submission)")
     add("--png", type=Path, help="draw one step into this file")
+
+    add = command("worth", _worth, "whether compiling your model would pay, and after how long")
+    add("subject", choices=("compile",), help="what may be worth it")
+    add("command", nargs=1, help='in quotes: "dlojz/dlojz.py --model resnet18 -b 64"; it runs here')
+    add("--steps", type=int, help="how many your training run has")
+    add("--mode", choices=worth.MODES, default="default", help="of torch.compile")
+    add("--measure", action="store_true", help="then compile the whole model, and compare")
+    add("--json", action="store_true", help="for programs")
 
 
 def _add_course_commands(command):
@@ -335,6 +347,54 @@ def _trace(args):
     if args.png:
         timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
         print(f"wrote {args.png}")
+
+
+def _worth(args):
+    from dlojz.figures import worth as tables
+
+    if args.steps is not None and args.steps < 1:
+        raise ValueError(f"--steps {args.steps}: expected how many steps you train, at least 1")
+    if not args.measure:
+        worth.must_know(args.mode)  # before minutes are spent
+    if large := _too_large(args.command):
+        print(large, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "worth.json"
+        program = [sys.executable, "-m", "dlojz.training.worth", "--mode", args.mode]
+        program += ["--measure"] * args.measure + ["--into", str(into)]
+        if status := _run_program([*program, *_trainer_and_flags(args.command[0])]):
+            return status
+        row = json.loads(into.read_text())
+    if args.json:
+        print(json.dumps(tables.to_dict(row, args.steps), indent=1))
+        return 0
+    print(tables.about(row))
+    print(f"\n{tables.answer(row, args.steps)}")
+    return 0
+
+
+def _trainer_and_flags(command):
+    """Return the trainer's path and its flags. Raises LookupError if there is no such file."""
+    trainer, *flags = shlex.split(command) or [""]
+    found = launch.find_trainer(trainer)
+    if not found:
+        raise LookupError(
+            f"no trainer {trainer!r}: the command begins with the file to run, as in "
+            '"dlojz/dlojz.py --model resnet18"'
+        )
+    return [str(found), *flags]
+
+
+def _run_program(words):
+    """Run a program that needs torch, and return its status; it speaks for itself."""
+    print("  importing torch ...", file=sys.stderr, flush=True)
+    status = subprocess.run(words, stdout=STDERR).returncode
+    if status >= 0:
+        return status
+    killed = signal.Signals(-status).name
+    why = ": perhaps the memory was not enough, so give a smaller -b" if killed == "SIGKILL" else ""
+    print(f"dlojz: the program was ended by {killed}{why}", file=sys.stderr)
+    return 1
 
 
 def _show(runs, png=None):

@@ -1,5 +1,6 @@
 """What only a GPU can show; not part of `make test`. With a GPU: pytest tests/gpu."""
 
+import json
 import os
 import subprocess
 import sys
@@ -99,3 +100,23 @@ def test_collectives_are_timed_on_the_gpus(course_folder):
         assert begin < buckets[0]["begin_ms"] < end, "the first leaves during the backward pass"
     errors = (job.directory / "stderr.txt").read_text()
     assert "destroy_process_group" not in errors
+
+
+def test_a_step_is_profiled_and_a_block_compiled_before_the_whole_model(tmp_path):
+    from dlojz.runs import worth
+
+    into, flags = tmp_path / "worth.json", "--model resnet18 -b 64 --precision bf16"
+    program = (sys.executable, "-m", "dlojz.training.worth", "--measure", "--into", into)
+    trainer = course.solution("09")
+    assert subprocess.run([*map(str, program), str(trainer), *flags.split()]).returncode == 0
+    row = json.loads(into.read_text())
+    found = worth.Profile.of(row["profile"])
+    assert found.on_gpu
+    assert not found.nchw
+    assert min(found.host_ms, found.update_host_ms, found.update_ms) > 0
+    assert found.launches["matrix"] >= 50  # 20 convolutions, forward and twice backward
+    # No step is shorter than its kernels, and the parts explain most of it.
+    explained = worth.modelled_ms(found, worth.NOTHING_DONE)
+    assert 0.7 < explained / found.step_ms < 1.3
+    assert found.block.name == "layer1.0 (BasicBlock)"
+    assert row["measured"]["compile_s"] > found.block.compile_s > 0

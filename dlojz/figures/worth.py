@@ -1,0 +1,198 @@
+"""Tables of `dlojz worth compile`: a prediction, and how well it did for models of torchvision."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from dlojz.course import UserError
+from dlojz.figures import compiling
+from dlojz.runs import worth
+from dlojz.table import Table
+
+PARTS = {
+    "matrix": ("matrix products and convolutions", "leaves them to the library"),
+    "normalization": ("normalization", "fuses it with its neighbours"),
+    "rest": ("elementwise and the rest", "fuses them"),
+}
+UPDATE = "update: optimizer, metrics"
+
+
+def step(profile: worth.Profile) -> Table:
+    """Return a table of where the time of an eager step goes, and what a compiler can do there."""
+    rows = [
+        (PARTS[part][0], f"{ms:.2f}", str(profile.launches.get(part, "")), PARTS[part][1])
+        for part, ms in profile.device_ms.items()
+    ]
+    host = ("Python between operations", "leaves less of it")
+    if profile.on_gpu:
+        host = ("the host launches all this in", "launches less")
+    rows.append((UPDATE, f"{profile.update_ms:.2f}", "", "nothing: it is not the model's"))
+    rows.append((host[0], f"{_host_ms(profile):.2f}", "", host[1]))
+    head = ("an eager step, under the profiler", "ms", "kernels", "what a compiler does")
+    return Table(head, rows, "<>><")
+
+
+def _host_ms(profile):
+    return profile.host_ms + profile.update_host_ms
+
+
+def about(row: Mapping) -> str:
+    """Return what was measured: the eager step, one block, and the whole model if it was compiled.
+
+    row: what `training.worth` has written.
+    """
+    profile = worth.Profile.of(row["profile"])
+    block, threads = profile.block, row["threads"]
+    where = f"{row['device']}{f', threads: {threads}' if threads else ''}, torch {row['torch']}"
+    told = [
+        f"{row['command']}\n{where}, mode {row['mode']}: {profile.step_ms:.2f} ms a step, eager",
+        f"\n{step(profile)}\n",
+        f"one block: {block.name}, {block.operations} of {profile.operations} operations, compiled "
+        f"in {block.compile_s:.0f} s, alone x {block.gain:.2f}",
+    ]
+    if "measured" in row:
+        told.append(f"the whole model, measured: {measured_text(row['measured'])}")
+        told.append(f"won back after: {_steps(worth.measured_break_even(row))}, measured")
+    return "\n".join(told)
+
+
+def answer(row: Mapping, steps: int | None) -> str:
+    """Return the prediction, what to conclude from it, and what it does not see."""
+    profile, fit, found = _predicted(row)
+    unseen = worth.unseen(profile, fit, row["device"], row["torch"])
+    origin = f"Coefficients of {fit.models} models on {fit.device}, torch {fit.torch}, {fit.date}."
+    not_seen = "\n".join(f"- {text}" for text in unseen)
+    told = (prediction(found, row), sentence(found, steps), f"{origin} Not seen:\n{not_seen}")
+    return "\n\n".join(map(str, told))
+
+
+def to_dict(row: Mapping, steps: int | None) -> dict:
+    """Return what was measured and predicted, for JSON. A number of steps without end is None."""
+    try:
+        profile, fit, found = _predicted(row)
+    except UserError as error:
+        return dict(row) | {"prediction": None, "why": str(error)}
+    ranges = {name: asdict(getattr(found, name)) for name in ("gain", "compile_s", "break_even")}
+    finite = {
+        name: {end: None if math.isinf(value) else value for end, value in ends.items()}
+        for name, ends in ranges.items()
+    }
+    return dict(row) | {
+        "prediction": finite,
+        "answer": None if steps is None else found.answer(steps),
+        "fit": asdict(fit),
+        "unseen": worth.unseen(profile, fit, row["device"], row["torch"]),
+    }
+
+
+def _predicted(row):
+    profile = worth.Profile.of(row["profile"])
+    fit = worth.fit_for(row["device"], profile.on_gpu, row["mode"])
+    return profile, fit, worth.predict(profile, fit)
+
+
+def prediction(found: worth.Prediction, row: Mapping) -> Table:
+    """Return a table of gain, compile time and break-even, beside what was measured if it was."""
+    even = found.break_even
+    rows = [
+        ("gain", f"x {found.gain.value:.2f}", f"{found.gain.low:.2f} to {found.gain.high:.2f}"),
+        ("to compile, cold", _s(found.compile_s.value), _interval(found.compile_s, _s)),
+        ("break-even", _steps(even.value), _interval(even, _count)),
+    ]
+    head, align = ("", "predicted", "interval (90 %)"), "<>>"
+    if measured := row.get("measured"):
+        steps = _steps(worth.measured_break_even(row))
+        told = (f"x {measured['gain']:.2f}", _s(worth.total_s(row)), steps)
+        rows = [(*row, value) for row, value in zip(rows, told, strict=True)]
+        head, align = (*head, "measured"), align + ">"
+    return Table(head, rows, align)
+
+
+def _interval(found, text):
+    return f"{text(found.low)} to {text(found.high)}"
+
+
+def _s(seconds):
+    return f"{seconds:.0f} s"
+
+
+def _steps(steps):
+    return f"{_count(steps)} steps" if math.isfinite(steps) else _count(steps)
+
+
+def _count(steps):
+    """Return a number of steps with two digits that count, as more would pretend to be exact."""
+    return "never" if math.isinf(steps) else f"{float(f'{steps:.2g}'):,.0f}"
+
+
+def sentence(found: worth.Prediction, steps: int | None) -> str:
+    """Return what to conclude, for a training run of this many steps if that is known."""
+    even = found.break_even
+    if math.isinf(even.value):
+        told = "Compiling is not expected to pay, however long you train"
+    else:
+        likely = "may pay," if math.isinf(even.high) else "should pay"
+        told = f"Compiling {likely} after about {_steps(even.value)} ({_interval(even, _count)})"
+    if steps is None:
+        return f"{told}. Give --steps, and this says whether your training run is long enough."
+    answer = found.answer(steps)
+    more = " (--measure compiles the whole model)" if answer == worth.OPEN else ""
+    return f"{told}. You train {steps:,} steps: {answer}{more}."
+
+
+def measured_text(measured: Mapping) -> str:
+    """Return what was measured, in a few words."""
+    pairs = zip(measured["eager_ms"], measured["compiled_ms"], strict=True)
+    low, high = compiling.median_interval([eager / compiled for eager, compiled in pairs])
+    gain = f"x {measured['gain']:.2f} ({low:.2f} to {high:.2f})"
+    return f"{gain}, compiled in {measured['compile_s']:.0f} s once the compiler had started"
+
+
+# The errors --------------------------------------------------------------------------------------
+
+
+def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
+    """Return the models that were measured, by device and mode.
+
+    rows: of the JSON that tools/worth.py has written.
+    """
+    found = defaultdict(list)
+    for row in rows:
+        if "measured" in row:
+            found[row["device"], row["mode"]].append(row)
+    return dict(found)
+
+
+def errors(file: Path, mode: str = "default") -> Table:
+    """Return the table of errors of a recording on one device, such as h200/09-worth.json."""
+    rows = json.loads(file.read_text())
+    return scores([row for row in rows if "measured" in row and row["mode"] == mode])
+
+
+def scores(rows: Sequence[Mapping]) -> Table:
+    """Return a table of what a fit of all other models predicts for each, beside what was measured.
+
+    rows: of one device and mode.
+    """
+    several = len({row["flags"] for row in rows}) > 1
+    found = [
+        (f"{row['model']} {row['flags']}" if several else row["model"], *_score(row, told))
+        for row, told in zip(rows, worth.leave_one_out(rows), strict=True)
+    ]
+    head = ("model", "gain", "measured", "compile s", "measured", "steps", "measured")
+    return Table(head, found, "<>>>>>>")
+
+
+def _score(row, told):
+    """Yield gain, seconds to compile and break-even, each predicted and measured."""
+    gain, seconds = row["measured"]["gain"], worth.total_s(row)
+    for expected, value, text in (
+        (told.gain, gain, "{:.2f}".format),
+        (told.compile_s, seconds, "{:.0f}".format),
+        (told.break_even, worth.measured_break_even(row), _count),
+    ):
+        yield f"{text(expected.value)} ({_interval(expected, text)})"
+        yield text(value) if value in expected else f"{text(value)} (outside)"

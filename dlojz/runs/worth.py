@@ -1,0 +1,336 @@
+"""Whether compiling a model pays: a prediction from a short profile of its eager step.
+
+A compiler leaves the library's matrix products as they are. Of the time of other kernels, and of
+the time in which the host launches them, it keeps a part:
+
+    device = matrix + keeps["normalization"] * normalization + keeps["rest"] * rest + update
+    host = keeps["host"] * launching + update's launching
+    step = the longer of the two on a GPU, their sum on a processor, which is its own host
+
+The gain is this step with all `keeps` at 1, divided by the step with those of a fit. The compile
+time is extrapolated from one block that was compiled:
+
+    seconds = start + block's seconds * (size of the model / size of the block) ** power
+    size = operations + kernel * different operations
+
+What is different by operator or shape needs a kernel of its own. A fit (worth.toml) was made of
+models that were also compiled for real, see `fit`. It holds for its hardware.
+"""
+
+import math
+import statistics
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dlojz.course import UserError
+from dlojz.runs import breakdown
+from dlojz.runs.kinds import MATRIX, NORMALIZATION, kind
+from dlojz.runs.trace import Trace
+
+FITS = Path(__file__).with_name("worth.toml")
+UPDATE = "dlojz: update"  # the range of the update in a trace
+MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
+PARTS = ("matrix", "normalization", "rest")  # of the device's time
+NOTHING_DONE = {"normalization": 1.0, "rest": 1.0, "host": 1.0}  # what eager keeps
+FIRST_GUESS = {"normalization": 0.5, "rest": 0.5, "host": 0.5}
+FIRST_COSTS = {"kernel": 1.0, "power": 0.7}
+# How much a fit is held near the first guess, so that few or noisy models do not drive it to an
+# absurd end: a coefficient off by a factor of two weighs as much as one model off by 7 %.
+HELD = 0.01
+COVERED = 0.9  # the share of models whose measurement an interval is meant to hold
+DISTURBED = 0.3  # eager steps that differ by more were disturbed
+PAYS, NEVER, OPEN = "it pays", "it does not pay", "too close to tell"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the model that was compiled with an empty cache."""
+
+    name: str
+    operations: int  # of a forward pass
+    different: int  # of these, by operator, shapes and dtypes
+    compile_s: float
+    gain: float  # times as fast as eager, the block alone
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An eager training step: where its time goes, and how large the model is."""
+
+    on_gpu: bool
+    step_ms: float
+    device_ms: Mapping[str, float]  # forward and backward: "matrix", "normalization", "rest"
+    update_ms: float  # optimizer and metrics, which are not part of the model
+    host_ms: float  # to launch forward and backward; on a processor, Python between operations
+    update_host_ms: float
+    launches: Mapping[str, int]  # of the model's kernels, in the same parts; {} on a processor
+    operations: int
+    different: int
+    start_s: float  # of the compiler: its first, tiny compilation
+    block: Block
+    varied: float = 0.0  # from the fastest to the slowest window of steps, over the median
+    nchw: bool = False  # convolutions on a GPU whose weights are not channels_last
+
+    @classmethod
+    def of(cls, found: Mapping) -> "Profile":
+        """Return a profile from JSON."""
+        return cls(**found | {"block": Block(**found["block"])})
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients, and how far they were off for the models that they were made of."""
+
+    device: str
+    on_gpu: bool
+    mode: str
+    torch: str
+    date: str
+    models: int
+    keeps: Mapping[str, float]
+    costs: Mapping[str, float]
+    gain_within: float  # a factor: nine of ten models are expected inside
+    compile_within: float
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A value, and the interval in which it is expected."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def within(cls, value: float, factor: float) -> "Range":
+        return cls(value, value / factor, value * factor)
+
+    def __add__(self, more: float) -> "Range":
+        return Range(self.value + more, self.low + more, self.high + more)
+
+    def __contains__(self, measured: float) -> bool:
+        return self.low <= measured <= self.high
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What compiling is expected to bring and to cost."""
+
+    step_ms: float  # eager
+    gain: Range  # eager step / compiled step
+    compile_s: Range
+
+    @property
+    def break_even(self) -> Range:
+        """Return after how many steps the compile time is won back; infinity: never."""
+        best = break_even(self.step_ms, self.gain.high, self.compile_s.low)
+        worst = break_even(self.step_ms, self.gain.low, self.compile_s.high)
+        return Range(break_even(self.step_ms, self.gain.value, self.compile_s.value), best, worst)
+
+    def answer(self, steps: int) -> str:
+        """Return what this says of a training run of this length."""
+        even = self.break_even
+        return PAYS if steps >= even.high else NEVER if steps < even.low else OPEN
+
+
+def break_even(step_ms: float, gain: float, compile_s: float) -> float:
+    """Return after how many steps `compile_s` is won back; infinity where nothing is gained."""
+    return 1000 * compile_s / (step_ms * (1 - 1 / gain)) if gain > 1 else math.inf
+
+
+# The profile of a trace --------------------------------------------------------------------------
+
+
+def split(trace: Trace) -> dict:
+    """Return the parts of a profile that a trace of one step holds; its update is a range in it."""
+    update = replace(trace, steps=[e for e in trace.ranges if e.name == UPDATE])
+    whole, after = breakdown.analyse(trace), breakdown.analyse(update)
+    found = {
+        "on_gpu": trace.on_gpu,
+        "device_ms": _minus(_in_parts(whole.kinds), _in_parts(after.kinds)),
+        "update_ms": sum(after.kinds.values()),
+        "launches": _minus(_launches(trace), _launches(update)),
+    }
+    if not trace.on_gpu:
+        found["update_host_ms"] = sum(after.idle.values())
+        found["host_ms"] = max(0.0, sum(whole.idle.values()) - found["update_host_ms"])
+    return found
+
+
+def _in_parts(kinds):
+    """Return the milliseconds of each of PARTS, from those by kind."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for name, ms in kinds.items():
+        found[_part(name)] += ms
+    return found
+
+
+def _part(of_kind):
+    return {MATRIX: "matrix", NORMALIZATION: "normalization"}.get(of_kind, "rest")
+
+
+def _launches(trace):
+    return Counter(_part(kind(e.name)) for e in breakdown.in_steps(trace))
+
+
+def _minus(whole, part):
+    return {name: max(0, value - part.get(name, 0)) for name, value in whole.items()}
+
+
+# The prediction ----------------------------------------------------------------------------------
+
+
+def modelled_ms(profile: Profile, keeps: Mapping[str, float]) -> float:
+    """Return the time of a step of which a compiler keeps these parts."""
+    parts = profile.device_ms
+    others = keeps["normalization"] * parts["normalization"] + keeps["rest"] * parts["rest"]
+    device = parts["matrix"] + others + profile.update_ms
+    host = keeps["host"] * profile.host_ms + profile.update_host_ms
+    return max(device, host) if profile.on_gpu else device + host
+
+
+def gain(profile: Profile, keeps: Mapping[str, float]) -> float:
+    """Return eager step / compiled step. What the model gets wrong in both cancels out."""
+    return modelled_ms(profile, NOTHING_DONE) / modelled_ms(profile, keeps)
+
+
+def compile_s(profile: Profile, costs: Mapping[str, float]) -> float:
+    """Return the seconds of compiling the whole model with an empty cache, once it has started."""
+    whole, block = (
+        part.operations + costs["kernel"] * part.different for part in (profile, profile.block)
+    )
+    return profile.block.compile_s * (whole / block) ** costs["power"]
+
+
+def total_s(row: Mapping) -> float:
+    """Return the seconds that compiling took for real, with the compiler's start."""
+    return row["profile"]["start_s"] + row["measured"]["compile_s"]
+
+
+def measured_break_even(row: Mapping) -> float:
+    """Return after how many steps compiling was won back for real."""
+    eager_ms = statistics.median(row["measured"]["eager_ms"])
+    return break_even(eager_ms, row["measured"]["gain"], total_s(row))
+
+
+def predict(profile: Profile, fit: Fit) -> Prediction:
+    """Return what compiling is expected to bring and to cost."""
+    return Prediction(
+        profile.step_ms,
+        Range.within(gain(profile, fit.keeps), fit.gain_within),
+        Range.within(compile_s(profile, fit.costs), fit.compile_within) + profile.start_s,
+    )
+
+
+def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
+    """Return what the prediction leaves out or guesses, a sentence each."""
+    told = [
+        "only one block was compiled: a graph break or a recompilation elsewhere costs more",
+        "the batch was in memory: a training run that waits for its images gains less",
+        "one process: DDP cuts the graph where its buckets end",
+    ]
+    if device != fit.device:
+        told.insert(0, f"the coefficients are of {fit.device}: for {device} they are a guess")
+    if torch != fit.torch:
+        told.insert(0, f"the coefficients are of torch {fit.torch}, and this is {torch}")
+    if profile.varied > DISTURBED:
+        told.insert(0, f"the eager steps differed by {profile.varied:.0%}: what else runs here?")
+    if profile.nchw:
+        told.append("weights in NCHW: the compiler changes the layout, which may gain much more")
+    return told
+
+
+# The fits ----------------------------------------------------------------------------------------
+
+
+def fits() -> list[Fit]:
+    """Return the fits that were made so far."""
+    return [Fit(**found) for found in tomllib.loads(FITS.read_text()).get("fit", ())]
+
+
+def must_know(mode: str):
+    """Raise UserError if there is no fit of this mode, for any device."""
+    known = fits()
+    if mode not in {fit.mode for fit in known}:
+        raise UserError(_unknown(mode, "any device", known))
+
+
+def fit_for(device: str, on_gpu: bool, mode: str) -> Fit:
+    """Return the fit of this device, or else of one of its kind. Raises UserError."""
+    known = [fit for fit in fits() if fit.on_gpu == on_gpu]
+    found = [fit for fit in known if fit.mode == mode]
+    if not found:
+        raise UserError(_unknown(mode, "a GPU" if on_gpu else "a processor", known))
+    return next((fit for fit in found if fit.device == device), found[-1])
+
+
+def _unknown(mode, where, known):
+    modes = ", ".join(sorted({fit.mode for fit in known})) or "none"
+    return (
+        f"no coefficients for mode {mode} on {where} (known there: {modes}): --measure compiles "
+        "the whole model, and `python tools/worth.py` makes coefficients"
+    )
+
+
+def fit(rows: Sequence[Mapping], command: str = "") -> Fit:
+    """Return the coefficients that suit these rows best, of one device and mode.
+
+    rows: what `training.worth --measure` has written. The error of a logarithm is minimised, so
+    that twice as much counts as half as much.
+    """
+    last = rows[-1]
+    profiles = [Profile.of(row["profile"]) for row in rows]
+    keeps, gain_within = _fitted(gain, FIRST_GUESS, profiles, [r["measured"]["gain"] for r in rows])
+    costs, compile_within = _fitted(
+        compile_s, FIRST_COSTS, profiles, [r["measured"]["compile_s"] for r in rows]
+    )
+    origin = (last["device"], profiles[-1].on_gpu, last["mode"], last["torch"], last["date"])
+    return Fit(*origin, len(rows), keeps, costs, gain_within, compile_within, command)
+
+
+def _fitted(predicted, first, profiles, measured):
+    """Return coefficients, none negative, and the factor within which they predict.
+
+    The factor is that of a prediction for another model: Student's t, for the degrees of freedom
+    that are left.
+    """
+    from scipy.optimize import minimize  # here, as it is slow to import
+    from scipy.special import stdtrit
+
+    free = len(profiles) - len(first)
+    if free < 1:
+        raise UserError(f"{len(profiles)} models: a fit needs more than {len(first)}")
+
+    def errors(logs):
+        chosen = _chosen(first, logs)
+        pairs = zip(profiles, measured, strict=True)
+        return [math.log(predicted(profile, chosen) / value) for profile, value in pairs]
+
+    start = [math.log(value) for value in first.values()]
+
+    def cost(logs):
+        far = sum((log - guess) ** 2 for log, guess in zip(logs, start, strict=True))
+        return sum(error**2 for error in errors(logs)) + HELD * far
+
+    options = {"xatol": 1e-5, "fatol": 1e-10, "maxiter": 4000, "maxfev": 4000}
+    best = minimize(cost, start, method="Nelder-Mead", options=options).x
+    spread = math.sqrt(sum(error**2 for error in errors(best)) / free)
+    wide = float(stdtrit(free, (1 + COVERED) / 2)) * math.sqrt(1 + 1 / len(profiles))
+    return _chosen(first, best), math.exp(wide * spread)
+
+
+def _chosen(first, logs):
+    return {name: math.exp(log) for name, log in zip(first, logs, strict=True)}
+
+
+def leave_one_out(rows: Sequence[Mapping]) -> list[Prediction]:
+    """Return for each row what a fit of all other models predicts."""
+    found = []
+    for row in rows:
+        others = fit([other for other in rows if other["model"] != row["model"]])
+        found.append(predict(Profile.of(row["profile"]), others))
+    return found

@@ -1,0 +1,486 @@
+"""The measurements behind `dlojz worth compile`: one eager step, and one block compiled.
+
+    python -m dlojz.training.worth --into worth.json dlojz/dlojz.py --model resnet18 -b 8
+
+It takes the reader's own trainer, with its `build_model` and `train_step`, and trains on one
+synthetic batch that stays on the device. `dlojz.runs.worth` predicts from what is written here;
+with --measure the whole model is compiled as well, to compare.
+"""
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+
+import torch
+from torch._inductor.utils import fresh_cache
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dlojz import idr_torch
+from dlojz.machine import cpus
+from dlojz.runs import trace, worth
+from dlojz.training import compilation, replay
+from dlojz.training.experiments import wait
+
+NEEDED = ("parse_args", "set_numerics", "set_device", "build_loaders", "build_training")
+FIRST = 4  # steps that choose algorithms, take memory, or compile
+WINDOWS, WINDOW_S = 8, 0.1  # each window has at least one step, and takes at least this time
+UPDATES = 100_000  # of the learning rate's schedule: more than are made here
+LEAST = 8  # operations of a block that tells something
+NO_COMPILER = ("InvalidCxxCompiler", "No working C++ compiler", "Failed to find C compiler")
+
+
+class WorthError(Exception):
+    """A reason why nothing can be predicted, and what to do."""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--into", type=Path, required=True, help="a file for the result, as JSON")
+    add("--mode", choices=worth.MODES, default="default", help="of torch.compile")
+    add("--measure", action="store_true", help="compile the whole model, too")
+    add("trainer", help="such as dlojz/dlojz.py")
+    add("flags", nargs=argparse.REMAINDER, help="the trainer's")
+    args = parser.parse_args()
+    try:
+        args.into.write_text(json.dumps(result(args)))
+    except WorthError as error:
+        sys.exit(f"dlojz: {error}")
+    except (RuntimeError, MemoryError) as error:  # torch's errors of memory are RuntimeErrors
+        if not is_of_memory(error):
+            raise
+        sys.exit(f"dlojz: out of memory: give a smaller -b or --image-size ({_first(error)})")
+
+
+def result(args) -> dict:
+    """Return the profile of a trainer with its flags, and what it was measured on."""
+    if idr_torch.size > 1:
+        raise WorthError(f"{idr_torch.size} processes: run it in one, on one device")
+    tell(f"building the training of {args.trainer}")
+    training = Training(args.trainer, args.flags)
+    on_gpu = training.device.type == "cuda"
+    found = {
+        "command": " ".join([Path(args.trainer).name, *args.flags]),
+        "mode": args.mode,
+        "device": torch.cuda.get_device_name() if on_gpu else cpus.name(),
+        "threads": None if on_gpu else torch.get_num_threads(),
+        "torch": torch.__version__.partition("+")[0],  # without its build
+        "date": date.today().isoformat(),
+        "profile": asdict(profile(training, options(args.mode))),
+    }
+    if args.measure:
+        tell("compiling the whole model, to compare")
+        found["measured"] = measured(training, args)
+    return found
+
+
+def tell(what):
+    """Show what is going on; the result goes elsewhere."""
+    print(f"  {what} ...", file=sys.stderr, flush=True)
+
+
+def options(mode):
+    """Return the arguments of torch.compile."""
+    return {} if mode == "default" else {"mode": mode}
+
+
+# The reader's training ---------------------------------------------------------------------------
+
+
+class Training:
+    """The reader's training, on one batch that is there already, and not compiled."""
+
+    def __init__(self, file, flags):
+        self.trainer = imported(file)
+        sys.argv = [str(file), *flags]
+        self.args = self.trainer.parse_args()
+        self.args.data, self.args.accumulate = "synthetic", 1
+        if "compile" in self.args:
+            self.args.compile = "off"
+        self.trainer.set_numerics(self.args)
+        self.device = self.trainer.set_device()
+        loader, _ = self.trainer.build_loaders(self.args)
+        self.batch = [part.to(self.device) for part in next(iter(loader))]
+        classes = len(loader.dataset.classes)
+        self.parts = self.trainer.build_training(self.args, self.device, classes, UPDATES)
+        if compilation.is_compiled(self.model):
+            raise WorthError(
+                f"{file} compiles its model already: give flags with which it does not, such as "
+                "--compile off"
+            )
+        self.model.train()
+
+    @property
+    def model(self):
+        return self.parts.model
+
+    def step(self, marks=None):
+        """Train on the batch once."""
+        self.trainer.train_step(0, self.parts, *self.batch, self.args, marks or Marks())
+
+
+def imported(file):
+    """Return the trainer as a module. Raises WorthError if it is not one."""
+    try:
+        module = replay.imported(file)
+    except (Exception, SystemExit) as error:
+        where = traceback_line(error, file)
+        raise WorthError(
+            f"{file}{where} can't be imported: {type(error).__name__}: {_first(error)}"
+        ) from error
+    missing = [name for name in (*NEEDED, "train_step") if not hasattr(module, name)]
+    if missing:
+        raise WorthError(
+            f"{file} has no {', '.join(missing)}: expected the functions of the course's trainer, "
+            "dlojz/dlojz.py. To try a model of your own, return it from build_model there"
+        )
+    return module
+
+
+def traceback_line(error, file) -> str:
+    """Return ", line 12" if an error arose in this file."""
+    line, place = getattr(error, "lineno", None), error.__traceback__
+    while place:
+        if Path(place.tb_frame.f_code.co_filename) == Path(file):
+            line = place.tb_lineno
+        place = place.tb_next
+    return f", line {line}" if line else ""
+
+
+def _first(error):
+    """Return the first line of an error's message."""
+    return next(iter(str(error).splitlines()), "no message")
+
+
+def is_of_memory(error) -> bool:
+    """Return whether there was too little memory, of a GPU or of the machine."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    )
+
+
+class Marks:
+    """A stand-in for the Chronometer, for a step in which nothing is marked."""
+
+    def forward(self):
+        """Begin the forward pass."""
+
+    def backward(self):
+        """Begin the backward pass."""
+
+    def update(self):
+        """Begin the update."""
+
+
+class HostMarks(Marks):
+    """The host's own time: each part begins with a device that has nothing to do."""
+
+    def __init__(self, device):
+        self.device, self.began = device, time.perf_counter()
+
+    def update(self):
+        self.model_ms = 1000 * (time.perf_counter() - self.began)
+        wait(self.device)
+        self.began = time.perf_counter()
+
+    def ends(self):
+        self.update_ms = 1000 * (time.perf_counter() - self.began)
+
+
+class TraceMarks(Marks):
+    """The range of the update in a trace. What was asked before it has ended before it."""
+
+    def __init__(self, device):
+        self.device, self.range = device, None
+
+    def update(self):
+        wait(self.device)
+        self.range = torch.profiler.record_function(worth.UPDATE)
+        self.range.__enter__()
+
+    def ends(self):
+        wait(self.device)
+        if self.range is None:
+            raise WorthError("train_step does not call chrono.update() before the update: add it")
+        self.range.__exit__(None, None, None)
+
+
+# The eager step ----------------------------------------------------------------------------------
+
+
+def profile(training: Training, compiling: dict) -> worth.Profile:
+    """Return where the time of an eager step goes, and what compiling a block takes."""
+    tell(f"timing eager steps on {training.device}")
+    for _ in range(FIRST):
+        training.step()
+    wait(training.device)
+    ms = windows([training])[0]
+    tell("recording one step with the profiler")
+    found = worth.split(traced(training))
+    if found["on_gpu"]:
+        found |= host_times(training)
+    calls, spans = counted(training)
+    name = block_of(training.model, spans)
+    tell(f"compiling one block with an empty cache: {name or 'the whole model'}")
+    start_s, block = compiled_block(training, name, calls[slice(*spans[name])], compiling)
+    return worth.Profile(
+        **found,
+        step_ms=statistics.median(ms),
+        varied=(max(ms) - min(ms)) / statistics.median(ms),
+        operations=len(calls),
+        different=len(set(calls)),
+        start_s=start_s,
+        block=block,
+        nchw=found["on_gpu"] and has_nchw(training.model),
+    )
+
+
+def windows(trainings, count: int = WINDOWS) -> list[list[float]]:
+    """Return the milliseconds per step in each window, the trainings in turn."""
+    steps = [max(1, math.ceil(WINDOW_S / timed(t.step, t.device))) for t in trainings]
+    found = [[] for _ in trainings]
+    for _ in range(count):
+        for training, n, ms in zip(trainings, steps, found, strict=True):
+            ms.append(1000 * timed(training.step, training.device, n) / n)
+    return found
+
+
+def timed(call, device, times: int = 1) -> float:
+    """Return the seconds of these calls; the device is waited for once."""
+    wait(device)
+    begin = time.perf_counter()
+    for _ in range(times):
+        call()
+    wait(device)
+    return time.perf_counter() - begin
+
+
+def host_times(training) -> dict:
+    """Return how long the host takes to ask for a step, if it never waits for the device."""
+    seen = []
+    for _ in range(WINDOWS):
+        wait(training.device)
+        seen.append(HostMarks(training.device))
+        training.step(seen[-1])
+        seen[-1].ends()
+    wait(training.device)
+    return {
+        "host_ms": statistics.median(marks.model_ms for marks in seen),
+        "update_host_ms": statistics.median(marks.update_ms for marks in seen),
+    }
+
+
+def traced(training) -> trace.Trace:
+    """Return a trace of one step, after one that warms the profiler up."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        with torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=0, warmup=1, active=1),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
+            acc_events=True,  # else it warns of events that a second cycle would clear
+        ) as profiler:
+            for _ in range(2):
+                marks = TraceMarks(training.device)
+                training.step(marks)
+                marks.ends()
+                profiler.step()
+        return trace.read(file)
+
+
+def has_nchw(model) -> bool:
+    """Return whether a convolution's weights are laid out channel by channel."""
+    return any(
+        not module.weight.is_contiguous(memory_format=torch.channels_last)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Conv2d)
+    )
+
+
+# The model's size, and one block -----------------------------------------------------------------
+
+
+class Calls(TorchDispatchMode):
+    """The operations of a forward pass: operator, shapes and dtypes of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        kinds = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+        self.seen.append((str(function), kinds))
+        return function(*args, **(kwargs or {}))
+
+
+def counted(training) -> tuple[list, dict]:
+    """Return the operations of a forward pass, and from where to where each part's go, by name."""
+    calls, spans, hooks = Calls(), {}, []
+    for name, module in training.model.named_modules():
+
+        def begins(module, inputs, name=name):
+            spans[name] = (len(calls.seen), len(calls.seen))
+
+        def ends(module, inputs, output, name=name):
+            spans[name] = (spans[name][0], len(calls.seen))
+
+        hooks += [module.register_forward_pre_hook(begins), module.register_forward_hook(ends)]
+    hooks.append(training.model.register_forward_pre_hook(lambda *_: calls.__enter__() and None))
+    hooks.append(training.model.register_forward_hook(lambda *_: calls.__exit__(None, None, None)))
+    try:
+        training.step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls.seen, spans
+
+
+def block_of(model, spans) -> str:
+    """Return the name of the part that tells most: the smallest of the outermost repeated ones.
+
+    Without such a part it is the smallest that has some operations; "" is the whole model.
+    """
+    parts, size = dict(model.named_modules()), {n: end - begin for n, (begin, end) in spans.items()}
+    fits = [n for n in spans if n and LEAST <= size[n] <= size[""] / 2]
+    count = Counter(type(part) for part in parts.values())
+    own = [n for n in fits if not type(parts[n]).forward.__module__.startswith("torch.nn.")]
+    repeated = [n for n in own if count[type(parts[n])] > 1]
+    outermost = [n for n in repeated if not any(n.startswith(f"{o}.") for o in repeated)]
+    return min(outermost or fits, key=size.get, default="")
+
+
+def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block]:
+    """Return the seconds in which the compiler starts, and what a block's compilation took."""
+    module, inputs, named, autocast = seen_by(training, name)
+    block = copy.deepcopy(module)
+
+    def run(part):
+        with torch.autocast(training.device.type, **autocast):
+            # Cloned, since a part may change its inputs in place.
+            positional, by_name = tree_map(cloned, (inputs, named))
+            out = tree_leaves(part(*positional, **by_name))
+            total = sum(leaf.float().sum() for leaf in out if torch.is_tensor(leaf))
+        total.backward()
+
+    run(block)
+    torch.compiler.reset()
+    device, kind = training.device, type(module).__name__
+    try:
+        with empty_cache():
+            start_s = started(device, compiling)
+            fast = torch.compile(block, **compiling)
+            seconds = timed(lambda: run(fast), device)
+            ms = [[timed(lambda p=p: run(p), device) for p in (block, fast)] for _ in range(20)]
+    except Exception as error:  # a compiler's errors have many classes
+        if is_of_memory(error):
+            raise
+        raise WorthError(refusal(kind, error)) from error
+    eager, compiled = (statistics.median(each) for each in zip(*ms, strict=True))
+    told = f"{name} ({kind})" if name else kind
+    size = (len(calls), len(set(calls)))
+    return start_s, worth.Block(told, *size, seconds, eager / compiled)
+
+
+@contextmanager
+def empty_cache():
+    """Compile into an empty folder, which is removed even if that fails."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with folder as path, fresh_cache(dir=path, delete=False):
+        yield
+
+
+def started(device, compiling) -> float:
+    """Return the seconds of a first, tiny compilation: imports, and what is found out once."""
+    tiny = torch.compile(torch.sin, **compiling)
+    return timed(lambda: tiny(torch.ones(8, device=device)), device)
+
+
+def refusal(kind: str, error: Exception) -> str:
+    """Return why a block can't be compiled, and what to do."""
+    text = f"{type(error).__name__}: {error}"
+    if any(sign in text for sign in NO_COMPILER):
+        return (
+            "no working C++ compiler, which torch.compile needs: install g++, load its module, or "
+            "set $CXX. Nothing can be predicted without it"
+        )
+    if "TritonMissing" in text:
+        return "no triton, with which torch.compile writes kernels for a GPU: install it with torch"
+    return (
+        f"{kind} can't be compiled: {type(error).__name__}: {_first(error)}. Leave it eager, or "
+        "see TORCH_LOGS=+dynamo"
+    )
+
+
+def seen_by(training, name):
+    """Return a part of the model, its inputs in a step, and the autocast that it runs under."""
+    part, kind, found = training.model.get_submodule(name), training.device.type, {}
+
+    def look(module, inputs, named):
+        if not found:
+            found["inputs"], found["named"] = tree_map(detached, (inputs, named))
+            dtype = torch.get_autocast_dtype(kind)
+            found["autocast"] = {"dtype": dtype, "enabled": torch.is_autocast_enabled(kind)}
+
+    hook = part.register_forward_pre_hook(look, with_kwargs=True)
+    training.step()
+    hook.remove()
+    return part, found["inputs"], found["named"], found["autocast"]
+
+
+def cloned(leaf):
+    """Return a copy of a tensor, which gradients flow through; anything else as it is."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def detached(leaf):
+    """Return a copy of a tensor with the same layout, which gradients may flow to."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+# The whole model, compiled for real --------------------------------------------------------------
+
+
+def measured(eager, args) -> dict:
+    """Return gain and compile time of the whole model, its steps timed in turn with eager ones.
+
+    The compiler has started before: its start is in the profile.
+    """
+    torch.compiler.reset()
+    compiled = Training(args.trainer, args.flags)
+    # Not in place: that compiles nothing of a model whose class is one of torch.nn.
+    compiled.parts.model = torch.compile(compiled.model, **options(args.mode))
+    try:
+        with empty_cache():
+            started(eager.device, options(args.mode))
+            first_s = sum(timed(compiled.step, eager.device) for _ in range(FIRST))
+            eager_ms, compiled_ms = windows([eager, compiled], 2 * WINDOWS)
+    except Exception as error:
+        if is_of_memory(error):
+            raise
+        raise WorthError(refusal(type(eager.model).__name__, error)) from error
+    return {
+        "gain": statistics.median(a / b for a, b in zip(eager_ms, compiled_ms, strict=True)),
+        "compile_s": first_s - FIRST * statistics.median(compiled_ms) / 1000,
+        "eager_ms": eager_ms,
+        "compiled_ms": compiled_ms,
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
