@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from dlojz import cli, course
 from dlojz.course import UserError
 from dlojz.figures import worth as tables
-from dlojz.runs import trace, worth
+from dlojz.runs import breakeven, trace, worth
 from dlojz.runs.trace import Event, Trace
 from dlojz.training import worth as measuring
 
@@ -114,8 +114,8 @@ def test_a_larger_model_compiles_longer_by_its_size_in_blocks():
 
 
 def test_break_even_is_the_compile_time_over_what_a_step_saves():
-    assert worth.break_even(step_ms=100, gain=2, compile_s=50) == pytest.approx(1000)
-    assert math.isinf(worth.break_even(step_ms=100, gain=0.9, compile_s=50))
+    assert breakeven.steps(50, step_ms=100, gain=2) == pytest.approx(1000)
+    assert math.isinf(breakeven.steps(50, step_ms=100, gain=0.9))
 
 
 @pytest.mark.parametrize(

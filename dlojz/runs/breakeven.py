@@ -4,6 +4,11 @@ import math
 from dataclasses import dataclass
 
 
+def steps(paid_s: float, step_ms: float, gain: float) -> float:
+    """Return after how many steps `paid_s` is won back; infinity where nothing is gained."""
+    return 1000 * paid_s / (step_ms * (1 - 1 / gain)) if gain > 1 else math.inf
+
+
 @dataclass(frozen=True)
 class BreakEven:
     """What is paid once, such as a compilation, against what it saves in each step."""
@@ -25,9 +30,7 @@ class BreakEven:
         return self._after(self.high), self._after(self.low)
 
     def _after(self, gain):
-        if self.low <= 1:
-            return math.inf
-        return 1000 * self.paid_s / (self.step_ms * (1 - 1 / gain))
+        return steps(self.paid_s, self.step_ms, gain) if self.low > 1 else math.inf
 
     def __str__(self):
         if self.low > 1:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.course import UserError
-from dlojz.runs import breakdown
+from dlojz.runs import breakdown, breakeven
 from dlojz.runs.kinds import MATRIX, NORMALIZATION, kind
 from dlojz.runs.trace import Trace
 
@@ -127,19 +127,17 @@ class Prediction:
     @property
     def break_even(self) -> Range:
         """Return after how many steps the compile time is won back; infinity: never."""
-        best = break_even(self.step_ms, self.gain.high, self.compile_s.low)
-        worst = break_even(self.step_ms, self.gain.low, self.compile_s.high)
-        return Range(break_even(self.step_ms, self.gain.value, self.compile_s.value), best, worst)
+        ends = [
+            (self.compile_s.value, self.gain.value),
+            (self.compile_s.low, self.gain.high),
+            (self.compile_s.high, self.gain.low),
+        ]
+        return Range(*(breakeven.steps(paid_s, self.step_ms, gain) for paid_s, gain in ends))
 
     def answer(self, steps: int) -> str:
         """Return what this says of a training run of this length."""
         even = self.break_even
         return PAYS if steps >= even.high else NEVER if steps < even.low else OPEN
-
-
-def break_even(step_ms: float, gain: float, compile_s: float) -> float:
-    """Return after how many steps `compile_s` is won back; infinity where nothing is gained."""
-    return 1000 * compile_s / (step_ms * (1 - 1 / gain)) if gain > 1 else math.inf
 
 
 # The profile of a trace --------------------------------------------------------------------------
@@ -214,7 +212,7 @@ def total_s(row: Mapping) -> float:
 def measured_break_even(row: Mapping) -> float:
     """Return after how many steps compiling was won back for real."""
     eager_ms = statistics.median(row["measured"]["eager_ms"])
-    return break_even(eager_ms, row["measured"]["gain"], total_s(row))
+    return breakeven.steps(total_s(row), eager_ms, row["measured"]["gain"])
 
 
 def predict(profile: Profile, fit: Fit) -> Prediction:
