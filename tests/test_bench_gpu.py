@@ -32,3 +32,14 @@ def test_an_interval_that_includes_the_goal_does_not_count_as_reached(
     args = bench_gpu.argparse.Namespace(pairs=2, batch=2)
     assert bench_gpu.compare("02 fp16", args) == reached
     assert ("goal 1.00: reached" in capsys.readouterr().out) == reached
+
+
+@pytest.mark.parametrize("name", bench_gpu.SETTINGS)
+def test_the_solution_has_the_flags_of_each_setting(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", [])  # and as it was before, afterwards
+    setting = bench_gpu.SETTINGS[name]
+    trainer = bench_gpu._trainer(setting.step)
+    args = bench_gpu._arguments(trainer, bench_gpu.flags(setting, 8))
+    assert args.precision == setting.precision
+    assert getattr(args, "channels_last", False) == setting.channels_last
+    assert getattr(args, "compile", "off") == (setting.mode or "off")
