@@ -31,29 +31,56 @@ def shown(course_folder, monkeypatch):
 
 
 @pytest.mark.parametrize("key", QUIZZES)
-def test_a_quiz_has_one_right_answer_and_a_reason(key):
-    quiz = QUIZZES[key]
-    assert 0 <= quiz.right < len(quiz.answers)
-    assert len(set(quiz.answers)) == len(quiz.answers) >= 3
-    assert len(quiz.why) > 40
+def test_a_quiz_has_one_right_answer(key):
+    answers = QUIZZES[key].answers
+    assert [answer.right for answer in answers].count(True) == 1
+    assert len({answer.text for answer in answers}) == len(answers) >= 3
+
+
+@pytest.mark.parametrize("key", QUIZZES)
+def test_every_answer_of_a_quiz_has_an_explanation_of_its_own(key):
+    whys = [answer.why for answer in QUIZZES[key].answers]
+    assert all(30 < len(why.strip()) == len(why) for why in whys), whys
+    assert len(set(whys)) == len(whys)
+
+
+@pytest.mark.parametrize("key", QUIZZES)
+def test_the_explanation_of_a_wrong_answer_does_not_quote_the_right_one(key):
+    answers = QUIZZES[key].answers
+    right = quoted(answers[QUIZZES[key].right].text)
+    for answer in answers:
+        assert answer.right or not right.search(answer.why), answer.why
+
+
+def quoted(text):
+    """Return a pattern that finds a text as words of their own: "16" is not in "bf16"."""
+    return re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.I)
+
+
+def test_a_quoted_answer_would_be_found():
+    assert quoted("16").search("It takes 16 bytes.")
+    assert not quoted("16").search("It is in bf16.")
 
 
 @pytest.mark.parametrize("key", QUIZZES)
 def test_code_in_a_quiz_is_set_as_code(key):
-    for text in (QUIZZES[key].question, QUIZZES[key].why):
+    for text in (QUIZZES[key].question, *(answer.why for answer in QUIZZES[key].answers)):
         plain = re.sub(r"`[^`]+`", "", text)
         assert not re.search(r"\w\(|\btorch\.\w", plain), plain
 
 
-def test_an_answer_is_judged_and_kept(shown):
+def test_an_answer_is_explained_and_kept(shown):
+    answers, right = QUIZZES["gpu-timer"].answers, QUIZZES["gpu-timer"].right
     widgets.quiz("gpu-timer")
     _, choice, verdict = shown[0].children
     choice.value = choice.options[0]
-    assert "Not quite" in verdict.value
-    assert QUIZZES["gpu-timer"].why not in verdict.value, "the reason would give it away"
-    choice.value = choice.options[QUIZZES["gpu-timer"].right]
+    assert "Not quite." in verdict.value
+    assert answers[0].why in verdict.value
+    assert answers[right].why not in verdict.value, "the reason would give it away"
+    choice.value = choice.options[right]
     assert "Yes." in verdict.value
-    assert [e["value"] for e in progress.load()["quizzes"]["gpu-timer"]] == [0, 1]
+    assert answers[right].why in verdict.value
+    assert [e["value"] for e in progress.load()["quizzes"]["gpu-timer"]] == [0, right]
 
 
 def test_a_quiz_shows_the_answer_that_was_kept(shown):
@@ -68,7 +95,7 @@ def test_a_quiz_shows_the_answer_that_was_kept(shown):
         assert choice.value == choice.options[given]
         assert ("Yes." in verdict.value) == (given == QUIZZES["gpu-timer"].right)
         assert f"x {choice.options[given]}" in repr(shown[-1])
-        assert ("Yes." if "Yes." in verdict.value else "Not quite") in repr(shown[-1])
+        assert QUIZZES["gpu-timer"].answers[given].why in repr(shown[-1])
     assert len(progress.load()["quizzes"]["gpu-timer"]) == 2, "to show is not to answer"
 
 
