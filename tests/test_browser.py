@@ -96,7 +96,7 @@ def shows_figures(page, count):
 
 def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
     open_notebook(page, lab.format("notebooks/00_start.ipynb"))
-    run_all(page, 15)
+    run_all(page, 18)
     shows_figures(page, 4)
     answer = page.locator(".widget-radio-box label", has_text="number of training images").first
     answer.scroll_into_view_if_needed()
@@ -108,6 +108,6 @@ def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
 
 def test_the_untouched_starter_runs_the_second_notebook(lab, page):
     open_notebook(page, lab.format("notebooks/01_gpu.ipynb"))
-    run_all(page, 23)
+    run_all(page, 25)
     shows_figures(page, 9)
     assert page.locator(".jp-OutputArea-output td", has_text="COMPLETED").count() == 2

@@ -1,4 +1,4 @@
-"""The monitor, the quizzes and the predictions, without a browser."""
+"""The monitor, the quizzes, the questions and the predictions, without a browser."""
 
 import re
 import sys
@@ -14,6 +14,7 @@ from test_stats import write_log
 from dlojz import launch, progress, widgets
 from dlojz.launch import submit
 from dlojz.widgets import mysteries
+from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.monitor import _news
 from dlojz.widgets.queue import COLUMNS
 from dlojz.widgets.quiz import QUIZZES
@@ -25,7 +26,13 @@ REPOSITORY = Path(__file__).parent.parent
 def shown(course_folder, monkeypatch):
     """What was displayed."""
     found = []
-    for name in ("monitor", "mysteries", "queue", "quiz"):  # the room's face hides the modules
+    for name in (
+        "answer",
+        "monitor",
+        "mysteries",
+        "queue",
+        "quiz",
+    ):  # the room's face hides the modules
         monkeypatch.setattr(sys.modules[f"dlojz.widgets.{name}"], "display", found.append)
     return found
 
@@ -108,6 +115,47 @@ def test_an_answer_that_the_quiz_no_longer_has_is_not_shown(shown):
 def test_an_unknown_quiz_names_the_others(shown):
     with pytest.raises(KeyError, match="expected one of start-epoch"):
         widgets.quiz("nothing")
+
+
+def test_an_answer_appears_once_the_trainee_has_typed_one(shown):
+    key = "00 what if"
+    widgets.answer(key)
+    label, typed, button, other = shown[0].children
+    assert label.value == "<b>What if</b>"
+    typed.value = "  "
+    button.click()
+    assert "Type yours first" in other.value
+    assert progress.last("answers", key) is None
+    typed.value = "about 1 %"
+    assert ANSWERS[key] not in other.value, "to type is not to be done"
+    button.click()
+    assert ANSWERS[key] in other.value
+    assert progress.last("answers", key) == "about 1 %"
+
+
+def test_an_answer_that_was_typed_is_shown_again(shown):
+    """As when the notebook is opened again, and the cell is run."""
+    key = "00 what if"
+    widgets.answer(key)
+    assert shown[0].children[3].value == "", "nothing was typed yet"
+    progress.keep("answers", key, "about 1 %")
+    widgets.answer(key)
+    _, typed, _, other = shown[1].children
+    assert (typed.value, ANSWERS[key] in other.value) == ("about 1 %", True)
+    assert len(progress.load()["answers"][key]) == 1, "to show is not to answer"
+
+
+def test_without_widgets_both_answers_are_text(shown):
+    progress.keep("answers", "00 what if", "about 1 %")
+    widgets.answer("00 what if")
+    assert repr(shown[0]) == (
+        f"What if\nYour answer: about 1 %\nAn answer: {ANSWERS['00 what if']}"
+    )
+
+
+def test_an_unknown_question_names_the_others(shown):
+    with pytest.raises(KeyError, match="expected one of 00 from the figures"):
+        widgets.answer("nothing")
 
 
 def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):

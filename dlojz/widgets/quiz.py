@@ -18,7 +18,7 @@ from dlojz.table import BAD, GOOD
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that can be picked, and what is said to those who pick it."""
+    """An answer that can be picked, and why it is right or wrong."""
 
     text: str
     why: str
@@ -77,7 +77,7 @@ def quiz(key: str):
             return _text(asked, _kept(key, asked))
 
     choice.observe(answer, names="value")
-    question = ipywidgets.HTML(_lines(f"<b>{_html(asked.question)}</b>"))
+    question = ipywidgets.HTML(close_lines(f"<b>{as_html(asked.question)}</b>"))
     display(Box([question, choice, verdict]))
 
 
@@ -97,12 +97,12 @@ def _text(asked, given):
     return "\n".join(lines)
 
 
-def _html(text):
+def as_html(text):
     """Return plain text as HTML, with `code` set as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _lines(html):
+def close_lines(html):
     """Return HTML whose lines stand as close as those of text; a widget's are as high as a bar."""
     return f'<div style="line-height:1.5">{html}</div>'
 
@@ -111,7 +111,7 @@ def _verdict(answer):
     """Return as HTML whether an answer is right, and why."""
     color = GOOD if answer.right else BAD
     word = f'<span style="color:{color}"><b>{_word(answer)}</b></span>'
-    return _lines(f"{word} {_html(answer.why)}")
+    return close_lines(f"{word} {as_html(answer.why)}")
 
 
 def _word(answer):
