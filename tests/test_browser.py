@@ -103,6 +103,12 @@ def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
     answer.click()
     page.locator(".widget-html-content", has_text="10,010 steps").first.wait_for()
     assert progress.last("quizzes", "start-epoch") == 1
+    box = page.locator(".widget-vbox", has=page.get_by_text("What if", exact=True)).last
+    box.scroll_into_view_if_needed()
+    box.locator("textarea").fill("about 1 %")
+    box.get_by_role("button", name="Show an answer").click()
+    box.get_by_text("An answer:").wait_for()
+    assert progress.last("answers", "00 what if") == "about 1 %"
     page.locator(".widget-hbox", has_text=re.compile(r"COMPLETED \d+/\d+ steps")).first.wait_for()
 
 

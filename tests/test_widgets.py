@@ -69,11 +69,13 @@ def test_a_quoted_answer_would_be_found():
     assert not quoted("16").search("It is in bf16.")
 
 
-@pytest.mark.parametrize("key", QUIZZES)
-def test_code_in_a_quiz_is_set_as_code(key):
-    for text in (QUIZZES[key].question, *(answer.why for answer in QUIZZES[key].answers)):
+@pytest.mark.parametrize("key", [*QUIZZES, *ANSWERS])
+def test_code_is_set_as_code_and_nothing_else_is_marked(key):
+    quiz = QUIZZES.get(key)
+    texts = [ANSWERS[key]] if quiz is None else [quiz.question, *(a.why for a in quiz.answers)]
+    for text in texts:
         plain = re.sub(r"`[^`]+`", "", text)
-        assert not re.search(r"\w\(|\btorch\.\w", plain), plain
+        assert not re.search(r"\w\(|\btorch\.\w|\*", plain), plain
 
 
 def test_an_answer_is_explained_and_kept(shown):

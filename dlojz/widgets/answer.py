@@ -33,7 +33,7 @@ def answer(key: str):
         raise KeyError(f"no question {key!r}: expected one of {', '.join(ANSWERS)}")
     kept = progress.last("answers", key) or ""
     typed = ipywidgets.Textarea(value=kept, placeholder="your answer")
-    typed.layout.width = "100%"
+    typed.layout.width = "calc(100% - 4px)"  # less its margins
     button = ipywidgets.Button(description="Show an answer")
     shown = ipywidgets.HTML(_other(key) if kept else "")
 
