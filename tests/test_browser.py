@@ -96,18 +96,24 @@ def shows_figures(page, count):
 
 def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
     open_notebook(page, lab.format("notebooks/00_start.ipynb"))
-    run_all(page, 15)
+    run_all(page, 18)
     shows_figures(page, 4)
     answer = page.locator(".widget-radio-box label", has_text="number of training images").first
     answer.scroll_into_view_if_needed()
     answer.click()
     page.locator(".widget-html-content", has_text="10,010 steps").first.wait_for()
     assert progress.last("quizzes", "start-epoch") == 1
+    box = page.locator(".widget-vbox", has=page.get_by_text("What if", exact=True)).last
+    box.scroll_into_view_if_needed()
+    box.locator("textarea").fill("about 1 %")
+    box.get_by_role("button", name="Show an answer").click()
+    box.get_by_text("An answer:").wait_for()
+    assert progress.last("answers", "00 what if") == "about 1 %"
     page.locator(".widget-hbox", has_text=re.compile(r"COMPLETED \d+/\d+ steps")).first.wait_for()
 
 
 def test_the_untouched_starter_runs_the_second_notebook(lab, page):
     open_notebook(page, lab.format("notebooks/01_gpu.ipynb"))
-    run_all(page, 23)
+    run_all(page, 25)
     shows_figures(page, 9)
     assert page.locator(".jp-OutputArea-output td", has_text="COMPLETED").count() == 2

@@ -1,12 +1,14 @@
 """The notebooks are derived, short-celled and without outputs. nbval runs them."""
 
 import ast
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
 import notebooks
+from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
@@ -82,14 +84,34 @@ def test_after_a_restart_the_first_figure_finds_both_jobs_again(name):
         assert f'name="{job}")' in "".join(sources[:checked]), "found by its name"
 
 
+def called(path, name):
+    """Return the keys with which a notebook's cells call a function, in their order."""
+    calls = re.compile(rf"^{name}\((.*)\)$", re.M)
+    return [ast.literal_eval(key) for c in code_cells(path) for key in calls.findall(c.source)]
+
+
 def test_every_quiz_is_asked_and_every_asked_quiz_exists():
-    asked = {
-        ast.literal_eval(cell.source[5:-1])
-        for path in FILES
-        for cell in code_cells(path)
-        if cell.source.startswith("quiz(")
-    }
-    assert asked == set(QUIZZES)
+    assert {key for path in FILES for key in called(path, "quiz")} == set(QUIZZES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_notebook_asks_at_least_four_quizzes(path):
+    assert len(called(path, "quiz")) >= 4
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_both_questions_are_answered_only_below(path):
+    """The answer is in no cell: it is shown to those who typed theirs."""
+    cells = nbformat.read(path, as_version=4).cells
+    [asked] = [i for i, cell in enumerate(cells) if "## Question" in cell.source]
+    assert re.findall(r"^\*(From the figures|What if):\*", cells[asked].source, re.M) == [
+        "From the figures",
+        "What if",
+    ]
+    keys = [f"{path.name[:2]} from the figures", f"{path.name[:2]} what if"]
+    assert called(path, "answer") == [key for key in ANSWERS if key[:2] == path.name[:2]] == keys
+    assert not any("answer(" in cell.source for cell in cells[:asked])
+    assert not any(ANSWERS[key][:40] in cell.source for cell in cells for key in keys)
 
 
 def test_the_exercise_notebooks_do_not_name_the_answer():

@@ -72,8 +72,8 @@ def test_at_first_everything_is_left(notebooks):
     assert found["01_gpu", "verdict"] == ("", "dlojz check 01")
     assert found["09_compile", "verdict '09_repair'"] == ("", "dlojz check 09_repair")
     assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
-    assert found["00_start", "quizzes"] == ("0 of 3 right", "start-epoch, 2 others")
-    assert found["05_dataloader", "quizzes"] == ("0 of 2 right", "loader-first, loader-bytes")
+    assert found["00_start", "quizzes"] == ("0 of 4 right", "start-epoch, 3 others")
+    assert found["05_dataloader", "quizzes"] == ("0 of 4 right", "loader-bound, 3 others")
     assert found["04_profiler", "mysteries"] == ("", "all")
     assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == {
         notebook for notebook, _ in found
@@ -107,8 +107,8 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
     score = "images_per_s 300, measured 320 ★★★"
     assert found["01_gpu", "prediction '01 gpu'"] == (score, "")
     assert found["00_start", "quizzes"] == (
-        "2 of 3 right (1 at the first attempt)",
-        "start-accelerate",
+        "2 of 4 right (1 at the first attempt)",
+        "start-accelerate, start-window",
     )
     assert found["04_profiler", "mysteries"] == (
         "1 of 16 right (1 at the first attempt)",

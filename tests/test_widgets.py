@@ -1,4 +1,4 @@
-"""The monitor, the quizzes and the predictions, without a browser."""
+"""The monitor, the quizzes, the questions and the predictions, without a browser."""
 
 import re
 import sys
@@ -14,6 +14,7 @@ from test_stats import write_log
 from dlojz import launch, progress, widgets
 from dlojz.launch import submit
 from dlojz.widgets import mysteries
+from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.monitor import _news
 from dlojz.widgets.queue import COLUMNS
 from dlojz.widgets.quiz import QUIZZES
@@ -25,35 +26,70 @@ REPOSITORY = Path(__file__).parent.parent
 def shown(course_folder, monkeypatch):
     """What was displayed."""
     found = []
-    for name in ("monitor", "mysteries", "queue", "quiz"):  # the room's face hides the modules
+    for name in (
+        "answer",
+        "monitor",
+        "mysteries",
+        "queue",
+        "quiz",
+    ):  # the room's face hides the modules
         monkeypatch.setattr(sys.modules[f"dlojz.widgets.{name}"], "display", found.append)
     return found
 
 
 @pytest.mark.parametrize("key", QUIZZES)
-def test_a_quiz_has_one_right_answer_and_a_reason(key):
-    quiz = QUIZZES[key]
-    assert 0 <= quiz.right < len(quiz.answers)
-    assert len(set(quiz.answers)) == len(quiz.answers) >= 3
-    assert len(quiz.why) > 40
+def test_a_quiz_has_one_right_answer(key):
+    answers = QUIZZES[key].answers
+    assert [answer.right for answer in answers].count(True) == 1
+    assert len({answer.text for answer in answers}) == len(answers) >= 3
 
 
 @pytest.mark.parametrize("key", QUIZZES)
-def test_code_in_a_quiz_is_set_as_code(key):
-    for text in (QUIZZES[key].question, QUIZZES[key].why):
+def test_every_answer_of_a_quiz_has_an_explanation_of_its_own(key):
+    whys = [answer.why for answer in QUIZZES[key].answers]
+    assert all(30 < len(why.strip()) == len(why) for why in whys), whys
+    assert len(set(whys)) == len(whys)
+
+
+@pytest.mark.parametrize("key", QUIZZES)
+def test_the_explanation_of_a_wrong_answer_does_not_quote_the_right_one(key):
+    answers = QUIZZES[key].answers
+    right = quoted(answers[QUIZZES[key].right].text)
+    for answer in answers:
+        assert answer.right or not right.search(answer.why), answer.why
+
+
+def quoted(text):
+    """Return a pattern that finds a text as words of their own: "16" is not in "bf16"."""
+    return re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.I)
+
+
+def test_a_quoted_answer_would_be_found():
+    assert quoted("16").search("It takes 16 bytes.")
+    assert not quoted("16").search("It is in bf16.")
+
+
+@pytest.mark.parametrize("key", [*QUIZZES, *ANSWERS])
+def test_code_is_set_as_code_and_nothing_else_is_marked(key):
+    quiz = QUIZZES.get(key)
+    texts = [ANSWERS[key]] if quiz is None else [quiz.question, *(a.why for a in quiz.answers)]
+    for text in texts:
         plain = re.sub(r"`[^`]+`", "", text)
-        assert not re.search(r"\w\(|\btorch\.\w", plain), plain
+        assert not re.search(r"\w\(|\btorch\.\w|\*", plain), plain
 
 
-def test_an_answer_is_judged_and_kept(shown):
+def test_an_answer_is_explained_and_kept(shown):
+    answers, right = QUIZZES["gpu-timer"].answers, QUIZZES["gpu-timer"].right
     widgets.quiz("gpu-timer")
     _, choice, verdict = shown[0].children
     choice.value = choice.options[0]
-    assert "Not quite" in verdict.value
-    assert QUIZZES["gpu-timer"].why not in verdict.value, "the reason would give it away"
-    choice.value = choice.options[QUIZZES["gpu-timer"].right]
+    assert "Not quite." in verdict.value
+    assert answers[0].why in verdict.value
+    assert answers[right].why not in verdict.value, "the reason would give it away"
+    choice.value = choice.options[right]
     assert "Yes." in verdict.value
-    assert [e["value"] for e in progress.load()["quizzes"]["gpu-timer"]] == [0, 1]
+    assert answers[right].why in verdict.value
+    assert [e["value"] for e in progress.load()["quizzes"]["gpu-timer"]] == [0, right]
 
 
 def test_a_quiz_shows_the_answer_that_was_kept(shown):
@@ -68,7 +104,7 @@ def test_a_quiz_shows_the_answer_that_was_kept(shown):
         assert choice.value == choice.options[given]
         assert ("Yes." in verdict.value) == (given == QUIZZES["gpu-timer"].right)
         assert f"x {choice.options[given]}" in repr(shown[-1])
-        assert ("Yes." if "Yes." in verdict.value else "Not quite") in repr(shown[-1])
+        assert QUIZZES["gpu-timer"].answers[given].why in repr(shown[-1])
     assert len(progress.load()["quizzes"]["gpu-timer"]) == 2, "to show is not to answer"
 
 
@@ -81,6 +117,47 @@ def test_an_answer_that_the_quiz_no_longer_has_is_not_shown(shown):
 def test_an_unknown_quiz_names_the_others(shown):
     with pytest.raises(KeyError, match="expected one of start-epoch"):
         widgets.quiz("nothing")
+
+
+def test_an_answer_appears_once_the_trainee_has_typed_one(shown):
+    key = "00 what if"
+    widgets.answer(key)
+    label, typed, button, other = shown[0].children
+    assert label.value == "<b>What if</b>"
+    typed.value = "  "
+    button.click()
+    assert "Type yours first" in other.value
+    assert progress.last("answers", key) is None
+    typed.value = "about 1 %"
+    assert ANSWERS[key] not in other.value, "to type is not to be done"
+    button.click()
+    assert ANSWERS[key] in other.value
+    assert progress.last("answers", key) == "about 1 %"
+
+
+def test_an_answer_that_was_typed_is_shown_again(shown):
+    """As when the notebook is opened again, and the cell is run."""
+    key = "00 what if"
+    widgets.answer(key)
+    assert shown[0].children[3].value == "", "nothing was typed yet"
+    progress.keep("answers", key, "about 1 %")
+    widgets.answer(key)
+    _, typed, _, other = shown[1].children
+    assert (typed.value, ANSWERS[key] in other.value) == ("about 1 %", True)
+    assert len(progress.load()["answers"][key]) == 1, "to show is not to answer"
+
+
+def test_without_widgets_both_answers_are_text(shown):
+    progress.keep("answers", "00 what if", "about 1 %")
+    widgets.answer("00 what if")
+    assert repr(shown[0]) == (
+        f"What if\nYour answer: about 1 %\nAn answer: {ANSWERS['00 what if']}"
+    )
+
+
+def test_an_unknown_question_names_the_others(shown):
+    with pytest.raises(KeyError, match="expected one of 00 from the figures"):
+        widgets.answer("nothing")
 
 
 def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):

@@ -1,8 +1,9 @@
-"""The interactive parts of a notebook: monitor, queue, quiz, prediction, mystery, trials.
+"""The interactive parts of a notebook: monitor, queue, quiz, answer, prediction, mystery, trials.
 
 They are thin layers over `launch`, `runs` and `progress`: a control, an output, a call.
 """
 
+from dlojz.widgets.answer import answer
 from dlojz.widgets.monitor import monitor
 from dlojz.widgets.mysteries import accuse
 from dlojz.widgets.prediction import Score, predict, score, score_value
@@ -13,6 +14,7 @@ from dlojz.widgets.trials import trials
 __all__ = [
     "Score",
     "accuse",
+    "answer",
     "monitor",
     "predict",
     "queue",

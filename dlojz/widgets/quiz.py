@@ -1,4 +1,4 @@
-"""The quizzes of the notebooks: a question, its answers, the right one and the reason.
+"""The quizzes of the notebooks: a question and its answers, each with an explanation.
 
 Those of notebook NN are in quizzes/NN.toml. The trainee's answers are kept by `dlojz.progress`.
 """
@@ -15,7 +15,14 @@ from IPython.display import display
 from dlojz import progress
 from dlojz.table import BAD, GOOD
 
-NOT_QUITE = "Not quite. Think again and pick another."
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that can be picked, and why it is right or wrong."""
+
+    text: str
+    why: str
+    right: bool = False
 
 
 @dataclass(frozen=True)
@@ -23,18 +30,21 @@ class Quiz:
     """A question with one right answer."""
 
     question: str
-    answers: list[str]
-    right: int  # index into answers
-    why: str  # shown once it is answered
+    answers: list[Answer]
+
+    @property
+    def right(self) -> int:
+        """Return the index of the right answer."""
+        return [answer.right for answer in self.answers].index(True)
 
 
 def load() -> dict[str, Quiz]:
     """Return all quizzes by key, in the order of the notebooks."""
     found = {}
     for file in sorted(resources.files("dlojz.widgets").joinpath("quizzes").iterdir(), key=str):
-        found |= {
-            key: Quiz(**table) for key, table in tomllib.loads(file.read_text("utf-8")).items()
-        }
+        for key, table in tomllib.loads(file.read_text("utf-8")).items():
+            answers = [Answer(**answer) for answer in table["answers"]]
+            found[key] = Quiz(table["question"], answers)
     return found
 
 
@@ -42,32 +52,32 @@ QUIZZES = load()
 
 
 def quiz(key: str):
-    """Ask the quiz with this key; keep the answer, and say whether it is right, with the reason.
+    """Ask the quiz with this key; keep the answer, and explain why it is right or wrong.
 
     The last answer is shown again, even after the notebook was closed.
     """
     if key not in QUIZZES:
         raise KeyError(f"no quiz {key!r}: expected one of {', '.join(QUIZZES)}")
     asked = QUIZZES[key]
+    texts = [answer.text for answer in asked.answers]
     kept = _kept(key, asked)
-    value = None if kept is None else asked.answers[kept]
-    choice = ipywidgets.RadioButtons(options=asked.answers, value=value)
+    choice = ipywidgets.RadioButtons(options=texts, value=None if kept is None else texts[kept])
     choice.layout.width = "100%"
-    verdict = ipywidgets.HTML("" if kept is None else _verdict(asked, kept))
+    verdict = ipywidgets.HTML("" if kept is None else _verdict(asked.answers[kept]))
 
     def answer(change):
         if change["new"] is None:
             return
-        given = asked.answers.index(change["new"])
+        given = texts.index(change["new"])
         progress.keep("quizzes", key, given, right=given == asked.right)
-        verdict.value = _verdict(asked, given)
+        verdict.value = _verdict(asked.answers[given])
 
     class Box(ipywidgets.VBox):
         def __repr__(self):  # as text, in front ends without widgets
             return _text(asked, _kept(key, asked))
 
     choice.observe(answer, names="value")
-    question = ipywidgets.HTML(_lines(f"<b>{_html(asked.question)}</b>"))
+    question = ipywidgets.HTML(close_lines(f"<b>{as_html(asked.question)}</b>"))
     display(Box([question, choice, verdict]))
 
 
@@ -79,24 +89,30 @@ def _kept(key, asked):
 
 def _text(asked, given):
     """Return the quiz as text, with the answer that was given."""
-    answers = [f"  {'x' if i == given else '-'} {a}" for i, a in enumerate(asked.answers)]
+    answers = [f"  {'x' if i == given else '-'} {a.text}" for i, a in enumerate(asked.answers)]
     lines = [asked.question, *answers]
     if given is not None:
-        lines.append(f"Yes. {asked.why}" if given == asked.right else NOT_QUITE)
+        picked = asked.answers[given]
+        lines.append(f"{_word(picked)} {picked.why}")
     return "\n".join(lines)
 
 
-def _html(text):
+def as_html(text):
     """Return plain text as HTML, with `code` set as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _lines(html):
+def close_lines(html):
     """Return HTML whose lines stand as close as those of text; a widget's are as high as a bar."""
     return f'<div style="line-height:1.5">{html}</div>'
 
 
-def _verdict(asked, given):
-    if given != asked.right:
-        return f'<span style="color:{BAD}">{NOT_QUITE}</span>'
-    return _lines(f'<span style="color:{GOOD}"><b>Yes.</b></span> {_html(asked.why)}')
+def _verdict(answer):
+    """Return as HTML whether an answer is right, and why."""
+    color = GOOD if answer.right else BAD
+    word = f'<span style="color:{color}"><b>{_word(answer)}</b></span>'
+    return close_lines(f"{word} {as_html(answer.why)}")
+
+
+def _word(answer):
+    return "Yes." if answer.right else "Not quite."

@@ -1,0 +1,62 @@
+"""The questions at the end of a notebook: type your answer, then compare it with another.
+
+The other answers are in answers/NN.toml. What the trainee typed is kept by `dlojz.progress`.
+"""
+
+import tomllib
+from importlib import resources
+
+import ipywidgets
+from IPython.display import display
+
+from dlojz import progress
+from dlojz.widgets.quiz import as_html, close_lines
+
+
+def load() -> dict[str, str]:
+    """Return the answers to all questions by key, in the order of the notebooks."""
+    found = {}
+    for file in sorted(resources.files("dlojz.widgets").joinpath("answers").iterdir(), key=str):
+        found |= tomllib.loads(file.read_text("utf-8"))
+    return found
+
+
+ANSWERS = load()
+
+
+def answer(key: str):
+    """Ask for an answer to a question, such as "00 what if"; keep it, then show another one.
+
+    What was typed is shown again, even after the notebook was closed.
+    """
+    if key not in ANSWERS:
+        raise KeyError(f"no question {key!r}: expected one of {', '.join(ANSWERS)}")
+    kept = progress.last("answers", key) or ""
+    typed = ipywidgets.Textarea(value=kept, placeholder="your answer")
+    typed.layout.width = "calc(100% - 4px)"  # less its margins
+    button = ipywidgets.Button(description="Show an answer")
+    shown = ipywidgets.HTML(_other(key) if kept else "")
+
+    def show(_):
+        if not typed.value.strip():
+            shown.value = close_lines("Type yours first: a few words will do.")
+            return
+        progress.keep("answers", key, typed.value.strip())
+        shown.value = _other(key)
+
+    class Box(ipywidgets.VBox):
+        def __repr__(self):  # as text, in front ends without widgets
+            yours = progress.last("answers", key) or "-"
+            return f"{_label(key)}\nYour answer: {yours}\nAn answer: {ANSWERS[key]}"
+
+    button.on_click(show)
+    display(Box([ipywidgets.HTML(f"<b>{_label(key)}</b>"), typed, button, shown]))
+
+
+def _label(key):
+    """Return what a notebook calls this question: "What if" for "00 what if"."""
+    return key.split(" ", 1)[1].capitalize()
+
+
+def _other(key):
+    return close_lines(f"<b>An answer:</b> {as_html(ANSWERS[key])}")
