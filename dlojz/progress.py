@@ -70,6 +70,15 @@ def last(kind: str, key: str):
     return entries[-1]["value"] if entries else None
 
 
+def passed() -> dict[str, dict]:
+    """Return the last verdict that passed, by step of the course."""
+    found = {}
+    for step, entries in load().get("verdicts", {}).items():
+        values = [entry["value"] for entry in entries if entry["value"]["passed"]]
+        found |= {step: values[-1]} if values else {}
+    return found
+
+
 # Progress: what is done and what is left --------------------------------------------------------
 
 

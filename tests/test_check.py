@@ -87,7 +87,8 @@ def test_a_check_submits_once_and_then_knows(first_checks, checked_job):
     found = paired(checked_job)
     assert found.passed
     assert len(launch.jobs()) == submitted, "finished runs are used again"
-    assert progress.last("verdicts", "01_gpu")["passed"]
+    kept = progress.last("verdicts", "01_gpu")
+    assert (kept["passed"], list(kept["reached"])) == (True, ["00_start", "01_gpu"])
     json.dumps(found.to_dict())
 
 

@@ -68,6 +68,19 @@ def test_a_notebook_has_the_skeleton(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_notebook_ends_with_three_sentences_and_the_ladder(path):
+    before, remember, ladder = nbformat.read(path, as_version=4).cells[-3:]
+    assert "## Remember" not in before.source
+    heading, *sentences = remember.source.split("\n")
+    assert (heading, sentences.pop(0)) == ("## Remember", "")
+    assert [sentence[:3] for sentence in sentences] == ["1. ", "2. ", "3. "]
+    for sentence in sentences:
+        assert re.fullmatch(r"\d\. ([^.]|\.\S)+\.", sentence), f"one sentence: {sentence}"
+        assert len(sentence) <= 170
+    assert ladder.source.endswith(f'ladder.plot_ladder("{path.stem}");')
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_the_first_cell_links_to_the_glossary(path):
     first = nbformat.read(path, as_version=4).cells[0].source
     assert "(../GLOSSARY.md)" in first

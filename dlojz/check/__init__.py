@@ -17,7 +17,7 @@ from dlojz import course, launch, progress
 from dlojz.check import ending, exercises, judge, plan, run
 from dlojz.check.exercises import FASTER
 from dlojz.check.verdict import CheckError, Verdict
-from dlojz.runs import stats
+from dlojz.runs import reached, stats
 
 __all__ = ["CheckError", "check"]
 
@@ -92,7 +92,26 @@ def _timed(exercise, job, pairs):
     planned, standards = plan.of(exercise, job, pairs), plan.standards(exercise, job)
     runs = run.finished(planned, standards)
     timed = all(entry.name in runs for entry in planned.entries if entry.name != "band")
-    return judge.judge(exercise, runs, standards, timed=timed)
+    verdict = judge.judge(exercise, runs, standards, timed=timed)
+    verdict.reached = _reached(exercise, job, runs) if verdict.passed else {}
+    return verdict
+
+
+def _reached(exercise, job, runs):
+    """Return what the trainee's job and the timed runs reached, for the ladder.
+
+    The start of the course has no check of its own: the first step's check times it, too.
+    """
+    before, after = (
+        [folder for name, folder in runs.items() if name.startswith(side)]
+        for side in ("before-", "after-")
+    )
+    flags = " ".join(plan.flags_of(job))
+    found = {exercise.step: reached.of(after, [job], flags)}
+    start = course.CHAIN[0]
+    if before and course.before(exercise.step) == course.solution(start):
+        found = {start: reached.of(before, [], flags)} | found
+    return found
 
 
 def is_open(verdict) -> bool:

@@ -10,6 +10,7 @@ from dlojz import launch, progress
 from dlojz.check.exercises import FASTER, PARTS, Finding, State
 from dlojz.course import UserError, diff
 from dlojz.runs import stats
+from dlojz.runs.reached import Reached
 from dlojz.table import BAD, GOOD, QUIET
 
 AGAIN = "(Ask again for more.)"
@@ -32,6 +33,7 @@ class Verdict:
     comparison: stats.Comparison | None = None
     notes: tuple[str, ...] = ()
     job: launch.Job | None = None  # the job that was judged
+    reached: dict[str, Reached] = field(default_factory=dict)  # by step of the course, if it passed
     seconds: float = 0.0
     parts: tuple[str, ...] = PARTS
     rung: int = field(default=0, repr=False)  # of the last hint that this verdict gave
@@ -97,6 +99,7 @@ class Verdict:
             "parts": {name: self.part(name) for name in self.parts},
             "findings": [asdict(f) for f in self.findings],
             "comparison": asdict(self.comparison) if self.comparison else None,
+            "reached": {step: found.written() for step, found in self.reached.items()},
             "hint": self.hint_key,
             "notes": list(self.notes),
             "seconds": round(self.seconds, 1),

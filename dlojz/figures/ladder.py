@@ -1,0 +1,191 @@
+"""The ladder: what each step of the course reached, in images/s, memory and energy per image.
+
+ladder.plot_ladder()     # yours; until a check has passed, the recorded one
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from textwrap import wrap
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from dlojz import course, progress
+from dlojz.course import CHAIN
+from dlojz.figures.report import PALETTE, speed_text, style
+from dlojz.runs import reached, recordings
+from dlojz.runs.reached import Reached
+from dlojz.table import QUIET
+
+# ResNet-50 on one H100, with a batch of 256 where that was recorded. A step that is not in this
+# table has no recording.
+RECORDED = {
+    "00_start": "h100/00-resnet50-cpu-b0032*",
+    "01_gpu": "h100/01-resnet50-fp32-b0256*",
+    "02_amp": "h100/03-resnet50-bf16-nchw-b0256*",
+    "03_channels_last": "h100/03-resnet50-bf16-nhwc-b0256*",
+    "05_dataloader": "h100/05-resnet50-bf16-files*",
+    "06_ddp": "h200/06-resnet50-bf16-x2*",
+}
+PRECISIONS = "00 and 01 are in fp32, the others in bf16. 02 has the autotuner of 03 already."
+UNTIL_THEN = "The recorded ladder. Yours will be drawn here once one of your checks has passed."
+YOURS = "Your ladder, from the checks that you passed"
+THE_OTHER = "The recorded ladder, all of it: ladder.plot_ladder(shown=ladder.recorded())"
+UNKEPT = "passed: check again to see it"  # by a version that kept no figures
+
+# How to say in what a step differs from those that it stands beside.
+DIFFERS = {
+    "device_name": "on {}",
+    "processes": "{} processes",
+    "image_size": "{} px",
+    "batch_size": "batch {}",
+    "memory_of": "memory of the {}",
+    "torch": "torch {}",
+}
+
+
+def _gb(value):
+    return f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+
+
+PANELS = {  # by the field of `Reached`: its title, its unit, its colour, its text
+    "images_per_s": ("throughput (images/s)", 1, PALETTE["speed"], speed_text),
+    "peak_memory_bytes": ("peak memory (GB)", 1e9, PALETTE["activations"], _gb),
+    "energy_per_image_j": ("energy per image (J)", 1, PALETTE["power"], "{:.3f}".format),
+}
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What steps of the course reached, from one source: recordings, or a trainee's verdicts."""
+
+    title: str
+    found: Mapping[str, Reached]  # by step
+    otherwise: str  # what to write beside a step that is not among them
+    known: Mapping[str, str] = field(default_factory=dict)  # for some steps, what to write instead
+    notes: tuple[str, ...] = ()
+
+
+def recorded(until: str | int = CHAIN[-1]) -> Ladder:
+    """Return the ladder of the recordings up to a step: what comes later is still to be guessed."""
+    last = CHAIN.index(course.step(until))
+    runs = {step: recordings(RECORDED[step]) for step in CHAIN[: last + 1] if step in RECORDED}
+    found = {step: reached.of(some, some) for step, some in runs.items()}
+    known = dict.fromkeys(CHAIN[last + 1 :], "later in the course")
+    notes = (PRECISIONS,) if "02_amp" in found else ()
+    return Ladder(UNTIL_THEN, found, "not recorded", known, notes)
+
+
+def yours() -> Ladder | None:
+    """Return the ladder of this course folder's verdicts; None if none has passed."""
+    found, known = {}, {CHAIN[0]: "no check of its own"}
+    passed = {step: v for step, v in progress.passed().items() if step in CHAIN}
+    for step, verdict in passed.items():
+        kept = verdict.get("reached", {})
+        found |= {of: Reached.read(figures) for of, figures in kept.items()}
+        known |= {} if kept else {step: UNKEPT}
+    return Ladder(YOURS, found, "not passed yet", known, (THE_OTHER,)) if passed else None
+
+
+def base(found: Mapping[str, Reached]) -> str | None:
+    """Return the first of those steps that can be compared: most of them, else the latest."""
+    settings = [r.setting for _, r in sorted(found.items())]
+    if not settings:
+        return None
+    most = max(reversed(settings), key=settings.count)
+    return next(step for step in sorted(found) if found[step].setting == most)
+
+
+def apart(found: Mapping[str, Reached]) -> dict[str, str]:
+    """Return in what each step differs from the base, if it cannot be compared with it."""
+    wanted = found[base(found)].setting if found else {}
+    told = {
+        step: ", ".join(
+            DIFFERS.get(name, "{}").format(value)
+            for name, value in r.setting.items()
+            if value != wanted[name]
+        )
+        for step, r in found.items()
+    }
+    return {step: text for step, text in told.items() if text}
+
+
+def plot_ladder(until: str | int = CHAIN[-1], shown: Ladder | None = None, axes=None):
+    """Draw throughput, memory and energy of each step of the course; return the three axes.
+
+    until: the last step that is shown of the recordings; shown: a ladder to draw, by default yours.
+
+    Steps with other sizes or on other hardware than most are hatched, and have no ratio.
+    """
+    shown = shown or yours() or recorded(until)
+    with style(grid="x"):
+        if axes is None:
+            figure, axes = plt.subplots(1, 3, sharey=True, figsize=(11, 4.6))
+            figure.suptitle(shown.title, fontweight="bold", fontsize=11, x=0.01, ha="left")
+            below = "\n".join(_caption(shown))
+            look = {"fontsize": 8.5, "x": 0.01, "ha": "left", "color": QUIET}
+            figure.supxlabel(below, parse_math=False, **look)
+        for ax, name in zip(axes, PANELS, strict=True):
+            _plot_panel(ax, shown.found, name)
+        for row, step in enumerate(CHAIN):
+            if step not in shown.found:
+                _say(axes[0], row, shown.known.get(step, shown.otherwise))
+        axes[0].set_yticks(range(len(CHAIN)), map(_words, CHAIN))
+        axes[0].set_ylim(len(CHAIN) - 0.5, -0.5)
+    return axes
+
+
+def _plot_panel(ax, found, name):
+    """Draw one figure of all steps: a bar, its value, and its ratio to the first solid bar."""
+    title, unit, colour, text = PANELS[name]
+    different = apart(found)
+    known = {step: v for step, r in sorted(found.items()) if (v := getattr(r, name)) is not None}
+    first = next((step for step in known if step not in different), None)
+    for step in found.keys() - known.keys():
+        no_counter = name == "energy_per_image_j" and not found[step].on_gpu
+        _say(ax, CHAIN.index(step), "no counter" if no_counter else "not measured")
+    hatched = {"fill": False, "hatch": "/////", "edgecolor": colour, "lw": 0}
+    for step, value in known.items():
+        row, interval = CHAIN.index(step), found[step].interval * (name == "images_per_s")
+        ax.barh(row, value / unit, 0.62, **(hatched if step in different else {"color": colour}))
+        if interval:
+            ax.plot(interval, (row, row), "|-", color="black", ms=6)
+        # A wide interval may run into the text.
+        at = min(interval[1], 1.15 * value) if interval else value / unit
+        written = _say(ax, row, text(value / unit), at, color="black")
+        if step not in different and step != first:
+            _say(ax, 0.5, f"×{value / known[first]:.2f}", 1, xycoords=written)
+    longest = max(known.values(), default=0) / unit
+    ax.set(title=title, xlim=(0, 1.45 * longest or 1))  # room for the text
+    ax.xaxis.set_major_locator(MaxNLocator(5) if known else NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x > 9 else f"{x:.3g}"))
+    ax.tick_params(left=False)
+
+
+def _say(ax, row, text, x=0.0, color=QUIET, **where):
+    """Write a few words beside a bar, or in its place."""
+    look = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": color}
+    return ax.annotate(text, (x, row), (5, 0), **look, **where)
+
+
+def _words(step):
+    """Return a step as the figure names it: "03 channels last"."""
+    return step.replace("_", " ")
+
+
+def _caption(shown):
+    """Return the lines below the figure: what the bars are, and which of them stand apart."""
+    if not shown.found:
+        return []
+    r, several = shown.found[base(shown.found)], len(shown.found) > 1
+    processes = f" x {r.processes} processes" if r.processes > 1 else ""
+    timed = any(of.interval for of in shown.found.values())
+    lines = "; black line: 95 % interval of the mean" * timed
+    different = [f"{_words(step)} ({text})" for step, text in apart(shown.found).items()]
+    return [
+        f"{r.device_name}, torch {r.torch}, {r.date}: {r.model}, {r.image_size} px, batch "
+        f"{r.batch_size}{processes}, {r.data}. Peak memory of the {r.memory_of}.",
+        *([f"×: compared with the first solid bar{lines}."] if several else []),
+        *shown.notes,
+        *wrap(f"Hatched, not comparable: {'; '.join(different)}." * bool(different), 175),
+    ]
