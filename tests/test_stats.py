@@ -95,13 +95,14 @@ def test_the_figures_of_a_gpu_run(tmp_path):
     assert (s.peak_memory_bytes, s.memory_of, s.memory_limit_bytes) == (7, "device", 80)
 
 
-def test_the_power_of_an_audited_run_is_that_of_its_sensors_window(tmp_path):
+def test_power_and_energy_of_an_audited_run_are_of_its_sensors_window(tmp_path):
     window = {"first_step": 3, "steps": 40, "wall_s": 4.0, "energy_j": 2000.0}
     path = write_log(tmp_path / "events.jsonl", device=True, steps=43, window=window)
     made.audit(tmp_path, images=32, steps=43, step_s=0.09)
     s = summary(path)
     assert s.images_per_s == pytest.approx(32 / 0.09)
     assert s.power_w == pytest.approx(500)
+    assert s.energy_per_image_j == pytest.approx(2000 / (40 * 32))
 
 
 def test_energy_over_less_than_seconds_is_not_shown(tmp_path):

@@ -245,8 +245,9 @@ def _speed(ranks):
     long_enough = wall_s >= MIN_ENERGY_WINDOW_S
     if long_enough and first.windows and all("energy_j" in w for r in ranks for w in r.windows):
         energy = sum(w["energy_j"] for r in ranks for w in r.windows)
+        images, wall_s = _told_speed(ranks)  # the sensors' window, which an auditor's is not
         found["energy_per_image_j"] = energy / images
-        found["power_w"] = energy / _told_speed(ranks)[1]  # the window of its sensor
+        found["power_w"] = energy / wall_s
     return found
 
 
