@@ -46,6 +46,7 @@ RIGHT = {
         LAST: "x * (self.calls / 10).clamp_max(1.0)",
         BRANCH: "        x = torch.lerp(x, x - x.mean(), (x.mean() > 0.5).float())\n",
     },
+    "layers in another order": {"self.first, self.last = ": "self.last, self.first = "},
     "printed after the graph": {
         PRINT: PLAIN,
         CLASS: f"torch._dynamo.config.reorderable_logging_functions.add(print)\n\n\n{CLASS}",
@@ -119,7 +120,31 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
     ),
     "not a number in one row": (
         {BRANCH: f"{BRANCH}        x = torch.cat([x[:1] * float('nan'), x[1:]])\n"},
-        "branch",
+        "values",
+    ),
+    "the growth does not end": ({LAST: "x * self.calls / 10"}, "values"),
+    "a layer with another name": (
+        {"self.first, self.last = ": "self.one, self.last = ", "self.first(x)": "self.one(x)"},
+        "values",
+    ),
+    "the largest number decides": ({BRANCH: BRANCH.replace("x.mean() >", "x.max() >")}, "branch"),
+    "it decides elsewhere": ({BRANCH: BRANCH.replace("> 0.5", "> 0.6")}, "branch"),
+    "it prints without end": ({PRINT: '        print(("y" * 200 + "\\n") * 200)\n'}, "message"),
+    "errors are hidden from the first call on": (
+        {PRINT: f"{PRINT}            torch._dynamo.config.suppress_errors = True\n"},
+        "suppressed",
+    ),
+    "a function that is compiled already": (
+        {
+            CLASS: f"""@torch.compile(backend="eager")
+def centred(x):
+    return torch.where(x.mean() > 0.5, x - x.mean(), x)
+
+
+{CLASS}""",
+            BRANCH: "        x = centred(x)\n",
+        },
+        "itself",
     ),
     "forced eager": ({CLASS: f'torch.compiler.set_stance("force_eager")\n\n\n{CLASS}'}, "nothing"),
     "errors are hidden": (
@@ -198,11 +223,14 @@ def test_each_hint_is_that_of_a_wrong_repair_or_of_a_job_that_failed():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_inputs_are_far_from_where_the_branch_decides(seed):
-    large = [large for large, _ in repair.drawn(seed)]
-    means = [float(x.abs().mean()) for _, x in repair.drawn(seed)]
-    assert large.count(True) == large.count(False) == repair.CALLS // 2
-    assert all(mean > 4 if big else mean < 0.1 for big, mean in zip(large, means, strict=True))
+def test_inputs_lie_on_both_sides_of_the_condition_and_some_are_near(seed):
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(repair.WIDTH, repair.WIDTH)
+    calls = repair.drawn(seed, layer)
+    means = [torch.relu(layer(x)).mean().item() for _, x in calls]
+    assert [mean > 0.5 for mean in means] == [large for large, _ in calls]
+    late = {round(mean, 4) for mean in means[10:]}
+    assert late == {0.2, 0.45, 0.55, 2.0}
 
 
 # From the trainee's copy to the verdict ----------------------------------------------------------

@@ -62,6 +62,16 @@ class Watch(logging.Handler):
         return [guard(m.recompile_reason) for m in done if m.recompile_reason]
 
 
+def compiled_functions() -> list[str]:
+    """Return the functions that were compiled since the metrics were cleared.
+
+    Those of torch are left out: `torch.cond` compiles a function of its own.
+    """
+    own = str(Path(torch.__file__).parent)
+    done = [m for m in get_compilation_metrics() if m.has_guarded_code]
+    return list(dict.fromkeys(m.co_name for m in done if not m.co_filename.startswith(own)))
+
+
 def breaks(model, x) -> list[dict]:
     """Return why a first call leaves the graph, and on which lines, as Dynamo explains it."""
     torch.compiler.reset()
