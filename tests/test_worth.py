@@ -468,6 +468,8 @@ def test_a_trainer_that_compiles_is_switched_off_or_refused(mine, monkeypatch):
     ("words", "message"),
     [
         (["nowhere.py"], "no trainer 'nowhere.py'"),
+        (["a'; echo foo"], "can't read the command \"a'; echo foo\" (No closing quotation)"),
+        ([""], "an empty command: expected one like"),
         (["dlojz/dlojz.py --model nothing"], "--model nothing: not in torchvision.models"),
         (["dlojz/dlojz.py", "--steps", "0"], "--steps 0: expected how many steps"),
     ],
@@ -478,6 +480,14 @@ def test_what_cannot_be_tried_is_one_clear_line(words, message, course_folder, c
     err = capfd.readouterr().err
     assert message in err
     assert "Traceback" not in err
+
+
+def test_a_program_that_measured_nothing_is_told(course_folder, capfd, known, monkeypatch):
+    """The trainer's --help ends it, for one, and with success."""
+    known(fit())
+    monkeypatch.setattr(cli, "_run_program", lambda words: 0)
+    assert cli.main(["worth", "compile", "dlojz/dlojz.py --help"]) == 1
+    assert "ended before a step, so nothing was measured" in capfd.readouterr().err
 
 
 def test_flags_outside_of_the_quotes_are_met_with_the_right_command(capsys):

@@ -211,6 +211,12 @@ def _find(name: str) -> Path:
     )
 
 
+def trainer_and_flags(command) -> tuple[Path, list[str]]:
+    """Return the file that a command runs, and the words after it. Raises SubmitError."""
+    name, *flags = _words(command)
+    return _find(name), flags
+
+
 def launcher() -> Here | Slurm:
     """Return Slurm if a controller answers, else Here; $DLOJZ_LAUNCHER overrides that."""
     chosen = os.environ.get("DLOJZ_LAUNCHER")
