@@ -359,11 +359,11 @@ def _worth(args):
     trainer, flags = launch.trainer_and_flags(args.command[0])
     if large := _too_large(args.command):
         print(large, file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "worth.json"
         program = [sys.executable, "-m", "dlojz.training.worth", "--mode", args.mode]
         program += ["--measure"] * args.measure + ["--into", str(into)]
-        if status := _run_program([*program, str(trainer), *flags]):
+        if status := _run_program([*program, str(trainer), *flags], folder):
             return status
         if not into.exists():  # the trainer's --help, for one
             print(
@@ -379,10 +379,14 @@ def _worth(args):
     return 0
 
 
-def _run_program(words):
-    """Run a program that needs torch, and return its status; it speaks for itself."""
+def _run_program(words, folder):
+    """Run a program that needs torch, and return its status; it speaks for itself.
+
+    folder: for its temporary files, which it leaves behind when it is killed.
+    """
     print("  importing torch ...", file=sys.stderr, flush=True)
-    status = subprocess.run(words, stdout=STDERR).returncode
+    environment = os.environ | {"TMPDIR": str(folder)}
+    status = subprocess.run(words, stdout=STDERR, env=environment).returncode
     if status >= 0:
         return status
     killed = signal.Signals(-status).name
