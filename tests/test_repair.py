@@ -11,7 +11,7 @@ import torch
 from dlojz import cli, course, progress
 from dlojz.check import check, exercises, judge
 from dlojz.course import UserError
-from dlojz.launch import submit
+from dlojz.launch import SubmitError, submit
 from dlojz.training import repair
 
 REPOSITORY = Path(__file__).parent.parent
@@ -271,11 +271,25 @@ def test_a_job_is_judged_and_its_verdict_kept(prepared):
     assert "+        x = torch.where(" in str(advice.diff)
 
 
+def test_the_name_of_a_copy_that_is_missing_is_not_that_of_the_solution(prepared):
+    with pytest.raises(SubmitError, match=r'no repair\.py yet: course\.own\("09_repair"\) makes'):
+        submit("repair.py")
+
+
+OWN_LOG = """    import argparse
+
+    from dlojz.runs import log
+
+    repair.examine(Net)
+    log.open_run(argparse.Namespace()).case("eager")"""
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (("torch.relu(", "torch.rule("), "AttributeError"),
         (("    repair.examine(Net)", "    pass"), "it logged nothing to compare"),
+        (("    repair.examine(Net)", OWN_LOG), "its log was written by something else, too"),
     ],
 )
 def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
