@@ -52,6 +52,24 @@ RIGHT = {
         CLASS: f"torch._dynamo.config.reorderable_logging_functions.add(print)\n\n\n{CLASS}",
     },
 }
+OPERATORS = """
+@torch.library.custom_op("mine::centred", mutates_args=())
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean() if x.mean() > 0.5 else x.clone()
+
+
+@torch.library.custom_op("mine::backward", mutates_args=())
+def backward(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    return g - g.mean() if x.mean() > 0.5 else g.clone()
+
+
+centred.register_fake(lambda x: torch.empty_like(x))
+backward.register_fake(lambda x, g: torch.empty_like(g))
+centred.register_autograd(
+    lambda ctx, g: backward(*ctx.saved_tensors, g),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+"""
 DISABLED = "    @torch.compiler.disable\n"
 WRONG = {  # name: (what is replaced in the repaired file, the hint)
     "the branch is deleted": ({BRANCH: ""}, "branch"),
@@ -113,6 +131,24 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
         {BUFFER: "        self.calls = 0\n", LAST: "x * min(1, self.calls / 10)"},
         "again",
     ),
+    "a value for Python, in the graph": (
+        {
+            CLASS: f"torch._dynamo.config.capture_scalar_outputs = True\n\n\n{CLASS}",
+            BRANCH: "        x = x - x.mean() * float(x.mean().item() > 0.5)\n",
+        },
+        "opaque",
+    ),
+    "the branch in an operator of its own": (
+        {CLASS: f"{OPERATORS}\n\n{CLASS}", BRANCH: "        x = centred(x)\n"},
+        "opaque",
+    ),
+    "a counter of two numbers": (
+        {
+            BUFFER: BUFFER.replace("zeros(())", "zeros(2)"),
+            LAST: "x * torch.clamp(self.calls[0] / 10, max=1)",
+        },
+        "counter",
+    ),
     "nothing is compiled": ({FORWARD: DISABLED + FORWARD}, "nothing"),
     "an error in compiled calls only": (
         {BRANCH: f"{BRANCH}        if torch.compiler.is_compiling():\n            x.stops()\n"},
@@ -169,6 +205,7 @@ def _as_it_was():
     torch.compiler.reset()
     torch.compiler.set_stance("default")
     torch._dynamo.config.suppress_errors = False
+    torch._dynamo.config.capture_scalar_outputs = False
     torch._dynamo.config.reorderable_logging_functions.clear()
 
 

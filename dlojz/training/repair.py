@@ -120,7 +120,8 @@ def called(network, run, calls) -> dict:
 def counted(network) -> float | None:
     """Return how many calls a network says that it had; None if it does not say."""
     calls = getattr(network, "calls", None)
-    return float(calls) if isinstance(calls, int | float | torch.Tensor) else None
+    one = calls.numel() == 1 if isinstance(calls, torch.Tensor) else isinstance(calls, int | float)
+    return float(calls) if one else None
 
 
 def compared(found, expected) -> dict:
@@ -166,6 +167,7 @@ def watched(network, calls, expected) -> dict:
         except Exception as error:  # Dynamo's errors have no common class that is public
             seen["error"] = f"call {len(ran) + 1}: {type(error).__name__}: {first_line(error)}"
         seen |= {"graphs": watch.graphs, "recompiles": watch.recompiles, "graphs_run": ran}
+        seen["opaque"] = list(dict.fromkeys(watch.opaque))
     why = breaks(untouched, calls[0][1]) if watch.graphs > 1 else []
     return seen | {"breaks": why, "warnings": watch.warnings}
 

@@ -87,6 +87,10 @@ def _compiled(seen):
     yield Finding(GRAPH, "graph breaks", not breaks, "; ".join(breaks) or "none", "none", "breaks")
     text = f"{len(again)}, the first because of {again[0]}" if again else "none"
     yield Finding(GRAPH, "recompilations", not again, text, "none", "again")
+    hidden = ", ".join(seen["opaque"])
+    yield Finding(
+        GRAPH, "in the graph, not compiled", not hidden, hidden or "none", "none", "opaque"
+    )
     alone = sum(n == 1 for n in ran)
     text = f"{alone} of {len(ran)}" + (f"; {seen['error']}" if "error" in seen else "")
     ok = alone == len(ran) and "error" not in seen
