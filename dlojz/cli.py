@@ -356,14 +356,20 @@ def _worth(args):
         raise ValueError(f"--steps {args.steps}: expected how many steps you train, at least 1")
     if not args.measure:
         worth.must_know(args.mode)  # before minutes are spent
+    trainer, flags = launch.trainer_and_flags(args.command[0])
     if large := _too_large(args.command):
         print(large, file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "worth.json"
         program = [sys.executable, "-m", "dlojz.training.worth", "--mode", args.mode]
         program += ["--measure"] * args.measure + ["--into", str(into)]
-        if status := _run_program([*program, *_trainer_and_flags(args.command[0])]):
+        if status := _run_program([*program, str(trainer), *flags], folder):
             return status
+        if not into.exists():  # the trainer's --help, for one
+            print(
+                "dlojz: the trainer ended before a step, so nothing was measured", file=sys.stderr
+            )
+            return 1
         row = json.loads(into.read_text())
     if args.json:
         print(json.dumps(tables.to_dict(row, args.steps), indent=1))
@@ -373,22 +379,14 @@ def _worth(args):
     return 0
 
 
-def _trainer_and_flags(command):
-    """Return the trainer's path and its flags. Raises LookupError if there is no such file."""
-    trainer, *flags = shlex.split(command) or [""]
-    found = launch.find_trainer(trainer)
-    if not found:
-        raise LookupError(
-            f"no trainer {trainer!r}: the command begins with the file to run, as in "
-            '"dlojz/dlojz.py --model resnet18"'
-        )
-    return [str(found), *flags]
+def _run_program(words, folder):
+    """Run a program that needs torch, and return its status; it speaks for itself.
 
-
-def _run_program(words):
-    """Run a program that needs torch, and return its status; it speaks for itself."""
+    folder: for its temporary files, which it leaves behind when it is killed.
+    """
     print("  importing torch ...", file=sys.stderr, flush=True)
-    status = subprocess.run(words, stdout=STDERR).returncode
+    environment = os.environ | {"TMPDIR": str(folder)}
+    status = subprocess.run(words, stdout=STDERR, env=environment).returncode
     if status >= 0:
         return status
     killed = signal.Signals(-status).name

@@ -211,8 +211,8 @@ def test_the_graph_must_be_cut_at_ddps_buckets():
 # What it costs, in the verdict -------------------------------------------------------------------
 
 
-def priced(folder, monkeypatch, gain, pairs=True):
-    """The verdict on six pairs with this gain, of runs that compiled for 300 s."""
+def priced(folder, monkeypatch, gain, pairs=True, seconds=300.0):
+    """The verdict on six pairs with this gain, of runs that compiled for these seconds."""
     asked = ("09_compile", "bf16", "cuda:0", "NVIDIA H200", made.RESNET)
     monkeypatch.setitem(test_judge.ASKED, "09", asked)
     exercise, folders = test_judge.made_runs(folder, "09", gain)
@@ -220,7 +220,7 @@ def priced(folder, monkeypatch, gain, pairs=True):
         folders = {n: f for n, f in folders.items() if n in ("solution", "band", "after-1")}
         folders["float32"] = folder / "float32"
     for name in folders:
-        seen = [compiled(2) | {"seconds": 300.0}]
+        seen = [compiled(2) | {"seconds": seconds}]
         made._add(folders[name], when="compilation", seen=seen, graphs=1)
     return judge.judge(exercise, folders, judge.Standards())
 
@@ -246,11 +246,18 @@ def test_a_verdict_says_after_how_many_steps_the_compilation_has_paid_for_itself
     assert found.yours in repr(verdict)
 
 
-@pytest.mark.parametrize("gain", [0.5, 1.0])
-def test_without_a_gain_a_compilation_never_pays(tmp_path, monkeypatch, gain):
+@pytest.mark.parametrize(("gain", "text"), [(0.5, "never"), (1.0, "none seen")])
+def test_only_a_loss_never_pays_and_an_open_gain_is_none_that_was_seen(
+    tmp_path, monkeypatch, gain, text
+):
     found = row(priced(tmp_path, monkeypatch, gain))
-    assert found.yours == "never"
+    assert found.yours == text
     assert found.expected.endswith("no gain is shown")
+
+
+def test_what_compiled_nothing_has_no_break_even(tmp_path, monkeypatch):
+    found = row(priced(tmp_path, monkeypatch, 2.0, seconds=0.0))
+    assert (found.yours, found.expected) == ("none", "nothing was compiled")
 
 
 def test_without_pairs_the_break_even_is_not_known(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 from dlojz import cli, course, progress
 from dlojz.check import check, exercises, judge
 from dlojz.course import UserError
-from dlojz.launch import submit
+from dlojz.launch import SubmitError, submit
 from dlojz.training import repair
 
 REPOSITORY = Path(__file__).parent.parent
@@ -46,11 +46,30 @@ RIGHT = {
         LAST: "x * (self.calls / 10).clamp_max(1.0)",
         BRANCH: "        x = torch.lerp(x, x - x.mean(), (x.mean() > 0.5).float())\n",
     },
+    "layers in another order": {"self.first, self.last = ": "self.last, self.first = "},
     "printed after the graph": {
         PRINT: PLAIN,
         CLASS: f"torch._dynamo.config.reorderable_logging_functions.add(print)\n\n\n{CLASS}",
     },
 }
+OPERATORS = """
+@torch.library.custom_op("mine::centred", mutates_args=())
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean() if x.mean() > 0.5 else x.clone()
+
+
+@torch.library.custom_op("mine::backward", mutates_args=())
+def backward(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    return g - g.mean() if x.mean() > 0.5 else g.clone()
+
+
+centred.register_fake(lambda x: torch.empty_like(x))
+backward.register_fake(lambda x, g: torch.empty_like(g))
+centred.register_autograd(
+    lambda ctx, g: backward(*ctx.saved_tensors, g),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+"""
 DISABLED = "    @torch.compiler.disable\n"
 WRONG = {  # name: (what is replaced in the repaired file, the hint)
     "the branch is deleted": ({BRANCH: ""}, "branch"),
@@ -112,6 +131,24 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
         {BUFFER: "        self.calls = 0\n", LAST: "x * min(1, self.calls / 10)"},
         "again",
     ),
+    "a value for Python, in the graph": (
+        {
+            CLASS: f"torch._dynamo.config.capture_scalar_outputs = True\n\n\n{CLASS}",
+            BRANCH: "        x = x - x.mean() * float(x.mean().item() > 0.5)\n",
+        },
+        "opaque",
+    ),
+    "the branch in an operator of its own": (
+        {CLASS: f"{OPERATORS}\n\n{CLASS}", BRANCH: "        x = centred(x)\n"},
+        "opaque",
+    ),
+    "a counter of two numbers": (
+        {
+            BUFFER: BUFFER.replace("zeros(())", "zeros(2)"),
+            LAST: "x * torch.clamp(self.calls[0] / 10, max=1)",
+        },
+        "counter",
+    ),
     "nothing is compiled": ({FORWARD: DISABLED + FORWARD}, "nothing"),
     "an error in compiled calls only": (
         {BRANCH: f"{BRANCH}        if torch.compiler.is_compiling():\n            x.stops()\n"},
@@ -119,7 +156,31 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
     ),
     "not a number in one row": (
         {BRANCH: f"{BRANCH}        x = torch.cat([x[:1] * float('nan'), x[1:]])\n"},
-        "branch",
+        "values",
+    ),
+    "the growth does not end": ({LAST: "x * self.calls / 10"}, "values"),
+    "a layer with another name": (
+        {"self.first, self.last = ": "self.one, self.last = ", "self.first(x)": "self.one(x)"},
+        "values",
+    ),
+    "the largest number decides": ({BRANCH: BRANCH.replace("x.mean() >", "x.max() >")}, "branch"),
+    "it decides elsewhere": ({BRANCH: BRANCH.replace("> 0.5", "> 0.6")}, "branch"),
+    "it prints without end": ({PRINT: '        print(("y" * 200 + "\\n") * 200)\n'}, "message"),
+    "errors are hidden from the first call on": (
+        {PRINT: f"{PRINT}            torch._dynamo.config.suppress_errors = True\n"},
+        "suppressed",
+    ),
+    "a function that is compiled already": (
+        {
+            CLASS: f"""@torch.compile(backend="eager")
+def centred(x):
+    return torch.where(x.mean() > 0.5, x - x.mean(), x)
+
+
+{CLASS}""",
+            BRANCH: "        x = centred(x)\n",
+        },
+        "itself",
     ),
     "forced eager": ({CLASS: f'torch.compiler.set_stance("force_eager")\n\n\n{CLASS}'}, "nothing"),
     "errors are hidden": (
@@ -144,6 +205,7 @@ def _as_it_was():
     torch.compiler.reset()
     torch.compiler.set_stance("default")
     torch._dynamo.config.suppress_errors = False
+    torch._dynamo.config.capture_scalar_outputs = False
     torch._dynamo.config.reorderable_logging_functions.clear()
 
 
@@ -198,11 +260,14 @@ def test_each_hint_is_that_of_a_wrong_repair_or_of_a_job_that_failed():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_inputs_are_far_from_where_the_branch_decides(seed):
-    large = [large for large, _ in repair.drawn(seed)]
-    means = [float(x.abs().mean()) for _, x in repair.drawn(seed)]
-    assert large.count(True) == large.count(False) == repair.CALLS // 2
-    assert all(mean > 4 if big else mean < 0.1 for big, mean in zip(large, means, strict=True))
+def test_inputs_lie_on_both_sides_of_the_condition_and_some_are_near(seed):
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(repair.WIDTH, repair.WIDTH)
+    calls = repair.drawn(seed, layer)
+    means = [torch.relu(layer(x)).mean().item() for _, x in calls]
+    assert [mean > 0.5 for mean in means] == [large for large, _ in calls]
+    late = {round(mean, 4) for mean in means[10:]}
+    assert late == {0.2, 0.45, 0.55, 2.0}
 
 
 # From the trainee's copy to the verdict ----------------------------------------------------------
@@ -243,11 +308,25 @@ def test_a_job_is_judged_and_its_verdict_kept(prepared):
     assert "+        x = torch.where(" in str(advice.diff)
 
 
+def test_the_name_of_a_copy_that_is_missing_is_not_that_of_the_solution(prepared):
+    with pytest.raises(SubmitError, match=r'no repair\.py yet: course\.own\("09_repair"\) makes'):
+        submit("repair.py")
+
+
+OWN_LOG = """    import argparse
+
+    from dlojz.runs import log
+
+    repair.examine(Net)
+    log.open_run(argparse.Namespace()).case("eager")"""
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (("torch.relu(", "torch.rule("), "AttributeError"),
         (("    repair.examine(Net)", "    pass"), "it logged nothing to compare"),
+        (("    repair.examine(Net)", OWN_LOG), "its log was written by something else, too"),
     ],
 )
 def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):

@@ -223,7 +223,7 @@ def test_a_fit_of_this_device_is_preferred_and_another_one_is_called_a_guess(kno
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"varied": 0.5}, "the eager steps differed by 50%"),
+        ({"varied": 0.5}, "the eager steps differed by 50 %"),
         ({"nchw": True}, "weights in NCHW: the compiler changes the layout"),
     ],
 )
@@ -241,6 +241,16 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(known, capfd):
     err = capfd.readouterr().err
     assert "no coefficients for mode max-autotune on any device" in err
     assert "importing torch" not in err
+
+
+@pytest.mark.parametrize("text", ["[[fit]", '[[fit]]\ndevice = "X1"\n', "fit = [1]", "fit = 1"])
+def test_damaged_coefficients_are_named(text, known, capfd):
+    known()
+    worth.FITS.write_text(text)
+    assert cli.main(["worth", "compile", "dlojz/dlojz.py"]) == 2
+    err = capfd.readouterr().err
+    assert f"{worth.FITS} is damaged" in err
+    assert "git checkout" in err
 
 
 def test_a_fit_is_the_same_after_it_was_written(known):
@@ -374,6 +384,7 @@ def test_a_file_that_is_no_trainer_is_refused_with_its_line(code, message, tmp_p
     ("error", "message"),
     [
         (RuntimeError("inner: No working C++ compiler found in ..."), "install g\\+\\+"),
+        (RuntimeError("OSError: [Errno 28] No space left on device"), "no room .* set TMPDIR"),
         (RuntimeError("Failed to find C compiler. Please specify via CC"), "install g\\+\\+"),
         (
             ValueError("no rule\nand much more"),
@@ -390,6 +401,19 @@ def test_both_kinds_of_too_little_memory_are_known():
     assert measuring.is_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert measuring.is_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you"))
     assert not measuring.is_of_memory(RuntimeError("shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), trace.TraceError("trace.json: can't be read")]
+)
+def test_a_full_disk_is_told_with_what_to_do(error, tmp_path, monkeypatch):
+    def full(args):
+        raise error
+
+    monkeypatch.setattr(measuring, "result", full)
+    monkeypatch.setattr(sys, "argv", ["worth", "--into", str(tmp_path / "a"), "dlojz/dlojz.py"])
+    with pytest.raises(SystemExit, match=r"no room for files in .*: set TMPDIR to a folder"):
+        measuring.main()
 
 
 # The command -------------------------------------------------------------------------------------
@@ -468,6 +492,8 @@ def test_a_trainer_that_compiles_is_switched_off_or_refused(mine, monkeypatch):
     ("words", "message"),
     [
         (["nowhere.py"], "no trainer 'nowhere.py'"),
+        (["a'; echo foo"], "can't read the command \"a'; echo foo\" (No closing quotation)"),
+        ([""], "an empty command: expected one like"),
         (["dlojz/dlojz.py --model nothing"], "--model nothing: not in torchvision.models"),
         (["dlojz/dlojz.py", "--steps", "0"], "--steps 0: expected how many steps"),
     ],
@@ -480,6 +506,14 @@ def test_what_cannot_be_tried_is_one_clear_line(words, message, course_folder, c
     assert "Traceback" not in err
 
 
+def test_a_program_that_measured_nothing_is_told(course_folder, capfd, known, monkeypatch):
+    """The trainer's --help ends it, for one, and with success."""
+    known(fit())
+    monkeypatch.setattr(cli, "_run_program", lambda words, folder: 0)
+    assert cli.main(["worth", "compile", "dlojz/dlojz.py --help"]) == 1
+    assert "ended before a step, so nothing was measured" in capfd.readouterr().err
+
+
 def test_flags_outside_of_the_quotes_are_met_with_the_right_command(capsys):
     with pytest.raises(SystemExit):
         cli.main(["worth", "compile", "dlojz/dlojz.py", "--model", "resnet18"])
@@ -487,9 +521,12 @@ def test_flags_outside_of_the_quotes_are_met_with_the_right_command(capsys):
     assert told in capsys.readouterr().err
 
 
-def test_a_program_that_is_killed_is_told(capfd):
-    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert cli._run_program([sys.executable, "-c", kill]) == 1
+def test_a_program_that_is_killed_is_told_and_leaves_its_files_where_they_are_removed(
+    capfd, tmp_path
+):
+    kill = "import os, signal, tempfile; tempfile.mkdtemp(); os.kill(os.getpid(), signal.SIGKILL)"
+    assert cli._run_program([sys.executable, "-c", kill], tmp_path) == 1
+    assert len(list(tmp_path.iterdir())) == 1
     assert "ended by SIGKILL: perhaps the memory was not enough" in capfd.readouterr().err
 
 

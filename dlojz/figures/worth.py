@@ -65,7 +65,11 @@ def answer(row: Mapping, steps: int | None) -> str:
     unseen = worth.unseen(profile, fit, row["device"], row["torch"])
     origin = f"Coefficients of {fit.models} models on {fit.device}, torch {fit.torch}, {fit.date}."
     not_seen = "\n".join(f"- {text}" for text in unseen)
-    told = (prediction(found, row), sentence(found, steps), f"{origin} Not seen:\n{not_seen}")
+    told = (
+        prediction(found, row),
+        sentence(found, steps),
+        f"{origin}\nLeft out, or guessed:\n{not_seen}",
+    )
     return "\n\n".join(map(str, told))
 
 
@@ -136,6 +140,8 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
     else:
         likely = "may pay," if math.isinf(even.high) else "should pay"
         told = f"Compiling {likely} after about {_steps(even.value)} ({_interval(even, _count)})"
+    if steps is None and math.isinf(even.value):
+        return f"{told}."
     if steps is None:
         return f"{told}. Give --steps, and this says whether your training run is long enough."
     answer = found.answer(steps)

@@ -20,6 +20,7 @@ from dlojz.launch.request import (
     request_of,
     send,
     submit,
+    trainer_and_flags,
 )
 from dlojz.launch.slurm import SlurmError
 
@@ -44,4 +45,5 @@ __all__ = [
     "request_of",
     "send",
     "submit",
+    "trainer_and_flags",
 ]

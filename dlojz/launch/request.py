@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from dlojz import sites
-from dlojz.course import course_root, write_atomically
+from dlojz.course import PREPARED, course_root, prepared, write_atomically
 from dlojz.launch import slurm
 from dlojz.launch.here import Here
 from dlojz.launch.job import Job
@@ -111,8 +111,8 @@ def submit(
 
 def send(requests: Sequence[Request]) -> list[Job]:
     """Submit each of these; all are checked before any is submitted. Raises SubmitError."""
-    prepared = [_prepare(request) for request in requests]
-    jobs = [_send(r, *p) for r, p in zip(requests, prepared, strict=True)]
+    ready = [_prepare(request) for request in requests]
+    jobs = [_send(r, *p) for r, p in zip(requests, ready, strict=True)]
     if len(jobs) > 1:
         for job in jobs:
             write_atomically(job.directory / "sweep.json", json.dumps([j.id for j in jobs]))
@@ -195,20 +195,37 @@ def _compile(trainer, source):
 
 
 def find_trainer(name: str) -> Path | None:
-    """Return the file that a command's first word names; None if there is none."""
+    """Return the file that a command's first word names; None if there is none.
+
+    The name of a prepared file is that of the trainee's copy, never of its solution.
+    """
     root = course_root()
-    candidates = [f / name for f in (Path.cwd(), root, root / "dlojz", root / "solutions")]
+    folders = [Path.cwd(), root, root / "dlojz", root / "solutions"]
+    if name in PREPARED.values():
+        folders.pop()
+    candidates = [folder / name for folder in folders]
     return next((path.resolve() for path in candidates if path.is_file()), None)
 
 
 def _find(name: str) -> Path:
     if found := find_trainer(name):
         return found
+    if step := next((step for step, file in PREPARED.items() if file == name), None):
+        raise SubmitError(
+            f'no {name} yet: course.own("{step}") makes your copy, and so does '
+            f"`cp {prepared(step)} {course_root()}`"
+        )
     looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(course_root())]))
     raise SubmitError(
         f"no trainer {name!r} in {looked}: the command begins with the file to run, "
         'as in "dlojz/dlojz.py --test"'
     )
+
+
+def trainer_and_flags(command) -> tuple[Path, list[str]]:
+    """Return the file that a command runs, and the words after it. Raises SubmitError."""
+    name, *flags = _words(command)
+    return _find(name), flags
 
 
 def launcher() -> Here | Slurm:

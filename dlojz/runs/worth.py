@@ -236,7 +236,9 @@ def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
     if torch != fit.torch:
         told.insert(0, f"the coefficients are of torch {fit.torch}, and this is {torch}")
     if profile.varied > DISTURBED:
-        told.insert(0, f"the eager steps differed by {profile.varied:.0%}: what else runs here?")
+        told.insert(
+            0, f"the eager steps differed by {100 * profile.varied:.0f} %: what else runs here?"
+        )
     if profile.nchw:
         told.append("weights in NCHW: the compiler changes the layout, which may gain much more")
     return told
@@ -246,8 +248,14 @@ def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
 
 
 def fits() -> list[Fit]:
-    """Return the fits that were made so far."""
-    return [Fit(**found) for found in tomllib.loads(FITS.read_text()).get("fit", ())]
+    """Return the fits that were made so far. Raises UserError for a file that is damaged."""
+    try:
+        return [Fit(**found) for found in tomllib.loads(FITS.read_text()).get("fit", ())]
+    except (tomllib.TOMLDecodeError, UnicodeError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"{FITS} is damaged: {error}. Expected what `python tools/worth.py` writes: "
+            "`git checkout` brings it back"
+        ) from error
 
 
 def must_know(mode: str):

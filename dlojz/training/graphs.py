@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from torch._dynamo import lookup_backend
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
+from torch._ops import OpOverload
 
+KNOWN = ("aten", "prims")  # namespaces of operators that a compiler has rules for
 WARNING = "torch._dynamo.convert_frame"  # the logger that reports the limit of graphs
 
 
@@ -26,7 +28,7 @@ class Watch(logging.Handler):
         counters.clear()
         clear_compilation_metrics()
         self.graphs = self.ran = 0
-        self.warnings = []
+        self.warnings, self.opaque = [], []
 
     def __enter__(self):
         logging.getLogger(WARNING).addHandler(self)
@@ -42,6 +44,7 @@ class Watch(logging.Handler):
     def backend(self, graph, inputs):
         """Return a graph compiled by aot_eager, as a function that is counted when it runs."""
         self.graphs += 1
+        self.opaque += opaque(graph)
         compiled = lookup_backend("aot_eager")(graph, inputs)
 
         def run(*args):
@@ -60,6 +63,23 @@ class Watch(logging.Handler):
         """Return the guards that failed before each graph but the first."""
         done = [m for m in get_compilation_metrics() if m.has_guarded_code]
         return [guard(m.recompile_reason) for m in done if m.recompile_reason]
+
+
+def opaque(graph) -> list[str]:
+    """Return what a graph calls and a compiler can't look into: custom operators, and `item`."""
+    targets = [node.target for node in graph.graph.nodes if node.op.startswith("call_")]
+    custom = [t.name() for t in targets if isinstance(t, OpOverload) and t.namespace not in KNOWN]
+    return custom + [f".{target}()" for target in targets if target in ("item", "tolist")]
+
+
+def compiled_functions() -> list[str]:
+    """Return the functions that were compiled since the metrics were cleared.
+
+    Those of torch are left out: `torch.cond` compiles a function of its own.
+    """
+    own = str(Path(torch.__file__).parent)
+    done = [m for m in get_compilation_metrics() if m.has_guarded_code]
+    return list(dict.fromkeys(m.co_name for m in done if not m.co_filename.startswith(own)))
 
 
 def breaks(model, x) -> list[dict]:

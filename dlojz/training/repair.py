@@ -14,16 +14,19 @@ import secrets
 from contextlib import redirect_stdout
 
 import torch
+from torch._dynamo.utils import clear_compilation_metrics
 
 from dlojz import course
 from dlojz.runs import log
-from dlojz.training import compilation
-from dlojz.training.graphs import Watch, breaks, first_line
+from dlojz.training.graphs import Watch, breaks, compiled_functions, first_line
 
 NAME = "09_repair"
 WIDTH, BATCH = 16, 4
+LINE = 80  # characters of a printed line that are kept
 CALLS = 16
-SCALES = (0.05, 8.0)  # of inputs on either side of its branch, far from where it decides
+# What the branch compares with 0.5, in small and in large inputs: near enough to tell another
+# condition, and too far for rounding to choose the other side.
+MEANS = ((0.2, 0.45), (0.55, 2.0))
 
 
 def examine(make):
@@ -35,17 +38,21 @@ def examine(make):
     args = parser.parse_args()
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
-    calls = drawn(args.seed)
+    torch.manual_seed(args.seed)
     prepared = load(course.prepared(NAME)).Net()
+    calls = drawn(args.seed, prepared.first)
     networks = [same_weights(make(), prepared) for _ in ("eager", "compiled", "fullgraph")]
     expected = called(prepared, prepared, calls)
-    settings = {"suppressed": torch._dynamo.config.suppress_errors, "itself": itself(networks[0])}
-    run.case("file", **settings, large=[large for large, _ in calls])
+    clear_compilation_metrics()
     eager = called(networks[0], networks[0], calls)
-    said = {"printed": eager["printed"], "wanted": expected["printed"]}
-    run.case("eager", **compared(eager, expected), **said)
+    itself = compiled_functions()
+    run.case("eager", **compared(eager, expected), **said(eager, expected))
     run.case("compiled", **watched(networks[1], calls, expected))
     run.case("fullgraph", **in_one_graph(networks[2], calls))
+    # Last, as a call may change it.
+    suppressed = torch._dynamo.config.suppress_errors
+    large = [large for large, _ in calls]
+    run.case("file", suppressed=suppressed, itself=itself, large=large)
     run.end()
 
 
@@ -57,26 +64,35 @@ def load(path):
     return module
 
 
-def drawn(seed) -> list[tuple[bool, torch.Tensor]]:
-    """Return whether the input of each call is large, and the input. Small and large take turns."""
-    torch.manual_seed(seed)
+def drawn(seed, layer) -> list[tuple[bool, torch.Tensor]]:
+    """Return whether the input of each call is large, and the input. Small and large take turns.
+
+    layer: before the branch.
+    """
     first = random.Random(seed).randrange(2)
-    sides = [(first + call) % 2 for call in range(CALLS)]
-    return [(bool(side), SCALES[side] * torch.randn(BATCH, WIDTH)) for side in sides]
+    found = []
+    for call in range(CALLS):
+        side = (first + call) % 2
+        x = scaled(torch.randn(BATCH, WIDTH), layer, MEANS[side][call // 2 % 2])
+        found.append((bool(side), x))
+    return found
+
+
+@torch.no_grad()
+def scaled(x, layer, mean):
+    """Return x times a factor with which this is the mean that the branch compares."""
+    low, high = 0.0, 100.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        above = torch.relu(layer(middle * x)).mean() > mean
+        low, high = (low, middle) if above else (middle, high)
+    return low * x
 
 
 def same_weights(network, prepared):
     """Return a network with the weights of another one; a buffer of its own stays."""
     network.load_state_dict(prepared.state_dict(), strict=False)
     return network
-
-
-def itself(network) -> bool:
-    """Return whether a file compiles its network, which is left to this job."""
-    forward = type(network).forward
-    disabled = getattr(forward, "_torchdynamo_disable", False)
-    wrapped = hasattr(forward, "_torchdynamo_orig_callable")
-    return compilation.is_compiled(network) or (wrapped and not disabled)
 
 
 def called(network, run, calls) -> dict:
@@ -91,8 +107,8 @@ def called(network, run, calls) -> dict:
             out = run(x)
             out.square().sum().backward()
             outputs.append(out.detach().clone())
-            weights = list(network.parameters())
-            gradients.append([w.grad.clone() for w in weights if w.grad is not None])
+            weights = sorted(network.named_parameters())  # in whatever order they were made
+            gradients.append([w.grad.clone() for _, w in weights if w.grad is not None])
     return {
         "outputs": outputs,
         "gradients": gradients,
@@ -104,7 +120,8 @@ def called(network, run, calls) -> dict:
 def counted(network) -> float | None:
     """Return how many calls a network says that it had; None if it does not say."""
     calls = getattr(network, "calls", None)
-    return float(calls) if isinstance(calls, int | float | torch.Tensor) else None
+    one = calls.numel() == 1 if isinstance(calls, torch.Tensor) else isinstance(calls, int | float)
+    return float(calls) if one else None
 
 
 def compared(found, expected) -> dict:
@@ -116,6 +133,12 @@ def compared(found, expected) -> dict:
         "gradients": [off(a, b) for a, b in gradients],
         "counted": found["counted"],
     }
+
+
+def said(found, expected) -> dict:
+    """Return how many lines were printed, and the first ones, cut: a loop may print megabytes."""
+    lines = [[line[:LINE] for line in way["printed"][: CALLS + 1]] for way in (found, expected)]
+    return {"printed": lines[0], "wanted": lines[1], "lines": len(found["printed"])}
 
 
 def off(found, expected) -> float:
@@ -144,6 +167,7 @@ def watched(network, calls, expected) -> dict:
         except Exception as error:  # Dynamo's errors have no common class that is public
             seen["error"] = f"call {len(ran) + 1}: {type(error).__name__}: {first_line(error)}"
         seen |= {"graphs": watch.graphs, "recompiles": watch.recompiles, "graphs_run": ran}
+        seen["opaque"] = list(dict.fromkeys(watch.opaque))
     why = breaks(untouched, calls[0][1]) if watch.graphs > 1 else []
     return seen | {"breaks": why, "warnings": watch.warnings}
 

@@ -37,6 +37,7 @@ FIRST = 4  # steps that choose algorithms, take memory, or compile
 WINDOWS, WINDOW_S = 8, 0.1  # each window has at least one step, and takes at least this time
 UPDATES = 100_000  # of the learning rate's schedule: more than are made here
 LEAST = 8  # operations of a block that tells something
+NO_ROOM = "No space left on device"
 NO_COMPILER = ("InvalidCxxCompiler", "No working C++ compiler", "Failed to find C compiler")
 
 
@@ -57,6 +58,10 @@ def main():
         args.into.write_text(json.dumps(result(args)))
     except WorthError as error:
         sys.exit(f"dlojz: {error}")
+    except (trace.TraceError, OSError) as error:
+        if not is_of_disk(error):
+            raise
+        sys.exit(f"dlojz: {no_room()} ({_first(error)})")
     except (RuntimeError, MemoryError) as error:  # torch's errors of memory are RuntimeErrors
         if not is_of_memory(error):
             raise
@@ -168,6 +173,16 @@ def is_of_memory(error) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "allocate memory" in str(error)
     )
+
+
+def is_of_disk(error) -> bool:
+    """Return whether a temporary file could not be written; the profiler then writes none."""
+    return isinstance(error, trace.TraceError) or NO_ROOM in str(error)
+
+
+def no_room() -> str:
+    """Return what to do where temporary files can't be written."""
+    return f"no room for files in {tempfile.gettempdir()}: set TMPDIR to a folder with space"
 
 
 class Marks:
@@ -414,6 +429,8 @@ def refusal(kind: str, error: Exception) -> str:
             "no working C++ compiler, which torch.compile needs: install g++, load its module, or "
             "set $CXX. Nothing can be predicted without it"
         )
+    if NO_ROOM in text:
+        return no_room()
     if "TritonMissing" in text:
         return "no triton, with which torch.compile writes kernels for a GPU: install it with torch"
     return (

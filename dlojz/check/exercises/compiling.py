@@ -129,6 +129,8 @@ def extras(on_gpu: bool) -> list[Extra]:
 def price(timed: Timed) -> list[Finding]:
     """Return after how many steps the compilation has paid for itself; nothing is asked of it."""
     paid_s = statistics.median(run.compilation.seconds for run in timed.after)
+    if not paid_s:
+        return [Finding(FASTER, "break-even", State.NOT_ASKED, "none", "nothing was compiled")]
     job = f"your job has {len(timed.after[0].steps):,} steps"
     paid = f"compiling took {paid_s:,.1f} s, with the caches as your job left them; {job}"
     found = timed.comparison
@@ -137,10 +139,9 @@ def price(timed: Timed) -> list[Finding]:
         return [Finding(FASTER, "break-even", State.NOT_ASKED, "not known", why)]
     step_ms = statistics.median(s.step_ms for s in timed.before)
     even = BreakEven(paid_s, step_ms, found.ratio, found.low, found.high)
-    text = str(even) if found.low > 1 else "never"
     gain = f"at {found.ratio:.2f} times as fast ({found.low:.2f} to {found.high:.2f})"
     why = f"{paid}; {gain}" + (", no gain is shown" if found.low <= 1 else "")
-    return [Finding(FASTER, "break-even", State.NOT_ASKED, text, why)]
+    return [Finding(FASTER, "break-even", State.NOT_ASKED, str(even), why)]
 
 
 EXERCISE = Exercise(

@@ -22,11 +22,9 @@ def findings(cases: dict[str, dict]) -> list[Finding]:
 
 def _values(large, eager, compiled):
     """Return findings on the values of both ways; compiled, a call may have failed."""
-    calls, late = len(large), range(WARM, len(large))
+    calls = len(large)
     ways = [way for way in (eager, compiled) if "outputs" in way]
     looks = (
-        ("small inputs", ways, "outputs", [c for c in late if not large[c]], "branch"),
-        ("large inputs", ways, "outputs", [c for c in late if large[c]], "branch"),
         (f"its first {WARM} calls", ways, "outputs", range(WARM), "ramp"),
         ("gradients of the weights", [eager], "gradients", range(calls), "gradients"),
         ("the same, compiled", ways[1:], "gradients", range(calls), "in-place"),
@@ -35,9 +33,22 @@ def _values(large, eager, compiled):
     text = " and ".join("nothing" if n is None else f"{n:g}" for n in dict.fromkeys(counts))
     counted = all(n == calls for n in counts)
     yield Finding(VALUES, "calls counted", counted, text, str(calls), "counter")
+    yield from _sides(large, ways)
     for what, by, name, chosen, hint in looks:
         errors = [way[name][call] for way in by for call in chosen]
         yield _equal(what, errors, hint) if errors else Finding(VALUES, what, *NOT_COMPARED)
+
+
+def _sides(large, ways):
+    """Return findings on both sides of the branch: if each call is wrong, it is more than that."""
+    late = range(WARM, len(large))
+    sides = [
+        [way["outputs"][call] for way in ways for call in late if large[call] == side]
+        for side in (False, True)
+    ]
+    hint = "values" if all(min(errors) > SAME for errors in sides) else "branch"
+    for what, errors in zip(("small inputs", "large inputs"), sides, strict=True):
+        yield _equal(what, errors, hint)
 
 
 def _equal(what, errors, hint):
@@ -49,7 +60,10 @@ def _equal(what, errors, hint):
 
 def _printed(eager):
     lines, wanted = eager["printed"], eager["wanted"]
-    texts = [f"{len(found)} lines: {found[0]}" if found else "nothing" for found in (lines, wanted)]
+    texts = [
+        f"{count} lines: {found[0]}" if found else "nothing"
+        for count, found in ((eager["lines"], lines), (len(wanted), wanted))
+    ]
     return Finding(VALUES, "printed without a compiler", lines == wanted, *texts, "message")
 
 
@@ -57,7 +71,7 @@ def _settings(file):
     """Return findings on what a file does besides defining a network."""
     text = "suppress_errors" if file["suppressed"] else "none"
     yield Finding(GRAPH, "errors hidden by", not file["suppressed"], text, "none", "suppressed")
-    text = "the file" if file["itself"] else "the job"
+    text = f"the file: {', '.join(file['itself'])}" if file["itself"] else "the job"
     yield Finding(GRAPH, "compiled by", not file["itself"], text, "the job", "itself")
 
 
@@ -73,6 +87,10 @@ def _compiled(seen):
     yield Finding(GRAPH, "graph breaks", not breaks, "; ".join(breaks) or "none", "none", "breaks")
     text = f"{len(again)}, the first because of {again[0]}" if again else "none"
     yield Finding(GRAPH, "recompilations", not again, text, "none", "again")
+    hidden = ", ".join(seen["opaque"])
+    yield Finding(
+        GRAPH, "in the graph, not compiled", not hidden, hidden or "none", "none", "opaque"
+    )
     alone = sum(n == 1 for n in ran)
     text = f"{alone} of {len(ran)}" + (f"; {seen['error']}" if "error" in seen else "")
     ok = alone == len(ran) and "error" not in seen
@@ -84,4 +102,4 @@ def _fullgraph(found, calls):
     return Finding(GRAPH, "fullgraph=True", not found, text, f"{calls} calls", "fullgraph")
 
 
-EXERCISE = Prepared("09_repair", (VALUES, GRAPH), findings, last="fullgraph")
+EXERCISE = Prepared("09_repair", (VALUES, GRAPH), findings, last="file")
