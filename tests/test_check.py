@@ -256,6 +256,7 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "finished", make)
         patch.setattr(judge, "judge", found)
+        patch.setattr("dlojz.check._reached", lambda *_: {})  # there are no runs to read
         patch.setattr(bars, "bar", lambda *_: bars.Bar("01_gpu", "", 1.15, "a source"))
         passed = check("01", job, pairs=pairs).passed
     return made[-1], passed
