@@ -3,25 +3,13 @@
 The other answers are in answers/NN.toml. What the trainee typed is kept by `dlojz.progress`.
 """
 
-import tomllib
-from importlib import resources
-
 import ipywidgets
 from IPython.display import display
 
 from dlojz import progress
-from dlojz.widgets.quiz import as_html, close_lines
+from dlojz.widgets.quiz import as_html, close_lines, tables
 
-
-def load() -> dict[str, str]:
-    """Return the answers to all questions by key, in the order of the notebooks."""
-    found = {}
-    for file in sorted(resources.files("dlojz.widgets").joinpath("answers").iterdir(), key=str):
-        found |= tomllib.loads(file.read_text("utf-8"))
-    return found
-
-
-ANSWERS = load()
+ANSWERS: dict[str, str] = tables("answers")
 
 
 def answer(key: str):

@@ -38,14 +38,20 @@ class Quiz:
         return [answer.right for answer in self.answers].index(True)
 
 
+def tables(folder: str) -> dict:
+    """Return what the files NN.toml of a folder hold, by key, in the order of the notebooks."""
+    found = {}
+    for file in sorted(resources.files("dlojz.widgets").joinpath(folder).iterdir(), key=str):
+        found |= tomllib.loads(file.read_text("utf-8"))
+    return found
+
+
 def load() -> dict[str, Quiz]:
     """Return all quizzes by key, in the order of the notebooks."""
-    found = {}
-    for file in sorted(resources.files("dlojz.widgets").joinpath("quizzes").iterdir(), key=str):
-        for key, table in tomllib.loads(file.read_text("utf-8")).items():
-            answers = [Answer(**answer) for answer in table["answers"]]
-            found[key] = Quiz(table["question"], answers)
-    return found
+    return {
+        key: Quiz(table["question"], [Answer(**answer) for answer in table["answers"]])
+        for key, table in tables("quizzes").items()
+    }
 
 
 QUIZZES = load()
