@@ -51,7 +51,7 @@ def _answer(words) -> int:
         print(f"dlojz: {harmless(str(told), keep=chr(10))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("dlojz: interrupted; jobs go on (dlojz queue)", file=sys.stderr)
+        print("dlojz: interrupted; jobs that were submitted go on (dlojz queue)", file=sys.stderr)
         return 130
 
 
