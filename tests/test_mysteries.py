@@ -38,7 +38,7 @@ def test_no_figure_prints_the_answer_beside_the_riddle():
     """Neither for a fault with a cause of its own, nor for one of two processes."""
     riddles = {letter: mysteries.mystery(letter) for letter in "BDFHIP"}
     ax = timeline.plot_shares(riddles, verdicts=False)
-    labels = {text.get_text() for text in ax.get_legend().get_texts()}
+    labels = {text.get_text() for text in ax.figure.legends[0].get_texts()}
     assert labels <= {*timeline.COLOURS, timeline.IDLE}
     assert len(ax.texts) == 0
     for riddle in riddles.values():

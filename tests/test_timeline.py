@@ -6,7 +6,7 @@ import pytest
 from test_stats import write_log
 from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
-from dlojz import cli
+from dlojz import cli, course
 from dlojz.figures import report, timeline
 from dlojz.runs import breakdown, host, kinds, trace
 from dlojz.runs.folder import trace_file
@@ -208,3 +208,12 @@ def test_the_command_tells_and_draws(file, tmp_path, capsys):
     assert (tmp_path / "t.png").stat().st_size > 5000
     assert cli.main(["trace", str(tmp_path / "t.png")]) == 2
     assert "can't be read" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("error")  # matplotlib warns if decorations leave the axes no room
+def test_many_causes_leave_the_bars_their_room():
+    names = ("cpu/04-cpu-trace-sleep", "cpu/04-cpu-trace-garbage", "h100/04-trace-fault-one-worker")
+    folders = [course.course_root() / "reference" / name for name in names]
+    ax = timeline.plot_shares({folder.name: next(folder.glob("trace*")) for folder in folders})
+    ax.figure.canvas.draw()
+    assert ax.get_position().width > 0.6

@@ -180,7 +180,7 @@ def plot_shares(traces, verdicts=True, ax=None):
     False where the trainee is to find out.
     """
     with report.style(grid="x"):
-        ax = ax or plt.subplots(figsize=(10, 1.4 + 0.5 * len(traces)))[1]
+        ax = ax or plt.subplots(figsize=(10, 1.7 + 0.5 * len(traces)))[1]
         for row, of in enumerate(traces.values()):
             found = breakdown.analyse(open_trace(of))
             left = 0.0
@@ -197,9 +197,9 @@ def plot_shares(traces, verdicts=True, ax=None):
             if verdicts:
                 ax.text(left + 0.01, row, found.verdict, va="center", fontsize=9)
         ax.set(yticks=range(len(traces)), yticklabels=traces, ylim=(len(traces) - 0.5, -0.5))
-        ax.set(xlabel="share of a step", xlim=(0, 1.35 if verdicts else 1))
+        ax.set(xlabel="share of a step", xlim=(0, 1.5 if verdicts else 1))
         ax.set_xticks([0, 0.25, 0.5, 0.75, 1])
-        _legend(ax, -1 / max(2, len(traces)))
+        _legend(ax)
     return ax
 
 
@@ -242,14 +242,15 @@ def plot_step(of, number=None, verdict=True, ax=None):
         ax.set_xlabel(f"in {step.name} (ms)")
         said = breakdown.analyse(found).verdict if verdict else None
         ax.set_title("; ".join(filter(None, (said, found.device if found.on_gpu else None))))
-        _legend(ax, -0.55 / (1 + 0.4 * len(places)))
+        _legend(ax)
     return ax
 
 
-def _legend(ax, y):
+def _legend(ax):
     handles, labels = ax.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    ax.legend(unique.values(), unique, ncols=4, fontsize=8, loc="upper left", bbox_to_anchor=(0, y))
+    # Of the figure: one of the axes that is wider than they are would leave them no room.
+    ax.figure.legend(unique.values(), unique, ncols=3, fontsize=8, loc="outside lower left")
 
 
 def _work_of(found, step):
