@@ -200,7 +200,9 @@ def build_training(args, device, num_classes, updates):
 
     # TODO 06c: wrap the model in DDP
 
+    # TODO 02: let one kernel update all weights, without the host
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
+
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, updates, cycle_momentum=False
     )

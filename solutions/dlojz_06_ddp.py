@@ -229,7 +229,12 @@ def build_training(args, device, num_classes, updates):
             model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
         )
 
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
+    # 02: let one kernel update all weights, without the host
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
+    for weight in weights:  # if the scaler skips the first update, SGD would leave this unwritten
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, updates, cycle_momentum=False
     )

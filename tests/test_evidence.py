@@ -66,10 +66,9 @@ def test_layouts_are_seen_by_strides(seen):
     assert {entry["out_layout"] for entry in probe.layers} == {"channels_last", "any"}
 
 
-def test_a_fused_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_path, train):
+def test_any_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_path, train):
     """A scaler calls a fused optimizer in skipped updates, too, with infinite gradients."""
-    text = course.solution("02").read_text()
-    own = text.replace("weight_decay=args.wd)", "weight_decay=args.wd, fused=True)")
+    own = course.solution("02").read_text().replace(", fused=True)", ")")
     loss = "torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)"
     own = own.replace("training.criterion(logits, labels)", loss)
     trainer = tmp_path / "own.py"
@@ -81,8 +80,11 @@ def test_a_fused_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tm
         (tmp_path / folder).mkdir()
         train(file, tmp_path / folder, *FLAGS, *flags)
     mine, usual = (log.read(tmp_path / folder) for folder in ("own", "usual"))
-    assert mine.probe.gradients.norm == pytest.approx(0.5, rel=1e-3)
-    assert 0 < mine.whole.optimizer_steps < 8
+    for run, fused in ((mine, 0), (usual, 1)):
+        assert run.probe.gradients.norm == pytest.approx(0.5, rel=1e-3)
+        assert 0 < run.whole.optimizer_steps < 8
+        assert run.last.fused_updates == fused
+        assert run.probe.states_finite
     assert mine.probe.loss_gradient is None
     assert amp._factor(mine, usual) == pytest.approx(2**16, rel=1e-3)
 

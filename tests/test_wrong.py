@@ -25,7 +25,7 @@ OWN = {
 NEED = {
     "01_gpu": {"rehearsal": {*exercises.read_hints("gpu"), "item"}},
     "02_amp": {
-        "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format"},
+        "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format", "momentum"},
         "fp32-accumulates": {"scaler-always", "enabled", "tf32", "mean"},
     },
     "03_channels_last": {"no-channels-last": {"autotuner", "not-asked"}},

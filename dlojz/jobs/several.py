@@ -141,7 +141,7 @@ def _become(job, folder, entry):
         os.dup2(descriptor, stream.fileno())
     os.environ["DLOJZ_RUN"] = str(folder)
     if entry["rehearse"]:
-        os.environ["DLOJZ_DEVICE"] = "meta"
+        _rehearse()
     if entry["audit"]:
         os.environ["DLOJZ_AUDIT"] = json.dumps(entry["audit"])
     else:
@@ -153,6 +153,19 @@ def _become(job, folder, entry):
     places = {"{run}": str(folder), "{job}": str(job)}
     flags = [_put(places, flag) for flag in entry["flags"]]
     forks.run_script(str(trainer), flags)
+
+
+def _rehearse():
+    """Have the run compute on the meta device, for which torch has no fused optimizers."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    os.environ["DLOJZ_DEVICE"] = "meta"
+    register_optimizer_step_pre_hook(_one_by_one)
+
+
+def _one_by_one(optimizer, args, kwargs):
+    for group in optimizer.param_groups:
+        group["fused"] = False
 
 
 def _put(places, flag):

@@ -36,6 +36,8 @@ MATRIX_OPS = {
     "aten::bmm": "matrix product",
     "aten::baddbmm": "matrix product",
 }
+# A fused optimizer: one call for all weights of a device.
+FUSED = re.compile(r"aten::_fused_(sgd|adam|adamw|adagrad)_$")
 # What torch.compile made, as the profiler names it: a region of the forward or the backward pass.
 COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunctionBackward$")
 # A collective's name on the host, in the profiler, and on the GPU, as a kernel of NCCL.

@@ -125,6 +125,7 @@ class Probe(Record):
     logits_gradient: float | None = None  # its norm, with that factor
     gradients: Gradients = field(default_factory=Gradients)
     optimizer_state: dict = field(default_factory=dict)  # how many tensors, by dtype
+    states_finite: bool | None = None  # all of their values, after the update
     numerics: Numerics = field(default_factory=Numerics)
     loader: Loader = field(default_factory=Loader)
 
@@ -134,6 +135,7 @@ class LastStep(Record):
     """The last step of a test run, under the profiler."""
 
     matrix_ops: list = field(default_factory=list)  # dicts of op, dtype, count
+    fused_updates: int | None = None  # calls that update many weights in one kernel
     calls: dict = field(default_factory=dict)  # how often the host waited, by call, such as "item"
     copies: dict = field(default_factory=dict)  # how many, by the profiler's name
     non_blocking: int | None = None  # how many calls of `Tensor.to` asked for that

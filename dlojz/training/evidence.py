@@ -69,6 +69,7 @@ class Witness:
         self._layers, self._first = Counter(), {}
         self._loss_gradient = self._logits_gradient = None
         self._skipped = []  # of a fused optimizer with a scaler, for each update: was it skipped?
+        self._deterministic = torch.get_deterministic_debug_mode()
         self._weights = digest(self._model)
         self._pixels = {}
         self._profiler = None
@@ -100,6 +101,7 @@ class Witness:
             ),
             self._model.register_forward_hook(self._on_output),
             self._training.optimizer.register_step_pre_hook(self._on_gradients),
+            self._training.optimizer.register_step_pre_hook(self._fill_undefined),
         ]
 
     @property
@@ -150,6 +152,8 @@ class Witness:
         self._counts["backward"] += 1
 
     def _on_update(self, optimizer, args, kwargs):
+        if self._probe:
+            torch.set_deterministic_debug_mode(self._deterministic)
         self._counts["optimizer_steps"] += 1
         skipped = _found_inf(optimizer)
         if skipped is not None:
@@ -194,6 +198,15 @@ class Witness:
             norm=_norm(gradients, getattr(optimizer, "grad_scale", None)),
         )
 
+    def _fill_undefined(self, optimizer, args, kwargs):
+        """Fill what is allocated without a value with NaN, until the optimizer is done.
+
+        In torch 2.11 a fused SGD does not write its momenta if its first update is skipped: with
+        memory that happens to be zero it would seem right.
+        """
+        self._deterministic = torch.get_deterministic_debug_mode()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
     def _end_probe(self):
         if not self._probe:
             return
@@ -202,6 +215,12 @@ class Witness:
         self._probe = []
         if "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("default")
+        states = [
+            value
+            for state in self._training.optimizer.state.values()
+            for value in state.values()
+            if torch.is_tensor(value) and value.ndim
+        ]
         self._run.evidence(
             records.Probe(
                 weights=self._weights,
@@ -211,12 +230,8 @@ class Witness:
                 **self._first,
                 loss_gradient=_value(self._loss_gradient),
                 logits_gradient=_value(self._logits_gradient),
-                optimizer_state=_dtypes(
-                    value
-                    for state in self._training.optimizer.state.values()
-                    for value in state.values()
-                    if torch.is_tensor(value) and value.ndim
-                ),
+                optimizer_state=_dtypes(states),
+                states_finite=_finite(states),
                 numerics=_numerics(),
                 loader=_loader(self._loader),
             )
@@ -370,6 +385,12 @@ def _tensor(tensor):
     return records.Tensor(_word(tensor.dtype), str(tensor.device))
 
 
+def _finite(tensors):
+    """Return whether all values are; None if there are none, as on the meta device."""
+    there = [t for t in tensors if not t.is_meta]
+    return bool(torch.stack([t.isfinite().all() for t in there]).all()) if there else None
+
+
 def _dtypes(tensors):
     return dict(Counter(_word(t.dtype) for t in tensors))
 
@@ -444,10 +465,13 @@ def counts(events) -> dict[str, int]:
 def _profile(events):
     """Return what ran in a step, from the profiler's records."""
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
+    fused = 0
     for event in events:
         name = event.name()
         if kind := kinds.MATRIX_OPS.get(name):
             matrix[kind, _dtype(next((d for d in event.dtypes() if d), "?"))] += 1
+        elif kinds.FUSED.match(name):
+            fused += 1
         elif name == "aten::_local_scalar_dense":
             calls["item"] += 1
         elif kinds.WAITS.match(name):
@@ -460,6 +484,7 @@ def _profile(events):
         **communication(events),
         **compilation.coverage(events),
         "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
+        "fused_updates": fused,
         "calls": dict(calls),
         "copies": dict(copies),
         "non_blocking": sum(map(_asks_not_to_wait, events)),

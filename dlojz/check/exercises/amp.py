@@ -32,6 +32,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         ("autocast in validation", _autocast_in_validation, "validation-autocast"),
         ("float32 matrix products", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
         ("float32 convolutions", lambda r: r.probe.numerics.conv_fp32, "tf32"),
+        ("fused updates in the last step", lambda r: r.last.fused_updates, "fused"),
     )
     return [
         flag(mine, "--precision", lambda p: p != "fp32", "tf32, fp16 or bf16", "which"),
@@ -89,6 +90,10 @@ def _scaled(mine, reference):
         Finding(
             *(MECHANISM, f"norm of the gradients, fp16, clipped at {CLIP_NORM:g}", clipped),
             *(_number(norm), f"{_number(expected)} ± 10 %", hint),
+        ),
+        like(
+            *(MECHANISM, "all momenta finite, fp16", mine, reference),
+            *(lambda r: r.probe.states_finite, "momentum"),
         ),
     ]
 
