@@ -139,7 +139,7 @@ class RunLog:
             warmup_steps=WARMUP_STEPS,
             parameters=sum(p.numel() for p in weights),
             parameter_bytes=sum(p.numel() * p.element_size() for p in weights),
-            optimizer=type(training.optimizer).__name__,
+            optimizer=_named(training.optimizer),
             classes=len(train_loader.dataset.classes),
             train_images=len(train_loader.dataset),
             val_images=len(val_loader.dataset),
@@ -306,6 +306,11 @@ def _git_state():
     command = ["git", "describe", "--always", "--dirty"]
     _, out, _ = facts.ask(command, timeout_s=5, cwd=Path(__file__).parent)
     return out.strip() or None
+
+
+def _named(optimizer) -> str:
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return type(optimizer).__name__ + (", fused" if fused else "")
 
 
 def _device_name(device):
