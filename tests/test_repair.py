@@ -154,6 +154,19 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
         {BRANCH: f"{BRANCH}        if torch.compiler.is_compiling():\n            x.stops()\n"},
         "eager",
     ),
+    "eager after a few calls, without an error": (
+        {
+            BUFFER: f"""{BUFFER}        self.passes = 0
+        self.last.weight.register_post_accumulate_grad_hook(self.after)
+""",
+            FORWARD: f"""    def after(self, weight):
+        self.passes += 1
+        torch.compiler.set_stance("default" if self.passes < 3 else "force_eager")
+
+{FORWARD}""",
+        },
+        "eager",
+    ),
     "not a number in one row": (
         {BRANCH: f"{BRANCH}        x = torch.cat([x[:1] * float('nan'), x[1:]])\n"},
         "values",
