@@ -154,6 +154,53 @@ def test_an_update_that_was_skipped_does_not_pass_for_what_followed(tmp_path):
             assert torch.equal(buffer, buffers[update + 1][name])
 
 
+def test_an_update_that_a_fused_optimizer_skips_is_no_update(tmp_path):
+    """An optimizer that is not fused is not even called. What had to be skipped is not replayed."""
+
+    def skips_the_third(number, parts, images, labels):
+        parts.optimizer.param_groups[0]["fused"] = True
+        parts.optimizer.found_inf = torch.tensor(float(number == 2))
+        honest(number, parts, images, labels)
+
+    record, ledger, files = audited(tmp_path, step=skips_the_third, keep=6)
+    assert [update["update"] for update in ledger["updates"]] == [0, 1, 3, 4, 5]
+    assert record.kept == [0, 1, 3, 4, 5]
+    assert len(files) == 5
+
+
+@pytest.mark.parametrize(
+    ("told", "gradient", "expected"),
+    [(None, 1.0, False), (0.0, 1.0, False), (1.0, torch.inf, True), (1.0, torch.nan, True),
+     (1.0, 1.0, False)],  # the last one only says so
+)  # fmt: skip
+def test_only_gradients_that_are_not_finite_let_an_update_be_skipped(told, gradient, expected):
+    told = None if told is None else torch.tensor(told)
+    state = {"facts": {"found_inf": told}, "gradients": {"w": torch.tensor([0.0, gradient])}}
+    assert replay._had_to_skip(state) == expected
+
+
+def test_gradients_are_compared_without_the_scale_that_a_fused_optimizer_takes_away():
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.tensor([16.0, 32.0])
+    own = SimpleNamespace(weights={"w": weight}, _gradients=None)
+    fused = SimpleNamespace(grad_scale=torch.tensor(8.0), found_inf=torch.tensor(1.0))
+    replay.Replay._on_update(own, fused, (), {})
+    assert own._gradients is None, "it skips the update"
+    fused.found_inf = torch.tensor(0.0)
+    replay.Replay._on_update(own, fused, (), {})
+    assert own._gradients["w"].tolist() == [2, 4]
+    replay.Replay._on_update(own, SimpleNamespace(), (), {})
+    assert own._gradients["w"].tolist() == [16, 32]
+
+
+@pytest.mark.parametrize("mine", [torch.inf, torch.nan, 0.0])
+def test_gradients_of_any_kind_have_a_distance(mine):
+    found = replay._gradients({"w": torch.tensor([mine])}, {"w": torch.tensor([1.0])})
+    assert found["gradients_tensor"] == replay.GONE
+    found = replay._gradients({"w": torch.tensor([1.0])}, {"w": torch.tensor([torch.inf])})
+    assert found["gradients_tensor"] == replay.GONE
+
+
 def test_updates_are_kept_in_memory_where_it_has_room_or_else_in_the_folder(tmp_path, monkeypatch):
     held = [os.memfd_create("update") for _ in range(3)]
     places = [f"/proc/{os.getpid()}/fd/{file}" for file in held]

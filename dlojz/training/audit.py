@@ -357,7 +357,17 @@ class Auditor:
             return
         with self._aside():
             self._end_update()
-            self._take(optimizer)
+            if not self._is_skipped(optimizer):
+                self._take(optimizer)
+
+    def _is_skipped(self, optimizer) -> bool:
+        """Return whether a fused optimizer is about to skip this update: another is not called.
+
+        Within the measured window a GPU is not asked, for that would make the host wait.
+        """
+        told = getattr(optimizer, "found_inf", None)
+        ask = told is not None and (self._window is None or told.device.type == "cpu")
+        return ask and bool(told)
 
     def _take(self, optimizer):
         facts = {

@@ -58,9 +58,10 @@ def main():
     updates, noisy = [], NOISY
     for file in map(Path, ledgers[0]["files"]):
         state = audit.load(file, replay.device)
-        updates.append(replay.update(state, ledgers[0]["steps"], noisy=noisy > 0))
+        if not _had_to_skip(state):
+            updates.append(replay.update(state, ledgers[0]["steps"], noisy=noisy > 0))
+            noisy -= "gradients_noise" in updates[-1]  # in fp16 a step may be skipped
         del state  # frees its memory for the next one
-        noisy -= "gradients_noise" in updates[-1]  # in fp16 a step may be skipped
         audit.drop(file)
     run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
     run.end()
@@ -111,9 +112,13 @@ class Replay:
         self._model.train()
 
     def _on_update(self, optimizer, args, kwargs):
-        """Keep the gradients as they enter the optimizer."""
+        """Keep the gradients of an update, unless a fused optimizer is about to skip it."""
+        scale, skips = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        if skips is not None and float(skips):
+            return
+        by = 1.0 if scale is None else float(scale)
         self._gradients = {
-            name: p.grad.detach().clone() for name, p in self.weights.items() if p.grad is not None
+            name: p.grad.detach() / by for name, p in self.weights.items() if p.grad is not None
         }
 
     def _on_output(self, model, inputs, logits):
@@ -384,6 +389,14 @@ def _rates(training, updates) -> list[float]:
     return rates
 
 
+def _had_to_skip(state) -> bool:
+    """Return whether a fused optimizer skipped this update, with a gradient that is not finite."""
+    told = state["facts"]["found_inf"]
+    if told is None or not float(told):
+        return False
+    return not all(bool(g.isfinite().all()) for g in state["gradients"].values())
+
+
 def _unscaled(state) -> dict:
     """Return the trainee's gradients; a fused optimizer gets them with the scaler's factor."""
     scale = state["facts"]["grad_scale"]
@@ -404,7 +417,7 @@ def _gradients(mine, solution) -> dict:
     whole, worst, where = math.hypot(*(norm for _, _, norm in norms)), 0.0, None
     for name, mine_is, norm in norms:
         if norm and (norm >= LARGE * whole or not mine_is):
-            apart = abs(math.log(mine_is / norm)) if mine_is else GONE
+            apart = abs(math.log(mine_is / norm)) if 0 < mine_is / norm < math.inf else GONE
             if not apart <= worst:
                 worst, where = apart, name
     return {
