@@ -4,6 +4,7 @@ import math
 
 from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Runs
 from dlojz.check.exercises.common import (
+    finite_momenta,
     flag,
     inputs,
     like,
@@ -91,10 +92,7 @@ def _scaled(mine, reference):
             *(MECHANISM, f"norm of the gradients, fp16, clipped at {CLIP_NORM:g}", clipped),
             *(_number(norm), f"{_number(expected)} ± 10 %", hint),
         ),
-        like(
-            *(MECHANISM, "all momenta finite, fp16", mine, reference),
-            *(lambda r: r.probe.states_finite, "momentum"),
-        ),
+        finite_momenta(mine, ", in fp16"),
     ]
 
 

@@ -81,7 +81,15 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
             *(lambda r: r.probe.labels, "images"),
         ),
         Finding(SAME, "updates of the weights", close, str(steps[0]), str(steps[1]), hint),
+        finite_momenta(mine),
     ]
+
+
+def finite_momenta(mine: log.Run, which: str = "") -> Finding:
+    """Return a finding: has the optimizer written its momenta before it used them?"""
+    finite = mine.probe.states_finite is not False  # unknown without values: in a rehearsal
+    what = f"momenta after the first update{which}"
+    return Finding(SAME, what, finite, "finite" if finite else "not a number", "finite", "momentum")
 
 
 def _keeps_what_is_skipped(mine, reference):
