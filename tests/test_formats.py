@@ -8,12 +8,14 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 import torch
+import torchvision
 
 mpl.use("Agg")
 from test_stats import write_log
 
 from dlojz.figures import formats
 from dlojz.figures.formats import FORMATS
+from dlojz.runs import log
 from dlojz.runs.stats import summary
 
 EXPERIMENTS = Path(__file__).parent.parent / "notebooks" / "experiments"
@@ -268,3 +270,35 @@ def test_each_precision_has_its_bar_and_what_did_not_fit_has_none(tmp_path):
     assert [p.get_height() for p in speed.patches] == [summary(runs[1]).images_per_s]
     assert len(energy.patches) == 0
     assert legend(speed) == ["fp32", "fp16"]
+
+
+def test_a_fused_update_is_one_call_and_reads_nothing(ran):
+    cases = log.read(ran("updates", "--model", "squeezenet1_1", "--rounds", "2")).cases
+    assert cases["fused, without a scaler"]["launches"] == 1
+    weights = len(list(torchvision.models.squeezenet1_1().parameters()))
+    for scaler, reads in (("without", 0), ("with", 1)):
+        alone = cases[f"one by one, {scaler} a scaler"]
+        assert alone["launches"] >= 2 * weights
+        assert alone["reads"] == cases[f"in groups, {scaler} a scaler"]["reads"] == reads
+        assert cases[f"fused, {scaler} a scaler"]["reads"] == 0
+    assert all(len(case["host_ms"]) == 2 for case in cases.values())
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_the_ways_to_update_are_drawn_by_host_and_by_device(device, tmp_path):
+    path = write_log(tmp_path / "r.jsonl", steps=0, window=None, device=device)
+    slow = {"host_ms": [21, 22, 29], "whole_ms": [23, 23, 23], "work_ms": [20, 20, 20]}
+    fast = {"host_ms": [1, 1, 1], "whole_ms": [22, 22, 22], "work_ms": [20, 20, 20]}
+    cases = {"in groups": slow | {"launches": 1500, "reads": 1}}
+    cases["fused"] = fast | {"launches": 1, "reads": 0}
+    with path.open("a") as file:
+        for name, case in cases.items():
+            file.write(json.dumps({"event": "case", "case": name} | case) + "\n")
+    ax = formats.plot_ways(path)
+    widths = [bar.get_width() for bar in ax.patches]
+    assert widths == ([22, 1, 3, 2] if device else [22, 1])
+    told = [text.get_text().strip() for text in ax.texts]
+    if device:
+        assert told == ["1,500 kernels, the host waits", "1 kernel"]
+    else:
+        assert told == ["1,500 operations, a number is read", "1 operation"]

@@ -26,10 +26,10 @@ from dlojz.runs import stats, trace
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured
 WINDOW_S = 2.4  # the energy counter needs windows of seconds
-# Rough speeds on an H100 in the better layout, which say how long a window must be.
+# Rough speeds in the better layout, which say how long a window must be: the upper two on an H200.
 IMAGES_PER_S = {
-    "resnet50": {"fp32": 1000, "tf32": 2500, "fp16": 4600, "bf16": 4100},
-    "resnet152": {"fp32": 400, "tf32": 1200, "fp16": 2200, "bf16": 2000},
+    "resnet50": {"fp32": 1100, "tf32": 3200, "fp16": 6400, "bf16": 5000},
+    "resnet152": {"fp32": 460, "tf32": 1400, "fp16": 2800, "bf16": 2300},
     "vgg19": {"fp32": 500, "tf32": 1500, "fp16": 2900, "bf16": 2900},
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
@@ -178,6 +178,7 @@ RECORDINGS = {
         "02-underflow": f"{EXPERIMENTS}/underflow.py --model resnet50 -b 256 --steps 20",
         "02-formats": f"{EXPERIMENTS}/formats.py",
         "02-sizes": f"{EXPERIMENTS}/sizes.py --size 8192",
+        "02-updates": f"{EXPERIMENTS}/updates.py --model resnet50",
     },
     "03": {
         "03-layouts": f"{EXPERIMENTS}/layouts.py -b 128",

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from dlojz.figures.report import PALETTE, SERIES, disturbed_text, hardware_text, style
+from dlojz.figures.report import PALETTE, SERIES, disturbed_text, hardware_text, measured, style
 from dlojz.runs import log, stats
 from dlojz.runs.stats import summary
 from dlojz.table import Table
@@ -218,6 +218,48 @@ def plot_scale(run, ax=None):
         ax.yaxis.get_major_locator().set_params(integer=True)
         ax.legend()
     return ax
+
+
+def plot_ways(run, ax=None):
+    """Draw the time of an update on host and device, in each way of experiments/updates.py.
+
+    The device's part is what the update added to the work that it was given before.
+    """
+    run = measured(run)
+    s = summary(run)
+    on_gpu = s.on_gpu
+    names, parts = list(run.cases), {"until the host goes on": [], "on the GPU": []}
+    for case in run.cases.values():
+        whole, work = (np.array(case[key]) for key in ("whole_ms", "work_ms"))
+        for values, ms in zip(parts.values(), (case["host_ms"], whole - work), strict=True):
+            values.append(np.quantile(ms, (0.25, 0.5, 0.75)))
+    shown = parts if on_gpu else {"time of an update": parts["until the host goes on"]}
+    height = 0.8 / len(shown)
+    with style():
+        ax = ax or plt.subplots(figsize=(9, 3.4))[1]
+        colours = (PALETTE["failure"], PALETTE["update"]) if on_gpu else (PALETTE["update"],)
+        for i, ((label, values), colour) in enumerate(zip(shown.items(), colours, strict=True)):
+            low, middle, high = np.transpose(values)
+            at = np.arange(len(names)) + (i - (len(shown) - 1) / 2) * height
+            spread = (middle - low, high - middle)
+            ax.barh(at, middle, height, xerr=spread, color=colour, label=label)
+        for at, case in enumerate(run.cases.values()):
+            end = max(values[at][2] for values in shown.values())
+            ax.text(end, at, f"  {_counted(case, on_gpu)}", va="center", fontsize=8)
+        ax.set_yticks(range(len(names)), names)
+        ax.invert_yaxis()
+        ax.margins(x=0.35)
+        ax.set_xlabel(f"ms, median and quartiles; {s.arguments['model']}, {hardware_text(s)}")
+        ax.legend(loc="lower right")
+    return ax
+
+
+def _counted(case, on_gpu) -> str:
+    """Return how many launches an update has; each number read from a GPU makes the host wait."""
+    kind = "kernel" if on_gpu else "operation"
+    waits = ("the host waits" if on_gpu else "a number is read") if case["reads"] else ""
+    count = f"{case['launches']:,} {kind}{'s' * (case['launches'] != 1)}"
+    return ", ".join(filter(None, (count, waits)))
 
 
 def _plot_lines(run, unit, ax):
