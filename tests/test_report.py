@@ -256,6 +256,26 @@ def test_a_recording_says_that_it_is_one():
     assert "recorded on" in report.plot_clocks(run).get_xlabel()
 
 
+def test_a_recording_from_before_the_fused_optimizer_says_so(tmp_path):
+    """The starter has no other optimizer, so its recordings need no word of it."""
+    starter, older = (f"h100/{name}-b0256" for name in ("01-resnet50-fp32", "03-vgg19-fp16-nchw"))
+    assert "unfused" not in report.hardware_text(summary(recorded(starter)))
+    assert "unfused" in report.hardware_text(summary(recorded(older)))
+    own = write_log(tmp_path / "r.jsonl")
+    assert "unfused" not in report.hardware_text(summary(own))
+
+
+def test_recordings_of_one_machine_and_step_have_one_optimizer():
+    """So no bar and no figure mixes the fused one with the older one."""
+    found = {}
+    for path in (course.course_root() / "reference").rglob("0[2-9]-*.jsonl"):
+        s = summary(path)
+        if "precision" in s.arguments and s.optimizer != "?":
+            found.setdefault((path.parent, path.name[:2]), set()).add(s.optimizer)
+    assert len(found) > 2
+    assert all(len(optimizers) == 1 for optimizers in found.values()), found
+
+
 def test_an_empty_sweep_says_what_to_give():
     with pytest.raises(ValueError, match="no runs to draw"):
         report.plot_batch_sweep([])
