@@ -46,6 +46,8 @@ SETTINGS = {
     "09 bf16": Setting("09", "bf16", mode="default", timms="default"),
     "09 graphs": Setting("09", "bf16", mode="reduce-overhead", timms="default", goal=1.02),
     "09 graphs fp16": Setting("09", "fp16", mode="reduce-overhead", timms="default", goal=1.02),
+    "09 autotune": Setting("09", "bf16", mode="max-autotune", timms="default", goal=1.02),
+    "09 autotune fp16": Setting("09", "fp16", mode="max-autotune", timms="default", goal=1.02),
     "09 both graphs": Setting("09", "bf16", mode="reduce-overhead", timms="reduce-overhead"),
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dlojz.runs.stats import Comparison
 
-RECORDED = "reference/h100"
+RECORDED, FUSED = "reference/h100", "reference/h200"
 SURF = "SURF's course, ResNet-50 on an A100: fp32 456, TF32 751, fp16 1,088 images/s"
 HOPPER, AMPERE = r"H100|H200|GH200", r"A100"
 CPU = r"^cpu: "
@@ -63,21 +63,28 @@ BARS = (
     Bar("01_gpu", HOPPER, 8.0, f"{RECORDED}/00-* and 01-*", image_size=160, batch_size=16),
     Bar("01_gpu", AMPERE, 5.0, f"{SURF}; 16 CPU cores: {RECORDED}/00-*", **RESNETS),
     Bar("01_gpu", CPU, None, "both sides compute on this processor"),
-    Bar("02_amp", HOPPER, 1.5, f"{RECORDED}/03-*-nchw-*", precision="tf32|16", **RESNETS),
+    Bar(
+        "02_amp",
+        HOPPER,
+        1.5,
+        f"{FUSED}/03-*-nchw-*; VGG-19: {RECORDED}",
+        precision="tf32|16",
+        **RESNETS,
+    ),
     Bar("02_amp", AMPERE, 1.3, SURF, precision="tf32|16", **RESNETS),
     Bar("02_amp", CPU, None, BF16, precision="bf16"),
     Bar("02_amp", CPU, None, "a processor has no tensor cores", precision="fp16|tf32|fp32"),
-    Bar("03_channels_last", HOPPER, 1.15, f"{RECORDED}/03-resnet*", precision="16", **LARGE),
+    Bar("03_channels_last", HOPPER, 1.15, f"{FUSED}/03-*", precision="16", **LARGE),
     Bar(
         "03_channels_last",
         HOPPER,
         None,
-        "with fewer than 256 images of 224 px a step may be launch-bound: 0.93 to 1.71 times as "
-        f"fast was recorded with 64 and 128, {RECORDED}/03-resnet*",
+        "with fewer than 256 images of 224 px a step may be launch-bound: 1.30 to 1.85 times as "
+        f"fast was recorded with 64 and 128, {FUSED}/03-*",
         precision="16",
         model=r"resnet",
     ),
-    Bar("03_channels_last", HOPPER, 1.15, f"{RECORDED}/03-vgg19*", precision="16", **VGGS),
+    Bar("03_channels_last", HOPPER, 1.15, f"{RECORDED}/03-vgg19*, unfused", precision="16", **VGGS),
     Bar(
         "03_channels_last",
         CPU,

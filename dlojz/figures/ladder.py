@@ -21,9 +21,9 @@ from dlojz.table import QUIET
 # table has no recording.
 RECORDED = {
     "00_start": "h100/00-resnet50-cpu-b0032*",
-    "01_gpu": "h100/01-resnet50-fp32-b0256*",
-    "02_amp": "h100/03-resnet50-bf16-nchw-b0256*",
-    "03_channels_last": "h100/03-resnet50-bf16-nhwc-b0256*",
+    "01_gpu": "h200/01-resnet50-fp32-b0256*",
+    "02_amp": "h200/03-resnet50-bf16-nchw-b0256*",
+    "03_channels_last": "h200/03-resnet50-bf16-nhwc-b0256*",
     "05_dataloader": "h100/05-resnet50-bf16-files*",
     "06_ddp": "h200/06-resnet50-bf16-x2*",
 }

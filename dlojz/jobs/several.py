@@ -156,7 +156,7 @@ def _become(job, folder, entry):
 
 
 def _rehearse():
-    """Have the run compute on the meta device, for which torch has no fused optimizers."""
+    """Make the run compute on the meta device, for which torch has no fused optimizers."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     os.environ["DLOJZ_DEVICE"] = "meta"

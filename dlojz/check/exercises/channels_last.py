@@ -85,5 +85,5 @@ EXERCISE = Exercise(
         (r"unrecognized arguments: .*--(no-)?channels-last", "flag"),
         (r"to have 3 channels, but got|\(3\) must match the size of tensor", "permuted"),
     ),
-    recorded=("h100/03-resnet50-fp16-nchw-b0256.jsonl", "h100/03-resnet50-fp16-nhwc-b0256.jsonl"),
+    recorded=("h200/03-resnet50-fp16-nchw-b0256.jsonl", "h200/03-resnet50-fp16-nhwc-b0256.jsonl"),
 )
