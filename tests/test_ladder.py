@@ -103,11 +103,11 @@ def test_the_first_check_times_the_start_of_the_course_too(tmp_path, step, steps
 def test_without_a_verdict_the_recorded_ladder_says_what_will_be_here(folder):
     axes = ladder.plot_ladder()
     assert "Yours will be drawn here" in axes[0].figure.get_suptitle()
-    assert {"858", "2,214", "×2.58", "3,919", "9,059"} <= set(words(axes[0]))
+    assert {"910", "2,434", "×2.67", "3,919", "9,059", "6,596"} <= set(words(axes[0]))
     assert {"23.1", "11.8"} <= set(words(axes[1]))
-    assert "0.141" in words(axes[2])
-    assert words(axes[0]).count("not recorded") == 2
-    assert "NVIDIA H100 80GB HBM3, torch 2.11.0" in below(axes)
+    assert "0.136" in words(axes[2])
+    assert words(axes[0]).count("not recorded") == 1
+    assert "NVIDIA H200, torch 2.11.0" in below(axes)
     axes[0].figure.canvas.draw()
 
 
@@ -118,12 +118,13 @@ def test_recordings_of_other_sizes_or_hardware_are_hatched_and_named(folder):
     ]
     text = " ".join(below(axes).split())
     assert "00 start (on Intel(R) Xeon(R) Processor, batch 32, memory of the process)" in text
-    assert "06 ddp (on NVIDIA H200, 2 processes)" in text
+    assert "05 dataloader (on NVIDIA H100 80GB HBM3, images from files)" in text
+    assert "05 and 06 are older" in text
 
 
 def test_the_recorded_ladder_ends_where_the_notebook_does(folder):
     axes = ladder.plot_ladder("02")
-    assert "3,896" not in words(axes[0])
+    assert "4,642" not in words(axes[0])
     assert words(axes[0]).count("later in the course") == 5
     axes = ladder.plot_ladder("00_start")
     assert (words(axes[0])[0], hatched(axes[0])) == ("28", [])

@@ -248,7 +248,7 @@ def plot_ways(run, ax=None):
             ax.text(end, at, f"  {_counted(case, on_gpu)}", va="center", fontsize=8)
         ax.set_yticks(range(len(names)), names)
         ax.invert_yaxis()
-        ax.margins(x=0.35)
+        ax.set_xlim(0, 1.4 * ax.dataLim.xmax)  # room for the words
         ax.set_xlabel(f"ms, median and quartiles; {s.arguments['model']}, {hardware_text(s)}")
         ax.legend(loc="lower right")
     return ax

@@ -17,7 +17,7 @@ from dlojz.runs import reached, recordings
 from dlojz.runs.reached import Reached
 from dlojz.table import QUIET
 
-# ResNet-50 on one H100, with a batch of 256 where that was recorded. A step that is not in this
+# ResNet-50 on one H200, with a batch of 256 where that was recorded. A step that is not in this
 # table has no recording.
 RECORDED = {
     "00_start": "h100/00-resnet50-cpu-b0032*",
@@ -26,8 +26,10 @@ RECORDED = {
     "03_channels_last": "h200/03-resnet50-bf16-nhwc-b0256*",
     "05_dataloader": "h100/05-resnet50-bf16-files*",
     "06_ddp": "h200/06-resnet50-bf16-x2*",
+    "09_compile": "h200/09-ladder-resnet50-5-default*",
 }
 PRECISIONS = "00 and 01 are in fp32, the others in bf16. 02 has the autotuner of 03 already."
+OLDER = "05 and 06 are older: their optimizer was not fused."
 UNTIL_THEN = "The recorded ladder. Yours will be drawn here once one of your checks has passed."
 YOURS = "Your ladder, from the checks that you passed"
 THE_OTHER = "The recorded ladder, all of it: ladder.plot_ladder(shown=ladder.recorded())"
@@ -72,8 +74,9 @@ def recorded(until: str | int = CHAIN[-1]) -> Ladder:
     runs = {step: recordings(RECORDED[step]) for step in CHAIN[: last + 1] if step in RECORDED}
     found = {step: reached.of(some, some) for step, some in runs.items()}
     known = dict.fromkeys(CHAIN[last + 1 :], "later in the course")
-    notes = (PRECISIONS,) if "02_amp" in found else ()
-    return Ladder(UNTIL_THEN, found, "not recorded", known, notes)
+    notes = {"02_amp": PRECISIONS, "05_dataloader": OLDER}
+    told = tuple(note for step, note in notes.items() if step in found)
+    return Ladder(UNTIL_THEN, found, "not recorded", known, told)
 
 
 def yours() -> Ladder | None:
