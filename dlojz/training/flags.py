@@ -51,11 +51,7 @@ def switch(group, name: str, default: bool, text: str):
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments if they are compatible; else exit with what to give instead."""
     if args.model not in models.names():
-        ours = ", ".join(models.LARGER)
-        parser.error(
-            f"--model {args.model}: not in torchvision.models, and not one of {ours}; "
-            "try resnet18 or resnet50"
-        )
+        parser.error(models.unknown(args.model))
     if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
     if args.num_workers == 0 and idr_torch.is_master:

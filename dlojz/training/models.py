@@ -42,6 +42,14 @@ def larger(num_classes: int = 1000, image_size: int = 224) -> str:
     return ", ".join([first.replace(")", " billion parameters)"), *rest])
 
 
+def unknown(name: str) -> str:
+    """Return why this is not a model, and what is."""
+    return (
+        f"--model {name}: not in torchvision.models, and not one of {', '.join(LARGER)}; "
+        "try resnet18 or resnet50"
+    )
+
+
 def build(name: str, num_classes: int, image_size: int):
     """Return a classifier with random weights, for square images of `image_size` pixels."""
     if name in LARGER:
