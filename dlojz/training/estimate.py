@@ -4,12 +4,13 @@
 
 It runs a few steps of the reader's own trainer, with its `build_training` and `train_step`, on
 tensors without memory (see `dlojz.training.ledger`), as one of many GPUs whose others are fake.
---fits does so many times: there, of a model of many equal blocks, it runs two short versions and
+--fits needs many of them: there, it runs two short versions of a model of many equal blocks, and
 adds the missing blocks.
 """
 
 import argparse
 import json
+import math
 import shlex
 import sys
 import warnings
@@ -42,7 +43,8 @@ from dlojz.training.worth import WorthError, imported
 CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
 STEPS = 2  # the second one begins with the first one's gradients and momentum
 SHORT = (4, 6)  # blocks of the short versions: the first and last ones differ from those between
-MOST, SECOND = 1 << 16, 9  # batches: what is tried after 1, and not tried
+# Batches: those that are tried first, as batch normalization may refuse 1, and one that never is.
+FIRST, SECOND, MOST = 2, 10, 1 << 16
 CPU = torch.device("cpu")  # that of the fake tensors
 
 
@@ -107,7 +109,7 @@ def tell(what):
     print(f"  {what} ...", file=sys.stderr, flush=True)
 
 
-# A plan that can't be --------------------------------------------------------------------------
+# A plan that can't be ----------------------------------------------------------------------------
 
 
 def check(trainer, plan):
@@ -144,7 +146,7 @@ def shown(plan):
     except (AssertionError, RuntimeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".!")
         raise UserError(
             f"a step of {plan.model} with {plan.batch} images of {plan.image_size} pixels fails: "
             f"{reason}. Other sizes, or another --model?"
@@ -190,7 +192,7 @@ def parsed(trainer, plan: Plan):
 
 @contextmanager
 def group(gpus: int):
-    """Join a process group of so many GPUs, of which the others are fake. Yields its mesh."""
+    """Join a process group of this many GPUs, of which the others are fake. Yields its mesh."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
     try:
         yield init_device_mesh("cpu", (gpus,))
@@ -200,7 +202,6 @@ def group(gpus: int):
 
 def build(trainer, plan, args, short, mesh):
     """Return the trainer's training, its model sharded and checkpointed as planned."""
-
     own = trainer.build_model
 
     def build_model(*_):
@@ -232,7 +233,7 @@ def build(trainer, plan, args, short, mesh):
 
 
 def on_meta(build_model, plan, args, short=None):
-    """Return the reader's model with shapes only, and with so many of its equal blocks."""
+    """Return the reader's model with shapes only, and with some or all of its equal blocks."""
     with torch.device("meta"):
         model = build_model(args, CLASSES)
     by_block = plan.sharding == "fsdp" or plan.checkpointing == "blocks"
@@ -315,7 +316,7 @@ def halved(events):
 
 
 def added_up(trainer, plan: Plan, blocks: int) -> dict[str, memory.Peak]:
-    """Return the peak of each phase of a model with so many equal blocks; 0: they are not equal."""
+    """Return the peak of each phase of a model with N equal blocks; 0: they are not equal."""
     if blocks <= 2 * SHORT[-1]:
         return measured(trainer, plan)
     less, more = (measured(trainer, plan, short) for short in SHORT)
@@ -373,21 +374,29 @@ def needed(trainer, plan: Plan, batch: int) -> dict[str, float]:
 def largest_batch(of: Callable[[int], dict], limit: float) -> tuple[int, float]:
     """Return the largest batch whose bytes are within the limit, with them; 0 if one is not.
 
+    A large one is found to 1 %.
     of: the bytes of each phase by batch, which are nearly a line.
     """
-    first, second = of(1), of(SECOND)
+    first = of(FIRST)
     if max(first.values()) > limit:
-        return 0, max(first.values())
-    slopes = {phase: (second[phase] - first[phase]) / (SECOND - 1) for phase in first}
-    low, high, at = 1, MOST, {1: first, SECOND: second}
-    guess = SECOND
-    while high - low > 1:
-        at[guess] = found = at.get(guess) or of(guess)
+        try:
+            one = max(of(1).values())
+        except ValueError:  # of batch normalization: one value has no variance
+            return 0, max(first.values())
+        return int(one <= limit), one
+    at, low, high, guess, last = {FIRST: first}, FIRST, MOST, SECOND, FIRST
+    while high - low > (step := max(1, low // 100)):  # exact up to 199
+        at[guess] = found = of(guess)
         low, high = (guess, high) if max(found.values()) <= limit else (low, guess)
-        near = at[low]
-        rooms = [(limit - near[phase]) / slope for phase, slope in slopes.items() if slope > 0]
-        guess = min(max(low + 1, low + int(min(rooms, default=high))), high - 1)
+        ahead = min(_ahead(at[last][p], found[p], limit, guess - last) for p in found)
+        last, guess = guess, min(max(low + step, guess + ahead), high - 1)
     return low, max(at[low].values())
+
+
+def _ahead(before, now, limit, steps) -> int:
+    """Return how many more images lead to the limit, on a line through the last two sizes."""
+    slope = (now - before) / steps
+    return math.floor((limit - now) / slope) if slope > 0 else MOST
 
 
 if __name__ == "__main__":
