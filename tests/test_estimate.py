@@ -252,11 +252,27 @@ store, rank = sys.argv[1:]
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{store}", rank=int(rank), world_size=2
 )
-model = models.build("vit_tiny", 1000, 32)
-sharding.shard(model, init_device_mesh("cpu", (2,)))
-optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-model(torch.rand(2, 3, 32, 32)).sum().backward()
-optimizer.step()
+torch.manual_seed(0)
+images = torch.rand(2, 3, 32, 32)
+
+
+def trained(fused):
+    torch.manual_seed(0)
+    model = models.build("vit_tiny", 1000, 32)
+    if fused:
+        sharding.shard(model, init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1, fused=fused)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(images).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+alone, _ = trained(fused=False)
+model, optimizer = trained(fused=True)
+for mine, its in zip(model.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(mine.full_tensor(), its)
 
 
 def size(shards):
@@ -272,7 +288,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_two_real_processes_hold_the_same_shards(tmp_path, trainer, tiny):
+def test_two_real_processes_hold_the_same_shards_and_train_as_one(tmp_path, trainer, tiny):
     tiny(3)
     command = [sys.executable, "-c", REAL_STEP, str(tmp_path / "store")]
     processes = [

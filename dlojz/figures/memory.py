@@ -45,7 +45,8 @@ def about(row: Mapping) -> str:
     plan, size = row["plan"], row["parameters"]
     count = f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
     asked = f"{plan['model']} ({count} parameters), {memory.means(plan)}"
-    images = f"{plan['batch']:,} images of {plan['image_size']} px on each GPU"
+    several = "s" * (plan["batch"] > 1)
+    images = f"{plan['batch']:,} image{several} of {plan['image_size']} px on each GPU"
     most = f"At most {bytes_text(peak.bytes)} on each GPU, {WHEN[phase]}"
     return f"{asked}, {images}\n{most}:\n\n{parts(peak)}\n\n{LEFT_OUT}"
 

@@ -5,7 +5,16 @@ from functools import partial
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops._pointwise_ops import list_pointwise_strategy
+from torch.distributed.tensor._ops.utils import register_op_strategy
 from torch.utils.checkpoint import checkpoint
+
+# torch 2.11 knows how to shard fused Adam, but not fused SGD, which works element by element too.
+register_op_strategy(
+    [torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr],
+    schema_info=RuntimeSchemaInfo(needs_pytree=True),
+)(list_pointwise_strategy)
 
 
 def blocks(model) -> list[torch.nn.Module]:
