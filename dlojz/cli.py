@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlojz import course, images, launch, presets, progress, sites
 from dlojz.launch import series
-from dlojz.runs import log, suspects, worth
+from dlojz.runs import log, memory, suspects, worth
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 
@@ -161,6 +161,19 @@ def _add_job_commands(command):
     add("--steps", type=int, help="how many your training run has")
     add("--mode", choices=worth.MODES, default="default", help="of torch.compile")
     add("--measure", action="store_true", help="then compile the whole model, and compare")
+    add("--json", action="store_true", help="for programs")
+
+    add = command("estimate", _estimate, "the memory of a training step, without a GPU")
+    add("--model", required=True, help="such as vit_2b, or one of torchvision")
+    add("--gpus", type=int, default=1, metavar="N", help="how many")
+    add("--sharding", choices=memory.SHARDINGS, default="ddp", help="ddp: whole on each GPU")
+    add("-b", "--batch", type=int, default=32, help="images on each GPU")
+    add("--image-size", type=int, default=224, help="pixels")
+    add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off", help="of activations")
+    add("--precision", choices=memory.PRECISIONS, default="fp32")
+    add("--fits", metavar="80GB", help="find the largest batch for it, and the cheapest means")
+    add("--trainer", help="a file (default: yours)")
+    add("--flags", default="", help='more of the trainer\'s, in quotes: "--no-channels-last"')
     add("--json", action="store_true", help="for programs")
 
 
@@ -376,6 +389,29 @@ def _worth(args):
         return 0
     print(tables.about(row))
     print(f"\n{tables.answer(row, args.steps)}")
+    return 0
+
+
+def _estimate(args):
+    from dlojz.figures import memory as tables
+
+    limit = memory.bytes_of(args.fits) if args.fits else None
+    trainer, _ = launch.trainer_and_flags(shlex.quote(str(args.trainer or course.trainer())))
+    names = ("model", "gpus", "sharding", "batch", "image_size", "checkpointing", "precision")
+    plan = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+    plan += [f"--fits={limit}"] * bool(limit)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        into = Path(folder) / "memory.json"
+        program = [sys.executable, "-m", "dlojz.training.estimate", f"--into={into}", *plan]
+        if status := _run_program([*program, f"--flags={args.flags}", str(trainer)], folder):
+            return status
+        row = json.loads(into.read_text())
+    if args.json:
+        print(json.dumps(row, indent=1))
+        return 0
+    print(tables.about(row))
+    if limit:
+        print(f"\n{tables.fits(row, limit)}")
     return 0
 
 

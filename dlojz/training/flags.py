@@ -12,6 +12,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Return the arguments of this command line, with the flags that no notebook changes."""
     add_loading(parser)
     add_running(parser)
+    parser.epilog = f"larger models: {models.larger()}"
     return check(parser, parser.parse_args())
 
 
@@ -50,7 +51,7 @@ def switch(group, name: str, default: bool, text: str):
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments if they are compatible; else exit with what to give instead."""
     if args.model not in models.names():
-        parser.error(f"--model {args.model}: not in torchvision.models; try resnet18 or resnet50")
+        parser.error(models.unknown(args.model))
     if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
     if args.num_workers == 0 and idr_torch.is_master:

@@ -1,0 +1,130 @@
+"""Tables and figures of `dlojz estimate`: the memory of a training step, and what fits."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+
+from dlojz.figures.report import bytes_text
+from dlojz.runs import memory
+from dlojz.runs.memory import PARTS, Peak
+from dlojz.table import Table
+
+COLOURS = {
+    **{"parameters": "#0072B2", "gradients": "#56B4E9", "optimizer": "#004B75"},
+    **{"buffers": "#999999", "casts": "#CC79A7", "activations": "#E69F00"},
+    **{"gathered": "#009E73", "communication": "#7FCFB6", "temporaries": "#D55E00"},
+    **{"unsplit": "#CCCCCC", "cublas": "#555555"},
+}
+WHEN = {
+    "forward begins": "early in the forward pass",
+    "forward ends": "as the forward pass ends",
+    "backward begins": "as the backward pass begins",
+    "backward ends": "late in the backward pass",
+    "update": "in the update",
+}
+LEFT_OUT = (
+    "Without the CUDA context, cuDNN's and NCCL's buffers: the peak of an eager step, as "
+    "max_memory_allocated shows it."
+)
+WIDTH = 40  # characters of the longest bar
+
+
+def highest(row: Mapping) -> tuple[str, Peak]:
+    """Return the phase of the step with the most memory, and what it is made of.
+
+    row: what `training.estimate` has written.
+    """
+    found = {phase: Peak(parts) for phase, parts in row["peaks"].items()}
+    phase = max(found, key=lambda name: found[name].bytes)
+    return phase, found[phase]
+
+
+def about(row: Mapping) -> str:
+    """Return the prediction: what was asked, the peak with its parts, what is left out."""
+    phase, peak = highest(row)
+    plan, size = row["plan"], row["parameters"]
+    count = f"{size / 1e9:.2f} billion" if size >= 1e9 else f"{size / 1e6:.1f} million"
+    asked = f"{plan['model']} ({count} parameters), {memory.means(plan)}"
+    several = "s" * (plan["batch"] > 1)
+    images = f"{plan['batch']:,} image{several} of {plan['image_size']} px on each GPU"
+    most = f"At most {bytes_text(peak.bytes)} on each GPU, {WHEN[phase]}"
+    return f"{asked}, {images}\n{most}:\n\n{parts(peak)}\n\n{LEFT_OUT}"
+
+
+def parts(peak: Peak) -> Table:
+    """Return a table of what a peak is made of, with bars."""
+    found = {part: size for part in PARTS if (size := peak.parts.get(part, 0)) > 0}
+    longest = max(found.values())
+    rows = [
+        (part, bytes_text(size), "█" * round(WIDTH * size / longest), PARTS[part])
+        for part, size in found.items()
+    ]
+    return Table(("", "bytes", "", ""), rows, "<><<")
+
+
+def fits(row: Mapping, limit: int) -> str:
+    """Return what fits into this memory: a table of all ways, and the answer."""
+    plan, ways = row["plan"], row["fits"]
+    rows = [(memory.means(way["plan"]), _batch(way), bytes_text(way["bytes"])) for way in ways]
+    head = (f"in {bytes_text(limit)}, the cheapest first", "largest batch", "takes")
+    return f"{Table(head, rows, '<>>')}\n\n{answer(plan, ways)}"
+
+
+def _batch(way):
+    return f"{way['plan']['batch']:,}" if way["plan"]["batch"] else "not even 1"
+
+
+def answer(plan: Mapping, ways: Sequence[Mapping]) -> str:
+    """Return the cheapest way that holds the batch that was asked for, in a sentence."""
+    wanted = plan["batch"]
+    for way in ways:
+        if (most := way["plan"]["batch"]) >= wanted:
+            return (
+                f"The cheapest that holds {wanted:,}: {memory.means(way['plan'])} (up to {most:,})."
+            )
+    most = max(ways, key=lambda way: way["plan"]["batch"])
+    if not most["plan"]["batch"]:
+        return "Nothing here holds a single image: more --gpus with FSDP, or a smaller model."
+    return (
+        f"Nothing here holds {wanted:,}: the most is {_batch(most)}, with "
+        f"{memory.means(most['plan'])}. More --gpus, or a smaller batch and --accumulate."
+    )
+
+
+def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None):
+    """Draw the parts of these peaks as stacked bars, by name, and a card's memory as a line."""
+    ax = ax or plt.subplots(figsize=(8, 1.2 + 0.5 * len(peaks)))[1]
+    names, shown = [*peaks], set()
+    for y, peak in enumerate(peaks.values()):
+        left = 0
+        for part in PARTS:
+            size = max(0, peak.parts.get(part, 0)) / 1e9
+            if size:
+                label = None if part in shown else part
+                ax.barh(y, size, left=left, color=COLOURS[part], label=label)
+                shown.add(part)
+            left += size
+        ax.text(left, y, f" {bytes_text(peak.bytes)}", va="center")
+    if limit:
+        ax.axvline(limit / 1e9, color="black", linestyle="--")
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.set(xlabel="memory of each GPU (GB)")
+    ax.set_xlim(0, 1.15 * max([p.bytes / 1e9 for p in peaks.values()] + [(limit or 0) / 1e9]))
+    ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
+    return ax
+
+
+def errors(rows: Sequence[Mapping]) -> Table:
+    """Return a table of predictions beside recorded runs.
+
+    rows: name, predicted and recorded bytes, and a note, of each.
+    """
+    found = []
+    for row in rows:
+        error = row["predicted"] - row["recorded"]
+        share = f"{100 * error / row['recorded']:+.2f} %"
+        size = f"{error / 1e6:+,.0f} MB"
+        text = (bytes_text(row["predicted"]), bytes_text(row["recorded"]))
+        found.append((row["name"], *text, size, share, row["note"]))
+    return Table(("run", "predicted", "recorded", "error", "", ""), found, "<>>>><")

@@ -1,0 +1,170 @@
+"""The memory of a training step, from the order in which its tensors come and go: numbers only.
+
+`dlojz.training.ledger` writes that order, without a GPU. Here torch.cuda's caching allocator gives
+each tensor its block, as it would on a GPU, and the peak of each phase of the step is kept, with
+what it is made of.
+"""
+
+import re
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dlojz.course import UserError
+
+PARTS = {
+    "parameters": "the weights",
+    "gradients": "as the optimizer reads them",
+    "optimizer": "its state, such as the momentum",
+    "buffers": "batch statistics, metrics, the images and labels",
+    "casts": "copies of weights in 16 bits, by autocast",
+    "activations": "kept from the forward pass for the backward pass",
+    "gathered": "weights of all GPUs that are whole for a moment",
+    "communication": "buffers of collectives",
+    "temporaries": "of the operation that runs",
+    "unsplit": "ends of the allocator's blocks, too small to be used",
+    "cublas": "workspaces of matrix products",
+}
+# Of cuBLAS on an H100 or H200: 32 MiB for the thread of the forward pass, and for the backward's.
+CUBLAS_BYTES = 2 * 32 * 2**20
+SHARDINGS = ("ddp", "fsdp")
+CHECKPOINTINGS = ("off", "blocks")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+UNITS = {"": 1e9, "GB": 1e9, "GIB": 2**30, "MB": 1e6, "MIB": 2**20}
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes of a size such as "80GB", "79.2 GiB" or "80", which is in GB."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text, re.IGNORECASE)
+    unit = UNITS.get(found[2].upper()) if found else None
+    if not unit or not float(found[1]):
+        raise UserError(f"{text!r} is not a size of memory: expected one like 80GB or 79.2GiB")
+    return round(float(found[1]) * unit)
+
+
+def means(plan: Mapping) -> str:
+    """Return how a plan trains: "bf16, FSDP over 8 GPUs, checkpointing"."""
+    found = [plan["precision"]]
+    if plan["sharding"] == "fsdp":
+        found.append(f"FSDP over {plan['gpus']:,} GPUs")
+    elif plan["gpus"] > 1:
+        found.append(f"DDP on {plan['gpus']:,} GPUs")
+    if plan["checkpointing"] != "off":
+        found.append("checkpointing")
+    return ", ".join(found)
+
+
+# The caching allocator ---------------------------------------------------------------------------
+
+MIB = 2**20
+
+
+@dataclass(order=True, slots=True)
+class Block:
+    """A piece of a segment, which is what the allocator asks CUDA for."""
+
+    size: int
+    place: int
+    small: bool = field(compare=False)
+    free: bool = field(compare=False, default=False)
+    before: "Block | None" = field(compare=False, default=None, repr=False)
+    after: "Block | None" = field(compare=False, default=None, repr=False)
+
+
+class Allocator:
+    """The rules of torch.cuda's caching allocator (of one stream, with its defaults).
+
+    A tensor gets the smallest free block that holds it, or a new segment: of 2 MiB for tensors up
+    to 1 MiB, of 20 MiB for those below 10 MiB, else a multiple of 2 MiB. The rest of the block is
+    split off; but of a large one only if it is more than 1 MiB: else it counts as allocated.
+    """
+
+    def __init__(self):
+        self.allocated = self.reserved = 0
+        self._free = {True: [], False: []}  # small and large blocks, sorted by size
+
+    def take(self, size: int) -> Block:
+        """Return a block for a tensor of this size, a multiple of 512 bytes."""
+        small = size <= MIB
+        free = self._free[small]
+        at = bisect_left(free, Block(size, -1, small))
+        block = free.pop(at) if at < len(free) else self._segment(size, small)
+        if block.size - size >= (512 if small else MIB + 1):
+            rest = Block(block.size - size, block.place + size, small, True, block, block.after)
+            if rest.after:
+                rest.after.before = rest
+            block.size, block.after = size, rest
+            insort(free, rest)
+        block.free = False
+        self.allocated += block.size
+        return block
+
+    def _segment(self, size, small):
+        whole = (
+            2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+        )
+        self.reserved += whole
+        return Block(whole, self.reserved - whole, small)
+
+    def give_back(self, block: Block):
+        """Free a block, and join it with its neighbours that are free."""
+        self.allocated -= block.size
+        free = self._free[block.small]
+        for first, second in ((block, block.after), (block.before, block)):
+            other = second if first is block else first
+            if other and other.free:
+                del free[bisect_left(free, other)]
+                block = first
+                block.size += second.size
+                block.after = second.after
+                if block.after:
+                    block.after.before = block
+        block.free = True
+        insort(free, block)
+
+
+# The peaks of a step -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The memory of a moment, in bytes: what it is made of."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.parts.values())
+
+    def beyond(self, other: "Peak", times: float) -> "Peak":
+        """Return this peak after `times` more of the steps that lead from `other` to it."""
+        found = {}
+        for part in self.parts.keys() | other.parts.keys():
+            mine, its = self.parts.get(part, 0), other.parts.get(part, 0)
+            more = 0 if part == "unsplit" else times * (mine - its)  # these ends don't add up
+            found[part] = mine + more
+        return Peak(found)
+
+
+def peaks(events: Iterable[tuple], parts: Mapping[int, str]) -> dict[str, Peak]:
+    """Return the highest peak of each phase.
+
+    events: (number of a storage, its bytes, phase), negative bytes where it is freed; a phase of ""
+        is before the first step. parts: of each storage, one of PARTS.
+    """
+    allocator, blocks, live, found = Allocator(), {}, Counter(), {}
+    for number, size, phase in events:
+        live[parts[number]] += size
+        if size < 0:
+            allocator.give_back(blocks.pop(number))
+            continue
+        blocks[number] = allocator.take(size)
+        if phase and allocator.allocated > found.get(phase, (0,))[0]:
+            found[phase] = allocator.allocated, dict(live)
+    return {phase: _peak(allocated, live) for phase, (allocated, live) in found.items()}
+
+
+def _peak(allocated, live):
+    more = {"unsplit": allocated - sum(live.values()), "cublas": CUBLAS_BYTES}
+    return Peak({part: size for part, size in {**live, **more}.items() if size})

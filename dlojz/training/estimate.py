@@ -1,0 +1,406 @@
+"""The program behind `dlojz estimate`: the memory of a training step, predicted without a GPU.
+
+    python -m dlojz.training.estimate --into memory.json --model vit_2b -b 32 dlojz/dlojz.py
+
+It runs a few steps of the reader's own trainer, with its `build_training` and `train_step`, on
+tensors without memory (see `dlojz.training.ledger`), as one of many GPUs whose others are fake.
+--fits needs many of them: there, it runs two short versions of a model of many equal blocks, and
+adds the missing blocks.
+"""
+
+import argparse
+import json
+import math
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dlojz import idr_torch
+from dlojz.course import UserError
+from dlojz.runs import memory
+from dlojz.training import models, sharding
+from dlojz.training.experiments import DTYPES
+from dlojz.training.ledger import UNCLEAR, Ledger
+from dlojz.training.worth import WorthError, imported
+
+CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
+STEPS = 2  # the second one begins with the first one's gradients and momentum
+SHORT = (4, 6)  # blocks of the short versions: the first and last ones differ from those between
+# Batches: those that are tried first, as batch normalization may refuse 1, and one that never is.
+FIRST, SECOND, MOST = 2, 10, 1 << 16
+CPU = torch.device("cpu")  # that of the fake tensors
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be trained, and how."""
+
+    model: str
+    gpus: int
+    sharding: str
+    batch: int
+    image_size: int
+    checkpointing: str
+    precision: str
+    flags: tuple[str, ...] = ()  # more of the trainer's
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--into", type=Path, required=True, help="a file for the result, as JSON")
+    add("--model", required=True)
+    add("--gpus", type=int, default=1)
+    add("--sharding", choices=memory.SHARDINGS, default="ddp")
+    add("-b", "--batch", type=int, default=32, help="images per GPU")
+    add("--image-size", type=int, default=224)
+    add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off")
+    add("--precision", choices=memory.PRECISIONS, default="fp32")
+    add("--flags", type=shlex.split, default=(), help="more of the trainer's, in quotes")
+    add("--fits", type=int, help="bytes: find what fits")
+    add("trainer", help="such as dlojz/dlojz.py")
+    args = vars(parser.parse_args())
+    into, file, fits = (args.pop(name) for name in ("into", "trainer", "fits"))
+    plan = Plan(**args | {"flags": tuple(args["flags"])})
+    warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+    try:
+        trainer = imported(file)
+        found = result(trainer, plan)
+        if fits:
+            found["fits"] = [*fitting(trainer, plan, fits)]
+    except (UserError, WorthError) as error:
+        sys.exit(f"dlojz: {error}")
+    into.write_text(json.dumps(found))
+
+
+def result(trainer: ModuleType, plan: Plan) -> dict:
+    """Return the peak of each phase of a step, for JSON, with the plan and the model's size."""
+    tell(f"running {STEPS} steps of {plan.model} on tensors without memory")
+    check(trainer, plan)
+    with shown(plan):
+        model = on_meta(trainer.build_model, plan, parsed(trainer, plan))
+        found = measured(trainer, plan)
+    return {
+        "plan": asdict(plan),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "peaks": {phase: dict(peak.parts) for phase, peak in found.items()},
+    }
+
+
+def tell(what):
+    """Show what is going on; the result goes elsewhere."""
+    print(f"  {what} ...", file=sys.stderr, flush=True)
+
+
+# A plan that can't be ----------------------------------------------------------------------------
+
+
+def check(trainer, plan):
+    """Raise UserError for a plan that is wrong, before anything is built."""
+    for name in ("gpus", "batch", "image_size"):
+        if (value := getattr(plan, name)) < 1:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {value}: expected a whole number of at least 1")
+    if plan.model not in models.names():
+        raise UserError(models.unknown(plan.model))
+    if (vit := models.LARGER.get(plan.model)) and plan.image_size % vit.patch:
+        below = plan.image_size // vit.patch * vit.patch
+        raise UserError(
+            f"--image-size {plan.image_size}: {plan.model} cuts images into patches of "
+            f"{vit.patch} pixels; expected a multiple, such as {below or vit.patch}"
+        )
+    if plan.precision != "fp32" and not has_precision(trainer):
+        raise UserError(
+            f"{trainer.__file__} has no --precision yet, which TODO 02 adds: leave it out, or take "
+            "a solution: --trainer solutions/dlojz_09_compile.py"
+        )
+
+
+def has_precision(trainer) -> bool:
+    """Return whether the trainer has the flag that TODO 02 adds."""
+    return '"--precision"' in Path(trainer.__file__).read_text()
+
+
+@contextmanager
+def shown(plan):
+    """Turn what torch says about a size that can't be into a line for the reader."""
+    try:
+        yield
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".!")
+        raise UserError(
+            f"a step of {plan.model} with {plan.batch} images of {plan.image_size} pixels fails: "
+            f"{reason}. Other sizes, or another --model?"
+        ) from error
+
+
+# One prediction ----------------------------------------------------------------------------------
+
+
+def measured(trainer, plan: Plan, short: int | None = None) -> dict[str, memory.Peak]:
+    """Return the peak of each phase of a step.
+
+    short: how many of the model's equal blocks are run, if not all.
+    """
+    args = parsed(trainer, plan)
+    with group(plan.gpus) as mesh, Ledger() as ledger:
+        training = build(trainer, plan, args, short, mesh)
+        note(ledger, training)
+        training.model.train()
+        for step in range(STEPS):
+            images = torch.empty(plan.batch, 3, *2 * [plan.image_size], dtype=torch.uint8)
+            labels = torch.zeros(plan.batch, dtype=torch.int64)
+            ledger.note("buffers", (images, labels))
+            trainer.train_step(step, training, images, labels, args, Marks(ledger))
+            note(ledger, training)
+    return memory.peaks(halved(ledger.events), ledger.parts)
+
+
+def parsed(trainer, plan: Plan):
+    """Return the trainer's arguments."""
+    words = ["--model", plan.model, "--image-size", str(plan.image_size), "-b", str(plan.batch)]
+    words += ["--precision", plan.precision] * has_precision(trainer)
+    words += ["--data", "synthetic", *plan.flags]
+    with mock.patch.object(sys, "argv", [trainer.__file__, *words]):
+        args = trainer.parse_args()
+    args.accumulate = 1
+    if "compile" in args:
+        args.compile = "off"
+    if plan.sharding == "fsdp":
+        args.channels_last = False  # FSDP2 refuses weights that are not contiguous
+    return args
+
+
+@contextmanager
+def group(gpus: int):
+    """Join a process group of this many GPUs, of which the others are fake. Yields its mesh."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
+    try:
+        yield init_device_mesh("cpu", (gpus,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def build(trainer, plan, args, short, mesh):
+    """Return the trainer's training, its model sharded and checkpointed as planned."""
+    own = trainer.build_model
+
+    def build_model(*_):
+        with _disable_current_modes():
+            model = on_meta(own, plan, args, short)
+            if plan.checkpointing == "blocks":
+                sharding.checkpoint_blocks(model)
+            if plan.sharding == "fsdp":
+                sharding.shard(model, mesh, DTYPES.get(plan.precision))
+        return model.to_empty(device=CPU)
+
+    processes = plan.gpus if plan.sharding == "ddp" else 1
+    # Their weights are not compared, as fake tensors have none.
+    wrapper = partial(DistributedDataParallel, init_sync=False)
+    with (
+        mock.patch.object(trainer, "build_model", build_model),
+        mock.patch.object(idr_torch, "size", processes, create=True),
+        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", wrapper),
+    ):
+        training = trainer.build_training(args, CPU, CLASSES, UPDATES)
+        if processes > 1 and not isinstance(training.model, DistributedDataParallel):
+            training.model = wrapper(  # as the trainer will, from TODO 06c on
+                training.model, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
+    if isinstance(training.model, DistributedDataParallel):
+        training.model.register_comm_hook(None, exchanged)
+        training.model.reducer = WithoutRebuilding(training.model.reducer)
+    return training
+
+
+def on_meta(build_model, plan, args, short=None):
+    """Return the reader's model with shapes only, and with some or all of its equal blocks."""
+    with torch.device("meta"):
+        model = build_model(args, CLASSES)
+    by_block = plan.sharding == "fsdp" or plan.checkpointing == "blocks"
+    if by_block and not sharding.blocks(model):
+        raise UserError(
+            f"{plan.model} repeats no block of its own, so there is nothing to shard or "
+            "checkpoint block by block: give --sharding ddp and --checkpointing off, or a ViT"
+        )
+    if short:
+        del container(model)[short:]
+    return model
+
+
+def exchanged(state, bucket):
+    """Return a bucket of gradients as they are: nothing is added up."""
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+class WithoutRebuilding:
+    """DDP's reducer, but it keeps its first buckets. New ones would need values of tensors."""
+
+    def __init__(self, reducer):
+        self._reducer = reducer
+
+    def __getattr__(self, name):
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self):
+        return False
+
+
+class Marks:
+    """A stand-in for the Chronometer that notes the phase."""
+
+    def __init__(self, ledger):
+        self._ledger = ledger
+
+    def forward(self):
+        """Begin the forward pass."""
+        self._ledger.phase = "forward"
+
+    def backward(self):
+        """Begin the backward pass."""
+        self._ledger.phase = "backward"
+
+    def update(self):
+        """Begin the update."""
+        self._ledger.phase = "update"
+
+
+def note(ledger, training):
+    """Note the roles of the tensors that stay: weights, gradients and state."""
+    parameters = [*training.model.parameters()]
+    ledger.note("parameters", parameters)
+    ledger.note("gradients", [p.grad for p in parameters], over=(*UNCLEAR, "communication"))
+    ledger.note("optimizer", [*training.optimizer.state.values()])
+    ledger.note("buffers", [*training.model.buffers(), *training.metrics.buffers()])
+    for module in training.model.modules():
+        if isinstance(module, FSDPModule) and (of := module._get_fsdp_state()._fsdp_param_group):
+            whole = [p.all_gather_outputs for p in of.fsdp_params]
+            ledger.note("gathered", whole, over=(*UNCLEAR, "communication"))
+
+
+def halved(events):
+    """Yield the events with the forward and the backward pass in two halves.
+
+    Activations come while gathered weights go, or go while gradients come: the peak of a pass is at
+    one of its ends, and which one may depend on the number of blocks.
+    """
+    for phase, run in groupby(events, key=itemgetter(2)):
+        run = [*run]
+        for place, (number, size, _) in enumerate(run):
+            half = " begins" if 2 * place < len(run) else " ends"
+            yield number, size, phase + half * (phase in ("forward", "backward"))
+
+
+# Many equal blocks -------------------------------------------------------------------------------
+
+
+def added_up(trainer, plan: Plan, blocks: int) -> dict[str, memory.Peak]:
+    """Return the peak of each phase of a model with N equal blocks; 0: they are not equal."""
+    if blocks <= 2 * SHORT[-1]:
+        return measured(trainer, plan)
+    less, more = (measured(trainer, plan, short) for short in SHORT)
+    times = (blocks - SHORT[1]) / (SHORT[1] - SHORT[0])
+    return {phase: more[phase].beyond(less[phase], times) for phase in more}
+
+
+def equal_blocks(model) -> list:
+    """Return the model's blocks if they are of equal shapes and one after the other; else []."""
+    found = sharding.blocks(model)
+    shapes = {tuple(tuple(p.shape) for p in block.parameters()) for block in found}
+    return found if len(shapes) == 1 and container(model) is not None else []
+
+
+def container(model):
+    """Return the torch.nn.Sequential or ModuleList of all the blocks, and of nothing else."""
+    found, lists = sharding.blocks(model), torch.nn.Sequential | torch.nn.ModuleList
+    kept = (m for m in model.modules() if isinstance(m, lists) and [*m.children()] == found)
+    return next(kept, None)
+
+
+# What fits ---------------------------------------------------------------------------------------
+
+
+def fitting(trainer, plan: Plan, limit: int) -> Iterator[dict]:
+    """Yield the largest batch that this memory holds, way by way, the cheapest first, for JSON."""
+    for way in ways(trainer, plan):
+        tell(f"looking for the largest batch: {memory.means(asdict(way))}")
+        with shown(way):
+            batch, found = largest_batch(partial(needed, trainer, way), limit)
+        yield {"plan": asdict(replace(way, batch=batch)), "bytes": found}
+
+
+def ways(trainer, plan: Plan) -> list[Plan]:
+    """Return what to try: the plan, then in 16 bits, then with checkpointing, then with FSDP."""
+    half = plan
+    if plan.precision not in DTYPES and has_precision(trainer):
+        half = replace(plan, precision="bf16")
+    found = [plan, half]
+    if sharding.blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan))):
+        found.append(replace(half, checkpointing="blocks"))
+        if plan.gpus > 1:
+            found += [replace(way, sharding="fsdp") for way in (half, found[-1])]
+    return list(dict.fromkeys(found))
+
+
+def needed(trainer, plan: Plan, batch: int) -> dict[str, float]:
+    """Return the bytes that a batch of this size takes, by phase."""
+    plan = replace(plan, batch=batch)
+    equal = equal_blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan)))
+    found = added_up(trainer, plan, len(equal))
+    return {phase: peak.bytes for phase, peak in found.items()}
+
+
+def largest_batch(of: Callable[[int], dict], limit: float) -> tuple[int, float]:
+    """Return the largest batch whose bytes are within the limit, with them; 0 if one is not.
+
+    A large one is found to 1 %.
+    of: the bytes of each phase by batch, which are nearly a line.
+    """
+    first = of(FIRST)
+    if max(first.values()) > limit:
+        try:
+            one = max(of(1).values())
+        except ValueError:  # of batch normalization: one value has no variance
+            return 0, max(first.values())
+        return int(one <= limit), one
+    at, low, high, guess, last = {FIRST: first}, FIRST, MOST, SECOND, FIRST
+    while high - low > (step := max(1, low // 100)):  # exact up to 199
+        at[guess] = found = of(guess)
+        low, high = (guess, high) if max(found.values()) <= limit else (low, guess)
+        ahead = min(_ahead(at[last][p], found[p], limit, guess - last) for p in found)
+        last, guess = guess, min(max(low + step, guess + ahead), high - 1)
+    return low, max(at[low].values())
+
+
+def _ahead(before, now, limit, steps) -> int:
+    """Return how many more images lead to the limit, on a line through the last two sizes."""
+    slope = (now - before) / steps
+    return math.floor((limit - now) / slope) if slope > 0 else MOST
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

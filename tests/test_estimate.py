@@ -1,0 +1,466 @@
+"""The oracle of `dlojz estimate`: memory counted by hand, by gloo, and by recorded GPUs."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import estimate as tool  # in tools/
+import pytest
+import torch
+from torch import nn
+
+from dlojz import cli
+from dlojz.course import UserError
+from dlojz.figures import memory as figures
+from dlojz.runs import memory
+from dlojz.runs.memory import MIB, Allocator, Peak
+from dlojz.training import estimate, models, sharding
+from dlojz.training.ledger import Ledger
+from dlojz.training.worth import imported
+
+REPOSITORY = Path(__file__).parent.parent
+TINY = models.ViT(patch=8, layers=16, heads=2, width=64, mlp=256)
+BLOCK = 4 * 64 * 65 + 2 * 64 * 256 + 256 + 64 + 4 * 64  # parameters of one of its blocks
+TOKENS = 17  # of an image of 32 pixels
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return imported(REPOSITORY / "solutions/dlojz_09_compile.py")
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Make "vit_tiny" a model, with as many layers as are asked for."""
+    return lambda layers=16: monkeypatch.setitem(
+        models.LARGER, "vit_tiny", TINY._replace(layers=layers)
+    )
+
+
+def plan(**more):
+    found = {"model": "vit_tiny", "gpus": 1, "sharding": "ddp", "batch": 4, "image_size": 32}
+    return estimate.Plan(**found | {"checkpointing": "off", "precision": "fp32"} | more)
+
+
+# The models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", models.LARGER)
+def test_the_parameters_of_a_larger_model_are_computed_from_its_sizes(name):
+    with torch.device("meta"):
+        model = models.build(name, 1000, 224)
+    count = sum(p.numel() for p in model.parameters())
+    assert models.LARGER[name].parameters(1000, 224) == count
+    assert f"{name} ({count / 1e9:.2f}" in models.larger()
+    assert len(sharding.blocks(model)) == models.LARGER[name].layers
+
+
+def test_the_blocks_of_a_model_are_its_largest_repeated_parts():
+    with torch.device("meta"):
+        assert len(sharding.blocks(models.build("resnet50", 10, 64))) == 16
+        assert not sharding.blocks(models.build("vgg11", 10, 64))
+
+
+# The allocator -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "allocated", "reserved"),
+    [
+        (512, 512, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (5 * MIB, 5 * MIB, 20 * MIB),
+        (21 * MIB // 2, 21 * MIB // 2, 12 * MIB),
+        (23 * MIB // 2, 12 * MIB, 12 * MIB),  # the rest is too small to be split off
+    ],
+)
+def test_the_allocator_rounds_as_torch_cuda_does(size, allocated, reserved):
+    allocator = Allocator()
+    block = allocator.take(size)
+    assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
+    allocator.give_back(block)
+    assert (allocator.allocated, allocator.reserved) == (0, reserved)
+
+
+def test_neighbours_that_are_free_are_joined_and_the_smallest_block_that_fits_is_taken():
+    allocator = Allocator()
+    first, second, third = (allocator.take(6 * MIB) for _ in range(3))
+    allocator.give_back(first)
+    allocator.give_back(third)  # joined with the last 2 MiB of the segment
+    assert allocator.take(3 * MIB).place == 0, "in 6 MiB, not in 8"
+    allocator.give_back(second)  # between two free ones
+    assert allocator.take(17 * MIB).place == 3 * MIB
+    assert allocator.reserved == 20 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GB", 80e9), ("80", 80e9), ("79.5 GiB", 79.5 * 2**30), ("500mb", 5e8)]
+)
+def test_a_size_is_read(text, size):
+    assert memory.bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-3GB", "80 TB", "0", "1e3GB", "8_0GB", "٨٠GB x"])
+def test_what_is_not_a_size_is_refused(text):
+    with pytest.raises(UserError, match="expected one like 80GB"):
+        memory.bytes_of(text)
+
+
+# By hand -----------------------------------------------------------------------------------------
+
+WEIGHTS = [512 * 256 * 4, 512 * 4, 128 * 512 * 4, 128 * 4]  # of two linear layers
+
+
+def by_hand(dtype=None, **options):
+    """Return the peaks of two steps of two linear layers."""
+    with Ledger() as ledger:
+        model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 128))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4, **options)
+        ledger.note("parameters", [*model.parameters()])
+        for _ in range(2):
+            images = torch.empty(64, 256)
+            ledger.note("buffers", images)
+            ledger.phase = "forward"
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                loss = model(images).sum()
+            ledger.phase = "backward"
+            optimizer.zero_grad()
+            loss.backward()
+            ledger.phase = "update"
+            optimizer.step()
+            ledger.note("gradients", [p.grad for p in model.parameters()])
+            ledger.note("optimizer", [*optimizer.state.values()])
+            del loss
+    return memory.peaks(ledger.events, ledger.parts)
+
+
+def test_two_linear_layers_are_as_counted_by_hand():
+    found = by_hand()
+    forward, update = found["forward"].parts, found["update"].parts
+    for part in ("parameters", "gradients", "optimizer"):
+        assert forward[part] == update[part] == sum(WEIGHTS)
+    assert forward["buffers"] == 64 * 256 * 4
+    assert forward["activations"] == 2 * 64 * 512 * 4  # before and after ReLU
+    assert forward["cublas"] == 2 * 32 * MIB
+    assert update["temporaries"] == sum(WEIGHTS), "foreach: gradients with weight decay"
+
+
+def test_a_fused_optimizer_takes_no_copy_of_the_gradients():
+    assert by_hand(fused=True)["update"].parts.get("temporaries", 0) == 0
+
+
+def test_autocast_halves_the_activations_and_copies_the_weights():
+    forward = by_hand(torch.bfloat16)["forward"].parts
+    assert forward["casts"] == 512 * 256 * 2 + 512 * 2 + 128 * 512 * 2 + 512  # of 256 bytes
+    images, relu, out = 64 * 256 * 2, 64 * 512 * 2, 64 * 128 * 2
+    assert forward["activations"] == images + relu + out + 512  # the sum
+
+
+def test_nothing_of_the_ledger_stays_behind():
+    with Ledger():
+        pass
+    linear, images = nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert nn.functional.layer_norm(linear(images), (4,)).dtype == torch.bfloat16
+    optimizer = torch.optim.SGD(linear.parameters(), 0.1)
+    linear(images).sum().backward()
+    optimizer.step()
+    assert not images.untyped_storage().__dict__
+
+
+# Many GPUs ---------------------------------------------------------------------------------------
+
+
+def highest(trainer, **more):
+    return figures.highest(estimate.result(trainer, plan(**more)))[1].parts
+
+
+def test_ddp_holds_gradients_in_buckets_from_the_first_step_to_the_last(trainer, tiny):
+    tiny(4)
+    with estimate.shown(plan()):
+        alone, two = (estimate.measured(trainer, plan(gpus=gpus)) for gpus in (1, 2))
+    count = models.LARGER["vit_tiny"].parameters(1000, 32)
+    assert two["update"].parts["gradients"] == pytest.approx(4 * count, abs=512 * 4)
+    assert two["backward begins"].parts["gradients"] == two["update"].parts["gradients"]
+    assert alone["backward begins"].parts["gradients"] < 2 * count
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_fsdp_holds_a_share_of_weights_gradients_and_state(gpus, trainer, tiny):
+    tiny(8)
+    found = estimate.measured(trainer, plan(gpus=gpus, sharding="fsdp"))["update"].parts
+    count = models.LARGER["vit_tiny"].parameters(1000, 32)
+    padded = 18 * 64 * (1 - 1 / gpus)  # class token and positions: one row, which rank 0 has
+    for part in ("parameters", "gradients", "optimizer"):
+        assert found[part] == pytest.approx(4 * (count / gpus + padded), rel=0.15)
+        assert found[part] == pytest.approx(found["parameters"], rel=0.15)
+
+
+def test_checkpointing_keeps_only_the_input_of_each_block(trainer, tiny):
+    found = {}
+    for layers in (4, 5):
+        tiny(layers)
+        for how in ("off", "blocks"):
+            peaks = estimate.measured(trainer, plan(checkpointing=how, batch=32))
+            found[how, layers] = peaks["backward begins"].parts["activations"]
+    one = found["blocks", 5] - found["blocks", 4]
+    assert one == pytest.approx(32 * TOKENS * 64 * 4, rel=0.01)
+    whole = found["off", 5] - found["off", 4]
+    assert found["blocks", 4] < 4 * one + 2 * whole < found["off", 4]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"gpus": 64, "sharding": "fsdp", "precision": "bf16"},
+    ],
+)
+def test_the_sum_over_blocks_is_the_whole_run(more, trainer, tiny):
+    tiny(14)
+    whole = estimate.measured(trainer, plan(**more))
+    added = estimate.added_up(trainer, plan(**more), 14)
+    assert most(added) == pytest.approx(most(whole), rel=0.002)
+
+
+def most(peaks):
+    """Return the bytes of the highest peak, without what does not grow with the blocks."""
+    parts = [{**peak.parts, "unsplit": 0, "cublas": 0} for peak in peaks.values()]
+    return max(sum(found.values()) for found in parts)
+
+
+def test_two_billion_parameters_add_up(trainer):
+    asked = plan(model="vit_2b", image_size=224, batch=8, precision="bf16")
+    whole = estimate.result(trainer, asked)
+    assert whole["parameters"] == 2_018_118_632
+    added = estimate.added_up(trainer, asked, 40)
+    expected = figures.highest(whole)[1].bytes
+    assert max(peak.bytes for peak in added.values()) == pytest.approx(expected, rel=0.002)
+    assert expected > 2_018_118_632 * (4 + 4 + 4 + 2), "weights twice, gradients, momentum"
+
+
+REAL_STEP = """
+import json, sys
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from dlojz.training import models, sharding
+
+models.LARGER["vit_tiny"] = models.ViT(8, 3, 2, 64, 256)
+store, rank = sys.argv[1:]
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{store}", rank=int(rank), world_size=2
+)
+torch.manual_seed(0)
+images = torch.rand(2, 3, 32, 32)
+
+
+def trained(fused):
+    torch.manual_seed(0)
+    model = models.build("vit_tiny", 1000, 32)
+    if fused:
+        sharding.shard(model, init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1, fused=fused)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(images).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+alone, _ = trained(fused=False)
+model, optimizer = trained(fused=True)
+for mine, its in zip(model.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(mine.full_tensor(), its)
+
+
+def size(shards):
+    storages = [shard.to_local().untyped_storage() for shard in shards]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(-(-each // 512) * 512 for each in sizes.values())
+
+
+weights = [*model.parameters()]
+state = [each["momentum_buffer"] for each in optimizer.state.values()]
+print(json.dumps([size(weights), size([p.grad for p in weights]), size(state)]))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_real_processes_hold_the_same_shards_and_train_as_one(tmp_path, trainer, tiny):
+    tiny(3)
+    command = [sys.executable, "-c", REAL_STEP, str(tmp_path / "store")]
+    processes = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)
+    ]
+    first, _ = (json.loads(process.communicate(timeout=120)[0]) for process in processes)
+    parts = estimate.measured(trainer, plan(gpus=2, sharding="fsdp"))["update"].parts
+    assert [parts[part] for part in ("parameters", "gradients", "optimizer")] == first
+
+
+# What fits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "batch"), [(9, 0), (10, 1), (12, 2), (28, 10), (29, 10), (62, 20), (63, 20), (64, 21)]
+)
+def test_the_largest_batch_is_exact_even_if_the_line_bends(limit, batch):
+    asked = []
+
+    def of(n):
+        asked.append(n)
+        return {"forward": 8 + 2 * n, "update": 10 if n <= 11 else 22 + 2 * n}
+
+    found, takes = estimate.largest_batch(of, limit)
+    assert found == batch
+    assert takes <= limit or not batch
+    assert len(asked) == len(set(asked)) <= 9
+
+
+def test_a_large_batch_is_found_to_one_percent_in_few_tries():
+    asked = []
+    found, takes = estimate.largest_batch(lambda n: asked.append(n) or {"all": 7 * n}, 7 * 12_345)
+    assert 12_345 / 1.01 <= found <= 12_345
+    assert takes == 7 * found
+    assert len(asked) <= 5
+
+
+def test_a_batch_of_one_that_normalization_refuses_does_not_fit():
+    def of(n):
+        if n == 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        return {"all": 100}
+
+    assert estimate.largest_batch(of, 50) == (0, 100)
+
+
+def test_what_is_cheaper_comes_first(trainer, tiny):
+    tiny()
+    names = [memory.means(dataclasses.asdict(way)) for way in estimate.ways(trainer, plan(gpus=8))]
+    ddp, fsdp = "bf16, DDP on 8 GPUs", "bf16, FSDP over 8 GPUs"
+    both = [name + more for more in ("", ", checkpointing") for name in (ddp, fsdp)]
+    assert names[0] == "fp32, DDP on 8 GPUs"
+    assert sorted(names[1:]) == sorted(both)
+    assert names[1] == ddp
+
+
+def test_the_answer_names_the_cheapest_way_or_what_else_to_do():
+    ways = [{"plan": vars(plan(batch=n, precision=p))} for n, p in ((3, "fp32"), (9, "bf16"))]
+    assert figures.answer({"batch": 8}, ways) == "The cheapest that holds 8: bf16 (up to 9)."
+    assert "Nothing here holds 10: the most is 9, with bf16." in figures.answer({"batch": 10}, ways)
+    none = [{"plan": vars(plan(batch=0))}]
+    assert "holds a single image: more --gpus" in figures.answer({"batch": 1}, none)
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def test_the_command_predicts_and_finds_what_fits(capfd, course_folder):
+    words = ["estimate", "--model", "resnet18", "--image-size", "64", "-b", "4", "--fits", "0.3GB"]
+    assert cli.main(words) == 0
+    out, err = capfd.readouterr()
+    assert "resnet18 (11.7 million parameters), fp32, 4 images of 64 px on each GPU" in out
+    assert "At most 2" in out
+    assert "activations" in out
+    assert "Without the CUDA context" in out
+    assert "The cheapest that holds 4: fp32 (up to " in out
+    assert "looking for the largest batch: fp32, checkpointing" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model vit_3b", "--model vit_3b: not in torchvision.models, and not one of vit_600m"),
+        ("--model vit_2b --gpus 0", "--gpus 0: expected a whole number of at least 1"),
+        ("--model vit_2b -b -2", "--batch -2: expected a whole number"),
+        ("--model vit_2b --image-size 0", "--image-size 0: expected a whole number"),
+        (
+            "--model vit_2b --image-size 225",
+            "of 14 pixels; expected a multiple, such as 224",
+        ),
+        ("--model vit_b_16 --image-size 100", "fails: .*indivisible by patch size"),
+        ("--model alexnet --image-size 8", "a step of alexnet with 32 images of 8 pixels fails"),
+        ("--model vgg11 --gpus 2 --sharding fsdp", "vgg11 repeats no block of its own"),
+        ("--model vgg11 --checkpointing blocks", "vgg11 repeats no block of its own"),
+        ("--model resnet18 --precision bf16", "has no --precision yet, which TODO 02 adds"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_one_clear_line(words, message, tmp_path, monkeypatch, capfd):
+    file = REPOSITORY / "solutions/dlojz_01_gpu.py"
+    argv = ["estimate", f"--into={tmp_path}/a.json", *words.split(), str(file)]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit, match=message) as raised:
+        estimate.main()
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_trainer_that_cannot_be_imported_is_named_with_its_line(tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\nimport nowhere\n")
+    argv = ["estimate", f"--into={tmp_path}/a.json", "--model", "resnet18", str(file)]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit, match=r"mine.py, line 2 can't be imported: ModuleNotFound"):
+        estimate.main()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fits", "much"], "'much' is not a size of memory: expected one like 80GB"),
+        (["--trainer", "nowhere.py"], "no trainer 'nowhere.py'"),
+    ],
+)
+def test_what_needs_no_torch_is_refused_at_once(words, message, course_folder, capfd):
+    assert cli.main(["estimate", "--model", "resnet18", *words]) == 2
+    err = capfd.readouterr().err
+    assert message in err
+    assert "importing torch" not in err
+
+
+def test_the_bars_are_drawn_with_the_card(trainer, tiny):
+    tiny(2)
+    found = Peak({"parameters": 4e9, "activations": 6e9, "unsplit": -1e6})
+    axes = figures.plot({"predicted": found}, limit=80e9)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "parameters",
+        "activations",
+    ]
+    assert "10 GB" in axes.texts[0].get_text()
+    assert set(figures.COLOURS) == set(memory.PARTS)
+
+
+# The recordings ----------------------------------------------------------------------------------
+
+HELD = (
+    *("h100/01-resnet50-fp32-b0008", "h100/01-resnet152-fp32-b0032"),
+    *("h100/03-resnet50-fp16-nhwc-b0256", "h100/03-resnet50-bf16-nhwc-b1024"),
+    *("h100/03-resnet152-bf16-nchw-b0064", "h200/06-resnet50-bf16-x2-1/events"),
+)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_recorded_peak_is_met(name):
+    row = tool.compare(REPOSITORY / "reference" / f"{name}.jsonl")
+    assert not row["note"]
+    assert tool.within(row)
+    error = abs(row["predicted"] - row["recorded"])
+    assert error <= max(0.003 * row["recorded"], 10e6), "the bound is wide: these do better"
+
+
+def test_the_autotuner_is_no_reason_to_leave_out_16_bits(monkeypatch):
+    monkeypatch.setattr(estimate, "result", lambda *_: {"peaks": {"update": {"parameters": 1}}})
+    names = ("03-resnet50-tf32-nchw-b0064", "03-resnet50-bf16-nchw-b0064")
+    notes = [tool.compare(REPOSITORY / f"reference/h100/{n}.jsonl")["note"] for n in names]
+    assert notes == [tool.AUTOTUNED, ""]
+    rows = [{"name": "a", "predicted": 1.06e9, "recorded": 1e9, "note": ""}]
+    assert tool.within(rows[0])
+    assert not tool.within(rows[0] | {"predicted": 1.07e9})
+    assert "+6.00 %" in str(figures.errors(rows))
+
+
+def test_runs_out_of_memory_are_not_compared():
+    names = [file.stem for file in tool.recordings(REPOSITORY / "reference/h100", ["resnet50"])]
+    assert "01-resnet50-fp32-b0512" in names
+    assert "01-resnet50-fp32-b1024" not in names
+    assert "00-resnet50-cpu-b0032" not in names
