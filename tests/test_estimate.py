@@ -204,7 +204,7 @@ def test_checkpointing_keeps_only_the_input_of_each_block(trainer, tiny):
         tiny(layers)
         for how in ("off", "blocks"):
             peaks = estimate.measured(trainer, plan(checkpointing=how, batch=32))
-            found[how, layers] = peaks["backward begins"].parts["activations"]
+            found[how, layers] = peaks["forward ends"].parts["activations"]
     one = found["blocks", 5] - found["blocks", 4]
     assert one == pytest.approx(32 * TOKENS * 64 * 4, rel=0.01)
     whole = found["off", 5] - found["off", 4]

@@ -11,10 +11,14 @@ from torch.distributed.tensor._ops.utils import register_op_strategy
 from torch.utils.checkpoint import checkpoint
 
 # torch 2.11 knows how to shard fused Adam, but not fused SGD, which works element by element too.
-register_op_strategy(
-    [torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr],
-    schema_info=RuntimeSchemaInfo(needs_pytree=True),
-)(list_pointwise_strategy)
+FUSED_SGD = [torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr]
+register_op_strategy(FUSED_SGD, schema_info=RuntimeSchemaInfo(needs_pytree=True))(
+    list_pointwise_strategy
+)
+# Nor does it say that tensors without values need nothing: it would make real ones, whole, to see.
+WITHOUT_VALUES = torch.library.Library("aten", "IMPL")
+for each in FUSED_SGD:
+    WITHOUT_VALUES.impl(each, lambda *_, **__: None, "Meta")
 
 
 def blocks(model) -> list[torch.nn.Module]:
