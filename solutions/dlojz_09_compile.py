@@ -227,6 +227,8 @@ def build_training(args, device, num_classes, updates):
     if args.compile == "aot_eager":  # a backend that generates no code: it only shows the graphs
         model.compile(backend="aot_eager")
     elif args.compile != "off":
+        # torch 2.11's max-autotune asks an older switch than that of set_numerics: its issue 166387
+        torch.set_float32_matmul_precision("highest" if args.precision == "fp32" else "high")
         model.compile(mode=args.compile)
 
     # 06c: wrap the model in DDP

@@ -10,8 +10,10 @@ import pytest
 import torch
 import wrong
 
+from dlojz import course
 from dlojz.check import exercises
 from dlojz.check.exercises import common
+from dlojz.training import replay
 
 KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 FINDERS = {
@@ -94,7 +96,8 @@ def test_a_hint_is_whole(name):
 
 def test_what_an_exercise_is_about_comes_between_the_same_work_and_what_slows_it_down():
     order = list(exercises.find("02_amp").hints)
-    assert order[:6] == ["images", "validation", "backward", "clock", "marks", "flag"]
+    work = ["images", "validation", "momentum", "backward", "clock", "marks"]
+    assert order[:7] == [*work, "flag"]
     assert order[-5:] == ["losses", "speed", "unmeasured", "failed", "run-failed"]
     # What the audit has found says less of the cause than what slows a step down.
     assert order.index("item") < order.index("weights") < order.index("pixels")
@@ -134,6 +137,18 @@ def _stacks(sizes, workers):
     return list(loader)
 
 
+def _asks_the_older_switch():
+    """As max-autotune does, where only the newer one was set."""
+    newer = torch.backends.cuda.matmul
+    before = newer.fp32_precision
+    try:
+        torch.set_float32_matmul_precision("highest")
+        newer.fp32_precision = "tf32"
+        torch.get_float32_matmul_precision()
+    finally:
+        newer.fp32_precision = before
+
+
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
@@ -148,6 +163,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         ("05_dataloader", "unequal", lambda: _stacks([(3, 2, 2), (1, 2, 2)], workers=0)),
         ("05_dataloader", "unequal", lambda: _stacks([(3, 2, 2), (1, 2, 2)], workers=1)),
         pytest.param("06_ddp", "backend", _asks_nccl, marks=no_gpu),
+        ("09_compile", "switches", _asks_the_older_switch),
     ],
 )
 def test_an_error_of_torch_names_its_hint(step, hint, call):
@@ -155,3 +171,24 @@ def test_an_error_of_torch_names_its_hint(step, hint, call):
         call()
     errors = exercises.find(step).errors
     assert next(key for pattern, key in errors if re.search(pattern, str(error.value))) == hint
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_solution_that_compiles_sets_both_switches_of_tf32(precision, monkeypatch):
+    """Otherwise max-autotune fails, on a GPU only: torch 2.11 asks the older one."""
+    trainer = replay.imported(course.solution("09_compile"))
+    words = f"dlojz.py --model squeezenet1_1 --precision {precision} --compile max-autotune"
+    monkeypatch.setattr("sys.argv", words.split())
+    args = trainer.parse_args()
+    newer = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [switch.fp32_precision for switch in newer]
+    try:
+        trainer.set_numerics(args)
+        trainer.build_training(args, torch.device("cpu"), 10, 100)
+        expected = "highest" if precision == "fp32" else "high"
+        assert torch.get_float32_matmul_precision() == expected
+        assert newer[0].fp32_precision == ("ieee" if precision == "fp32" else "tf32")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for switch, value in zip(newer, before, strict=True):
+            switch.fp32_precision = value

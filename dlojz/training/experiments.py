@@ -52,6 +52,17 @@ def set_float32(precision: str):
     float32 = "ieee" if precision == "fp32" else "tf32"
     torch.backends.cuda.matmul.fp32_precision = float32
     torch.backends.cudnn.conv.fp32_precision = float32
+    tell_the_older_switch()
+
+
+def tell_the_older_switch():
+    """Set torch's older switch of TF32 by the newer one, which does not.
+
+    torch 2.11's max-autotune asks the older one, and raises an error if they differ:
+    https://github.com/pytorch/pytorch/issues/166387
+    """
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
 def one_step(model, optimizer, images, labels, dtype):

@@ -30,7 +30,7 @@ from dlojz import idr_torch
 from dlojz.machine import cpus
 from dlojz.runs import trace, worth
 from dlojz.training import compilation, replay
-from dlojz.training.experiments import wait
+from dlojz.training.experiments import tell_the_older_switch, wait
 
 NEEDED = ("parse_args", "set_numerics", "set_device", "build_loaders", "build_training")
 FIRST = 4  # steps that choose algorithms, take memory, or compile
@@ -114,6 +114,7 @@ class Training:
         if "compile" in self.args:
             self.args.compile = "off"
         self.trainer.set_numerics(self.args)
+        tell_the_older_switch()
         self.device = self.trainer.set_device()
         loader, _ = self.trainer.build_loaders(self.args)
         self.batch = [part.to(self.device) for part in next(iter(loader))]

@@ -155,6 +155,7 @@ EXERCISE = Exercise(
         (r"unrecognized arguments: .*--compile", "flag"),
         (r"argument --compile: invalid choice", "modes"),
         (r"No working C\+\+ compiler|InvalidCxxCompiler|Python\.h: No such file", "compiler"),
+        (r"mix of the legacy and new APIs to set the matmul precision", "switches"),
         (r"torch\._dynamo\.exc\.(Unsupported|UserError)", "breaks"),
     ),
 )
