@@ -45,7 +45,9 @@ DDP_FACTS = (
 )
 CPU = torch.autograd.DeviceType.CPU
 RANGE_S = 0.1  # gloo's threads complete a collective, and end its range in the trace a moment later
-COMPILES_IN = 2  # steps after the probe: in the first one, and a CUDA graph is recorded in the next
+# Steps after the probe until nothing is compiled any more. On a GPU the first one compiles, the
+# second warms a CUDA graph up, and the third records it.
+COMPILES_IN = {"cpu": 2, "cuda": 3}
 
 
 def watch(run, training, loader, args) -> "Witness":
@@ -74,7 +76,8 @@ class Witness:
         self._pixels = {}
         self._profiler = None
         self._stay, self._probe = [], []
-        self._to_compile = COMPILES_IN if compilation.is_compiled(self._model) else 0
+        device = next(self._model.parameters()).device.type
+        self._to_compile = COMPILES_IN.get(device, 0) * compilation.is_compiled(self._model)
         if args.test and (seen := samples.look(loader.dataset)):
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
