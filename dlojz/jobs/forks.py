@@ -28,6 +28,8 @@ def prepare():
     import torch._dynamo  # noqa: F401  the first optimizer would
     import torchvision.transforms.v2  # noqa: F401
 
+    import dlojz.runs.log  # noqa: F401
+
     # The collector then skips what was imported: each fork would copy that memory by touching it,
     # and search all of it for tensors that are still alive.
     gc.freeze()
