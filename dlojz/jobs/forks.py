@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import types
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -43,6 +44,8 @@ def run_script(file: str, flags: Sequence[str]):
 
 def _run(file, flags):
     """Behave like `python -P file flags`, up to the exit code."""
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False  # its maker is the parent: torch would take 0.04 s to clear up
     tempfile.tempdir = None  # TMPDIR was read at the import
     if random := sys.modules.get("numpy.random"):
         random.seed()  # otherwise all forks draw the same numbers
