@@ -27,6 +27,9 @@ ENDINGS = {
         "left = open(os.environ['DLOJZ_RUN'] + '/left.txt', 'w')\n"
         "add('more')"
     ),
+    "a finalizer": (
+        "import weakref\nclass C: pass\nmine = C(); weakref.finalize(mine, print, 'cleared up')"
+    ),
     "a thread": "import threading, time\nthreading.Timer(0.3, print, ['late']).start()",
     "a process": (
         "import multiprocessing as m\n"
@@ -108,6 +111,24 @@ def test_a_forked_job_has_imported_torch(script):
     job = submit("t.py")
     assert job.wait(60) == State.COMPLETED
     assert (job.directory / "stdout.txt").read_text() == "True\n"
+
+
+def test_a_fork_clears_up_nothing_of_its_parents(script):
+    script("", "empty.py")
+    script("""
+        # forked
+        import os, sys, tempfile
+        from dlojz.jobs import forks
+
+        tempfile.kept = tempfile.TemporaryDirectory()  # in a module, as torch's are
+        if (child := os.fork()) == 0:
+            forks.run_script("empty.py", [])
+            sys.exit()
+        print(os.waitpid(child, 0)[1], os.path.isdir(tempfile.kept.name))
+    """)
+    job = submit("t.py")
+    assert job.wait(60) == State.COMPLETED, job.explain()
+    assert (job.directory / "stdout.txt").read_text() == "0 True\n"
 
 
 def test_forked_jobs_draw_different_numbers(script):

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import types
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -28,6 +29,8 @@ def prepare():
     import torch._dynamo  # noqa: F401  the first optimizer would
     import torchvision.transforms.v2  # noqa: F401
 
+    import dlojz.runs.log  # noqa: F401
+
     # The collector then skips what was imported: each fork would copy that memory by touching it,
     # and search all of it for tensors that are still alive.
     gc.freeze()
@@ -41,6 +44,8 @@ def run_script(file: str, flags: Sequence[str]):
 
 def _run(file, flags):
     """Behave like `python -P file flags`, up to the exit code."""
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False  # its maker is the parent: torch would take 0.04 s to clear up
     tempfile.tempdir = None  # TMPDIR was read at the import
     if random := sys.modules.get("numpy.random"):
         random.seed()  # otherwise all forks draw the same numbers

@@ -174,7 +174,7 @@ class Batches(torch.utils.data.Sampler):
 
     def __iter__(self):
         self.begun = 0
-        for batch in self._batches()[self.first_step :]:
+        for batch in self._batches():
             if len(self.drawn) < CHECKED_BATCHES:
                 self.drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
             self.begun += 1
@@ -182,12 +182,15 @@ class Batches(torch.utils.data.Sampler):
 
     def _batches(self):
         indices = list(self.sampler)
-        batches = [self._batch(indices, step) for step in range(len(self))]
+        steps = range(self.first_step, len(self))
+        for step in steps[:-2]:  # as they are asked for: all of ImageNet's take longer than a step
+            yield self._batch(indices, step)
+        last = [self._batch(indices, step) for step in range(len(self))[-2:]]
         if self._ends_with_a_repeated_image() and min(len(indices), self.batch_size) > 1:
-            batches[-1].pop()
-            if not batches[-1]:  # all processes make equally many steps, in which they may meet
-                batches[-1].append(batches[-2].pop())
-        return batches
+            last[-1].pop()
+            if not last[-1]:  # all processes make equally many steps, in which they may meet
+                last[-1].append(last[-2].pop())
+        yield from last[-len(steps) :] if steps else ()
 
     def _ends_with_a_repeated_image(self):
         sampler = self.sampler
