@@ -1,5 +1,6 @@
 """The findings of every exercise: is it the same training, and does nothing slow it down unseen?"""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -86,10 +87,16 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def finite_momenta(mine: log.Run, which: str = "") -> Finding:
-    """Return a finding: has the optimizer written its momenta before it used them?"""
-    finite = mine.probe.states_finite is not False  # unknown without values: in a rehearsal
+    """Return a finding: has the optimizer written its momenta before it used them?
+
+    Gradients that are not finite are another mistake, and spoil the momenta as well.
+    """
+    norm = mine.probe.gradients.norm
+    spoilt = norm is not None and not math.isfinite(norm)
+    finite = spoilt or mine.probe.states_finite is not False  # unknown without values
     what = f"momenta after the first update{which}"
-    return Finding(SAME, what, finite, "finite" if finite else "not a number", "finite", "momentum")
+    text = "finite" if finite else "not a number"
+    return Finding(SAME, what, finite, text, "finite", "momentum")
 
 
 def _keeps_what_is_skipped(mine, reference):
