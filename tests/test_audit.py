@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -529,6 +530,30 @@ def test_the_auditor_sees_the_losses_of_the_validation(tmp_path):
     found, _, _ = audited(tmp_path, step=validates)
     assert len(found.val_losses) == 1
     assert found.val_losses[0] > 0
+
+
+def test_a_validation_needs_the_batch_statistics_of_the_training(tmp_path):
+    """On process 0 of several, too: a mean over all of them is another model than the saved one."""
+
+    def validates(number, parts, images, labels, factor):
+        honest(number, parts, images, labels)
+        if number in (2, 5):
+            parts.model.eval()
+            parts.model[1].running_mean *= factor if number == 2 else 1
+            with torch.no_grad():
+                parts.model(images)
+                parts.model(images)
+            parts.model.train()
+
+    for factor, same in ((1, True), (1.001, False)):
+        (tmp_path / str(same)).mkdir()
+        step = functools.partial(validates, factor=factor)
+        found, _, _ = audited(tmp_path / str(same), step=step)
+        assert found.same_buffers is same
+        run = a_run([2.0], [5.0])
+        run.audit = dataclasses.replace(run.audit, same_buffers=same)
+        state = judged.validation([run], [a_run([2.0], [5.0])], "fp32").state
+        assert state == (State.PASSED if same else State.FAILED)
 
 
 def test_updates_of_weights_that_are_not_the_models_are_refused():

@@ -282,8 +282,12 @@ def losses(mine: log.Run, reference: log.Run, band: log.Run, precision: str) -> 
 def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: str) -> Finding:
     """Return a finding: are the losses of the validation the solution's, in each process?
 
-    They may be further apart than those of the training, which the validation magnifies.
+    They may be further apart than those of the training, which the validation magnifies. The model
+    that is evaluated is that of process 0, with the batch statistics of its last step.
     """
+    if mine[0].audit.same_buffers is False:
+        text, asked = "not those of the last step", "as process 0 trained them"
+        return _finding("batch statistics of the validation", False, text, asked, "evaluation")
     what, worst = "losses of the validation", (0.0, 0, 0.0, 0.0, 0.0)
     for run, usual in zip(mine, solution, strict=True):
         seen, expected = run.audit.val_losses, usual.audit.val_losses

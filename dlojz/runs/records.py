@@ -254,6 +254,7 @@ class Audit(Record):
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
     val_losses: list = field(default_factory=list)  # of each batch of the validations
+    same_buffers: bool | None = None  # as a validation begins: those of the step before
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
     foreign: int = 0  # updates of weights that are not the model's

@@ -168,6 +168,7 @@ class Auditor:
         self._state = State()  # of the update before
         self._buffers, self._generators = None, ()  # as the update under way began
         self._skipped = False  # no optimizer was called in the update before
+        self._same_buffers = None  # as validations began
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
@@ -269,6 +270,7 @@ class Auditor:
     def _on_input(self, model, inputs):
         if not (model.training and torch.is_grad_enabled()):
             self._close_window()
+            self._compare_buffers()
             if self._forwards >= self._steps and not self._wish.get("validate", True):
                 self._end_run()
             return
@@ -278,6 +280,15 @@ class Auditor:
                 self._begin_update()
             self._steps_seen.append({"pixels": self._sample(inputs[0])})
         self._forwards += 1
+
+    def _compare_buffers(self):
+        """Note, as a validation begins, whether its buffers are those of the training."""
+        if self._skipped or not self._buffers:
+            return
+        now = {plain(name): buffer for name, buffer in self._model.named_buffers()}
+        same = all(torch.equal(now[name], buffer) for name, buffer in self._buffers.items())
+        self._same_buffers = same and self._same_buffers is not False
+        self._buffers = None  # until the next update
 
     def _end_run(self):
         """End the process, as if the trainer had ended here."""
@@ -518,6 +529,7 @@ class Auditor:
                 images=[int(s.get("images", 0)) for s in steps],
                 losses=[float(s["loss"]) if "loss" in s else None for s in steps],
                 val_losses=[float(loss) for loss in self._val_losses],
+                same_buffers=self._same_buffers,
                 updates=len(self._updates),
                 kept=self._kept,
                 foreign=self._foreign,
