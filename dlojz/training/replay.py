@@ -208,6 +208,7 @@ class Replay:
             like_it = tensor.shape == weight.shape  # or a number of steps, which stays on the host
             kept = torch.empty_like(weight) if like_it else torch.empty_like(tensor, device="cpu")
             optimizer.state[weight][what] = kept.copy_(tensor)
+        self._complete(optimizer)
         optimizer.zero_grad()
         for group in optimizer.param_groups:
             group["lr"] = self.rates[number]
@@ -217,6 +218,12 @@ class Replay:
         scaler, scale = getattr(training, "scaler", None), state["facts"]["scale"]
         if scaler is not None and scaler.is_enabled() and scale is not None:
             scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})
+
+    def _complete(self, optimizer):
+        """Add momenta of zero where the trainee has none: a fused optimizer needs all or none."""
+        if any("momentum_buffer" in state for state in optimizer.state.values()):
+            for weight in self.weights.values():
+                optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
 
     def _must_fit(self, state):
         """Raise SystemExit if the trainee's model is not the solution's."""

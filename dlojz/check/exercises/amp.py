@@ -33,7 +33,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         ("autocast in validation", _autocast_in_validation, "validation-autocast"),
         ("float32 matrix products", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
         ("float32 convolutions", lambda r: r.probe.numerics.conv_fp32, "tf32"),
-        ("fused updates in the last step", lambda r: r.last.fused_updates, "fused"),
+        ("fused update in the last step", lambda r: bool(r.last.fused_updates), "fused"),
     )
     return [
         flag(mine, "--precision", lambda p: p != "fp32", "tf32, fp16 or bf16", "which"),
