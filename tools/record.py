@@ -179,6 +179,8 @@ RECORDINGS = {
         "02-formats": f"{EXPERIMENTS}/formats.py",
         "02-sizes": f"{EXPERIMENTS}/sizes.py --size 8192",
         "02-updates": f"{EXPERIMENTS}/updates.py --model resnet50",
+        # 15 variants, five seeds; its sizes suit the device
+        "02-accuracy": f"{EXPERIMENTS}/accuracy.py --variants all --seeds 5",
     },
     "03": {
         "03-layouts": f"{EXPERIMENTS}/layouts.py -b 128",

@@ -204,7 +204,7 @@ def _make(root, seed, split, label, indices):
 # ---------------------------------------------------------------------------------------------
 
 
-def _start_worker():
+def start_worker():
     """Leave Ctrl-C to the parent, which stops its workers; exit when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
@@ -226,7 +226,7 @@ def _run(root, seed, tasks, workers):
             yield _make(root, seed, *task)
         return
     context = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    pool = futures.ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker)
     try:
         queue, pending = iter(tasks), set()
         while True:
@@ -242,7 +242,7 @@ def _run(root, seed, tasks, workers):
         pool.shutdown(cancel_futures=True)
 
 
-def _default_workers():
+def default_workers():
     """Return how many CPUs this process may use: on a shared node, fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -289,7 +289,7 @@ def generate(
     resumes where it stopped; several processes may make the same set in the same folder.
     """
     root = pathlib.Path(root)
-    workers = _default_workers() if workers is None else workers
+    workers = default_workers() if workers is None else workers
     wanted = {
         "format_version": FORMAT_VERSION,
         "seed": operator.index(seed),

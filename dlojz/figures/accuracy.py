@@ -1,0 +1,149 @@
+"""What a change costs in accuracy: the figure of `notebooks/experiments/accuracy.py`."""
+
+import statistics
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.transforms import blended_transform_factory
+
+from dlojz.figures.report import PALETTE, SERIES, hardware_text, measured, style
+from dlojz.runs import accuracy
+from dlojz.runs.accuracy import BETTER, EQUAL, TOO_FEW, WORSE, Difference
+from dlojz.runs.stats import summary
+from dlojz.table import Table
+
+COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
+QUIET = "#77777F"
+LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
+USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gain can be seen
+TICKS = (-80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The trainings of one variant, and how they differ from the clean ones of the same seeds."""
+
+    title: str
+    accuracies: dict[int, float]  # by seed
+    points: list[float]  # the differences, in percentage points, by pair
+    difference: Difference  # in percentage points
+
+
+def rows(run) -> list[Row]:
+    """Return the variants of an experiment in their order; the clean training comes first."""
+    found = {}
+    for case in measured(run).cases.values():
+        title, by_seed = found.setdefault(case["variant"], (case["title"], {}))
+        by_seed[case["seed"]] = 100 * case["accuracy"]
+    _, clean = next(iter(found.values()))
+    made = []
+    for title, by_seed in found.values():
+        points = [by_seed[seed] - clean[seed] for seed in clean if seed in by_seed]
+        told = accuracy.difference(clean, by_seed)
+        if told:
+            made.append(Row(title, {s: a / 100 for s, a in by_seed.items()}, points, told))
+    return made
+
+
+def words(told: Difference) -> str:
+    """Return what a difference in percentage points says, in a few words."""
+    if told.word in (EQUAL, TOO_FEW):
+        return told.word
+    if told.word in (BETTER, WORSE):
+        return f"{abs(told.mean):.1f} ± {told.half:.1f} points {told.word}"
+    return f"no difference shown (would have seen {told.seen:.1f} points)"
+
+
+def table(run) -> Table:
+    """Return a table of all variants: accuracy, difference and first loss."""
+    losses = {}
+    for case in measured(run).cases.values():
+        losses.setdefault(case["title"], case["first_loss"])  # of the first seed
+    body = [
+        (
+            row.title,
+            f"{statistics.fmean(row.accuracies.values()):.1%}",
+            words(row.difference) if number else "the clean training",
+            f"{losses[row.title]:.5f}",
+        )
+        for number, row in enumerate(rows(run))
+    ]
+    return Table(("variant", "accuracy", "difference", "first loss"), body, "<><>")
+
+
+def plot_accuracy(run, ax=None):
+    """Draw how the accuracy of each variant differs from the clean training's, by pairs of seeds.
+
+    Points are seeds; the bar is the 95 % interval of their mean.
+    """
+    clean, *others = rows(run)
+    with style(grid="x"):
+        ax = ax or plt.subplots(figsize=(10, 1.9 + 0.34 * len(others)))[1]
+        ax.axvline(0, color=PALETTE["limit"], lw=1)
+        for at, row in enumerate(others):
+            if at % 2 == 0:
+                ax.axhspan(at - 0.5, at + 0.5, color=PALETTE["limit"], alpha=0.07, lw=0)
+            _plot_row(ax, at, row)
+        ax.set_yticks(range(len(others)), [row.title for row in others])
+        ax.set_ylim(len(others) - 0.5, -0.5)
+        ax.set_xlabel("accuracy, less that of the clean training (percentage points)")
+        _scale(ax, [p for row in others for p in row.points])
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+        ax.set_title(_title(clean))
+        ax.figure.supxlabel(_caption(run), fontsize=8, x=0.01, ha="left", color=QUIET)
+    return ax
+
+
+def _plot_row(ax, at, row):
+    told = row.difference
+    colour = COLOURS.get(told.word, QUIET)
+    # Points of equal accuracy would coincide: each seed has its own height.
+    heights = at + np.linspace(-0.16, 0.16, len(row.points)) if len(row.points) > 1 else [at]
+    ax.plot(row.points, heights, "o", ms=3.5, color=colour, alpha=0.4, mew=0)
+    if told.half is not None:
+        ends = (told.mean - told.half, told.mean + told.half)
+        ax.plot(ends, (at, at), color=colour, lw=4, solid_capstyle="butt", alpha=0.55)
+    ax.plot(told.mean, at, "D", ms=6, color=colour, mec="white")
+    beside = blended_transform_factory(ax.transAxes, ax.transData)
+    ax.text(1.02, at, words(told), transform=beside, va="center", fontsize=9, color=colour)
+
+
+def _scale(ax, points):
+    """Make the scale linear near zero and logarithmic beyond, if a variant lost that much."""
+    low, high = min([-1.0, *points]), max([1.0, *points])
+    if max(-low, high) <= 2 * LINEAR:
+        return
+    ax.set_xscale("symlog", linthresh=LINEAR, linscale=2.5)
+    ax.set_xlim(1.25 * low, 1.5 * high)
+    ticks = [t for t in TICKS if low <= t <= high]
+    ax.set_xticks(ticks, [f"{t:+d}" if t else "0" for t in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel(f"{ax.get_xlabel()}, logarithmic beyond {LINEAR:.0f}")
+    ax.axvspan(1.25 * low, -LINEAR, color=PALETTE["limit"], alpha=0.1, lw=0)  # the other scale
+
+
+def _title(clean):
+    values = clean.accuracies.values()
+    spread = f" ({len(values)} seeds: {min(values):.1%} to {max(values):.1%})"
+    mean = statistics.fmean(values)
+    text = f"Clean training, {clean.title}: {mean:.1%}" + (spread if len(values) > 1 else "")
+    if USEFUL[0] <= mean <= USEFUL[1]:
+        return text
+    return f"{text}\noutside {USEFUL[0]:.0%} to {USEFUL[1]:.0%}, where a difference can be seen"
+
+
+def _caption(run):
+    """Return the sizes and the hardware, with how to read the marks."""
+    s = summary(run)
+    given = s.arguments
+    sizes = (
+        f"{s.model}, {s.image_size} px, batch {s.batch_size}, {given['epochs']} epochs of "
+        f"{given['classes']} x {given['images_per_class']:,} images, validated on "
+        f"{given['classes'] * given['val_per_class']:,}"
+    )
+    how = (
+        "Diamond and bar: mean and its 95 % interval; by chance, 1 in 20 leaves out 0. Dots: seeds."
+    )
+    return f"{how}\n{sizes}\n{hardware_text(s)}"

@@ -1,0 +1,43 @@
+"""The accuracy of whole trainings, compared with that of clean ones by pairs of the same seed."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlojz.runs.stats import NO_DIFFERENCE, half_width
+
+BETTER, WORSE, EQUAL, TOO_FEW = "better", "worse", "equal in every seed", "too few seeds"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The accuracy of a variant, less that of the clean training, over the seeds of both."""
+
+    mean: float
+    half: float | None  # half the width of the 95 % interval; None with fewer than two seeds
+    seeds: int
+
+    @property
+    def word(self) -> str:
+        """Return what may be concluded."""
+        if self.half is None:
+            return TOO_FEW
+        if self.mean == self.half == 0:
+            return EQUAL
+        if abs(self.mean) <= self.half:
+            return NO_DIFFERENCE
+        return BETTER if self.mean > 0 else WORSE
+
+    @property
+    def seen(self) -> float | None:
+        """Return the smallest mean difference that would have been seen at this spread."""
+        return self.half
+
+
+def difference(clean: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    """Return how the accuracies differ, both given by seed; None if they share no seed."""
+    pairs = [other[seed] - clean[seed] for seed in clean if seed in other]
+    if not pairs:
+        return None
+    half = half_width(pairs) if len(pairs) > 1 else None
+    return Difference(statistics.fmean(pairs), half, len(pairs))

@@ -1,0 +1,342 @@
+"""Whole trainings of a small task, clean and with one thing changed: what it costs in accuracy.
+
+Submitted by a notebook: submit("notebooks/experiments/accuracy.py --seeds 5 --variants fp16 bf16").
+
+The trainer is the solution of notebook 03, in a copy of its own for each training. A variant gives
+it other flags or replaces one of its parts; the loop stays the trainer's. All images are on the
+device. Seed and epoch alone determine their order and their crops, so that all variants of a seed
+see the same images. Every variant is trained with seed 0, then with seed 1, and so on: a job that
+is cut off can still be compared.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from tqdm import tqdm
+
+from dlojz import course, idr_torch
+from dlojz.images import small
+from dlojz.runs import log
+from dlojz.training import experiments, flags, replay
+from dlojz.training.worth import Marks
+
+MARGIN = 1.25  # the images that are kept, by the crop's side
+VAL_BATCH = 250
+# Defaults of the flags, with which the clean training ends between 60 and 90 %. On a processor it
+# takes about half a minute.
+ON_GPU = {"image_size": 48, "batch_size": 64, "epochs": 10, "lr": 0.1}
+ON_GPU |= {"classes": 24, "images_per_class": 60, "val_per_class": 100}
+ON_CPU = {"image_size": 32, "batch_size": 16, "epochs": 6, "lr": 0.01}
+ON_CPU |= {"classes": 8, "images_per_class": 50, "val_per_class": 25}
+
+
+# The variants ------------------------------------------------------------------------------------
+# A patch changes one part of the trainer, which is a module of its own for each training.
+
+
+def after_building(change):
+    """Return a patch that calls `change` with the training's parts when they have been built."""
+
+    def patch(trainer):
+        build = trainer.build_training
+
+        def build_training(args, device, *sizes):
+            training = build(args, device, *sizes)
+            change(training, device)
+            return training
+
+        trainer.build_training = build_training
+
+    return patch
+
+
+def pure_bf16(trainer):
+    """Keep the weights in bf16, and with them gradients and momenta."""
+    build = trainer.build_model
+
+    def build_model(args, num_classes):
+        model = build(args, num_classes).to(torch.bfloat16)
+        model.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
+        return model
+
+    trainer.build_model = build_model
+
+
+def no_scaler(training, device):
+    """Leave out the scaler."""
+    training.scaler = torch.amp.GradScaler(device.type, enabled=False)
+
+
+def not_unscaled(training, device):
+    """Forget to unscale before clipping; the scaler's step unscales afterwards."""
+    training.scaler.unscale_ = lambda optimizer: None
+
+
+def loss_outside(training, device):
+    """Compute the loss outside autocast, from the fp16 logits as they are."""
+    criterion = training.criterion
+
+    def outside(logits, labels):
+        with torch.autocast(device.type, enabled=False):
+            return criterion(logits, labels)
+
+    training.criterion = outside
+
+
+def training_only(trainer):
+    """Validate without autocast."""
+    evaluate = trainer.evaluate
+
+    def evaluate_without(loader, training, device, args):
+        without = argparse.Namespace(**vars(args) | {"precision": "tf32"})
+        return evaluate(loader, training, device, without)
+
+    trainer.evaluate = evaluate_without
+
+
+def fresh_scaler(trainer):
+    """Stop at half time, and resume from a checkpoint that lacks the scaler alone."""
+    train = trainer.train_one_epoch
+
+    def train_one_epoch(epoch, loader, training, device, args, chrono):
+        if epoch == args.epochs // 2:
+            training.scaler = torch.amp.GradScaler(device.type)
+        return train(epoch, loader, training, device, args, chrono)
+
+    trainer.train_one_epoch = train_one_epoch
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One change of the training: flags of the trainer, and a patch of one of its parts."""
+
+    title: str
+    flags: str
+    patch: Callable | None = None
+
+
+VARIANTS = {  # the first is the clean training; numbers in braces follow from the command line
+    "fp32": Variant("fp32", "--precision fp32"),
+    "tf32": Variant("TF32", "--precision tf32"),
+    "fp16": Variant("fp16", "--precision fp16"),
+    "bf16": Variant("bf16", "--precision bf16"),
+    "pure-bf16": Variant("model.to(torch.bfloat16)", "--precision fp32", pure_bf16),
+    "no-scaler": Variant("fp16 without a scaler", "--precision fp16", after_building(no_scaler)),
+    "clipped": Variant("fp16, clipped", "--precision fp16 --clip-norm {clip}"),
+    "not-unscaled": Variant(
+        "fp16, clipped, unscale forgotten",
+        "--precision fp16 --clip-norm {clip}",
+        after_building(not_unscaled),
+    ),
+    "loss-outside": Variant(
+        "fp16, the loss outside autocast", "--precision fp16", after_building(loss_outside)
+    ),
+    "training-only": Variant(
+        "fp16, autocast around the training only", "--precision fp16", training_only
+    ),
+    "fresh-scaler": Variant(
+        "fp16, the scaler not in the checkpoint", "--precision fp16", fresh_scaler
+    ),
+    "channels-last": Variant("channels_last", "--precision fp32 --channels-last"),
+    "accumulation": Variant(
+        "accumulation: 4 quarters of a batch", "--precision fp32 -b {quarter} --accumulate 4"
+    ),
+    "batch-x4": Variant("batch x 4", "--precision fp32 -b {fourfold}"),
+    "batch-x4-lr": Variant(
+        "batch x 4, learning rate x 4", "--precision fp32 -b {fourfold} --lr {fourfold_lr}"
+    ),
+}
+
+
+# The images --------------------------------------------------------------------------------------
+
+
+def crops(images, index, top, left, flip, size):
+    """Return the images at `index`, each cropped to `size` at its place, and flipped or not."""
+    along = torch.arange(size, device=images.device)
+    rows, columns = top[:, None] + along, left[:, None] + along
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    channels = torch.arange(3, device=images.device)[None, :, None, None]
+    rows, columns = rows[:, None, :, None], columns[:, None, None, :]
+    return images[index[:, None, None, None], channels, rows, columns]
+
+
+class Resident:
+    """A loader of images that are on the device: uint8 [N, 3, H, W], and their labels."""
+
+    def __init__(self, images, labels, size, batch_size, seed=None):
+        """seed: of order, crops and flips; None: the middles, in their order."""
+        self.images, self.labels = images, labels
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.batch_sampler = SimpleNamespace(first_step=0)  # never resumed in mid-epoch
+        self.epoch = 0
+
+    def __len__(self):
+        batches = len(self.images) / self.batch_size
+        return math.ceil(batches) if self.seed is None else math.floor(batches)
+
+    def draws(self):
+        """Return this epoch's [N] of each: order, top, left and flip. Seed and epoch determine it.
+
+        They are drawn on the CPU, since each device draws other numbers.
+        """
+        count, room = len(self.images), self.images.shape[-1] - self.size
+        if self.seed is None:
+            middle = torch.full((count,), room // 2)
+            return torch.arange(count), middle, middle, torch.zeros(count, dtype=torch.bool)
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
+        order = torch.randperm(count, generator=generator)
+        top, left = torch.randint(room + 1, (2, count), generator=generator)
+        return order, top, left, torch.rand(count, generator=generator) < 0.5
+
+    def __iter__(self):
+        draws = [part.to(self.images.device) for part in self.draws()]
+        for step in range(len(self)):
+            here = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            index, *places = (part[here] for part in draws)
+            yield crops(self.images, index, *places, self.size), self.labels[index]
+
+
+def draw(args, device):
+    """Return {split: (images, labels)} on the device."""
+    side, found = round(MARGIN * args.image_size), {}
+    counts = {"train": args.images_per_class, "val": args.val_per_class}
+    with tqdm(total=args.classes * sum(counts.values()), unit="image", desc="drawing") as bar:
+        for split, count in counts.items():
+            drawn = small.images(split, args.classes, count, side, progress=bar.update)
+            found[split] = [torch.from_numpy(part).to(device) for part in drawn]
+    return found
+
+
+# A training --------------------------------------------------------------------------------------
+
+
+class FirstLoss(Marks):
+    """A stand-in for the Chronometer, which keeps the first loss, on the device."""
+
+    value = None
+
+    def transfer(self):
+        """Begin the copy to the device."""
+
+    def idle(self):
+        """Begin work that is not a step."""
+
+    def next_iter(self, loss=None, **_):
+        """End a step."""
+        if self.value is None:
+            self.value = loss
+
+
+def copy_of_trainer(variant: Variant):
+    """Return the trainer, patched."""
+    trainer = replay.imported(course.solution("03"))
+    if variant.patch:
+        variant.patch(trainer)
+    return trainer
+
+
+def arguments(trainer, variant: Variant, args, seed: int):
+    """Return the trainer's arguments for this variant, parsed by the trainer."""
+    b, lr = args.batch_size, args.lr
+    more = {"clip": args.clip_norm, "quarter": b // 4, "fourfold": 4 * b, "fourfold_lr": 4 * lr}
+    words = f"--model {args.model} --image-size {args.image_size} -e {args.epochs} --seed {seed}"
+    words += f" -b {b} --lr {lr} --no-channels-last {variant.flags.format(**more)}"
+    with mock.patch.object(sys, "argv", [trainer.__file__, *words.split()]):
+        return trainer.parse_args()
+
+
+def train(variant: Variant, args, seed: int, data, device) -> dict:
+    """Train once, and return what it came to."""
+    trainer = copy_of_trainer(variant)
+    given = arguments(trainer, variant, args, seed)
+    trainer.set_numerics(given)
+    experiments.wait(device)
+    begin = time.perf_counter()
+    loader = Resident(*data["train"], given.image_size, given.batch_size, seed)
+    val_loader = Resident(*data["val"], given.image_size, VAL_BATCH)
+    updates = given.epochs * (len(loader) // given.accumulate)
+    training = trainer.build_training(given, device, args.classes, updates)
+    first = FirstLoss()
+    for loader.epoch in range(given.epochs):
+        trainer.train_one_epoch(loader.epoch, loader, training, device, given, first)
+    found = trainer.evaluate(val_loader, training, device, given)
+    return {
+        "accuracy": found["accuracy"],
+        "loss": found["loss"],
+        "first_loss": first.value.item(),
+        "scale": training.scaler.get_scale() if training.scaler.is_enabled() else None,
+        "updates": updates,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def parse_args(on_gpu: bool):
+    """Return the arguments; the sizes that are not given suit the device."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add, positive = parser.add_argument, flags.positive
+    add("--variants", nargs="+", default=["all"], metavar="NAME", help=f"of {', '.join(VARIANTS)}")
+    add("--seeds", type=positive, default=5, help="trainings of each variant")
+    add("--model", default="resnet18", help="a classifier of torchvision")
+    add("--image-size", type=positive, help="pixels")
+    add("-b", "--batch-size", type=positive, help="images per update")
+    add("-e", "--epochs", type=positive, help="training passes")
+    add("--classes", type=positive, help="of the images that are drawn")
+    add("--images-per-class", type=positive, help="to train on")
+    add("--val-per-class", type=positive, help="to validate on")
+    add("--lr", type=float, help="the highest learning rate")
+    add("--clip-norm", type=float, default=1.0, help="largest norm, in the variants that clip")
+    parser.set_defaults(**(ON_GPU if on_gpu else ON_CPU))
+    args = parser.parse_args()
+    unknown = [name for name in args.variants if name not in (*VARIANTS, "all")]
+    if unknown:
+        parser.error(
+            f"--variants {' '.join(unknown)}: not known; expected some of "
+            f"{', '.join(VARIANTS)}, or all"
+        )
+    # The clean training is always there, since all others are compared with it.
+    wanted = VARIANTS if "all" in args.variants else args.variants
+    clean = next(iter(VARIANTS))
+    args.variants = list(dict.fromkeys([clean, *wanted]))
+    images, largest = args.classes * args.images_per_class, args.batch_size
+    largest *= 4 if any(name.startswith("batch-x4") for name in args.variants) else 1
+    if images < largest:
+        parser.error(
+            f"{images} images are less than a batch of {largest}: give more --images-per-class or "
+            "a smaller -b"
+        )
+    if args.batch_size % 4 and "accumulation" in args.variants:
+        parser.error(f"-b {args.batch_size}: expected a multiple of 4, for 4 quarters of a batch")
+    return args
+
+
+def main():
+    device = idr_torch.device()
+    args = parse_args(device.type == "cuda")
+    run = log.open_run(args)
+    run.experiment(device)
+    data = draw(args, device)
+    with tqdm(total=args.seeds * len(args.variants), unit="training") as bar:
+        for seed in range(args.seeds):
+            for name in args.variants:
+                bar.set_description(f"{name}, seed {seed}")
+                found = train(VARIANTS[name], args, seed, data, device)
+                said = {"variant": name, "title": VARIANTS[name].title, "seed": seed}
+                run.case(f"{name}, seed {seed}", **said, **found)
+                bar.set_postfix(accuracy=f"{found['accuracy']:.1%}")
+                bar.update()
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,407 @@
+"""A small task can be learned, each variant differs in what it names, and the figure says so."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+mpl.use("Agg")
+
+from dlojz import course
+from dlojz.figures import accuracy as figures
+from dlojz.images import small
+from dlojz.runs import accuracy, log
+
+FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "accuracy.py"
+CPU = torch.device("cpu")
+CLASSES, SIZE = 4, 24
+PER_CLASS = {"train": 24, "val": 12}
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    spec = importlib.util.spec_from_file_location("accuracy_experiment", FILE)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Noise in four colours, which a few steps suffice to tell apart."""
+    found = {}
+    colours = torch.tensor([[150, 0, 0], [0, 150, 0], [0, 0, 150], [100, 100, 0]])
+    for split, count in PER_CLASS.items():
+        rng = np.random.default_rng(len(split))
+        labels = torch.arange(CLASSES).repeat_interleave(count)
+        noise = torch.from_numpy(rng.integers(0, 100, (len(labels), 3, 30, 30)))
+        images = (noise + colours[labels][:, :, None, None]).to(torch.uint8)
+        found[split] = (images, labels)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def settings(**changes):
+    sizes = {"model": "shufflenet_v2_x0_5", "image_size": SIZE, "batch_size": 16, "epochs": 2}
+    return SimpleNamespace(**sizes | {"classes": CLASSES, "lr": 0.1, "clip_norm": 0.5} | changes)
+
+
+class Training:
+    """A variant, built, whose steps can be taken one at a time."""
+
+    def __init__(self, experiment, name, data, **changes):
+        args = settings(**changes)
+        self.variant = experiment.VARIANTS[name]
+        self.trainer = experiment.copy_of_trainer(self.variant)
+        self.args = experiment.arguments(self.trainer, self.variant, args, seed=0)
+        self.trainer.set_numerics(self.args)
+        self.parts = self.trainer.build_training(self.args, CPU, CLASSES, 50)
+        self.parts.model.train()
+        loader = experiment.Resident(*data["train"], SIZE, self.args.batch_size, seed=0)
+        self.batches = list(loader)
+
+    def step(self, number=0):
+        marks = SimpleNamespace(**dict.fromkeys(("forward", "backward", "update"), lambda: None))
+        return self.trainer.train_step(number, self.parts, *self.batches[number], self.args, marks)
+
+    def gradient_norm(self):
+        grads = [p.grad.float().norm() for p in self.parts.model.parameters()]
+        return torch.stack(grads).norm().item()
+
+
+# The images --------------------------------------------------------------------------------------
+
+
+def test_small_images_are_the_middles_of_the_drawings():
+    images, labels = small.images("val", classes=2, per_class=2, side=20, workers=1)
+    assert images.shape == (4, 3, 20, 20)
+    assert images.dtype == np.uint8
+    assert labels.tolist() == [0, 0, 1, 1]
+    assert (images[3] == small.decoded(0, "val", 1, 1, 20)).all()
+    other = small.decoded(0, "train", 1, 1, 20)
+    assert (images[3] != other).any(), "validation images stand apart"
+    assert images.std() > 20, "something is drawn"
+
+
+def test_crops_are_cut_and_flipped_where_they_should(experiment):
+    images = torch.arange(2 * 3 * 5 * 5).reshape(2, 3, 5, 5)
+    index, top, left = torch.tensor([[1, 0], [0, 2], [1, 0]])
+    found = experiment.crops(images, index, top, left, torch.tensor([False, True]), 3)
+    assert (found[0] == images[1, :, 0:3, 1:4]).all()
+    assert (found[1] == images[0, :, 2:5, 0:3].flip(-1)).all()
+
+
+def test_seed_and_epoch_alone_determine_what_is_seen(experiment, data):
+    loaders = [experiment.Resident(*data["train"], SIZE, b, seed=3) for b in (8, 8, 16)]
+    loaders[1].epoch = 1
+    first, later, larger = (torch.cat([x for x, _ in loader]) for loader in loaders)
+    assert (first == larger).all(), "whatever the batch"
+    assert (first != later).any()
+    other = experiment.Resident(*data["train"], SIZE, 8, seed=4)
+    assert (torch.cat([x for x, _ in other]) != first).any()
+
+
+def test_validation_sees_every_image_once_uncut_by_chance(experiment, data):
+    images, labels = data["val"]
+    loader = experiment.Resident(images, labels, SIZE, 7)
+    seen = list(loader)
+    assert len(seen) == len(loader) == math.ceil(len(images) / 7)
+    assert (torch.cat([x for x, _ in seen]) == images[:, :, 3:27, 3:27]).all()
+    assert (torch.cat([y for _, y in seen]) == labels).all()
+
+
+# The trainings -----------------------------------------------------------------------------------
+
+
+def test_the_loop_learns(experiment, data):
+    args = settings(model="resnet18", epochs=4, lr=0.01)
+    found = experiment.train(experiment.VARIANTS["fp32"], args, 0, data, CPU)
+    assert found["accuracy"] > 2.4 / CLASSES
+    assert found["loss"] < math.log(CLASSES), "that of equal guesses"
+    assert found["updates"] == 4 * CLASSES * PER_CLASS["train"] // 16
+
+
+def test_a_seed_repeats_to_the_last_bit(experiment, data):
+    found = []
+    for seed in (0, 0, 1):
+        told = experiment.train(experiment.VARIANTS["fp32"], settings(epochs=1), seed, data, CPU)
+        found.append({key: value for key, value in told.items() if key != "seconds"})
+    first, again, other = found
+    assert first == again
+    assert first["first_loss"] != other["first_loss"]
+
+
+def test_the_first_losses_of_the_formats_agree(experiment, data):
+    """All variants begin with the same weights and images."""
+    losses = {
+        name: Training(experiment, name, data, model="resnet18").step().item()
+        for name in ("fp32", "bf16", "pure-bf16")
+    }
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert losses["pure-bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+    assert len(set(losses.values())) == 3
+
+
+def test_pure_bf16_has_weights_momenta_and_statistics_in_bf16(experiment, data):
+    pure, mixed = (Training(experiment, name, data) for name in ("pure-bf16", "bf16"))
+    for training, dtype in ((pure, torch.bfloat16), (mixed, torch.float32)):
+        training.step()
+        model, state = training.parts.model, training.parts.optimizer.state
+        assert {p.dtype for p in model.parameters()} == {dtype}
+        assert {p.grad.dtype for p in model.parameters()} == {dtype}
+        assert {s["momentum_buffer"].dtype for s in state.values()} == {dtype}
+        assert {b.dtype for b in model.buffers() if b.is_floating_point()} == {dtype}
+
+
+def test_without_a_scaler_the_rest_of_fp16_stays(experiment, data):
+    clean, without = (Training(experiment, name, data) for name in ("fp16", "no-scaler"))
+    assert clean.parts.scaler.is_enabled()
+    assert not without.parts.scaler.is_enabled()
+    assert without.args.precision == clean.args.precision == "fp16"
+
+
+def test_forgotten_unscaling_clips_what_is_scaled(experiment, data):
+    """The gradients come out of the step as short as the limit, divided by the scale."""
+    clean, forgot = (Training(experiment, name, data) for name in ("clipped", "not-unscaled"))
+    moved = []
+    for training in (clean, forgot):
+        training.parts.scaler = torch.amp.GradScaler("cpu", init_scale=1024)
+        if training is forgot:
+            experiment.not_unscaled(training.parts, CPU)
+        before = [p.detach().clone() for p in training.parts.model.parameters()]
+        # Weight decay would hide an update that is a thousand times too small.
+        training.parts.optimizer.param_groups[0]["weight_decay"] = 0.0
+        training.step()
+        after = training.parts.model.parameters()
+        moved.append(
+            torch.stack([(a - b).norm() for a, b in zip(after, before, strict=True)]).norm()
+        )
+    assert (moved[0] / moved[1]).item() == pytest.approx(1024, rel=0.05)
+
+
+def test_the_loss_is_computed_from_fp16_logits_outside_autocast(experiment, data):
+    seen = []
+    for name in ("fp16", "loss-outside"):
+        training = Training(experiment, name, data)
+        logits, loss = training.trainer.forward(training.parts, *training.batches[0], training.args)
+        seen.append((logits.dtype, loss.dtype))
+    assert seen == [(torch.float16, torch.float32), (torch.float16, torch.float16)]
+
+
+def test_only_the_training_is_under_autocast(experiment, data):
+    dtypes = {}
+    for name in ("fp16", "training-only"):
+        training = Training(experiment, name, data)
+
+        def look(model, _, out, name=name):
+            dtypes[name, model.training] = out.dtype
+
+        training.parts.model.register_forward_hook(look)
+        training.step()
+        loader = [training.batches[0]]
+        training.trainer.evaluate(loader, training.parts, CPU, training.args)
+    half = torch.float16
+    assert dtypes == {
+        ("fp16", True): half,
+        ("fp16", False): half,
+        ("training-only", True): half,
+        ("training-only", False): torch.float32,
+    }
+
+
+def test_a_resume_at_half_time_begins_with_a_fresh_scale(experiment, data):
+    for name, expected in (("fp16", 512), ("fresh-scaler", 2**16)):
+        training = Training(experiment, name, data, epochs=4)
+        training.parts.scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+        images, labels = data["train"]
+        empty = experiment.Resident(images[:0], labels[:0], SIZE, 16, seed=0)
+        scales = []
+        for epoch in range(4):
+            chrono = experiment.FirstLoss()
+            training.trainer.train_one_epoch(
+                epoch, empty, training.parts, CPU, training.args, chrono
+            )
+            scales.append(training.parts.scaler.get_scale())
+        assert scales == [512, 512, expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fp32", {"precision": "fp32", "batch_size": 16, "channels_last": False}),
+        ("tf32", {"precision": "tf32"}),
+        ("channels-last", {"precision": "fp32", "channels_last": True}),
+        ("accumulation", {"batch_size": 4, "accumulate": 4, "lr": 0.1}),
+        ("batch-x4", {"batch_size": 64, "accumulate": 1, "lr": 0.1}),
+        ("batch-x4-lr", {"batch_size": 64, "lr": 0.4}),
+        ("clipped", {"precision": "fp16", "clip_norm": 0.5}),
+    ],
+)
+def test_a_variant_differs_in_the_flags_that_it_names(experiment, name, expected):
+    variant = experiment.VARIANTS[name]
+    found = experiment.arguments(experiment.copy_of_trainer(variant), variant, settings(), 7)
+    assert found.seed == 7
+    assert {key: getattr(found, key) for key in expected} == expected
+
+
+def test_a_patch_stays_in_its_own_copy_of_the_trainer(experiment):
+    clean = experiment.VARIANTS["fp32"]
+    before = experiment.copy_of_trainer(clean)
+    patched = experiment.copy_of_trainer(experiment.VARIANTS["training-only"])
+    assert patched.evaluate.__module__ == experiment.__name__
+    assert before.evaluate.__module__ != experiment.__name__
+    after = experiment.copy_of_trainer(clean)
+    assert after.evaluate.__module__ == before.evaluate.__module__
+    assert Path(after.__file__) == course.solution("03")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--variants fp32 fp15", "--variants fp15: not known; expected some of fp32, tf32"),
+        ("--classes 2 --images-per-class 9 -b 32", "18 images are less than a batch of 32"),
+        (
+            "--variants batch-x4 --classes 3 --images-per-class 9",
+            "27 images are less than a batch of 64",
+        ),
+        ("-b 30 --variants accumulation", "-b 30: expected a multiple of 4"),
+    ],
+)
+def test_bad_flags_get_a_clear_error(experiment, monkeypatch, capsys, flags, message):
+    few = "--variants bf16 " if "--variants" not in flags else ""
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", *(few + flags).split()])
+    with pytest.raises(SystemExit):
+        experiment.parse_args(on_gpu=False)
+    assert message in capsys.readouterr().err
+
+
+def test_seeds_are_interleaved_and_each_training_is_logged(experiment, data, monkeypatch, tmp_path):
+    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(experiment, "draw", lambda args, device: data)
+    words = f"--variants bf16 --seeds 2 --model shufflenet_v2_x0_5 --image-size {SIZE} -b 16 -e 1"
+    words += f" --classes {CLASSES} --images-per-class 24 --val-per-class 12"
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", *words.split()])
+    experiment.main()
+    found = log.read(tmp_path / "run")
+    order = [(c["variant"], c["seed"]) for c in found.cases.values()]
+    assert order == [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1)]
+    assert all(0 <= c["accuracy"] <= 1 and c["seconds"] > 0 for c in found.cases.values())
+    assert [row.title for row in figures.rows(tmp_path / "run")] == ["fp32", "bf16"]
+
+
+# The statistics ----------------------------------------------------------------------------------
+
+
+def test_a_difference_is_paired_by_seed():
+    """Pairs -2, -4, -6: mean -4, deviation 2, Student's t of 2 degrees 4.3027."""
+    told = accuracy.difference({0: 80, 1: 70, 2: 90, 3: 10}, {0: 78, 1: 66, 2: 84})
+    assert (told.mean, told.seeds) == (-4, 3)
+    assert told.half == pytest.approx(4.302653 * 2 / math.sqrt(3))
+    assert told.seen == told.half
+    assert told.word == "no difference shown"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "word"),
+    [
+        ([-4.0, -4.2, -3.8], "worse"),
+        ([4.0, 4.2, 3.8], "better"),
+        ([-1.0, 1.0, 0.5], "no difference shown"),
+        ([0.0, 0.0, 0.0], "equal in every seed"),
+        ([-4.0], "too few seeds"),
+    ],
+)
+def test_a_difference_has_a_word(pairs, word):
+    clean = dict.fromkeys(range(len(pairs)), 50.0)
+    other = {seed: 50 + pair for seed, pair in enumerate(pairs)}
+    assert accuracy.difference(clean, other).word == word
+
+
+def test_without_a_common_seed_nothing_is_compared():
+    assert accuracy.difference({0: 1.0}, {1: 1.0}) is None
+
+
+# The figure --------------------------------------------------------------------------------------
+
+ACCURACIES = {  # by variant, one of each seed
+    "fp32": (0.80, 0.82, 0.78),
+    "bf16": (0.81, 0.80, 0.79),  # pairs 1, -2, 1: mean 0, deviation 1.73, half width 4.3
+    "pure-bf16": (0.70, 0.72, 0.69),
+}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    def write(accuracies):
+        given = {"model": "resnet18", "image_size": 48, "batch_size": 128, "epochs": 12}
+        given |= {"classes": 24, "images_per_class": 250, "val_per_class": 100}
+        start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1}
+        events = [{"event": "start", "arguments": given, "versions": {}} | start]
+        events.append({"event": "setup", "device": "cuda:0", "device_name": "X1"})
+        for name, values in accuracies.items():
+            for seed, value in enumerate(values):
+                said = {"variant": name, "title": f"in {name}", "seed": seed, "accuracy": value}
+                said |= {"case": f"{name}, seed {seed}", "first_loss": 3.25, "loss": 1.0}
+                events.append({"event": "case"} | said)
+        path = tmp_path / "accuracy.jsonl"
+        path.write_text("".join(json.dumps(e) + "\n" for e in events))
+        return path
+
+    return write
+
+
+def test_each_variant_has_a_row_with_its_words(trained):
+    ax = figures.plot_accuracy(trained(ACCURACIES))
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["in bf16", "in pure-bf16"]
+    grey, red = ax.texts
+    assert grey.get_text() == "no difference shown (would have seen 4.3 points)"
+    assert grey.get_color() == figures.QUIET
+    assert red.get_text() == "9.7 ± 1.4 points worse"
+    assert red.get_color() == figures.COLOURS["worse"]
+    assert "80.0%" in ax.get_title(loc="left")
+    caption = ax.figure.get_supxlabel()
+    assert "24 x 250 images" in caption
+    assert "X1 (cuda:0)" in caption
+    assert ax.get_xscale() == "linear"
+
+
+def test_a_collapse_does_not_hide_small_differences(trained):
+    ax = figures.plot_accuracy(trained(ACCURACIES | {"not-unscaled": (0.04, 0.05, 0.04)}))
+    assert ax.get_xscale() == "symlog"
+    assert ax.get_xlim()[0] < -76
+
+
+@pytest.mark.parametrize(("clean", "warned"), [(0.25, True), (0.75, False), (0.97, True)])
+def test_a_task_that_is_too_hard_or_too_easy_is_named(trained, clean, warned):
+    """Untrained models agree in every seed, which proves nothing."""
+    ax = figures.plot_accuracy(trained({"fp32": (clean, clean), "bf16": (clean, clean)}))
+    assert [t.get_text() for t in ax.texts] == ["equal in every seed"]
+    assert ("outside 60% to 90%" in ax.get_title(loc="left")) is warned
+
+
+def test_a_job_that_was_cut_off_is_compared_over_the_seeds_it_has(trained):
+    cut = ACCURACIES | {"bf16": (0.81, 0.80), "pure-bf16": (0.7,)}
+    ax = figures.plot_accuracy(trained(cut))
+    assert [t.get_text() for t in ax.texts][1] == "too few seeds"
+    assert "no difference shown" in ax.texts[0].get_text()
+
+
+def test_the_table_has_the_first_loss(trained):
+    text = repr(figures.table(trained(ACCURACIES)))
+    assert "3.25000" in text
+    assert "the clean training" in text
