@@ -89,15 +89,16 @@ def run_all(page, cells):
 
 
 def shows_figures(page, count):
-    figures = page.locator(".jp-OutputArea-output img")
-    figures.nth(count - 1).wait_for(state="attached")  # drawn a little after its cell is done
-    assert figures.count() == count
+    """Wait until the notebook shows this many: the last is drawn after its cell is done."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(".jp-OutputArea-output img")).to_have_count(count, timeout=30_000)
 
 
 def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
     open_notebook(page, lab.format("notebooks/00_start.ipynb"))
     run_all(page, 18)
-    shows_figures(page, 4)
+    shows_figures(page, 5)
     answer = page.locator(".widget-radio-box label", has_text="number of training images").first
     answer.scroll_into_view_if_needed()
     answer.click()
@@ -115,5 +116,5 @@ def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
 def test_the_untouched_starter_runs_the_second_notebook(lab, page):
     open_notebook(page, lab.format("notebooks/01_gpu.ipynb"))
     run_all(page, 25)
-    shows_figures(page, 9)
+    shows_figures(page, 10)
     assert page.locator(".jp-OutputArea-output td", has_text="COMPLETED").count() == 2
