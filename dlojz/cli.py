@@ -110,12 +110,14 @@ def _parser():
         sub.set_defaults(run=run)
         return sub.add_argument
 
+    _add_machine_commands(command)
     _add_job_commands(command)
+    _add_predictions(command)
     _add_course_commands(command)
     return parser, commands.choices
 
 
-def _add_job_commands(command):
+def _add_machine_commands(command):
     add = command("doctor", _doctor, "what this machine can do, and what is wrong")
     add("--quick", action="store_true", help="do not measure the storage or import torch")
     add("--json", action="store_true", help="for programs")
@@ -129,6 +131,8 @@ def _add_job_commands(command):
     add("--seed", type=int, default=0)
     add("--workers", type=int, help="processes (default: the CPUs of this one)")
 
+
+def _add_job_commands(command):
     add = command("submit", _submit, "run the trainer as a job, when its turn comes")
     add("command", nargs="+", help='in quotes: "dlojz/dlojz.py --test -b 32"; several: in order')
     add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
@@ -155,6 +159,8 @@ def _add_job_commands(command):
     add("job", nargs="?", help="a number, a folder or a trace (default: the last submission)")
     add("--png", type=Path, help="draw one step into this file")
 
+
+def _add_predictions(command):
     add = command("worth", _worth, "whether compiling your model would pay, and after how long")
     add("subject", choices=("compile",), help="what may be worth it")
     add("command", nargs=1, help='in quotes: "dlojz/dlojz.py --model resnet18 -b 64"; it runs here')
