@@ -70,7 +70,7 @@ class Witness:
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
         self._loss_gradient = self._logits_gradient = None
-        self._skipped = []  # of a fused optimizer with a scaler, for each update: was it skipped?
+        self._skipped = 0  # updates, by a fused optimizer with a scaler: a tensor on its device
         self._deterministic = torch.get_deterministic_debug_mode()
         self._weights = digest(self._model)
         self._pixels = {}
@@ -160,7 +160,7 @@ class Witness:
         self._counts["optimizer_steps"] += 1
         skipped = _found_inf(optimizer)
         if skipped is not None:
-            self._skipped.append(skipped.clone())
+            self._skipped = self._skipped + skipped  # which is 0 or 1
         if self._probe and not skipped:
             self._end_probe()
 
@@ -286,7 +286,7 @@ class Witness:
             losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
             drawn=getattr(self._loader.batch_sampler, "drawn", None),
             backward=self._counts["backward"],
-            optimizer_steps=self._counts["optimizer_steps"] - sum(map(bool, self._skipped)),
+            optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
             scale=self._scale(),
             weights_changed=self._weights != after,
             weights_after=after,
@@ -453,6 +453,15 @@ def stop_profiler(profiler) -> list:
     """Stop the profiler, which waits for the device; return its events for `communication`."""
     profiler.stop()
     return profiler.profiler.kineto_results.events()
+
+
+def profiled(call) -> list:
+    """Call `call()`, and return the profiler's events of it and of what it launched."""
+    profiler = start_profiler()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return stop_profiler(profiler)
 
 
 def counts(events) -> dict[str, int]:

@@ -102,7 +102,7 @@ def training_only(trainer):
 
 
 def fresh_scaler(trainer):
-    """Stop at half time, and resume from a checkpoint that lacks the scaler alone."""
+    """Begin with another scaler at half time, as a resume from a checkpoint without it would."""
     train = trainer.train_one_epoch
 
     def train_one_epoch(epoch, loader, training, device, args, chrono):

@@ -66,7 +66,7 @@ def main():
         for name, ms in experiments.in_turn(steps, device, args.rounds, args.steps).items():
             per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
             run.measure(name, statistics.median(per_batch), "ms per batch")
-            run.case(name, step_ms=per_batch, **seen(steps[name], device))
+            run.case(name, step_ms=per_batch, **seen(steps[name]))
     run.end()
 
 
@@ -116,13 +116,10 @@ def wrapped(name, model, device):
     return model
 
 
-def seen(step, device):
+def seen(step):
     """Return the communication between the processes in one step, and its times."""
     torch.distributed.barrier()
-    profiler = evidence.start_profiler()
-    step()
-    experiments.wait(device)
-    return evidence.communication(evidence.stop_profiler(profiler))
+    return evidence.communication(evidence.profiled(step))
 
 
 if __name__ == "__main__":

@@ -120,10 +120,7 @@ def case(name, function, x):
 def launched(call, x):
     """Return how many kernels the profiler sees on the GPU in one call."""
     call(x)
-    profiler = evidence.start_profiler()
-    call(x)
-    experiments.wait(x.device)
-    return evidence.counts(evidence.stop_profiler(profiler))["kernels"]
+    return evidence.counts(evidence.profiled(lambda: call(x)))["kernels"]
 
 
 def milliseconds(call, x, times):

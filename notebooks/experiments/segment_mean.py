@@ -68,16 +68,8 @@ def main():
             torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
         for name, ms in experiments.in_turn(calls, device, args.rounds).items():
             run.measure(name, statistics.median(ms), "ms")
-            run.case(name, ms=ms, **seen(calls[name], device))
+            run.case(name, ms=ms, **evidence.counts(evidence.profiled(calls[name])))
     run.end()
-
-
-def seen(call, device):
-    """Return how often one call launches work on the device, and waits for it."""
-    profiler = evidence.start_profiler()
-    call()
-    experiments.wait(device)
-    return evidence.counts(evidence.stop_profiler(profiler))
 
 
 if __name__ == "__main__":

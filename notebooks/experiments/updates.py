@@ -45,7 +45,7 @@ def main():
             if i >= 3:  # the first rounds allocate
                 spent[name].append(times)
     for name, call in cases.items():
-        counts = counted(call, device)
+        counts = evidence.counts(evidence.profiled(call))
         host_ms, whole_ms, work_ms = zip(*spent[name], strict=True)
         run.case(
             name,
@@ -97,14 +97,6 @@ def timed(call, work, device) -> tuple[float, float, float]:
     experiments.wait(device)
     done = time.perf_counter()
     return tuple(round(1000 * s, 4) for s in (returned - asked, done - begin, alone))
-
-
-def counted(call, device) -> dict:
-    """Return how many kernels or operations an update has, and how many numbers it reads."""
-    profiler = evidence.start_profiler()
-    call()
-    experiments.wait(device)
-    return evidence.counts(evidence.stop_profiler(profiler))
 
 
 if __name__ == "__main__":
