@@ -539,16 +539,19 @@ def test_a_validation_needs_the_batch_statistics_of_the_training(tmp_path):
         honest(number, parts, images, labels)
         if number in (2, 5):
             parts.model.eval()
-            parts.model[1].running_mean *= factor if number == 2 else 1
+            if factor is None:
+                parts.model.register_buffer("another", torch.zeros(1))
+            elif number == 2:
+                parts.model[1].running_mean *= factor
             with torch.no_grad():
                 parts.model(images)
                 parts.model(images)
             parts.model.train()
 
-    for factor, same in ((1, True), (1.001, False)):
-        (tmp_path / str(same)).mkdir()
+    for factor, same in ((1, True), (1.001, False), (None, False)):
+        (tmp_path / str(factor)).mkdir()
         step = functools.partial(validates, factor=factor)
-        found, _, _ = audited(tmp_path / str(same), step=step)
+        found, _, _ = audited(tmp_path / str(factor), step=step)
         assert found.same_buffers is same
         run = a_run([2.0], [5.0])
         run.audit = dataclasses.replace(run.audit, same_buffers=same)

@@ -286,7 +286,10 @@ class Auditor:
         if self._skipped or not self._buffers:
             return
         now = {plain(name): buffer for name, buffer in self._model.named_buffers()}
-        same = all(torch.equal(now[name], buffer) for name, buffer in self._buffers.items())
+        same = now.keys() == self._buffers.keys() and all(
+            torch.equal(now[name].to(buffer.device), buffer)
+            for name, buffer in self._buffers.items()
+        )
         self._same_buffers = same and self._same_buffers is not False
         self._buffers = None  # until the next update
 
