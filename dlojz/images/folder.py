@@ -204,7 +204,21 @@ def _make(root, seed, split, label, indices):
 # ---------------------------------------------------------------------------------------------
 
 
-def start_worker():
+@contextlib.contextmanager
+def processes(workers):
+    """Yield a pool of this many processes, which end with it.
+
+    They are spawned, not forked: a notebook's threads, or torch's, do not survive a fork.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker():
     """Leave Ctrl-C to the parent, which stops its workers; exit when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
@@ -217,17 +231,12 @@ def start_worker():
 
 
 def _run(root, seed, tasks, workers):
-    """Yield the number of images of each task, as it is done here or in `workers` processes.
-
-    Processes are spawned, not forked: a notebook's threads, or torch's, do not survive a fork.
-    """
+    """Yield the number of images of each task, as it is done here or in `workers` processes."""
     if workers == 1:
         for task in tasks:
             yield _make(root, seed, *task)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = futures.ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker)
-    try:
+    with processes(workers) as pool:
         queue, pending = iter(tasks), set()
         while True:
             # Only a few tasks per worker are queued: all of them, perhaps a million, take memory.
@@ -238,8 +247,6 @@ def _run(root, seed, tasks, workers):
             done, pending = futures.wait(pending, return_when=futures.FIRST_COMPLETED)
             for future in done:
                 yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def default_workers():

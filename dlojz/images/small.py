@@ -2,14 +2,12 @@
 
 import io
 import itertools
-import multiprocessing
-from concurrent import futures
 
 import numpy as np
 from PIL import Image
 
 from dlojz.images import draw
-from dlojz.images.folder import default_workers, start_worker
+from dlojz.images.folder import default_workers, processes
 
 CHUNK = 25  # images of a class that a worker draws before it hands them over: about a second
 
@@ -52,12 +50,6 @@ def _drawn(seed, split, tasks, side, workers):
         for task in tasks:
             yield _chunk(seed, split, *task, side)
         return
-    context = multiprocessing.get_context("spawn")  # as in `folder`: threads survive no fork
-    pool = futures.ProcessPoolExecutor(
-        min(workers, len(tasks)), mp_context=context, initializer=start_worker
-    )
-    try:
+    with processes(min(workers, len(tasks))) as pool:
         for future in [pool.submit(_chunk, seed, split, *task, side) for task in tasks]:
             yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
