@@ -11,10 +11,9 @@ from dlojz.figures.report import PALETTE, SERIES, hardware_text, measured, style
 from dlojz.runs import accuracy
 from dlojz.runs.accuracy import BETTER, EQUAL, TOO_FEW, WORSE, Difference
 from dlojz.runs.stats import summary
-from dlojz.table import Table
+from dlojz.table import QUIET, Table
 
 COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
-QUIET = "#77777F"
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
 USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gain can be seen
 TICKS = (-80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
@@ -52,7 +51,7 @@ def words(told: Difference) -> str:
         return told.word
     if told.word in (BETTER, WORSE):
         return f"{abs(told.mean):.1f} ± {told.half:.1f} points {told.word}"
-    return f"no difference shown (would have seen {told.seen:.1f} points)"
+    return f"no difference shown (would have seen {told.half:.1f} points)"
 
 
 def table(run) -> Table:

@@ -14,7 +14,9 @@ class Difference:
     """The accuracy of a variant, less that of the clean training, over the seeds of both."""
 
     mean: float
-    half: float | None  # half the width of the 95 % interval; None with fewer than two seeds
+    # Half the width of the 95 % interval, and so the smallest mean that would have been seen; None
+    # with fewer than two seeds.
+    half: float | None
     seeds: int
 
     @property
@@ -27,11 +29,6 @@ class Difference:
         if abs(self.mean) <= self.half:
             return NO_DIFFERENCE
         return BETTER if self.mean > 0 else WORSE
-
-    @property
-    def seen(self) -> float | None:
-        """Return the smallest mean difference that would have been seen at this spread."""
-        return self.half
 
 
 def difference(clean: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
