@@ -247,9 +247,13 @@ def trainees_job(case: Case, source: str) -> launch.Job:
 
 
 def forget():
-    """Forget the runs of earlier checks, so that the next verdict makes its own."""
+    """Forget the runs of earlier checks, so that the next verdict makes its own.
+
+    Those under way stay: another verdict waits for them.
+    """
     for job in launch.jobs():
-        (job.directory / run.CHECK_FILE).unlink(missing_ok=True)
+        if job.state.final:
+            (job.directory / run.CHECK_FILE).unlink(missing_ok=True)
 
 
 def is_false(row: dict) -> bool:
