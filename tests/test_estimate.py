@@ -16,7 +16,7 @@ from dlojz.course import UserError
 from dlojz.figures import memory as figures
 from dlojz.runs import memory
 from dlojz.runs.memory import MIB, Allocator, Peak
-from dlojz.training import estimate, models, sharding
+from dlojz.training import data, estimate, models, sharding
 from dlojz.training.ledger import Ledger
 from dlojz.training.worth import imported
 
@@ -196,6 +196,14 @@ def test_fsdp_holds_a_share_of_weights_gradients_and_state(gpus, trainer, tiny):
     for part in ("parameters", "gradients", "optimizer"):
         assert found[part] == pytest.approx(4 * (count / gpus + padded), rel=0.15)
         assert found[part] == pytest.approx(found["parameters"], rel=0.15)
+
+
+def test_nothing_is_left_of_an_estimate_that_a_training_would_meet(trainer, tiny):
+    data._line.cache_clear()
+    tiny(2)
+    estimate.measured(trainer, plan())
+    kept = data._line(torch.device("cpu"))
+    assert [type(tensor) for tensor in kept] == [torch.Tensor] * 2
 
 
 def test_checkpointing_keeps_only_the_input_of_each_block(trainer, tiny):
