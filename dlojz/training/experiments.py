@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torchvision
 
 from dlojz import idr_torch
+from dlojz.training import models
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
+SMALL = models.ViT(patch=4, layers=4, heads=4, width=128, mlp=512)
 
 
 def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str = "fp32"):
@@ -24,6 +27,25 @@ def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str =
     add("--image-size", type=int, default=224, help="pixels")
     add("-b", "--batch-size", type=int, default=batch_size, help="images per process")
     add("--precision", choices=("fp32", "tf32", *DTYPES), default=precision)
+
+
+def add_vit(parser: argparse.ArgumentParser, on_gpu: bool):
+    """Add the flags of an experiment that trains a vision transformer, to suit the device."""
+    sizes = ("vit_600m", 224, 32, "bf16") if on_gpu else ("small", 32, 16, "fp32")
+    model, image_size, batch_size, precision = sizes
+    add = parser.add_argument
+    add("--model", default=model, choices=("small", *models.LARGER))
+    add("--image-size", type=int, default=image_size, help="pixels")
+    add("-b", "--batch-size", type=int, default=batch_size, help="images per process")
+    add("--precision", choices=("fp32", "tf32", *DTYPES), default=precision)
+
+
+def vit(name: str, image_size: int):
+    """Return a vision transformer with random weights: a larger model, or "small", of 4 blocks."""
+    if name != "small":
+        return models.build(name, 1000, image_size)
+    patch, *sizes = SMALL
+    return torchvision.models.VisionTransformer(image_size, patch, *sizes, num_classes=10)
 
 
 def add_images(parser: argparse.ArgumentParser, count: int):
@@ -124,3 +146,10 @@ def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) 
         for name, call in calls.items():
             spent[name].append(milliseconds(call, device, times))
     return spent
+
+
+def away(tensors, others) -> float:
+    """Return the relative distance of these tensors from others, over all of them together."""
+    pairs = list(zip(tensors, others, strict=True))
+    apart = sum((a - b).double().square().sum().item() for a, b in pairs)
+    return (apart / sum(b.double().square().sum().item() for _, b in pairs)) ** 0.5
