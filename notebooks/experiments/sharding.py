@@ -3,8 +3,8 @@
 Submitted by a notebook: submit("notebooks/experiments/sharding.py", n_gpu=2).
 
 Each way trains the same model on the same images. Kept of each: its losses, its gradients after
-these steps against those of the first way, the collectives of a step in the order in which they are called, the bytes that a
-process holds, and the time of a step. The model and its sizes suit the device.
+these steps against those of the first way, the collectives of a step in the order of their calls,
+the bytes that a process holds, and the time of a step. The model and its sizes suit the device.
 """
 
 import argparse
