@@ -146,7 +146,7 @@ def padded(run) -> dict[str, dict[int, int]]:
 
 
 def padding(run) -> Table:
-    """Return a table of the padded parameters by number of GPUs, and in the largest dimension."""
+    """Return a table of the padded parameters by number of GPUs, with the other placement last."""
     cases = [*_measured(run, "placement", "padding").cases.values()]
     shown = [case for case in cases if case["placement"] == cases[0]["placement"]] + cases[-1:]
     rows = []
@@ -156,7 +156,7 @@ def padding(run) -> Table:
             cells = (f"{first['name']} ({first['part']})", str(first["shape"]))
             rows.append((*cells, *map(report.bytes_text, (first["bytes"], *gathered))))
     head = [f"on {case['gpus']:,} GPUs" for case in shown]
-    head[-1] += f", along the {shown[-1]['placement']}"
+    head[-1] += f", {shown[-1]['placement']}"
     return Table(("", "shape", "whole", *head), rows, "<<>" + ">" * len(head), "none is padded")
 
 

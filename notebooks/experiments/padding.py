@@ -8,6 +8,7 @@ allocates: on one machine, for any number of processes. The model has two blocks
 """
 
 import argparse
+from functools import partial
 
 import torch
 import torchvision
@@ -20,12 +21,15 @@ from dlojz.training import estimate, models, sharding
 MODELS = {"vit_l_14": models.ViT(14, 24, 16, 1024, 4096), **models.LARGER}
 
 
-def largest(parameter) -> Shard:
-    """Return the placement along the parameter's largest dimension."""
-    return Shard(max(range(parameter.ndim), key=lambda dim: parameter.shape[dim]))
+def even(gpus, parameter) -> Shard:
+    """Return a placement without padding: along the first dimension that can be cut evenly.
+
+    If there is none it is dimension 0, as by default: FSDP2 refuses to cut another one unevenly.
+    """
+    return Shard(next((dim for dim, size in enumerate(parameter.shape) if size % gpus == 0), 0))
 
 
-PLACEMENTS = {"dimension 0": None, "largest dimension": largest}
+PLACEMENTS = {"dimension 0": None, "an even dimension": even}  # fully_shard's shard_placement_fn
 
 
 def main():
@@ -50,7 +54,7 @@ def parameters(args, gpus, placement):
     patch, _, *sizes = MODELS[args.model]
     with estimate.group(gpus) as mesh, FakeTensorMode():
         model = torchvision.models.VisionTransformer(args.image_size, patch, 2, *sizes)
-        sharding.shard(model, mesh, shard_placement_fn=placement)
+        sharding.shard(model, mesh, shard_placement_fn=placement and partial(placement, gpus))
         return [
             row
             for part, module in {"root": model, "block": sharding.blocks(model)[0]}.items()
