@@ -263,7 +263,7 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
             0, 1.15 * max([peak.bytes for peak in found.values()] + [*cards.values()]) / 1e9
         )
         for text in ax.texts:
-            text.set_bbox({"facecolor": "white", "alpha": 0.8, "pad": 1, "lw": 0})
+            text.set_bbox({"facecolor": "white", "alpha": 0.8, "pad": 0, "lw": 0})
         for card, size in cards.items():
             ax.axvline(size / 1e9, color="black", linestyle="--", lw=1, zorder=0)
             ax.text(size / 1e9, -0.7, card, ha="center", va="bottom", fontsize=9)
