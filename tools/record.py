@@ -219,6 +219,7 @@ RECORDINGS = {
         "11-padding": f"{EXPERIMENTS}/padding.py --model vit_l_14",
         "11-recompute": f"{EXPERIMENTS}/recompute.py",
         **dict(_sharding_11()),
+        "11-float8": f"{EXPERIMENTS}/float8.py",  # with torchao installed
     },
 }
 
