@@ -11,13 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torchvision
 
 from dlojz import idr_torch
-from dlojz.training import models
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
-SMALL = models.ViT(patch=4, layers=4, heads=4, width=128, mlp=512)
 
 
 def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str = "fp32"):
@@ -27,25 +24,6 @@ def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str =
     add("--image-size", type=int, default=224, help="pixels")
     add("-b", "--batch-size", type=int, default=batch_size, help="images per process")
     add("--precision", choices=("fp32", "tf32", *DTYPES), default=precision)
-
-
-def add_vit(parser: argparse.ArgumentParser, on_gpu: bool):
-    """Add the flags of an experiment that trains a vision transformer, to suit the device."""
-    sizes = ("vit_600m", 224, 32, "bf16") if on_gpu else ("small", 32, 16, "fp32")
-    model, image_size, batch_size, precision = sizes
-    add = parser.add_argument
-    add("--model", default=model, choices=("small", *models.LARGER))
-    add("--image-size", type=int, default=image_size, help="pixels")
-    add("-b", "--batch-size", type=int, default=batch_size, help="images per process")
-    add("--precision", choices=("fp32", "tf32", *DTYPES), default=precision)
-
-
-def vit(name: str, image_size: int):
-    """Return a vision transformer with random weights: a larger model, or "small", of 4 blocks."""
-    if name != "small":
-        return models.build(name, 1000, image_size)
-    patch, *sizes = SMALL
-    return torchvision.models.VisionTransformer(image_size, patch, *sizes, num_classes=10)
 
 
 def add_images(parser: argparse.ArgumentParser, count: int):

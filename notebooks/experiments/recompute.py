@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import experiments, sharding
+from dlojz.training import experiments, sharding, transformers
 
 ATEN = torch.ops.aten
 PRODUCTS = [
@@ -67,7 +67,7 @@ def main():
 
 def parse_args(on_gpu):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_vit(parser, on_gpu)
+    transformers.add_flags(parser, on_gpu)
     parser.add_argument("--rounds", type=int, default=8, help="how often a step is timed")
     return parser.parse_args()
 
@@ -78,7 +78,7 @@ class Training:
     def __init__(self, way, args, device):
         torch.manual_seed(0)
         with device:
-            self.model = experiments.vit(args.model, args.image_size)
+            self.model = transformers.build(args.model, args.image_size)
         WAYS[way](self.model)
         fused = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, fused=fused)

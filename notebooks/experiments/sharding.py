@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import evidence, experiments, sharding
+from dlojz.training import evidence, experiments, sharding, transformers
 
 DDP, ROOT = "DDP", "FSDP2, root only"
 OPTIONS = {  # of fully_shard, for each block and for the root
@@ -59,7 +59,7 @@ def main():
 
 def parse_args(on_gpu):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_vit(parser, on_gpu)
+    transformers.add_flags(parser, on_gpu)
     parser.add_argument("--steps", type=int, default=4, help="whose losses are compared")
     parser.add_argument("--rounds", type=int, default=8, help="how often a step is timed")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, metavar="WAY")
@@ -74,7 +74,7 @@ class Training:
         self.dtype = experiments.DTYPES.get(args.precision)
         torch.manual_seed(0)
         with device:
-            model = experiments.vit(args.model, args.image_size)
+            model = transformers.build(args.model, args.image_size)
         self.model = wrapped(way, model, device, mesh, self.dtype)
         fused = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, fused=fused)
