@@ -25,6 +25,13 @@ def test_without_the_package_it_says_what_to_type(monkeypatch, tmp_path):
         module.main()
 
 
+@pytest.mark.parametrize("sizes", ["64x64", "64x64x63", "64x64x0", "axbxc"])
+def test_sizes_must_be_three_multiples_of_16(sizes, train, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train(EXPERIMENTS / "float8.py", tmp_path, "--sizes", sizes)
+    assert f"'{sizes}': expected three multiples of 16, like 64x64x128" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not find_spec("torchao"), reason="needs torchao, which is optional")
 def test_one_large_value_spoils_a_scale_that_all_share(train, tmp_path):
     flags = "--sizes 32x16x64 --rounds 1 --backend eager".split()

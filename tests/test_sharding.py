@@ -326,6 +326,20 @@ def test_a_run_of_another_experiment_is_refused():
         sharding.padding(runs.recorded("cpu/11-fits"))
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        ("sharding", "", "one process has nobody to share with: submit it with n_gpu=2"),
+        ("padding", "--gpus 8 0", "--gpus 0: expected whole numbers of at least 1"),
+        ("fits", "--gpus 0", "--gpus 0: expected a whole number of at least 1"),
+        ("fits", "--image-size 225", "expected a multiple, such as 224"),
+    ],
+)
+def test_a_wrong_size_is_named_with_what_was_expected(name, flags, message, train, tmp_path):
+    with pytest.raises(UserError, match=message):
+        train(EXPERIMENTS / f"{name}.py", tmp_path, *flags.split())
+
+
 def test_the_recordings_have_no_paths_of_their_machine():
     for path in runs.recordings("cpu/11-*"):
         for line in path.read_text().splitlines():

@@ -67,8 +67,10 @@ def plans(args):
 
 def predicted(trainer, plan):
     """Return the prediction in the form of `estimate.result`, from equal blocks."""
-    model = estimate.on_meta(trainer.build_model, plan, estimate.parsed(trainer, plan))
-    peaks = estimate.added_up(trainer, plan, len(estimate.equal_blocks(model)))
+    estimate.check(trainer, plan)
+    with estimate.shown(plan):
+        model = estimate.on_meta(trainer.build_model, plan, estimate.parsed(trainer, plan))
+        peaks = estimate.added_up(trainer, plan, len(estimate.equal_blocks(model)))
     return {
         "plan": asdict(plan),
         "parameters": sum(p.numel() for p in model.parameters()),

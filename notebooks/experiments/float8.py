@@ -24,7 +24,7 @@ from dlojz.training import experiments
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")  # the last: weights' gradients in bf16
 ROWS, WIDTH = 256, 512  # of the layer that shows what is lost
 OUTLIERS = (1, 1e2, 1e3, 1e4, 1e5, 1e6)
-SIZES = [f"{m}x{k}x{n}" for m in (1024, 4096, 16384) for k, n in ((1024, 4096), (4096, 16384))]
+SIZES = [(m, k, 4 * k) for m in (1024, 4096, 16384) for k in (1024, 4096)]
 SINCE = (8, 9)  # CUDA's compute capability: Ada and Hopper have products in 8 bits
 
 
@@ -34,7 +34,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     sizes = "MxKxN, such as 1024x1024x4096: (M, K) times (K, N)"
-    add("--sizes", nargs="*", default=SIZES if able else [], help=f"to be timed, {sizes}")
+    add(
+        "--sizes", nargs="*", type=size, default=SIZES if able else [], help=f"to be timed, {sizes}"
+    )
     add("--rounds", type=int, default=20, help="how often each is timed")
     add(
         "--backend", default="inductor", help="of torch.compile, which removes most of the overhead"
@@ -49,9 +51,19 @@ def main():
             run.measure(recipe, found["output"], "relative distance", x=outlier)
             run.case(f"{recipe}, {outlier:g}", recipe=recipe, outlier=outlier, away=found)
     with experiments.process_group(device):
-        for size in args.sizes:
-            run.case(size, step_ms=timed([*map(int, size.split("x"))], args, device, able))
+        for each in args.sizes:
+            run.case("x".join(map(str, each)), step_ms=timed(each, args, device, able))
     run.end()
+
+
+def size(text) -> tuple[int, ...]:
+    """Return the three numbers of "1024x1024x4096", multiples of 16, as products in 8 bits need."""
+    found = tuple(int(word) for word in text.split("x") if word.isdigit())
+    if len(found) != 3 or any(number < 16 or number % 16 for number in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected three multiples of 16, like 64x64x128"
+        )
+    return found
 
 
 def linear(recipe, shape, device, able):
@@ -96,9 +108,9 @@ def passes(layer, x, gradient):
     return {what: tensor.float() for what, tensor in found.items()}
 
 
-def timed(size, args, device, able):
+def timed(shape, args, device, able):
     """Return the milliseconds of a forward and a backward pass by recipe, in turn."""
-    m, *shape = size
+    m, *shape = shape
     x = torch.randn(m, shape[0], device=device, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(m, shape[1], device=device, dtype=torch.bfloat16)
     calls = {}

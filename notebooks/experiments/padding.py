@@ -15,6 +15,7 @@ import torchvision
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard
 
+from dlojz.course import UserError
 from dlojz.runs import log
 from dlojz.training import estimate, models, sharding
 
@@ -40,6 +41,8 @@ def main():
     args = parser.parse_args()
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
+    if min(args.gpus) < 1:
+        raise UserError(f"--gpus {min(args.gpus)}: expected whole numbers of at least 1")
     for name, placement in PLACEMENTS.items():
         for gpus in args.gpus:
             rows = parameters(args, gpus, placement)

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dlojz import idr_torch
+from dlojz.course import UserError
 from dlojz.runs import log
 from dlojz.training import evidence, experiments, sharding, transformers
 
@@ -40,6 +41,8 @@ def main():
     args = parse_args(device.type == "cuda")
     run = log.open_run(args)
     run.experiment(device)
+    if idr_torch.size < 2:
+        raise UserError("one process has nobody to share with: submit it with n_gpu=2 or more")
     experiments.set_float32(args.precision)
     with experiments.process_group(device):
         mesh = init_device_mesh(device.type, (idr_torch.size,))
