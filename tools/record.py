@@ -160,6 +160,12 @@ def _ladder_09():
         yield f"09-compiled-resnet50-bf16-x{n}-{again}", run
 
 
+def _sharding_11():
+    for n in (2, 4, 8):
+        yield f"11-sharding-x{n}", f"{EXPERIMENTS}/sharding.py"
+    yield "11-sharding-fp32-x2", f"{EXPERIMENTS}/sharding.py --precision fp32 -b 16"
+
+
 def _solution(step):
     return f"solutions/dlojz_{course.step(step)}.py"
 
@@ -207,6 +213,13 @@ RECORDINGS = {
         "09-graphs": f"{EXPERIMENTS}/graphs.py",
         "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
         **dict(_ladder_09()),
+    },
+    "11": {  # the first two need no GPU; the others' sizes suit the device
+        "11-fits": f"{EXPERIMENTS}/fits.py --model vit_6b -b 32",
+        "11-padding": f"{EXPERIMENTS}/padding.py --model vit_l_14",
+        "11-recompute": f"{EXPERIMENTS}/recompute.py",
+        **dict(_sharding_11()),
+        "11-float8": f"{EXPERIMENTS}/float8.py",  # with torchao installed
     },
 }
 

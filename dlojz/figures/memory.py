@@ -95,10 +95,12 @@ def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None):
     """Draw the parts of these peaks as stacked bars, by name, and a card's memory as a line."""
     ax = ax or plt.subplots(figsize=(8, 1.2 + 0.5 * len(peaks)))[1]
     names, shown = [*peaks], set()
+    largest = max([peak.bytes for peak in peaks.values()] + [limit or 0])
+    unit, scale = ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6)
     for y, peak in enumerate(peaks.values()):
         left = 0
         for part in PARTS:
-            size = max(0, peak.parts.get(part, 0)) / 1e9
+            size = max(0, peak.parts.get(part, 0)) / scale
             if size:
                 label = None if part in shown else part
                 ax.barh(y, size, left=left, color=COLOURS[part], label=label)
@@ -106,12 +108,12 @@ def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None):
             left += size
         ax.text(left, y, f" {bytes_text(peak.bytes)}", va="center")
     if limit:
-        ax.axvline(limit / 1e9, color="black", linestyle="--")
+        ax.axvline(limit / scale, color="black", linestyle="--")
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
-    ax.set(xlabel="memory of each GPU (GB)")
-    ax.set_xlim(0, 1.15 * max([p.bytes / 1e9 for p in peaks.values()] + [(limit or 0) / 1e9]))
-    ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
+    ax.set(xlabel=f"memory of each GPU ({unit})", xlim=(0, 1.15 * largest / scale))
+    below = -0.6 / (0.5 + 0.5 * len(peaks))  # nearly half an inch
+    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, below), frameon=False)
     return ax
 
 

@@ -124,3 +124,10 @@ def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) 
         for name, call in calls.items():
             spent[name].append(milliseconds(call, device, times))
     return spent
+
+
+def away(tensors, others) -> float:
+    """Return the relative distance of these tensors from others, over all of them together."""
+    pairs = list(zip(tensors, others, strict=True))
+    apart = sum((a - b).double().square().sum().item() for a, b in pairs)
+    return (apart / sum(b.double().square().sum().item() for _, b in pairs)) ** 0.5

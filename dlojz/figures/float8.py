@@ -1,0 +1,71 @@
+"""Figures of matrix products in 8 bits: what they lose, and from which sizes on they are faster.
+
+Each takes a run of `notebooks/experiments/float8.py`, or a recording.
+"""
+
+from collections import defaultdict
+
+import matplotlib.pyplot as plt
+
+from dlojz.course import UserError
+from dlojz.figures import report
+from dlojz.runs.stats import summary
+from dlojz.table import Table
+
+BF16 = "bf16"
+COLOURS = dict(
+    zip((BF16, "tensorwise", "rowwise", "rowwise_with_gw_hp"), report.SERIES, strict=False)
+)
+
+
+def _cases(run, field) -> list[dict]:
+    """Return the cases of a run that have this field. Raises UserError if there are none."""
+    found = report.measured(run)
+    if cases := [case | {"name": n} for n, case in found.cases.items() if field in case]:
+        return cases
+    size = " with --sizes, on a GPU" if field == "step_ms" else ""
+    raise UserError(f"{found.path}: nothing of this in it; expected a run of float8.py{size}")
+
+
+def lost(run) -> Table:
+    """Return a table of how far each recipe is from float32, without outliers."""
+    cases = _cases(run, "away")
+    first = [case for case in cases if case["outlier"] == cases[0]["outlier"]]
+    rows = [(case["recipe"], *(f"{v:.2%}" for v in case["away"].values())) for case in first]
+    return Table(("", *cases[0]["away"]), rows, "<>>>")
+
+
+def plot_outliers(run, ax=None):
+    """Draw how far the other rows of a product are from float32, by the size of one value."""
+    found = defaultdict(dict)
+    for case in _cases(run, "away"):
+        found[case["recipe"]][case["outlier"]] = 100 * case["away"]["output"]
+    with report.style(grid="both"):
+        ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
+        for recipe, away in found.items():
+            look = {"color": COLOURS[recipe], "ls": "--" if recipe.endswith("hp") else "-"}
+            ax.plot([*away], [*away.values()], "o", ms=4, label=recipe, **look)
+        ax.set(
+            xscale="log", yscale="log", xlabel="largest value of the input (the others: about 1)"
+        )
+        ax.set_ylabel("distance from float32 (%)")
+        ax.set_title(report.hardware_text(summary(run)), fontsize=9, fontweight="normal")
+        ax.legend()
+    return ax
+
+
+def break_even(run) -> Table:
+    """Return a table of the time of a layer by its sizes, in bf16 and in 8 bits."""
+    cases = _cases(run, "step_ms")
+    rows = []
+    for case in cases:
+        ms = case["step_ms"]
+        gains = [_gain(ms[BF16] / spent) for recipe, spent in ms.items() if recipe != BF16]
+        rows.append((case["name"].replace("x", " x "), f"{ms[BF16]:.3f} ms", *gains))
+    head = ("rows x inputs x outputs", "bf16", *list(cases[0]["step_ms"])[1:])
+    return Table(head, rows, "<" + ">" * (len(head) - 1))
+
+
+def _gain(ratio):
+    """Return how many times as fast, with a word if it is not."""
+    return f"x {ratio:.2f}" + " slower" * (ratio < 1)

@@ -1,0 +1,273 @@
+"""Figures of notebook 11: what sharding exchanges and holds, padding, checkpointing, what fits.
+
+Each takes a run of `notebooks/experiments/` (sharding, padding, recompute, fits) or a recording.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from dlojz.course import UserError
+from dlojz.figures import ddp, memory, report
+from dlojz.runs import log
+from dlojz.runs.memory import Peak
+from dlojz.runs.stats import summary
+from dlojz.table import Table
+
+HELD = ("parameters", "gradients", "optimizer", "gathered")
+COLOURS = ddp.COLOURS | {"reduce_scatter": report.PALETTE["update"]}
+CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
+
+
+def _measured(run, field, experiment) -> log.Run:
+    """Return the log of this experiment. Raises UserError if it is of another one."""
+    found = report.measured(run)
+    if not all(field in case for case in found.cases.values()) or not found.cases:
+        raise UserError(f"{found.path}: nothing of this in it; expected a run of {experiment}.py")
+    return found
+
+
+def _where(run) -> str:
+    return report.hardware_text(summary(run))
+
+
+# What is exchanged -------------------------------------------------------------------------------
+
+
+def exchanged(case: Mapping, processes: int) -> dict[tuple[str, str], tuple[int, float]]:
+    """Return by pass and operation: how many calls, and the bytes that a process sends.
+
+    In a ring each of n processes sends (n - 1) / n of the whole tensor to gather it, as much to
+    scatter its sum, and twice that for an all-reduce, which is one after the other.
+    """
+    found = defaultdict(lambda: (0, 0.0))
+    for call in case["collectives"]:
+        key = call["phase"], call["op"]
+        rounds = 2 if call["op"] == "all_reduce" else 1
+        calls, sent = found[key]
+        found[key] = calls + 1, sent + rounds * (processes - 1) / processes * call["bytes"]
+    return dict(found)
+
+
+def collectives(run) -> Table:
+    """Return a table of the collectives in a step of each way, and the bytes that a process sends.
+
+    As a ring sends them: gloo has no reduce-scatter, and reduces all to each process instead.
+    """
+    run, rows, first = _measured(run, "collectives", "sharding"), [], None
+    for way, case in run.cases.items():
+        found = exchanged(case, run.start["size"])
+        sent = sum(size for _, size in found.values())
+        first = first or sent
+        passes = [_calls(found, phase) for phase in ("forward", "backward")]
+        rows.append((way, *passes, report.bytes_text(sent), f"x {sent / first:.2f}"))
+    return Table(("", "forward", "backward", "a process sends", ""), rows, "<<<>>")
+
+
+def _calls(found, phase):
+    """Return the calls of a pass in words: "4 all-gathers, 5 reduce-scatters"."""
+    named = {op.replace("_", "-"): calls for (of, op), (calls, _) in found.items() if of == phase}
+    return ", ".join(f"{n} {op}{'s' * (n > 1)}" for op, n in named.items()) or "nothing"
+
+
+def plot_collectives(run, ax=None):
+    """Draw the collectives of a step of each way on a time line, beside the backward pass."""
+    run = _measured(run, "collectives", "sharding")
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(11, 1.4 + 0.6 * len(run.cases)))[1]
+        drawn = {}
+        for row, case in enumerate(run.cases.values()):
+            begin, end = case["backward_ms"]
+            drawn["backward"] = ax.barh(row, end - begin, 0.8, left=begin, color="#E3E3E8")
+            for c in case["collectives"]:
+                look = {"color": COLOURS[c["op"]], "ec": "white"}
+                bar = ax.barh(row, c["ms"], 0.45, left=c["begin_ms"], **look)
+                drawn[c["op"].replace("_", "-")] = bar
+        ax.set_yticks(range(len(run.cases)), run.cases)
+        ax.set(ylim=(len(run.cases) - 0.5, -0.5), xlabel="in a step (ms, clock of process 0)")
+        ax.set_title(_where(run), fontsize=9, fontweight="normal")
+        report.legend(ax, drawn, ncols=4, loc="upper left", bbox_to_anchor=(0, -0.2))
+    return ax
+
+
+def equality(run) -> Table:
+    """Return a table of how far each way is from the first: losses, gradients, time of a step."""
+    run, rows = _measured(run, "losses", "sharding"), []
+    first = np.array(next(iter(run.cases.values()))["losses"])
+    for way, case in run.cases.items():
+        apart = np.abs(np.array(case["losses"]) / first - 1).max()
+        ms = statistics.median(case["step_ms"])
+        rows.append((way, f"{apart:.1g}", f"{case['gradient_away']:.1g}", f"{ms:,.1f} ms"))
+    head = ("", "losses apart", "last gradients apart", "median step")
+    return Table(head, rows, "<>>>")
+
+
+# What is held ------------------------------------------------------------------------------------
+
+
+def held(run) -> dict[str, Peak]:
+    """Return what each process holds in each way, by part; on a GPU with activations."""
+    found = {}
+    ranks = _measured(run, "bytes", "sharding").ranks
+    for way in ranks[0].cases:
+        for rank, each in enumerate(ranks):
+            case = each.cases[way]
+            parts = {part: case["bytes"][part] for part in HELD}
+            if "peak_bytes" in case:
+                parts["activations"] = max(0, case["peak_bytes"] - sum(parts.values()))
+            found[f"{way}, process {rank}"] = Peak(parts)
+    return found
+
+
+def plot_held(run, ax=None):
+    """Draw what each process holds in each way, by part."""
+    found = held(run)
+    with report.style(grid="x"):
+        ax = memory.plot(found, ax=ax)
+        activations = any("activations" in peak.parts for peak in found.values())
+        rest = "activations: all the rest of the peak" if activations else "without activations"
+        ax.set_title(f"{_where(run)}; {rest}", fontsize=9, fontweight="normal")
+    return ax
+
+
+# Padding -----------------------------------------------------------------------------------------
+
+
+def padded(run) -> dict[str, dict[int, int]]:
+    """Return the bytes that the root gathers, by placement and number of GPUs."""
+    found = defaultdict(dict)
+    for case in _measured(run, "placement", "padding").cases.values():
+        size = sum(row["gathered"] for row in case["parameters"] if row["part"] == "root")
+        found[case["placement"]][case["gpus"]] = size
+    return dict(found)
+
+
+def padding(run) -> Table:
+    """Return a table of the padded parameters by number of GPUs, with the other placement last."""
+    cases = [*_measured(run, "placement", "padding").cases.values()]
+    shown = [case for case in cases if case["placement"] == cases[0]["placement"]] + cases[-1:]
+    rows = []
+    for same in zip(*(case["parameters"] for case in shown), strict=True):
+        first, gathered = same[0], [row["gathered"] for row in same]
+        if max(gathered) > first["bytes"]:
+            cells = (f"{first['name']} ({first['part']})", str(first["shape"]))
+            rows.append((*cells, *map(report.bytes_text, (first["bytes"], *gathered))))
+    head = [f"on {case['gpus']:,} GPUs" for case in shown]
+    head[-1] += f", {shown[-1]['placement']}"
+    return Table(("", "shape", "whole", *head), rows, "<<>" + ">" * len(head), "none is padded")
+
+
+def plot_padding(run, ax=None):
+    """Draw the bytes that the root gathers against the number of GPUs, by placement."""
+    found, looks = padded(run), zip(report.SERIES[1::-1], ("o-", "s--"), strict=True)
+    with report.style(grid="both"):
+        ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
+        for (placement, sizes), (colour, line) in zip(found.items(), looks, strict=False):
+            heights = [size / 1e6 for size in sizes.values()]
+            ax.plot([*sizes], heights, line, color=colour, label=placement)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(gpus := [*next(iter(found.values()))], [f"{n:,}" for n in gpus])
+        ax.set(yscale="log", xlabel="GPUs", ylabel="gathered by each GPU (MB)")
+        ax.set_title(f"parameters outside of the blocks, {run_model(run)}, float32")
+        ax.legend()
+    return ax
+
+
+def run_model(run) -> str:
+    """Return the name of the model of an experiment."""
+    return log.read(run).start["arguments"]["model"]
+
+
+# Checkpointing -----------------------------------------------------------------------------------
+
+
+def factors(run) -> dict[str, dict[str, float]]:
+    """Return kept bytes, operations and time of a step of each way, against the first."""
+    cases = _measured(run, "kept_bytes", "recompute").cases
+    first = next(iter(cases.values()))
+    return {
+        way: {
+            "kept": case["kept_bytes"] / first["kept_bytes"],
+            "operations": case["flops"] / first["flops"],
+            "time": float(np.median(np.divide(case["step_ms"], first["step_ms"]))),
+        }
+        for way, case in cases.items()
+    }
+
+
+def recomputed(run) -> Table:
+    """Return a table of what checkpointing keeps, and what it costs."""
+    cases, rows = _measured(run, "kept_bytes", "recompute").cases, []
+    for way, factor in factors(run).items():
+        case = cases[way]
+        ms = statistics.median(case["step_ms"])
+        sizes = (report.bytes_text(case[f"{what}_bytes"]) for what in ("kept", "peak"))
+        more = (f"x {factor['operations']:.2f}", f"{ms:,.1f} ms", f"x {factor['time']:.2f}")
+        rows.append((way, *sizes, *more))
+    head = ("checkpointing", "kept", "peak", "operations", "median step", "")
+    return Table(head, rows, "<>>>>>")
+
+
+def plot_recompute(run, axes=None):
+    """Draw what checkpointing keeps for the backward pass, and what it costs, side by side."""
+    run = _measured(run, "kept_bytes", "recompute")
+    cases, found = run.cases, factors(run)
+    with report.style(grid="x"):
+        if axes is None:
+            axes = plt.subplots(1, 2, figsize=(11, 1.4 + 0.5 * len(cases)), sharey=True)[1]
+        keeps, costs = axes
+        kept = [case["kept_bytes"] / 1e6 for case in cases.values()]
+        bars = keeps.barh(range(len(cases)), kept, 0.6, color=memory.COLOURS["activations"])
+        keeps.bar_label(bars, [report.bytes_text(1e6 * v) for v in kept], padding=4)
+        keeps.set(xlabel="kept for the backward pass (MB)", xlim=(0, 1.2 * max(kept)))
+        drawn = {}
+        for what, shift, colour in (("operations", -0.18, "forward"), ("time", 0.18, "backward")):
+            at, values = np.arange(len(cases)) + shift, [f[what] for f in found.values()]
+            drawn[what] = costs.barh(at, values, 0.34, color=report.PALETTE[colour])
+            costs.bar_label(drawn[what], [f"x {v:.2f}" for v in values], padding=4, fontsize=8)
+        costs.set(xlabel="of a step, against the first", xlim=(0, 1.25 * max([*values, 4 / 3])))
+        costs.axvline(4 / 3, color=report.PALETTE["limit"], ls="--")
+        keeps.set_yticks(range(len(cases)), cases)
+        keeps.invert_yaxis()
+        keeps.set_title(_where(run), fontsize=9, fontweight="normal")
+        report.legend(costs, drawn, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    return axes
+
+
+# What fits ---------------------------------------------------------------------------------------
+
+
+def predicted(run) -> dict[str, Peak]:
+    """Return the highest peak of each plan of experiments/fits.py."""
+    cases = _measured(run, "peaks", "fits").cases
+    return {_plan(case["plan"]): memory.highest(case)[1] for case in cases.values()}
+
+
+def _plan(plan):
+    """Return how a plan trains, in a few words: "8 GPUs, FSDP, checkpointing"."""
+    several = plan["gpus"] > 1
+    words = [f"{plan['gpus']:,} GPU{'s' * several}"]
+    words += [plan["sharding"].upper()] * several
+    return ", ".join(words + ["checkpointing"] * (plan["checkpointing"] != "off"))
+
+
+def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
+    """Draw the predicted memory of each GPU for each plan, by part, with the memory of cards."""
+    found = predicted(run)
+    with report.style(grid="x"):
+        ax = memory.plot(found, ax=ax)
+        ax.set_xlim(
+            0, 1.15 * max([peak.bytes for peak in found.values()] + [*cards.values()]) / 1e9
+        )
+        for text in ax.texts:
+            text.set_bbox({"facecolor": "white", "alpha": 0.8, "pad": 0, "lw": 0})
+        for card, size in cards.items():
+            ax.axvline(size / 1e9, color="black", linestyle="--", lw=1, zorder=0)
+            ax.text(size / 1e9, -0.7, card, ha="center", va="bottom", fontsize=9)
+        arguments = log.read(run).start["arguments"]
+        what = "{model}, {batch_size} images of {image_size} px on each GPU, {precision}"
+        ax.set_title(what.format(**arguments), fontsize=10, pad=18)
+    return ax

@@ -1,0 +1,82 @@
+"""The memory of a training step on 1 to 1,024 GPUs, as `dlojz estimate` predicts it.
+
+Submitted by a notebook: submit("notebooks/experiments/fits.py --model vit_6b").
+
+No GPU is needed. Each prediction runs steps of two short versions of the model, on tensors without
+memory, and adds the missing blocks: they are all equal.
+"""
+
+import argparse
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from dlojz import course
+from dlojz.runs import log, memory
+from dlojz.training import estimate, models
+from dlojz.training.worth import imported
+
+WAYS = (("ddp", "off"), ("fsdp", "off"), ("fsdp", "blocks"))  # sharding and checkpointing
+
+
+def main():
+    args = parse_args()
+    run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
+    warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+    trainer = imported(args.trainer or course.solution(course.CHAIN[-1]))
+    for plan in dict.fromkeys(plans(args)):
+        begin = time.perf_counter()
+        row = predicted(trainer, plan)
+        seconds = round(time.perf_counter() - begin, 2)
+        run.case(memory.means(asdict(plan)), **row, seconds=seconds)
+        most = max(sum(parts.values()) for parts in row["peaks"].values())
+        run.measure(memory.means(asdict(plan)), most, "bytes on each GPU")
+    run.end()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", default="vit_6b", choices=models.LARGER)
+    add("--image-size", type=int, default=224, help="pixels")
+    add("-b", "--batch-size", type=int, default=32, help="images per GPU")
+    add("--precision", choices=memory.PRECISIONS, default="bf16")
+    add("--gpus", type=int, nargs="+", default=[1, 2, 8, 64, 1024])
+    add("--trainer", type=Path, help="whose step it is (default: the last solution)")
+    return parser.parse_args()
+
+
+def plans(args):
+    """Yield what is predicted: on one GPU there is nothing to shard."""
+    for gpus in args.gpus:
+        for sharding, checkpointing in WAYS:
+            yield estimate.Plan(
+                model=args.model,
+                gpus=gpus,
+                sharding=sharding if gpus > 1 else "ddp",
+                batch=args.batch_size,
+                image_size=args.image_size,
+                checkpointing=checkpointing,
+                precision=args.precision,
+            )
+
+
+def predicted(trainer, plan):
+    """Return the prediction in the form of `estimate.result`, from equal blocks."""
+    estimate.check(trainer, plan)
+    with estimate.shown(plan):
+        model = estimate.on_meta(trainer.build_model, plan, estimate.parsed(trainer, plan))
+        peaks = estimate.added_up(trainer, plan, len(estimate.equal_blocks(model)))
+    return {
+        "plan": asdict(plan),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "peaks": {phase: dict(peak.parts) for phase, peak in peaks.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The padding of FSDP2: bytes that are gathered of each parameter, by the number of processes.
+
+Submitted by a notebook: submit("notebooks/experiments/padding.py").
+
+FSDP2 cuts each parameter along one dimension, and all parts get the size of the largest one. A
+process group whose other members are fake, and tensors without memory, show what FSDP2 itself
+allocates: on one machine, for any number of processes. The model has two blocks, as all are equal.
+"""
+
+import argparse
+from functools import partial
+
+import torch
+import torchvision
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard
+
+from dlojz.course import UserError
+from dlojz.runs import log
+from dlojz.training import estimate, models, sharding
+
+MODELS = {"vit_l_14": models.ViT(14, 24, 16, 1024, 4096), **models.LARGER}
+
+
+def even(gpus, parameter) -> Shard:
+    """Return a placement without padding: along the first dimension that can be cut evenly.
+
+    If there is none it is dimension 0, as by default: FSDP2 refuses to cut another one unevenly.
+    """
+    return Shard(next((dim for dim, size in enumerate(parameter.shape) if size % gpus == 0), 0))
+
+
+PLACEMENTS = {"dimension 0": None, "an even dimension": even}  # fully_shard's shard_placement_fn
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="vit_l_14", choices=MODELS)
+    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[2, 8, 64, 256, 1024])
+    args = parser.parse_args()
+    run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
+    if min(args.gpus) < 1:
+        raise UserError(f"--gpus {min(args.gpus)}: expected whole numbers of at least 1")
+    for name, placement in PLACEMENTS.items():
+        for gpus in args.gpus:
+            rows = parameters(args, gpus, placement)
+            total = sum(row["gathered"] for row in rows if row["part"] == "root")
+            run.measure(name, total, "gathered bytes of the root", x=gpus)
+            run.case(f"{name}, {gpus}", gpus=gpus, placement=name, parameters=rows)
+    run.end()
+
+
+def parameters(args, gpus, placement):
+    """Return what each parameter of the root and of a block takes: whole, gathered, in its part."""
+    patch, _, *sizes = MODELS[args.model]
+    with estimate.group(gpus) as mesh, FakeTensorMode():
+        model = torchvision.models.VisionTransformer(args.image_size, patch, 2, *sizes)
+        sharding.shard(model, mesh, shard_placement_fn=placement and partial(placement, gpus))
+        return [
+            row
+            for part, module in {"root": model, "block": sharding.blocks(model)[0]}.items()
+            for row in gathered(part, module)
+        ]
+
+
+def gathered(part, module):
+    """Gather a module's own parameters, and yield the bytes of each."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    module.unshard()
+    for parameter in module._get_fsdp_state()._fsdp_param_group.fsdp_params:
+        shape = parameter._orig_size
+        yield {
+            "part": part,
+            "name": names[parameter.sharded_param],
+            "shape": [*shape],
+            "bytes": shape.numel() * parameter.orig_dtype.itemsize,
+            "gathered": sum(t.untyped_storage().nbytes() for t in parameter.all_gather_outputs),
+            "held": parameter._sharded_param_data.untyped_storage().nbytes(),
+        }
+
+
+if __name__ == "__main__":
+    main()

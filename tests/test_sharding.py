@@ -1,0 +1,348 @@
+"""Experiments and figures of notebook 11: sharding, padding, checkpointing, what fits."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+import torch
+from test_compiling import experiment, load
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+
+from dlojz import course, launch, runs
+from dlojz.course import UserError
+from dlojz.figures import memory, sharding
+from dlojz.launch import Request, series
+from dlojz.runs import log
+from dlojz.training import estimate, models
+from dlojz.training.worth import imported
+
+REPOSITORY = Path(__file__).parent.parent
+EXPERIMENTS = REPOSITORY / "notebooks/experiments"
+ZERO3, ZERO2, ROOT = "FSDP2", "FSDP2, kept whole after forward", "FSDP2, root only"
+PARAMETERS = 809_354  # of the small model
+BLOCK = 4 * 128 * 129 + 2 * 128 * 512 + 512 + 128 + 4 * 128  # of one of its four blocks
+
+
+# Sharding, in two processes ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two():
+    """The run of experiments/sharding.py in two processes."""
+    flags = "-b 2 --steps 3 --rounds 1".split()
+    entry = series.Entry("sharding", EXPERIMENTS / "sharding.py", flags)
+    job = series.submit([entry], Request(name="sharding", n_gpu=2))
+    assert job.wait() == launch.State.COMPLETED, job.explain()
+    return series.folders(job)["sharding"]
+
+
+def called(run, way):
+    """Each pass's operations with their bytes, in the order of their calls."""
+    calls = log.read(run).cases[way]["collectives"]
+    by_pass = {"forward": [], "backward": []}
+    for call in calls:
+        by_pass[call["phase"]].append((call["op"], call["bytes"]))
+    return by_pass
+
+
+@pytest.mark.parametrize(
+    ("way", "forward", "backward"),
+    [
+        ("DDP", {}, {"all_reduce": 2}),
+        (ZERO3, {"all_gather": 5}, {"all_gather": 4, "reduce_scatter": 5}),
+        (ZERO2, {"all_gather": 5}, {"reduce_scatter": 5}),
+        (ROOT, {"all_gather": 1}, {"reduce_scatter": 1}),
+    ],
+)
+def test_each_way_calls_its_own_collectives(two, way, forward, backward):
+    found = called(two, way)
+    assert Counter(op for op, _ in found["forward"]) == forward
+    assert Counter(op for op, _ in found["backward"]) == backward
+
+
+def test_the_root_is_gathered_first_and_each_block_when_it_is_needed(two):
+    found = called(two, ZERO3)
+    (_, root), *blocks = found["forward"]
+    assert [size for _, size in blocks] == 4 * [4 * BLOCK]
+    assert root >= 4 * (PARAMETERS - 4 * BLOCK), "padded"
+    scattered = [size for op, size in found["backward"] if op == "reduce_scatter"]
+    assert scattered == 4 * [4 * BLOCK] + [root], "the root's come last"
+    assert called(two, ROOT)["forward"] == [("all_gather", root + 16 * BLOCK)], "all at once"
+    summed = sum(size for _, size in called(two, "DDP")["backward"])
+    assert summed == 4 * PARAMETERS
+
+
+def test_each_way_trains_the_same_model(two):
+    cases = log.read(two).cases
+    for case in cases.values():
+        assert case["losses"] == pytest.approx(cases["DDP"]["losses"], rel=1e-6)
+        assert case["gradient_away"] < 1e-6
+    assert len(set(cases["DDP"]["losses"])) == 3, "it trains"
+
+
+def test_a_process_holds_its_share_and_a_block_at_a_time(two):
+    ranks = log.read_ranks(two)
+    assert len(ranks) == 2
+    whole, root = 4 * PARAMETERS, called(two, ZERO3)["forward"][0][1]
+    for way in (ZERO3, ZERO2, ROOT):
+        shares = [rank.cases[way]["bytes"] for rank in ranks]
+        assert sum(share["parameters"] for share in shares) == whole, "each number in one process"
+        for share in shares:
+            assert share["gradients"] == share["parameters"]
+            assert share["optimizer"] == pytest.approx(2 * share["parameters"], rel=1e-3)
+            most = root + (4 if way == ZERO3 else 16) * BLOCK
+            assert share["gathered"] == most
+    for rank in ranks:
+        held = rank.cases["DDP"]["bytes"]
+        assert (held["parameters"], held["gradients"], held["gathered"]) == (whole, whole, 0)
+
+
+def test_what_is_drawn_of_a_run_is_in_its_log(two):
+    rows = {row[0]: row[1:] for row in sharding.collectives(two).rows}
+    assert rows["DDP"][:2] == ("nothing", "2 all-reduces")
+    assert rows[ZERO3][:2] == ("5 all-gathers", "4 all-gathers, 5 reduce-scatters")
+    assert rows[ROOT][:2] == ("1 all-gather", "1 reduce-scatter")
+    assert rows[ZERO3][-1] == "x 1.50"
+    ax = sharding.plot_collectives(two)
+    assert len(ax.patches) == 4 + sum(len(c["collectives"]) for c in log.read(two).cases.values())
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["DDP", ZERO3, ZERO2, ROOT]
+    peaks = sharding.held(two)
+    assert peaks["DDP, process 0"].bytes == pytest.approx(16 * PARAMETERS, rel=1e-3)
+    assert peaks[f"{ZERO3}, process 1"].bytes < 0.6 * peaks["DDP, process 1"].bytes
+    ax = sharding.plot_held(two)
+    assert "without activations" in ax.get_title(loc="left")
+    assert "(MB)" in ax.get_xlabel()
+    assert [row[0] for row in sharding.equality(two).rows] == ["DDP", ZERO3, ZERO2, ROOT]
+
+
+def way(peak_bytes=None, **more):
+    """A case of experiments/sharding.py on two processes."""
+    held = {"parameters": 1e9, "gradients": 1e9, "optimizer": 2e9, "gathered": 0}
+    calls = [{"op": "all_reduce", "bytes": 4e9, "phase": "backward", "begin_ms": 0, "ms": 1}]
+    case = {"bytes": held, "collectives": calls, "losses": [1.0, 2.0], "gradient_away": 0.0}
+    case |= {"step_ms": [3.0], "backward_ms": [0, 1]} | more
+    return case | ({"peak_bytes": peak_bytes} if peak_bytes else {})
+
+
+def test_on_a_gpu_the_rest_of_the_peak_is_activations(tmp_path):
+    run = experiment(tmp_path / "s.jsonl", {"DDP": way(9e9)})
+    assert sharding.held(run)["DDP, process 0"].parts["activations"] == 5e9
+    ax = sharding.plot_held(run)
+    assert "all the rest of the peak" in ax.get_title(loc="left")
+    assert "9 GB" in ax.texts[0].get_text()
+
+
+def test_in_a_ring_a_sharded_step_sends_half_as_much_again(tmp_path):
+    gather = {"op": "all_gather", "bytes": 4e9, "begin_ms": 0, "ms": 1}
+    scatter = gather | {"op": "reduce_scatter", "phase": "backward"}
+    calls = [gather | {"phase": "forward"}, gather | {"phase": "backward"}, scatter]
+    assert sharding.exchanged(way(), 4) == {("backward", "all_reduce"): (1, 6e9)}
+    found = sharding.exchanged(way(collectives=calls), 4)
+    assert found["forward", "all_gather"] == (1, 3e9)
+    assert sum(size for _, size in found.values()) == 9e9
+
+
+def test_losses_and_gradients_are_compared_with_the_first_way(tmp_path):
+    other = way(losses=[1.0, 2.2], gradient_away=0.02, step_ms=[1.0, 9.0, 2.0])
+    run = experiment(tmp_path / "s.jsonl", {"DDP": way(), "other": other})
+    assert sharding.equality(run).rows[1] == ("other", "0.1", "0.02", "2.0 ms")
+
+
+# Padding -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def padding(train, tmp_path):
+    """The run of experiments/padding.py on up to 64 GPUs."""
+    train(EXPERIMENTS / "padding.py", tmp_path, "--gpus", 2, 8, 64)
+    return tmp_path
+
+
+def test_a_dimension_that_is_too_short_is_padded_to_one_for_each_gpu(padding):
+    for case in log.read(padding).cases.values():
+        names = {row["name"]: row for row in case["parameters"] if row["part"] == "root"}
+        for row in case["parameters"]:
+            shape = [*row["shape"]]
+            even = [dim for dim, size in enumerate(shape) if size % case["gpus"] == 0]
+            cut = even[0] if case["placement"] != "dimension 0" and even else 0
+            shape[cut] = math.ceil(shape[cut] / case["gpus"])  # of each part
+            assert row["bytes"] == 4 * math.prod(row["shape"])
+            assert row["held"] == 4 * math.prod(shape)
+            assert row["gathered"] == case["gpus"] * row["held"]
+        assert names["encoder.pos_embedding"]["shape"] == [1, 257, 1024]
+
+
+def test_padding_is_drawn_by_placement_and_its_parameters_are_listed(padding):
+    found = sharding.padded(padding)
+    assert {n: round(size / 2**20, 1) for n, size in found["dimension 0"].items()} == {
+        2: 8.2,
+        8: 14.3,
+        64: 70.8,
+    }
+    assert {round(size / 2**20, 1) for size in found["an even dimension"].values()} == {7.2}
+    rows = {row[0]: row[1:] for row in sharding.padding(padding).rows}
+    assert rows["encoder.pos_embedding (root)"] == (
+        *("[1, 257, 1024]", "1.05 MB", "2.11 MB", "8.42 MB", "67.4 MB", "1.05 MB"),
+    )
+    assert not any("(block)" in name for name in rows), "1024 is a multiple of 64"
+    lines = sharding.plot_padding(padding).lines
+    assert [line.get_label() for line in lines] == ["dimension 0", "an even dimension"]
+    assert lines[0].get_ydata()[-1] == pytest.approx(74.25, abs=0.01)
+
+
+def test_fsdp2_refuses_to_cut_another_dimension_unevenly():
+    """If this fails, a new version of PyTorch can do it: rewrite that part of notebook 11."""
+    layer = torch.nn.Linear(3200, 1, bias=False)
+    with estimate.group(1024) as mesh, pytest.raises(NotImplementedError, match="uneven sharding"):
+        fully_shard(layer, mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+
+
+# Checkpointing -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recompute(tmp_path_factory):
+    """The run of experiments/recompute.py, with a small batch."""
+    folder, module = tmp_path_factory.mktemp("recompute"), load("recompute")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["recompute.py", "-b", "2", "--rounds", "2"])
+        patch.setattr("sys.excepthook", None)
+        patch.setenv("DLOJZ_RUN", str(folder))
+        module.main()
+    return folder
+
+
+def test_what_is_kept_is_less_and_the_gradients_are_the_same(recompute):
+    cases = log.read(recompute).cases
+    off, blocks, but_products = cases.values()
+    assert blocks["kept_bytes"] < 0.2 * off["kept_bytes"]
+    assert blocks["kept_bytes"] < but_products["kept_bytes"] < 0.8 * off["kept_bytes"]
+    for case in cases.values():
+        assert case["gradient_away"] < 1e-6
+        assert case["gradient_bytes"] == 4 * PARAMETERS, "all else is freed by the backward pass"
+        assert case["peak_bytes"] >= case["kept_bytes"]
+
+
+def test_what_is_kept_is_what_autograd_saves(recompute):
+    module = load("recompute")
+    args = log.read(recompute).start["arguments"]
+    for way in ("off", "blocks"):  # hooks do not see what a selective checkpoint keeps
+        training, saved = trained(module, way, args), {}
+
+        def keep(tensor, saved=saved):
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = training.forward()
+        assert loss.item() > 0
+        weights = {p.untyped_storage().data_ptr() for p in training.model.parameters()}
+        weights.add(training.images.untyped_storage().data_ptr())
+        total = sum(storage.nbytes() for at, storage in saved.items() if at not in weights)
+        kept = log.read(recompute).cases[way]["kept_bytes"]
+        states = 4 * torch.get_rng_state().nbytes * (way == "blocks")  # one for each block
+        assert kept == pytest.approx(total + states, abs=1000), way
+
+
+def trained(module, way, arguments):
+    """A Training of experiments/recompute.py with the arguments of a run."""
+    args = type("Arguments", (), arguments)
+    return module.Training(way, args, torch.device("cpu"))
+
+
+def test_a_block_is_computed_again_up_to_what_was_saved_last(recompute):
+    """Without this early stop it would be all of the forward pass: a third of the step."""
+    cases, module = log.read(recompute).cases, load("recompute")
+    off, blocks, but_products = (case["flops"] for case in cases.values())
+    assert but_products == off, "no matrix product is computed again"
+    tokens, width, mlp = 2 * 65, 128, 512
+    again = 2 * tokens * (4 * width * width + width * mlp)  # not the second layer of the MLP
+    assert blocks - off == 4 * again
+    with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+        training = trained(module, "blocks", log.read(recompute).start["arguments"])
+        assert training.seen()["flops"] - off == 4 * (again + 2 * tokens * width * mlp)
+
+
+def test_what_checkpointing_keeps_and_costs_is_drawn_beside_each_other(tmp_path):
+    def case(kept, flops, *ms):
+        return {"kept_bytes": kept, "peak_bytes": 9e9, "flops": flops, "step_ms": [*ms]}
+
+    cases = {"off": case(8e9, 300, 10.0, 20.0, 10.0), "blocks": case(1e9, 390, 13.0, 26.0, 50.0)}
+    run = experiment(tmp_path / "r.jsonl", cases)
+    assert sharding.factors(run)["blocks"] == {"kept": 0.125, "operations": 1.3, "time": 1.3}
+    row = sharding.recomputed(run).rows[1]
+    assert row == ("blocks", "1 GB", "9 GB", "x 1.30", "26.0 ms", "x 1.30")
+    keeps, costs = sharding.plot_recompute(run)
+    assert [bar.get_width() for bar in keeps.patches] == [8000, 1000]
+    assert [bar.get_width() for bar in costs.patches] == [1, 1.3, 1, 1.3]
+
+
+# What fits ---------------------------------------------------------------------------------------
+
+
+def test_a_prediction_from_equal_blocks_is_that_of_the_whole_model(train, tmp_path, monkeypatch):
+    tiny = models.ViT(patch=8, layers=14, heads=2, width=64, mlp=256)
+    monkeypatch.setitem(models.LARGER, "vit_tiny", tiny)
+    flags = "--model vit_tiny --image-size 32 -b 4 --precision fp32 --gpus 8".split()
+    train(EXPERIMENTS / "fits.py", tmp_path, *flags)
+    found = sharding.predicted(tmp_path)
+    assert [*found] == ["8 GPUs, DDP", "8 GPUs, FSDP", "8 GPUs, FSDP, checkpointing"]
+    trainer = imported(course.solution(course.CHAIN[-1]))
+    *_, case = log.read(tmp_path).cases.values()
+    whole = estimate.result(trainer, estimate.Plan(**case["plan"] | {"flags": ()}))
+    *_, peak = found.values()
+    assert peak.bytes == pytest.approx(memory.highest(whole)[1].bytes, rel=0.01)
+
+
+def test_what_fits_is_drawn_with_the_cards():
+    run = runs.recorded("cpu/11-fits")
+    ax = sharding.plot_fits(run)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [*sharding.predicted(run)]
+    assert {line.get_xdata()[0] for line in ax.lines} == {80, 141}
+    said = [text.get_text() for text in ax.texts]
+    assert {"80 GB", "141 GB"} < set(said)
+    peaks = {name: peak.bytes for name, peak in sharding.predicted(run).items()}
+    assert peaks["8 GPUs, DDP"] == pytest.approx(peaks["1,024 GPUs, DDP"]), "more GPUs do not help"
+    assert peaks["8 GPUs, FSDP, checkpointing"] < peaks["8 GPUs, FSDP"] < 80e9 < peaks["1 GPU"]
+
+
+def test_a_run_of_another_experiment_is_refused():
+    other = runs.recorded("cpu/11-padding")
+    for figure, name in {
+        sharding.collectives: "sharding",
+        sharding.plot_held: "sharding",
+        sharding.plot_recompute: "recompute",
+        sharding.plot_fits: "fits",
+    }.items():
+        with pytest.raises(UserError, match=rf"expected a run of {name}\.py"):
+            figure(other)
+    with pytest.raises(UserError, match=r"expected a run of padding\.py"):
+        sharding.padding(runs.recorded("cpu/11-fits"))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        ("sharding", "", "one process has nobody to share with: submit it with n_gpu=2"),
+        ("padding", "--gpus 8 0", "--gpus 0: expected whole numbers of at least 1"),
+        ("fits", "--gpus 0", "--gpus 0: expected a whole number of at least 1"),
+        ("fits", "--image-size 225", "expected a multiple, such as 224"),
+    ],
+)
+def test_a_wrong_size_is_named_with_what_was_expected(name, flags, message, train, tmp_path):
+    with pytest.raises(UserError, match=message):
+        train(EXPERIMENTS / f"{name}.py", tmp_path, *flags.split())
+
+
+def test_the_recordings_have_no_paths_of_their_machine():
+    for path in runs.recordings("cpu/11-*"):
+        for line in path.read_text().splitlines():
+            if (event := json.loads(line))["event"] == "start":
+                assert event["hostname"] == "recorded"
+            assert str(REPOSITORY) not in line
