@@ -16,7 +16,7 @@ from dlojz.course import UserError
 from dlojz.figures import memory as figures
 from dlojz.runs import memory
 from dlojz.runs.memory import MIB, Allocator, Peak
-from dlojz.training import data, estimate, models, sharding
+from dlojz.training import data, estimate, models
 from dlojz.training.ledger import Ledger
 from dlojz.training.worth import imported
 
@@ -54,13 +54,13 @@ def test_the_parameters_of_a_larger_model_are_computed_from_its_sizes(name):
     count = sum(p.numel() for p in model.parameters())
     assert models.LARGER[name].parameters(1000, 224) == count
     assert f"{name} ({count / 1e9:.2f}" in models.larger()
-    assert len(sharding.blocks(model)) == models.LARGER[name].layers
+    assert len(models.blocks(model)) == models.LARGER[name].layers
 
 
 def test_the_blocks_of_a_model_are_its_largest_repeated_parts():
     with torch.device("meta"):
-        assert len(sharding.blocks(models.build("resnet50", 10, 64))) == 16
-        assert not sharding.blocks(models.build("vgg11", 10, 64))
+        assert len(models.blocks(models.build("resnet50", 10, 64))) == 16
+        assert not models.blocks(models.build("vgg11", 10, 64))
 
 
 # The allocator -----------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_the_command_predicts_and_finds_what_fits(capfd, course_folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--model vit_3b", "--model vit_3b: not in torchvision.models, and not one of vit_600m"),
+        ("--model vit_3b", "--model vit_3b: not in torchvision.models, and not one of vit_tiny"),
         ("--model vit_2b --gpus 0", "--gpus 0: expected a whole number of at least 1"),
         ("--model vit_2b -b -2", "--batch -2: expected a whole number"),
         ("--model vit_2b --image-size 0", "--image-size 0: expected a whole number"),

@@ -238,7 +238,7 @@ def on_meta(build_model, plan, args, short=None):
     with torch.device("meta"):
         model = build_model(args, CLASSES)
     by_block = plan.sharding == "fsdp" or plan.checkpointing == "blocks"
-    if by_block and not sharding.blocks(model):
+    if by_block and not models.blocks(model):
         raise UserError(
             f"{plan.model} repeats no block of its own, so there is nothing to shard or "
             "checkpoint block by block: give --sharding ddp and --checkpointing off, or a ViT"
@@ -327,14 +327,14 @@ def added_up(trainer, plan: Plan, blocks: int) -> dict[str, memory.Peak]:
 
 def equal_blocks(model) -> list:
     """Return the model's blocks if they are of equal shapes and one after the other; else []."""
-    found = sharding.blocks(model)
+    found = models.blocks(model)
     shapes = {tuple(tuple(p.shape) for p in block.parameters()) for block in found}
     return found if len(shapes) == 1 and container(model) is not None else []
 
 
 def container(model):
     """Return the torch.nn.Sequential or ModuleList of all the blocks, and of nothing else."""
-    found, lists = sharding.blocks(model), torch.nn.Sequential | torch.nn.ModuleList
+    found, lists = models.blocks(model), torch.nn.Sequential | torch.nn.ModuleList
     kept = (m for m in model.modules() if isinstance(m, lists) and [*m.children()] == found)
     return next(kept, None)
 
@@ -357,7 +357,7 @@ def ways(trainer, plan: Plan) -> list[Plan]:
     if plan.precision not in DTYPES and has_precision(trainer):
         half = replace(plan, precision="bf16")
     found = [plan, half]
-    if sharding.blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan))):
+    if models.blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan))):
         found.append(replace(half, checkpointing="blocks"))
         if plan.gpus > 1:
             found += [replace(way, sharding="fsdp") for way in (half, found[-1])]

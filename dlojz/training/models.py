@@ -1,8 +1,13 @@
 """The models that `--model` names: torchvision's classifiers, and larger vision transformers."""
 
+from collections import Counter
 from typing import NamedTuple
 
+import torch
 import torchvision
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from dlojz import idr_torch
 
 
 class ViT(NamedTuple):
@@ -23,7 +28,8 @@ class ViT(NamedTuple):
         return patches + (tokens + 1) * w + self.layers * block + 2 * w + num_classes * (w + 1)
 
 
-LARGER = {  # heads of 80, 128 and 128 channels
+LARGER = {  # than torchvision's, but for the first one. Heads of 64, 80, 128 and 128 channels
+    "vit_tiny": ViT(patch=16, layers=12, heads=3, width=192, mlp=768),  # DeiT's, for processors
     "vit_600m": ViT(patch=14, layers=32, heads=16, width=1280, mlp=5120),  # ViT-H/14
     "vit_2b": ViT(patch=14, layers=40, heads=16, width=2048, mlp=8192),
     "vit_6b": ViT(patch=14, layers=48, heads=25, width=3200, mlp=12800),  # InternViT-6B
@@ -54,10 +60,83 @@ def build(name: str, num_classes: int, image_size: int):
     """Return a classifier with random weights, for square images of `image_size` pixels."""
     if name in LARGER:
         patch, *sizes = LARGER[name]
-        return torchvision.models.VisionTransformer(
-            image_size, patch, *sizes, num_classes=num_classes
-        )
+        device = torch.get_default_device()
+        with torch.device("meta"):
+            model = torchvision.models.VisionTransformer(
+                image_size, patch, *sizes, num_classes=num_classes
+            )
+        return model if device.type == "meta" else draw(model, device)
     options = {"image_size": image_size} if name.startswith("vit_") else {}
     if name in ("googlenet", "inception_v3"):
         options = {"aux_logits": False}  # one loss, as for all others
     return torchvision.models.get_model(name, num_classes=num_classes, **options)
+
+
+def draw(model, device):
+    """Return a vision transformer without values, on the device and with random weights.
+
+    Each weight has a seed of its own: a process that holds a shard draws one weight after another,
+    and the shards of all processes together are the model that a single one would draw.
+    """
+    model.to_empty(device=device)
+    generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu")
+    for number, (name, weight) in enumerate(model.named_parameters()):
+        generator.manual_seed(torch.initial_seed() + number)
+        whole = torch.empty(weight.shape, device=generator.device)
+        initialize(name, whole, generator)
+        with torch.no_grad():
+            if isinstance(weight, DTensor):
+                mesh, places = weight.device_mesh, weight.placements
+                whole = distribute_tensor(whole.to(device), mesh, places, src_data_rank=None)
+            weight.copy_(whole)
+    return model
+
+
+@torch.no_grad()
+def initialize(name: str, weight, generator):
+    """Fill a weight as the paper's program does: https://github.com/google-research/vision_transformer
+
+    But the classifier does not begin with zeros: in the first step, no other weight would learn.
+    """
+    if name.endswith(("class_token", "bias")):
+        weight.zero_()
+    elif weight.ndim == 1:  # of a layer norm
+        weight.fill_(1)
+    elif name.endswith(("pos_embedding", "head.weight")):
+        weight.normal_(std=0.02, generator=generator)
+    elif weight.ndim == 4:
+        std = weight[0].numel() ** -0.5
+        torch.nn.init.trunc_normal_(weight, 0, std, -2 * std, 2 * std, generator)
+    else:
+        torch.nn.init.xavier_uniform_(weight, generator=generator)
+
+
+def dimension(weight) -> Shard | None:
+    """Return which dimension of a weight to cut, for FSDP2; None: the first, as usual.
+
+    A single row can't be cut: it would be padded to one for each process. Its columns can, if each
+    process gets as many of them.
+    """
+    even = weight.shape[-1] % idr_torch.size == 0
+    return Shard(weight.ndim - 1) if len(weight) == 1 and even else None
+
+
+def blocks(model) -> list[torch.nn.Module]:
+    """Return the parts that a model repeats, [] if it has none: a ViT's layers, a ResNet's blocks.
+
+    They are of one class, not one of torch.nn's own, and no part of each other. Of several such
+    classes it is the one that holds most parameters.
+    """
+    own = [m for m in model.modules() if not type(m).__module__.startswith("torch.nn.")]
+    count, held = Counter(map(type, own)), Counter()
+    for module in own:
+        held[type(module)] += sum(p.numel() for p in module.parameters())
+    kinds = [kind for kind in held if count[kind] > 1 and held[kind]]
+    return outermost(model, max(kinds, key=held.get)) if kinds else []
+
+
+def outermost(module, kind) -> list[torch.nn.Module]:
+    """Return the modules of this class inside, without those inside one of them."""
+    if isinstance(module, kind):
+        return [module]
+    return [found for child in module.children() for found in outermost(child, kind)]

@@ -1,14 +1,17 @@
-"""How a large model is spread over GPUs: its blocks, FSDP2, and activation checkpointing."""
+"""A model in shards, of which each process holds one: what torch's FSDP2 and DTensor leave open."""
 
 from collections import Counter
 from functools import partial
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops._pointwise_ops import list_pointwise_strategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
 from torch.utils.checkpoint import checkpoint
+
+from dlojz.training.models import blocks
 
 # torch 2.11 knows how to shard fused Adam, but not fused SGD, which works element by element too.
 FUSED_SGD = [torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr]
@@ -21,25 +24,34 @@ for each in FUSED_SGD:
     WITHOUT_VALUES.impl(each, lambda *_, **__: None, "Meta")
 
 
-def blocks(model) -> list[torch.nn.Module]:
-    """Return the parts that a model repeats, [] if it has none: a ViT's layers, a ResNet's blocks.
+def own(tensor):
+    """Return what this process holds of a tensor: its shard, or all of one that is whole."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():  # else it would be a step of autograd
+        return tensor.to_local()
 
-    They are of one class, not one of torch.nn's own, and no part of each other. Of several such
-    classes it is the one that holds most parameters.
+
+def share(model, states: list[torch.Tensor]) -> dict:
+    """Return what this process holds of a model and its training, for evidence.
+
+    states: the tensors of the optimizer, this process's shards of them.
     """
-    own = [m for m in model.modules() if not type(m).__module__.startswith("torch.nn.")]
-    count, held = Counter(map(type, own)), Counter()
-    for module in own:
-        held[type(module)] += sum(p.numel() for p in module.parameters())
-    kinds = [kind for kind in held if count[kind] > 1 and held[kind]]
-    return outermost(model, max(kinds, key=held.get)) if kinds else []
+    weights = list(model.parameters())
+    gradients = [p.grad for p in weights if p.grad is not None]
+    parts = {"parameters": weights, "gradients": gradients, "optimizer": states}
+    return {
+        "placements": dict(Counter(map(placement, weights))),
+        "held": {part: sum(own(t).nbytes for t in those) for part, those in parts.items()},
+        "whole": {part: sum(t.nbytes for t in those) for part, those in parts.items()},
+        "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
+    }
 
 
-def outermost(module, kind) -> list[torch.nn.Module]:
-    """Return the modules of this class inside, without those inside one of them."""
-    if isinstance(module, kind):
-        return [module]
-    return [found for child in module.children() for found in outermost(child, kind)]
+def placement(tensor) -> str:
+    """Return how a tensor is spread over the processes: "whole", or such as "Shard(dim=0)"."""
+    places = tensor.placements if isinstance(tensor, DTensor) else ()
+    return ", ".join(map(repr, places)) or "whole"
 
 
 def shard(model, mesh, dtype=None, **options):
