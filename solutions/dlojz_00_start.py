@@ -45,11 +45,35 @@ def parse_args():
 
     # TODO 09: add a flag --compile
 
+    # TODO 11a: add flags --sharding, --checkpointing and --optimizer
+
     return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
 
 
 def build_model(args, num_classes):
+    # TODO 11b: build a model that will be sharded without values
     return models.build(args.model, num_classes, args.image_size)
+
+
+def compiled(model, args):
+    # TODO 09: compile the model
+
+    return model
+
+
+def placed(model, args, device):
+    # TODO 11c: keep only the inputs of the blocks
+
+    # TODO 11b: shard the model, block by block
+
+    # TODO 01: put the model on the device
+
+    # TODO 03: convert the weights to channels_last
+
+    model = compiled(model, args)
+    # TODO 06c: wrap the model in DDP
+
+    return model
 
 
 def decode(path):
@@ -123,6 +147,8 @@ def train_step(step, training, images, labels, args, chrono):
     first, last = step % args.accumulate == 0, (step + 1) % args.accumulate == 0
     # TODO 06c: exchange gradients only in the last step of an update
 
+    # TODO 11d: the same for gradients that are sharded
+
     chrono.forward()
     logits, loss = forward(training, images, labels, args)
 
@@ -184,6 +210,8 @@ def evaluate(loader, training, device, args):
 
 
 def save(training, args, epoch, step):
+    # TODO 11e: each process writes its shards
+
     states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
     # TODO 06d: gather the states of all processes; only one process writes
     checkpoint.save(training, states, args, epoch, step)
@@ -191,17 +219,11 @@ def save(training, args, epoch, step):
 
 def build_training(args, device, num_classes, updates):
     """Return all parts that have a state, for a checkpoint to hold."""
-    # TODO 01: put the model on the device
-    model = build_model(args, num_classes)
-
-    # TODO 03: convert the weights to channels_last
-
-    # TODO 09: compile the model
-
-    # TODO 06c: wrap the model in DDP
-
+    model = placed(build_model(args, num_classes), args, device)
     # TODO 02: let one kernel update all weights, without the host
     optimizer = torch.optim.SGD(model.parameters(), args.lr, args.mom, weight_decay=args.wd)
+
+    # TODO 11a: choose the optimizer
 
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, updates, cycle_momentum=False

@@ -48,11 +48,36 @@ def parse_args():
 
     # TODO 09: add a flag --compile
 
+    # TODO 11a: add flags --sharding, --checkpointing and --optimizer
+
     return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
 
 
 def build_model(args, num_classes):
+    # TODO 11b: build a model that will be sharded without values
     return models.build(args.model, num_classes, args.image_size)
+
+
+def compiled(model, args):
+    # TODO 09: compile the model
+
+    return model
+
+
+def placed(model, args, device):
+    # TODO 11c: keep only the inputs of the blocks
+
+    # TODO 11b: shard the model, block by block
+
+    # 01: put the model on the device
+    model = model.to(device)
+
+    # TODO 03: convert the weights to channels_last
+
+    model = compiled(model, args)
+    # TODO 06c: wrap the model in DDP
+
+    return model
 
 
 def decode(path):
@@ -128,6 +153,8 @@ def train_step(step, training, images, labels, args, chrono):
     first, last = step % args.accumulate == 0, (step + 1) % args.accumulate == 0
     # TODO 06c: exchange gradients only in the last step of an update
 
+    # TODO 11d: the same for gradients that are sharded
+
     chrono.forward()
     logits, loss = forward(training, images, labels, args)
 
@@ -195,6 +222,8 @@ def evaluate(loader, training, device, args):
 
 
 def save(training, args, epoch, step):
+    # TODO 11e: each process writes its shards
+
     states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
     # TODO 06d: gather the states of all processes; only one process writes
     checkpoint.save(training, states, args, epoch, step)
@@ -202,20 +231,14 @@ def save(training, args, epoch, step):
 
 def build_training(args, device, num_classes, updates):
     """Return all parts that have a state, for a checkpoint to hold."""
-    # 01: put the model on the device
-    model = build_model(args, num_classes).to(device)
-
-    # TODO 03: convert the weights to channels_last
-
-    # TODO 09: compile the model
-
-    # TODO 06c: wrap the model in DDP
-
+    model = placed(build_model(args, num_classes), args, device)
     # 02: let one kernel update all weights, without the host
     weights = list(model.parameters())
     optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
     for weight in weights:  # if the scaler skips the first update, SGD would leave this unwritten
         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+    # TODO 11a: choose the optimizer
 
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, updates, cycle_momentum=False

@@ -53,11 +53,49 @@ def parse_args():
     best = "default" if torch.cuda.is_available() else "off"
     parser.add_argument("--compile", choices=modes, default=best, help="of torch.compile")
 
+    # TODO 11a: add flags --sharding, --checkpointing and --optimizer
+
     return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
 
 
 def build_model(args, num_classes):
+    # TODO 11b: build a model that will be sharded without values
     return models.build(args.model, num_classes, args.image_size)
+
+
+def compiled(model, args):
+    # 09: compile the model
+    if args.compile == "aot_eager":  # a backend that generates no code: it only shows the graphs
+        model.compile(backend="aot_eager")
+    elif args.compile != "off":
+        # torch 2.11's max-autotune asks an older switch than that of set_numerics: its issue 166387
+        torch.set_float32_matmul_precision("highest" if args.precision == "fp32" else "high")
+        model.compile(mode=args.compile)
+
+    return model
+
+
+def placed(model, args, device):
+    # TODO 11c: keep only the inputs of the blocks
+
+    # TODO 11b: shard the model, block by block
+
+    # 01: put the model on the device
+    model = model.to(device)
+
+    # 03: convert the weights to channels_last
+    if args.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+
+    model = compiled(model, args)
+    # 06c: wrap the model in DDP
+    if idr_torch.size > 1:
+        ids = [device] if device.type == "cuda" else None
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
+
+    return model
 
 
 def decode(path):
@@ -133,6 +171,8 @@ def train_step(step, training, images, labels, args, chrono):
     # 06c: exchange gradients only in the last step of an update
     training.model.require_backward_grad_sync = last
 
+    # TODO 11d: the same for gradients that are sharded
+
     chrono.forward()
     logits, loss = forward(training, images, labels, args)
 
@@ -205,6 +245,8 @@ def evaluate(loader, training, device, args):
 
 
 def save(training, args, epoch, step):
+    # TODO 11e: each process writes its shards
+
     states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
     # 06d: gather the states of all processes; only one process writes
     if idr_torch.size > 1:
@@ -216,33 +258,14 @@ def save(training, args, epoch, step):
 
 def build_training(args, device, num_classes, updates):
     """Return all parts that have a state, for a checkpoint to hold."""
-    # 01: put the model on the device
-    model = build_model(args, num_classes).to(device)
-
-    # 03: convert the weights to channels_last
-    if args.channels_last:
-        model = model.to(memory_format=torch.channels_last)
-
-    # 09: compile the model
-    if args.compile == "aot_eager":  # a backend that generates no code: it only shows the graphs
-        model.compile(backend="aot_eager")
-    elif args.compile != "off":
-        # torch 2.11's max-autotune asks an older switch than that of set_numerics: its issue 166387
-        torch.set_float32_matmul_precision("highest" if args.precision == "fp32" else "high")
-        model.compile(mode=args.compile)
-
-    # 06c: wrap the model in DDP
-    if idr_torch.size > 1:
-        ids = [device] if device.type == "cuda" else None
-        model = torch.nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
-        )
-
+    model = placed(build_model(args, num_classes), args, device)
     # 02: let one kernel update all weights, without the host
     weights = list(model.parameters())
     optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
     for weight in weights:  # if the scaler skips the first update, SGD would leave this unwritten
         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+    # TODO 11a: choose the optimizer
 
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, args.lr, updates, cycle_momentum=False
