@@ -4,16 +4,22 @@ A checkpoint is written at the end of an update of the weights. It holds the sta
 the training (model, criterion, optimizer, scheduler, metrics, and whatever a step of the course
 adds), the state of each process, the epoch and the step, and the settings that a resume must not
 change. It is read with `weights_only=True`, so that a file from elsewhere cannot run code.
+
+That of a sharded model is a folder: each process writes its shards, and any number of processes may
+read them, if they take the same images for an update. `latest` names the complete one inside.
 """
 
 import hashlib
 import os
+import shutil
 import signal
 import sys
 import threading
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from dlojz import course, idr_torch
 
@@ -24,7 +30,10 @@ SAME_FLAGS = (
 )
 LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for slurm/job.sbatch
 
-_saves = []  # of each checkpoint, of how many processes it holds the state
+LATEST = "latest"  # in a folder of shards: the name of the folder that is complete
+SHARDED = ("model", "optimizer")  # the parts that are written in shards
+
+_saves = []  # of each checkpoint: of how many processes it holds the state, bytes written here
 
 
 class CheckpointError(Exception):
@@ -38,7 +47,12 @@ def saves() -> int:
 
 def saved_states() -> int | None:
     """Return of how many processes the last checkpoint holds the state; None if there is none."""
-    return _saves[-1] if _saves else None
+    return _saves[-1][0] if _saves else None
+
+
+def saved_bytes() -> int | None:
+    """Return what this process wrote for the last checkpoint; None if it wrote none."""
+    return _saves[-1][1] if _saves else None
 
 
 def prepare(args, run):
@@ -128,8 +142,7 @@ def save(training, states: list[dict], args, epoch: int, step: int):
     states: the `own_state` of each process, by rank.
     """
     state = {name: part.state_dict() for name, part in vars(training).items()}
-    state |= {"epoch": epoch, "step": step, "processes": states}
-    state |= {"promises": _promises(training, args), "trainer": _trainer_sha256()}
+    state |= {"processes": states} | _facts(training, args, epoch, step)
     file = args.checkpoint
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -142,10 +155,51 @@ def save(training, states: list[dict], args, epoch: int, step: int):
             f"--checkpoint {file}: not written ({_first_line(error)}). Is the disk full? Free some "
             "space, or give --checkpoint a file elsewhere; what was saved before is still there"
         ) from error
-    if folder := os.environ.get("DLOJZ_RUN"):  # a requeued job resumes from here
-        course.write_atomically(Path(folder, LAST), str(file.resolve()))
-    _saves.append(len(states))
-    print(f"saved {file}: epoch {epoch}, step {step}", flush=True)
+    _written(file, epoch, step, len(states), file.stat().st_size)
+
+
+def save_shards(training, args, epoch: int, step: int):
+    """Write the folder `args.checkpoint`, in all processes together: each writes its own shards.
+
+    The one before stays until this one is complete.
+    """
+    folder, name = args.checkpoint, f"epoch-{epoch:04d}-step-{step:06d}"
+    into, rank = folder / name, idr_torch.rank
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    rest = {n: p.state_dict() for n, p in vars(training).items() if n not in SHARDED}
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=into)
+        torch.save(own_state(training), into / f"process-{rank}.pt")
+        if idr_torch.is_master:
+            torch.save(rest | _facts(training, args, epoch, step), into / "rest.pt")
+        torch.distributed.barrier()  # all have written
+    except (OSError, RuntimeError, dcp.CheckpointException) as error:
+        raise CheckpointError(
+            f"--checkpoint {folder}: not written ({_first_line(error)}). Is the disk full? Free "
+            "some space, or give --checkpoint a folder elsewhere; what was saved before is there"
+        ) from error
+    if idr_torch.is_master:
+        course.write_atomically(folder / LATEST, name)
+        for old in folder.glob("epoch-*"):
+            if old != into:
+                shutil.rmtree(old)
+    nbytes = sum(f.stat().st_size for f in into.glob(f"__{rank}_*"))
+    _written(folder, epoch, step, idr_torch.size, nbytes)
+
+
+def _facts(training, args, epoch, step) -> dict:
+    """Return what a checkpoint says of itself."""
+    promises = _promises(training, args)
+    return {"epoch": epoch, "step": step, "promises": promises, "trainer": _trainer_sha256()}
+
+
+def _written(path, epoch, step, states, nbytes):
+    if idr_torch.is_master:
+        if folder := os.environ.get("DLOJZ_RUN"):  # a requeued job resumes from here
+            course.write_atomically(Path(folder, LAST), str(path.resolve()))
+        print(f"saved {path}: epoch {epoch}, step {step}", flush=True)
+    _saves.append((states, nbytes))
 
 
 def load(training, args) -> tuple[int, int]:
@@ -154,7 +208,9 @@ def load(training, args) -> tuple[int, int]:
     Raises CheckpointError if the file can't be used, or if this run would not continue with the
     same images and the same updates.
     """
-    state = _read(args.resume)
+    if args.resume.is_dir():
+        return _load_shards(training, args)
+    state = _read(args.resume, processes=list)
     _keep_promises(state["promises"], _promises(training, args), args.resume)
     processes = state["processes"]
     if len(processes) != idr_torch.size:
@@ -165,6 +221,57 @@ def load(training, args) -> tuple[int, int]:
     for name, part in vars(training).items():
         _put(args.resume, name, part.load_state_dict, state.get(name))
     _put(args.resume, "processes", lambda own: _put_own(training, own), processes[idr_torch.rank])
+    return _resumed(state, args)
+
+
+def _load_shards(training, args) -> tuple[int, int]:
+    """Load a folder of shards; the number of processes may be another than it was written by."""
+    name = _read_text(args.resume / LATEST, args.resume)
+    folder = args.resume / name
+    state = _read(folder / "rest.pt")
+    _keep_promises(_together(state["promises"]), _together(_promises(training, args)), args.resume)
+    for name, part in vars(training).items():
+        if name not in SHARDED:
+            _put(args.resume, name, part.load_state_dict, state.get(name))
+
+    def load(where):
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=where)
+        set_state_dict(
+            training.model,
+            training.optimizer,
+            model_state_dict=model,
+            optim_state_dict=optimizer,
+        )
+
+    _put(args.resume, "shards", load, folder)
+    _put(args.resume, "processes", lambda own: _put_own(training, own), _own_of(folder, state))
+    return _resumed(state, args)
+
+
+def _own_of(folder, state) -> dict:
+    """Return the own state of this process: the sums of those that it goes on for.
+
+    With more processes than there were, the later ones begin with sums of zero.
+    """
+    written = state["promises"]["world_size"]
+    mine = range(idr_torch.rank, written, idr_torch.size)
+    states = [torch.load(folder / f"process-{i}.pt", weights_only=True) for i in mine or [0]]
+    found = dict(states[0])
+    for key in found["metrics"]:
+        found["metrics"][key] = sum(s["metrics"][key] for s in states) * bool(mine)
+    return found
+
+
+def _together(promises) -> dict:
+    """Return the promises of a training in shards: only all processes together take a batch."""
+    own = {"batch_size", "world_size"}
+    images = promises["batch_size"] * promises["world_size"]
+    rest = {name: value for name, value in promises.items() if name not in own}
+    return rest | {"batch_size times processes": images}
+
+
+def _resumed(state, args):
     if state["trainer"] != _trainer_sha256() and idr_torch.is_master:
         print(
             f"note: --resume {args.resume}: the trainer's source has changed since it was saved, "
@@ -173,7 +280,17 @@ def load(training, args) -> tuple[int, int]:
     return state["epoch"], state["step"]
 
 
-def _read(file):
+def _read_text(file, folder) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise CheckpointError(
+            f"--resume {folder}: no checkpoint of this trainer ({file.name}: "
+            f"{_first_line(error)}); give a folder that it has saved, with --sharding fsdp"
+        ) from error
+
+
+def _read(file, **more):
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes torch raise nearly anything
@@ -182,7 +299,7 @@ def _read(file):
             f"--resume {file}: not a checkpoint of this trainer ({found}); give one that it has "
             "saved, such as runs/0001/checkpoint.pt"
         ) from error
-    expected = {"epoch": int, "step": int, "promises": dict, "processes": list, "trainer": str}
+    expected = {"epoch": int, "step": int, "promises": dict, "trainer": str} | more
     for name, kind in expected.items():
         found = state.get(name) if isinstance(state, dict) else None
         if type(found) is not kind:
