@@ -396,6 +396,7 @@ class Run:
     epochs: list = field(default_factory=list)
     samples: records.Samples = field(default_factory=records.Samples)
     probe: records.Probe = field(default_factory=records.Probe)
+    share: records.Share = field(default_factory=records.Share)
     last: records.LastStep = field(default_factory=records.LastStep)
     whole: records.WholeRun = field(default_factory=records.WholeRun)
     compilation: records.Compilation = field(default_factory=records.Compilation)

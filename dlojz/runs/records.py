@@ -177,6 +177,17 @@ class LastStep(Record):
 
 
 @dataclass(frozen=True)
+class Share(Record):
+    """What a process holds of the model and its training after the first update."""
+
+    placements: dict = field(default_factory=dict)  # weights by how they are spread, or "whole"
+    held: dict = field(default_factory=dict)  # bytes of parameters, gradients, optimizer, here
+    whole: dict = field(default_factory=dict)  # bytes of the same in all processes; states: here
+    units: int = 0  # modules that FSDP2 gathers one at a time
+    again: int = 0  # calls of layers in the backward pass: their outputs were not kept
+
+
+@dataclass(frozen=True)
 class WholeRun(Record):
     """All steps of a run, from what the host knows without waiting."""
 
@@ -193,6 +204,7 @@ class WholeRun(Record):
     buffers_after: str | None = None
     saves: int | None = None  # checkpoints that were written
     saved_states: int | None = None  # of how many processes the last of them holds the state
+    saved_bytes: int | None = None  # what this process wrote for it
     pixels: dict = field(default_factory=dict)  # {mode: [means, deviations]} of a batch, by colour
 
 
@@ -276,6 +288,7 @@ class Replay(Record):
 EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
     "probe": Probe,
+    "share": Share,
     "last": LastStep,
     "whole": WholeRun,
     "compilation": Compilation,

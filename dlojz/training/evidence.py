@@ -11,6 +11,8 @@ last   the last step of a test run, under the profiler, outside the measured win
 whole  all steps, from what the host knows without waiting: shapes of the inputs, numbers of
        backward passes and optimizer steps, and whether the weights changed.
 compilation  what torch.compile did, if anything: see `dlojz.training.compilation`.
+share  what this process holds of the model and its training, in shards or whole, and the layers
+       that ran again in the backward pass.
 
 The hooks of the probe are removed when it ends. The others touch no data on the device: they cost
 microseconds, and `torch.compile` leaves them out of its graphs.
@@ -25,9 +27,10 @@ from collections import Counter
 from contextlib import nullcontext, suppress
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from dlojz.runs import kinds, records, spans
-from dlojz.training import audit, checkpoint, compilation, samples
+from dlojz.training import audit, checkpoint, compilation, samples, sharding
 
 DTYPES = {
     **{"float": "float32", "double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
@@ -167,6 +170,7 @@ class Witness:
     # The probe: the first step that changes the weights ----------------------------------------
 
     def _on_layer(self, layer, inputs, output):
+        self._counts["again"] += bool(self._first)  # after the loss: the backward pass needs it
         if self._first or not layer.training or not torch.is_tensor(output):
             return  # the first forward pass is enough
         entered = inputs[0] if inputs and torch.is_tensor(inputs[0]) else output
@@ -221,9 +225,12 @@ class Witness:
         states = [
             value
             for state in self._training.optimizer.state.values()
-            for value in state.values()
+            for value in map(sharding.own, state.values())
             if torch.is_tensor(value) and value.ndim
         ]
+        self._run.evidence(
+            records.Share(**sharding.share(self._model, states), again=self._counts["again"])
+        )
         self._run.evidence(
             records.Probe(
                 weights=self._weights,
@@ -293,6 +300,7 @@ class Witness:
             buffers_after=_checksum(self._model.buffers()),
             saves=checkpoint.saves(),
             saved_states=checkpoint.saved_states(),
+            saved_bytes=checkpoint.saved_bytes(),
             pixels=self._pixels,
         )
 
@@ -336,7 +344,7 @@ def _checksum(tensors) -> str | None:
 def _crc(tensor, start=0):
     if tensor.is_meta:
         return None
-    flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+    flat = sharding.own(tensor.detach()).contiguous().cpu().reshape(-1).view(torch.uint8)
     return zlib.crc32(flat.numpy(), start)
 
 
@@ -367,6 +375,8 @@ def _norm(gradients, scale):
 
 
 def _value(tensor):
+    if isinstance(tensor, DTensor):  # a norm, of which each process has a part
+        tensor = tensor.full_tensor()
     return None if tensor is None or tensor.is_meta else float(tensor)
 
 
