@@ -135,7 +135,11 @@ def _settings(runs):
 def _said(value):
     if not isinstance(value, list):
         return str(value)
-    return "; ".join(", ".join(f"{k} {v:g}" for k, v in group.items() if v) for group in value)
+    return "; ".join(", ".join(_setting(*kv) for kv in group.items() if kv[1]) for group in value)
+
+
+def _setting(name, value):
+    return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
 
 
 def _frozen(runs):

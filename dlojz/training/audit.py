@@ -39,6 +39,7 @@ from dlojz.machine import facts as machine
 from dlojz.runs import records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.training import clocks
+from dlojz.training.sharding import own
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
@@ -46,6 +47,9 @@ ROWS = 6  # of the weights, drawn for each run
 ROOM = 8  # times the memory that the updates to keep take must be free, or they go to the disk
 MOST_LOGITS = 256 * 2**20  # bytes that the logits of a run, and their gradients, may take
 SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into an optimizer's group
+# The tensors of an optimizer's state, of the shape of the weight.
+STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
+MOMENTUM = ("momentum_buffer",)
 HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no change of the result
 
 
@@ -90,7 +94,7 @@ def perturb(model, relative: float, seed: int):
     """Move each weight by a share of it, drawn with this standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in map(own, model.parameters()):
             noise = torch.randn(weight.shape, generator=generator).to(weight.device)
             weight.mul_(1 + relative * noise)
 
@@ -423,23 +427,24 @@ class Auditor:
 
     def _named(self, optimizer):
         """Return the tensors of the training by name: weights, gradients, the optimizer's."""
-        weights = {name: p for p, name in self._names.items()}
-        gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
+        gradients = {n: own(p.grad) for p, n in self._names.items() if p.grad is not None}
         kept = {
-            f"{name} {key}": value
-            for name, p in weights.items()
+            f"{name} {key}": own(value)
+            for p, name in self._names.items()
             for key, value in optimizer.state.get(p, {}).items()
             if torch.is_tensor(value)
         }
+        weights = {name: own(p) for p, name in self._names.items()}
         return {"weights": weights, "gradients": gradients, "optimizer": kept}
 
     def _rows(self, optimizer):
-        """Return weight, gradient and momentum of each row that was drawn, copied in one call."""
+        """Return weight, gradient and state of each row that was drawn, copied in one call."""
         found = []
         for p, row in self._chosen:
-            momentum = optimizer.state.get(p, {}).get("momentum_buffer")
-            for tensor in (p, p.grad, momentum):
-                found.append((torch.zeros_like(p) if tensor is None else tensor).detach()[row])
+            states = (optimizer.state.get(p, {}).get(key) for key in states_of(optimizer))
+            for tensor in (p, p.grad, *states):
+                whole = torch.zeros_like(p) if tensor is None else tensor
+                found.append(own(whole.detach())[row])
         return torch._foreach_mul(found, 1)
 
     # Some updates ------------------------------------------------------------------------------
@@ -521,6 +526,7 @@ class Auditor:
             "updates": updates,
             "accumulate": self._accumulate,
             "rows": [(self._names[p], row) for p, row in self._chosen],
+            "states": list(states_of(self._training.optimizer)),
             "kept": self._kept,
             "files": [str(file) for file in self._files],
         }
@@ -660,7 +666,14 @@ def _choose(model, draw):
     """Return (weight, row) for some rows of the weights; row: an index, or None for all of it."""
     weights = [p for p in model.parameters() if p.requires_grad]
     chosen = draw.sample(weights, min(ROWS, len(weights)))
-    return [(p, draw.randrange(len(p)) if p.ndim > 1 else None) for p in chosen]
+    places = [(p, draw.random()) for p in chosen]  # the same draws in all processes
+    rows = [(p, len(own(p)), place) for p, place in places]  # some hold no part of a weight
+    return [(p, int(place * n) if p.ndim > 1 else None) for p, n, place in rows if n]
+
+
+def states_of(optimizer) -> tuple[str, ...]:
+    """Return which tensors of an optimizer's state are looked at in every update."""
+    return STATES.get(type(optimizer).__name__, MOMENTUM)
 
 
 def _settings(group) -> dict:

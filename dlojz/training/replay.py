@@ -18,6 +18,7 @@ schedule are the solution's own. Every number goes into the log; `dlojz.check.au
 """
 
 import importlib.util
+import inspect
 import math
 import sys
 from itertools import islice
@@ -32,6 +33,7 @@ from dlojz.runs import log, records
 from dlojz.training import audit
 from dlojz.training.audit import plain, rounding
 from dlojz.training.chronometer import Chronometer
+from dlojz.training.sharding import own
 
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
@@ -118,7 +120,7 @@ class Replay:
             return
         by = 1.0 if scale is None else float(scale)
         self._gradients = {
-            name: p.grad.detach() / by for name, p in self.weights.items() if p.grad is not None
+            name: own(p.grad) / by for name, p in self.weights.items() if p.grad is not None
         }
 
     def _on_output(self, model, inputs, logits):
@@ -195,7 +197,7 @@ class Replay:
         training, number = self.training, state["facts"]["update"]
         self._must_fit(state)
         for name, tensor in state["weights"].items():
-            self.weights[name].copy_(tensor)
+            own(self.weights[name]).copy_(tensor)
         if moved:
             audit.perturb(self._model, *moved)
         for name, tensor in state["begun"]["buffers"].items():
@@ -205,9 +207,11 @@ class Replay:
         for key, tensor in state["optimizer"].items():
             name, _, what = key.rpartition(" ")
             weight = self.weights[name]
-            like_it = tensor.shape == weight.shape  # or a number of steps, which stays on the host
-            kept = torch.empty_like(weight) if like_it else torch.empty_like(tensor, device="cpu")
-            optimizer.state[weight][what] = kept.copy_(tensor)
+            like_it = tensor.shape == own(weight).shape  # or a number of steps
+            on = weight.device if self._fused else "cpu"
+            kept = torch.empty_like(weight) if like_it else torch.empty_like(tensor, device=on)
+            own(kept).copy_(tensor)
+            optimizer.state[weight][what] = kept
         self._complete(optimizer)
         optimizer.zero_grad()
         for group in optimizer.param_groups:
@@ -225,13 +229,17 @@ class Replay:
             for weight in self.weights.values():
                 optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
 
+    @property
+    def _fused(self):
+        return bool(self.training.optimizer.defaults.get("fused"))
+
     def _must_fit(self, state):
         """Raise SystemExit if the trainee's model is not the solution's."""
         there = {"weight": state["weights"], "buffer": state["begun"]["buffers"]}
         here = {"weight": self.weights, "buffer": self._buffers}
         for kind, tensors in here.items():
             theirs = {name: tuple(t.shape) for name, t in there[kind].items()}
-            for name, tensor in tensors.items():
+            for name, tensor in zip(tensors, map(own, tensors.values()), strict=True):
                 if theirs.get(name) != tuple(tensor.shape):
                     raise SystemExit(
                         f"the solution's {kind} {name} has the shape {tuple(tensor.shape)}, yours "
@@ -243,14 +251,15 @@ class Replay:
         self._load(state)
         for name, gradient in _unscaled(state).items():
             weight = self.weights[name]
-            weight.grad = torch.empty_like(weight).copy_(gradient)
+            weight.grad = torch.empty_like(weight)
+            own(weight.grad).copy_(gradient)
         self.training.optimizer.step()
         names = list(self.weights)
         before, after = (
             [weights[name].to(self.device) for name in names]
             for weights in (state["weights"], state["after"]["weights"])
         )
-        expected = [self.weights[name].detach() for name in names]
+        expected = [own(self.weights[name].detach()) for name in names]
         steps, off = _minus(expected, before), _minus(after, expected)
         moved, wrong = (math.hypot(*_norms(those)) for those in (steps, off))
         worst = {"roundings": 0.0}
@@ -270,7 +279,7 @@ class Replay:
         for name, weight in self.weights.items():
             for key, momentum in self.training.optimizer.state[weight].items():
                 if torch.is_tensor(momentum) and f"{name} {key}" in after:
-                    found.append((name, key, momentum.to(self.device)))
+                    found.append((name, key, own(momentum).to(self.device)))
         expected = [momentum for _, _, momentum in found]
         there = [after[f"{name} {key}"].to(momentum) for name, key, momentum in found]
         off = _minus(there, expected)
@@ -340,48 +349,56 @@ def _facts(update, replay) -> dict:
 
 def _rows(replay, ledger) -> list:
     """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
-    found = []
+    found, usual = [], list(audit.states_of(replay.training.optimizer))
     for now, then in zip(ledger["updates"], ledger["updates"][1:], strict=False):
-        if now["rows"].shape != then["rows"].shape or now["update"] >= len(replay.rates):
+        known = now["rows"].shape == then["rows"].shape and now["update"] < len(replay.rates)
+        if not known or ledger["states"] != usual:
             found.append(None)
             continue
         pairs = zip(*(_parts(replay, ledger, u["rows"]) for u in (now, then)), strict=True)
-        found.append(max(_row(replay, now, *pair) for pair in pairs))
+        found.append(max((_row(replay, now, *pair) for pair in pairs), default=0.0))
     return found
 
 
 def _row(replay, update, before, after) -> float:
-    """Return how many roundings (weight, gradient, momentum) of one row are from the solution's."""
-    weight, gradient, momentum = before
-    moved, expected = torch.nn.Parameter(weight.clone()), momentum
+    """Return how many roundings (weight, gradient, states) of one row are from the solution's."""
+    weight, gradient, *states = before
+    moved, expected = torch.nn.Parameter(weight.clone()), states
     scale, skipped = update["grad_scale"], update["found_inf"]
     gradient = gradient if scale is None else gradient / float(scale)
     if skipped is None or not float(skipped):  # a fused optimizer skips an update by itself
         (group, *_) = replay.training.optimizer.param_groups
-        settings = {k: v for k, v in group.items() if k not in ("params", *audit.SCHEDULED)}
+        kind = type(replay.training.optimizer)
+        known = inspect.signature(kind).parameters.keys() - {"params"}
+        settings = {name: group[name] for name in known & group.keys()}
         settings["lr"] = replay.rates[update["update"]]
-        optimizer = type(replay.training.optimizer)([moved], **settings)
-        if momentum.any():
-            optimizer.state[moved]["momentum_buffer"] = momentum.clone()
+        optimizer = kind([moved], **settings)
+        keys = audit.states_of(optimizer)
+        if any(state.any() for state in states):
+            kept = {key: state.clone() for key, state in zip(keys, states, strict=True)}
+            if keys != audit.MOMENTUM:
+                kept["step"] = torch.tensor(float(update["update"]))
+            optimizer.state[moved].update(kept)
         moved.grad = gradient
         optimizer.step()
-        expected = optimizer.state[moved].get("momentum_buffer", momentum)
+        own_state = optimizer.state[moved]
+        expected = [own_state.get(k, s) for k, s in zip(keys, states, strict=True)]
     moved = moved.detach()
     scale = EPS * (weight.abs() + (moved - weight).abs())
-    momentum_scale = 4 * EPS * (expected.abs() + gradient.abs())
+    pairs = zip(after[2:], expected, strict=True)
     return max(
         _worst((after[0] - moved).abs(), scale),
-        _worst((after[2] - expected).abs(), momentum_scale),
+        *(_worst((b - e).abs(), 4 * EPS * (e.abs() + gradient.abs())) for b, e in pairs),
     )
 
 
 def _parts(replay, ledger, rows):
-    """Return (weights, gradients, momenta) of each row that was drawn."""
-    found, begin = [], 0
+    """Return (weights, gradients, the optimizer's states) of each row that was drawn."""
+    found, begin, each = [], 0, 2 + len(ledger["states"])
     for name, row in ledger["rows"]:
-        size = replay.weights[name].detach()[row].numel()
-        found.append(rows[begin : begin + 3 * size].view(3, size).unbind())
-        begin += 3 * size
+        size = own(replay.weights[name])[row].numel()
+        found.append(rows[begin : begin + each * size].view(each, size).unbind())
+        begin += each * size
     return found
 
 
