@@ -14,7 +14,7 @@ MARKER = ".course-root"  # a file in the top folder of a clone
 # first is the trainer as trainees get it.
 CHAIN = (
     *("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "05_dataloader"),
-    *("06_ddp", "09_compile"),
+    *("06_ddp", "09_compile", "11_fsdp"),
 )
 # Exercises beside the trainer: a prepared file, of which the trainee edits a copy.
 PREPARED = {"09_repair": "repair.py"}

@@ -1,0 +1,382 @@
+"""The trainer of the DLO-JZ workshop: an image classifier that you will make fast.
+
+By hand:   python -m dlojz.dlojz --test --model resnet18 --image-size 64 -b 32
+As a job:  dlojz submit "dlojz/dlojz.py --test --model resnet18 --image-size 64 -b 32"
+Flags:     python -m dlojz.dlojz --help
+
+Edit the paragraphs that begin with `# TODO`, notebook by notebook. Read `main` first.
+"""
+
+import argparse
+import os
+from itertools import islice
+from types import SimpleNamespace
+
+import torch
+import torchvision.transforms.v2  # and v1, which notebook 05 replaces
+
+from dlojz import idr_torch
+from dlojz.runs import log
+from dlojz.training import checkpoint, data, evidence, flags, metrics, models
+from dlojz.training.chronometer import Chronometer
+from dlojz.training.conductor import Conductor
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        prog="dlojz.py",
+        description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model", default="resnet152", help="any classifier of torchvision.models")
+    parser.add_argument("--image-size", type=flags.positive, default=224, help="pixels, each side")
+    parser.add_argument("-b", "--batch-size", type=flags.positive, default=32, help="per process")
+    parser.add_argument("-e", "--epochs", type=flags.positive, default=1, help="training passes")
+    parser.add_argument("--accumulate", type=flags.positive, default=1, help="batches per update")
+    parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate")
+    parser.add_argument("--mom", type=float, default=0.9, help="momentum")
+    parser.add_argument("--wd", type=float, default=5e-4, help="weight decay")
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="largest norm; 0: no limit")
+    # 02: add a flag --precision
+    formats = ("fp32", "tf32", "fp16", "bf16")
+    best = "fp16" if torch.cuda.is_available() else "fp32"
+    parser.add_argument("--precision", choices=formats, default=best, help="of the computation")
+
+    # 03: add a flag --channels-last
+    flags.switch(parser, "--channels-last", True, "the channels of a pixel next to each other")
+
+    # 04: add a flag --profile
+    flags.switch(parser, "--profile", False, "a trace of a few steps; they are slower")
+
+    # 09: add a flag --compile
+    modes = ("off", "aot_eager", "default", "reduce-overhead", "max-autotune")
+    best = "default" if torch.cuda.is_available() else "off"
+    parser.add_argument("--compile", choices=modes, default=best, help="of torch.compile")
+
+    # 11a: add flags --sharding, --checkpointing and --optimizer
+    parser.add_argument("--sharding", choices=("ddp", "fsdp"), default="ddp", help="or copies")
+    parser.add_argument("--checkpointing", choices=("off", "blocks"), default="off", help="where")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="its state")
+
+    return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
+
+
+def build_model(args, num_classes):
+    # 11b: build a model that will be sharded without values
+    with torch.device("meta" if args.sharding == "fsdp" else torch.get_default_device()):
+        return models.build(args.model, num_classes, args.image_size)
+
+
+def compiled(model, args):
+    # 09: compile the model
+    if args.compile == "aot_eager":  # a backend that generates no code: it only shows the graphs
+        model.compile(backend="aot_eager")
+    elif args.compile != "off":
+        # torch 2.11's max-autotune asks an older switch than that of set_numerics: its issue 166387
+        torch.set_float32_matmul_precision("highest" if args.precision == "fp32" else "high")
+        model.compile(mode=args.compile)
+
+    return model
+
+
+def placed(model, args, device):
+    # 11c: keep only the inputs of the blocks
+    if args.checkpointing == "blocks":
+        for block in models.blocks(model):
+            block.forward = lambda x, forward=block.forward: torch.utils.checkpoint.checkpoint(
+                forward, x, use_reentrant=False
+            )
+
+    # 11b: shard the model, block by block
+    if args.sharding == "fsdp":
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.precision)
+        policy = torch.distributed.fsdp.MixedPrecisionPolicy(dtype, torch.float32)
+        how = {"mp_policy": policy, "shard_placement_fn": models.dimension}
+        for block in models.blocks(model):
+            torch.distributed.fsdp.fully_shard(compiled(block, args), **how)
+        torch.distributed.fsdp.fully_shard(model, **how)
+        return models.draw(model, device)
+
+    # 01: put the model on the device
+    model = model.to(device)
+
+    # 03: convert the weights to channels_last
+    if args.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+
+    model = compiled(model, args)
+    # 06c: wrap the model in DDP
+    if idr_torch.size > 1:
+        ids = [device] if device.type == "cuda" else None
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
+
+    return model
+
+
+def decode(path):
+    # 05: decode the file to a tensor of uint8, [3, height, width]
+    return torchvision.io.decode_image(path, mode="RGB")
+
+
+def build_transforms(args):
+    # 05: use transforms.v2, and no floats: `forward` normalizes uint8 on the device
+    train = [
+        torchvision.transforms.v2.RandomResizedCrop(args.image_size),
+        torchvision.transforms.v2.RandomHorizontalFlip(),
+    ]
+    val = [
+        torchvision.transforms.v2.Resize(args.image_size * 256 // 224),
+        torchvision.transforms.v2.CenterCrop(args.image_size),
+    ]
+    to_float = []
+
+    return [torchvision.transforms.Compose(steps + to_float) for steps in (train, val)]
+
+
+def build_sampler(args, dataset, shuffle):
+    # 06b: give each process its share of the images
+    processes, rank = idr_torch.size, idr_torch.rank
+
+    return torch.utils.data.DistributedSampler(dataset, processes, rank, shuffle, args.seed)
+
+
+def build_loaders(args):
+    train_transform, val_transform = build_transforms(args)
+    train_set = data.open_set(args, "train", decode, train_transform)
+    val_set = data.open_set(args, "val", decode, val_transform)
+    train_sampler = build_sampler(args, train_set, shuffle=True)
+    train_batches = data.Batches(train_sampler, args.batch_size, args.drop_last, args.accumulate)
+    val_batches = data.Batches(build_sampler(args, val_set, shuffle=False), args.batch_size)
+    return build_loader(args, train_set, train_batches), build_loader(args, val_set, val_batches)
+
+
+def build_loader(args, dataset, batches):
+    num_workers = 0 if dataset.resident else min(args.num_workers, idr_torch.cpus_per_task)
+    options = {"num_workers": num_workers}
+    if num_workers > 0:  # without workers, torch refuses these two
+        options["persistent_workers"] = args.persistent_workers
+        options["prefetch_factor"] = args.prefetch_factor
+    return torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=batches,
+        collate_fn=dataset.collate,
+        pin_memory=args.pin_memory and torch.cuda.is_available(),
+        generator=torch.Generator(),  # its own, so that a resume finds the default one unchanged
+        **options,
+    )
+
+
+def forward(training, images, labels, args):
+    # 03: convert the images to channels_last
+    if args.channels_last:
+        images = images.to(memory_format=torch.channels_last)
+
+    # 02: run the model and the loss under autocast
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.precision)
+    with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+        logits = training.model(data.normalize(images))
+        loss = training.criterion(logits, labels)
+
+    return logits, loss
+
+
+def train_step(step, training, images, labels, args, chrono):
+    # With --accumulate 4, steps 0 to 3 make one update of the weights, by their mean gradient.
+    first, last = step % args.accumulate == 0, (step + 1) % args.accumulate == 0
+    # 06c: exchange gradients only in the last step of an update
+    training.model.require_backward_grad_sync = last
+
+    # 11d: the same for gradients that are sharded
+    if args.sharding == "fsdp":
+        training.model.set_requires_gradient_sync(last)
+
+    chrono.forward()
+    logits, loss = forward(training, images, labels, args)
+
+    chrono.backward()
+    if first:
+        training.optimizer.zero_grad()
+    # 02: scale the loss
+    training.scaler.scale(loss / args.accumulate).backward()
+
+    chrono.update()
+    logits, loss = logits.detach(), loss.detach()  # frees the graph before any wait
+    metrics.update(training.metrics, loss, logits, labels)
+    if last:
+        update(training, args)
+    return loss
+
+
+def update(training, args):
+    # 02: unscale the gradients before clipping, and step through the scaler
+    if args.clip_norm > 0:
+        training.scaler.unscale_(training.optimizer)
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), args.clip_norm)
+    training.scaler.step(training.optimizer)
+    training.scaler.update()
+
+    training.scheduler.step()
+
+
+def train_one_epoch(epoch, loader, training, device, args, chrono):
+    training.model.train()
+    first_step = loader.batch_sampler.first_step  # 0, except after a resume
+    steps = max(0, (args.test_nsteps if args.test else len(loader)) - first_step)
+    chrono.next_iter()
+    for step, (images, labels) in enumerate(islice(loader, steps), first_step):
+        chrono.transfer()
+        # 01: copy the batch to the device
+        images = images.to(device, non_blocking=args.non_blocking)
+        labels = labels.to(device, non_blocking=args.non_blocking)
+
+        lr = training.scheduler.get_last_lr()[0]
+        loss = train_step(step, training, images, labels, args, chrono)
+        chrono.next_iter(epoch=epoch, step=step, images=len(images), lr=lr, loss=loss)
+        # 04: tell the profiler that a step has ended
+        if chrono.profiler:
+            chrono.profiler.step()
+
+        if checkpoint.due(args, step + 1):
+            chrono.idle()
+            save(training, args, epoch, step + 1)
+            chrono.next_iter()
+    return metrics.compute_and_reset(training.metrics)
+
+
+@torch.no_grad()
+def evaluate(loader, training, device, args):
+    training.model.eval()
+    # 06d: evaluate the model that process 0 saves, in all processes
+    if idr_torch.size > 1:
+        for buffer in training.model.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+    for images, labels in islice(loader, args.test_nsteps if args.test else None):
+        # 01: copy the batch to the device
+        images = images.to(device, non_blocking=args.non_blocking)
+        labels = labels.to(device, non_blocking=args.non_blocking)
+
+        logits, loss = forward(training, images, labels, args)
+        metrics.update(training.metrics, loss, logits, labels)
+    return metrics.compute_and_reset(training.metrics)
+
+
+def save(training, args, epoch, step):
+    # 11e: each process writes its shards
+    if args.sharding == "fsdp":
+        return checkpoint.save_shards(training, args, epoch, step)
+
+    states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
+    # 06d: gather the states of all processes; only one process writes
+    if idr_torch.size > 1:
+        states *= idr_torch.size
+        torch.distributed.all_gather_object(states, states[idr_torch.rank])
+    if idr_torch.is_master:
+        checkpoint.save(training, states, args, epoch, step)
+
+
+def build_training(args, device, num_classes, updates):
+    """Return all parts that have a state, for a checkpoint to hold."""
+    model = placed(build_model(args, num_classes), args, device)
+    # 02: let one kernel update all weights, without the host
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
+    for weight in weights:  # if the scaler skips the first update, SGD would leave this unwritten
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+    # 11a: choose the optimizer
+    if args.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(weights, args.lr, weight_decay=args.wd, fused=True)
+
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, updates, cycle_momentum=False
+    )
+    training = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)
+    training.criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    # 01: put the metrics on the device
+    training.metrics = metrics.build().to(device)
+
+    # 02: add training.scaler, a gradient scaler for fp16
+    training.scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+
+    return training
+
+
+def set_numerics(args):
+    torch.manual_seed(args.seed)
+    # 02: use TF32, unless fp32 is asked for
+    float32 = "ieee" if args.precision == "fp32" else "tf32"
+    torch.backends.cuda.matmul.fp32_precision = float32
+    torch.backends.cudnn.conv.fp32_precision = float32
+
+    # 03: turn on cuDNN's autotuner
+    torch.backends.cudnn.benchmark = not args.deterministic
+
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
+        torch.use_deterministic_algorithms(True)
+
+
+def set_device():
+    # 01: choose the device
+    device = idr_torch.device()
+
+    # 06a: connect the processes, each on its device
+    if idr_torch.size > 1:
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            rank=idr_torch.rank,
+            world_size=idr_torch.size,
+            device_id=device if on_gpu else None,
+        )
+
+    return device
+
+
+def main():
+    args = parse_args()
+    run = log.open_run(args)
+    checkpoint.prepare(args, run)
+    set_numerics(args)
+    device = set_device()
+
+    train_loader, val_loader = build_loaders(args)
+    updates = args.epochs * (len(train_loader) // args.accumulate)
+    training = build_training(args, device, len(train_loader.dataset.classes), updates)
+    first_epoch, first_step = checkpoint.load(training, args) if args.resume else (0, 0)
+    run.setup(device, training, train_loader, val_loader)
+    conductor = Conductor(evidence.watch(run, training, train_loader, args))
+    chrono = Chronometer(device, run, conductor=conductor)
+    # 04: set chrono.profiler, which records a few steps
+    if args.profile:
+        chrono.profiler = torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=2, warmup=1, active=2, repeat=1),
+            on_trace_ready=run.save_trace,
+        )
+        chrono.profiler.start()
+
+    chrono.start()
+    for epoch in range(first_epoch, args.epochs):
+        train_loader.batch_sampler.set_epoch(epoch, first_step)
+        train = train_one_epoch(epoch, train_loader, training, device, args, chrono)
+        chrono.validation()
+        val = evaluate(val_loader, training, device, args)
+        chrono.idle()
+        run.epoch(epoch, train, val)
+        first_step = 0
+        if args.checkpoint:
+            save(training, args, epoch + 1, step=0)
+    chrono.stop()
+    run.end()
+    # 06a: disconnect the processes
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
