@@ -103,6 +103,7 @@ BARS = (
         not_slower=True,
         **LIGHT,
     ),
+    Bar("11_fsdp", "", None, "sharding sends more, and makes nothing faster"),
     Bar("06_ddp", HOPPER, 0.9, "reference/h200/06-*; GPUs of one node", **LARGE),
     Bar("06_ddp", CPU, None, "the processes share one processor"),
     Bar(

@@ -11,6 +11,7 @@ from dlojz.check.exercises import (
     FASTER,
     MECHANISM,
     SAME,
+    Beside,
     Exercise,
     Finding,
     Prepared,
@@ -68,15 +69,18 @@ def judge(
     # Evidence names the cause; an error only says where it surfaced.
     seen = any(f.fails and f.what != "audit" for f in findings)
     findings += [replace(f, hint=None) if seen else f for f in broken]
+    findings += exercise.second(runs)
+    name = exercise.second_name
     if not timed:
-        return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints)
+        return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, second_name=name)
     comparison, faster = _speed(exercise, folders, ends, runs, standards.recorded)
     price = exercise.price(_timed(folders, comparison))
     # A single pair has no spread to warn about, and no more were asked for.
     warnings = comparison.warnings if comparison else ()
     pairs = len(_names(folders, "after-"))
     notes = tuple(w for w in warnings if _tells(w, pairs, exercise))
-    return Verdict(exercise.step, [*findings, faster, *price], exercise.hints, comparison, notes)
+    findings += [faster, *price]
+    return Verdict(exercise.step, findings, exercise.hints, comparison, notes, second_name=name)
 
 
 def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
@@ -114,7 +118,13 @@ def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
         with suppress(log.NoLogError):  # it stopped at an unknown flag
             extras[name] = tuple(log.read(folders[run]) for run in pair)
     mine = log.read(folders[_names(folders, "after-")[0]])
-    return Runs(mine, log.read(folders["solution"]), extras), broken
+    beside = {name: _beside(folders[name], ends[name]) for name in exercise.beside}
+    return Runs(mine, log.read(folders["solution"]), extras, beside), broken
+
+
+def _beside(folder, end) -> Beside:
+    """Return a run of the solution in another way, which may have run out of memory."""
+    return Beside(log.read(folder), end.how == ending.How.OUT_OF_MEMORY)
 
 
 def _timed(folders, comparison) -> Timed:

@@ -42,12 +42,12 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
             f'submit("{job.command}", n_gpu={exercise.processes})'
         )
     run = log_of(job)
-    state = 3 * run.setup.get("parameter_bytes", 0)
+    state = sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
     if state > MOST_STATE:
         raise CheckError(
-            f"weights, gradients and momenta of {run.start['arguments'].get('model')} take "
-            f"{state / 1e9:.1f} GB, and a check keeps several such states: submit a smaller "
-            f"--model, of at most {MOST_STATE / 12e6:,.0f} million parameters"
+            f"weights, gradients and states of {run.start['arguments'].get('model')} take "
+            f"{state / 1e9:.1f} GB in a process, and a check keeps several such states: submit a "
+            f"smaller --model, of at most {MOST_STATE / 12e6:,.0f} million parameters in a process"
         )
     found = tuple(entries(exercise, job, pairs))
     return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), run.seconds)
@@ -121,6 +121,8 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     band = series.Entry("band", solution, flags, audit=BAND)
     if pairs:
         entries.append(band)
+    for name, more in exercise.beside.items():
+        entries.append(series.Entry(name, solution, [*flags, *more]))
     coarse = audit.precision_of(log_of(job), hardware) in audit.COARSE
     kept = audit.AUDITED // 2 if coarse else 0
     if coarse:

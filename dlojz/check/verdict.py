@@ -36,6 +36,7 @@ class Verdict:
     reached: dict[str, Reached] = field(default_factory=dict)  # by step of the course, if it passed
     seconds: float = 0.0
     parts: tuple[str, ...] = PARTS
+    second_name: str = FASTER  # how the part of that name is called here
     rung: int = field(default=0, repr=False)  # of the last hint that this verdict gave
 
     @property
@@ -128,10 +129,10 @@ class Verdict:
 
     def _head(self, part):
         """Return the line of a part: its sign, its name, and why it neither passed nor failed."""
-        state = self.part(part)
+        state, name = self.part(part), self.second_name if part == FASTER else part
         if any(f.open for f in self.findings if f.part == part):
-            return f"? {part} (open)"
-        return f"{SIGNS[state]} {part}" + " (nothing asked here)" * (state == State.NOT_ASKED)
+            return f"? {name} (open)"
+        return f"{SIGNS[state]} {name}" + " (nothing asked here)" * (state == State.NOT_ASKED)
 
     def _shown(self, part):
         """Return what to print of a part: what fails or was not asked, and always the speed."""

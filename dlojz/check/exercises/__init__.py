@@ -76,15 +76,25 @@ class Extra:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A run of the solution in another way: with the flags of the job, and some more."""
+
+    log: log.Run
+    out_of_memory: bool = False  # which may be an answer, too
+
+
+@dataclass(frozen=True)
 class Runs:
     """The logs that an exercise judges: those of the trainee's trainer and of the solution.
 
-    mine, reference: with the flags of the job; extras: by name, (mine, reference).
+    mine, reference: with the flags of the job; extras: by name, (mine, reference); beside: by name,
+    more runs of the solution.
     """
 
     mine: log.Run
     reference: log.Run
     extras: dict[str, tuple[log.Run, log.Run]] = field(default_factory=dict)
+    beside: dict[str, Beside] = field(default_factory=dict)
 
     @property
     def on_gpu(self) -> bool:
@@ -121,6 +131,11 @@ class Exercise:
     hint_of: Mapping[str, str] = field(default_factory=dict)  # for findings that all have in common
     of_files: bool = False  # the step is about loading: a run may wait for its images
     first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
+    # More runs of the solution, by name: the flags of the job, and these.
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Findings on what the second part asks for besides the speed, and the name of that part.
+    second: Callable[[Runs], list[Finding]] = lambda runs: []
+    second_name: str = FASTER
     # What the speed has cost: it is reported, and nothing is asked of it.
     price: Callable[[Timed], list[Finding]] = lambda timed: []
 
@@ -150,7 +165,7 @@ class Prepared:
 MODULES = {
     **{"01_gpu": "gpu", "02_amp": "amp", "03_channels_last": "channels_last"},
     **{"04_profiler": "profiler", "05_dataloader": "dataloader", "06_ddp": "ddp"},
-    "09_compile": "compiling",
+    **{"09_compile": "compiling", "11_fsdp": "fsdp"},
 }
 
 

@@ -1,0 +1,263 @@
+"""11_fsdp: each process holds a share of the model, and gathers one block at a time."""
+
+import math
+from collections import Counter
+from functools import partial
+
+from dlojz.check.exercises import (
+    FASTER,
+    MECHANISM,
+    SAME,
+    WORK_FIRST,
+    Beside,
+    Exercise,
+    Extra,
+    Finding,
+    Runs,
+    State,
+)
+from dlojz.check.exercises.common import flag, like, no_brake, words
+
+SMALL = "--test --data synthetic --model vit_tiny --image-size 32 -b 8 --precision fp32"
+UPDATES, COPIES, DDP = "two-batches", "copies", "ddp"
+NEAR = 1e-3  # of a norm: rounding differs from process to process
+UNEVEN = 1.1  # times an equal share: blocks of weights are not cut evenly
+SAVED = 0.5  # of what is no longer held must be seen in the peak: gathered weights need room, too
+
+
+def mechanism(runs: Runs) -> list[Finding]:
+    """Return findings on what is sharded, gathered, reduced, computed again, and saved."""
+    mine, reference = runs.mine, runs.reference
+    pair = mine.ranks, reference.ranks
+    if len(mine.ranks) < 2:
+        return [Finding(MECHANISM, "processes", False, "1", "2 or more", "alone")]
+    return [
+        *_flags(mine, runs.arguments),
+        like(SAME, "first weights of each process, checksum", *pair, _first, "one-model"),
+        like(MECHANISM, "weights, by how they are cut", *pair, _placements, _cut(mine, reference)),
+        like(MECHANISM, "modules gathered one at a time", *pair, _units, _units_hint(mine)),
+        *_held(*pair),
+        like(MECHANISM, "devices of the weights", *pair, _devices, "offload"),
+        like(MECHANISM, "gradients reduced in a step", *pair, _reduced, "reduce"),
+        like(
+            MECHANISM,
+            "weights gathered in a step",
+            *pair,
+            _gathered,
+            _gathered_hint(mine, reference),
+        ),
+        like(MECHANISM, "layers computed again", *pair, _again, "recompute"),
+        *(_two_batches(*runs.extras[UPDATES]) if UPDATES in runs.extras else []),
+        *(_copies(*runs.extras[COPIES]) if COPIES in runs.extras else []),
+        *no_brake(mine, reference),
+    ]
+
+
+def _flags(mine, arguments):
+    """Return a finding for each flag of the step, with the value that the job gave it."""
+    usual = {"sharding": "fsdp", "checkpointing": "off", "optimizer": "sgd"}
+    for name in usual:
+        asked = arguments.get(name)
+        yield flag(mine, f"--{name}", lambda value, asked=asked: value == asked, str(asked), "flag")
+    if arguments.get("sharding") != "fsdp":
+        text = str(arguments.get("sharding"))
+        yield Finding(MECHANISM, "sharding of the job", False, text, "fsdp", "ask")
+
+
+def _first(ranks):
+    found = [str(run.probe.weights) for run in ranks]
+    return "unknown" if "None" in found else ", ".join(found)
+
+
+def _known(of):
+    """Return a function of all processes that says "unknown" of those that crashed too early."""
+
+    def get(ranks):
+        return of(ranks) if all(run.share.placements for run in ranks) else "unknown"
+
+    return get
+
+
+@_known
+def _placements(ranks):
+    found = Counter()
+    for run in ranks:
+        found.update(run.share.placements)
+    return ", ".join(f"{count} x {place}" for place, count in sorted(found.items()))
+
+
+def _cut(mine, reference):
+    """Return the hint for weights that are cut in another way."""
+    whole = mine.share.placements.get("whole", 0)
+    return "shard" if whole > reference.share.placements.get("whole", 0) else "padding"
+
+
+@_known
+def _units(ranks):
+    return words(run.share.units for run in ranks)
+
+
+def _units_hint(mine):
+    return "root-only" if mine.share.units == 1 else "blocks" if mine.share.units else "shard"
+
+
+def _held(mine, reference):
+    """Yield a finding for each part of a training: what does a process hold of it, at most?"""
+    for part in ("parameters", "gradients", "optimizer"):
+        hint = _whole(mine) if part == "optimizer" else "shard"
+        get = _known(partial(_most_of, part))
+        yield like(MECHANISM, f"{part} in a process", mine, reference, get, hint)
+
+
+def _whole(ranks):
+    """Return the hint for a process that holds too much: weights, or the optimizer's state."""
+    return "shard" if "whole" in ranks[0].share.placements else "whole-state"
+
+
+def _most_of(part, ranks):
+    return _mb(max(run.share.held.get(part, 0) for run in ranks))
+
+
+def _mb(nbytes):
+    return f"{nbytes / 1e6:,.1f} MB"
+
+
+def _devices(ranks):
+    return words(device for run in ranks for device in run.probe.parameters.devices)
+
+
+def _reduced(ranks):
+    """Return what is added up over the processes in a step: gloo has no reduce-scatter."""
+    found = Counter()
+    if not ranks[0].last.collectives:
+        return "none"
+    for collective in ranks[0].last.collectives:
+        if "reduce" in collective["op"] and collective["bytes"] > 8 and _is_float(collective):
+            found[collective["dtype"]] += 1
+    return ", ".join(f"{count} x {dtype}" for dtype, count in found.items()) or "nothing"
+
+
+def _is_float(collective):
+    return "float" in collective["dtype"]
+
+
+def _gathered(ranks):
+    """Return what is gathered in a step."""
+    found = Counter(c["dtype"] for c in ranks[0].last.collectives if "gather" in c["op"])
+    return ", ".join(f"{count} x {dtype}" for dtype, count in found.items()) or "none"
+
+
+def _gathered_hint(mine, reference):
+    """Return the hint for weights that are gathered otherwise: in which format, or how often."""
+    formats = [
+        {c["dtype"] for c in r.last.collectives if "gather" in c["op"]} for r in (mine, reference)
+    ]
+    return "blocks" if formats[0] == formats[1] else "policy"
+
+
+@_known
+def _again(ranks):
+    return words(run.share.again for run in ranks)
+
+
+def _two_batches(mine, reference):
+    """Return findings on a short run that accumulates, clips, and writes a checkpoint."""
+    pair = mine.ranks, reference.ranks
+    norms = [run.probe.gradients.norm or math.nan for run in (mine, reference)]
+    near = abs(norms[0] / norms[1] - 1) < NEAR
+    what = "norm of the gradients after clipping"
+    return [
+        Finding(SAME, what, near, f"{norms[0]:.4g}", f"{norms[1]:.4g}", "clip"),
+        like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
+        like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
+        like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "all-write"),
+        _written(*pair),
+    ]
+
+
+def _updates(ranks):
+    return words(run.whole.optimizer_steps for run in ranks)
+
+
+def _writers(ranks):
+    return sum(bool(run.whole.saves) for run in ranks)
+
+
+def _written(mine, reference):
+    """Return a finding: does no process write more than its share?"""
+    yours, usual = (max(r.whole.saved_bytes or 0 for r in ranks) for ranks in (mine, reference))
+    ok = 0 < yours <= UNEVEN * usual
+    what = "checkpoint, bytes that one process wrote"
+    return Finding(MECHANISM, what, ok, _mb(yours), f"about {_mb(usual)}", "all-write")
+
+
+def _copies(mine, reference):
+    """Return findings on the run with --sharding ddp: the model is whole in each process."""
+    pair = mine.ranks, reference.ranks
+    return [
+        like(MECHANISM, "weights, --sharding ddp", *pair, _placements, "not-asked"),
+        like(MECHANISM, "layers computed again, not asked", *pair, _again, "not-asked"),
+    ]
+
+
+def smaller(runs: Runs) -> list[Finding]:
+    """Return findings on the memory of a process, beside that of the solution with DDP."""
+    whole = runs.beside[DDP]
+    mine, usual = runs.mine.ranks, runs.reference.ranks
+    found, least = _most(mine), _most(usual)
+    full = _most([whole.log]) or least * len(usual)
+    most = UNEVEN * full / len(usual)
+    what = "weights, gradients and states in a process"
+    text = f"at most {_mb(most)} ({_mb(full)} with DDP)"
+    held = Finding(FASTER, what, 0 < found <= most, _mb(found), text, _whole(mine))
+    return [held, *_peak(mine, whole, full - found)]
+
+
+def _most(ranks):
+    return max(sum(run.share.held.values()) for run in ranks)
+
+
+def _peak(mine, whole: Beside, less: float) -> list[Finding]:
+    """Return a finding on the peak of a GPU's memory. less: bytes that are no longer held."""
+    peaks = [run.memory.get("device_peak_bytes") for run in mine]
+    if None in peaks:
+        return []
+    what, yours = "peak memory of a GPU", f"{max(peaks) / 1e9:,.2f} GB"
+    if whole.out_of_memory:
+        return [Finding(FASTER, what, State.PASSED, yours, "with DDP: out of memory", "peak")]
+    full = max(run.memory.get("device_peak_bytes", 0) for run in whole.log.ranks)
+    most = full - SAVED * less
+    text = f"at most {most / 1e9:,.2f} GB ({full / 1e9:,.2f} GB with DDP)"
+    return [Finding(FASTER, what, max(peaks) <= most, yours, text, "peak")]
+
+
+def extras(on_gpu: bool) -> list[Extra]:
+    """Return a run that accumulates, clips and saves, and one that is not sharded."""
+    fsdp = "--sharding fsdp --accumulate 2 --clip-norm 0.1 --test-nsteps 7"
+    saves = f"{SMALL} {fsdp} --checkpoint {{run}}/checkpoint"
+    return [
+        Extra(UPDATES, tuple(saves.split())),
+        Extra(COPIES, tuple(f"{SMALL} --sharding ddp --test-nsteps 3".split())),
+    ]
+
+
+EXERCISE = Exercise(
+    step="11_fsdp",
+    own_flags={"--sharding": 1, "--checkpointing": 1, "--optimizer": 1},
+    processes=2,
+    mechanism=mechanism,
+    extras=extras,
+    beside={DDP: ("--sharding", "ddp")},
+    second=smaller,
+    second_name="smaller",
+    first_hints=WORK_FIRST,
+    waited="together",
+    errors=(
+        (r"unrecognized arguments: .*--(sharding|checkpointing|optimizer)", "flag"),
+        (r"argument --(sharding|checkpointing|optimizer): invalid choice", "flag"),
+        (r"Cannot copy out of meta tensor|on the meta device|is on meta", "values"),
+        (r"FSDP does not support .*contiguous|non-contiguous parameters", "layout"),
+        (r"mixed torch.Tensor and DTensor", "order"),
+        (r"requires even sharding|uneven sharding on", "even"),
+    ),
+)
