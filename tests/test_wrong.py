@@ -19,6 +19,7 @@ OWN = {
     "05_dataloader": f" -b 12 --precision fp32 --num-workers 1 --data {os.environ['DLOJZ_DATA']}",
     "06_ddp": " -b 8 --precision fp32",
     "09_compile": " -b 8 --precision fp32 --model squeezenet1_1 --compile aot_eager",
+    "11_fsdp": " -b 8 --precision bf16 --model vit_tiny --sharding fsdp --checkpointing blocks",
 }
 # Which hints need an extra run: it is left out for a wrong answer with another one, to save
 # minutes. `make verify` leaves nothing out.
@@ -36,6 +37,10 @@ NEED = {
         "accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"},
     },
     "09_compile": {"not-compiled": {"not-asked"}},
+    "11_fsdp": {
+        "two-batches": {"clip", "no-sync", "all-write", "accumulate"},
+        "copies": {"not-asked"},
+    },
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all answers of a step
 EXPECTED = {  # of the trainer as it is before the step
@@ -46,6 +51,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "05_dataloader": "decode",
     "06_ddp": "share",
     "09_compile": "flag",
+    "11_fsdp": "flag",
 }
 
 
@@ -93,6 +99,8 @@ def right(step, flags):
         ledger = "{job}/right--solution"
         found.append(plan.audited(f"right--{name}", solution, own, 8 // len(kinds), ledger, more))
     found.append(series.Entry("right--band", solution, flags, audit=plan.BAND))
+    for name, more in exercises.find(step).beside.items():
+        found.append(series.Entry(f"right--{name}", solution, [*flags, *more]))
     for extra in exercises.find(step).extras(False):
         name = f"right--{extra.name}"
         found.append(series.Entry(name, solution, extra.flags, extra.rehearse))
@@ -107,6 +115,8 @@ def runs(request, tmp_path_factory):
     before = plan.without(flags, exercises.find(step).own_flags)
     wanted = [series.Entry("solution", course.solution(step), flags, audit=plan.LEDGER)]
     wanted += [series.Entry("before-1", course.before(step), before)]
+    for name, more in exercises.find(step).beside.items():
+        wanted.append(series.Entry(name, course.solution(step), [*flags, *more]))
     wanted += right(step, flags)
     wanted += entries(step, "starter--", course.before(step), flags, EXPECTED[step])
     for extra in exercises.find(step).extras(False):
