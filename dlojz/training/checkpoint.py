@@ -268,7 +268,7 @@ def _together(promises) -> dict:
     own = {"batch_size", "world_size"}
     images = promises["batch_size"] * promises["world_size"]
     rest = {name: value for name, value in promises.items() if name not in own}
-    return rest | {"batch_size times processes": images}
+    return {"batch_size times processes": images} | rest
 
 
 def _resumed(state, args):

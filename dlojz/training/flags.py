@@ -54,6 +54,10 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse
         parser.error(models.unknown(args.model))
     if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
         parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
+    if getattr(args, "sharding", "") == "fsdp" and idr_torch.size == 1:
+        parser.error(
+            "--sharding fsdp: one process has nobody to share with; submit it with n_gpu=2"
+        )
     if args.num_workers == 0 and idr_torch.is_master:
         print("note: without workers, --persistent-workers and --prefetch-factor have no effect")
     return args

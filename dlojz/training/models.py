@@ -117,7 +117,8 @@ def dimension(weight) -> Shard | None:
     A single row can't be cut: it would be padded to one for each process. Its columns can, if each
     process gets as many of them.
     """
-    even = weight.shape[-1] % idr_torch.size == 0
+    columns = weight.shape[-1] if weight.ndim > 1 else 1
+    even = columns > 1 and columns % idr_torch.size == 0
     return Shard(weight.ndim - 1) if len(weight) == 1 and even else None
 
 

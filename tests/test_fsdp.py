@@ -1,0 +1,180 @@
+"""A sharded model trains like a whole one, and its checkpoint goes on with any number of shards."""
+
+import argparse
+import os
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+from made import torchrun
+from torch.distributed.tensor import Shard
+
+from dlojz import course, idr_torch
+from dlojz.launch import Request, series
+from dlojz.runs import log
+from dlojz.training import checkpoint, flags, models
+
+SOLUTION = course.solution("11")
+SIZES = "--model vit_tiny --image-size 32 -e 2 --num-workers 0 --lr 0.01 --precision fp32"
+SAVE = "            save(training, args, epoch, step + 1)\n"
+RUNS = {
+    "ddp": "--sharding ddp",
+    "fsdp": "--sharding fsdp",
+    "compiled": "--sharding fsdp --checkpointing blocks --compile aot_eager",
+    "accumulates": "--sharding fsdp --accumulate 2 --clip-norm 0.1",
+    "accumulates-ddp": "--sharding ddp --accumulate 2 --clip-norm 0.1",
+    "adamw": "--sharding fsdp --optimizer adamw --lr 1e-3 --deterministic",
+    "adamw-ddp": "--sharding ddp --optimizer adamw --lr 1e-3",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(images, tmp_path_factory):
+    """The folder of each run, of two processes; "stopped" ends after its first checkpoint."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    stopping, saved = folder / "stopping.py", folder / "saved"
+    text = SOLUTION.read_text()
+    assert text.count(SAVE) == 1
+    stopping.write_text(text.replace(SAVE, f"{SAVE}            raise SystemExit('stopped')\n"))
+    common = [*SIZES.split(), "-b", "8", "--data", str(images)]
+    wanted = [series.Entry(n, SOLUTION, [*common, *f.split()]) for n, f in RUNS.items()]
+    adamw = [*common, *RUNS["adamw"].split()]
+    saves = ["--checkpoint", str(saved), "--checkpoint-every", "3"]
+    wanted.append(series.Entry("stopped", stopping, [*adamw, *saves]))
+    wanted.append(series.Entry("resumed", SOLUTION, [*adamw, "--resume", str(saved)]))
+    job = series.submit(wanted, Request(name="fsdp", time_max_s=900, n_gpu=2))
+    job.wait()
+    return {**series.folders(job), "saved": saved}
+
+
+def losses(folder):
+    """The mean over the processes of each step's loss."""
+    every = [list(run.steps.loss) for run in log.read_ranks(folder)]
+    return [sum(step) / len(step) for step in zip(*every, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("fsdp", "ddp"),
+        ("compiled", "fsdp"),
+        ("accumulates", "accumulates-ddp"),
+        ("adamw", "adamw-ddp"),
+    ],
+)
+def test_shards_learn_what_the_whole_does(one, other, runs):
+    mine, usual = losses(runs[one]), losses(runs[other])
+    assert len(mine) == 8
+    assert mine == pytest.approx(usual, rel=1e-4)
+    assert usual[-1] != pytest.approx(usual[0], rel=0.01), "there is something to learn"
+
+
+def test_a_process_holds_its_share_and_what_was_not_kept_runs_again(runs):
+    whole, own, again = (log.read(runs[name]).share for name in ("ddp", "fsdp", "compiled"))
+    assert whole.placements == {"whole": 152}
+    assert own.placements == {"Shard(dim=0)": 150, "Shard(dim=2)": 2}
+    assert own.units == 13
+    for part, nbytes in whole.held.items():
+        assert own.held[part] == pytest.approx(nbytes / 2, rel=0.01)
+    assert (own.again, again.again) == (0, 6 * 12)
+
+
+def test_a_resume_of_shards_is_identical_to_the_bit(runs):
+    whole, rest = log.read(runs["adamw"]), log.read(runs["resumed"])
+    assert len(rest.steps) == 5
+    assert list(rest.steps.loss) == list(whole.steps.loss)[3:]
+    assert rest.epochs[-1] == whole.epochs[-1]
+
+
+def test_each_process_writes_its_shards(runs):
+    latest = runs["saved"] / (runs["saved"] / "latest").read_text()
+    assert latest.name == "epoch-0000-step-000003"
+    files = {file.name for file in latest.iterdir()}
+    assert files == {".metadata", "__0_0.distcp", "__1_0.distcp", "process-0.pt", "process-1.pt",
+                     "rest.pt"}  # fmt: skip
+    state = 3 * log.read(runs["adamw"]).setup["parameter_bytes"]
+    sizes = [(latest / f"__{rank}_0.distcp").stat().st_size for rank in (0, 1)]
+    assert sizes == pytest.approx([state / 2, state / 2], rel=0.05)  # and their names
+
+
+def four(runs, images, folder, *more):
+    """A run of four processes that goes on from the shards of two."""
+    flags_ = [*SIZES.split(), *RUNS["adamw"].split(), "-b", "4", "--data", str(images), *more]
+    command = torchrun(SOLUTION, [*flags_, "--resume", runs["saved"]], 4)
+    environment = os.environ | {"DLOJZ_RUN": str(folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_four_processes_go_on_where_two_stopped(runs, images, tmp_path):
+    done = four(runs, images, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path) == pytest.approx(losses(runs["adamw"])[3:], rel=1e-4)
+    mine, usual = (log.read(f).epochs[0] for f in (tmp_path, runs["adamw"]))
+    assert mine["train_loss"] == pytest.approx(usual["train_loss"], rel=1e-4)
+
+
+def test_other_batches_are_refused(runs, images, tmp_path):
+    said = four(runs, images, tmp_path, "-b", "8").stderr
+    assert "it was saved with batch_size times processes 16, this run has 32" in said
+
+
+# Without processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [None, "latest", "rest"])
+def test_a_folder_that_holds_no_shards_is_refused(name, tmp_path):
+    if name:
+        (tmp_path / "latest").write_text("epoch-0001-step-000000")
+    if name == "rest":
+        (tmp_path / "epoch-0001-step-000000").mkdir()
+        (tmp_path / "epoch-0001-step-000000" / "rest.pt").write_bytes(b"PK")
+    args = SimpleNamespace(resume=tmp_path)
+    with pytest.raises(checkpoint.CheckpointError, match="checkpoint of this trainer"):
+        checkpoint.load(SimpleNamespace(), args)
+
+
+def test_one_process_has_nobody_to_share_with(capsys):
+    parser = argparse.ArgumentParser()
+    args = argparse.Namespace(
+        model="vit_tiny", checkpoint=None, resume=None, num_workers=1, sharding="fsdp"
+    )
+    with pytest.raises(SystemExit):
+        flags.check(parser, args)
+    assert "--sharding fsdp: one process has nobody to share with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "processes", "dimension"),
+    [((1, 5, 192), 2, 2), ((1, 1, 192), 5, None), ((192, 3, 16, 16), 2, None), ((1,), 2, None)],
+)
+def test_a_single_row_is_cut_along_its_columns_if_that_is_even(
+    shape, processes, dimension, monkeypatch
+):
+    monkeypatch.setattr(idr_torch, "size", processes)
+    expected = None if dimension is None else Shard(dimension)
+    assert models.dimension(torch.empty(shape)) == expected
+
+
+def test_a_weight_is_the_same_whoever_draws_it():
+    torch.manual_seed(3)
+    whole = models.build("vit_tiny", 10, 32)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        empty = models.build("vit_tiny", 10, 32)
+    assert next(empty.parameters()).is_meta
+    drawn = models.draw(empty, torch.device("cpu"))
+    for (name, a), b in zip(whole.named_parameters(), drawn.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    torch.manual_seed(4)
+    assert not torch.equal(
+        models.build("vit_tiny", 10, 32).conv_proj.weight, drawn.conv_proj.weight
+    )
+
+
+def test_no_weight_but_the_biases_begins_with_zeros():
+    torch.manual_seed(0)
+    model = models.build("vit_tiny", 10, 32)
+    zeros = {name for name, p in model.named_parameters() if not p.any()}
+    assert all(name.endswith(("bias", "class_token")) for name in zeros)
+    assert model.encoder.layers[0].mlp[0].weight.detach().std() == pytest.approx(0.0456, rel=0.02)
