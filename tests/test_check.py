@@ -548,9 +548,9 @@ def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
 
 def test_a_model_whose_states_would_fill_the_machine_is_an_error(job):
     file = job.directory / "events.jsonl"
-    text = re.sub(r'"parameter_bytes": \d+', '"parameter_bytes": 2500000000', file.read_text())
-    file.write_text(text)
-    said = "take 7.5 GB, and a check keeps.*of at most 417 million parameters"
+    held = '"held": {"parameters": 2500000000, "gradients": 2500000000, "optimizer": 2500000000}'
+    file.write_text(re.sub(r'"held": \{[^}]*\}', held, file.read_text()))
+    said = "take 7.5 GB in a process, and a check keeps.*of at most 417 million parameters"
     with pytest.raises(CheckError, match=said):
         check("01", job)
 

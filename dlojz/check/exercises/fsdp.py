@@ -19,7 +19,9 @@ from dlojz.check.exercises import (
 from dlojz.check.exercises.common import flag, like, no_brake, words
 
 SMALL = "--test --data synthetic --model vit_tiny --image-size 32 -b 8 --precision fp32"
-UPDATES, COPIES, DDP = "two-batches", "copies", "ddp"
+UPDATES, COPIES = "two-batches", "copies"
+DDP = "ddp"
+PARTS = ["parameters", "gradients", "optimizer"]
 NEAR = 1e-3  # of a norm: rounding differs from process to process
 UNEVEN = 1.1  # times an equal share: blocks of weights are not cut evenly
 SAVED = 0.5  # of what is no longer held must be seen in the peak: gathered weights need room, too
@@ -103,7 +105,7 @@ def _units_hint(mine):
 
 def _held(mine, reference):
     """Yield a finding for each part of a training: what does a process hold of it, at most?"""
-    for part in ("parameters", "gradients", "optimizer"):
+    for part in PARTS:
         hint = _whole(mine) if part == "optimizer" else "shard"
         get = _known(partial(_most_of, part))
         yield like(MECHANISM, f"{part} in a process", mine, reference, get, hint)
