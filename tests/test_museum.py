@@ -33,6 +33,8 @@ def entries(step, answers, folder):
         if usual not in found:
             solution = course.solution(step)
             found[usual] = series.Entry(usual, solution, flags, audit=plan.LEDGER)
+            for name, more in exercises.find(step).beside.items():
+                found[f"{own}{name}"] = series.Entry(f"{own}{name}", solution, [*flags, *more])
             found[f"{own}band"] = series.Entry(f"{own}band", solution, flags, audit=plan.BAND)
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
@@ -60,6 +62,8 @@ def verdict(runs, answer):
     own = f"{answer.flags.replace(' ', '')}--" if answer.flags else ""
     found = {name: folders[f"{own}{name}"] for name in ("solution", "band")}
     found["after-1"] = folders[f"{answer.name}--after-1"]
+    for name in exercises.find(step).beside:
+        found[name] = folders[f"{own}{name}"]
     return judge.judge(exercises.find(step), found, plan.standards(exercises.find(step)))
 
 

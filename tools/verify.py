@@ -32,6 +32,7 @@ FOLDER = course.data_folder()
 FILES = f"--data {FOLDER} --num-workers"  # the last --data counts
 SEEDS = range(5)
 MODELS = ("shufflenet_v2_x0_5", "mobilenet_v3_small", "resnet18")
+TRANSFORMER = "vit_tiny"  # for a step that needs blocks
 # By step: two batch sizes with 32 and 64 pixels, and the step's own flags.
 SMALL = {
     "01_gpu": (8, 16, ""),
@@ -42,6 +43,7 @@ SMALL = {
     "05_dataloader": (12, 24, f"--precision fp32 {FILES} 1"),
     "06_ddp": (8, 16, "--precision fp32"),
     "09_compile": (8, 16, "--precision fp32 --compile {mode}"),
+    "11_fsdp": (8, 16, "--precision fp32 --sharding fsdp --checkpointing blocks"),
 }
 LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "01_gpu": "--model resnet18 -b 16 --test-nsteps 10",
@@ -99,7 +101,11 @@ def _small(step, i, on_gpu):
     batch, pixels = ((small, 32), (large, 64))[i % 2]
     steps = 12 if on_gpu else 8  # in fp16 the first updates are skipped
     sizes = f"--image-size {pixels} -b {batch} --test-nsteps {steps} {own}"
-    return MODELS[i % len(MODELS)], _filled(sizes, on_gpu, "bf16")
+    return _model(step, i), _filled(sizes, on_gpu, "bf16")
+
+
+def _model(step, i):
+    return TRANSFORMER if step == "11_fsdp" else MODELS[i % len(MODELS)]
 
 
 def _filled(flags, on_gpu, half):
@@ -152,7 +158,10 @@ def museum(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
             sizes = f"--image-size 32 -b 8 --test-nsteps 12 {own} {answer.flags}"
             kind, expected = ("right", None) if right else ("museum", answer.expect)
             found.append(
-                Case(answer.step, kind, answer.name, 0, MODELS[0], sizes.strip(), here, expected)
+                Case(
+                    *(answer.step, kind, answer.name, 0, _model(answer.step, 0), sizes.strip()),
+                    *(here, expected),
+                )
             )
     return found
 

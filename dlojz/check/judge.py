@@ -118,7 +118,7 @@ def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
         with suppress(log.NoLogError):  # it stopped at an unknown flag
             extras[name] = tuple(log.read(folders[run]) for run in pair)
     mine = log.read(folders[_names(folders, "after-")[0]])
-    beside = {name: _beside(folders[name], ends[name]) for name in exercise.beside}
+    beside = {n: _beside(folders[n], ends[n]) for n in exercise.beside if n in folders}
     return Runs(mine, log.read(folders["solution"]), extras, beside), broken
 
 

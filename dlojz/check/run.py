@@ -78,8 +78,9 @@ def _refuse(found: Mapping[str, Path], standards):
     """Raise CheckError for a run that says nothing about the trainee's file: it is run again."""
     for name, folder in found.items():
         end = ending.of(folder, standards.trainer)
-        before, solution = name.startswith("before-"), name.endswith(("solution", "band"))
-        if before and end.how == How.OUT_OF_MEMORY:
+        before = name.startswith("before-")
+        solution = name.endswith(("solution", "band")) or name.startswith("beside-")
+        if name.startswith(("before-", "beside-")) and end.how == How.OUT_OF_MEMORY:
             continue  # the judge says what to do
         if end.how == How.KILLED or ((before or solution) and not end.completed):
             whose = ", of the step before," * before + ", of the solution," * solution

@@ -131,7 +131,7 @@ class Exercise:
     hint_of: Mapping[str, str] = field(default_factory=dict)  # for findings that all have in common
     of_files: bool = False  # the step is about loading: a run may wait for its images
     first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
-    # More runs of the solution, by name: the flags of the job, and these.
+    # More runs of the solution, by name, such as "beside-ddp": the flags of the job, and these.
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Findings on what the second part asks for besides the speed, and the name of that part.
     second: Callable[[Runs], list[Finding]] = lambda runs: []
