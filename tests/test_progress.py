@@ -125,6 +125,20 @@ def test_a_row_of_the_overview_fits_a_terminal(notebooks, tmp_path, capsys):
     assert max(map(len, repr(progress.overview()).splitlines())) <= 120
 
 
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        (["a"], "a"),
+        (["a", "b"], "a, b"),
+        (["profile-roofline", "profile-segments"], "profile-roofline, 1 other"),
+        (["a", "b", "c"], "a, 2 others"),
+        ([], ""),
+    ],
+)
+def test_what_is_left_is_named_in_a_few_words(keys, left):
+    assert progress._left([{"key": key, "done": False} for key in keys]) == left
+
+
 def test_an_answer_in_a_notebook_is_noted_as_right_or_wrong(notebooks, monkeypatch):
     shown = []
     monkeypatch.setattr(sys.modules["dlojz.widgets.quiz"], "display", shown.append)
