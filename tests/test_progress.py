@@ -73,7 +73,7 @@ def test_at_first_everything_is_left(notebooks):
     assert found["09_compile", "verdict '09_repair'"] == ("", "dlojz check 09_repair")
     assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
     assert found["00_start", "quizzes"] == ("0 of 4 right", "start-epoch, 3 others")
-    assert found["05_dataloader", "quizzes"] == ("0 of 4 right", "loader-bound, 3 others")
+    assert found["05_dataloader", "quizzes"] == ("0 of 5 right", "loader-bound, 4 others")
     assert found["04_profiler", "mysteries"] == ("", "all")
     assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == {
         notebook for notebook, _ in found
@@ -108,7 +108,7 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
     assert found["01_gpu", "prediction '01 gpu'"] == (score, "")
     assert found["00_start", "quizzes"] == (
         "2 of 4 right (1 at the first attempt)",
-        "start-accelerate, start-window",
+        "start-accelerate, 1 other",
     )
     assert found["04_profiler", "mysteries"] == (
         "1 of 16 right (1 at the first attempt)",
