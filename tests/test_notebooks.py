@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parent.parent
 FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
 SECOND = [p for p in FILES if p.name[2] == "b"]  # optional second parts: 02b follows 02
 MAIN = [p for p in FILES if p not in SECOND]
-TOO_LONG = {"06_ddp", "09_compile"}
+TOO_LONG = {"09_compile"}
 MAY_NOT_IMPORT = {"jobs", "training"}  # they are for programs that run as jobs
 
 
