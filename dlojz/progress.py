@@ -193,8 +193,7 @@ def _mystery_rows(found):
         yield "mysteries", "", "", "all"
         return
     of = answered[-1]["of"] or len(answered)
-    others = [f"{of - len(answered)} others"] if of > len(answered) else []
-    left = ", ".join([*filter(None, [_left(answered)]), *others])
+    left = ", ".join([*filter(None, [_left(answered)]), *_others(of - len(answered))])
     yield "mysteries", _count(answered, of), _when(*answered), left
 
 
@@ -206,8 +205,13 @@ def _count(found, of):
 def _left(found):
     """Return what is left in a few words, so that a row fits a terminal."""
     keys = [item["key"] for item in found if not item["done"]]
-    others = [f"{len(keys) - 1} others"] if len(keys) > 2 else []
-    return ", ".join([*keys[: 1 if others else 2], *others])
+    short = len(keys) <= 2 and len(", ".join(keys)) <= 28
+    others = 0 if short else len(keys) - 1
+    return ", ".join([*keys[: len(keys) - others], *_others(others)])
+
+
+def _others(count):
+    return [f"{count} other{'s' * (count > 1)}"] if count > 0 else []
 
 
 _ROWS = {

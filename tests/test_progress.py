@@ -73,7 +73,7 @@ def test_at_first_everything_is_left(notebooks):
     assert found["09_compile", "verdict '09_repair'"] == ("", "dlojz check 09_repair")
     assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
     assert found["00_start", "quizzes"] == ("0 of 4 right", "start-epoch, 3 others")
-    assert found["05_dataloader", "quizzes"] == ("0 of 4 right", "loader-bound, 3 others")
+    assert found["05_dataloader", "quizzes"] == ("0 of 5 right", "loader-bound, 4 others")
     assert found["04_profiler", "mysteries"] == ("", "all")
     assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == {
         notebook for notebook, _ in found
@@ -108,7 +108,7 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
     assert found["01_gpu", "prediction '01 gpu'"] == (score, "")
     assert found["00_start", "quizzes"] == (
         "2 of 4 right (1 at the first attempt)",
-        "start-accelerate, start-window",
+        "start-accelerate, 1 other",
     )
     assert found["04_profiler", "mysteries"] == (
         "1 of 16 right (1 at the first attempt)",
@@ -123,6 +123,20 @@ def test_a_row_of_the_overview_fits_a_terminal(notebooks, tmp_path, capsys):
             widgets.predict(key, images_per_s=1.2, peak_memory_gb=1.2)
             widgets.score(key, write_log(tmp_path / "r.jsonl"))
     assert max(map(len, repr(progress.overview()).splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        (["a"], "a"),
+        (["a", "b"], "a, b"),
+        (["profile-roofline", "profile-segments"], "profile-roofline, 1 other"),
+        (["a", "b", "c"], "a, 2 others"),
+        ([], ""),
+    ],
+)
+def test_what_is_left_is_named_in_a_few_words(keys, left):
+    assert progress._left([{"key": key, "done": False} for key in keys]) == left
 
 
 def test_an_answer_in_a_notebook_is_noted_as_right_or_wrong(notebooks, monkeypatch):

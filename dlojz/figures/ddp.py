@@ -1,4 +1,4 @@
-"""Figures of notebook 06: how several processes scale, what they exchange, what the rest costs."""
+"""Figures of notebooks 06 and 06b: how processes scale, what they exchange, what that costs."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Figures of notebooks 04 and 05: where a loader spends its time, and whether it keeps up."""
+"""Figures of notebooks 05 and 05b: where a loader spends its time, and whether it keeps up."""
 
 import math
 import re

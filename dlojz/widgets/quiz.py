@@ -1,6 +1,7 @@
 """The quizzes of the notebooks: a question and its answers, each with an explanation.
 
-Those of notebook NN are in quizzes/NN.toml. The trainee's answers are kept by `dlojz.progress`.
+Those of notebook NN, and of its second part NNb, are in quizzes/NN.toml. The trainee's answers are
+kept by `dlojz.progress`.
 """
 
 import re
