@@ -198,6 +198,20 @@ def test_fsdp_holds_a_share_of_weights_gradients_and_state(gpus, trainer, tiny):
         assert found[part] == pytest.approx(found["parameters"], rel=0.15)
 
 
+@pytest.mark.parametrize("checkpointing", ["off", "blocks"])
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_trainer_that_shards_by_itself_is_asked(sharding, checkpointing, trainer, tiny):
+    tiny(8)
+    own = imported(REPOSITORY / "solutions/dlojz_11_fsdp.py")
+    how = {"gpus": 2, "sharding": sharding, "checkpointing": checkpointing}
+    mine, usual = (estimate.measured(t, plan(**how))["backward begins"] for t in (own, trainer))
+    assert mine.bytes == pytest.approx(usual.bytes, rel=0.03)
+    if sharding == "fsdp":  # a single row is cut along its columns, so it is not padded
+        assert mine.parts["parameters"] < usual.parts["parameters"]
+    adamw = estimate.measured(own, plan(**how, flags=("--optimizer", "adamw")))["update"]
+    assert adamw.parts["optimizer"] == pytest.approx(2 * mine.parts["optimizer"], rel=0.05)
+
+
 def test_nothing_is_left_of_an_estimate_that_a_training_would_meet(trainer, tiny):
     data._line.cache_clear()
     tiny(2)

@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -138,6 +138,11 @@ def has_precision(trainer) -> bool:
     return '"--precision"' in Path(trainer.__file__).read_text()
 
 
+def shards(trainer) -> bool:
+    """Return whether the trainer has the flags that TODO 11 adds: it shards by itself, then."""
+    return '"--sharding"' in Path(trainer.__file__).read_text()
+
+
 @contextmanager
 def shown(plan):
     """Turn what torch says about a size that can't be into a line for the reader."""
@@ -181,7 +186,10 @@ def parsed(trainer, plan: Plan):
     words = ["--model", plan.model, "--image-size", str(plan.image_size), "-b", str(plan.batch)]
     words += ["--precision", plan.precision] * has_precision(trainer)
     words += ["--data", "synthetic", *plan.flags]
-    with mock.patch.object(sys, "argv", [trainer.__file__, *words]):
+    if shards(trainer):
+        words += ["--sharding", plan.sharding, "--checkpointing", plan.checkpointing]
+    size = mock.patch.object(idr_torch, "size", max(2, plan.gpus))  # one GPU may "share", too
+    with size, mock.patch.object(sys, "argv", [trainer.__file__, *words]):
         args = trainer.parse_args()
     args.accumulate = 1
     if "compile" in args:
@@ -208,22 +216,31 @@ def build(trainer, plan, args, short, mesh):
     def build_model(*_):
         with _disable_current_modes():
             model = on_meta(own, plan, args, short)
-            if plan.checkpointing == "blocks":
+            if not by_itself and plan.checkpointing == "blocks":
                 sharding.checkpoint_blocks(model)
-            if plan.sharding == "fsdp":
+            if not by_itself and plan.sharding == "fsdp":
                 sharding.shard(model, mesh, DTYPES.get(plan.precision))
-        return model.to_empty(device=CPU)
+        later = by_itself and plan.sharding == "fsdp"
+        return model if later else model.to_empty(device=CPU)
 
-    processes = plan.gpus if plan.sharding == "ddp" else 1
+    def sharded(module, **options):
+        with _disable_current_modes():  # it asks for values of its mesh
+            return fully_shard(module, **{"mesh": mesh} | options)
+
+    by_itself = shards(trainer)
+    processes = plan.gpus if plan.sharding == "ddp" or by_itself else 1
     # Their weights are not compared, as fake tensors have none.
     wrapper = partial(DistributedDataParallel, init_sync=False)
     with (
         mock.patch.object(trainer, "build_model", build_model),
         mock.patch.object(idr_torch, "size", processes, create=True),
+        mock.patch.object(torch.distributed.fsdp, "fully_shard", sharded),
+        mock.patch.object(models, "draw", lambda model, device: model.to_empty(device=device)),
         mock.patch.object(torch.nn.parallel, "DistributedDataParallel", wrapper),
     ):
         training = trainer.build_training(args, CPU, CLASSES, UPDATES)
-        if processes > 1 and not isinstance(training.model, DistributedDataParallel):
+        wrapped = isinstance(training.model, DistributedDataParallel | FSDPModule)
+        if processes > 1 and not wrapped:
             training.model = wrapper(  # as the trainer will, from TODO 06c on
                 training.model, gradient_as_bucket_view=True, broadcast_buffers=False
             )
