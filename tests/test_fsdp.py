@@ -21,6 +21,8 @@ SAVE = "            save(training, args, epoch, step + 1)\n"
 RUNS = {
     "ddp": "--sharding ddp",
     "fsdp": "--sharding fsdp",
+    "resnet": "--sharding fsdp --model resnet18 --no-channels-last",
+    "resnet-ddp": "--sharding ddp --model resnet18 --no-channels-last",
     "compiled": "--sharding fsdp --checkpointing blocks --compile aot_eager",
     "accumulates": "--sharding fsdp --accumulate 2 --clip-norm 0.1",
     "accumulates-ddp": "--sharding ddp --accumulate 2 --clip-norm 0.1",
@@ -59,6 +61,7 @@ def losses(folder):
     [
         ("fsdp", "ddp"),
         ("compiled", "fsdp"),
+        ("resnet", "resnet-ddp"),
         ("accumulates", "accumulates-ddp"),
         ("adamw", "adamw-ddp"),
     ],
@@ -170,6 +173,22 @@ def test_a_weight_is_the_same_whoever_draws_it():
     assert not torch.equal(
         models.build("vit_tiny", 10, 32).conv_proj.weight, drawn.conv_proj.weight
     )
+
+
+def test_a_model_of_torchvision_is_drawn_as_it_would_have_been():
+    torch.manual_seed(3)
+    whole = models.build("resnet18", 10, 32)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        empty = models.build("resnet18", 10, 32)
+    drawn = models.draw(empty, torch.device("cpu")).state_dict()
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, drawn[name]), name
+
+
+def test_a_model_of_ones_own_is_not_drawn():
+    with pytest.raises(ValueError, match="Linear is not of models"):
+        models.draw(torch.nn.Linear(2, 2, device="meta"), torch.device("cpu"))
 
 
 def test_no_weight_but_the_biases_begins_with_zeros():

@@ -57,39 +57,72 @@ def unknown(name: str) -> str:
 
 
 def build(name: str, num_classes: int, image_size: int):
-    """Return a classifier with random weights, for square images of `image_size` pixels."""
-    if name in LARGER:
-        patch, *sizes = LARGER[name]
-        device = torch.get_default_device()
-        with torch.device("meta"):
-            model = torchvision.models.VisionTransformer(
-                image_size, patch, *sizes, num_classes=num_classes
-            )
-        return model if device.type == "meta" else draw(model, device)
+    """Return a classifier with random weights, for square images of `image_size` pixels.
+
+    With `torch.device("meta")` it has no values yet: `draw` gives it the same ones.
+    """
+    recipe = name, num_classes, image_size
+    if name not in LARGER:
+        model = _torchvisions(*recipe)
+        model.recipe = recipe
+        return model
+    patch, *sizes = LARGER[name]
+    device = torch.get_default_device()
+    with torch.device("meta"):
+        model = torchvision.models.VisionTransformer(
+            image_size, patch, *sizes, num_classes=num_classes
+        )
+    model.recipe = recipe
+    return model if device.type == "meta" else draw(model, device)
+
+
+def _torchvisions(name, num_classes, image_size):
     options = {"image_size": image_size} if name.startswith("vit_") else {}
     if name in ("googlenet", "inception_v3"):
         options = {"aux_logits": False}  # one loss, as for all others
     return torchvision.models.get_model(name, num_classes=num_classes, **options)
 
 
+@torch.no_grad()
 def draw(model, device):
-    """Return a vision transformer without values, on the device and with random weights.
+    """Return a model of `build` that has no values yet, on the device and with random weights.
 
-    Each weight has a seed of its own: a process that holds a shard draws one weight after another,
-    and the shards of all processes together are the model that a single one would draw.
+    Of a sharded one each process keeps its shards of the weights that a single process would draw.
+    Raises ValueError for any other model: only who made it knows how its weights begin.
     """
+    recipe = getattr(model, "recipe", None)
+    if recipe is None:
+        raise ValueError(
+            f"models.draw: {type(model).__name__} is not of models.build. Make its memory with "
+            "model.to_empty(device=device), and fill its weights yourself"
+        )
     model.to_empty(device=device)
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, whole in _weights(model) if recipe[0] in LARGER else _values(*recipe):
+        weight = own[name]
+        if isinstance(weight, DTensor):
+            mesh, places = weight.device_mesh, weight.placements
+            whole = distribute_tensor(whole.to(device), mesh, places, src_data_rank=None)
+        weight.copy_(whole)
+    return model
+
+
+def _values(*recipe):
+    """Return the weights and buffers of one of torchvision's models, which fits anywhere."""
+    return _torchvisions(*recipe).state_dict().items()
+
+
+def _weights(model):
+    """Yield the name and the values of each weight of a transformer, drawn one by one.
+
+    Each has a seed of its own, and is gone before the next: none of them must fit together.
+    """
     generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu")
     for number, (name, weight) in enumerate(model.named_parameters()):
         generator.manual_seed(torch.initial_seed() + number)
         whole = torch.empty(weight.shape, device=generator.device)
         initialize(name, whole, generator)
-        with torch.no_grad():
-            if isinstance(weight, DTensor):
-                mesh, places = weight.device_mesh, weight.placements
-                whole = distribute_tensor(whole.to(device), mesh, places, src_data_rank=None)
-            weight.copy_(whole)
-    return model
+        yield name, whole
 
 
 @torch.no_grad()
