@@ -346,3 +346,41 @@ def test_the_recordings_have_no_paths_of_their_machine():
             if (event := json.loads(line))["event"] == "start":
                 assert event["hostname"] == "recorded"
             assert str(REPOSITORY) not in line
+
+
+
+def test_what_notebook_11_says_of_its_recordings_is_so():
+    peaks = sharding.predicted(runs.recorded("cpu/11-fits"))
+    gb = {name: peak.bytes / 1e9 for name, peak in peaks.items()}
+    assert len(peaks) == 14
+    said = ["for 14 plans", f"One GPU needs {gb['1 GPU']:.0f} GB, and so does each of 1,024"]
+    said.append(f"On eight of them {gb['8 GPUs, FSDP']:.0f} GB are left")
+    said.append(f"on 64 there are {gb['64 GPUs, FSDP']:.0f}.")
+    said.append(f"{gb['8 GPUs, FSDP, checkpointing']:.1f} GB on eight GPUs")
+    grows = [gb[f"{n} GPUs, FSDP, checkpointing"] for n in ("64", "1,024")]
+    said.append("from {:.2f} to {:.2f} GB".format(*grows))
+    gathered = [peaks[f"{n} GPUs, FSDP"].parts["gathered"] / 1e9 for n in ("64", "1,024")]
+    said.append(f"{gathered[1] - gathered[0]:.1f} GB more than on 64 GPUs")
+    stays = ("parameters", "gradients", "optimizer", "casts")
+    first = sum(peaks["1 GPU"].parts[part] for part in stays) / 1e9
+    said.append(f"14 bytes each: {first:.0f} GB before the first image")
+    again = runs.recorded("cpu/11-recompute")
+    off, blocks, but_products = (
+        case["kept_bytes"] / 1e6 for case in log.read(again).cases.values()
+    )
+    said.append(f"{blocks:.1f} MB are kept instead of {off:.1f}")
+    said.append(f"But {but_products:.1f} MB are kept")
+    found = sharding.factors(again)
+    said.append(f"at {found['blocks']['operations']:.2f}")
+    times = [found[way]["time"] for way in ("blocks", "all but matrix products")]
+    assert times[0] == pytest.approx(times[1], rel=0.1), "about that of *blocks*"
+    cases = log.read(runs.recorded("cpu/11-padding")).cases["dimension 0, 1024"]["parameters"]
+    (position,) = [row for row in cases if row["name"] == "encoder.pos_embedding"]
+    said.append(f"takes {position['gathered'] / 1e9:.2f} GB, on each of them")
+    eight = log.read(runs.recorded("cpu/11-float8")).cases
+    assert eight["rowwise, 1"]["away"]["output"] == pytest.approx(0.04, abs=0.005)
+    assert eight["bf16, 1"]["away"]["output"] == pytest.approx(0.003, abs=0.0005)
+    tensorwise = [eight[f"tensorwise, {n}"]["away"]["output"] for n in ("1", "10000", "1e+06")]
+    assert tensorwise[1] < 1.1 * tensorwise[0] < 0.1 < 0.9 < tensorwise[2]
+    text = (EXPERIMENTS.parent / "11_fsdp.ipynb").read_text()
+    assert [words for words in said if words not in text] == []
