@@ -138,6 +138,40 @@ def test_on_a_gpu_the_rest_of_the_peak_is_activations(tmp_path):
     assert "9 GB" in ax.texts[0].get_text()
 
 
+def trained(folder, held, peak_bytes=None):
+    """The logs of the trainer in two processes that hold as much."""
+    folder.mkdir()
+    memory = {"device_peak_bytes": peak_bytes} if peak_bytes else {"process_peak_bytes": 9e9}
+    share = {"event": "evidence", "when": "share", "placements": {}, "held": held, "whole": held}
+    events = [
+        {"event": "start", "schema": 2, "size": 2, "arguments": {}},
+        share | {"units": 0, "again": 0},
+        {"event": "memory"} | memory,
+        {"event": "end", "outcome": "completed"},
+    ]
+    for name in ("events.jsonl", "events.rank1.jsonl"):
+        (folder / name).write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def test_what_the_trainer_held_is_drawn_by_process(tmp_path):
+    whole = {"parameters": 8e6, "gradients": 8e6, "optimizer": 16e6}
+    before = trained(tmp_path / "before", whole)
+    after = trained(tmp_path / "after", {part: size / 2 for part, size in whole.items()})
+    found = sharding.trained([before, after], ["DDP", "FSDP2"])
+    assert [*found] == [f"{way}, process {rank}" for way in ("DDP", "FSDP2") for rank in (0, 1)]
+    assert [peak.bytes for peak in found.values()] == [32e6, 32e6, 16e6, 16e6]
+    ax = sharding.plot_trained([before, after], ["DDP", "FSDP2"])
+    assert "without activations" in ax.get_title(loc="left"), "a process's peak is not theirs"
+    assert [text.get_text().strip() for text in ax.texts] == 2 * ["32 MB"] + 2 * ["16 MB"]
+    on_gpu = trained(tmp_path / "gpu", whole, 40e6)
+    peak = sharding.trained([on_gpu], ["DDP"])["DDP, process 1"]
+    assert peak.parts == whole | {"activations": 8e6}
+    crashed = trained(tmp_path / "crashed", {})
+    with pytest.raises(UserError, match="does not say what it holds; did it complete"):
+        sharding.trained([crashed], ["DDP"])
+
+
 def test_in_a_ring_a_sharded_step_sends_half_as_much_again(tmp_path):
     gather = {"op": "all_gather", "bytes": 4e9, "begin_ms": 0, "ms": 1}
     scatter = gather | {"op": "reduce_scatter", "phase": "backward"}
@@ -233,7 +267,7 @@ def test_what_is_kept_is_what_autograd_saves(recompute):
     module = load("recompute")
     args = log.read(recompute).start["arguments"]
     for way in ("off", "blocks"):  # hooks do not see what a selective checkpoint keeps
-        training, saved = trained(module, way, args), {}
+        training, saved = training_of(module, way, args), {}
 
         def keep(tensor, saved=saved):
             saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
@@ -250,7 +284,7 @@ def test_what_is_kept_is_what_autograd_saves(recompute):
         assert kept == pytest.approx(total + states, abs=1000), way
 
 
-def trained(module, way, arguments):
+def training_of(module, way, arguments):
     """A Training of experiments/recompute.py with the arguments of a run."""
     args = type("Arguments", (), arguments)
     return module.Training(way, args, torch.device("cpu"))
@@ -265,7 +299,7 @@ def test_a_block_is_computed_again_up_to_what_was_saved_last(recompute):
     again = 2 * tokens * (4 * width * width + width * mlp)  # not the second layer of the MLP
     assert blocks - off == 4 * again
     with torch.utils.checkpoint.set_checkpoint_early_stop(False):
-        training = trained(module, "blocks", log.read(recompute).start["arguments"])
+        training = training_of(module, "blocks", log.read(recompute).start["arguments"])
         assert training.seen()["flops"] - off == 4 * (again + 2 * tokens * width * mlp)
 
 
@@ -346,7 +380,6 @@ def test_the_recordings_have_no_paths_of_their_machine():
             if (event := json.loads(line))["event"] == "start":
                 assert event["hostname"] == "recorded"
             assert str(REPOSITORY) not in line
-
 
 
 def test_what_notebook_11_says_of_its_recordings_is_so():
