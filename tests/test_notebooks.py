@@ -141,7 +141,9 @@ def test_the_first_cell_links_to_the_glossary(path):
     assert (path.parent / "../GLOSSARY.md").resolve().exists()
 
 
-@pytest.mark.parametrize("name", ["01_gpu", "02_amp", "03_channels_last", "06_ddp", "09_compile"])
+@pytest.mark.parametrize(
+    "name", ["01_gpu", "02_amp", "03_channels_last", "06_ddp", "09_compile", "11_fsdp"]
+)
 def test_after_a_restart_the_first_figure_finds_both_jobs_again(name):
     sources = [c.source for c in code_cells(REPOSITORY / f"notebooks/{name}.ipynb")]
     checked = next(i for i, s in enumerate(sources) if f'= check("{name}"' in s)

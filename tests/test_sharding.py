@@ -138,6 +138,40 @@ def test_on_a_gpu_the_rest_of_the_peak_is_activations(tmp_path):
     assert "9 GB" in ax.texts[0].get_text()
 
 
+def trained(folder, held, peak_bytes=None):
+    """The logs of the trainer in two processes that hold as much."""
+    folder.mkdir()
+    memory = {"device_peak_bytes": peak_bytes} if peak_bytes else {"process_peak_bytes": 9e9}
+    share = {"event": "evidence", "when": "share", "placements": {}, "held": held, "whole": held}
+    events = [
+        {"event": "start", "schema": 2, "size": 2, "arguments": {}},
+        share | {"units": 0, "again": 0},
+        {"event": "memory"} | memory,
+        {"event": "end", "outcome": "completed"},
+    ]
+    for name in ("events.jsonl", "events.rank1.jsonl"):
+        (folder / name).write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def test_what_the_trainer_held_is_drawn_by_process(tmp_path):
+    whole = {"parameters": 8e6, "gradients": 8e6, "optimizer": 16e6}
+    before = trained(tmp_path / "before", whole)
+    after = trained(tmp_path / "after", {part: size / 2 for part, size in whole.items()})
+    found = sharding.trained([before, after], ["DDP", "FSDP2"])
+    assert [*found] == [f"{way}, process {rank}" for way in ("DDP", "FSDP2") for rank in (0, 1)]
+    assert [peak.bytes for peak in found.values()] == [32e6, 32e6, 16e6, 16e6]
+    ax = sharding.plot_trained([before, after], ["DDP", "FSDP2"])
+    assert "without activations" in ax.get_title(loc="left"), "a process's peak is not theirs"
+    assert [text.get_text().strip() for text in ax.texts] == 2 * ["32 MB"] + 2 * ["16 MB"]
+    on_gpu = trained(tmp_path / "gpu", whole, 40e6)
+    peak = sharding.trained([on_gpu], ["DDP"])["DDP, process 1"]
+    assert peak.parts == whole | {"activations": 8e6}
+    crashed = trained(tmp_path / "crashed", {})
+    with pytest.raises(UserError, match="does not say what it holds; did it complete"):
+        sharding.trained([crashed], ["DDP"])
+
+
 def test_in_a_ring_a_sharded_step_sends_half_as_much_again(tmp_path):
     gather = {"op": "all_gather", "bytes": 4e9, "begin_ms": 0, "ms": 1}
     scatter = gather | {"op": "reduce_scatter", "phase": "backward"}
@@ -233,7 +267,7 @@ def test_what_is_kept_is_what_autograd_saves(recompute):
     module = load("recompute")
     args = log.read(recompute).start["arguments"]
     for way in ("off", "blocks"):  # hooks do not see what a selective checkpoint keeps
-        training, saved = trained(module, way, args), {}
+        training, saved = training_of(module, way, args), {}
 
         def keep(tensor, saved=saved):
             saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
@@ -250,7 +284,7 @@ def test_what_is_kept_is_what_autograd_saves(recompute):
         assert kept == pytest.approx(total + states, abs=1000), way
 
 
-def trained(module, way, arguments):
+def training_of(module, way, arguments):
     """A Training of experiments/recompute.py with the arguments of a run."""
     args = type("Arguments", (), arguments)
     return module.Training(way, args, torch.device("cpu"))
@@ -265,7 +299,7 @@ def test_a_block_is_computed_again_up_to_what_was_saved_last(recompute):
     again = 2 * tokens * (4 * width * width + width * mlp)  # not the second layer of the MLP
     assert blocks - off == 4 * again
     with torch.utils.checkpoint.set_checkpoint_early_stop(False):
-        training = trained(module, "blocks", log.read(recompute).start["arguments"])
+        training = training_of(module, "blocks", log.read(recompute).start["arguments"])
         assert training.seen()["flops"] - off == 4 * (again + 2 * tokens * width * mlp)
 
 
@@ -346,3 +380,40 @@ def test_the_recordings_have_no_paths_of_their_machine():
             if (event := json.loads(line))["event"] == "start":
                 assert event["hostname"] == "recorded"
             assert str(REPOSITORY) not in line
+
+
+def test_what_notebook_11_says_of_its_recordings_is_so():
+    peaks = sharding.predicted(runs.recorded("cpu/11-fits"))
+    gb = {name: peak.bytes / 1e9 for name, peak in peaks.items()}
+    assert len(peaks) == 14
+    said = ["for 14 plans", f"One GPU needs {gb['1 GPU']:.0f} GB, and so does each of 1,024"]
+    said.append(f"On eight of them {gb['8 GPUs, FSDP']:.0f} GB are left")
+    said.append(f"on 64 there are {gb['64 GPUs, FSDP']:.0f}.")
+    said.append(f"{gb['8 GPUs, FSDP, checkpointing']:.1f} GB on eight GPUs")
+    grows = [gb[f"{n} GPUs, FSDP, checkpointing"] for n in ("64", "1,024")]
+    said.append("from {:.2f} to {:.2f} GB".format(*grows))
+    gathered = [peaks[f"{n} GPUs, FSDP"].parts["gathered"] / 1e9 for n in ("64", "1,024")]
+    said.append(f"{gathered[1] - gathered[0]:.1f} GB more than on 64 GPUs")
+    stays = ("parameters", "gradients", "optimizer", "casts")
+    first = sum(peaks["1 GPU"].parts[part] for part in stays) / 1e9
+    said.append(f"14 bytes each: {first:.0f} GB before the first image")
+    again = runs.recorded("cpu/11-recompute")
+    off, blocks, but_products = (
+        case["kept_bytes"] / 1e6 for case in log.read(again).cases.values()
+    )
+    said.append(f"{blocks:.1f} MB are kept instead of {off:.1f}")
+    said.append(f"But {but_products:.1f} MB are kept")
+    found = sharding.factors(again)
+    said.append(f"at {found['blocks']['operations']:.2f}")
+    times = [found[way]["time"] for way in ("blocks", "all but matrix products")]
+    assert times[0] == pytest.approx(times[1], rel=0.1), "about that of *blocks*"
+    cases = log.read(runs.recorded("cpu/11-padding")).cases["dimension 0, 1024"]["parameters"]
+    (position,) = [row for row in cases if row["name"] == "encoder.pos_embedding"]
+    said.append(f"takes {position['gathered'] / 1e9:.2f} GB, on each of them")
+    eight = log.read(runs.recorded("cpu/11-float8")).cases
+    assert eight["rowwise, 1"]["away"]["output"] == pytest.approx(0.04, abs=0.005)
+    assert eight["bf16, 1"]["away"]["output"] == pytest.approx(0.003, abs=0.0005)
+    tensorwise = [eight[f"tensorwise, {n}"]["away"]["output"] for n in ("1", "10000", "1e+06")]
+    assert tensorwise[1] < 1.1 * tensorwise[0] < 0.1 < 0.9 < tensorwise[2]
+    text = (EXPERIMENTS.parent / "11_fsdp.ipynb").read_text()
+    assert [words for words in said if words not in text] == []

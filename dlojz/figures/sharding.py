@@ -116,20 +116,44 @@ def held(run) -> dict[str, Peak]:
         for rank, each in enumerate(ranks):
             case = each.cases[way]
             parts = {part: case["bytes"][part] for part in HELD}
-            if "peak_bytes" in case:
-                parts["activations"] = max(0, case["peak_bytes"] - sum(parts.values()))
-            found[f"{way}, process {rank}"] = Peak(parts)
+            found[f"{way}, process {rank}"] = _with_the_rest(parts, case.get("peak_bytes"))
     return found
+
+
+def trained(jobs, labels) -> dict[str, Peak]:
+    """Return what each process of these jobs of the trainer holds between its steps, by part."""
+    found = {}
+    for job, label in zip(jobs, labels, strict=True):
+        for rank, run in enumerate(log.read_ranks(job)):
+            if not run.share.held:
+                raise UserError(f"{run.path}: it does not say what it holds; did it complete?")
+            peak = run.memory.get("device_peak_bytes")
+            found[f"{label}, process {rank}"] = _with_the_rest(run.share.held, peak)
+    return found
+
+
+def _with_the_rest(parts, peak_bytes) -> Peak:
+    """Return these parts, and as activations the rest of the peak, where it was measured."""
+    rest = max(0, peak_bytes - sum(parts.values())) if peak_bytes else 0
+    return Peak(dict(parts) | ({"activations": rest} if peak_bytes else {}))
 
 
 def plot_held(run, ax=None):
     """Draw what each process holds in each way, by part."""
-    found = held(run)
+    return _plot_held(held(run), _where(run), ax)
+
+
+def plot_trained(jobs, labels, ax=None):
+    """Draw what each process of these jobs of the trainer holds, by part."""
+    return _plot_held(trained(jobs, labels), _where(jobs[0]), ax)
+
+
+def _plot_held(found, where, ax):
     with report.style(grid="x"):
         ax = memory.plot(found, ax=ax)
         activations = any("activations" in peak.parts for peak in found.values())
         rest = "activations: all the rest of the peak" if activations else "without activations"
-        ax.set_title(f"{_where(run)}; {rest}", fontsize=9, fontweight="normal")
+        ax.set_title(f"{where}; {rest}", fontsize=9, fontweight="normal")
     return ax
 
 
