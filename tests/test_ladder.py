@@ -125,7 +125,7 @@ def test_recordings_of_other_sizes_or_hardware_are_hatched_and_named(folder):
 def test_the_recorded_ladder_ends_where_the_notebook_does(folder):
     axes = ladder.plot_ladder("02")
     assert "4,642" not in words(axes[0])
-    assert words(axes[0]).count("later in the course") == 5
+    assert words(axes[0]).count("later in the course") == 6
     axes = ladder.plot_ladder("00_start")
     assert (words(axes[0])[0], hatched(axes[0])) == ("28", [])
 

@@ -28,6 +28,7 @@ RECORDED = {
     "06_ddp": "h200/06-resnet50-bf16-x2*",
     "09_compile": "h200/09-ladder-resnet50-5-default*",
 }
+OTHERS = {"11_fsdp": "for models that do not fit"}
 PRECISIONS = "00 and 01 are in fp32, the others in bf16. 02 has the autotuner of 03 already."
 OLDER = "05 and 06 are older: their optimizer was not fused."
 UNTIL_THEN = "The recorded ladder. Yours will be drawn here once one of your checks has passed."
@@ -73,7 +74,7 @@ def recorded(until: str | int = CHAIN[-1]) -> Ladder:
     last = CHAIN.index(course.step(until))
     runs = {step: recordings(RECORDED[step]) for step in CHAIN[: last + 1] if step in RECORDED}
     found = {step: reached.of(some, some) for step, some in runs.items()}
-    known = dict.fromkeys(CHAIN[last + 1 :], "later in the course")
+    known = OTHERS | dict.fromkeys(CHAIN[last + 1 :], "later in the course")
     notes = {"02_amp": PRECISIONS, "05_dataloader": OLDER}
     told = tuple(note for step, note in notes.items() if step in found)
     return Ladder(UNTIL_THEN, found, "not recorded", known, told)

@@ -139,7 +139,7 @@ def has_precision(trainer) -> bool:
 
 
 def shards(trainer) -> bool:
-    """Return whether the trainer has the flags that TODO 11 adds: it shards by itself, then."""
+    """Return whether the trainer has the flags that TODO 11 adds: its own sharding is run, then."""
     return '"--sharding"' in Path(trainer.__file__).read_text()
 
 
