@@ -322,6 +322,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     yield Entry("06 many GPUs", where, meaning)
     speed = "and what a step gains" if cards else "the gain of a whole step needs a GPU"
     yield Entry("09 compile", _compile(facts), f"graphs, kernels, {speed}")
+    peaks = "and what a GPU's memory holds" if cards else "peaks are predicted"
+    yield Entry("11 FSDP", where, f"shards, bytes, {peaks}")
 
 
 def _install_problems(facts: dict) -> Iterator[Problem]:
