@@ -91,7 +91,7 @@ def answer(plan: Mapping, ways: Sequence[Mapping]) -> str:
     )
 
 
-def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None):
+def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None, each="GPU"):
     """Draw the parts of these peaks as stacked bars, by name, and a card's memory as a line."""
     ax = ax or plt.subplots(figsize=(8, 1.2 + 0.5 * len(peaks)))[1]
     names, shown = [*peaks], set()
@@ -111,7 +111,7 @@ def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None):
         ax.axvline(limit / scale, color="black", linestyle="--")
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
-    ax.set(xlabel=f"memory of each GPU ({unit})", xlim=(0, 1.15 * largest / scale))
+    ax.set(xlabel=f"memory of each {each} ({unit})", xlim=(0, 1.15 * largest / scale))
     below = -0.6 / (0.5 + 0.5 * len(peaks))  # nearly half an inch
     ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, below), frameon=False)
     return ax

@@ -150,7 +150,7 @@ def plot_trained(jobs, labels, ax=None):
 
 def _plot_held(found, where, ax):
     with report.style(grid="x"):
-        ax = memory.plot(found, ax=ax)
+        ax = memory.plot(found, ax=ax, each="process")
         activations = any("activations" in peak.parts for peak in found.values())
         rest = "activations: all the rest of the peak" if activations else "without activations"
         ax.set_title(f"{where}; {rest}", fontsize=9, fontweight="normal")
