@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parent.parent
 FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
 SECOND = [p for p in FILES if p.name[2] == "b"]  # optional second parts: 02b follows 02
 MAIN = [p for p in FILES if p not in SECOND]
-TOO_LONG = {"09_compile"}
+LONGER = {"09_compile": 90}  # minutes; all others fit into 75
 MAY_NOT_IMPORT = {"jobs", "training"}  # they are for programs that run as jobs
 
 
@@ -69,11 +69,9 @@ def test_a_code_cell_is_short_and_defines_nothing(path):
 
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_a_notebook_fits_a_sitting(path):
-    if path.stem in TOO_LONG:
-        pytest.skip("still to be cut")
     assert len(nbformat.read(path, as_version=4).cells) <= 45
     [minutes] = re.findall(r"^\| \*\*It takes\*\* \| about (\d+) minutes", prose(path), re.M)
-    assert int(minutes) <= 75
+    assert int(minutes) <= LONGER.get(path.stem, 75)
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
