@@ -182,7 +182,6 @@ class Share(Record):
 
     placements: dict = field(default_factory=dict)  # weights by how they are spread, or "whole"
     held: dict = field(default_factory=dict)  # bytes of parameters, gradients, optimizer, here
-    whole: dict = field(default_factory=dict)  # bytes of the same in all processes; states: here
     units: int = 0  # modules that FSDP2 gathers one at a time
     again: int = 0  # calls of layers in the backward pass: their outputs were not kept
 

@@ -43,7 +43,6 @@ def share(model, states: list[torch.Tensor]) -> dict:
     return {
         "placements": dict(Counter(map(placement, weights))),
         "held": {part: sum(own(t).nbytes for t in those) for part, those in parts.items()},
-        "whole": {part: sum(t.nbytes for t in those) for part, those in parts.items()},
         "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
     }
 
