@@ -98,7 +98,8 @@ class Training:
     def begin(self, steps):
         """Train, and return what was found, and the whole gradients of the last step.
 
-        In the first step all but the last layer's are 0, as that layer's weights are.
+        Not of the first step: torchvision's last layer begins with zeros, so that all gradients but
+        its own are 0 there.
         """
         losses = [self.step()]
         if self.device.type == "cuda":
@@ -112,10 +113,8 @@ class Training:
 
     def held(self):
         """Return the bytes that this process holds from one step to the next."""
-        parameters = [*self.model.parameters()]
         state = [v for each in self.optimizer.state.values() for v in each.values()]
-        parts = {"parameters": parameters, "gradients": [p.grad for p in parameters]}
-        return {part: sum(map(size, held)) for part, held in (parts | {"optimizer": state}).items()}
+        return sharding.share(self.model, [sharding.own(value) for value in state])["held"]
 
 
 def wrapped(way, model, device, mesh, dtype):
@@ -140,12 +139,6 @@ def allocated(device) -> int:
 def whole(tensor):
     """Return a tensor with the parts of all processes; those call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
-
-
-def size(tensor) -> int:
-    """Return the bytes of a tensor in this process."""
-    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return tensor.numel() * tensor.element_size()
 
 
 def mean(loss) -> float:
