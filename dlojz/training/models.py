@@ -127,9 +127,10 @@ def _weights(model):
 
 @torch.no_grad()
 def initialize(name: str, weight, generator):
-    """Fill a weight as the paper's program does: https://github.com/google-research/vision_transformer
+    """Fill a weight much as the paper's program does, but for two things.
 
-    But the classifier does not begin with zeros: in the first step, no other weight would learn.
+    The classifier does not begin with zeros, for then no other weight would learn in the first
+    step; and all biases do. Source: https://github.com/google-research/vision_transformer
     """
     if name.endswith(("class_token", "bias")):
         weight.zero_()
