@@ -162,7 +162,8 @@ def _stopped(exercise, folders, name, end) -> Verdict:
     folder = folders.get(name)
     ended = _ended(exercise, folder, end, f"run {name}", "run-failed")
     if folder is None:
-        return Verdict(exercise.step, [ended, NOT_JUDGED, NOT_TIMED], exercise.hints)
+        found = [ended, NOT_JUDGED, NOT_TIMED]
+        return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
     return _with_evidence(exercise, folder, folders.get("solution", folder), ended)
 
 
@@ -175,7 +176,8 @@ def _with_evidence(exercise, folder, reference, ended) -> Verdict:
     if seen and ended.hint != exercise.waited:  # evidence shows only what a wait left undone
         ended = replace(ended, hint=None)
     evidence = seen or [NOT_JUDGED]
-    return Verdict(exercise.step, [ended, *evidence, NOT_TIMED], exercise.hints)
+    found = [ended, *evidence, NOT_TIMED]
+    return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
 
 
 def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
