@@ -11,8 +11,10 @@ from made import torchrun
 from torch.distributed.tensor import Shard
 
 from dlojz import course, idr_torch
+from dlojz.check import exercises, judge
+from dlojz.check.exercises import fsdp
 from dlojz.launch import Request, series
-from dlojz.runs import log
+from dlojz.runs import log, records
 from dlojz.training import checkpoint, flags, models
 
 SOLUTION = course.solution("11")
@@ -197,3 +199,43 @@ def test_no_weight_but_the_biases_begins_with_zeros():
     zeros = {name for name, p in model.named_parameters() if not p.any()}
     assert all(name.endswith(("bias", "class_token")) for name in zeros)
     assert model.encoder.layers[0].mlp[0].weight.detach().std() == pytest.approx(0.0456, rel=0.02)
+
+
+# The memory that a verdict asks for --------------------------------------------------------------
+
+
+def process(held, peak=None):
+    """A process's log that holds so many bytes, and had this peak on a GPU."""
+    memory = {"device_peak_bytes": peak} if peak else {}
+    run = SimpleNamespace(share=records.Share(held={"parameters": held}), memory=memory)
+    run.ranks = [run, run]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("held", "peak", "full", "out_of_memory", "states"),
+    [
+        (50, None, None, False, ["passed"]),
+        (70, None, None, False, ["failed"]),
+        (50, 160, 200, False, ["passed", "passed"]),
+        (50, 190, 200, False, ["passed", "failed"]),  # 25 of the 50 that are gone must be seen
+        (50, 190, None, True, ["passed", "passed"]),
+    ],
+)
+def test_a_process_holds_its_share_and_its_gpu_less_than_with_ddp(
+    held, peak, full, out_of_memory, states
+):
+    whole = exercises.Beside(process(0 if out_of_memory else 100, full), out_of_memory)
+    runs = exercises.Runs(process(held, peak), process(50, peak), beside={fsdp.DDP: whole})
+    assert [finding.state for finding in fsdp.smaller(runs)] == states
+
+
+def test_without_the_run_with_ddp_the_memory_is_unmeasured():
+    (finding,) = fsdp.smaller(exercises.Runs(process(50), process(50)))
+    assert finding.state == exercises.State.UNMEASURED
+
+
+def test_a_trainer_that_crashes_is_told_that_memory_was_asked(tmp_path):
+    text = repr(judge.crashed(exercises.find("11_fsdp"), tmp_path, "FAILED: no"))
+    assert "? smaller" in text
+    assert "faster" not in text
