@@ -11,7 +11,7 @@ from dlojz.table import Table
 
 COLOURS = {
     **{"parameters": "#0072B2", "gradients": "#56B4E9", "optimizer": "#004B75"},
-    **{"buffers": "#999999", "casts": "#CC79A7", "activations": "#E69F00"},
+    **{"unreduced": "#B3DDF2", "buffers": "#999999", "casts": "#CC79A7", "activations": "#E69F00"},
     **{"gathered": "#009E73", "communication": "#7FCFB6", "temporaries": "#D55E00"},
     **{"unsplit": "#CCCCCC", "cublas": "#555555"},
 }

@@ -16,6 +16,7 @@ from dlojz.course import UserError
 PARTS = {
     "parameters": "the weights",
     "gradients": "as the optimizer reads them",
+    "unreduced": "whole, before they are exchanged",
     "optimizer": "its state, such as the momentum",
     "buffers": "batch statistics, metrics, the images and labels",
     "casts": "copies of weights in 16 bits, by autocast",
@@ -47,12 +48,17 @@ def means(plan: Mapping) -> str:
     """Return how a plan trains: "bf16, FSDP over 8 GPUs, checkpointing"."""
     found = [plan["precision"]]
     if plan["sharding"] == "fsdp":
-        found.append(f"FSDP over {plan['gpus']:,} GPUs")
+        found.append(f"FSDP over {plan['gpus']:,} GPUs{_copies(plan)}")
     elif plan["gpus"] > 1:
         found.append(f"DDP on {plan['gpus']:,} GPUs")
     if plan["checkpointing"] != "off":
         found.append("checkpointing")
     return ", ".join(found)
+
+
+def _copies(plan):
+    copies = plan.get("copies", 1)
+    return f" in {copies} copies" if copies > 1 else ""
 
 
 # The caching allocator ---------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class Plan:
     checkpointing: str
     precision: str
     flags: tuple[str, ...] = ()  # more of the trainer's
+    copies: int = 1  # of the model in shards: HSDP, if there are several
 
 
 def main():
@@ -118,6 +119,8 @@ def check(trainer, plan):
         if (value := getattr(plan, name)) < 1:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} {value}: expected a whole number of at least 1")
+    if plan.gpus % plan.copies:
+        raise UserError(f"{plan.copies} copies on {plan.gpus} GPUs: expected equal numbers in each")
     if plan.model not in models.names():
         raise UserError(models.unknown(plan.model))
     if (vit := models.LARGER.get(plan.model)) and plan.image_size % vit.patch:
@@ -168,7 +171,7 @@ def measured(trainer, plan: Plan, short: int | None = None) -> dict[str, memory.
     """
     args = parsed(trainer, plan)
     data.normalize(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))  # keeps tensors: they must be real
-    with group(plan.gpus) as mesh, Ledger() as ledger:
+    with group(plan.gpus, plan.copies) as mesh, Ledger() as ledger:
         training = build(trainer, plan, args, short, mesh)
         note(ledger, training)
         training.model.train()
@@ -200,11 +203,16 @@ def parsed(trainer, plan: Plan):
 
 
 @contextmanager
-def group(gpus: int):
-    """Join a process group of this many GPUs, of which the others are fake. Yields its mesh."""
+def group(gpus: int, copies: int = 1):
+    """Join a process group of this many GPUs, of which the others are fake. Yields its mesh.
+
+    copies: of the model in shards; with more than one the mesh has two dimensions.
+    """
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
+    names = ("copies", "shards")[copies == 1 :]
+    shape = (copies, gpus // copies)[copies == 1 :]
     try:
-        yield init_device_mesh("cpu", (gpus,))
+        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
         torch.distributed.destroy_process_group()
 

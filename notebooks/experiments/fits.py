@@ -10,6 +10,7 @@ import argparse
 import time
 import warnings
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -19,7 +20,11 @@ from dlojz.runs import log, memory
 from dlojz.training import estimate, models
 from dlojz.training.worth import imported
 
-WAYS = (("ddp", "off"), ("fsdp", "off"), ("fsdp", "blocks"))  # sharding and checkpointing
+WAYS = {  # sharding and checkpointing
+    "ddp": ("ddp", "off"),
+    "fsdp": ("fsdp", "off"),
+    "blocks": ("fsdp", "blocks"),
+}
 
 
 def main():
@@ -46,23 +51,27 @@ def parse_args():
     add("-b", "--batch-size", type=int, default=32, help="images per GPU")
     add("--precision", choices=memory.PRECISIONS, default="bf16")
     add("--gpus", type=int, nargs="+", default=[1, 2, 8, 64, 1024])
+    add("--copies", type=int, nargs="+", default=[1], help="of the model in shards, with FSDP")
+    add("--ways", nargs="+", default=[*WAYS], choices=WAYS, help="(default: all)")
     add("--trainer", type=Path, help="whose step it is (default: the last solution)")
     return parser.parse_args()
 
 
 def plans(args):
     """Yield what is predicted: on one GPU there is nothing to shard."""
-    for gpus in args.gpus:
-        for sharding, checkpointing in WAYS:
-            yield estimate.Plan(
-                model=args.model,
-                gpus=gpus,
-                sharding=sharding if gpus > 1 else "ddp",
-                batch=args.batch_size,
-                image_size=args.image_size,
-                checkpointing=checkpointing,
-                precision=args.precision,
-            )
+    for gpus, way, copies in product(args.gpus, args.ways, args.copies):
+        sharding, checkpointing = WAYS[way]
+        sharding = sharding if gpus > 1 else "ddp"
+        yield estimate.Plan(
+            model=args.model,
+            gpus=gpus,
+            sharding=sharding,
+            batch=args.batch_size,
+            image_size=args.image_size,
+            checkpointing=checkpointing,
+            precision=args.precision,
+            copies=copies if sharding == "fsdp" else 1,
+        )
 
 
 def predicted(trainer, plan):
