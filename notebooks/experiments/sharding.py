@@ -1,19 +1,22 @@
-"""A vision transformer on several processes: whole in each (DDP), or sharded (FSDP2) in three ways.
+"""A vision transformer on several processes: whole in each (DDP), or sharded (FSDP2) in many ways.
 
 Submitted by a notebook: submit("notebooks/experiments/sharding.py", n_gpu=2).
 
 Each way trains the same model on the same images. Kept of each: its losses, its gradients after
-these steps against those of the first way, the collectives of a step in the order of their calls,
-the bytes that a process holds, and the time of a step. The model and its sizes suit the device.
+these steps against those of the first way, and their norm, the collectives of a step in the order
+of their calls, the bytes that a process holds, and the time of a step. The model and its sizes suit
+the device.
 """
 
 import argparse
 import statistics
+from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dlojz import idr_torch
@@ -21,12 +24,40 @@ from dlojz.course import UserError
 from dlojz.runs import log
 from dlojz.training import evidence, experiments, sharding, transformers
 
-DDP, ROOT = "DDP", "FSDP2, root only"
-OPTIONS = {  # of fully_shard, for each block and for the root
-    "FSDP2": {},
-    "FSDP2, kept whole after forward": {"reshard_after_forward": False},
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is spread over the processes, and how a step goes."""
+
+    ddp: bool = False
+    root_only: bool = False
+    options: Mapping = field(default_factory=dict)  # of fully_shard, for each block and the root
+    copies: int = 1  # of the model in shards (HSDP)
+    ahead: int = 0  # blocks that are gathered ahead of time, if it is said at all
+    parts: int = 1  # of the images, one after the other
+    each: bool = True  # gradients are exchanged after each part, or after the last one only
+
+
+WAYS = {
+    "DDP": Way(ddp=True),
+    "FSDP2": Way(),
+    "FSDP2, kept whole after forward": Way(options={"reshard_after_forward": False}),
+    "FSDP2, root only": Way(root_only=True),
+    "HSDP, 2 copies": Way(copies=2),
+    "FSDP2, two blocks ahead": Way(ahead=2),
+    "FSDP2, offloaded": Way(options={"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+    "DDP, in 2 parts": Way(ddp=True, parts=2, each=False),
+    "FSDP2, in 2 parts": Way(parts=2),
+    "FSDP2, in 2 parts, one exchange": Way(parts=2, each=False),
 }
-WAYS = (DDP, *OPTIONS, ROOT)
+COMPARISONS = {
+    "ways": ("DDP", "FSDP2", "FSDP2, kept whole after forward", "FSDP2, root only"),
+    "nodes": ("DDP", "FSDP2", "HSDP, 2 copies"),
+    "ahead": ("FSDP2", "FSDP2, two blocks ahead"),
+    "offload": ("FSDP2", "FSDP2, offloaded"),  # nothing moves on a processor
+    "parts": ("DDP, in 2 parts", "FSDP2, in 2 parts", "FSDP2, in 2 parts, one exchange"),
+}
+BACKWARD = "pass: backward"  # its name in the profiler's record
 # What the operations of torch's dispatcher are called. What runs may differ: gloo has no
 # reduce-scatter, and sums all of the tensor in each process.
 CALLED = {
@@ -44,19 +75,19 @@ def main():
     if idr_torch.size < 2:
         raise UserError("one process has nobody to share with: submit it with n_gpu=2 or more")
     experiments.set_float32(args.precision)
+    check(args)
     with experiments.process_group(device):
-        mesh = init_device_mesh(device.type, (idr_torch.size,))
-        found, steps, first = {}, {}, None
-        for way in args.ways:
-            training = Training(way, args, device, mesh)
-            found[way], gradients = training.begin(args.steps)
+        found, trainings, first = {}, {}, None
+        for name in COMPARISONS[args.compare]:
+            trainings[name] = training = Training(WAYS[name], args, device)
+            found[name], gradients = training.begin(args.steps)
             first = first or gradients
-            found[way]["gradient_away"] = experiments.away(gradients, first)
-            steps[way] = training.step
+            found[name]["gradient_away"] = experiments.away(gradients, first)
+        steps = {name: training.step for name, training in trainings.items()}
         times = experiments.in_turn(steps, device, args.rounds)
-        for way, ms in times.items():
-            run.measure(way, statistics.median(ms), "ms per step")
-            run.case(way, step_ms=ms, **found[way], **seen(steps[way]))
+        for name, ms in times.items():
+            run.measure(name, statistics.median(ms), "ms per step")
+            run.case(name, step_ms=ms, **found[name], **seen(steps[name], WAYS[name]))
     run.end()
 
 
@@ -65,20 +96,32 @@ def parse_args(on_gpu):
     transformers.add_flags(parser, on_gpu)
     parser.add_argument("--steps", type=int, default=4, help="whose losses are compared")
     parser.add_argument("--rounds", type=int, default=8, help="how often a step is timed")
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, metavar="WAY")
+    parser.add_argument("--compare", default="ways", choices=COMPARISONS, help="default: ways")
     return parser.parse_args()
+
+
+def check(args):
+    """Raise UserError for ways that these sizes do not allow."""
+    for name in COMPARISONS[args.compare]:
+        way = WAYS[name]
+        if idr_torch.size % way.copies:
+            raise UserError(
+                f"{name}: {idr_torch.size} processes; expected a multiple of {way.copies}"
+            )
+        if args.batch_size % way.parts:
+            raise UserError(f"{name}: -b {args.batch_size}; expected a multiple of {way.parts}")
 
 
 class Training:
     """A model that is wrapped in one of the ways, its optimizer, and this process's images."""
 
-    def __init__(self, way, args, device, mesh):
-        self.device, self.before = device, allocated(device)
+    def __init__(self, way, args, device):
+        self.way, self.device, self.before = way, device, allocated(device)
         self.dtype = experiments.DTYPES.get(args.precision)
         torch.manual_seed(0)
         with device:
             model = transformers.build(args.model, args.image_size)
-        self.model = wrapped(way, model, device, mesh, self.dtype)
+        self.model = wrapped(way, model, device, self.dtype)
         fused = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, fused=fused)
         torch.manual_seed(1 + idr_torch.rank)
@@ -88,12 +131,25 @@ class Training:
 
     def step(self):
         """Train on the images, and return the loss."""
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            loss = torch.nn.functional.cross_entropy(self.model(self.images), self.labels)
+        parts, total = self.way.parts, 0
         self.optimizer.zero_grad()
-        loss.backward()
+        batches = zip(self.images.chunk(parts), self.labels.chunk(parts), strict=True)
+        for part, (images, labels) in enumerate(batches, 1):
+            self.exchange(self.way.each or part == parts)
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+                loss = torch.nn.functional.cross_entropy(self.model(images), labels) / parts
+            with torch.profiler.record_function(BACKWARD):
+                loss.backward()
+            total += loss.detach()
         self.optimizer.step()
-        return loss.detach()
+        return total
+
+    def exchange(self, now: bool):
+        """Say whether the next backward pass exchanges its gradients."""
+        if self.way.ddp:
+            self.model.require_backward_grad_sync = now
+        elif self.way.parts > 1:
+            self.model.set_requires_gradient_sync(now)
 
     def begin(self, steps):
         """Train, and return what was found, and the whole gradients of the last step.
@@ -107,6 +163,7 @@ class Training:
         with gathered(self.model) as most:
             losses += [self.step() for _ in range(steps - 1)]
         found = {"losses": [mean(loss) for loss in losses], "bytes": self.held() | most}
+        found["norm"], found["own_norm"] = self.norms()
         if self.device.type == "cuda":
             found["peak_bytes"] = torch.cuda.max_memory_allocated() - self.before
         return found, [whole(p.grad).cpu() for p in self.model.parameters()]
@@ -116,19 +173,38 @@ class Training:
         state = [v for each in self.optimizer.state.values() for v in each.values()]
         return sharding.share(self.model, [sharding.own(value) for value in state])["held"]
 
+    def norms(self) -> tuple[float, float]:
+        """Return the norm of all gradients, as clipping has it, and of what this process holds."""
+        gradients = [p.grad for p in self.model.parameters()]
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        own = torch.nn.utils.get_total_norm([sharding.own(g) for g in gradients])
+        return norm.item(), own.item()
 
-def wrapped(way, model, device, mesh, dtype):
+
+def wrapped(way, model, device, dtype):
     """Return the model as this way spreads it over the processes."""
-    if way == DDP:
+    if way.ddp:
         ids = [device] if device.type == "cuda" else None
         options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
         return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, **options)
-    if way == ROOT:
+    shape = (way.copies, idr_torch.size // way.copies)[way.copies == 1 :]
+    names = ("copies", "shards")[way.copies == 1 :]
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    if way.root_only:
         half = {"param_dtype": dtype, "reduce_dtype": torch.float32} if dtype else {}
         fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(**half))
     else:
-        sharding.shard(model, mesh, dtype, **OPTIONS[way])
+        sharding.shard(model, mesh, dtype, **way.options)
+    if way.ahead:
+        gather_ahead(sharding.blocks(model), way.ahead)
     return model
+
+
+def gather_ahead(blocks, number):
+    """Set how many blocks ahead each block asks for weights, in both passes."""
+    for place, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[place + 1 :][:number])
+        block.set_modules_to_backward_prefetch(blocks[:place][::-1][:number])
 
 
 def allocated(device) -> int:
@@ -149,35 +225,62 @@ def mean(loss) -> float:
 
 @contextmanager
 def gathered(model):
-    """Yield {"gathered": bytes}: the most that were whole at a time, as seen inside the blocks."""
+    """Yield the most bytes that were whole at a time, as seen inside the blocks.
+
+    gathered: weights, those on their way among them
+    unreduced: gradients of earlier parts of the images that have not been exchanged yet
+    """
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     groups = [state._fsdp_param_group for state in states if state._fsdp_param_group]
-    most = {"gathered": 0}
+    most = {"gathered": 0, "unreduced": 0}
 
     def look(*_):
-        outputs = [t for group in groups for p in group.fsdp_params for t in p.all_gather_outputs]
-        now = sum(tensor.untyped_storage().nbytes() for tensor in outputs)
+        arrived = [t for group in groups for p in group.fsdp_params for t in p.all_gather_outputs]
+        under_way = [g._all_gather_result.all_gather_output for g in groups if g._all_gather_result]
+        now = sum(tensor.untyped_storage().nbytes() for tensor in arrived + under_way)
         most["gathered"] = max(most["gathered"], now)
 
+    def look_again(*_):
+        look()
+        most["unreduced"] = max(most["unreduced"], sum(map(kept, groups)))
+
     inside = [[*block.children()][-1] for block in sharding.blocks(model)]
-    hooks = [part.register_forward_pre_hook(look) for part in inside]
+    hooks = [part.register_forward_pre_hook(look_again) for part in inside]
     hooks += [part.register_full_backward_pre_hook(look) for part in inside]
     yield most
     for hook in hooks:
         hook.remove()
 
 
-def seen(step):
-    """Return the collectives of a step in the order of their calls, as called, with their pass."""
+def kept(group) -> int:
+    """Return the bytes of the whole gradients of an FSDP group."""
+    added = [p.unsharded_accumulated_grad for p in group.fsdp_params]
+    new = [getattr(p, "_unsharded_param", None) for p in group.fsdp_params]
+    gradients = added + [p.grad for p in new if p is not None]
+    return sum(gradient.nbytes for gradient in gradients if gradient is not None)
+
+
+def seen(step, way):
+    """Return the collectives of a step in the order of their calls, as called, with their pass.
+
+    group: "all", or with several copies of the model the processes of one ("shards"), or those
+        that hold the same shard ("copies"); members: how many they are
+    """
+    shards = idr_torch.size // way.copies
     torch.distributed.barrier()
     events = evidence.profiled(step)
-    begins = min(e.start_ns() for e in events if e.name().startswith("autograd::engine"))
+    spans = [(e.start_ns(), e.end_ns()) for e in events if e.name() == BACKWARD]
     calls = sorted((e.start_ns(), CALLED[e.name()]) for e in events if e.name() in CALLED)
     found = evidence.communication(events)
     for (start, op), collective in zip(calls, found["collectives"], strict=True):
-        times = idr_torch.size if op == "all_gather" else 1  # each process gives its part
+        times = shards if op == "all_gather" else 1  # each process gives its part
         collective |= {"op": op, "ran": collective["op"], "bytes": times * collective["bytes"]}
-        collective["phase"] = "forward" if start < begins else "backward"
+        backward = any(begin <= start <= end for begin, end in spans)
+        collective["phase"] = "backward" if backward else "forward"
+        across = op == "all_reduce" and way.copies > 1
+        collective["members"] = way.copies if across else shards
+        group = "copies" if across else "shards"
+        collective["group"] = group if way.copies > 1 else "all"
     return found
 
 
