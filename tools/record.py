@@ -10,6 +10,7 @@ import argparse
 import gzip
 import json
 import math
+import os
 import re
 import sys
 from collections import defaultdict
@@ -163,6 +164,8 @@ def _ladder_09():
 def _sharding_11():
     for n in (2, 4, 8):
         yield f"11-sharding-x{n}", f"{EXPERIMENTS}/sharding.py"
+    yield "11-nodes-x4", f"{EXPERIMENTS}/sharding.py --compare nodes"
+    yield "11-offload-x2", f"{EXPERIMENTS}/sharding.py --compare offload"
     yield "11-sharding-fp32-x2", f"{EXPERIMENTS}/sharding.py --precision fp32 -b 16"
 
 
@@ -214,8 +217,9 @@ RECORDINGS = {
         "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
         **dict(_ladder_09()),
     },
-    "11": {  # the first two need no GPU; the others' sizes suit the device
+    "11": {  # the first three need no GPU; the others' sizes suit the device
         "11-fits": f"{EXPERIMENTS}/fits.py --model vit_6b -b 32",
+        "11-meshes": f"{EXPERIMENTS}/fits.py --ways blocks --gpus 1024 --copies 1 2 4 8 16 64",
         "11-padding": f"{EXPERIMENTS}/padding.py --model vit_l_14",
         "11-recompute": f"{EXPERIMENTS}/recompute.py",
         **dict(_sharding_11()),
@@ -323,10 +327,11 @@ def main():
     for name, command in plan.items():
         if not place(args.folder, name).exists():
             wanted[processes(name)][name] = command
-    have, failed = len(presets.gpus()), []
+    have, failed = len(presets.gpus()) or len(os.sched_getaffinity(0)), []
     for n_gpu, commands in wanted.items():
-        if n_gpu > max(1, have):
-            print(f"left out: {', '.join(commands)}: this machine has {have}, not {n_gpu} GPUs")
+        if n_gpu > have:
+            what = f"this machine has {have}, not {n_gpu} GPUs or cores"
+            print(f"left out: {', '.join(commands)}: {what}")
             continue
         try:
             failed += record(commands, args.folder, f"record-{args.step}", n_gpu)
