@@ -17,8 +17,9 @@ from dlojz.runs.memory import Peak
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
-HELD = ("parameters", "gradients", "optimizer", "gathered")
+HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
 COLOURS = ddp.COLOURS | {"reduce_scatter": report.PALETTE["update"]}
+MOVED = ("parameters", "gradients", "optimizer")  # to the host, by FSDP2's offload policy
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 
 
@@ -46,10 +47,16 @@ def exchanged(case: Mapping, processes: int) -> dict[tuple[str, str], tuple[int,
     found = defaultdict(lambda: (0, 0.0))
     for call in case["collectives"]:
         key = call["phase"], call["op"]
-        rounds = 2 if call["op"] == "all_reduce" else 1
         calls, sent = found[key]
-        found[key] = calls + 1, sent + rounds * (processes - 1) / processes * call["bytes"]
+        found[key] = calls + 1, sent + _sent(call, processes)
     return dict(found)
+
+
+def _sent(call, processes):
+    """Return the bytes that a process sends in a collective of this many processes, or of fewer."""
+    members = call.get("members", processes)
+    rounds = 2 if call["op"] == "all_reduce" else 1
+    return rounds * (members - 1) / members * call["bytes"]
 
 
 def collectives(run) -> Table:
@@ -93,6 +100,63 @@ def plot_collectives(run, ax=None):
     return ax
 
 
+def between(case: Mapping, processes: int, nodes: int) -> tuple[float, float]:
+    """Return the bytes that a node sends in a step: among its own processes, and to another node.
+
+    A ring of all processes leaves each node once. The ring of those that hold the same shard
+    leaves it with each message, and each process of the node is in one of them.
+    """
+    inside, outside, own = 0.0, 0.0, processes // nodes
+    for call in case["collectives"]:
+        sent = _sent(call, processes)
+        crossing = {"all": 1, "shards": 0, "copies": own}[call["group"]]
+        inside, outside = inside + (own - crossing) * sent, outside + crossing * sent
+    return inside, outside
+
+
+def nodes(run) -> int:
+    """Return the number of copies of the model in a run of HSDP: each counts as a node."""
+    run = _measured(run, "collectives", "sharding")
+    calls = [call for case in run.cases.values() for call in case["collectives"]]
+    found = {call["members"] for call in calls if call.get("group") == "copies"}
+    if len(found) != 1:
+        raise UserError(f"{run.path}: no copies in it; expected a run of --compare nodes")
+    return found.pop()
+
+
+def sent(run) -> dict[str, tuple[float, float]]:
+    """Return the bytes that a node sends in a step of each way: inside, and to another node."""
+    size, count = log.read(run).start["size"], nodes(run)
+    return {way: between(case, size, count) for way, case in log.read(run).cases.items()}
+
+
+def plot_sent(run, ax=None):
+    """Draw the bytes that a node sends in a step of each way: inside, and to another node."""
+    found, left = sent(run), 0
+    looks = {"inside the node": memory.COLOURS["parameters"], "to another node": "#D55E00"}
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 1.2 + 0.5 * len(found)))[1]
+        for (what, colour), sizes in zip(looks.items(), np.array([*found.values()]).T, strict=True):
+            bars = ax.barh([*found], sizes / 1e6, 0.6, left=left, color=colour, label=what)
+            texts = [report.bytes_text(size) if size else "" for size in sizes]
+            ax.bar_label(bars, texts, label_type="center", color="white", fontsize=9)
+            left = left + sizes / 1e6
+        ax.invert_yaxis()
+        ax.set(xlabel="a node sends in a step (MB)")
+        where = f"{log.read(run).start['size']} processes, counted as if on {nodes(run)} nodes"
+        ax.set_title(where, fontsize=10, fontweight="normal")
+        drawn = dict(zip(looks, ax.containers, strict=True))
+        report.legend(ax, drawn, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def norms(run) -> Table:
+    """Return a table of the gradients' norm: of all, as clipping has it, and in process 0."""
+    run = _measured(run, "norm", "sharding")
+    rows = [(way, f"{c['norm']:.4f}", f"{c['own_norm']:.4f}") for way, c in run.cases.items()]
+    return Table(("", "norm of all gradients", "of what process 0 holds"), rows, "<>>")
+
+
 def equality(run) -> Table:
     """Return a table of how far each way is from the first: losses, gradients, time of a step."""
     run, rows = _measured(run, "losses", "sharding"), []
@@ -115,7 +179,7 @@ def held(run) -> dict[str, Peak]:
     for way in ranks[0].cases:
         for rank, each in enumerate(ranks):
             case = each.cases[way]
-            parts = {part: case["bytes"][part] for part in HELD}
+            parts = {part: size for part in HELD if (size := case["bytes"].get(part))}
             found[f"{way}, process {rank}"] = _with_the_rest(parts, case.get("peak_bytes"))
     return found
 
@@ -275,7 +339,38 @@ def _plan(plan):
     several = plan["gpus"] > 1
     words = [f"{plan['gpus']:,} GPU{'s' * several}"]
     words += [plan["sharding"].upper()] * several
+    if (copies := plan.get("copies", 1)) > 1:
+        words.append(f"{copies} copies of {plan['gpus'] // copies:,} shards")
     return ", ".join(words + ["checkpointing"] * (plan["checkpointing"] != "off"))
+
+
+def offloaded(run, copy) -> Table:
+    """Return a table of the plans with FSDP, and of what is left if the host keeps the shards.
+
+    In a step the GPU gets its shard for each pass, in float32, and gives its gradients back.
+    copy: a run of experiments/tensors.py on a GPU, for the speed of such a copy.
+    """
+    speed, rows = _copy_speed(copy), []
+    for case in _measured(run, "peaks", "fits").cases.values():
+        if case["plan"]["sharding"] == "fsdp":
+            stays = [{k: v for k, v in p.items() if k not in MOVED} for p in case["peaks"].values()]
+            left = max(sum(parts.values()) for parts in stays)
+            copied = 3 * 4 * case["parameters"] / case["plan"]["gpus"]
+            sizes = (memory.highest(case)[1].bytes, left, copied)
+            seconds = f"{copied / speed:.2g} s"
+            rows.append((_plan(case["plan"]), *map(report.bytes_text, sizes), seconds))
+    head = ("", "on the GPU", "offloaded", "copied in a step", f"at {speed / 1e9:.0f} GB/s")
+    return Table(head, rows, "<>>>>")
+
+
+def _copy_speed(run):
+    """Return the bytes per second of a copy from pinned memory to the GPU."""
+    found = report.measured(run)
+    ms = next((m.value for m in found.measures if m.what.startswith("the copy alone")), None)
+    if ms is None:
+        raise UserError(f"{found.path}: no copy in it; expected a run of tensors.py on a GPU")
+    batch, size = (found.start["arguments"][name] for name in ("batch_size", "image_size"))
+    return 4 * 3 * batch * size**2 / ms * 1000
 
 
 def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
