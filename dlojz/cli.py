@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -203,6 +204,12 @@ def _add_course_commands(command):
         "catch-up", _catch_up, "start a step from its starting point; yours is saved first"
     )
     add("step", help="01, 02, ...")
+    add = command("rehearse", _rehearse, "run solved notebooks unattended, before a class does")
+    add("notebook", nargs="+", help="01, 02b, ...")
+    add("--from", dest="begin", type=int, default=0, metavar="CELL", help="go on with this cell")
+    add("--minutes", type=float, help="stop in time, and say with which cell to go on")
+    add("--trainees", type=int, default=1, help="how many will share the devices")
+    add("--devices", type=int, help="how many GPUs they share (default: those of this machine)")
     add = command("restore", _restore, "put a saved trainer back; the present one is saved first")
     add("file", nargs="?", help="its name (default: the newest that differs from yours)")
     add("--list", action="store_true", help="only show the saved files")
@@ -472,6 +479,30 @@ def _catch_up(args):
         print(f"yours was saved: {saved}\n`dlojz restore {saved.name}` puts it back")
     else:
         print("yours was a step of the course: nothing to save")
+
+
+def _rehearse(args):
+    from dlojz import rehearse
+
+    for flag, value in (("--trainees", args.trainees), ("--devices", args.devices)):
+        if value is not None and value < 1:
+            raise ValueError(f"{flag} {value}: expected at least 1")
+    paths, found = [rehearse.find(name) for name in args.notebook], []
+    if args.begin and len(paths) > 1:
+        raise ValueError("--from goes on with one notebook: name only that one")
+    end = time.monotonic() + 60 * args.minutes if args.minutes else None
+    for path in paths:
+        print(f"{path.stem}: {path}", flush=True)
+        started, cells = time.time(), []
+        for cell in rehearse.run(path, args.begin, end):
+            cells.append(cell)
+            print("  cell {cell:2d} {seconds:8.1f} s  {line}".format(**cell), flush=True)
+        found.append(rehearse.note(path, cells, args.begin, started))
+    print(f"\n{rehearse.report(found)}\n")
+    if args.trainees > 1:
+        print(rehearse.room(found, args.trainees, args.devices or len(presets.gpus()) or 1))
+    print(f"outputs: {rehearse.folder()}")
+    return 1 if any(map(rehearse.problems, found)) else 0
 
 
 def _restore(args):

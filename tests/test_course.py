@@ -173,6 +173,7 @@ MAY_IMPORT = {
     "dlojz": {"idr_torch", "runs", "training"},
     "launch": {"course", "jobs", "runs", "sites", "table"},
     "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},
+    "rehearse": {"course", "launch", "progress", "runs", "table"},
     "widgets": {"course", "figures", "launch", "progress", "runs", "table"},
     "cli": {
         "check",
@@ -183,6 +184,7 @@ MAY_IMPORT = {
         "machine",
         "presets",
         "progress",
+        "rehearse",
         "runs",
         "sites",
         "table",

@@ -2,9 +2,12 @@
 
 Outputs are stripped. A line `solved  # exercise: as handed out` becomes `as handed out`. A cell
 with the tag `exercise-raises` needs code that the trainee has yet to write, so it may raise there.
+The card's row "Last verified on" comes from reference/verified.json, which
+tools/verify_notebooks.py writes.
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +16,9 @@ import nbformat
 
 from dlojz.course import course_root
 
+VERIFIED = re.compile(
+    r"(\*\*Last verified on\*\* \| ).*?((?:\. Some figures are [^|]*)? \|)$", re.M
+)
 HANDED_OUT = re.compile(r"^(\s*).*?  # exercise: (.*)$", re.M)
 
 
@@ -40,13 +46,28 @@ def exercise(notebook):
     return stripped(notebook)
 
 
+def stamped(notebook, name, verified):
+    """Return the notebook with the hardware and dates of its last runs on its card."""
+    runs = verified.get(name, [])
+    found = [f"{run['on']}, torch {run['torch']}, {run['date']}" for run in runs]
+    if all("CPU" in run["on"] for run in runs):
+        found.append("not yet on a GPU")
+    said = "; ".join(found)
+    card = notebook.cells[0]
+    card.source = VERIFIED.sub(lambda match: match[1] + said + match[2], card.source)
+    return notebook
+
+
 def wanted() -> dict[Path, str]:
     """Return what each notebook file should hold, by its path."""
     files = {}
+    verified = json.loads((course_root() / "reference" / "verified.json").read_text())
     for path in sorted((course_root() / "solutions").glob("*.ipynb")):
-        files[path] = stripped(nbformat.read(path, as_version=4))
-        derived = course_root() / "notebooks" / path.name
-        files[derived] = exercise(nbformat.read(path, as_version=4))
+        solved, handed_out = (
+            stamped(nbformat.read(path, as_version=4), path.stem, verified) for _ in range(2)
+        )
+        files[path] = stripped(solved)
+        files[course_root() / "notebooks" / path.name] = exercise(handed_out)
     return {path: nbformat.writes(notebook) + "\n" for path, notebook in files.items()}
 
 

@@ -1,0 +1,179 @@
+"""Rehearsals: solved notebooks that run unattended, in parts, with a report."""
+
+import json
+import time
+
+import nbformat
+import pytest
+import verify_notebooks
+
+import notebooks
+from dlojz import cli, rehearse
+from dlojz.course import UserError
+
+CARD = "# A\n\n| | |\n|---|---|\n| **It takes** | about 1 minutes |"
+
+
+@pytest.fixture
+def notebook(course_folder):
+    """Write a solved notebook from the sources of its code cells."""
+
+    def write(*cells, name="90_small"):
+        book = nbformat.v4.new_notebook()
+        book.cells = [nbformat.v4.new_markdown_cell(CARD), *map(nbformat.v4.new_code_cell, cells)]
+        path = course_folder / "solutions" / f"{name}.ipynb"
+        nbformat.write(book, path)
+        (course_folder / "notebooks").mkdir(exist_ok=True)
+        nbformat.write(book, course_folder / "notebooks" / path.name)
+        return path
+
+    return write
+
+
+def rehearsed(path, begin=0, end=None):
+    """Run a part, keep what it found, and return that."""
+    started = time.time()
+    return rehearse.note(path, [*rehearse.run(path, begin, end)], begin, started)
+
+
+def test_each_code_cell_is_timed_and_its_output_kept(notebook):
+    path = notebook("import time; time.sleep(0.3)", "print('seen')")
+    found = rehearsed(path)
+    assert [cell["cell"] for cell in found["cells"]] == [1, 2]
+    assert found["cells"][0]["seconds"] >= 0.3
+    assert rehearse.problems(found) == []
+    shown = nbformat.read(rehearse.folder() / path.name, as_version=4)
+    assert [len(cell.get("outputs", "")) for cell in shown.cells] == [0, 0, 1], "as many cells"
+    assert nbformat.read(path, as_version=4).cells[2].outputs == [], "the solution is as it was"
+
+
+def test_a_second_part_has_the_names_of_the_first(notebook):
+    path = notebook(
+        "import math\nfrom dlojz import table\nx, square = 3, lambda y: y * y\nbig = [x] * 2",
+        "assert (math.pi, table, big) and x == 3",
+    )
+    (part,) = [*rehearse.run(path, 0, time.monotonic() + 60)][:1]
+    rehearse.note(path, [part], 0, time.time())
+    assert rehearse.problems(rehearse.kept(path)) == ["not done: go on with --from 2"]
+    found = rehearsed(path, begin=2)
+    assert [cell["error"] for cell in found["cells"]] == [None, None]
+
+
+def test_a_cell_that_fails_ends_it_and_is_named(notebook):
+    path = notebook("x = 1", "raise ValueError('no such thing')", "print('not reached')")
+    found = rehearsed(path)
+    assert [cell["cell"] for cell in found["cells"]] == [1, 2]
+    assert rehearse.problems(found) == ["cell 2: ValueError: no such thing"]
+    assert "ValueError" in str(rehearse.report([found]))
+
+
+def test_a_cell_that_takes_too_long_is_given_up(notebook):
+    path = notebook("import time; time.sleep(60)")
+    start = time.monotonic()
+    found = rehearsed(path, end=time.monotonic() + 3)
+    assert time.monotonic() - start < 30
+    assert "were not enough" in found["cells"][-1]["error"]
+
+
+def test_a_kernel_that_dies_is_reported(notebook):
+    found = rehearsed(notebook("import os; os._exit(1)"))
+    assert "kernel died" in found["cells"][-1]["error"]
+
+
+def test_a_verdict_of_an_earlier_rehearsal_does_not_count(notebook):
+    check = "def check(step): return step\nverdict = check('01_gpu')"
+    path = notebook(check.split("\n")[0], 'check("01_gpu")')
+    entry = {"value": {"passed": True}, "time": "2026-01-01T00:00:00+00:00"}
+    rehearse.folder().mkdir(parents=True)
+    kept = rehearse.folder() / "progress.json"
+    kept.write_text(json.dumps({"verdicts": {"01_gpu": [entry]}}))
+    assert rehearsed(path)["verdicts"] == {}
+    entry |= {"value": {"passed": False}, "time": "2999-01-01T00:00:00+00:00"}
+    kept.write_text(json.dumps({"verdicts": {"01_gpu": [entry]}}))
+    assert rehearse.problems(rehearsed(path)) == ["check 01_gpu did not pass"]
+
+
+def kept(**more):
+    """What a rehearsal has found."""
+    cells = [{"cell": 1, "seconds": 10.0, "error": None}]
+    found = {"notebook": "90_small", "card_minutes": 10, "cells": cells, "code_cells": [1]}
+    return found | {"jobs": [{"n_gpu": 2, "seconds": 60.0}], "verdicts": {}} | more
+
+
+def test_a_class_needs_the_devices_of_all_its_jobs():
+    assert "8 minutes of jobs: fits into its 10" in rehearse.room([kept()], 8, 1)
+    assert "12 minutes of jobs: does not fit" in rehearse.room([kept()], 12, 2)
+    assert "3 minutes of jobs: fits" in rehearse.room([kept()], 12, 8)
+
+
+def test_a_cell_of_more_than_five_minutes_is_named():
+    slow = kept(cells=[{"cell": 1, "seconds": 301.0, "error": None}])
+    assert rehearse.problems(slow) == ["cell 1 takes 5.0 min"]
+
+
+def test_the_command_rehearses_and_says_where_to_look(notebook, capsys):
+    notebook("x = 1")
+    assert cli.main(["rehearse", "90", "--trainees", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "90_small" in out
+    assert "3 trainees on 1 device" in out
+    assert str(rehearse.folder()) in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["77"], "no notebook '77': expected one of 90"),
+        (["90", "--from", "9"], "--from 9: 90_small has the cells 0 to 1"),
+        (["90", "--from", "1"], "nothing was kept of an earlier part"),
+        (["90", "90", "--from", "1"], "name only that one"),
+        (["90", "--trainees", "0"], "--trainees 0: expected at least 1"),
+    ],
+)
+def test_a_wrong_rehearsal_is_explained(notebook, capsys, words, said):
+    notebook("x = 1")
+    assert cli.main(["rehearse", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_all_notebooks_have_minutes_on_their_card():
+    for path in (rehearse.find(name) for name in ("00", "02b", "11_fsdp")):
+        assert rehearse.CARD.search(path.read_text())
+
+
+def test_an_unknown_notebook_is_refused():
+    with pytest.raises(UserError, match="00, 01"):
+        rehearse.find("no")
+
+
+# The stamp on a card ------------------------------------------------------------------------------
+
+
+def test_a_stamp_replaces_an_older_one_of_the_same_hardware(course_folder):
+    file = course_folder / "reference" / "verified.json"
+    file.parent.mkdir()
+    old = {"torch": "2.10.0", "date": "2026-01-01"}
+    gpu, cpu = old | {"on": "a GPU"}, old | {"on": "2 CPU cores (x)"}
+    file.write_text(json.dumps({"90_small": [cpu, gpu], "91_other": [gpu]}))
+    verify_notebooks.stamp(kept(on="2 CPU cores (x)", torch="2.11.0", date="2026-02-02"))
+    found = json.loads(file.read_text())
+    now = {"on": "2 CPU cores (x)", "torch": "2.11.0", "date": "2026-02-02", "minutes": 0.2}
+    assert found == {"90_small": [now, gpu], "91_other": [gpu]}
+
+
+@pytest.mark.parametrize(
+    ("runs", "row"),
+    [
+        ([], "not yet on a GPU. Some figures are recorded on X |"),
+        (["2 CPU cores (x)"], "2 CPU cores (x), torch 1, 2026; not yet on a GPU. Some figures are"),
+        (
+            ["2 CPU cores (x)", "H"],
+            "2 CPU cores (x), torch 1, 2026; H, torch 1, 2026. Some figures",
+        ),
+    ],
+)
+def test_a_card_says_what_the_notebook_was_last_verified_on(runs, row):
+    card = "| **Last verified on** | long ago, 1.2.3. Some figures are recorded on X |"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(card)])
+    verified = {"90": [{"on": on, "torch": "1", "date": "2026"} for on in runs]}
+    assert row in notebooks.stamped(book, "90", verified).cells[0].source

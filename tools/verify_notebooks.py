@@ -1,0 +1,55 @@
+"""Run solved notebooks whole on this machine, and stamp their cards with it.
+
+python tools/verify_notebooks.py 03 --minutes 9     # stops in time, and says with which cell
+python tools/verify_notebooks.py 03 --from 17       # to go on
+
+Beside torch it needs nbclient and a kernel. A notebook that ran whole, and whose checks passed, is
+noted in reference/verified.json; then `python tools/notebooks.py write`.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+from dlojz import course, rehearse
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("notebook", nargs="+", help="01, 02b, ...")
+    parser.add_argument("--from", dest="begin", type=int, default=0, metavar="CELL")
+    parser.add_argument("--minutes", type=float, help="stop in time")
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes if args.minutes else None
+    failed = False
+    for path in map(rehearse.find, args.notebook):
+        started, cells = time.time(), []
+        for cell in rehearse.run(path, args.begin, end):
+            cells.append(cell)
+            print(
+                f"{path.stem} {cell['cell']:2d} {cell['seconds']:8.1f} s  {cell['line']}",
+                flush=True,
+            )
+        found = rehearse.note(path, cells, args.begin, started)
+        print(rehearse.report([found]))
+        if rehearse.problems(found):
+            failed = True
+        else:
+            stamp(found)
+    sys.exit(failed)
+
+
+def stamp(found):
+    """Note that a notebook ran whole on this hardware; an older note of it is replaced."""
+    file = course.course_root() / "reference" / "verified.json"
+    verified = json.loads(file.read_text())
+    now = {name: found[name] for name in ("on", "torch", "date")}
+    now["minutes"] = round(sum(cell["seconds"] for cell in found["cells"]) / 60, 1)
+    others = [run for run in verified.get(found["notebook"], []) if run["on"] != now["on"]]
+    verified[found["notebook"]] = [now, *others]
+    course.write_atomically(file, json.dumps(verified, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
