@@ -667,6 +667,19 @@ def test_steps_that_the_chronometer_says_are_shorter_fail(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("shorter_ms", "fails"), [(17, False), (30, True)])
+def test_a_delay_between_two_marks_is_no_trick_in_a_short_window(tmp_path, shorter_ms, fails):
+    def short(event):
+        if event["event"] == "step":
+            event["host_ms"] = {phase: ms / 5 for phase, ms in event["host_ms"].items()}
+            event["host_ms"]["forward"] -= shorter_ms if event["step"] == 5 else 0
+        for window in event.get("windows", ()):
+            for clock in ("wall_s", "clock_s", "files_s"):
+                window[clock] /= 5
+
+    assert clock_findings(tmp_path, short)["Chronometer's speed"].fails is fails
+
+
 @pytest.mark.parametrize(
     "change", [told(window={"wall_s": 0.5}), told(step={"images": 40}), told(window={"steps": 99})]
 )

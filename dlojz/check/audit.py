@@ -29,7 +29,7 @@ SAME_LINK, NOISES, ONE_STEP, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 5e-2, 1.5, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
 VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
-CHRONOMETER = 0.10
+CHRONOMETER, CHRONOMETER_S = 0.10, 0.010  # by how much less time its marks may add up to
 STOCK = 0.1  # of a window's batches may have been loaded before it
 
 
@@ -342,9 +342,13 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     text = f"{max(apart):.2g} s off" if run.audit.own_clock else "not the Chronometer's own"
     found.append(_finding("clock", steady, text, asked, "clock"))
     told, measured = _told_speed(run), _speed(windows)
-    ok = told is not None and told <= (1 + CHRONOMETER) * measured
+    # A busy machine may hold a process between the auditor's mark and the Chronometer's.
+    least_s = _wall_s(windows) / (1 + CHRONOMETER) - CHRONOMETER_S
+    most = _counted(windows) / least_s if least_s > 0 else math.inf
+    ok = told is not None and told <= most
     text = "nothing" if told is None else f"{told:,.0f} images/s"
-    asked = f"{measured:,.0f} images/s, as the auditor measured, or up to {CHRONOMETER:.0%} more"
+    more = f"up to {most / measured - 1:.0%} more"
+    asked = f"{measured:,.0f} images/s, as the auditor measured, or {more}"
     found.append(_finding("Chronometer's speed", ok, text, asked, "marks"))
     return [*found, _stock(windows, reference.probe.loader)]
 
@@ -395,7 +399,15 @@ def _steps(window):
 
 
 def _speed(windows):
-    return sum(w["images"] for w in windows) / sum(w["wall_s"] for w in windows)
+    return _counted(windows) / _wall_s(windows)
+
+
+def _counted(windows):
+    return sum(window["images"] for window in windows)
+
+
+def _wall_s(windows):
+    return sum(window["wall_s"] for window in windows)
 
 
 def _finding(what, ok, yours, expected, hint=None):
