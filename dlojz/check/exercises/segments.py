@@ -15,9 +15,9 @@ GROWTH = 16  # operations more in a larger call; a loop has several for each of 
 # What a result looks like says more of the cause than the case in which it is wrong.
 SAYS_WHY = {key: key for key in ("form", "sums", "whole", "rounded")}
 CASES = (  # what, the cases, the hint for a result that is wrong only there
-    ("sorted ids", ("neighbours", "one segment", "one row each"), "values"),
+    ("sorted ids", ("neighbours", "one segment"), "values"),
     ("float64", ("float64",), "form"),
-    ("unsorted ids", ("unsorted", "blocks"), "unsorted"),
+    ("unsorted ids", ("unsorted", "blocks", "one row each"), "unsorted"),
     ("empty segments", ("empty", "unsorted, some empty", "one row"), "empty"),
     ("called again", ("first", "same shapes", "same tensors"), "cached"),
 )
@@ -65,16 +65,16 @@ def _values(what, looks, hint):
 def _large(speed):
     """Return the finding on the results of the calls that were timed."""
     if "raised" in speed:
-        return Finding(VALUES, "a long list", State.FAILED, speed["raised"], "a mean", "values")
+        return Finding(VALUES, "a long list", State.FAILED, speed["raised"], "a mean", "long")
     wrong = [error for error in speed["errors"] if error > LARGE]
     text = f"{len(wrong)} of {len(speed['errors'])} results differ"
-    return Finding(VALUES, "a long list", not wrong, text, "as two scatter_add_", "values")
+    return Finding(VALUES, "a long list", not wrong, text, "as of two scatter_add_", "long")
 
 
 def _gradients(looks):
     errors = [look["gradient"] for look in looks if "gradient" in look]
     if not errors:
-        return Finding(VALUES, "gradient of x", State.UNMEASURED, "none", "a result", "values")
+        return Finding(VALUES, "gradient of x", State.UNMEASURED, "not compared", "a result")
     wrong, cut = [e for e in errors if e > TOLERANCE], sum(map(math.isinf, errors))
     text = f"{len(wrong)} of {len(errors)} differ" + (f", {cut} are missing" if cut else "")
     return Finding(VALUES, "gradient of x", not wrong, text, "1 / count in each row", "gradient")
@@ -88,11 +88,11 @@ def _unchanged(looks):
 
 def _operations(calls):
     if not calls:
-        yield Finding(FEW, "operations", State.UNMEASURED, "an error", "calls without", "values")
+        yield Finding(FEW, "operations", State.UNMEASURED, "an error", "calls without", "long")
         return
     first, *larger = calls
     for what, name, more in (("operations", "operations", GROWTH), ("host waits", "reads", 2)):
-        most = max(larger, key=lambda call: call[name])  # noqa: B023
+        most = max(larger, key=lambda call: call[name])
         text = f"{first[name]}, in a larger call {most[name]}"
         if most["segments"] > first["segments"]:
             text = f"{first[name]} with {first['segments']} segments, {most[name]} with 128"
@@ -101,7 +101,7 @@ def _operations(calls):
 
 def _speed(speed):
     if "raised" in speed:
-        yield Finding(FASTER, "speed", State.UNMEASURED, "an error", "calls without", "values")
+        yield Finding(FASTER, "speed", State.UNMEASURED, "an error", "calls without", "long")
         return
     found = _compared(speed["forward"])
     if speed["device"] != "cpu":
