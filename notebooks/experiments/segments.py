@@ -8,7 +8,7 @@ What it must return: a row for each of the segments, the mean of the rows of x w
 - The result has the dtype of x, float32 or float64, and x gets its gradient.
 - x and ids stay as they are.
 
-What must come: less time than two `scatter_add_`, and no more operations for more segments.
+What must come: less time than two `scatter_add_`, and operations whose number does not grow.
 """
 
 import torch
