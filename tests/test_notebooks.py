@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 import notebooks
+from dlojz.course import PREPARED
 from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.quiz import QUIZZES
 
@@ -96,7 +97,9 @@ def test_a_second_part_is_optional_and_edits_nothing_in_the_trainer(path):
     assert says == f"*Optional: this notebook follows {link}. Nothing in the trainer is edited.*"
     assert f"[Notebook {path.name[:3]}]({path.name}), optional: " in prose(first)
     assert "TODO" not in prose(path)
-    assert not [*called(path, "answer"), *called(path, "check")]
+    assert not called(path, "answer")
+    checks = {key for c in code_cells(path) for key in re.findall(r"\bcheck\((.*?),", c.source)}
+    assert checks <= {f'"{name}"' for name in PREPARED}, "they are beside the trainer"
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)

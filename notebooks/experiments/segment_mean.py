@@ -1,4 +1,4 @@
-"""The mean of each segment of a long list, in four ways: equal results, different times.
+"""The mean of each segment of a long list, in five ways: equal results, different times.
 
 Submitted by a notebook: submit("notebooks/experiments/segment_mean.py").
 
@@ -13,16 +13,11 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import evidence, experiments
-
-
-def loop_of_sums(x, ids, segments):
-    """Return the means, segment by segment in Python."""
-    return torch.stack([x[ids == i].sum(0) / (ids == i).sum() for i in range(segments)])
+from dlojz.training import evidence, experiments, segments
 
 
 def segment_reduce(x, ids, segments):
-    """Return the means by one operation that knows where segments begin and end."""
+    """Return the means by one operation on neighbours; equal ids must be neighbours, in order."""
     return torch.segment_reduce(x, "mean", lengths=torch.bincount(ids, minlength=segments))
 
 
@@ -33,16 +28,22 @@ def scatter_reduce(x, ids, segments):
 
 
 def scatter_add(x, ids, segments):
-    """Return sums divided by counts; equal ids must be neighbours."""
+    """Return sums divided by counts; equal ids must be neighbours, in order, and none is empty."""
     sums = x.new_zeros(segments, x.shape[1]).scatter_add_(0, ids[:, None].expand_as(x), x)
     return sums / torch.unique_consecutive(ids, return_counts=True)[1][:, None]
 
 
+def loop_of_sums(x, ids, segments):
+    """Return the means, segment by segment in Python."""
+    return torch.stack([x[ids == i].sum(0) / (ids == i).sum() for i in range(segments)])
+
+
 WAYS = {
-    "loop of sums": loop_of_sums,
-    "segment_reduce": segment_reduce,
+    "two scatter_add_": segments.baseline,
     "scatter_reduce": scatter_reduce,
+    "segment_reduce": segment_reduce,
     "scatter_add_ and unique_consecutive": scatter_add,
+    "loop of sums": loop_of_sums,
 }
 
 
@@ -63,7 +64,7 @@ def main():
     x = torch.randn(args.rows, args.features, device=device)
     calls = {n: lambda way=way: way(x, ids, args.segments) for n, way in WAYS.items()}
     with experiments.process_group(device):
-        expected = calls["loop of sums"]()
+        expected = calls["two scatter_add_"]()
         for call in calls.values():
             torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
         for name, ms in experiments.in_turn(calls, device, args.rounds).items():

@@ -1,0 +1,282 @@
+"""The segment mean that a trainee repairs and makes faster, beside a reference and a baseline.
+
+A repaired file ends with `segments.examine(segment_mean)`. What that logs is judged by
+`dlojz.check.exercises.segments`. All cases are drawn, new ones in each run.
+"""
+
+import argparse
+import math
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from dlojz import idr_torch
+from dlojz.runs import log
+from dlojz.training import evidence, experiments
+
+PAIRS, CALLS = 12, 5  # of the baseline and of the trainee's, and calls of each in a pair
+ROWS, FEATURES, SEGMENTS = 20_000, 32, 200  # of what is timed, and a few more
+# Of the largest number. A sum of thirty float32 is off by 1e-7, rounding to 16 bits by 5e-4.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+ROUNDED = 0.02  # at most; bf16 keeps 1/256 of a number, and a sum in it loses more
+# Rows, features and segments of the calls whose operations are counted: each has more of one.
+COUNTED = ((256, 4, 16), (260, 4, 128), (264, 16, 16), (1024, 4, 16))
+
+
+def baseline(x, ids, segments):
+    """Return the mean of each segment: the prepared function, with its division kept."""
+    where = ids[:, None].expand_as(x)
+    sums = x.new_zeros(segments, x.shape[1]).scatter_add_(0, where, x)
+    counts = torch.zeros_like(sums).scatter_add_(0, where, torch.ones_like(x))
+    return sums / counts.clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of the function. Rows of x belong to segments, by number."""
+
+    name: str
+    x: torch.Tensor  # [rows, features]
+    ids: torch.Tensor  # [rows]
+    segments: int
+    gradient: bool = True  # whether x asks for one
+
+
+def examine(mean):
+    """Log what this function computes, its operations and its speed.
+
+    mean: takes x, ids and the number of segments.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--seed", type=int, default=secrets.randbits(32), help="of all that is drawn"
+    )
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    torch.manual_seed(args.seed)
+    draw = random.Random(args.seed)
+    looks = [look(mean, case) for case in drawn(draw, device)]
+    run.case("values", looks=looks)
+    run.case("counts", calls=counted(mean, device))
+    run.case("speed", **timed(mean, device, draw))
+    run.end()
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def drawn(draw, device) -> Iterator[Case]:
+    """Yield the cases. No two of them have equal shapes, unless one is the other one again."""
+
+    def case(name, lengths, shuffled=True, dtype=torch.float32):
+        number = next(numbers)
+        lengths = torch.tensor(lengths)
+        ids = torch.arange(len(lengths)).repeat_interleave(lengths)
+        ids = ids[torch.randperm(len(ids))] if shuffled else ids
+        x = torch.randn(len(ids), 3 + number, dtype=dtype)
+        return Case(name, x.to(device), ids.to(device), len(lengths))
+
+    numbers = iter(range(20))
+    yield case("neighbours", _lengths(draw), shuffled=False)
+    yield case("unsorted", _lengths(draw))
+    yield _in_blocks(case("blocks", _lengths(draw), shuffled=False), draw)
+    yield case("empty", _with_empty(draw, _lengths(draw)), shuffled=False)
+    yield case("unsorted, some empty", _with_empty(draw, _lengths(draw)))
+    yield case("one segment", [draw.randrange(20, 40)])
+    yield case("one row each", [1] * draw.randrange(20, 40))
+    yield case("one row", _shuffled(draw, [1, 0, 0, 0]))
+    yield case("float64", _lengths(draw), shuffled=False, dtype=torch.float64)
+    first = case("first", _lengths(draw))
+    yield first
+    ids = (first.ids + 1) % first.segments  # so each segment gets the length of another one
+    again = Case("same shapes", torch.randn_like(first.x), ids, first.segments)
+    yield again
+    # The look at them is over. Now the same tensors get other numbers, and ask for no gradient.
+    again.x.detach_().normal_()
+    again.ids.copy_((ids + 1) % first.segments)
+    yield Case("same tensors", again.x, again.ids, again.segments, gradient=False)
+
+
+def _lengths(draw):
+    """Return the lengths of some segments, none of which is empty."""
+    return [draw.randrange(1, 30) for _ in range(draw.randrange(8, 30))]
+
+
+def _with_empty(draw, lengths):
+    """Return lengths with some zeros between them, and at the end."""
+    for _ in range(draw.randrange(2, 6)):
+        lengths.insert(draw.randrange(len(lengths)), 0)
+    return [*lengths, 0, 0]
+
+
+def _shuffled(draw, values):
+    return draw.sample(values, len(values))
+
+
+def _in_blocks(case, draw):
+    """Return a case in which rows of a segment are neighbours, and segments in any order."""
+    renamed = torch.tensor(_shuffled(draw, range(case.segments)), device=case.ids.device)
+    if torch.equal(renamed, renamed.sort().values):
+        renamed = renamed.flip(0)
+    return Case(case.name, case.x, renamed[case.ids], case.segments)
+
+
+def look(mean, case) -> dict:
+    """Return how far the result of a call and its gradient are off, and what they look like."""
+    x, ids = case.x.requires_grad_(case.gradient), case.ids
+    before = x.detach().clone(), ids.clone()
+    found = {"case": case.name}
+    try:
+        out = mean(x, ids, case.segments)
+    except Exception as error:  # whatever the trainee's lines may raise
+        return found | {"raised": f"{type(error).__name__}: {error}"[:200]}
+    found["changed"] = not all(map(torch.equal, (x.detach(), ids), before))
+    x, ids = before
+    if not isinstance(out, torch.Tensor):
+        return found | {"like": "form", "form": type(out).__name__, "expected": "a tensor"}
+    expected, sums, counts = reference(x, ids, case.segments)
+    if (out.shape, out.dtype) != (expected.shape, x.dtype):
+        return found | {"like": "form", "form": _form(out), "expected": _form(expected.to(x.dtype))}
+    found |= compared(out.detach().double(), expected, sums, counts, TOLERANCE[x.dtype])
+    if case.gradient:
+        found["gradient"] = gradient(out, case.x, ids, counts)
+    return found
+
+
+def reference(x, ids, segments):
+    """Return means, sums and counts in float64, by a product with a matrix of zeros and ones."""
+    belongs = (ids == torch.arange(segments, device=ids.device)[:, None]).double()
+    sums, counts = belongs @ x.detach().double(), belongs.sum(1, keepdim=True)
+    return sums / counts.clamp(min=1), sums, counts
+
+
+def compared(out, expected, sums, counts, tolerance) -> dict:
+    """Return the largest error, as a share of the largest mean, and what the result looks like."""
+    full = counts[:, 0] > 0
+    scale = expected.abs().max().clamp(min=1e-6)
+
+    def off(found, other):
+        error = ((found - other).abs().max() / scale).item() if found.numel() else 0.0
+        return error if math.isfinite(error) else math.inf
+
+    error = off(out, expected)
+    longest = counts.max().item()  # a sum may be larger than its mean by this factor
+    # By how much each row is longer than it should be, if it has the right direction.
+    factor = (out * expected).sum(1, True) / expected.square().sum(1, True).clamp(min=1e-12)
+    likes = {
+        "right": error <= tolerance,
+        "sums": off(out, sums) <= longest * tolerance,
+        "whole": bool((out == out.round()).all() and out.any()),
+        "empty": off(out[full], expected[full]) <= tolerance,
+        "counts": off(out[full], (factor * expected)[full]) <= longest * tolerance,
+        "rounded": error <= ROUNDED,
+        "other": True,
+    }
+    return {"error": error, "like": next(name for name, fits in likes.items() if fits)}
+
+
+def gradient(out, x, ids, counts) -> float:
+    """Return how far the gradient of x is off, as a share of its largest number."""
+    if not out.requires_grad:
+        return math.inf
+    weights = torch.randn_like(out)
+    try:
+        (found,) = torch.autograd.grad(out, x, weights, allow_unused=True)
+    except RuntimeError:  # an operation has none, as a floor division
+        return math.inf
+    if found is None:
+        return math.inf
+    expected = (weights.double() / counts.clamp(min=1))[ids]  # each row has its share of the mean
+    error = ((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
+    return error if math.isfinite(error) else math.inf
+
+
+def _form(tensor):
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+# Mechanism and speed -----------------------------------------------------------------------------
+
+
+def _list(rows, features, segments, device):
+    """Return x and ids of this size; the order of ids is random."""
+    return (
+        torch.randn(rows, features, device=device),
+        torch.randint(segments, (rows,), device=device),
+    )
+
+
+def counted(mean, device) -> list[dict]:
+    """Return the numbers of operations and of reads in calls of different sizes."""
+    found = []
+    for rows, features, segments in COUNTED:
+        x, ids = _list(rows, features, segments, device)
+        try:
+            events = evidence.profiled(partial(mean, x, ids, segments))
+        except Exception:  # the looks say what it raises
+            return []
+        found.append({"rows": rows, "features": features, "segments": segments})
+        found[-1] |= evidence.counts(events)
+    return found
+
+
+def timed(mean, device, draw) -> dict:
+    """Return the milliseconds per call of the baseline and of `mean`, in pairs on the same data.
+
+    Both forward, and with the backward pass; and how far their results differ. On a processor it is
+    the time for which this process computed, in one thread, which other programs hardly change.
+    """
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    seen = {"device": device.type, "forward": [], "backward": [], "errors": []}
+    try:
+        for number in range(PAIRS):
+            _pair(mean, device, draw, number, seen)
+    except Exception as error:  # whatever the trainee's lines may raise
+        seen["raised"] = f"{type(error).__name__}: {error}"[:200]
+    finally:
+        torch.set_num_threads(threads)
+    return seen
+
+
+def _pair(mean, device, draw, number, seen):
+    """Time one pair; which of the two begins takes turns."""
+    segments = SEGMENTS + draw.randrange(SEGMENTS // 10)
+    rows = ROWS + 100 * number + draw.randrange(100)  # no two pairs have equal shapes
+    x, ids = _list(rows, FEATURES, segments, device)
+    ways = [baseline, mean] if number % 2 else [mean, baseline]
+    warm = {way: way(x, ids, segments) for way in ways}
+    scale = warm[baseline].abs().max()
+    error = ((warm[mean].detach() - warm[baseline]).abs().max() / scale).item()
+    seen["errors"].append(error if math.isfinite(error) else math.inf)
+    spent = {way: _milliseconds(partial(way, x, ids, segments), device) for way in ways}
+    seen["forward"].append([spent[baseline], spent[mean]])
+    x.requires_grad_()
+    if spent[mean] < 2 * spent[baseline] and mean(x, ids, segments).requires_grad:
+        calls = {way: partial(_and_back, way, x, ids, segments) for way in ways}
+        spent = {way: _milliseconds(call, device) for way, call in calls.items()}
+        seen["backward"].append([spent[baseline], spent[mean]])
+
+
+def _and_back(way, x, ids, segments):
+    out = way(x, ids, segments)
+    torch.autograd.grad(out, x, torch.ones_like(out))
+
+
+def _milliseconds(call, device) -> float:
+    """Return the mean of a few calls in a row."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    experiments.wait(device)
+    begin = clock()
+    for _ in range(CALLS):
+        call()
+    experiments.wait(device)
+    return 1000 * (clock() - begin) / CALLS

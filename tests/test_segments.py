@@ -1,0 +1,342 @@
+"""The segment mean of notebook 04b: right answers pass, each wrong one gets its own hint."""
+
+import importlib.util
+import inspect
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlojz import course, progress
+from dlojz.check import check, exercises, judge
+from dlojz.check.exercises import FASTER, State, segments
+from dlojz.launch import submit
+from dlojz.training import segments as job
+
+REPOSITORY = Path(__file__).parent.parent
+BROKEN = (REPOSITORY / "notebooks/experiments/segments.py").read_text()
+SOLVED = (REPOSITORY / "solutions/segments.py").read_text()
+
+WHERE = "    where = ids[:, None].expand_as(x)\n"
+SCATTER = WHERE + "    sums = x.new_zeros(segments, x.shape[1]).scatter_add_(0, where, x)\n"
+INDEX = "    sums = x.new_zeros(segments, x.shape[1]).index_add_(0, ids, x)\n"
+BINCOUNT = "    counts = torch.bincount(ids, minlength=segments)\n"
+ONES = "    counts = x.new_zeros(segments).index_add_(0, ids, x.new_ones(len(ids)))\n"
+DIVIDE = "    return sums / counts.clamp(min=1)[:, None]\n"
+
+FAST = {
+    "the solution": SOLVED.partition('each."""\n')[2].partition("\n\nif ")[0],
+    "index_add_, ones like a column": INDEX
+    + "    ones = torch.ones_like(x[:, 0])\n"
+    + "    counts = x.new_zeros(segments).index_add_(0, ids, ones)\n"
+    + DIVIDE,
+    "index_add_ and bincount": INDEX + BINCOUNT + DIVIDE,
+    "scatter_add_ and bincount": SCATTER + BINCOUNT + DIVIDE,
+    "scatter_add_, a one for each row": SCATTER
+    + "    counts = x.new_zeros(segments).scatter_add_(0, ids, x.new_ones(len(ids)))\n"
+    + "    return sums.div_(counts.clamp_(min=1)[:, None])\n",
+    "scatter_reduce": WHERE
+    + "    out = x.new_zeros(segments, x.shape[1])\n"
+    + '    return out.scatter_reduce(0, where, x, "mean", include_self=False)\n',
+}
+SLOW = {  # right, and slower on a processor than two scatter_add_
+    "sorted, and segment_reduce": BINCOUNT
+    + "    rows = x[ids.argsort(stable=True)]\n"
+    + '    return torch.segment_reduce(rows, "mean", lengths=counts, initial=0)\n',
+    "a matrix of zeros and ones": "    belongs = torch.nn.functional.one_hot(ids, segments)\n"
+    "    belongs = belongs.T.to(x.dtype)\n"
+    "    return belongs @ x / belongs.sum(1, keepdim=True).clamp(min=1)\n",
+    "index_reduce_": "    out = x.new_zeros(segments, x.shape[1])\n"
+    '    return out.index_reduce_(0, ids, x, "mean", include_self=False)\n',
+    "the prepared one, repaired": SCATTER
+    + "    counts = torch.zeros_like(sums).scatter_add_(0, where, torch.ones_like(x))\n"
+    + "    return sums.div(counts.clamp(min=1))\n",
+}
+CACHED = '    known = segment_mean.__dict__.setdefault("known", {})\n'
+WRONG = {  # name: (the lines of the function, the hint)
+    "a division whose result is thrown away": (
+        SCATTER
+        + "    counts = torch.zeros_like(sums).scatter_add_(0, where, torch.ones_like(x))\n"
+        + "    sums.div(counts.clamp(min=1))\n    return sums\n",
+        "sums",
+    ),
+    "neighbours are counted": (
+        INDEX
+        + "    counts = torch.unique_consecutive(ids, return_counts=True)[1]\n"
+        + "    return sums / counts[:, None]\n",
+        "unsorted",
+    ),
+    "segment_reduce without a sort": (
+        BINCOUNT + '    return torch.segment_reduce(x, "mean", lengths=counts, initial=0)\n',
+        "unsorted",
+    ),
+    "counts of other segments": (
+        INDEX + BINCOUNT + DIVIDE.replace("counts", "counts.flip(0)"),
+        "counts",
+    ),
+    "a mean length": (INDEX + "    return sums / (len(ids) / segments)\n", "counts"),
+    "one row more, against 0 / 0": (
+        INDEX + BINCOUNT + "    return sums / (counts + 1)[:, None]\n",
+        "counts",
+    ),
+    "a small number against 0 / 0": (
+        INDEX + ONES + "    return sums / (counts + 1e-8)[:, None]\n",
+        "counts",
+    ),
+    "0 / 0": (INDEX + BINCOUNT + "    return sums / counts[:, None]\n", "empty"),
+    "an empty segment is 1": (
+        INDEX
+        + BINCOUNT
+        + "    return torch.where(counts[:, None] > 0, sums / counts[:, None], 1.0)\n",
+        "empty",
+    ),
+    "present segments only": (
+        INDEX
+        + "    _, counts = torch.unique(ids, return_counts=True)\n"
+        + "    return sums / counts[:, None]\n",
+        "empty",
+    ),
+    "as many rows as there are ids": (
+        INDEX + BINCOUNT + "    segments = int(ids.max()) + 1\n"
+        "    return (sums / counts.clamp(min=1)[:, None])[:segments]\n",
+        "form",
+    ),
+    "float32 for everything": (
+        "    sums = torch.zeros(segments, x.shape[1]).index_add_(0, ids, x)\n" + BINCOUNT + DIVIDE,
+        "form",
+    ),
+    "no tensor": ("    return x.tolist()\n", "form"),
+    "rounded to float32": (
+        INDEX + BINCOUNT + "    sums = sums.float().to(x.dtype)\n" + DIVIDE,
+        "rounded",
+    ),
+    "rounded to half precision": (
+        INDEX + BINCOUNT + "    sums = sums.half().to(x.dtype)\n" + DIVIDE,
+        "rounded",
+    ),
+    "added up in bfloat16": (
+        "    low = x.bfloat16()\n"
+        "    sums = low.new_zeros(segments, x.shape[1]).index_add_(0, ids, low).to(x.dtype)\n"
+        + BINCOUNT
+        + DIVIDE,
+        "rounded",
+    ),
+    "an integer division": (INDEX + BINCOUNT + DIVIDE.replace("sums /", "sums //"), "whole"),
+    "rounded down": (
+        INDEX
+        + BINCOUNT
+        + '    return torch.div(sums, counts.clamp(min=1)[:, None], rounding_mode="trunc")\n',
+        "whole",
+    ),
+    "detached": (INDEX.replace("x)", "x.detach())") + BINCOUNT + DIVIDE, "gradient"),
+    "without a gradient": (
+        "    with torch.no_grad():\n    " + INDEX.replace("\n", "") + "\n" + BINCOUNT + DIVIDE,
+        "gradient",
+    ),
+    "a part is detached": (
+        INDEX + BINCOUNT + "    sums = sums / 2 + sums.detach() / 2\n" + DIVIDE,
+        "gradient",
+    ),
+    "counts kept by shape": (
+        CACHED
+        + "    if x.shape not in known:\n    "
+        + BINCOUNT.replace("counts =", "    known[x.shape] =")
+        + "    counts = known[x.shape]\n"
+        + INDEX
+        + DIVIDE,
+        "cached",
+    ),
+    "a result kept by tensor": (
+        CACHED
+        + "    if x.data_ptr() not in known:\n    "
+        + INDEX
+        + "    "
+        + BINCOUNT
+        + "        known[x.data_ptr()] = x, sums / counts.clamp(min=1)[:, None]\n"
+        + "    return known[x.data_ptr()][1]\n",
+        "cached",
+    ),
+    "x is changed": (
+        "    x.data.div_(2)\n" + INDEX + BINCOUNT + "    sums = sums * 2\n" + DIVIDE,
+        "arguments",
+    ),
+    "ids are sorted in place": (
+        "    order = ids.argsort()\n    x = x[order]\n    ids.copy_(ids[order])\n"
+        + INDEX
+        + BINCOUNT
+        + DIVIDE,
+        "arguments",
+    ),
+    "a loop over segments": (
+        "    rows = [x[ids == i] for i in range(segments)]\n"
+        "    return torch.stack([r.sum(0) / max(1, len(r)) for r in rows])\n",
+        "loop",
+    ),
+    "a loop over features": (
+        BINCOUNT
+        + "    sums = [x.new_zeros(segments).index_add_(0, ids, row) for row in x.T]\n"
+        + "    sums = torch.stack(sums, 1)\n"
+        + DIVIDE,
+        "loop",
+    ),
+    "a loop over batches of rows": (
+        "    sums = x.new_zeros(segments, x.shape[1])\n"
+        "    for i in range(0, len(x), 64):\n"
+        "        sums = sums.index_add(0, ids[i : i + 64], x[i : i + 64])\n" + BINCOUNT + DIVIDE,
+        "loop",
+    ),
+    "the largest number of each": (
+        WHERE
+        + '    return x.new_zeros(segments, x.shape[1]).scatter_reduce(0, where, x, "amax")\n',
+        "values",
+    ),
+    "an error in each call": ("    return x.stops()\n", "values"),
+    "wrong in long lists only": (
+        INDEX
+        + BINCOUNT
+        + "    sums = sums[:150].repeat(2, 1)[:segments] if segments > 150 else sums\n"
+        + DIVIDE,
+        "long",
+    ),
+    "wrong operands in long lists only": (
+        BINCOUNT + "    assert len(x) < 5000\n" + INDEX + DIVIDE,
+        "long",
+    ),
+}
+
+
+@pytest.fixture
+def verdict(tmp_path, monkeypatch):
+    """The verdict on a function of these lines, examined in this process."""
+
+    def call(lines, pairs=6, calls=2):
+        monkeypatch.setattr(job, "PAIRS", pairs)
+        monkeypatch.setattr(job, "CALLS", calls)
+        start, _, rest = SOLVED.partition("    sums =")
+        source = f"{start}{lines}\n\nif {rest.partition('if ')[2]}"
+        file = tmp_path / "trainer.py"
+        file.write_text(source)
+        spec = importlib.util.spec_from_file_location("repaired", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setattr("sys.argv", [str(file), "--seed", "1"])
+        monkeypatch.setattr("sys.excepthook", None)
+        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
+        monkeypatch.setitem(sys.modules, "repaired", module)
+        spec.loader.exec_module(module)
+        job.examine(module.segment_mean)
+        return judge.repaired(exercises.prepared("04_segments"), tmp_path / "run", "")
+
+    return call
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_right_answer_passes(verdict, name):
+    found = verdict(FAST[name], job.PAIRS, job.CALLS)
+    others = [f for f in found.failing if not f.open]  # a machine may be too busy to tell
+    assert not others, found
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")  # it is in beta
+@pytest.mark.parametrize("name", SLOW)
+def test_a_right_answer_that_is_slow_fails_for_its_time_only(verdict, name):
+    found = verdict(SLOW[name])
+    assert {f.part for f in found.failing} == {FASTER}, found
+    assert found.hint_key in ("slower", "open"), "open: a machine may be too busy to tell"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_gets_its_hint(verdict, name):
+    lines, hint = WRONG[name]
+    found = verdict(lines)
+    assert found.hint_key == hint, found
+
+
+def test_the_solution_differs_in_the_function_only():
+    """So that the last hint shows nothing but the answer."""
+    ends = {s.partition("    where =")[0].partition("    sums =")[0] for s in (BROKEN, SOLVED)}
+    assert len(ends) == 1
+    assert BROKEN.partition("if __name__")[2] == SOLVED.partition("if __name__")[2]
+
+
+def test_the_baseline_is_the_prepared_function_with_its_division_kept():
+    calls, divided = inspect.getsource(job.baseline), "sums / counts.clamp(min=1)"
+    lines = [line for line in BROKEN.partition("features], ids")[2].splitlines() if "=" in line]
+    assert [line for line in lines[:3] if line not in calls] == []
+    assert "    sums.div(counts.clamp(min=1))\n    return sums\n" in BROKEN
+    assert f"return {divided}" in calls
+
+
+def test_each_hint_is_that_of_a_wrong_answer_or_of_what_no_answer_decides():
+    known = set(exercises.prepared("04_segments").hints)
+    given = {hint for _, hint in WRONG.values()}
+    assert given <= known
+    assert known - given == {"failed", "slower", "open"}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "state", "hint"),
+    [
+        ([2.0, 2.1, 2.0, 1.9, 2.0, 2.1], State.PASSED, None),
+        ([1.0, 1.1, 0.9, 1.0, 1.05, 0.95], State.FAILED, "slower"),
+        ([1.2, 1.2, 1.21, 1.19, 1.2, 1.2], State.FAILED, "slower"),
+        ([0.3, 3.0, 1.0, 2.0, 0.5, 4.0], State.UNMEASURED, "open"),
+    ],
+)
+def test_a_gain_is_proven_refused_or_left_open(ratios, state, hint):
+    speed = {"device": "cpu", "forward": [[r, 1.0] for r in ratios], "backward": []}
+    [found] = segments._speed(speed)
+    assert found.state == state
+    assert not found.fails or found.hint == hint
+    assert found.open == (hint == "open")
+
+
+def test_on_a_gpu_a_speed_is_reported_and_nothing_is_asked():
+    pairs = [[1.0, 2.0]] * 6
+    found = [*segments._speed({"device": "cuda", "forward": pairs, "backward": pairs})]
+    assert {f.state for f in found} == {State.NOT_ASKED}
+    assert "slower" in found[0].yours
+    assert "not recorded on a GPU" in found[0].expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cases_have_what_their_names_say(seed):
+    torch.manual_seed(seed)
+    found = {}
+    for case in job.drawn(random.Random(seed), torch.device("cpu")):
+        counts = torch.bincount(case.ids, minlength=case.segments)
+        assert len(counts) == case.segments, "no id is too large"
+        found[case.name] = case.x.shape, counts, bool((case.ids.diff() >= 0).all())
+    assert {name for name, (_, counts, _) in found.items() if not counts.all()} == {
+        *("empty", "unsorted, some empty", "one row")
+    }
+    assert {name for name, (_, _, ascending) in found.items() if ascending} == {
+        *("neighbours", "empty", "one segment", "one row", "float64")
+    }
+    again = [found[name] for name in ("first", "same shapes", "same tensors")]
+    assert len({shape for shape, _, _ in again}) == 1
+    assert not torch.equal(again[0][1], again[1][1]), "counts that are kept would be wrong"
+    assert len({shape for shape, _, _ in found.values()}) == len(found) - 2
+
+
+# From the trainee's copy to the verdict ----------------------------------------------------------
+
+
+def test_a_job_is_judged_and_its_verdict_kept(course_folder):
+    (course_folder / "notebooks").symlink_to(REPOSITORY / "notebooks")
+    shutil.copy(REPOSITORY / "solutions/segments.py", course_folder / "solutions")
+    file = course.own("04_segments")
+    assert (course_folder / file).read_text() == BROKEN
+    mine = submit(file, name="segments")
+    mine.wait()
+    found = check("04_segments", mine)
+    assert found.hint_key == "sums"
+    assert "neighbours: the sums, not the means" in repr(found)
+    assert found.part("same values") == State.FAILED
+    assert found.part("few operations") == State.PASSED
+    assert progress.last("verdicts", "04_segments")["parts"]["same values"] == "failed"
+    for _ in range(3):
+        advice = found.hint()
+    assert "-    sums.div(counts.clamp(min=1))" in str(advice.diff)
