@@ -5,6 +5,7 @@ from the logs of experiments/roofline.py --ceilings, sizes.py and latency.py; wh
 machine, from the facts of the doctor.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -134,20 +135,30 @@ class Sources:
     def __repr__(self):
         lines = []
         for row in self.rows:
-            lines.append(f"{row.name}, read {row.read}{f': {row.note}' if row.note else ''}")
+            lines.append(f"{row.name}{f': {row.note}' if row.note else ''}")
             lines += [f"    {address}" for address in row.sources]
+            lines += [f"    as quoted on {row.read} in {address}" for address in row.seen]
         return "\n".join(lines)
 
     def _repr_html_(self):
         items = []
         for row in self.rows:
-            links = ", ".join(
-                f'<a href="{escape(a)}" target="_blank">{escape(a.split("/")[2])}</a>'
-                for a in row.sources
-            )
             note = f" {escape(row.note)}" if row.note else ""
-            items.append(f"<li><b>{escape(row.name)}</b>, read {row.read}: {links}.{note}</li>")
+            quoted = f"; as quoted on {row.read} in {_linked(row.seen)}" if row.seen else ""
+            documents = f"{_linked(row.sources)}{quoted}"
+            items.append(f"<li><b>{escape(row.name)}</b>: {documents}.{note}</li>")
         return f"<ul>{''.join(items)}</ul>"
+
+
+def _linked(addresses):
+    """Return links that show where they lead, without the path."""
+    links = (f'<a href="{escape(a)}" target="_blank">{_host(a)}</a>' for a in addresses)
+    return ", ".join(links)
+
+
+def _host(address):
+    host, *path = address.removeprefix("https://").split("/")
+    return escape("/".join([host, *path[:2]]) if host == "github.com" else host)
 
 
 # Readings ----------------------------------------------------------------------------------------
@@ -256,8 +267,8 @@ def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
         for column, where in zip(columns, _places([c.x for c in columns]), strict=True):
             _draw(ax, column, where)
         _diagonals(ax)
-        ax.set_title("full: as sold; diamonds: from cores and clock; hollow: measured here",
-                     fontsize=9, fontweight="normal")  # fmt: skip
+        look = "full: as sold; diamonds: from cores and clock; hollow: measured here; dashed: "
+        ax.set_title(f"{look}operations per byte", fontsize=9, fontweight="normal")
         names = {f if f not in INSTEAD else f"{f}, {INSTEAD[f]}": COLOURS[f] for f in DRAWN}
         handles = {n: ax.scatter([], [], s=60, color=c, ec="white") for n, c in names.items()}
         report.legend(ax, handles, loc="upper left", bbox_to_anchor=(1, 1), title="format")
@@ -271,8 +282,8 @@ class Column:
         speeds = {f: speed(f) or speed(INSTEAD.get(f, f)) for f in DRAWN}
         self.x, self.derived, self.hollow = x, derived, hollow
         self.points = {f: y for f, y in speeds.items() if y}
-        short = name.removeprefix("NVIDIA ").removeprefix("AMD Instinct ")
-        self.name = name if hollow else short.partition(" SXM")[0]
+        model = re.sub(r"^(NVIDIA|AMD Instinct|AMD|Intel) | SXM.*", "", name)
+        self.name = name if hollow else model
 
 
 def _places(xs):
@@ -314,8 +325,8 @@ def _diagonals(ax):
         ax.plot([left, right], [left * slope, right * slope],
                 color="#8A8A94", lw=0.9, ls=(0, (4, 3)), zorder=0)  # fmt: skip
         x = 1.2 * max(left, low / slope)
-        text = {"va": "center", "bbox": BEHIND, "color": "#5B5B66", "fontsize": 8.5}
-        ax.text(x, x * slope, f"{intensity:,} operations per byte", **text)
+        text = {"va": "center", "bbox": BEHIND, "color": "#5B5B66", "zorder": 0.5}
+        ax.text(x, x * slope, f"{intensity:,}", **text)
     ax.set(xlim=(left, right), ylim=(low, high))
 
 

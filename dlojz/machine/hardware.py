@@ -30,10 +30,11 @@ class Hardware:
     kind: str
     year: int
     match: str
-    read: datetime.date  # when its sources were read
+    read: datetime.date
     sources: list
     tflops: Mapping = field(default_factory=dict)
     per_cycle: Mapping = field(default_factory=dict)
+    seen: list = field(default_factory=list)
     note: str = ""
     devices: int = 1  # that torch sees
     clock_mhz: float | None = None
@@ -74,6 +75,7 @@ class Tier:
     name: str
     read: datetime.date
     sources: list
+    seen: list = field(default_factory=list)
     latency_ns: float | None = None
     gb_per_s: float | None = None
     note: str = ""
@@ -122,7 +124,7 @@ def _row(kind, where, table):
 
 
 def _check(where, key, value):
-    if key == "sources":
+    if key in ("sources", "seen"):
         good = isinstance(value, list) and value and all(_is_link(v) for v in value)
         expected = "a list of https:// addresses"
     elif key == "read":
