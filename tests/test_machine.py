@@ -166,6 +166,7 @@ def test_two_h100_joined_through_a_switch(monkeypatch):
         "used_bytes": 600 << 20,
         "capability": (9, 0),
         "power_limit_w": 700.0,
+        "clock_mhz": 1980,
         "mig": False,
         "pcie_generation": 5,
         "pcie_width": 16,

@@ -293,7 +293,7 @@ def _stack(facts: dict) -> Iterator[Entry]:
     yield Entry("CPU kernels", torch.get("cpu_capability", "unknown"), threads)
     decodes = "decodes JPEGs" if "decode_jpeg" in torch else "cannot decode JPEGs"
     yield Entry("torchvision", torch.get("torchvision", "broken"), decodes)
-    names = {"gloo": "gloo", "nccl": f"nccl {torch.get('nccl_version', '')}".strip()}
+    names = {"gloo": "gloo", "nccl": f"nccl {torch.get('nccl_version') or ''}".strip()}
     joined = ", ".join(text for name, text in names.items() if torch.get(name)) or "none"
     yield Entry("distributed", joined, "nccl joins GPUs, gloo joins CPUs")
     yield Entry("torch.compile", _compile(facts), facts["software"].get("compiler", ""))

@@ -345,6 +345,10 @@ def _ask_torch() -> dict:
         versions = {name: re.search(pattern, text) for name, pattern in LIBRARIES.items()}
         return {name: found[1] for name, found in versions.items() if found}
 
+    def nccl():
+        there = torch.distributed.is_nccl_available()
+        return ".".join(map(str, torch.cuda.nccl.version())) if there else None
+
     questions = {
         "version": lambda: torch.__version__,
         "cuda": lambda: torch.version.cuda,
@@ -359,7 +363,7 @@ def _ask_torch() -> dict:
         "threads": torch.get_num_threads,
         "gloo": lambda: torch.distributed.is_gloo_available(),
         "nccl": lambda: torch.distributed.is_nccl_available(),
-        "nccl_version": lambda: ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl_version": nccl,
         "torchvision": lambda: __import__("torchvision").__version__,
         "decode_jpeg": decode,
     }
