@@ -300,6 +300,13 @@ def test_the_whole_of_it_becomes_json():
     assert "operations_per_s" not in found["facts"]["storage"]
 
 
+def test_the_storage_can_be_left_unmeasured_while_torch_answers(monkeypatch):
+    monkeypatch.setattr(doctor.facts, "torch_build", lambda: {"version": "9.9"})
+    found = doctor.examine(storage_speed=False).facts
+    assert found["torch"] == {"version": "9.9"}
+    assert "operations_per_s" not in found["storage"]
+
+
 def test_importing_the_doctor_imports_neither_torch_nor_matplotlib():
     code = (
         "import sys; from dlojz.machine import doctor; doctor.examine(quick=True)\n"

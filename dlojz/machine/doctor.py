@@ -110,11 +110,12 @@ class Examination:
         return {title: entries for title, entries in found.items() if entries}
 
 
-def examine(folder=".", quick: bool = False) -> Examination:
+def examine(folder=".", quick: bool = False, storage_speed: bool = True) -> Examination:
     """Return a report on this machine and on the storage of `folder`.
 
     This takes about 10 s: at most 4 s to measure the storage, the rest for `import torch` in
-    another process. `quick` leaves both out. Nothing is raised for what this machine lacks.
+    another process. `quick` leaves both out, `storage_speed=False` the first. Nothing is raised for
+    what this machine lacks.
     """
     if sys.stderr.isatty() and not quick:
         print("examining, about 10 s ...", file=sys.stderr)
@@ -124,7 +125,7 @@ def examine(folder=".", quick: bool = False) -> Examination:
         "gpu": facts.gpus(),
         "network": facts.network(),
         "software": facts.software(PACKAGES, folder),
-        "storage": facts.storage(folder, measure=not quick),
+        "storage": facts.storage(folder, measure=storage_speed and not quick),
         "torch": {} if quick else facts.torch_build(),
     }
     return diagnose(found)
