@@ -252,6 +252,36 @@ def test_text_is_aligned_and_narrow_and_ends_with_the_problems():
     assert {line[18:20] for line in values} == {"  "}  # the gap between two columns
 
 
+def test_the_libraries_of_torch_and_the_caches_are_shown():
+    caches = [{"level": 1, "bytes": 48 << 10, "threads": 1}]
+    caches.append({"level": 3, "bytes": 32 << 20, "threads": 16})
+    libraries = {"oneDNN": "3.10.2", "MKL": "2024.2", "GCC": "13.3"}
+    torch = facts()["torch"] | {"libraries": libraries, "nccl": True, "nccl_version": "2.28.9"}
+    text = str(doctor.diagnose(facts(cpu=cpu(caches=caches), torch=torch)))
+    assert "L1 48 KiB, L3 32 MiB for 16" in text
+    assert "oneDNN 3.10.2, MKL 2024.2, built" in text
+    assert "nccl 2.28.9" in text
+
+
+def test_a_build_for_amd_says_that_its_gpus_are_called_cuda():
+    torch = facts()["torch"] | {"cuda": None, "hip": "6.4.1"}
+    [entry] = [e for e in doctor.diagnose(facts(torch=torch)).stack if e.name == "torch"]
+    assert entry.value.endswith("ROCm 6.4.1, called cuda")
+
+
+def test_a_part_of_the_report_has_no_other_section_and_no_problems():
+    whole = doctor.diagnose(facts(software=software(shadows=["/home/me/torch.py"])))
+    part = whole.only("stack")
+    lines = str(part).splitlines()
+    assert lines[0] == "Stack"
+    assert {"System", "Software", "Notebooks"}.isdisjoint(lines)
+    assert "Problems" not in str(part) + part._repr_html_()
+    assert "Problems and notes: 1" in str(whole)
+    assert Table(part._repr_html_()).open == []
+    with pytest.raises(ValueError, match="no section 'stak': expected system, software, stack"):
+        whole.only("stak")
+
+
 def test_html_is_one_well_formed_table_with_text_escaped():
     unwell = facts(software=software(shadows=["/home/<me>/dlojz.py"]))
     text = doctor.diagnose(unwell)._repr_html_()
@@ -268,6 +298,13 @@ def test_the_whole_of_it_becomes_json():
     assert found["system"][0]["name"] == "CPU"
     assert found["facts"]["torch"] == {}
     assert "operations_per_s" not in found["facts"]["storage"]
+
+
+def test_the_storage_can_be_left_unmeasured_while_torch_answers(monkeypatch):
+    monkeypatch.setattr(doctor.facts, "torch_build", lambda: {"version": "9.9"})
+    found = doctor.examine(storage_speed=False).facts
+    assert found["torch"] == {"version": "9.9"}
+    assert "operations_per_s" not in found["storage"]
 
 
 def test_importing_the_doctor_imports_neither_torch_nor_matplotlib():

@@ -1,5 +1,6 @@
 """The readers of facts, on small fake machines: a tree of /proc and /sys, an NVML, a python."""
 
+import re
 import sys
 from itertools import count
 from pathlib import Path
@@ -45,6 +46,30 @@ def test_amx_xeon_with_two_sockets_of_which_half_is_ours(tmp_path, monkeypatch):
         "instructions": ["AVX2", "AVX-512", "VNNI", "AVX512_BF16", "AMX"],
         "numa": {"node0": "0-3", "node1": "4-7"},
     }
+
+
+def test_caches_are_those_of_data_from_the_fastest_with_the_threads_on_each(tmp_path):
+    files = {}
+    for cpu in range(8):  # two to a core, four to a last cache
+        core, group = cpu // 2 * 2, cpu // 4 * 4
+        for index, (level, kind, size, shared) in enumerate(
+            [
+                (1, "Data", "48K", f"{core},{core + 1}"),
+                (1, "Instruction", "64K", f"{core},{core + 1}"),
+                (2, "Unified", "2048K", f"{core}-{core + 1}"),
+                (3, "Unified", "32M", f"{group}-{group + 3}"),
+            ]
+        ):
+            base = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
+            files |= {f"{base}/level": f"{level}\n", f"{base}/type": f"{kind}\n"}
+            files |= {f"{base}/size": f"{size}\n", f"{base}/shared_cpu_list": f"{shared}\n"}
+    files["sys/devices/system/cpu/cpu0/cache/index4/size"] = "odd\n"
+    found = facts.cpu(NOWHERE, tree(tmp_path, files) / "sys")["caches"]
+    assert [tuple(cache.values()) for cache in found] == [
+        (1, 48 << 10, 4, 2),
+        (2, 2 << 20, 4, 2),
+        (3, 32 << 20, 2, 4),
+    ]
 
 
 def test_arm_is_named_by_its_part_number(tmp_path):
@@ -112,6 +137,7 @@ class FakeNvml:
             "DeviceGetMemoryInfo": lambda h: SimpleNamespace(total=80 << 30, used=600 << 20),
             "DeviceGetCudaComputeCapability": lambda h: (9, 0),
             "DeviceGetPowerManagementLimit": lambda h: 700_000,
+            "DeviceGetMaxClockInfo": lambda h, kind: {1: 1980}[kind],
             "DeviceGetMigMode": lambda h: [0, 0],
             "DeviceGetMaxPcieLinkGeneration": lambda h: 5,
             "DeviceGetCurrPcieLinkWidth": lambda h: 16,
@@ -140,6 +166,7 @@ def test_two_h100_joined_through_a_switch(monkeypatch):
         "used_bytes": 600 << 20,
         "capability": (9, 0),
         "power_limit_w": 700.0,
+        "clock_mhz": 1980,
         "mig": False,
         "pcie_generation": 5,
         "pcie_width": 16,
@@ -276,6 +303,9 @@ def test_a_file_that_shadows_a_package_is_named(tmp_path):
 def test_torch_answers_from_another_process():
     found = facts.torch_build()
     assert {"version", "cuda", "cpu_capability", "threads", "gloo", "decode_jpeg"} <= set(found)
+    assert len(found["devices"]) == found["gpus"]
+    assert re.fullmatch(r"\d+(\.\d+)+", found["libraries"]["oneDNN"])
+    assert not [name for name in found if name.endswith("_error")]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
 FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
-SECOND = [p for p in FILES if p.name[2] == "b"]  # optional second parts: 02b follows 02
+SECOND = [p for p in FILES if p.name[2] in "bc"]  # optional second parts: 02b follows 02
 MAIN = [p for p in FILES if p not in SECOND]
 LONGER = {"09_compile": 90}  # minutes; all others fit into 75
 MAY_NOT_IMPORT = {"jobs", "training"}  # they are for programs that run as jobs
@@ -29,6 +29,11 @@ def prose(path):
     """Return the markdown of a notebook."""
     cells = nbformat.read(path, as_version=4).cells
     return "\n".join(c.source for c in cells if c.cell_type == "markdown")
+
+
+def number(path):
+    """Return "00" or "00b"."""
+    return path.name.partition("_")[0]
 
 
 def code_cells(path):
@@ -97,7 +102,6 @@ def test_a_second_part_is_optional_and_edits_nothing_in_the_trainer(path):
     assert says == f"*Optional: this notebook follows {link}. Nothing in the trainer is edited.*"
     assert f"[Notebook {path.name[:3]}]({path.name}), optional: " in prose(first)
     assert "TODO" not in prose(path)
-    assert not called(path, "answer")
     checks = {key for c in code_cells(path) for key in re.findall(r"\bcheck\((.*?),", c.source)}
     assert checks <= {f'"{name}"' for name in PREPARED}, "they are beside the trainer"
 
@@ -169,7 +173,10 @@ def test_a_notebook_asks_at_least_four_quizzes_and_a_second_part_one(path):
     assert len(called(path, "quiz")) >= (4 if path in MAIN else 1)
 
 
-@pytest.mark.parametrize("path", MAIN, ids=named)
+ASKING = [p for p in FILES if p in MAIN or "\n## Question\n" in prose(p)]
+
+
+@pytest.mark.parametrize("path", ASKING, ids=named)
 def test_both_questions_are_answered_only_below(path):
     """The answer is in no cell: it is shown to those who typed theirs."""
     cells = nbformat.read(path, as_version=4).cells
@@ -178,10 +185,15 @@ def test_both_questions_are_answered_only_below(path):
         "From the figures",
         "What if",
     ]
-    keys = [f"{path.name[:2]} from the figures", f"{path.name[:2]} what if"]
-    assert called(path, "answer") == [key for key in ANSWERS if key[:2] == path.name[:2]] == keys
+    keys = [f"{number(path)} from the figures", f"{number(path)} what if"]
+    mine = [key for key in ANSWERS if key.partition(" ")[0] == number(path)]
+    assert called(path, "answer") == mine == keys
     assert not any("answer(" in cell.source for cell in cells[:asked])
     assert not any(ANSWERS[key][:40] in cell.source for cell in cells for key in keys)
+
+
+def test_every_answer_is_asked_for():
+    assert {key for path in ASKING for key in called(path, "answer")} == set(ANSWERS)
 
 
 def test_the_exercise_notebooks_do_not_name_the_answer():

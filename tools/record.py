@@ -177,6 +177,8 @@ RECORDINGS = {
     "00": {
         "00-resnet50-cpu-b0032": f"{_solution('00')} --model resnet50 -b 32 "
         f"--test-nsteps 12 {SYNTHETIC}",
+        "00-ceilings": f"{EXPERIMENTS}/roofline.py --ceilings",
+        "00-latency": f"{EXPERIMENTS}/latency.py",
     },
     "01": {
         **dict(_sweep_01()),

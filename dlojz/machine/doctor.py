@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -30,6 +30,7 @@ PACKAGES = {
     "matplotlib": "draws the figures (jobs do without)",
 }
 NEEDED = ("torch", "torchvision", "numpy", "pillow")
+SECTIONS = ("system", "software", "stack", "notebooks")
 NETWORK_FILE_SYSTEMS = re.compile("nfs|lustre|gpfs|beegfs|ceph|cifs|9p|weka|panfs|fuse\\.")
 
 
@@ -60,8 +61,14 @@ class Examination:
     software: list[Entry]
     stack: list[Entry]
     notebooks: list[Entry]
-    problems: list[Problem]
+    problems: list[Problem] | None  # None where they are left out
     facts: dict
+
+    def only(self, *names: str) -> "Examination":
+        """Return these sections of the report, without the others and without the problems."""
+        if wrong := set(names) - set(SECTIONS):
+            raise ValueError(f"no section {min(wrong)!r}: expected {', '.join(SECTIONS)}")
+        return replace(self, problems=None, **{n: [] for n in SECTIONS if n not in names})
 
     def to_dict(self) -> dict:
         """Return plain lists, dicts, numbers and texts, for JSON."""
@@ -72,6 +79,8 @@ class Examination:
         lines = []
         for title, entries in self._sections().items():
             lines += [title, *(_row((18, 34, 40), *astuple(e)) for e in entries), ""]
+        if self.problems is None:
+            return "\n".join(lines).rstrip()
         lines.append(f"Problems and notes: {len(self.problems) or 'none'}")
         for p in self.problems:
             lines.append(_row((8, 8, 76), "note" if p.note else "PROBLEM", "found", p.found))
@@ -82,10 +91,11 @@ class Examination:
     def _repr_html_(self) -> str:
         """Return the report as one table, in JupyterLab's own colours, light or dark."""
         sections = self._sections()
-        problems = sections[f"Problems and notes: {len(self.problems) or 'none'}"] = []
-        for p in self.problems:
-            todo = f"expected: {p.expected}\ntype: {p.remedy}"
-            problems.append(Entry("note" if p.note else "PROBLEM", p.found, todo))
+        if self.problems is not None:
+            problems = sections[f"Problems and notes: {len(self.problems) or 'none'}"] = []
+            for p in self.problems:
+                todo = f"expected: {p.expected}\ntype: {p.remedy}"
+                problems.append(Entry("note" if p.note else "PROBLEM", p.found, todo))
         style = "text-align:left;vertical-align:top;white-space:pre-line"  # keeps line breaks
         rows = []
         for title, entries in sections.items():
@@ -96,15 +106,16 @@ class Examination:
         return f"<table>{''.join(rows)}</table>"
 
     def _sections(self) -> dict[str, list[Entry]]:
-        names = ("system", "software", "stack", "notebooks")
-        return {name.capitalize(): getattr(self, name) for name in names}
+        found = {name.capitalize(): getattr(self, name) for name in SECTIONS}
+        return {title: entries for title, entries in found.items() if entries}
 
 
-def examine(folder=".", quick: bool = False) -> Examination:
+def examine(folder=".", quick: bool = False, storage_speed: bool = True) -> Examination:
     """Return a report on this machine and on the storage of `folder`.
 
     This takes about 10 s: at most 4 s to measure the storage, the rest for `import torch` in
-    another process. `quick` leaves both out. Nothing is raised for what this machine lacks.
+    another process. `quick` leaves both out, `storage_speed=False` the first. Nothing is raised for
+    what this machine lacks.
     """
     if sys.stderr.isatty() and not quick:
         print("examining, about 10 s ...", file=sys.stderr)
@@ -114,7 +125,7 @@ def examine(folder=".", quick: bool = False) -> Examination:
         "gpu": facts.gpus(),
         "network": facts.network(),
         "software": facts.software(PACKAGES, folder),
-        "storage": facts.storage(folder, measure=not quick),
+        "storage": facts.storage(folder, measure=storage_speed and not quick),
         "torch": {} if quick else facts.torch_build(),
     }
     return diagnose(found)
@@ -143,7 +154,23 @@ def _cpu(facts: dict) -> Iterator[Entry]:
     yield Entry("cores", ", ".join(counts), "a DataLoader worker fills one core")
     yield Entry("CPUs usable", ", ".join(usable), "workers + main process fit in this")
     yield Entry("instructions", ", ".join(cpu.get("instructions", ["unknown"])), _bf16_on_cpu(cpu))
+    if caches := cpu.get("caches"):
+        yield Entry("caches", cache_text(caches), "a core computes from them; memory is further")
     yield Entry("NUMA", "\n".join(numa) or "unknown", near)
+
+
+def cache_text(caches: list[dict]) -> str:
+    """Return "L1 48 KiB, L2 2 MiB, L3 32 MiB for 8 threads" for the caches in `facts.cpu`."""
+    texts = []
+    for cache in caches:
+        many = f" for {cache['threads']} threads" if cache["threads"] > 2 else ""
+        texts.append(f"L{cache['level']} {cache_size(cache['bytes'])}{many}")
+    return ", ".join(texts)
+
+
+def cache_size(count: float) -> str:
+    """Return the size of a cache, in KiB or MiB."""
+    return f"{count / (1 << 20):.3g} MiB" if count >= 1 << 20 else f"{count / (1 << 10):.3g} KiB"
 
 
 def _bf16_on_cpu(cpu: dict) -> str:
@@ -250,6 +277,8 @@ def _stack(facts: dict) -> Iterator[Entry]:
         yield Entry("torch", "unknown", torch.get("version_error", "not asked: quick=True"))
         return
     built = f"CUDA {torch['cuda']}" if torch.get("cuda") else "no CUDA"
+    if torch.get("hip"):  # a build for AMD's GPUs, which torch calls "cuda" all the same
+        built = f"ROCm {torch['hip']}, called cuda"
     if v := torch.get("cudnn"):
         built += f", cuDNN {v // 10000}.{v % 10000 // 100}.{v % 100}"
     yield Entry("torch", f"{torch['version']}\n{built}", "the build that trains")
@@ -257,10 +286,16 @@ def _stack(facts: dict) -> Iterator[Entry]:
     where = where if facts["gpu"]["cards"] else "no GPU here to use them"
     yield Entry("GPU kernels", " ".join(torch.get("architectures", [])) or "none", where)
     threads = f"{torch.get('threads', '?')} threads by default"
+    if found := torch.get("libraries"):
+        names = [f"{name} {found[name]}" for name in ("oneDNN", "MKL") if name in found]
+        if compiler := found.get("GCC"):
+            names.append(f"built by GCC {compiler}")
+        yield Entry("CPU libraries", ", ".join(names), "convolutions, matrix products")
     yield Entry("CPU kernels", torch.get("cpu_capability", "unknown"), threads)
     decodes = "decodes JPEGs" if "decode_jpeg" in torch else "cannot decode JPEGs"
     yield Entry("torchvision", torch.get("torchvision", "broken"), decodes)
-    joined = ", ".join(name for name in ("gloo", "nccl") if torch.get(name)) or "none"
+    names = {"gloo": "gloo", "nccl": f"nccl {torch.get('nccl_version') or ''}".strip()}
+    joined = ", ".join(text for name, text in names.items() if torch.get(name)) or "none"
     yield Entry("distributed", joined, "nccl joins GPUs, gloo joins CPUs")
     yield Entry("torch.compile", _compile(facts), facts["software"].get("compiler", ""))
 

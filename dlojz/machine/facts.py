@@ -40,6 +40,24 @@ INSTRUCTIONS = {
     "bf16": "BF16",
 }
 
+# What torch says of a GPU, by our names. An AMD GPU lacks some of them.
+DEVICE = {
+    "name": "name",
+    "units": "multi_processor_count",
+    "warp": "warp_size",
+    "threads_per_unit": "max_threads_per_multi_processor",
+    "registers_per_unit": "regs_per_multiprocessor",
+    "shared_bytes_per_unit": "shared_memory_per_multiprocessor",
+    "cache_bytes": "L2_cache_size",
+    "memory_bytes": "total_memory",
+    "clock_khz": "clock_rate",
+}
+LIBRARIES = {  # in the text of torch.__config__.show()
+    "MKL": r"Math Kernel Library Version (\S+?)-?(?:Product|\s)",
+    "oneDNN": r"MKL-DNN v(\S+)",
+    "GCC": r"GCC (\S+)",
+}
+
 
 def cpu(proc: Path = PROC, sysfs: Path = SYS) -> dict:
     """Return model, counts and instructions; `usable` is how many CPUs this process can fill."""
@@ -61,7 +79,31 @@ def cpu(proc: Path = PROC, sysfs: Path = SYS) -> dict:
         usable=max(1, int(min(affinity, limit or affinity))),
         instructions=[name for flag, name in INSTRUCTIONS.items() if flag in flags] or None,
         numa={p.parent.name: _read(p) for p in sorted(system.glob("node/node*/cpulist"))} or None,
+        caches=_caches(system) or None,
     )
+
+
+def _caches(system: Path) -> list[dict]:
+    """Return the caches of data, from the fastest: their bytes, how many, and threads on each."""
+    found = {}
+    for folder in sorted(system.glob("cpu/cpu*/cache/index*")):
+        level, kind = _read(folder / "level"), _read(folder / "type")
+        size = re.fullmatch(r"(\d+)([KM]?)", _read(folder / "size"))
+        if not size or kind not in ("Data", "Unified"):
+            continue
+        count = int(size[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[size[2]]
+        threads = _read(folder / "shared_cpu_list")
+        found.setdefault((int(level), count), set()).add(threads)
+    return [
+        {"level": level, "bytes": count, "many": len(lists), "threads": _threads_in(min(lists))}
+        for (level, count), lists in sorted(found.items())
+    ]
+
+
+def _threads_in(cpulist: str) -> int:
+    """Return 6 for the Linux list "0-3,8-9"."""
+    ends = [part.partition("-") for part in cpulist.split(",") if part]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
 def _cgroup_cpus(proc: Path, sysfs: Path) -> float | None:
@@ -294,9 +336,25 @@ def _ask_torch() -> dict:
 
         return list(decode_jpeg(encode_jpeg(torch.zeros(3, 8, 8, dtype=torch.uint8))).shape)
 
+    def seen(index):
+        found = torch.cuda.get_device_properties(index)
+        return {name: getattr(found, attribute, None) for name, attribute in DEVICE.items()}
+
+    def libraries():
+        text = torch.__config__.show()
+        versions = {name: re.search(pattern, text) for name, pattern in LIBRARIES.items()}
+        return {name: found[1] for name, found in versions.items() if found}
+
+    def nccl():
+        there = torch.distributed.is_nccl_available()
+        return ".".join(map(str, torch.cuda.nccl.version())) if there else None
+
     questions = {
         "version": lambda: torch.__version__,
         "cuda": lambda: torch.version.cuda,
+        "hip": lambda: torch.version.hip,
+        "libraries": libraries,
+        "devices": lambda: [seen(i) for i in range(torch.cuda.device_count())],
         "cudnn": torch.backends.cudnn.version,
         # torch.cuda.get_arch_list() is empty on a machine without a GPU
         "architectures": lambda: (torch._C._cuda_getArchFlags() or "").split(),
@@ -305,6 +363,7 @@ def _ask_torch() -> dict:
         "threads": torch.get_num_threads,
         "gloo": lambda: torch.distributed.is_gloo_available(),
         "nccl": lambda: torch.distributed.is_nccl_available(),
+        "nccl_version": nccl,
         "torchvision": lambda: __import__("torchvision").__version__,
         "decode_jpeg": decode,
     }

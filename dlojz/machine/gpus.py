@@ -10,6 +10,8 @@ from contextlib import contextmanager
 # nvidia-smi's names for the path between two GPUs that NVLink does not connect.
 PCIE_PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
+CLOCK_SM = 1  # NVML_CLOCK_SM, of the multiprocessors
+
 
 class NvmlError(Exception):
     """An error that says why NVML has no answers: no nvidia-ml-py, or no driver."""
@@ -100,6 +102,7 @@ def card(handle) -> dict:
         "used_bytes": memory and memory.used,
         "capability": tell("CudaComputeCapability"),
         "power_limit_w": power and power / 1000,  # NVML counts milliwatts
+        "clock_mhz": ask("DeviceGetMaxClockInfo", handle, CLOCK_SM),
         "mig": mig and mig[0] == 1,
         # The current generation drops when a card idles.
         "pcie_generation": tell("MaxPcieLinkGeneration"),

@@ -5,6 +5,7 @@ Submitted by a notebook: submit("notebooks/experiments/roofline.py --model resne
 Two ceilings are measured: the speed of a copy in memory, and that of a large matrix product. Then
 each layer of the model is timed alone, forward, on inputs of its own shape. The work and traffic of
 a layer follow from the shapes: each input, output and weight moves once, as if caches had no limit.
+With --ceilings there is no model, and the matrix product is measured in each format of the device.
 (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.)
 """
 
@@ -16,6 +17,7 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.machine import facts
 from dlojz.runs import log
 from dlojz.training import experiments
 
@@ -29,16 +31,21 @@ PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNor
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     experiments.add_sizes(parser, 64)
+    parser.add_argument("--ceilings", action="store_true", help="only these, in each format")
     parser.add_argument("--rounds", type=int, default=5, help="of each timing: the median counts")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True
     dtype = experiments.DTYPES.get(args.precision, torch.float32)
     with experiments.process_group(device), torch.no_grad():
-        ceilings(run, device, dtype, args.rounds)
+        memory(run, device, args.rounds)
+        if args.ceilings:
+            for name in formats(device):
+                product(run, device, name, args.rounds, variant=name)
+            return run.end()
+        product(run, device, args.precision, args.rounds)
         found = layers(args, device, dtype)
         run.case(
             "layers", layers=[timed(*each, device, dtype, args.rounds) for each in found.items()]
@@ -52,16 +59,31 @@ def median_ms(call, device, rounds):
     return statistics.median(experiments.milliseconds(call, device, TIMES) for _ in range(rounds))
 
 
-def ceilings(run, device, dtype, rounds):
-    """Measure the best speeds of memory and of arithmetic."""
+def formats(device):
+    """Return the formats in which this device multiplies matrices itself, without emulation."""
+    if torch.version.hip:
+        return ("fp32", "fp16", "bf16")
+    if device.type == "cuda":
+        modern = torch.cuda.get_device_capability(device) >= (8, 0)
+        return ("fp32", "tf32", "fp16", "bf16") if modern else ("fp32", "fp16")
+    native = {"AVX512_BF16", "AMX", "BF16"}.intersection(facts.cpu().get("instructions", ()))
+    return ("fp32", "bf16") if native else ("fp32",)
+
+
+def memory(run, device, rounds):
+    """Measure the best speed of memory: bytes read and written by a large copy."""
     size = COPY_BYTES[device.type]
     a, b = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     run.measure("memory", 2 * size / median_ms(lambda: b.copy_(a), device, rounds) / 1e6, "GB/s")
-    n = MATRIX[device.type]
+
+
+def product(run, device, name, rounds, **where):
+    """Measure the best speed of arithmetic in a format."""
+    experiments.set_float32(name)
+    dtype, n = experiments.DTYPES.get(name, torch.float32), MATRIX[device.type]
     x, y = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    run.measure(
-        "matrix product", 2 * n**3 / median_ms(lambda: x @ y, device, rounds) / 1e9, "TFLOP/s"
-    )
+    speed = 2 * n**3 / median_ms(lambda: x @ y, device, rounds) / 1e9
+    run.measure("matrix product", speed, "TFLOP/s", **where)
 
 
 def layers(args, device, dtype):

@@ -1,0 +1,494 @@
+"""Tables and figures of machines: what hardware is sold as, beside what was measured.
+
+What is sold comes from `dlojz.machine.hardware`, which the notebook hands over; what was measured,
+from the logs of experiments/roofline.py --ceilings, sizes.py and latency.py; what is in this
+machine, from the facts of the doctor.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from dlojz.figures import report
+from dlojz.runs import log, stats
+from dlojz.table import Table
+
+FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+COLOURS = dict(
+    zip(
+        ("fp64", "fp32", "tf32", "fp16", "fp8"),
+        (*report.SERIES[3:5], *report.SERIES[:3]),
+        strict=True,
+    )
+)
+DRAWN = tuple(COLOURS)  # bf16 is as fast as fp16 where both are sold, int8 as fp8
+INSTEAD = {"fp16": "bf16", "fp8": "int8"}
+INTENSITIES = (10, 100, 1000)  # operations per byte, of the figure's diagonals
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # of a name on a line
+NO_COMPILER = "no C++ compiler that works: the caches and the memory were not measured"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run reached on its device."""
+
+    device: str
+    recorded: bool
+    tflops: Mapping[str, float]
+    memory_gb_per_s: float | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.device}, {'recorded' if self.recorded else 'measured here'}"
+
+
+def measured(run) -> Measured:
+    """Return the best speeds in the log of experiments/roofline.py or sizes.py."""
+    found, best = report.measured(run), {}
+    memory = [m.value for m in found.measures if m.unit == "GB/s"]
+    for m in (m for m in found.measures if m.unit == "TFLOP/s"):
+        name = m.variant or (m.what if m.what in FORMATS else found.start["arguments"]["precision"])
+        best[name] = max(m.value, best.get(name, 0))
+    s = stats.summary(found)
+    return Measured(s.device_name, s.recorded, best, max(memory, default=None))
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def _number(value, digits=3):
+    """Return a number with at most this many digits that count; "" if it is unknown."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 10**digits else f"{value:,.{digits}g}"
+
+
+def speeds(rows: Sequence, found: Sequence[Measured] = ()) -> Table:
+    """Return a table of TFLOP/s by format and of the memory's speed, sold and measured.
+
+    ≈: derived from cores and clock. The ridge is that of fp16, or of bf16 without it.
+    """
+    lines = []
+    for row in rows:
+        sign = "≈ " if row.derived else ""
+        cells = [_number(row.speed(f), 3 if row.derived else 4) for f in FORMATS]
+        best = ridge(row)
+        memory = _number(row.memory_gb_per_s, 4)
+        cells = [sign + cell if cell else "" for cell in cells]
+        lines.append((row.name, *cells, memory, _number(best)))
+    for m in found:
+        cells = [_number(m.tflops.get(f)) for f in FORMATS]
+        lines.append((m.label, *cells, _number(m.memory_gb_per_s), ""))
+    head = ("TFLOP/s, dense", *FORMATS, "memory GB/s", "ridge, operations per byte")
+    return Table(head, lines, "<" + ">" * (len(head) - 1))
+
+
+def ridge(row) -> float | None:
+    """Return the ridge of a device in 16 bits; None if it sells none, or no memory."""
+    return row.ridge("fp16") or row.ridge("bf16")
+
+
+def rest(rows: Sequence) -> Table:
+    """Return a table of what is around the arithmetic: sizes, links, power, units."""
+    lines = []
+    for row in rows:
+        units = f"{row.units} of {row.units_full}" if row.units_full else _number(row.units)
+        sizes = (row.memory_gb, row.cache_mb, row.links_gb_per_s, row.power_w)
+        lines.append((row.name, str(row.year), *map(_number, sizes), units))
+    head = ("", "year", "memory GB", "last cache MB", "links GB/s", "W", "units, of the whole die")
+    return Table(head, lines, "<>>>>>>")
+
+
+def shares(found: Measured, row) -> Table:
+    """Return a table of what was reached, beside what is sold of the same device, and the share.
+
+    row: of the same device, or None if it is in no table. torch sees one of several dies.
+    """
+    lines = []
+    for name in FORMATS:
+        if name in found.tflops:
+            sold = row and row.speed(name)
+            lines.append((f"matrix product, {name}", "TFLOP/s", found.tflops[name], sold))
+    if found.memory_gb_per_s:
+        lines.append(("copy in memory", "GB/s", found.memory_gb_per_s, row and row.memory_gb_per_s))
+    cells = [_share(*line, row.devices if row else 1) for line in lines]
+    return Table((found.label, "", "reached", "sold", "share"), cells, "<<>>>")
+
+
+def _share(what, unit, reached, sold, devices):
+    sold = sold and sold / devices
+    share = f"{reached / sold:.0%}" if sold else ""
+    return what, unit, _number(reached), _number(sold, 4), share
+
+
+class Sources:
+    """The documents of a table, by its rows, with links where it is shown as HTML."""
+
+    def __init__(self, rows: Sequence):
+        self.rows = rows
+
+    def __repr__(self):
+        lines = []
+        for row in self.rows:
+            lines.append(f"{row.name}{f': {row.note}' if row.note else ''}")
+            lines += [f"    {address}" for address in row.sources]
+            lines += [f"    as quoted on {row.read} in {address}" for address in row.seen]
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        items = []
+        for row in self.rows:
+            note = f" {escape(row.note)}" if row.note else ""
+            quoted = f"; as quoted on {row.read} in {_linked(row.seen)}" if row.seen else ""
+            documents = f"{_linked(row.sources)}{quoted}"
+            items.append(f"<li><b>{escape(row.name)}</b>: {documents}.{note}</li>")
+        return f"<ul>{''.join(items)}</ul>"
+
+
+def _linked(addresses):
+    """Return links that show where they lead, without the path."""
+    links = (f'<a href="{escape(a)}" target="_blank">{_host(a)}</a>' for a in addresses)
+    return ", ".join(links)
+
+
+def _host(address):
+    host, *path = address.removeprefix("https://").split("/")
+    return escape("/".join([host, *path[:2]]) if host == "github.com" else host)
+
+
+# Readings ----------------------------------------------------------------------------------------
+
+
+class Readings(list):
+    """Sentences that say what to see in a figure, numbered."""
+
+    def __repr__(self):
+        return "\n".join(f"{i}. {text}" for i, text in enumerate(self, 1))
+
+    def _repr_html_(self):
+        items = "".join(f"<li>{escape(text)}</li>" for text in self)
+        return f'<ol style="max-width:60em">{items}</ol>'
+
+
+def _times(ratio):
+    return f"{ratio:.1f} times"
+
+
+def readings(rows: Sequence) -> Readings:
+    """Return four things to see in `plot_ridges`; every number is computed from the rows.
+
+    The rows of NVIDIA's V100, A100, H100 and H200, and of AMD's MI250X, are expected among them.
+    """
+    v100, a100, h100, h200, mi250x = (
+        next(row for row in rows if name in row.name)
+        for name in ("V100", "A100", "H100", "H200", "MI250X")
+    )
+    return Readings(
+        [
+            _ridges(v100, a100, h100, h200),
+            _halves(h100, mi250x),
+            _growth(v100, h100),
+            _links((v100, a100, h100, h200)),
+        ]
+    )
+
+
+def _ridges(v100, a100, h100, h200):
+    first, second, third, last = (f"{r.ridge('fp16'):.0f}" for r in (v100, a100, h100, h200))
+    return (
+        f"The ridge moves right: {first}, {second}, {third} operations per byte in fp16, from V100 "
+        "to A100 to H100. An operation that kept a V100 busy may leave an H100 waiting for memory. "
+        f"The H200 brings it back to {last}: the same chip, with faster memory."
+    )
+
+
+def _halves(h100, mi250x):
+    half, again = (h100.speed(a) / h100.speed(b) for a, b in (("fp16", "tf32"), ("fp8", "fp16")))
+    other = mi250x.speed("int8") / mi250x.speed("fp16")
+    int8 = "no faster than fp16" if other <= 1 else f"{_times(other)} as fast as fp16"
+    return (
+        f"Half the bits, twice the arithmetic: on an H100 fp16 is {_times(half)} as fast as TF32, "
+        f"and fp8 {_times(again)} as fast as fp16, with half the bytes. It is not a law: on an "
+        f"MI250X int8 is {int8}. And TF32 is {_times(h100.speed('tf32') / h100.speed('fp32'))} as "
+        "fast as fp32 with the same bytes: those are other units, the tensor cores."
+    )
+
+
+def _growth(v100, h100):
+    arithmetic = h100.speed("fp16") / v100.speed("fp16")
+    power = h100.power_w / v100.power_w
+    grown = {
+        "16-bit arithmetic": arithmetic,
+        "the memory's speed": h100.memory_gb_per_s / v100.memory_gb_per_s,
+        "the links": h100.links_gb_per_s / v100.links_gb_per_s,
+        "the memory's size": h100.memory_gb / v100.memory_gb,
+        "the power": power,
+    }
+    most = sorted(grown.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{what} {_times(ratio)}" for what, ratio in most)
+    return (
+        f"Not all grows alike. From V100 to H100: {text}. "
+        f"For each watt there is {_times(arithmetic / power)} the arithmetic."
+    )
+
+
+def _links(line):
+    gaps = [row.memory_gb_per_s / (row.links_gb_per_s / 2) for row in line]
+    text = ", ".join(f"{gap:.1f}" for gap in gaps)
+    return (
+        "Each step away is slower: from V100 to H200, one direction of the links to other GPUs is "
+        f"{text} times slower than the GPU's own memory."
+    )
+
+
+# Figures -----------------------------------------------------------------------------------------
+
+
+def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
+    """Draw TFLOP/s by format against the speed of memory, for devices as sold and as measured.
+
+    On a diagonal, an operation with that many operations per byte keeps both equally busy.
+    """
+    columns = [Column(row.memory_gb_per_s, row.name, row.speed, row.derived) for row in rows]
+    columns += [
+        Column(m.memory_gb_per_s, m.label, m.tflops.get, hollow=True)
+        for m in found
+        if m.memory_gb_per_s
+    ]
+    columns = sorted((c for c in columns if c.points), key=lambda c: c.x)
+    with report.style(grid="both"):
+        ax = ax or plt.subplots(figsize=(9.5, 5.6))[1]
+        ax.set(xscale="log", yscale="log", xlabel="memory (GB/s)", ylabel="TFLOP/s, dense")
+        for column, where in zip(columns, _places([c.x for c in columns]), strict=True):
+            _draw(ax, column, where)
+        _diagonals(ax)
+        look = "full: as sold; diamonds: from cores and clock; hollow: measured here; dashed: "
+        ax.set_title(f"{look}operations per byte", fontsize=9, fontweight="normal")
+        names = {f if f not in INSTEAD else f"{f}, {INSTEAD[f]}": COLOURS[f] for f in DRAWN}
+        handles = {n: ax.scatter([], [], s=60, color=c, ec="white") for n, c in names.items()}
+        report.legend(ax, handles, loc="upper left", bbox_to_anchor=(1, 1), title="format")
+    return ax
+
+
+class Column:
+    """The formats of one device, above each other in the figure."""
+
+    def __init__(self, x, name, speed, derived=False, hollow=False):
+        speeds = {f: speed(f) or speed(INSTEAD.get(f, f)) for f in DRAWN}
+        self.x, self.derived, self.hollow = x, derived, hollow
+        self.points = {f: y for f, y in speeds.items() if y}
+        model = re.sub(r"^(NVIDIA|AMD Instinct|AMD|Intel) | SXM.*", "", name)
+        self.name = name if hollow else model
+
+
+def _places(xs):
+    """Return where the name of each column goes: to the side on which it has no neighbour.
+
+    A column that nearly coincides with the next has its name beside its foot.
+    """
+    apart = [np.inf, *(np.log10(b / a) for a, b in pairwise(xs)), np.inf]
+    for left, right in pairwise(apart):
+        if right < 0.05:
+            yield "foot"
+        else:
+            sides = {(True, False): "left", (False, True): "right"}
+            yield sides.get((0.05 < left < 0.2, right < 0.2), "center")
+
+
+def _draw(ax, column, where):
+    low, high = min(column.points.values()), max(column.points.values())
+    ax.plot([column.x, column.x], [low, high], color="#B8B8C0", lw=1, zorder=1)
+    for f, y in column.points.items():
+        hollow = {"facecolor": "white", "edgecolor": COLOURS[f], "linewidth": 2}
+        look = hollow if column.hollow else {"color": COLOURS[f], "edgecolor": "white"}
+        ax.scatter(column.x, y, s=70, marker="D" if column.derived else "o", zorder=3, **look)
+    where = "left" if column.hollow else where
+    at = {"left": (-6, 7), "right": (6, 7), "center": (0, 7), "foot": (-7, 0)}[where]
+    text = {"ha": where, "va": "bottom", "fontsize": 9, "fontweight": "bold"}
+    if where == "foot":
+        text |= {"ha": "right", "va": "center", "bbox": BEHIND}
+    place = (column.x, low if where == "foot" else high)
+    ax.annotate(report.plain(column.name), place, at, textcoords="offset points", **text)
+
+
+def _diagonals(ax):
+    """Draw lines of equal operations per byte, inside the limits that the points have set."""
+    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+    left, high = left / 2, high * 2.5  # room for the names
+    for intensity in INTENSITIES:
+        slope = intensity / 1000
+        ax.plot([left, right], [left * slope, right * slope],
+                color="#8A8A94", lw=0.9, ls=(0, (4, 3)), zorder=0)  # fmt: skip
+        x = 1.2 * max(left, low / slope)
+        text = {"va": "center", "bbox": BEHIND, "color": "#5B5B66", "zorder": 0.5}
+        ax.text(x, x * slope, f"{intensity:,}", **text)
+    ax.set(xlim=(left, right), ylim=(low, high))
+
+
+def plot_latency(run, axes=None):
+    """Draw the time of a load, and the speed of reading in order, against the size of the block."""
+    found = log.read(run)
+    processor = found.cases["processor"]
+    with report.style(grid="both"):
+        if axes is None:
+            axes = plt.subplots(1, 2, figsize=(11, 4))[1]
+        looks = (("load", "ns for a load, each after the last", report.SERIES[0]),
+                 ("read in order", "GB/s, one core, in order", report.SERIES[1]))  # fmt: skip
+        for ax, (what, label, colour) in zip(axes, looks, strict=True):
+            points = _by_size(found, what)
+            ax.plot([x / 2**20 for x in points], points.values(), "o-", ms=4, color=colour)
+            ax.set(xscale="log", ylabel=label, xlabel="block (MiB)")
+            ax.set_yscale("log" if what == "load" else "linear")
+            if what != "load":
+                ax.set_ylim(0)
+            ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+            ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            for cache in processor["caches"]:
+                if not points or cache["bytes"] > max(points):
+                    continue
+                x = cache["bytes"] / 2**20
+                ax.axvline(x, color=report.PALETTE["limit"], ls=":", lw=1.2)
+                text = {"xycoords": ("data", "axes fraction"), "va": "top", "color": "#5B5B66"}
+                ax.annotate(f" L{cache['level']}", (x, 0.98), fontsize=9, **text)
+        title = report.hardware_text(stats.summary(found))
+        title = title if processor["compiled"] else f"{title}: {NO_COMPILER}"
+        axes[0].set_title(title, fontsize=9, fontweight="normal")
+    return axes
+
+
+def _by_size(found, what):
+    return {m.x: m.value for m in found.measures if m.what == what}
+
+
+def distances(run, published: Sequence = ()) -> Table:
+    """Return a table of how far away data is: measured by experiments/latency.py, then published.
+
+    A cache's row is the fastest load from a block that fits it, and is twice the cache before it.
+    """
+    found = log.read(run)
+    loads, speeds = _by_size(found, "load"), _by_size(found, "read in order")
+    lines, before = [], 0
+    for cache in found.cases["processor"]["caches"]:
+        inside = [x for x in loads if 2 * before <= x <= 0.75 * cache["bytes"]]
+        if inside:
+            name = f"L{cache['level']}, {_size_text(cache['bytes'])}"
+            speed = max(speeds[x] for x in inside)
+            lines.append((name, min(loads[x] for x in inside), speed, "measured here"))
+        before = cache["bytes"]
+    if loads:
+        largest = max(loads)
+        name = f"anywhere in {_size_text(largest)}"
+        lines.append((name, loads[largest], speeds[largest], "measured here"))
+    lines += _storage(found.cases["storage"])
+    copies = {m.what: m.value for m in found.measures if "GPU" in m.what}
+    if copies:
+        tiny, large = copies["tiny copy to the GPU"], copies["copy to the GPU"]
+        lines.append(("the GPU, from pinned memory", tiny, large, "measured here"))
+    lines += [(t.name, t.latency_ns, t.gb_per_s, t.note) for t in published]
+    cells = [(name, _time(ns), _number(speed), where) for name, ns, speed, where in lines]
+    return Table(("where", "first byte after", "then GB/s", ""), cells, "<>><")
+
+
+def _storage(facts):
+    """Return the lines of the storage: operations on small files, and a large one."""
+    kind = facts.get("type", "storage")
+    if rate := facts.get("operations_per_s"):
+        yield f"a small file on {kind}, cached", 1e9 / rate, None, "measured here, one operation"
+    if speed := facts.get("read_bytes_per_s"):
+        how = "past the page cache" if facts.get("direct") else "the page cache may have helped"
+        yield f"a large file on {kind}", None, speed / 1e9, f"measured here, {how}"
+
+
+def _size_text(count):
+    size, unit = next((2**n, u) for n, u in ((30, "GiB"), (20, "MiB"), (0, "")) if count >= 2**n)
+    return f"{count / size:.3g} {unit}" if unit else f"{count / 2**10:.3g} KiB"
+
+
+def _time(ns):
+    """Return nanoseconds in the unit that a person would use; "" for None."""
+    if ns is None:
+        return ""
+    for size, unit in ((1e6, "ms"), (1e3, "µs")):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.0f} ns" if ns >= 10 else f"{ns:.2g} ns"
+
+
+# Anatomy -----------------------------------------------------------------------------------------
+
+
+def anatomy(facts: Mapping, sold) -> Table:
+    """Return a table of the parts of this machine's GPU, or processor, beside an H100 as sold.
+
+    facts: of an Examination by the doctor; sold: the row of the H100.
+    """
+    here = _gpu_parts(facts) if facts["torch"].get("devices") else _cpu_parts(facts)
+    parts = {
+        "name": sold.name,
+        "units": f"{sold.units} multiprocessors, of {sold.units_full} on the whole die",
+        "at once": f"{sold.warps_per_unit} warps of 32 threads on each: "
+        f"{sold.units * sold.warps_per_unit * 32:,} threads",
+        "registers": _size_text(sold.units * sold.registers_per_unit * 4)
+        + f" in all, {_size_text(sold.registers_per_unit * 4)} on each",
+        "first cache": f"up to {sold.shared_kb_per_unit:g} KiB on each, shared memory",
+        "last cache": f"{sold.cache_mb:g} MB, L2",
+        "matrix units": f"{sold.units * sold.tensor_cores_per_unit} tensor cores, "
+        f"{sold.tensor_cores_per_unit} on each",
+        "memory": f"{sold.memory_gb:g} GB",
+        "clock": f"{sold.clock_mhz:,} MHz",
+        "power": f"{sold.power_w:g} W",
+    }
+    lines = [(part, here.get(part, ""), text) for part, text in parts.items()]
+    return Table(("", "here", "sold"), lines, "<<<")
+
+
+def _gpu_parts(facts):
+    device, cards = facts["torch"]["devices"][0], facts["gpu"]["cards"]
+    card = next((c for c in cards if c.get("name") == device["name"]), {})
+    units, warp = device["units"], device["warp"]
+    warps = device["threads_per_unit"] // warp if device["threads_per_unit"] else 0
+    registers = 4 * (device["registers_per_unit"] or 0)
+    shared, clock = device["shared_bytes_per_unit"], device["clock_khz"]
+    found = {
+        "name": device["name"],
+        "units": f"{units} multiprocessors",
+        "at once": warps
+        and f"{warps} warps of {warp} threads on each: {units * warps * warp:,} threads",
+        "registers": registers
+        and f"{_size_text(units * registers)} in all, {_size_text(registers)} on each",
+        "first cache": shared and f"up to {shared / 1024:g} KiB on each, shared memory",
+        "last cache": device["cache_bytes"] and f"{device['cache_bytes'] / 2**20:.3g} MiB, L2",
+        "memory": report.bytes_text(device["memory_bytes"]),
+        "clock": clock and f"{card.get('clock_mhz') or clock / 1000:,.0f} MHz",
+        "power": card.get("power_limit_w") and f"{card['power_limit_w']:.0f} W, the limit set",
+    }
+    return {part: text for part, text in found.items() if text}
+
+
+def _cpu_parts(facts):
+    cpu, memory = facts["cpu"], facts["memory"]
+    names, caches = cpu.get("instructions", []), cpu.get("caches", [])
+    bits = next((b for n, b in (("AVX-512", 512), ("AVX2", 256), ("NEON", 128)) if n in names), 0)
+    cores, threads = cpu.get("cores"), cpu["threads"]
+    matrix = [n for n in ("AMX", "AVX512_BF16", "VNNI", "BF16") if n in names]
+    each = [f"L{c['level']} {_size_text(c['bytes'])}" for c in caches]
+    lanes = f", each with {bits // 32} fp32 numbers in an instruction" if bits else ""
+    found = {
+        "name": cpu.get("model", "this processor"),
+        "units": cores and f"{cores} cores{lanes}",
+        "at once": f"{threads} threads" + (f", {threads // cores} on a core" if cores else ""),
+        "first cache": each and f"{each[0]} on each core",
+        "last cache": each and each[-1] + _for(caches[-1]),
+        "matrix units": ", ".join(matrix) or "none: only vectors",
+        "memory": report.bytes_text(memory.get("total_bytes")),
+    }
+    return {part: text for part, text in found.items() if text}
+
+
+def _for(cache):
+    return f" for {cache['threads']} threads" if cache["threads"] > 1 else ""
