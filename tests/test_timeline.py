@@ -255,3 +255,19 @@ def test_what_a_gpu_said_of_each_operation_is_a_column(tmp_path):
     cases = {"a": {"needs": "a number", "waits": True}, "b": {"needs": "nothing", "waits": False}}
     rows = timeline.host_waits(experiment(tmp_path / "waits.jsonl", cases)).rows
     assert rows == [("a", "a number", "waits"), ("b", "nothing", "goes on")]
+
+
+def test_operations_are_summed_up_by_name_and_by_shapes(tmp_path, monkeypatch):
+    flags = "averages --model resnet18 --image-size 32 -b 2".split()
+    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", flags)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    load("averages").main()
+    by_name = {row[0]: row[1:] for row in timeline.averages(tmp_path, most=200).rows}
+    assert by_name["native_batch_norm"][0] == "20", "of a ResNet-18, in a step"
+    by_shape = timeline.averages(tmp_path, by_shape=True, most=200).rows
+    forward = [row for row in by_shape if row[0] == "native_batch_norm"]
+    assert sum(float(calls) for _, _, calls, *_ in forward) == 20
+    assert "2x64x16x16 64" in [inputs for _, inputs, *_ in forward], "the first one"
+    times = [float(ms) for *_, ms, _ in by_shape]
+    assert times == sorted(times, reverse=True)

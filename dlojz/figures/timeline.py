@@ -117,6 +117,28 @@ def waits(of, causes=True) -> Table:
     return Table(head, rows, "<<>>>", "the host waits nowhere")
 
 
+def averages(run, by_shape=False, most: int = 8) -> Table:
+    """Return a table of a run of experiments/averages.py: the operations that take most time.
+
+    by_shape: whether those with inputs of other shapes have rows of their own.
+    """
+    cases = report.measured(run).cases
+    rows = cases["by name and shapes" if by_shape else "by name"]["rows"][:most]
+    cells = [
+        (
+            row["op"].removeprefix("aten::"),
+            " ".join("x".join(map(str, shape)) for shape in row["shapes"][:2]),
+            f"{row['calls']:.3g}",
+            f"{row['ms']:.2f}",
+            ("-" if row["bytes"] < 0 else "") + report.bytes_text(abs(row["bytes"])),
+        )
+        for row in rows
+    ]
+    head = ("operation", "its first inputs", "calls", "ms", "memory")
+    table = [cell if by_shape else (cell[0], *cell[2:]) for cell in cells]
+    return Table(head if by_shape else (head[0], *head[2:]), table, "<" * (1 + by_shape) + ">>>")
+
+
 def host_waits(run) -> Table:
     """Return a table of a run of experiments/host_waits.py: what the host must know, and waits."""
     cases = report.measured(run).cases
