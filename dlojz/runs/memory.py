@@ -154,24 +154,25 @@ def peaks(events: Iterable[tuple], parts: Mapping[int, str]) -> dict[str, Peak]:
         is before the first step. parts: of each storage, one of PARTS.
     """
     found = {}
-    for phase, live, allocator in moments(events, parts):
-        if phase and allocator.allocated > found.get(phase, (0,))[0]:
+    for (_, size, phase), live, allocator in moments(events, parts):
+        if size > 0 and phase and allocator.allocated > found.get(phase, (0,))[0]:
             found[phase] = allocator.allocated, dict(live)
     return {phase: _peak(allocated, live) for phase, (allocated, live) in found.items()}
 
 
 def moments(
     events: Iterable[tuple], parts: Mapping[int, str]
-) -> Iterator[tuple[str, Counter, Allocator]]:
-    """Yield the phase, the live bytes of each part, and the allocator, after each event."""
+) -> Iterator[tuple[tuple, Counter, Allocator]]:
+    """Yield each event, and the live bytes of each part and the allocator after it."""
     allocator, blocks, live = Allocator(), {}, Counter()
-    for number, size, phase in events:
+    for event in events:
+        number, size, _ = event
         live[parts[number]] += size
         if size < 0:
             allocator.give_back(blocks.pop(number))
         else:
             blocks[number] = allocator.take(size)
-        yield phase, live, allocator
+        yield event, live, allocator
 
 
 def _peak(allocated, live):
@@ -191,8 +192,8 @@ def over_time(events: Sequence[tuple], parts: Mapping[int, str], shown: range) -
         them), phase, reserved, and parts, in bytes, as those of a peak.
     """
     seen = [
-        (allocator.allocated, place, phase, allocator.reserved, dict(live))
-        for place, (phase, live, allocator) in enumerate(moments(events[: shown.stop], parts))
+        (allocator.allocated, place, event[-1], allocator.reserved, dict(live))
+        for place, (event, live, allocator) in enumerate(moments(events[: shown.stop], parts))
         if place in shown
     ]
     each = max(1, -(-len(seen) // POINTS))
