@@ -13,6 +13,7 @@ from test_layouts import experiment, measure
 from test_stats import write_log
 
 from dlojz import course, launch
+from dlojz import runs as recorded
 from dlojz.course import UserError
 from dlojz.figures import ddp
 from dlojz.launch import Request, series
@@ -234,3 +235,29 @@ def test_an_experiment_that_did_not_end_says_so(tmp_path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match=r"has not ended: wait for it, with job\.wait"):
         ddp.link(path)
+
+
+def test_costs_are_means_by_the_number_of_gpus(tmp_path):
+    def run(name, energy_j, **more):
+        window = {"first_step": 3, "steps": 70, "wall_s": 7.0, "energy_j": energy_j}
+        return write_log(tmp_path / name, steps=73, window=window, device=True, **more)
+
+    full = [run("a.jsonl", 2240.0), run("b.jsonl", 4480.0)]  # of 70 steps of 32 images
+    assert ddp.costs(full) == [(1, pytest.approx(320), pytest.approx(1.5))]
+    half = run("c.jsonl", 2240.0, batch=16)
+    found = ddp.costs([*full, half], whole=32)
+    assert found[1] == (2, pytest.approx(2 * 160), pytest.approx(2.0)), "as fast as two such GPUs"
+    with pytest.raises(UserError, match="no run has measured speed and energy"):
+        ddp.costs([write_log(tmp_path / "d.jsonl")])
+
+
+def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
+    weak = ddp.costs(recorded.recordings("h200/06-resnet50-bf16-x*"))
+    parts = [recorded.recorded(f"h200/03-resnet50-bf16-nhwc-b{b:04d}") for b in (256, 128, 64)]
+    strong = ddp.costs(parts, whole=256)
+    assert [n for n, *_ in weak] == [n for n, *_ in strong] == [1, 2, 4]
+    assert [round(100 * joule / weak[0][2] - 100) for *_, joule in weak] == [0, 6, 6]
+    assert [round(100 * joule / strong[0][2] - 100) for *_, joule in strong] == [0, 0, 4]
+    speed, energy = ddp.plot_costs({"weak": weak, "strong": strong})
+    assert [text.get_text() for text in energy.texts] == ["+6%", "+6%", "+0%", "+4%"]
+    assert speed.get_ylim()[0] == energy.get_ylim()[0] == 0

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -302,3 +303,23 @@ def test_the_ways_to_update_are_drawn_by_host_and_by_device(device, tmp_path):
         assert told == ["1,500 kernels, the host waits", "1 kernel"]
     else:
         assert told == ["1,500 operations, a number is read", "1 operation"]
+
+
+SWITCHES = """
+import torch
+matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+print(matmul.allow_tf32, cudnn.allow_tf32, matmul.fp32_precision, cudnn.conv.fp32_precision)
+matmul.fp32_precision = "tf32"
+try:
+    print(matmul.allow_tf32)
+except RuntimeError as error:
+    print("mix of the legacy and new APIs" in str(error))
+"""
+
+
+def test_the_switches_of_tf32_are_as_notebook_02b_says():
+    """In a fresh process: they are the defaults of torch."""
+    out = subprocess.run(
+        [sys.executable, "-c", SWITCHES], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.split("\n")[:2] == ["False True none tf32", "True"]

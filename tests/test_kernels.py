@@ -2,6 +2,7 @@ import gzip
 
 import pytest
 
+from dlojz import runs
 from dlojz.figures import kernels
 from dlojz.runs import kinds
 
@@ -90,3 +91,21 @@ def test_the_recorded_reading_is_of_a_gpu_and_names_no_machine():
     head = gzip.decompress(kernels.recorded().read_bytes()).decode().splitlines()[3]
     assert "Host" not in head
     assert "Process" not in head
+
+
+def test_the_names_of_recorded_kernels_say_whether_they_use_tensor_cores():
+    named = {p: runs.recorded(f"h200/03-resnet50-{p}-nchw-b0256") for p in ("fp32", "tf32", "bf16")}
+    named |= {"cpu": runs.recorded("h100/00-resnet50-cpu-b0032")}
+    found = kernels.by_name(named)
+    assert [row[0] for row in found.rows] == ["fp32"] * 2 + ["tf32"] * 2 + ["bf16"] * 2
+    for precision, name, says, cores in found.rows:
+        assert says in name
+        assert cores == ("no" if precision == "fp32" else "yes")
+        assert len(name) <= kernels.WIDTH + 1
+
+
+def test_most_names_agree_with_what_was_measured():
+    """Notebook 02b says so."""
+    matrix = [k for k in kernels.read(kernels.recorded()).all if k.kind == kinds.MATRIX]
+    agree = [kinds.on_tensor_cores(k.name) == (k.tensor > 1) for k in matrix]
+    assert (sum(agree), len(agree)) == (42, 46)

@@ -1,8 +1,10 @@
 import json
 import re
+import sys
 
 import matplotlib.pyplot as plt
 import pytest
+from test_compiling import experiment, load
 from test_stats import write_log
 from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
@@ -217,3 +219,55 @@ def test_many_causes_leave_the_bars_their_room():
     ax = timeline.plot_shares({folder.name: next(folder.glob("trace*")) for folder in folders})
     ax.figure.canvas.draw()
     assert ax.get_position().width > 0.6
+
+
+def test_the_operations_that_wait_are_those_that_need_a_value_or_a_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["host_waits"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    load("host_waits").main()
+    needs = dict(timeline.host_waits(tmp_path).rows)
+    assert needs["x.sum().item()"] == needs["if x.sum() > 0:"] == "a number"
+    assert needs["x[mask]"] == needs["x.unique()"] == needs["torch.where(mask)"] == "a size"
+    assert needs["torch.where(mask, x, 0.0)"] == needs["x.masked_fill(mask, 0.0)"] == "nothing"
+    assert needs["x.cpu()"] == "a copy"
+
+
+@pytest.mark.parametrize(
+    ("error", "waited"), [("called a synchronizing CUDA operation", True), ("", False)]
+)
+def test_on_a_gpu_torch_says_where_the_host_waits(monkeypatch, error, waited):
+    """As far as a machine without one can tell: the switch is replaced, and what it raises."""
+    modes, module = [], load("host_waits")
+    monkeypatch.setattr(module.torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(module.torch.cuda, "synchronize", lambda: None)
+
+    def operation(x, mask, host):
+        assert modes == ["error"]
+        if error:
+            raise RuntimeError(error)
+
+    assert module.waits(operation, "cpu") == waited
+    assert modes == ["error", "default"]
+
+
+def test_what_a_gpu_said_of_each_operation_is_a_column(tmp_path):
+    cases = {"a": {"needs": "a number", "waits": True}, "b": {"needs": "nothing", "waits": False}}
+    rows = timeline.host_waits(experiment(tmp_path / "waits.jsonl", cases)).rows
+    assert rows == [("a", "a number", "waits"), ("b", "nothing", "goes on")]
+
+
+def test_operations_are_summed_up_by_name_and_by_shapes(tmp_path, monkeypatch):
+    flags = "averages --model resnet18 --image-size 32 -b 2".split()
+    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", flags)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    load("averages").main()
+    by_name = {row[0]: row[1:] for row in timeline.averages(tmp_path, most=200).rows}
+    assert by_name["native_batch_norm"][0] == "20", "of a ResNet-18, in a step"
+    by_shape = timeline.averages(tmp_path, by_shape=True, most=200).rows
+    forward = [row for row in by_shape if row[0] == "native_batch_norm"]
+    assert sum(float(calls) for _, _, calls, *_ in forward) == 20
+    assert "2x64x16x16 64" in [inputs for _, inputs, *_ in forward], "the first one"
+    times = [float(ms) for *_, ms, _ in by_shape]
+    assert times == sorted(times, reverse=True)

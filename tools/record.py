@@ -184,6 +184,9 @@ RECORDINGS = {
         **dict(_sweep_01()),
         "01-memory": f"{EXPERIMENTS}/memory.py --model resnet50 -b 64",
         "01-tensors": f"{EXPERIMENTS}/tensors.py -b 256",
+        "01-accumulated": f"{EXPERIMENTS}/accumulated.py --model resnet50 --image-size 224 -b 256",
+        "01-accumulate-4x64": f"{_solution('01')} {_flags('resnet50', 'fp32', 64)} --accumulate 4",
+        "01-snapshot": f"{EXPERIMENTS}/snapshot.py --model resnet50 -b 64",
     },
     "02": {
         "02-underflow": f"{EXPERIMENTS}/underflow.py --model resnet50 -b 256 --steps 20",
@@ -201,7 +204,12 @@ RECORDINGS = {
         "03-autotuner-on": f"{EXPERIMENTS}/autotuner.py --autotuner --precision fp16",
         **dict(_matrix_03()),
     },
-    "04": {**dict(_traces_04()), "04-segments": f"{EXPERIMENTS}/segment_mean.py"},
+    "04": {
+        **dict(_traces_04()),
+        "04-segments": f"{EXPERIMENTS}/segment_mean.py",
+        "04-host-waits": f"{EXPERIMENTS}/host_waits.py",
+        "04-averages": f"{EXPERIMENTS}/averages.py --model resnet50 -b 128 --precision bf16",
+    },
     "04-cpu": {
         f"04-cpu-trace-{fault.split()[0]}": f"{EXPERIMENTS}/faults.py --model resnet18 -b 8 "
         f"--image-size 64 --precision fp32 --steps 2 --fault {fault}"

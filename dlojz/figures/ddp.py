@@ -1,6 +1,7 @@
 """Figures of notebooks 06 and 06b: how processes scale, what they exchange, what that costs."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -96,6 +97,49 @@ def plot_scaling(runs, ax=None):
         ax.set_title(where, fontsize=9, fontweight="normal")
         ax.legend(loc="upper left")
     return ax
+
+
+def costs(runs, whole: int | None = None) -> list[tuple[int, float, float]]:
+    """Return (GPUs, images/s, J per image) of these runs: a mean for each number of GPUs.
+
+    whole: the batch of an update, if the runs are of one GPU with a share of it: as many GPUs as
+        there are shares, if they sent nothing.
+    """
+    found = defaultdict(list)
+    for s in map(stats.summary, runs):
+        if s.images_per_s and s.energy_per_image_j:
+            gpus = s.size if whole is None else whole // s.batch_size
+            speed = s.images_per_s * (1 if whole is None else gpus)
+            found[gpus].append((speed, s.energy_per_image_j))
+    if not found:
+        raise UserError("no run has measured speed and energy: give runs on GPUs that have ended")
+    return [(gpus, *np.mean(values, axis=0)) for gpus, values in sorted(found.items())]
+
+
+def plot_costs(found: Mapping[str, Sequence], axes=None):
+    """Draw images/s and energy per image against the number of GPUs, for each {label: costs}."""
+    with report.style():
+        if axes is None:
+            axes = plt.subplots(1, 2, figsize=(10.5, 3.9))[1]
+        speed, energy = axes
+        most = max(gpus for rows in found.values() for gpus, *_ in rows)
+        first = next(iter(found.values()))[0]
+        look = {"ls": "--", "color": PALETTE["limit"], "label": "linear"}
+        speed.plot([1, most], [first[1] / first[0], most * first[1] / first[0]], **look)
+        for place, (label, rows) in enumerate(found.items()):
+            colour, away = SERIES[place % len(SERIES)], 8 if place else -16
+            gpus, rates, joules = zip(*rows, strict=True)
+            speed.plot(gpus, rates, "o-", color=colour, label=label)
+            energy.plot(gpus, joules, "o-", color=colour)
+            for n, joule in zip(gpus[1:], joules[1:], strict=True):
+                text = f"{joule / joules[0] - 1:+.0%}"
+                at = {"xytext": (0, away), "textcoords": "offset points", "ha": "center"}
+                energy.annotate(text, (n, joule), color=colour, fontsize=9, **at)
+        for ax, what in ((speed, "images/s, all together"), (energy, "energy (J per image)")):
+            ax.set(xlabel="GPUs", xticks=sorted({n for rows in found.values() for n, *_ in rows}))
+            ax.set(ylabel=what, ylim=(0, 1.15 * ax.get_ylim()[1]), xlim=(0.7, most + 0.4))
+        speed.legend(loc="upper left", fontsize=9)
+    return axes
 
 
 # The link ----------------------------------------------------------------------------------------

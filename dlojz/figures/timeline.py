@@ -117,6 +117,40 @@ def waits(of, causes=True) -> Table:
     return Table(head, rows, "<<>>>", "the host waits nowhere")
 
 
+def averages(run, by_shape=False, most: int = 8) -> Table:
+    """Return a table of a run of experiments/averages.py: the operations that take most time.
+
+    by_shape: whether those with inputs of other shapes have rows of their own.
+    """
+    cases = report.measured(run).cases
+    rows = cases["by name and shapes" if by_shape else "by name"]["rows"][:most]
+    cells = [
+        (
+            row["op"].removeprefix("aten::"),
+            " ".join("x".join(map(str, shape)) for shape in row["shapes"][:2]),
+            f"{row['calls']:.3g}",
+            f"{row['ms']:.2f}",
+            ("-" if row["bytes"] < 0 else "") + report.bytes_text(abs(row["bytes"])),
+        )
+        for row in rows
+    ]
+    head = ("operation", "its first inputs", "calls", "ms", "memory")
+    table = [cell if by_shape else (cell[0], *cell[2:]) for cell in cells]
+    return Table(head if by_shape else (head[0], *head[2:]), table, "<" * (1 + by_shape) + ">>>")
+
+
+def host_waits(run) -> Table:
+    """Return a table of a run of experiments/host_waits.py: what the host must know, and waits."""
+    cases = report.measured(run).cases
+    on_gpu = any("waits" in case for case in cases.values())
+    said = {True: "waits", False: "goes on", None: "-"}
+    rows = [(name, case["needs"], said[case.get("waits")]) for name, case in cases.items()]
+    head = ("operation", "the host needs", "on this GPU the host")
+    if not on_gpu:
+        return Table(head[:2], [row[:2] for row in rows], "<<")
+    return Table(head, rows, "<<<")
+
+
 def ways(run) -> Table:
     """Return a table of a run of experiments/segment_mean.py: each way, its time, its calls."""
     found = log.read(run)

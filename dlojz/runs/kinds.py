@@ -59,3 +59,9 @@ def kind(name: str) -> str:
 def on_tensor_cores(name: str) -> bool:
     """Return whether the name of a matrix kernel says that tensor cores compute it."""
     return bool(TENSOR_CORES.search(name)) and not NO_TENSOR_CORES.search(name)
+
+
+def tells(name: str) -> str:
+    """Return the part of a matrix kernel's name that says so, either way; "" if none does."""
+    found = NO_TENSOR_CORES.search(name) or TENSOR_CORES.search(name)
+    return found[0] if found else ""

@@ -8,7 +8,7 @@ what it is made of.
 import re
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlojz.course import UserError
@@ -159,18 +159,74 @@ def peaks(events: Iterable[tuple], parts: Mapping[int, str]) -> dict[str, Peak]:
     events: (number of a storage, its bytes, phase), negative bytes where it is freed; a phase of ""
         is before the first step. parts: of each storage, one of PARTS.
     """
-    allocator, blocks, live, found = Allocator(), {}, Counter(), {}
-    for number, size, phase in events:
+    found = {}
+    for (_, size, phase), live, allocator in moments(events, parts):
+        if size > 0 and phase and allocator.allocated > found.get(phase, (0,))[0]:
+            found[phase] = allocator.allocated, dict(live)
+    return {phase: _peak(allocated, live) for phase, (allocated, live) in found.items()}
+
+
+def moments(
+    events: Iterable[tuple], parts: Mapping[int, str]
+) -> Iterator[tuple[tuple, Counter, Allocator]]:
+    """Yield each event, and the live bytes of each part and the allocator after it."""
+    allocator, blocks, live = Allocator(), {}, Counter()
+    for event in events:
+        number, size, _ = event
         live[parts[number]] += size
         if size < 0:
             allocator.give_back(blocks.pop(number))
-            continue
-        blocks[number] = allocator.take(size)
-        if phase and allocator.allocated > found.get(phase, (0,))[0]:
-            found[phase] = allocator.allocated, dict(live)
-    return {phase: _peak(allocated, live) for phase, (allocated, live) in found.items()}
+        else:
+            blocks[number] = allocator.take(size)
+        yield event, live, allocator
 
 
 def _peak(allocated, live):
     more = {"unsplit": allocated - sum(live.values()), "cublas": CUBLAS_BYTES}
     return Peak({part: size for part, size in {**live, **more}.items() if size})
+
+
+# The memory of an update, moment by moment --------------------------------------------------------
+
+POINTS = 400  # of a drawing
+
+
+def over_time(events: Sequence[tuple], parts: Mapping[int, str], shown: range) -> list[dict]:
+    """Return some moments of these events, in their order, the highest ones among them.
+
+    shown: the places of the events that are looked at. Of each moment: event (its place among
+        them), phase, reserved, and parts, in bytes, as those of a peak.
+    """
+    seen = [
+        (allocator.allocated, place, event[-1], allocator.reserved, dict(live))
+        for place, (event, live, allocator) in enumerate(moments(events[: shown.stop], parts))
+        if place in shown
+    ]
+    each = max(1, -(-len(seen) // POINTS))
+    highest = (max(seen[at : at + each]) for at in range(0, len(seen), each))
+    return [
+        {
+            "event": place - shown.start,
+            "phase": phase,
+            "reserved": reserved + CUBLAS_BYTES,
+            "parts": dict(_peak(allocated, live).parts),
+        }
+        for allocated, place, phase, reserved, live in highest
+    ]
+
+
+def traced(entries: Iterable[Mapping]) -> list[tuple[str, int, int]]:
+    """Return (action, allocated, reserved) after each entry of a snapshot's `device_traces`.
+
+    Both are counted from 0 as the recording begins: what was there before is not in it.
+    """
+    signs = {"alloc": (1, 0), "free_completed": (-1, 0)}
+    signs |= {"segment_alloc": (0, 1), "segment_free": (0, -1)}
+    allocated = reserved = 0
+    found = []
+    for entry in entries:
+        tensors, segments = signs.get(entry["action"], (0, 0))
+        allocated += tensors * entry["size"]
+        reserved += segments * entry["size"]
+        found.append((entry["action"], allocated, reserved))
+    return found

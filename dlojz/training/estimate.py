@@ -169,19 +169,34 @@ def measured(trainer, plan: Plan, short: int | None = None) -> dict[str, memory.
 
     short: how many of the model's equal blocks are run, if not all.
     """
+    ledger, _ = counted(trainer, plan, short)
+    return memory.peaks(halved(ledger.events), ledger.parts)
+
+
+def counted(
+    trainer, plan: Plan, short: int | None = None, accumulate: int = 1
+) -> tuple[Ledger, range]:
+    """Return the ledger of a few updates, and the places of the last one's events.
+
+    accumulate: batches per update, as the trainer's flag.
+    """
     args = parsed(trainer, plan)
+    args.accumulate = accumulate
     data.normalize(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))  # keeps tensors: they must be real
     with group(plan.gpus, plan.copies) as mesh, Ledger() as ledger:
         training = build(trainer, plan, args, short, mesh)
         note(ledger, training)
         training.model.train()
-        for step in range(STEPS):
+        for step in range(STEPS * accumulate):
+            if step == (STEPS - 1) * accumulate:
+                begin = len(ledger.events)
             images = torch.empty(plan.batch, 3, *2 * [plan.image_size], dtype=torch.uint8)
             labels = torch.zeros(plan.batch, dtype=torch.int64)
             ledger.note("buffers", (images, labels))
             trainer.train_step(step, training, images, labels, args, Marks(ledger))
             note(ledger, training)
-    return memory.peaks(halved(ledger.events), ledger.parts)
+        last = range(begin, len(ledger.events))
+    return ledger, last  # later events are of the training that is given up here
 
 
 def parsed(trainer, plan: Plan):

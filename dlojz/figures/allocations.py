@@ -1,0 +1,184 @@
+"""Figures of notebook 01b: what is in memory in a step, and what the allocator holds for it.
+
+They take runs of `notebooks/experiments/` (alive, accumulated, snapshot), and recorded training.
+"""
+
+from collections.abc import Mapping
+from itertools import groupby
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patches import Patch
+
+from dlojz.course import UserError
+from dlojz.figures import report
+from dlojz.figures.memory import COLOURS
+from dlojz.figures.report import bytes_text
+from dlojz.runs import log
+from dlojz.runs.memory import PARTS
+from dlojz.runs.stats import summary
+from dlojz.table import Table
+
+WITHIN = 0.08  # of an update: a narrower phase has no name in the drawing
+WORKSPACES = "#D55E00"
+HELD = "#C9C9D2"
+
+
+# An update, moment by moment ---------------------------------------------------------------------
+
+
+def plot_update(run, axes=None):
+    """Draw what each part of the memory takes in an update, moment by moment: a panel a case.
+
+    run: of alive.py. The dashed line is what the allocator holds.
+    """
+    cases = _cases(run, "at", "alive.py")
+    with report.style():
+        if axes is None:
+            size = (5.5 + 3 * len(cases), 4.4)
+            axes = plt.subplots(1, len(cases), figsize=size, sharey=True, squeeze=False)[1][0]
+        drawn = {}
+        for ax, (name, case) in zip(axes, cases.items(), strict=True):
+            drawn |= _plot_moments(ax, case["at"], case["events"])
+            ax.set_title(f"{name}, {case['precision']}")
+            ax.set(xlabel="tensors that come and go, in their order", xticks=[])
+        top = 1.16 * max(line.get_ydata().max() for ax in axes for line in ax.lines)
+        axes[0].set(ylabel="memory (GB)", ylim=(0, top))
+        for ax, case in zip(axes, cases.values(), strict=True):
+            _name_phases(ax, case["at"], case["events"])
+        place = {"loc": "outside lower center", "ncols": 4 * len(cases), "fontsize": 9}
+        report.legend(axes[0].figure, drawn, **place)
+    return axes
+
+
+def _cases(run, wanted, experiment):
+    """Return the cases of this experiment. Raises UserError if it is of another one."""
+    found = report.measured(run)
+    if not found.cases or not all(wanted in case for case in found.cases.values()):
+        raise UserError(f"{found.path}: nothing of this in it; expected a run of {experiment}")
+    return found.cases
+
+
+def _plot_moments(ax, moments, events):
+    """Draw stacked areas and the allocator's line; mark the peak. Return {label: handle}."""
+    x = [moment["event"] / events for moment in moments]
+    there = [p for p in PARTS if any(m["parts"].get(p, 0) for m in moments) and p != "unsplit"]
+    heights = np.array([[m["parts"].get(part, 0) / 1e9 for m in moments] for part in there])
+    areas = ax.stackplot(x, heights, colors=[COLOURS[part] for part in there], lw=0)
+    held = [moment["reserved"] / 1e9 for moment in moments]
+    (line,) = ax.plot(x, held, color="#333333", lw=1.1, ls="--")
+    total = heights.sum(axis=0)
+    at = int(total.argmax())
+    ax.plot(x[at], total[at], "v", color="black", ms=6)
+    most = bytes_text(sum(moments[at]["parts"].values()))
+    look = {"ha": "center", "fontsize": 9.5, "fontweight": "bold"}
+    above = {"xytext": (0, 14), "textcoords": "offset points"}
+    ax.annotate(f"peak: {most}", (min(0.85, max(0.15, x[at])), total[at]), **above, **look)
+    ax.set(xlim=(0, 1))
+    ax.grid(False, axis="x")
+    return dict(zip(there, areas, strict=True)) | {"held by the allocator": line}
+
+
+def _name_phases(ax, moments, events):
+    """Draw a line where a phase begins, and its name if there is room."""
+    for phase, run in groupby(moments, key=lambda moment: moment["phase"]):
+        begin, *_, end = [moment["event"] / events for moment in run] * 2
+        if begin:
+            ax.axvline(begin, color="#888890", lw=0.7)
+        if end - begin > WITHIN:
+            top = ax.get_ylim()[1]
+            look = {"ha": "center", "va": "top", "fontsize": 9, "color": "#555560"}
+            ax.text((begin + end) / 2, 0.985 * top, phase, **look)
+
+
+# What was counted, what was recorded, what was held ----------------------------------------------
+
+
+def plot_held(counted, recorded: Mapping, ax=None):
+    """Draw for recorded runs: the tensors that were counted, what came on top, what was held.
+
+    counted: a run of alive.py with one case, of the same model and batch; None: without that part
+    """
+    tensors = 0
+    if counted is not None:
+        [case] = _cases(counted, "at", "alive.py").values()
+        tensors = max(sum(moment["parts"].values()) for moment in case["at"]) / 1e9
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9.5, 1.5 + 0.55 * len(recorded)))[1]
+        shown = {}
+        for row, run in enumerate(recorded.values()):
+            peak, held, limit = _held(run)
+            low = min(tensors, peak)
+            if counted is not None:
+                shown["tensors of the step, counted"] = ax.barh(
+                    row, low, 0.62, color=COLOURS["activations"]
+                )
+            name = "beyond: cuDNN's workspaces" if low else "tensors at the peak"
+            colour = WORKSPACES if low else report.PALETTE["speed"]
+            shown[name] = ax.barh(row, peak - low, 0.62, low, color=colour)
+            look = {"color": "white", "ec": HELD, "hatch": "////", "lw": 0.8}
+            shown["held, not in use"] = ax.barh(row, held - peak, 0.62, peak, **look)
+            text = f"  {bytes_text(1e9 * peak)} of {bytes_text(1e9 * held)} held"
+            look = {"color": "white", "lw": 0, "pad": 1}
+            ax.text(held, row, text, va="center", fontsize=9, bbox=look)
+        ax.set_yticks(range(len(recorded)), list(recorded))
+        ax.invert_yaxis()
+        most = max(_held(run)[1] for run in recorded.values())
+        if most > 0.5 * limit:
+            line = {"color": report.PALETTE["limit"], "ls": "--", "lw": 1}
+            shown["the GPU's memory"] = ax.axvline(limit, **line)
+        where = report.hardware_text(summary(next(iter(recorded.values()))))
+        ax.set(xlabel=f"memory (GB); {where}", xlim=(0, 1.3 * most))
+        report.legend(ax.figure, shown, loc="outside upper center", ncols=4, fontsize=9)
+    return ax
+
+
+def _held(run):
+    """Return the peak of the tensors, the most that was held, and the device's memory, in GB."""
+    kept = log.read(run).memory
+    if "device_reserved_bytes" not in kept:
+        raise UserError(f"{log.read(run).path}: no memory of a GPU in it; give a run on a GPU")
+    names = ("device_peak_bytes", "device_reserved_bytes", "device_total_bytes")
+    return tuple(kept[name] / 1e9 for name in names)
+
+
+def what_cuda_said(run) -> str:
+    """Return the error of a run that was out of memory, a sentence a line."""
+    end = log.read(run).end
+    if end.get("outcome") != "out_of_memory":
+        raise UserError(f"{log.read(run).path}: it was not out of memory; give a run that was")
+    return end["error"].split("  See")[0].replace(". ", ".\n")
+
+
+# Accumulation ------------------------------------------------------------------------------------
+
+
+def distances(run) -> Table:
+    """Return a table of how far accumulated parts are from one batch: loss, gradient."""
+    found = {}
+    for measure in report.measured(run).measures:
+        found.setdefault(measure.what, {})[measure.variant] = f"{measure.value:.1g}"
+    rows = [(what, each["loss"], each["gradient"]) for what, each in found.items()]
+    return Table(("relative distance", "loss", "gradient"), rows, "<>>")
+
+
+# A snapshot --------------------------------------------------------------------------------------
+
+
+def plot_snapshot(run, ax=None):
+    """Draw the memory of a snapshot, entry by entry: of the tensors, and held by the allocator."""
+    [(how, case)] = _cases(run, "allocated", "snapshot.py").items()
+    x = np.linspace(0, case["entries"], len(case["allocated"]))
+    with report.style():
+        ax = ax or plt.subplots(figsize=(9, 3.4))[1]
+        ax.fill_between(x, np.array(case["allocated"]) / 1e9, color=report.PALETTE["speed"], lw=0)
+        ax.plot(x, np.array(case["reserved"]) / 1e9, color="#333333", lw=1.1, ls="--")
+        s = summary(run)
+        sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}"
+        where = "" if how == "counted" else f"; {report.hardware_text(s)}"
+        ax.set_title(f"{sizes}, {how}{where}", fontsize=10, fontweight="normal")
+        ax.set(xlabel="entries of the snapshot", ylabel="memory (GB)", ylim=(0, None))
+        ax.margins(x=0)
+        shown = {"tensors": Patch(color=report.PALETTE["speed"]), "held": ax.lines[0]}
+        report.legend(ax, shown, loc="upper left", ncols=2)
+    return ax

@@ -1,0 +1,133 @@
+"""The figure of notebook 00 that draws the training loop, from the trainer's own source."""
+
+import ast
+from dataclasses import dataclass
+from itertools import groupby
+
+import matplotlib.pyplot as plt
+from matplotlib.patches import FancyArrowPatch
+
+from dlojz import course
+from dlojz.course import UserError
+from dlojz.figures import report
+from dlojz.runs.log import PHASES
+from dlojz.runs.stats import summary
+
+FIRST = "train_one_epoch"  # the function with the loop
+LONGEST = 84  # characters of a line in the drawing
+
+
+@dataclass(frozen=True)
+class Line:
+    """A statement of a step: the phase that it is in, its function, and where it is."""
+
+    phase: str
+    function: str
+    depth: int  # functions around it
+    number: int
+    text: str
+
+
+def lines(source: str) -> list[Line]:
+    """Return the statements of a training step in the order in which they run.
+
+    The trainer's own functions are followed; a call of `chrono` begins a phase. What comes when the
+    step has ended (a checkpoint) is left out.
+    """
+    functions = {f.name: f for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)}
+    if FIRST not in functions:
+        raise UserError(f"no {FIRST} in this trainer: expected the function with the loop")
+    loops = [node for node in functions[FIRST].body if isinstance(node, ast.For)]
+    if len(loops) != 1:
+        raise UserError(f"{len(loops)} loops in {FIRST}: expected one, over the batches")
+    [loop] = loops
+    reader = _Reader(source.splitlines(), functions)
+    reader.note(loop, FIRST, 0)
+    reader.follow(loop.body, FIRST, 0)
+    return reader.found
+
+
+class _Reader:
+    """The statements found so far, and the phase that has begun."""
+
+    def __init__(self, text, functions):
+        self._text, self._functions = text, functions
+        self.phase, self.found = "data", []
+
+    def follow(self, body, function, depth) -> bool:
+        """Note the statements of a body; return False where the step has ended."""
+        for statement in body:
+            called = list(_calls(statement))
+            alone = isinstance(statement, ast.Expr)
+            mark = next((name for owner, name in called if alone and owner == "chrono"), None)
+            if mark and mark not in PHASES:
+                return False
+            if mark:
+                self.phase = mark
+            elif not isinstance(statement, ast.Return):
+                self.note(statement, function, depth)
+                if not self._enter(statement, called, function, depth):
+                    return False
+        return True
+
+    def _enter(self, statement, called, function, depth):
+        if isinstance(statement, ast.With):
+            return self.follow(statement.body, function, depth + 1)
+        own = next((name for owner, name in called if not owner and name in self._functions), None)
+        return not own or self.follow(self._functions[own].body, own, depth + 1)
+
+    def note(self, statement, function, depth):
+        """Note the first line of a statement, and what follows an `if` of two lines."""
+        several = isinstance(statement, ast.If)
+        text = self._text[statement.lineno - 1 : statement.lineno + several]
+        line = " ".join(each.partition("  #")[0].strip() for each in text)
+        line = line if len(line) <= LONGEST else line[: LONGEST - 2] + " …"
+        self.found.append(Line(self.phase, function, depth, statement.lineno, line))
+
+
+def _calls(statement):
+    """Yield (owner, name) of the calls in a statement: ("chrono", "forward"), ("", "update")."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            owner, _, name = ast.unparse(node.func).rpartition(".")
+            yield owner, name
+
+
+def plot_loop(recorded=None, trainer=None, ax=None):
+    """Draw a step as the trainer's file has it: each statement, coloured by its phase.
+
+    recorded: a run whose shares of the phases are drawn beside; trainer: a file, if not your own.
+    """
+    found = lines((trainer or course.trainer()).read_text())
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(11, 0.6 + 0.29 * len(found)))[1]
+        for row, line in enumerate(found):
+            x = 0.125 + 0.022 * line.depth
+            look = {"va": "center", "fontsize": 8.5, "family": "monospace", "parse_math": False}
+            ax.text(0.115, row, str(line.number), ha="right", color="#8A8A94", **look)
+            ax.text(x, row, line.text, **look)
+        shares = summary(recorded).shares if recorded else {}
+        rows = list(enumerate(found))
+        for phase, group in groupby(rows, key=lambda pair: pair[1].phase):
+            numbers = [row for row, _ in group]
+            _plot_phase(ax, phase, numbers[0] - 0.5, numbers[-1] + 0.5, shares.get(phase))
+        back = {"arrowstyle": "-|>", "mutation_scale": 13, "color": "#5B5B66", "lw": 1.3}
+        bend = "bar,fraction=-0.018"
+        ends = ((-0.002, len(found) - 0.6), (-0.002, -0.1))
+        ax.add_patch(FancyArrowPatch(*ends, connectionstyle=bend, clip_on=False, **back))
+        ax.set(xlim=(-0.03, 1.0), ylim=(len(found) - 0.4, -1.2 if shares else -0.6))
+        if shares:
+            ax.text(1, -0.9, "share of a step, recorded", ha="right", va="center", fontsize=8.5)
+        ax.set_axis_off()
+    return ax
+
+
+def _plot_phase(ax, phase, top, bottom, share):
+    """Draw the band of a phase with its name, and its share of a step at the right."""
+    colour = report.PALETTE[phase]
+    ax.barh((top + bottom) / 2, 1.0, bottom - top - 0.06, color=colour, alpha=0.1)
+    ax.barh((top + bottom) / 2, 0.075, bottom - top - 0.06, color=colour)
+    look = {"va": "center", "fontsize": 9, "fontweight": "bold"}
+    ax.text(0.0375, (top + bottom) / 2, phase, color="white", ha="center", **look)
+    if share is not None:
+        ax.text(0.99, (top + bottom) / 2, f"{share:.1%}", color=colour, ha="right", **look)

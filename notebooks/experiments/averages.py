@@ -1,0 +1,77 @@
+"""The operations of a training step, summed up by name and by the shapes of their inputs.
+
+Submitted by a notebook: submit("notebooks/experiments/averages.py --model resnet18 -b 32").
+
+It is `key_averages` of a torch.profiler with `record_shapes` and `profile_memory`. Times are of the
+device that computes, memory is what an operation itself allocates and frees.
+"""
+
+import argparse
+
+import torch
+import torchvision
+from torch.profiler import ProfilerActivity
+
+from dlojz import idr_torch
+from dlojz.runs import log
+from dlojz.training import experiments
+
+ROWS, WARM_UP, STEPS = 200, 2, 2
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    experiments.add_sizes(parser, batch_size=32)
+    args = parser.parse_args()
+    run = log.open_run(args)
+    device = idr_torch.device()
+    run.experiment(device)
+    step = training(args, device)
+    for _ in range(WARM_UP):
+        step()
+    experiments.wait(device)
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(
+        activities=activities, record_shapes=True, profile_memory=True, acc_events=True
+    ) as profiler:
+        for _ in range(STEPS):
+            step()
+        experiments.wait(device)
+    for by_shape in (False, True):
+        rows = averages(profiler, by_shape, "device" if on_gpu else "cpu")
+        run.case("by name and shapes" if by_shape else "by name", rows=rows)
+    run.end()
+
+
+def training(args, device):
+    """Return step(), a training step on images in memory."""
+    torch.manual_seed(0)
+    experiments.set_float32(args.precision)
+    model = torchvision.models.get_model(args.model, weights=None).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    shape = (args.batch_size, 3, args.image_size, args.image_size)
+    images = torch.randn(shape, device=device)
+    labels = torch.zeros(args.batch_size, dtype=int, device=device)
+    dtype = experiments.DTYPES.get(args.precision)
+    return lambda: experiments.one_step(model, optimizer, images, labels, dtype)
+
+
+def averages(profiler, by_shape: bool, clock: str) -> list[dict]:
+    """Return the operations that take most time themselves, for a step, the longest first."""
+    rows = [
+        {
+            "op": row.key,
+            "shapes": [shape for shape in row.input_shapes or () if shape] if by_shape else [],
+            "calls": row.count / STEPS,
+            "ms": getattr(row, f"self_{clock}_time_total") / 1000 / STEPS,
+            "bytes": getattr(row, f"self_{clock}_memory_usage") / STEPS,
+        }
+        for row in profiler.key_averages(group_by_input_shape=by_shape)
+        if row.key.startswith("aten::")
+    ]
+    return sorted(rows, key=lambda row: -row["ms"])[:ROWS]
+
+
+if __name__ == "__main__":
+    main()
