@@ -199,3 +199,19 @@ def test_a_run_of_another_kind_is_refused(tmp_path):
         allocations.plot_update(other)
     with pytest.raises(UserError, match="no memory of a GPU in it"):
         allocations.plot_held(None, {"cpu": runs.recorded("h100/00-resnet50-cpu-b0032")})
+
+
+def test_fsdp_divides_what_stays_and_checkpointing_what_piles_up():
+    cases = log.read(runs.recorded("cpu/11-alive")).cases
+    ddp, fsdp, again = (
+        [sum(m["parts"].get(part, 0) for part in ("parameters", "gradients", "optimizer"))
+         for m in case["at"]] for case in cases.values()
+    )  # fmt: skip
+    assert max(ddp) > 7.5 * max(fsdp)
+    assert max(fsdp) == pytest.approx(max(again), rel=0.05)
+    piled = [max(m["parts"].get("activations", 0) for m in c["at"]) for c in cases.values()]
+    assert piled[2] < 0.2 * piled[1]
+    axes = allocations.plot_update(runs.recorded("cpu/11-alive"))
+    assert [ax.get_title(loc="left") or ax.get_title() for ax in axes][2].startswith(
+        "FSDP, checkpointing"
+    )

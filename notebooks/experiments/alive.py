@@ -3,11 +3,13 @@
 Submitted by a notebook: submit("notebooks/experiments/alive.py --model resnet50 -b 256").
 
 No GPU is needed: the trainer's own step runs on tensors without memory, in the order in which a GPU
-would get them. With --accumulate 1 4 an update of the same images is counted in two ways.
+would get them. With --accumulate 1 4 an update of the same images is counted in two ways, and with
+--gpus 8 --ways ddp fsdp blocks as one of eight GPUs would hold its tensors.
 """
 
 import argparse
 import warnings
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -18,23 +20,30 @@ from dlojz.runs import log, memory
 from dlojz.training import estimate
 from dlojz.training.worth import imported
 
+WAYS = {  # sharding and checkpointing
+    "ddp": ("ddp", "off"),
+    "fsdp": ("fsdp", "off"),
+    "blocks": ("fsdp", "blocks"),
+}
+
 
 def main():
     args = parse_args()
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
     warnings.filterwarnings("ignore")  # of the fake process group
-    trainer = imported(args.trainer or course.solution("01_gpu"))
-    for batches in args.accumulate:
-        plan = planned(args, batches)
+    step = "01_gpu" if args.gpus == 1 else course.CHAIN[-1]
+    trainer = imported(args.trainer or course.solution(step))
+    for way, batches in product(args.ways, args.accumulate):
+        plan = planned(args, way, batches)
         estimate.check(trainer, plan)
         with estimate.shown(plan):
             ledger, last = estimate.counted(trainer, plan, accumulate=batches)
         moments = memory.over_time(ledger.events, ledger.parts, last)
         of = {"precision": args.precision, "events": len(last)}
-        run.case(named(plan.batch, batches), **of, at=moments)
+        run.case(named(plan, batches), **of, at=moments)
         most = max(sum(moment["parts"].values()) for moment in moments)
-        run.measure(named(plan.batch, batches), most, "bytes")
+        run.measure(named(plan, batches), most, "bytes")
     run.end()
 
 
@@ -46,30 +55,40 @@ def parse_args():
     add("-b", "--batch-size", type=int, default=256, help="images of an update")
     add("--accumulate", type=int, nargs="+", default=[1], help="batches of an update")
     add("--precision", choices=memory.PRECISIONS, default="fp32")
-    add("--trainer", type=Path, help="whose step it is (default: the solution of step 01)")
+    add("--gpus", type=int, default=1, help="of which one is counted; each has -b images")
+    add("--ways", nargs="+", default=["ddp"], choices=WAYS, help="to train on several GPUs")
+    add("--trainer", type=Path, help="whose step it is (default: a solution)")
     return parser.parse_args()
 
 
-def planned(args, batches) -> estimate.Plan:
+def planned(args, way, batches) -> estimate.Plan:
     """Return what is counted: one batch of an update on one GPU."""
+    sharding, checkpointing = WAYS[way]
+    if sharding == "fsdp" and args.gpus == 1:
+        raise UserError(f"--ways {way}: expected --gpus 2 or more")
     if batches < 1 or args.batch_size % batches:
         raise UserError(
             f"--accumulate {batches}: expected a divisor of -b {args.batch_size}, such as 1"
         )
     return estimate.Plan(
         model=args.model,
-        gpus=1,
-        sharding="ddp",
+        gpus=args.gpus,
+        sharding=sharding,
         batch=args.batch_size // batches,
         image_size=args.image_size,
-        checkpointing="off",
+        checkpointing=checkpointing,
         precision=args.precision,
     )
 
 
-def named(batch, batches) -> str:
-    """Return how an update gets its images: "4 x 64 images"."""
-    return f"{batch:,} images at once" if batches == 1 else f"{batches} x {batch:,} images"
+def named(plan, batches) -> str:
+    """Return how an update gets its images: "4 x 64 images", and how it is spread over GPUs."""
+    batch = plan.batch
+    images = f"{batch:,} images at once" if batches == 1 else f"{batches} x {batch:,} images"
+    if plan.gpus == 1:
+        return images
+    again = ", checkpointing" * (plan.checkpointing != "off")
+    return f"{plan.sharding.upper()}{again}: {images}"
 
 
 if __name__ == "__main__":
