@@ -17,7 +17,7 @@ CHAIN = (
     *("06_ddp", "09_compile", "11_fsdp"),
 )
 # Exercises beside the trainer: a prepared file, of which the trainee edits a copy.
-PREPARED = {"09_repair": "repair.py"}
+PREPARED = {"04_slow": "slow.py", "09_repair": "repair.py"}
 
 
 class UserError(ValueError):
