@@ -15,7 +15,6 @@ import functools
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dlojz.training import slow
@@ -38,7 +37,7 @@ def make_data(seed, steps, size, pixels, device):
     """Return batches of images to train with: each class is a pattern, under noise."""
     rng = torch.Generator().manual_seed(seed)
     patterns = torch.randint(0, 200, (CLASSES, 3, 4, 4), generator=rng).float()
-    patterns = F.interpolate(patterns, (pixels, pixels))
+    patterns = nn.functional.interpolate(patterns, (pixels, pixels))
 
     def batch():
         labels = torch.randint(0, CLASSES, (size,), generator=rng)
@@ -83,7 +82,7 @@ def constants(device):
 
 def balanced_loss(logits, labels):
     """Return the mean, over the classes of a batch, of the mean loss of a class."""
-    losses = F.cross_entropy(logits, labels, reduction="none")
+    losses = nn.functional.cross_entropy(logits, labels, reduction="none")
     images = torch.zeros_like(logits[0]).index_add(0, labels, torch.ones_like(losses))
     return (losses / images[labels]).sum() / (images > 0).sum()
 
@@ -94,7 +93,7 @@ def clip(model):
 
 
 def train_step(model, optimizer, batch):
-    """Do one step. Return its loss, and how many answers were right before it."""
+    """Train with one batch; return its loss, and how many answers were right before it."""
     images, labels = normalised(augmented(batch)), batch.labels
     optimizer.zero_grad()
     logits = model(images)
@@ -119,7 +118,7 @@ def evaluate(model, data):
     total, right = 0.0, 0
     for batch in data:
         logits = model(normalised(batch.images.float()))
-        total = total + F.cross_entropy(logits, batch.labels)
+        total = total + nn.functional.cross_entropy(logits, batch.labels)
         right = right + (logits.argmax(1) == batch.labels).sum()
     return total / len(data), right
 

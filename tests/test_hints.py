@@ -83,7 +83,7 @@ def test_every_hint_of_an_exercise_is_named_by_it(step):
     assert [key for key in exercises.read_hints(name) if f'"{key}"' not in source] == []
 
 
-@pytest.mark.parametrize("name", ["common", "repair", *exercises.MODULES.values()])
+@pytest.mark.parametrize("name", ["common", "repair", "slow", *exercises.MODULES.values()])
 def test_a_hint_is_whole(name):
     for key, hint in exercises.read_hints(name).items():
         assert KEY.fullmatch(key)

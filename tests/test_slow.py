@@ -42,7 +42,7 @@ FAULTS = {
 }
 
 # Lines of the repaired program that the answers replace.
-NUMPY = {"import torch\nimport torch.nn": "import numpy as np\nimport torch\nimport torch.nn"}
+NUMPY = {"import torch\nfrom": "import numpy as np\nimport torch\nfrom"}
 WHERE = "    return torch.where(flip, batch.images.flip(-1), batch.images) * light\n"
 CONSTANTS = "    mean, std = constants(images.device)\n    return (images - mean) / std\n"
 COUNT = "    images = torch.zeros_like(logits[0]).index_add(0, labels, torch.ones_like(losses))\n"
@@ -66,10 +66,12 @@ RIGHT = {
 """
     },
     "one hot, and a product": {
-        COUNT: "    images = F.one_hot(labels, CLASSES).float().sum(0)\n",
+        COUNT: "    images = nn.functional.one_hot(labels, CLASSES).float().sum(0)\n",
     },
     "the mean of each class by a product": {
-        COUNT: "    hot = F.one_hot(labels, CLASSES).float()\n    images = hot.sum(0)\n",
+        COUNT: """    hot = nn.functional.one_hot(labels, CLASSES).float()
+    images = hot.sum(0)
+""",
         MEAN: "    return (losses @ hot / images.clamp(min=1)).sum() / (images > 0).sum()\n",
     },
     "foreach, and fused": {
@@ -143,7 +145,7 @@ WRONG = {  # name: (what is replaced in the repaired program, the hint)
             "(model(normalised(augmented(batch))).argmax(1) == batch.labels).sum()) "
             "for batch in data"
         },
-        "passes",
+        "counts",
     ),
     "a second pass that nobody needs": (
         {STEP: "    with torch.no_grad():\n        model(images)\n    optimizer.step()\n"},
@@ -193,7 +195,7 @@ WRONG = {  # name: (what is replaced in the repaired program, the hint)
     ),
     "counted after the step": (
         {RETURNED: f"    logits = model(images)\n{RETURNED}"},
-        "passes",
+        "counts",
     ),
     "the wrong answers are counted": ({RETURNED: RETURNED.replace("==", "!=")}, "counts"),
     "half of the validation": (

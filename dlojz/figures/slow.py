@@ -12,6 +12,7 @@ from dlojz.runs import log, slow, stats
 from dlojz.table import Table
 
 PHASES = ("data", "forward", "backward", "update")  # of a step, as the job marks them
+NODE = "autograd::engine::evaluate_function: "  # before the name of a backward function
 SHOWN = 3  # operators that are named for each phase
 
 
@@ -25,7 +26,9 @@ def operators(job) -> Table:
         asked = Counter(
             op.name for op in outermost if any(r.begin <= op.begin < r.end for r in ranges)
         )
-        most = ", ".join(f"{n / steps:.3g} {name}" for name, n in asked.most_common(SHOWN))
+        most = ", ".join(
+            f"{n / steps:.3g} {name.removeprefix(NODE)}" for name, n in asked.most_common(SHOWN)
+        )
         rows.append((phase, f"{ms:.2f}", f"{asked.total() / steps:,.0f}", most))
     cases = log.read(job).cases
     batch = 1000 * cases["parts"]["validation_s"] / cases["parts"]["batches"]

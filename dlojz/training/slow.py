@@ -378,6 +378,7 @@ def profiled(run, module, clean, args, device):
     job.model.register_forward_pre_hook(
         lambda *_: phases.begin("forward") if job.model.training else None
     )
+    job.optimizer.register_step_pre_hook(lambda *_: phases.begin("update"))
     profiler.start()
     with watched(module, phases.before, phases.after):
         module.train_epoch(job.model, job.optimizer, job.train)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dlojz.training import slow
@@ -38,7 +37,7 @@ def make_data(seed, steps, size, pixels, device):
     """Return batches of images to train with: each class is a pattern, under noise."""
     rng = torch.Generator().manual_seed(seed)
     patterns = torch.randint(0, 200, (CLASSES, 3, 4, 4), generator=rng).float()
-    patterns = F.interpolate(patterns, (pixels, pixels))
+    patterns = nn.functional.interpolate(patterns, (pixels, pixels))
 
     def batch():
         labels = torch.randint(0, CLASSES, (size,), generator=rng)
@@ -87,7 +86,7 @@ def balanced_loss(logits, labels):
     for known in range(CLASSES):
         mine = labels == known
         if mine.any():
-            losses.append(F.cross_entropy(logits[mine], labels[mine]))
+            losses.append(nn.functional.cross_entropy(logits[mine], labels[mine]))
     return sum(losses) / len(losses)
 
 
@@ -100,7 +99,7 @@ def clip(model):
 
 
 def train_step(model, optimizer, batch):
-    """Do one step. Return its loss, and how many answers were right before it."""
+    """Train with one batch; return its loss, and how many answers were right before it."""
     images, labels = normalised(augmented(batch)), batch.labels
     optimizer.zero_grad()
     loss = balanced_loss(model(images), labels)
@@ -124,7 +123,7 @@ def evaluate(model, data):
     total, right = 0.0, 0
     for batch in data:
         logits = model(normalised(batch.images.float()))
-        total = total + F.cross_entropy(logits, batch.labels)
+        total = total + nn.functional.cross_entropy(logits, batch.labels)
         right = right + (logits.argmax(1) == batch.labels).sum()
     return total / len(data), right
 
