@@ -7,14 +7,6 @@ from dlojz.runs import stats
 NAME = "04_slow"
 # The functions of the program that have a fault each, in the order in which they are repaired.
 FUNCTIONS = ("augmented", "normalised", "balanced_loss", "clip", "train_step", "evaluate")
-FAULTS = {
-    "augmented": "image by image",
-    "normalised": "a list of arrays",
-    "balanced_loss": "class by class",
-    "clip": "a number for each gradient",
-    "train_step": "a second forward pass",
-    "evaluate": "a graph in the validation",
-}
 MARGIN = 0.03  # of the clean program's time
 LOOK = 6  # pairs of runs between two looks at their interval
 

@@ -92,10 +92,10 @@ def balanced_loss(logits, labels):
 
 def clip(model):
     """Scale the gradients so that their norm is at most LIMIT."""
-    norms = [weight.grad.clone().cpu().double().norm().item() for weight in model.parameters()]
+    norms = [row.norm().item() for weight in model.parameters() for row in weight.grad]
     scale = LIMIT / (sum(norm**2 for norm in norms) ** 0.5 + 1e-6)
     for weight in model.parameters():
-        weight.grad = weight.grad.clone() * torch.tensor(min(1.0, scale), device=weight.device)
+        weight.grad = weight.grad * min(1.0, scale)
 
 
 def train_step(model, optimizer, batch):
