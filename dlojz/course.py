@@ -19,6 +19,7 @@ CHAIN = (
 # Exercises beside the trainer: a prepared file, of which the trainee edits a copy.
 PREPARED = {
     "04_segments": "segments.py",
+    "04_slow": "slow.py",
     "09_repair": "repair.py",
 }
 

@@ -1,0 +1,188 @@
+"""04_slow: a slow program does the same work in the clean program's time, fault by fault."""
+
+from dlojz.check.exercises import Finding, Prepared, State
+from dlojz.runs import slow
+
+SAME, REPAIRED, FAST = "same work", "six repairs", "as fast"
+CLOSE = 1e-2  # as a share: right repairs differ by rounding, up to 3e-4, wrong ones by a tenth
+FLIPS = 2  # answers that rounding may turn
+ONCE = 0.5  # times a step: what is done once in an epoch is not done in each step
+NOT_LIKE = "a model that can be compared"
+
+
+def findings(cases: dict[str, dict]) -> list[Finding]:
+    """Return findings on what `dlojz.training.slow` has logged."""
+    file, times = cases["file"], cases["times"]
+    unlike = file["unlike"]
+    text = unlike or "as it was"
+    model = Finding(SAME, "weights of the model", not unlike, text, "as they were", "model")
+    if unlike:
+        parts = (REPAIRED, FAST)
+        return [model, *(_missing(part, "not compared", NOT_LIKE) for part in parts)]
+    sides = Side(cases["mine"], file["size"]), Side(cases["clean"], file["size"])
+    return [
+        model,
+        *_same_work(file, sides[0].seen, cases["values"]["off"]),
+        _each_run(times),
+        *_repaired(*sides),
+        _fast(times),
+    ]
+
+
+def _missing(part, yours, expected):
+    return Finding(part, "evidence", State.UNMEASURED, yours, expected)
+
+
+class Side:
+    """What one of the two programs did in the run that was counted."""
+
+    def __init__(self, seen, size):
+        self.seen, self.size = seen, size
+        given = seen["given"]
+        # How often: a function by its calls, what is outside of all of them by step or batch.
+        self._times = {"loop": given["train"] / size, "evaluate": given["validation"] / size}
+
+    def per(self, place, what) -> float:
+        """Return how often something happened each time that the program was at this place."""
+        times = self._times.get(place) or self.seen["calls"].get(place, 1)
+        return self.seen["places"].get(place, {}).get(what, 0) / times
+
+    def images(self, what) -> int:
+        """Return how many images did this, such as "passed in train"."""
+        return self.seen["images"].get(what, 0)
+
+
+# The same work -----------------------------------------------------------------------------------
+
+
+def _same_work(file, seen, off):
+    """Return findings on the images, the values, and what is done outside of the timed calls."""
+    same, left = file["same_data"], file["threads"]
+    text = "as they were" if same else "changed"
+    yield Finding(SAME, "images that make_data draws", same, text, "as they were", "outside")
+    text = f"{left} at work" if left > 0 else "none"
+    yield Finding(SAME, "threads that go on afterwards", left <= 0, text, "none", "outside")
+    trained, given = seen["images"].get("back in train", 0), seen["given"]
+    expected = str(given["train"])
+    ok = trained == given["train"]
+    yield Finding(SAME, "images trained with", ok, str(trained), expected, "batches")
+    known, expected = seen["images"].get("passed in validation", 0), given["validation"]
+    ok = known == expected
+    yield Finding(SAME, "images validated", ok, str(known), str(expected), "validation")
+    for what, error in off.items():
+        hint = "counts" if "right" in what else "validation" if "validation" in what else "values"
+        yield Finding(SAME, what, _close(what, error), _off(what, error), "equal", hint)
+
+
+def _close(what, error):
+    return error <= (FLIPS if "right" in what else CLOSE)
+
+
+def _off(what, error):
+    if _close(what, error):
+        return "equal"
+    return f"{error:g} differ" if "right" in what else f"off by {error:.2g} of it"
+
+
+def _each_run(times):
+    """Return whether the values were right in every run that was timed, too."""
+    what = "values in the timed runs"
+    differ = times["differ"]
+    if not differ:
+        todo = "submit without --pairs 0"
+        return Finding(SAME, what, State.UNMEASURED, "not timed", todo, "unmeasured")
+    off = [{name for name, error in run.items() if not _close(name, error)} for run in differ]
+    wrong = [names for names in off if names]
+    counts = wrong and all("right" in name for names in wrong for name in names)
+    text = f"wrong in {len(wrong)} of {len(differ)}" if wrong else "equal"
+    return Finding(SAME, what, not wrong, text, "equal", "counts" if counts else "cached")
+
+
+# The six repairs ---------------------------------------------------------------------------------
+
+
+def _repaired(mine, clean):
+    """Return a finding for each of the functions with a fault, and one for all other places."""
+    yield _operators(mine, clean, "augmented", mine.size / 2, "images")
+    yield _host(mine, clean)
+    # A loop over the classes would ask for 32 more, and as many in the backward pass.
+    yield _operators(mine, clean, "balanced_loss", 16, "classes")
+    yield _waits(mine, "clip", "norm")
+    passed, trained = mine.images("passed in train"), max(1, mine.images("back in train"))
+    ok = passed <= trained
+    text = f"{passed / trained:.3g} times"
+    yield Finding(REPAIRED, "each image passes the model, in training", ok, text, "once", "passes")
+    kept = mine.seen["kept_bytes"]
+    ok = not kept and not mine.images("graph in validation")
+    text = f"{kept / 1e6:.3g} MB" if not ok else "nothing"
+    what = "kept in the validation for a backward pass"
+    yield Finding(REPAIRED, what, ok, text, "nothing", "graph")
+    yield _elsewhere(mine, clean)
+
+
+def _operators(mine, clean, place, more, hint):
+    """Return whether a function asks for about as many operators as the clean one, and no wait."""
+    found, wanted = (side.per(place, "operators") for side in (mine, clean))
+    waits = mine.per(place, "waits")
+    ok = found <= wanted + more and waits < ONCE
+    text = f"{found:.4g}" + (f", and {waits:.3g} waits" if waits else "")
+    expected = f"about {wanted:.3g}, and no wait"
+    return Finding(REPAIRED, f"operators in {place}", ok, text, expected, hint)
+
+
+def _host(mine, clean):
+    """Return whether normalised stays on the device, in float32."""
+    place = "normalised"
+    left, made, wide = (mine.per(place, what) for what in ("left", "made", "float64"))
+    many = mine.per(place, "operators") > clean.per(place, "operators") + mine.size / 2
+    ok = max(left, made, wide, mine.per(place, "waits")) < ONCE and not many
+    text = f"{left:.3g} leave the device, {made:.3g} made in Python, {wide:.3g} in float64"
+    text += f", {mine.per(place, 'operators'):.4g} operators" if many else ""
+    hint = "arrays" if left >= ONCE or many else "constants"
+    return Finding(REPAIRED, f"tensors in {place}", ok, text, "none of these", hint)
+
+
+def _waits(mine, place, hint):
+    """Return whether a function leaves all numbers where they are."""
+    waits, left, made = (mine.per(place, what) for what in ("waits", "left", "made"))
+    ok = max(waits, left, made) < ONCE
+    text = f"{waits:.3g} waits, {left:.3g} copies to the host, {made:.3g} numbers from Python"
+    return Finding(REPAIRED, f"numbers read in {place}", ok, text, "none", hint)
+
+
+def _elsewhere(mine, clean):
+    """Return whether the other places do no more than those of the clean program."""
+    found = []
+    for place in ("train_step", "loop", "evaluate", "model", "optimizer"):
+        more = mine.per(place, "operators") - clean.per(place, "operators")
+        if more > mine.size / 4:
+            found.append(f"{more:.4g} operators more in {place}")
+        for what, text in (("waits", "waits"), ("left", "copies to the host"), ("made", "made")):
+            if mine.per(place, what) >= ONCE + clean.per(place, what):
+                found.append(f"{mine.per(place, what):.3g} {text} in {place}")
+    text = "; ".join(found) or "nothing more"
+    expected = "nothing more than in the clean program"
+    return Finding(REPAIRED, "in all other places", not found, text, expected, "elsewhere")
+
+
+# The time ----------------------------------------------------------------------------------------
+
+
+def _fast(times):
+    """Return whether the time is that of the clean program, within the margin."""
+    mine, clean = times["mine_s"], times["clean_s"]
+    what, expected = "time of a run", f"at most {1 + slow.MARGIN:g} times the clean program's"
+    if len(mine) < slow.LOOK:
+        todo = f"at least {slow.LOOK} pairs: submit without --pairs"
+        return Finding(FAST, what, State.UNMEASURED, f"{len(mine)} pairs", todo, "unmeasured")
+    mean, low, high = slow.ratio(mine, clean)
+    text = f"{mean:.3f} times (95 % interval {low:.3f} to {high:.3f}, {len(mine)} pairs)"
+    ok = slow.as_fast(low, high)
+    if ok is None:
+        expected += "; the runs differ too much to tell: submit again when nothing else runs"
+        state = State.UNMEASURED
+        return Finding(FAST, what, state, f"open: {text}", expected, "unmeasured", open=True)
+    return Finding(FAST, what, ok, text, expected, "time")
+
+
+EXERCISE = Prepared("04_slow", (SAME, REPAIRED, FAST), findings, last="times")

@@ -1,0 +1,91 @@
+"""The table and the figure of notebook 04c: what a slow program asks for, what its faults cost."""
+
+import statistics
+from collections import Counter
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+
+from dlojz.figures import report
+from dlojz.figures.timeline import open_trace
+from dlojz.runs import log, slow, stats
+from dlojz.table import Table
+
+PHASES = ("data", "forward", "backward", "update")  # of a step, as the job marks them
+NODE = "autograd::engine::evaluate_function: "  # before the name of a backward function
+SHOWN = 3  # operators that are named for each phase
+
+
+def operators(job) -> Table:
+    """Return a table of the phases of a step, and of the validation, with their operators."""
+    found, rows = open_trace(job), []
+    steps, outermost = len(found.steps), [*_outermost(found.ops)]
+    for phase in PHASES:
+        ranges = [r for r in found.ranges if r.name == phase and _in_a_step(found, r)]
+        ms = sum(r.end - r.begin for r in ranges) / steps
+        asked = Counter(
+            op.name for op in outermost if any(r.begin <= op.begin < r.end for r in ranges)
+        )
+        most = ", ".join(
+            f"{n / steps:.3g} {name.removeprefix(NODE)}" for name, n in asked.most_common(SHOWN)
+        )
+        rows.append((phase, f"{ms:.2f}", f"{asked.total() / steps:,.0f}", most))
+    cases = log.read(job).cases
+    batch = 1000 * cases["parts"]["validation_s"] / cases["parts"]["batches"]
+    kept = cases["mine"]["kept_bytes"] / 1e6
+    note = f"keeps {kept:.3g} MB for a backward pass" if kept else ""
+    rows.append(("validation", f"{batch:.2f}", "", note))
+    return Table(("phase", "ms a step", "operators a step", "most of them"), rows, "<>><")
+
+
+def _outermost(ops):
+    """Yield the operators that no other one asks for."""
+    ends = {}
+    for op in sorted(ops, key=lambda op: (op.begin, -op.end)):
+        if op.begin >= ends.get(op.where, op.begin):
+            ends[op.where] = op.end
+            yield op
+
+
+def _in_a_step(found, one):
+    return any(step.begin <= one.begin < step.end for step in found.steps)
+
+
+class Rung(NamedTuple):
+    """A program in which the first few faults are repaired."""
+
+    what: str
+    ms: float  # of a run, median
+    alone: float | None  # the clean program with only this fault: times as long as without
+
+
+def ladder(job) -> list[Rung]:
+    """Return the program as it is repaired, fault by fault, from a job with --costs."""
+    spent = {name: c["seconds"] for name, c in log.read(job).cases.items() if "seconds" in c}
+    names, clean = slow.FUNCTIONS, spent[f"repaired {len(slow.FUNCTIONS)}"]
+    texts = ["as it is handed out", *(f"{name} repaired" for name in names[:-1])]
+    rungs = []
+    for number, text in enumerate([*texts, "all six repaired"]):
+        ms = 1000 * statistics.median(spent[f"repaired {number}"])
+        repaired = names[number - 1] if number else None
+        pairs = zip(spent[f"only {repaired}"], clean, strict=True) if repaired else []
+        ratios = [one / without for one, without in pairs]
+        rungs.append(Rung(text, ms, statistics.median(ratios) if ratios else None))
+    return rungs
+
+
+def plot_costs(job, ax=None):
+    """Draw the time of a run as one fault after the other is repaired, and each fault alone."""
+    found, rungs = log.read(job), ladder(job)
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 3.8))[1]
+        ax.barh(range(len(rungs)), [r.ms for r in rungs], 0.65, color=report.PALETTE["forward"])
+        for row, rung in enumerate(rungs):
+            alone = f"; alone {rung.alone:.2f} times the clean program" if rung.alone else ""
+            ax.text(rung.ms, row, f"  {rung.ms:.0f} ms{alone}", va="center", fontsize=9)
+        ax.set(yticks=range(len(rungs)), yticklabels=[r.what for r in rungs])
+        ax.set(ylim=(len(rungs) - 0.5, -0.5), xlim=(0, 1.7 * max(r.ms for r in rungs)))
+        ax.set_xlabel("time of a run (ms): training and validation, median")
+        where = report.hardware_text(stats.summary(found))
+        ax.set_title(f"repaired one after the other; {where}", fontsize=9, fontweight="normal")
+    return ax
