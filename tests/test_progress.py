@@ -72,7 +72,7 @@ def test_at_first_everything_is_left(notebooks):
     assert found["01_gpu", "verdict"] == ("", "dlojz check 01")
     assert found["09_compile", "verdict '09_repair'"] == ("", "dlojz check 09_repair")
     assert found["01_gpu", "prediction '01 gpu'"] == ("", "your guess")
-    assert found["00_start", "quizzes"] == ("0 of 4 right", "start-epoch, 3 others")
+    assert found["00_start", "quizzes"] == ("0 of 9 right", "read-cut, 8 others")
     assert found["05_dataloader", "quizzes"] == ("0 of 5 right", "loader-bound, 4 others")
     assert found["04_profiler", "mysteries"] == ("", "all")
     assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == {
@@ -107,8 +107,8 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
     score = "images_per_s 300, measured 320 ★★★"
     assert found["01_gpu", "prediction '01 gpu'"] == (score, "")
     assert found["00_start", "quizzes"] == (
-        "2 of 4 right (1 at the first attempt)",
-        "start-accelerate, 1 other",
+        "2 of 9 right (1 at the first attempt)",
+        "read-cut, 6 others",
     )
     assert found["04_profiler", "mysteries"] == (
         "1 of 16 right (1 at the first attempt)",
