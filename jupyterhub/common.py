@@ -86,15 +86,25 @@ else:
 
 # Servers --------------------------------------------------------------------------------------
 
+
+
+def compiled_code(spawner):
+    """Return where torch.compile keeps its code: in the home.
+
+    By default it is /tmp/torchinductor_<name>, which any other user could have made before, with
+    code of their own in it.
+    """
+    return f"{spawner.user_env({})['HOME']}/.cache/torchinductor"
+
+
 c.Spawner.default_url = "/lab"
 c.Spawner.cmd = [str(env / "bin" / "jupyterhub-singleuser")]  # in full: PATH may be the trainee's
 c.Spawner.environment = {
     # So that a terminal knows `dlojz` and `python`, and a job the same Python.
     "PATH": f"{env / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
     "DLOJZ_DATA": str(env.parent / "data"),
+    "TORCHINDUCTOR_CACHE_DIR": compiled_code,
     "GIT_CONFIG_SYSTEM": str(env.parent / "gitconfig"),
-    # The whole history, so that `dlojz update` knows what the course looked like before.
-    "NBGITPULLER_DEPTH": "0",
     # What else the site says: DLOJZ_DATA, DLOJZ_SITE, DLOJZ_QUEUE, ...
     **{name: value for name, value in os.environ.items() if name.startswith("DLOJZ_")},
 }

@@ -7,7 +7,8 @@
 #                   and the package dlojz, installed from this clone but not editable
 #   FOLDER/proxy    configurable-http-proxy, from npm
 #   FOLDER/data     images of ImageNet's shape, unless DLOJZ_DATA names a folder
-#   FOLDER/gitconfig  so that trainees may clone FOLDER/course.git
+#   FOLDER/queue    the tickets of all trainees' jobs
+#   FOLDER/gitconfig, gitattributes   how trainees' clones get FOLDER/course.git, and merge
 #
 # Again: brings the package up to date. Stop no server for it, but trainees restart their kernels.
 set -euo pipefail
@@ -52,7 +53,21 @@ if [ -z "${DLOJZ_DATA:-}" ] && [ ! -e "$folder/data" ]; then
 fi
 # Git refuses a repository of another user, such as the course's own copy here, unless it is declared
 # safe; and of all configurations it believes only the system's in this. Servers use this one.
-printf '[include]\n\tpath = /etc/gitconfig\n[safe]\n\tdirectory = %s\n' "$folder/course.git" >"$folder/gitconfig"
+# A notebook merged line by line may be broken JSON, and a trainer a mixture that runs: if both sides
+# changed one, an update keeps the trainee's whole (-merge, with nbgitpuller's -Xours).
+cat >"$folder/gitconfig" <<END
+[include]
+	path = /etc/gitconfig
+[safe]
+	directory = $folder/course.git
+[core]
+	attributesFile = $folder/gitattributes
+END
+printf '%s -merge\n' '*.ipynb' dlojz/dlojz.py repair.py >"$folder/gitattributes"
+
+# The machine's queue of jobs belongs to root: whoever makes the folder may remove the tickets of
+# others in it, and the default, /tmp/dlojz-queue, is made by the first who submits.
+mkdir -p "$folder/queue" && chmod 1777 "$folder/queue"
 
 # Read-only for trainees, even if a package came with a private or a group-writable file.
 chmod -R a+rX,go-w "$env" "$folder/proxy"

@@ -15,10 +15,12 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -95,6 +97,7 @@ def as_user(name, *command):
         stderr=subprocess.STDOUT,
         text=True,
         cwd="/",
+        env={"PATH": os.environ["PATH"]},
         timeout=60,
     )
     return done.returncode, done.stdout
@@ -164,7 +167,6 @@ class Hub:
             "PATH": os.environ["PATH"],
             "HUB_URL": self.url,
             "A_SECRET": "of-the-administrator",
-            "DLOJZ_QUEUE": str(site.folder / "queue"),
             "DLOJZ_PRESET": "smoke",
             **site.with_data,
             **settings,
@@ -191,16 +193,20 @@ class Hub:
                 process.kill()
 
 
+def log_in(session, hub, name, password):
+    """Fill in the hub's form, and return its answer."""
+    session.get(f"{hub.url}/hub/login")
+    form = {"username": name, "password": password, "_xsrf": session.cookies["_xsrf"]}
+    return session.post(f"{hub.url}/hub/login", data=form, allow_redirects=False)
+
+
 class Trainee:
     """A trainee who has logged in, with a token of their own."""
 
     def __init__(self, hub, name):
         self.hub, self.name = hub, name
         self.session = requests.Session()
-        form = {"username": name, "password": hub.site.passwords()[name]}
-        self.session.get(f"{hub.url}/hub/login")
-        form["_xsrf"] = self.session.cookies["_xsrf"]
-        answer = self.session.post(f"{hub.url}/hub/login", data=form, allow_redirects=False)
+        answer = log_in(self.session, hub, name, hub.site.passwords()[name])
         assert answer.status_code == 302, answer.text
         xsrf = {"X-XSRFToken": next(c.value for c in self.session.cookies if c.name == "_xsrf")}
         answer = self.session.post(f"{hub.url}/hub/api/users/{name}/tokens", headers=xsrf)
@@ -274,10 +280,18 @@ def hub(site):
 
 @pytest.fixture(scope="module")
 def ann(hub, site):
+    """A trainee with the course and a notebook that runs."""
     trainee = Trainee(hub, site.names[0])
     trainee.start()
     trainee.pull()
+    trainee.run = trainee.kernel()
     return trainee
+
+
+@pytest.fixture(scope="module")
+def bob(site):
+    """The account of another trainee."""
+    return site.names[1]
 
 
 JOB = (
@@ -286,12 +300,220 @@ JOB = (
 )
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"HUB_LOGIN": "trial", "HUB_URL": "http://0.0.0.0:8000"}, "expected http://127.0.0.1:800"),
+        ({"HUB_LOGIN": "trial", "HUB_URL": "http://hub.example:80"}, "expected http://127.0.0.1:8"),
+        ({"HUB_URL": "http://0.0.0.0:8000"}, "expected https://... with HUB_CERTIFICATE"),
+        ({"HUB_URL": "here"}, "expected an address such as http://127.0.0.1:8000"),
+        ({"HUB_LOGIN": "dummy"}, "HUB_LOGIN=dummy: expected pam, or trial"),
+    ],
+)
+def test_an_open_door_is_refused(settings, message, tmp_path):
+    settings = {"HUB_URL": "http://127.0.0.1:8000", "HUB_LOGIN": "pam"} | settings
+    settings |= {"HUB_STATE": str(tmp_path)}
+    code = "import sys; from traitlets.config.loader import PyFileConfigLoader as L; "
+    code += "L(sys.argv[1]).load_config(); print('loaded')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(HUB / "one_machine.py")],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+
+
+def test_a_trial_asks_for_a_password_that_it_prints(site):
+    with Hub(site, "one_machine", HUB_LOGIN="trial", HUB_STATE=str(site.folder / "trial")) as hub:
+        said = hub.log.read_text()
+        password = re.search(r"and the password (\S+)", said)[1]
+        assert "/hub/user-redirect/git-pull?repo=file%3A%2F%2F" in said
+        for given, status in ((password, 302), ("x", 403)):
+            answer = log_in(requests.Session(), hub, "eve", given)
+            assert answer.status_code == status, given
+
+
+def test_the_guides_link_is_the_course(site):
+    text = site.run(block("python3 /opt/dlojz/course/jupyterhub/link.py"))
+    assert text.startswith("http://127.0.0.1:8000/hub/user-redirect/git-pull?repo=file%3A%2F%2F%2F")
+    assert f"{quote(str(CACHE / 'course.git'), safe='')}&branch=main&targetpath=dlojz" in text
+
+
 def test_a_notebook_has_the_shared_package_and_its_job_ends(ann):
-    run = ann.kernel()
-    assert run("import dlojz; print(dlojz.__path__[0])").strip().startswith(str(CACHE / "env"))
-    assert run("import os; print(os.getlogin if 0 else os.getuid())").strip() != "0"
-    said = run(
+    assert ann.run("import dlojz; print(dlojz.__path__[0])").startswith(str(CACHE / "env"))
+    assert ann.run("import os, pwd; print(pwd.getpwuid(os.getuid()).pw_name)").strip() == ann.name
+    said = ann.run(
         f"from dlojz.launch import submit\njob = submit('{JOB}')\njob.wait()\n"
         "print(job.state, job.directory, sep='\\n')"
     )
     assert said.split()[-2:] == ["COMPLETED", str(ann.home("dlojz/runs/0001"))], said
+
+
+def test_the_environment_and_the_data_are_read_only(ann, site):
+    said = ann.run(
+        "import dlojz, os, sys\n"
+        f"data, course = '{site.folder}/data', '{CACHE}/course.git'\n"
+        "for place in (dlojz.__path__[0], sys.prefix, data, course):\n"
+        "    print(os.access(place, os.R_OK), os.access(place, os.W_OK))"
+    )
+    assert said == "True False\n" * 4
+    writable = call("find", CACHE, "!", "-type", "l", "-perm", "/022", "!", "-name", "queue")
+    assert writable == ""
+
+
+# from /etc/skel, and by IPython, with the modes that they have there
+COPIED = (".bashrc", ".bash_logout", ".profile", "README")
+
+
+def test_files_of_a_trainee_are_private_even_in_an_open_home(ann, bob):
+    ann.run("from dlojz import progress; progress.keep('predictions', 'x', 1)")
+    ann.home().chmod(0o755)
+    try:
+        theirs = [p for p in ann.home().rglob("*") if not p.is_symlink() and p.stat().st_uid]
+        made = [p for p in theirs if p.name not in COPIED]
+        assert ann.home("dlojz/dlojz/dlojz.py") in made
+        assert ann.home("dlojz/progress.json") in made
+        assert ann.home("dlojz/runs/0001/events.jsonl") in made
+        assert [p for p in made if p.stat().st_mode & 0o077] == []
+        code, said = as_user(bob, "cat", ann.home("dlojz/progress.json"))
+        assert code == 1
+        assert "Permission denied" in said
+    finally:
+        ann.home().chmod(0o700)
+
+
+def test_a_trainee_neither_enters_anothers_server_nor_the_hubs_administration(hub, ann, bob):
+    other = Trainee(hub, bob)
+    for path in (f"/user/{ann.name}/api/contents", "/hub/api/users", f"/hub/api/users/{ann.name}"):
+        answer = requests.get(f"{hub.url}{path}", headers=other.token, timeout=30)
+        assert answer.status_code in (403, 404), path
+    assert log_in(requests.Session(), hub, "root", "x").status_code == 403
+    assert log_in(requests.Session(), hub, bob, "x").status_code == 403
+
+
+LOOK = """
+import os, sys
+secrets = [line.encode() for line in sys.stdin.read().split()]
+found = set()
+def look(path):
+    try:
+        with open(path, "rb") as file:
+            text = file.read(1 << 22)
+    except OSError:
+        return
+    found.update(secret.decode() for secret in secrets if secret in text)
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if pid != str(os.getpid()):
+        look(f"/proc/{pid}/cmdline"), look(f"/proc/{pid}/environ")
+for top in sys.argv[1:]:
+    for folder, _, names in os.walk(top):
+        for name in names:
+            if os.path.isfile(os.path.join(folder, name)):
+                look(os.path.join(folder, name))
+print(*sorted(found), sep="\\n")
+"""
+
+
+def variables(process):
+    """Return the environment that a process was started with."""
+    try:
+        text = Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+    except OSError:  # it has ended
+        return {}
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
+def secrets_of(hub, trainee):
+    """Return what nobody else may read: what it is -> the secret."""
+    found = {"cookie secret": (CACHE / "state" / "cookie_secret").read_text().strip()}
+    for process in psutil.Process(hub.process.pid).children(recursive=True):
+        about = variables(process)
+        if "CONFIGPROXY_AUTH_TOKEN" in about:
+            found["proxy"] = about["CONFIGPROXY_AUTH_TOKEN"]
+    found["password"] = hub.site.passwords()[trainee.name]
+    found["own token"] = trainee.token["Authorization"].split()[1]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.username() != trainee.name:
+                continue
+            about = variables(process)
+            found["server"] = about.get("JUPYTERHUB_API_TOKEN", found.get("server"))
+            found["oauth"] = about.get("JUPYTERHUB_OAUTH_ACCESS_TOKEN", found.get("oauth"))
+    for file in trainee.home(".local/share/jupyter/runtime").glob("kernel-*.json"):
+        found["kernel"] = json.loads(file.read_text())["key"]
+    return {what: secret for what, secret in found.items() if secret}
+
+
+def visible(secrets, places, user=None):
+    """Return which of the secrets a user finds in files and processes; None: root."""
+    command = [sys.executable if user is None else "/usr/bin/python3", "-c", LOOK, *places]
+    if user:
+        command = ["runuser", "-u", user, "--", *command]
+    given = "\n".join(secrets.values())
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return {what for what, secret in secrets.items() if secret in done.stdout.split()}
+
+
+def test_no_secret_is_in_a_log_a_command_line_or_an_open_file(hub, ann, bob, site):
+    ann.ask("GET", f"/user/{ann.name}/api/contents?token={ann.token['Authorization'].split()[1]}")
+    secrets = secrets_of(hub, ann)
+    assert {"cookie secret", "proxy", "password", "own token", "server", "kernel"} <= set(secrets)
+    places = [str(site.folder), str(CACHE / "state"), str(CACHE / "queue"), str(ann.home())]
+    seen = visible(secrets, places)
+    assert {"cookie secret", "proxy", "password", "server", "kernel"} <= seen, "the search works"
+    assert visible(secrets, places, bob) == set()
+    log = hub.log.read_text()
+    assert [what for what, secret in secrets.items() if secret in log] == []
+    about = variables(psutil.Process(hub.process.pid))
+    assert "A_SECRET" not in about
+    assert not set(about.values()) & set(secrets.values())
+
+
+def test_a_trainee_cannot_cancel_or_displace_anothers_job(ann, bob, site):
+    ann.home("dlojz/wait.py").write_text("import time; time.sleep(60)")
+    ann.run("job = submit('wait.py')")
+    run = Path(ann.run("print(job.directory)").strip())
+    until(lambda: ann.run("print(job.state)") == "RUNNING\n")
+    (ticket,) = (CACHE / "queue").glob("running-*")
+    keeper = json.loads((run / "keeper.json").read_text())["pid"]
+    attempts = (
+        ["rm", "-f", ticket],
+        ["mv", ticket, f"{ticket}.away"],
+        ["truncate", "-s", "0", ticket],
+        ["chmod", "000", CACHE / "queue"],
+        ["touch", run / "cancel"],
+        ["kill", "-KILL", keeper],
+    )
+    for attempt in attempts:
+        code, said = as_user(bob, *attempt)
+        assert code != 0, attempt
+        assert re.search("not permitted|denied", said), said
+    # The queue says whose job it is, and bob's own waits for it.
+    folder = f"/home/{bob}/other"
+    call("runuser", "-u", bob, "--", "mkdir", "-p", folder, cwd="/")
+    call("runuser", "-u", bob, "--", "touch", f"{folder}/.course-root", f"{folder}/t.py", cwd="/")
+    code = """if True:
+        import json, time
+        from dlojz.launch import submit
+        job = submit("t.py")
+        state, reason = job.directory / "state.json", None
+        while not reason:
+            time.sleep(0.1)
+            reason = json.loads(state.read_text()).get("reason")
+        job.cancel()
+        print(reason)"""
+    variables = (f"DLOJZ_QUEUE={CACHE}/queue", "DLOJZ_LAUNCHER=local", f"DLOJZ_ROOT={folder}")
+    _, said = as_user(bob, "env", *variables, CACHE / "env/bin/python", "-c", code)
+    assert f"held by run 0002 of {ann.name}" in said
+    assert ann.run("print(job.state)") == "RUNNING\n"
+    ann.run("job.cancel(); job.wait()")
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
