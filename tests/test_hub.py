@@ -50,6 +50,11 @@ def block(begin):
     return found
 
 
+def link(hub, repository):
+    """Return the course's link, as the guide makes it."""
+    return call(sys.executable, HUB / "link.py", hub, repository).strip()
+
+
 class Site:
     """A folder, accounts and a port in place of those of the guide."""
 
@@ -224,7 +229,7 @@ class Trainee:
         """Start the server, and wait until it answers; return how long it took."""
         begin = time.monotonic()
         self.ask("POST", f"/hub/api/users/{self.name}/server", json=options)
-        while time.monotonic() < begin + 60:
+        while time.monotonic() < begin + 90:
             if self.ask("GET", f"/hub/api/users/{self.name}").json()["servers"][""]["ready"]:
                 return time.monotonic() - begin
             time.sleep(0.1)
@@ -389,7 +394,6 @@ def test_a_trainee_neither_enters_anothers_server_nor_the_hubs_administration(hu
     for path in (f"/user/{ann.name}/api/contents", "/hub/api/users", f"/hub/api/users/{ann.name}"):
         answer = requests.get(f"{hub.url}{path}", headers=other.token, timeout=30)
         assert answer.status_code in (403, 404), path
-    assert log_in(requests.Session(), hub, "root", "x").status_code == 403
     assert log_in(requests.Session(), hub, bob, "x").status_code == 403
 
 
@@ -510,6 +514,115 @@ def test_a_trainee_cannot_cancel_or_displace_anothers_job(ann, bob, site):
     assert f"held by run 0002 of {ann.name}" in said
     assert ann.run("print(job.state)") == "RUNNING\n"
     ann.run("job.cancel(); job.wait()")
+
+
+def test_the_link_in_a_browser_brings_the_course_and_opens_it(hub, ann, page):
+    page.goto(link(hub.url, f"file://{CACHE}/course.git"))
+    page.fill("#username_input", ann.name)
+    page.fill("#password_input", hub.site.passwords()[ann.name])
+    page.click("#login_submit")
+    page.wait_for_url("**/lab/tree/dlojz/notebooks/00_start.ipynb*")
+    page.locator("#jp-main-statusbar", has_text=re.compile(r"\| Idle")).wait_for()
+    page.locator(".jp-CodeCell:visible").first.click()
+    page.keyboard.press("Shift+Enter")
+    page.locator(".jp-InputPrompt", has_text="[1]:").first.wait_for()
+    assert page.locator(".jp-OutputArea-output", has_text="Traceback").count() == 0
+
+
+def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site):
+    """What becomes of which file is in tests/test_updates.py; this is the way through a hub."""
+    trainer, upstream = ann.home("dlojz/dlojz/dlojz.py"), site.folder / "upstream"
+    trainer.write_text("# mine\n" + trainer.read_text())
+    for file in ("dlojz/dlojz.py", "GLOSSARY.md"):
+        (upstream / file).write_text("# theirs\n" + (upstream / file).read_text())
+    commit(upstream)
+    for line in block("git -C /opt/dlojz/course.git fetch").splitlines()[:2]:  # not the package
+        site.run(line)
+    ann.pull()
+    assert trainer.read_text().startswith("# mine\n")
+    assert "# theirs" not in trainer.read_text()
+    shown = ann.kernel()("import dlojz.widgets")
+    assert "updated:\n    GLOSSARY.md\n" in shown
+    assert "yours, kept as it was, though the course has another version:\n    dlojz/" in shown
+
+
+# Over Slurm -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slurm_hub(site, cluster):
+    fixture = site.folder / "fixture.toml"
+    fixture.write_text((REPOSITORY / "tests/slurm/fixture.toml").read_text())
+    settings = {"SLURM_CONF": str(cluster.conf), "DLOJZ_SITE": str(fixture)}
+    with Hub(site, "slurm_cluster", HUB_STATE=str(site.folder / "slurm"), **settings) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def bea(slurm_hub, site):
+    """The other trainee, whose server is a job with a GPU. The API accepts any option."""
+    trainee = Trainee(slurm_hub, site.names[1])
+    trainee.start(profile="gpu", cmd="touch ~/evil", options="--comment=evil")
+    trainee.pull()
+    trainee.run = trainee.kernel()
+    return trainee
+
+
+def job_of(cluster, trainee):
+    return cluster.call("squeue", "-h", "-u", trainee.name, "-n", "jupyter", "-o", "%A %T").split()
+
+
+def test_a_server_is_a_slurm_job_of_its_trainee(bea, cluster):
+    said = bea.run(
+        "import os, pwd, socket, subprocess, dlojz\n"
+        "print(pwd.getpwuid(os.getuid()).pw_name, socket.gethostname())\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], dlojz.__path__[0])\n"
+        "print(subprocess.check_output(['srun', '-n1', 'hostname'], text=True, timeout=20))"
+    )
+    user, node, gpu, package, step = said.split()
+    assert (user, gpu, package.startswith(str(CACHE))) == (bea.name, "0", True)
+    assert node.startswith("node")
+    assert step == node, "a step of one's own need not wait for the server"
+    number, state = job_of(cluster, bea)
+    script = cluster.call("scontrol", "write", "batch_script", number, "-")
+    assert state == "RUNNING"
+    assert "--gres=gpu:1" in script
+    assert "evil" not in script
+
+
+def test_a_job_of_the_notebook_goes_to_slurm_and_ends(bea):
+    bea.home("dlojz/t.py").write_text("import dlojz.runs.log as log; print(log.__file__)")
+    said = bea.run(
+        "from dlojz.launch import launcher, submit\njob = submit('t.py')\njob.wait()\n"
+        "print(launcher().name, job.state, (job.directory / 'stdout.txt').read_text())"
+    )
+    name, state, file = said.split()
+    assert (name, state) == ("slurm", "COMPLETED")
+    assert file.startswith(str(CACHE / "env"))
+
+
+def test_slurm_shows_no_token_and_lets_nobody_cancel_anothers_server(bea, ann, site, cluster):
+    secrets = {k: v for k, v in secrets_of(bea.hub, bea).items() if k != "cookie secret"}
+    assert {"proxy", "server", "own token"} <= set(secrets)
+    places = [str(site.folder), str(cluster.folder)]
+    assert "server" in visible(secrets, places), "the search works"
+    assert visible(secrets, places, ann.name) == set()
+    number, _ = job_of(cluster, bea)
+    conf = f"SLURM_CONF={cluster.conf}"
+    _, shown = as_user(ann.name, "env", conf, "scontrol", "show", "job", "-dd", number)
+    assert f"JobId={number}" in shown
+    assert [what for what, secret in secrets.items() if secret in shown] == []
+    code, said = as_user(ann.name, "env", conf, "scancel", number)
+    assert code != 0
+    assert "permission denied" in said
+    assert job_of(cluster, bea) == [number, "RUNNING"]
+    log = bea.hub.log.read_text()
+    assert [what for what, secret in secrets.items() if secret in log] == []
+
+
+def test_a_server_that_is_stopped_gives_its_node_back(bea, cluster):
+    bea.ask("DELETE", f"/hub/api/users/{bea.name}/server")
+    until(lambda: not job_of(cluster, bea))
 
 
 def until(condition, seconds=30):
