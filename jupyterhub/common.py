@@ -84,8 +84,10 @@ elif login == "pam":  # the accounts and passwords of this machine
 else:
     sys.exit(f"HUB_LOGIN={login}: expected pam, or trial")
 
-# Servers --------------------------------------------------------------------------------------
+# A restart of the hub need not end the servers: it finds them again. A trial leaves nothing behind.
+c.JupyterHub.cleanup_servers = login == "trial"
 
+# Servers --------------------------------------------------------------------------------------
 
 
 def compiled_code(spawner):

@@ -26,5 +26,3 @@ else:
 
 # The folder that install.sh made for it.
 c.Spawner.environment.setdefault("DLOJZ_QUEUE", str(Path(sys.prefix).parent / "queue"))
-# On one machine, a restart of the hub need not end the servers: it finds them again.
-c.JupyterHub.cleanup_servers = os.environ["HUB_LOGIN"] == "trial"

@@ -33,6 +33,9 @@ GUIDE = (HUB / "README.md").read_text()
 # One for each clone: tests of two clones may run at the same time.
 CACHE = Path("/var/cache") / f"dlojz-hub-{hashlib.sha256(bytes(REPOSITORY)).hexdigest()[:8]}"
 
+# Where nothing is kept yet, PyTorch is installed first.
+pytestmark = pytest.mark.timeout(900)
+
 if os.geteuid() or not all(map(shutil.which, ("npm", "useradd", "chpasswd", "git"))):
     if os.environ.get("CI"):
         pytest.fail("needs root, npm and python3-venv: tools/system.sh", pytrace=False)
@@ -165,7 +168,7 @@ class Hub:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1] % 20_000 + 12_000  # two more are derived from it
         self.site, self.url = site, f"http://127.0.0.1:{port}"
-        self.log = site.folder / f"{configuration}.log"
+        self.log, self.left = site.folder / f"{configuration}.log", []
         (unit,) = re.findall(r"^ExecStart=(.*)", (HUB / "dlojz-hub.service").read_text(), re.M)
         self.command = unit.replace("/opt/dlojz", str(CACHE)).replace("one_machine", configuration)
         self.environment = {
@@ -189,11 +192,15 @@ class Hub:
             time.sleep(0.1)
         raise AssertionError(self.log.read_text())
 
-    def __exit__(self, *error):
-        started = [p for p in psutil.Process(self.process.pid).children(recursive=True)]
+    def stop(self):
+        """End the hub, as systemd does: it alone gets the signal."""
+        started = psutil.Process(self.process.pid).children(recursive=True)
         self.process.terminate()
         self.process.wait(30)
-        for process in started:
+        return started
+
+    def __exit__(self, *error):
+        for process in {*self.stop(), *self.left}:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -251,13 +258,16 @@ class Trainee:
         """Start a kernel as a notebook of the course has it; return how to run code in it."""
         path = f"/user/{self.name}/api/kernels"
         kernel = self.ask("POST", path, json={"path": "dlojz/notebooks/00_start.ipynb"}).json()
-        address = f"{self.hub.url}{path}/{kernel['id']}/channels".replace("http", "ws", 1)
-        return Kernel(websocket.create_connection(address, header=self.token, timeout=60))
+        return Kernel(f"{self.hub.url}{path}/{kernel['id']}/channels", self.token)
 
 
 class Kernel:
-    def __init__(self, channel):
-        self.channel = channel
+    def __init__(self, address, token):
+        self.address, self.token = address.replace("http", "ws", 1), token
+        self.connect()
+
+    def connect(self):
+        self.channel = websocket.create_connection(self.address, header=self.token, timeout=60)
 
     def __call__(self, code):
         """Run code, and return what it prints."""
@@ -544,6 +554,13 @@ def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site)
     shown = ann.kernel()("import dlojz.widgets")
     assert "updated:\n    GLOSSARY.md\n" in shown
     assert "yours, kept as it was, though the course has another version:\n    dlojz/" in shown
+
+
+def test_a_restart_of_the_hub_leaves_servers_and_kernels_alone(hub, ann):
+    hub.left = hub.stop()
+    hub.__enter__()
+    ann.run.connect()
+    assert ann.run("print(dlojz.__path__[0])").startswith(str(CACHE)), "it knows what it imported"
 
 
 # Over Slurm -----------------------------------------------------------------------------------
