@@ -60,6 +60,8 @@ cat >"$folder/gitconfig" <<END
 	path = /etc/gitconfig
 [safe]
 	directory = $folder/course.git
+	directory = $course
+	directory = $course/.git
 [core]
 	attributesFile = $folder/gitattributes
 END

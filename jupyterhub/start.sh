@@ -7,7 +7,7 @@
 #   HUB_LOGIN        pam (default): accounts of this machine. trial: on loopback, one password
 #   HUB_URL          where to listen (default: http://127.0.0.1:8000)
 #   HUB_CERTIFICATE  HUB_KEY: the files of a TLS certificate, for https
-#   HUB_STATE        the hub's own folder: database, cookie secret (default: FOLDER/state)
+#   HUB_STATE        the hub's own folder: database, cookie secret (default: FOLDER/state, or FOLDER/trial)
 #   HUB_REPOSITORY   where the course is cloned from (default: this clone), HUB_BRANCH: which branch
 #   DLOJZ_...        what servers and jobs get: DLOJZ_DATA, the images (default: FOLDER/data), DLOJZ_SITE
 #   HUB_PROFILES     HUB_ADDRESS, SLURM_CONF: see slurm_cluster.py
@@ -24,6 +24,7 @@ folder=$(cd "$1" && pwd)
   die "$2: expected one_machine or slurm_cluster"
 
 export HUB_LOGIN=${HUB_LOGIN:-pam} HUB_URL=${HUB_URL:-http://127.0.0.1:8000}
+[ "$HUB_LOGIN" != trial ] || HUB_STATE=${HUB_STATE:-$folder/trial} # not the accounts of a class
 export HUB_STATE=${HUB_STATE:-$folder/state}
 # What the hub and the servers write is private: files 0600, folders 0700, whatever a home's mode.
 umask 077

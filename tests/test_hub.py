@@ -186,9 +186,10 @@ class Hub:
                 shlex.split(self.command), env=self.environment, stdout=log, stderr=log, cwd="/"
             )
         for _ in range(300):
-            if "JupyterHub is now running" in self.log.read_text():
-                return self
             assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{self.url}/hub/health").ok:
+                    return self
             time.sleep(0.1)
         raise AssertionError(self.log.read_text())
 
@@ -374,6 +375,9 @@ def test_the_environment_and_the_data_are_read_only(ann, site):
         "    print(os.access(place, os.R_OK), os.access(place, os.W_OK))"
     )
     assert said == "True False\n" * 4
+    # By default a folder in /tmp that another could have made before, with code of their own.
+    code = ann.run("print(os.environ['TORCHINDUCTOR_CACHE_DIR'])").strip()
+    assert code == str(ann.home(".cache/torchinductor"))
     writable = call("find", CACHE, "!", "-type", "l", "-perm", "/022", "!", "-name", "queue")
     assert writable == ""
 
@@ -616,6 +620,9 @@ def test_a_job_of_the_notebook_goes_to_slurm_and_ends(bea):
     name, state, file = said.split()
     assert (name, state) == ("slurm", "COMPLETED")
     assert file.startswith(str(CACHE / "env"))
+    made = [bea.home("dlojz/runs/0001"), *bea.home("dlojz/runs/0001").rglob("*")]
+    assert bea.home("dlojz/runs/0001/stdout.txt") in made
+    assert [p for p in made if p.stat().st_mode & 0o077] == []
 
 
 def test_slurm_shows_no_token_and_lets_nobody_cancel_anothers_server(bea, ann, site, cluster):
