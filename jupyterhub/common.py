@@ -77,7 +77,7 @@ if login == "trial":
     c.SharedPasswordAuthenticator.user_password = password
     c.Authenticator.allow_all = True  # since JupyterHub 5 nobody gets in without it
     c.JupyterHub.log_level = "WARN"  # or the password would scroll away
-    c.ConfigurableHTTPProxy.command += ["--log-level", "warn"]
+    c.ConfigurableHTTPProxy.log_level = "warn"
     print(f"Log in at {url} with any name, such as ann, and the password {password}", flush=True)
 elif login == "pam":  # the accounts and passwords of this machine
     c.JupyterHub.authenticator_class = "pam"

@@ -23,6 +23,17 @@ course=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 umask 022 # what is installed is for everybody to read
 mkdir -p "$1" && folder=$(cd "$1" && pwd) || die "no folder $1: expected one that you may write to"
 
+if [ "$(id -u)" = 0 ]; then # for other users: each folder above must let them pass
+  parent=$folder
+  while [ "$parent" != / ]; do
+    case $(stat -c %A "$parent") in
+      *x | *t) ;;
+      *) die "$parent is closed to other users: choose another folder, such as /opt/dlojz" ;;
+    esac
+    parent=$(dirname "$parent")
+  done
+fi
+
 # Debian's own Python. One from pyenv or conda often lies in a private home (0700), and a server of
 # another user then ends with "Permission denied", because a venv only links to it.
 python=${PYTHON:-/usr/bin/python3}
@@ -74,9 +85,4 @@ mkdir -p "$folder/queue" && chmod 1777 "$folder/queue"
 # Read-only for trainees, even if a package came with a private or a group-writable file.
 chmod -R a+rX,go-w "$env" "$folder/proxy"
 [ ! -e "$folder/data" ] || chmod -R a+rX,go-w "$folder/data"
-parent=$folder # each folder above must let others pass
-while [ "$parent" != / ]; do
-  case $(stat -c %A "$parent") in *x | *t) ;; *) die "$parent is closed to other users: choose another folder, such as /opt/dlojz" ;; esac
-  parent=$(dirname "$parent")
-done
 echo "$folder is ready"

@@ -163,14 +163,15 @@ def site():
 class Hub:
     """A hub that was started as the guide's unit starts it."""
 
-    def __init__(self, site, configuration, **settings):
+    def __init__(self, site, configuration, user="root", **settings):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1] % 20_000 + 12_000  # two more are derived from it
         self.site, self.url = site, f"http://127.0.0.1:{port}"
         self.log, self.left = site.folder / f"{configuration}.log", []
         (unit,) = re.findall(r"^ExecStart=(.*)", (HUB / "dlojz-hub.service").read_text(), re.M)
-        self.command = unit.replace("/opt/dlojz", str(CACHE)).replace("one_machine", configuration)
+        unit = unit.replace("/opt/dlojz", str(CACHE)).replace("one_machine", configuration)
+        self.command = f"runuser -u {user} -- {unit}" if user != "root" else unit
         self.environment = {
             "PATH": os.environ["PATH"],
             "HUB_URL": self.url,
@@ -216,10 +217,11 @@ def log_in(session, hub, name, password):
 class Trainee:
     """A trainee who has logged in, with a token of their own."""
 
-    def __init__(self, hub, name):
+    def __init__(self, hub, name, password=None):
         self.hub, self.name = hub, name
         self.session = requests.Session()
-        answer = log_in(self.session, hub, name, hub.site.passwords()[name])
+        password = password or hub.site.passwords()[name]
+        answer = log_in(self.session, hub, name, password)
         assert answer.status_code == 302, answer.text
         xsrf = {"X-XSRFToken": next(c.value for c in self.session.cookies if c.name == "_xsrf")}
         answer = self.session.post(f"{hub.url}/hub/api/users/{name}/tokens", headers=xsrf)
@@ -341,14 +343,45 @@ def test_an_open_door_is_refused(settings, message, tmp_path):
     assert message in done.stderr
 
 
-def test_a_trial_asks_for_a_password_that_it_prints(site):
-    with Hub(site, "one_machine", HUB_LOGIN="trial", HUB_STATE=str(site.folder / "trial")) as hub:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("install.sh", "expected a folder, found '': jupyterhub/install.sh /opt/dlojz"),
+        ("install.sh /root/x", "is closed to other users: choose another folder"),
+        ("start.sh /opt", "expected a folder and a configuration"),
+        ("start.sh /usr one_machine", "no JupyterHub in /usr: run"),
+        (f"start.sh {CACHE} laptop", "laptop: expected one_machine or slurm_cluster"),
+        ("link.py http://here", "expected a hub and a repository"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said(site, words, message):
+    name, *rest = words.split()
+    python = [sys.executable] * name.endswith(".py")
+    made = Path("/root/x").exists()
+    done = subprocess.run([*python, HUB / name, *rest], capture_output=True, text=True)
+    if not made and Path("/root/x").exists():
+        Path("/root/x").rmdir()
+    assert done.returncode != 0
+    assert message in done.stderr
+    asked = subprocess.run([*python, HUB / name, "--help"], capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert name in asked.stdout
+
+
+def test_a_plain_user_tries_a_hub_with_a_password(site, bob):
+    settings = {"HUB_LOGIN": "trial", "HUB_STATE": f"/home/{bob}/trial", "HOME": f"/home/{bob}"}
+    with Hub(site, "one_machine", user=bob, **settings) as hub:
         said = hub.log.read_text()
         password = re.search(r"and the password (\S+)", said)[1]
         assert "/hub/user-redirect/git-pull?repo=file%3A%2F%2F" in said
-        for given, status in ((password, 302), ("x", 403)):
-            answer = log_in(requests.Session(), hub, "eve", given)
-            assert answer.status_code == status, given
+        refused = (("eve", "x"), ("root", password), ("eve;id", password), ("-eve", password))
+        for name, given in refused:
+            assert log_in(requests.Session(), hub, name, given).status_code == 403, name
+        Trainee(hub, "eve", password).start()
+        server = next(
+            p for p in psutil.process_iter() if variables(p).get("JUPYTERHUB_USER") == "eve"
+        )
+        assert server.username() == bob
 
 
 def test_the_guides_link_is_the_course(site):
