@@ -117,4 +117,6 @@ c.Spawner.environment = {
 c.Spawner.args = [
     "--MappingKernelManager.cull_idle_timeout=7200",
     "--ServerApp.shutdown_no_activity_timeout=7200",
+    # Otherwise each start of a server looks for language servers, with a Node.js process.
+    "--LanguageServerManager.autodetect=False",
 ]

@@ -390,6 +390,13 @@ def test_the_guides_link_is_the_course(site):
     assert f"{quote(str(CACHE / 'course.git'), safe='')}&branch=main&targetpath=dlojz" in text
 
 
+def test_every_block_of_the_guide_is_run(site):
+    """Four by the fixture `site`, and two lines of the fifth; the rest in tests of their own."""
+    begins = ("apt-get", "mkdir", "/opt/dlojz/course/", "groupadd", "install", "python3", "git")
+    assert len(blocks()) == len(begins)
+    assert all(text.startswith(begin) for text, begin in zip(blocks(), begins, strict=True))
+
+
 def test_a_notebook_has_the_shared_package_and_its_job_ends(ann):
     assert ann.run("import dlojz; print(dlojz.__path__[0])").startswith(str(CACHE / "env"))
     assert ann.run("import os, pwd; print(pwd.getpwuid(os.getuid()).pw_name)").strip() == ann.name
@@ -397,6 +404,7 @@ def test_a_notebook_has_the_shared_package_and_its_job_ends(ann):
         f"from dlojz.launch import submit\njob = submit('{JOB}')\njob.wait()\n"
         "print(job.state, job.directory, sep='\\n')"
     )
+    assert not ann.home(".npm").exists(), "a server starts no Node.js"
     assert said.split()[-2:] == ["COMPLETED", str(ann.home("dlojz/runs/0001"))], said
 
 
