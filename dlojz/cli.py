@@ -500,7 +500,7 @@ def _update(args):
     if not args.last and found == before:
         print("nothing new since the last update: dlojz update --last shows that")
     else:
-        print(found or "no update yet: the course is as it was when you got it")
+        print(found.text() if found else "no update yet: the course is as it was when you got it")
     updates.see()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from dlojz.course import UserError, course_root
 
 RENAMED = re.compile(r"(.+)__(\d{14})(\.[^.]*)?")  # by nbgitpuller: name__20260131120000.py
+MOST = 10  # files of a list that a notebook shows
 SEEN = "dlojz-update-seen"  # in .git: the update that the trainee has been shown
 
 
@@ -42,23 +43,28 @@ class Update:
     unfinished: bool = False  # fetched, but not merged
 
     def __str__(self) -> str:
-        lines = [f"The course was updated on {self.when:%d %B at %H:%M}."]
+        """Return what is the trainee's in full, and the beginning of what is the course's."""
+        return self.text(MOST)
+
+    def text(self, most: int | None = None) -> str:
+        """Return the report; most: how many of the course's files in a list."""
         if self.unfinished:
-            lines = [f"An update of {self.when:%d %B at %H:%M} was not finished: dlojz update"]
-        for what, files in (
-            ("updated", self.updated),
-            ("new", self.added),
-            ("removed", self.removed),
-            ("yours, kept as it was, though the course has another version", self.kept),
-            ("yours and the course's lines together: read it", self.merged),
-            ("yours, renamed, because the course has a file of that name", self.renamed),
+            return f"An update of {self.when:%d %B at %H:%M} was not finished: dlojz update"
+        lines = [f"The course was updated on {self.when:%d %B at %H:%M}."]
+        for what, files, limit in (
+            ("updated", self.updated, most),
+            ("new", self.added, most),
+            ("removed", self.removed, most),
+            ("yours, kept as it was, though the course has another version", self.kept, None),
+            ("yours and the course's lines together: read it", self.merged, None),
+            ("yours, renamed, because the course has a file of that name", self.renamed, None),
         ):
             if files:
-                lines += [f"{what}:", *(f"    {file}" for file in files)]
+                lines += [f"{what}:", *(f"    {file}" for file in files[:limit])]
+                if more := len(files) - len(files[:limit]):
+                    lines.append(f"    and {more} more: dlojz update --last")
         if self.kept:
-            lines.append(
-                f"the course's version, with yours saved: dlojz update --take {self.kept[0]}"
-            )
+            lines.append(f"for the course's, with yours saved: dlojz update --take {self.kept[0]}")
         return "\n".join(lines)
 
 

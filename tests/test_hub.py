@@ -155,7 +155,7 @@ def site():
             yield site
         finally:
             for name in site.names:
-                subprocess.run(["userdel", "--remove", name], capture_output=True)
+                subprocess.run(["userdel", "--force", "--remove", name], capture_output=True)
             for group in {"dlojz", "dlojz-teachers"} - set(groups):
                 subprocess.run(["groupdel", group], capture_output=True)
 
@@ -166,7 +166,7 @@ class Hub:
     def __init__(self, site, configuration, user="root", **settings):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1] % 20_000 + 12_000  # two more are derived from it
+            port = free.getsockname()[1] % 7_000 + 12_000  # two more are derived from it
         self.site, self.url = site, f"http://127.0.0.1:{port}"
         self.log, self.left = site.folder / f"{configuration}.log", []
         (unit,) = re.findall(r"^ExecStart=(.*)", (HUB / "dlojz-hub.service").read_text(), re.M)
@@ -395,6 +395,10 @@ def test_every_block_of_the_guide_is_run(site):
     begins = ("apt-get", "mkdir", "/opt/dlojz/course/", "groupadd", "install", "python3", "git")
     assert len(blocks()) == len(begins)
     assert all(text.startswith(begin) for text, begin in zip(blocks(), begins, strict=True))
+    unit = site.folder / "dlojz-hub.service"  # the guide has installed it
+    unit.write_text(unit.read_text().replace("/opt/dlojz", str(CACHE)))
+    if shutil.which("systemd-analyze"):
+        call("systemd-analyze", "verify", unit)
 
 
 def test_a_notebook_has_the_shared_package_and_its_job_ends(ann):
@@ -589,7 +593,8 @@ def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site)
     trainer, upstream = ann.home("dlojz/dlojz/dlojz.py"), site.folder / "upstream"
     trainer.write_text("# mine\n" + trainer.read_text())
     for file in ("dlojz/dlojz.py", "GLOSSARY.md"):
-        (upstream / file).write_text("# theirs\n" + (upstream / file).read_text())
+        text = (upstream / file).read_text()
+        (upstream / file).write_text(f"# theirs\n{text}# theirs\n")  # one meets mine, one does not
     commit(upstream)
     for line in block("git -C /opt/dlojz/course.git fetch").splitlines()[:2]:  # not the package
         site.run(line)

@@ -149,9 +149,10 @@ def test_the_courses_version_of_a_kept_file_can_be_taken(clone, capsys):
     assert "the course has no file none.py" in capsys.readouterr().err
 
 
-def test_a_notebook_shows_an_update_once(clone):
+def test_a_notebook_shows_an_update_once(clone, capsys):
     code = "import dlojz.widgets"
-    publish(clone.parent / "upstream", {"slurm/job.sbatch": "theirs"})
+    many = {f"slurm/{n:02}.toml": "new" for n in range(updates.MOST + 3)}
+    publish(clone.parent / "upstream", {"slurm/job.sbatch": "theirs", **many})
 
     def first_cell():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -160,8 +161,12 @@ def test_a_notebook_shows_an_update_once(clone):
 
     assert first_cell() == "", "none yet"
     updates.update()
-    assert "updated:\n    slurm/job.sbatch\n" in first_cell()
+    shown = first_cell()
+    assert "updated:\n    slurm/job.sbatch\n" in shown
+    assert "slurm/09.toml\n    and 3 more: dlojz update --last\n" in shown
     assert first_cell() == ""
+    assert cli.main(["update", "--last"]) == 0
+    assert "slurm/12.toml\n" in capsys.readouterr().out
 
 
 def test_before_any_update_and_outside_a_clone(clone, tmp_path, monkeypatch, capsys):
