@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -131,14 +132,14 @@ def commit(folder, text="course"):
 def site():
     """The guide's steps up to the start of the hub; accounts go with the session."""
     CACHE.mkdir(exist_ok=True)
-    groups = [group.gr_name for group in grp.getgrall()]
     with (
-        (CACHE / "lock").open("w") as lock,
+        Path("/var/cache/dlojz-hub.lock").open("w") as lock,  # for the groups: also other clones
         tempfile.TemporaryDirectory(
             prefix="dlojz-hub-", dir="/tmp", ignore_cleanup_errors=True
         ) as folder,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
+        groups = [group.gr_name for group in grp.getgrall()]
         for name in ("course", "course.git", "state"):
             shutil.rmtree(CACHE / name, ignore_errors=True)
         site = Site(Path(folder))
@@ -423,6 +424,7 @@ def test_the_environment_and_the_data_are_read_only(ann, site):
     # By default a folder in /tmp that another could have made before, with code of their own.
     code = ann.run("print(os.environ['TORCHINDUCTOR_CACHE_DIR'])").strip()
     assert code == str(ann.home(".cache/torchinductor"))
+    assert stat.S_IMODE((site.folder / "passwords").stat().st_mode) == 0o600
     writable = call("find", CACHE, "!", "-type", "l", "-perm", "/022", "!", "-name", "queue")
     assert writable == ""
 
@@ -597,7 +599,7 @@ def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site)
         (upstream / file).write_text(f"# theirs\n{text}# theirs\n")  # one meets mine, one does not
     commit(upstream)
     for line in block("git -C /opt/dlojz/course.git fetch").splitlines()[:2]:  # not the package
-        site.run(line)
+        site.run(f"umask 077\n{line}")  # as an administrator's may be
     ann.pull()
     assert trainer.read_text().startswith("# mine\n")
     assert "# theirs" not in trainer.read_text()
