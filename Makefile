@@ -9,7 +9,11 @@ STEP ?= 03
 # JupyterLab refuses root, who is the only user of most containers.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup demo test lab lint bench bench-gpu bench-loader verify record clean
+# A hub for trials: one_machine or slurm_cluster, in a folder that every user may read.
+HUB ?= one_machine
+HUB_FOLDER ?= $(if $(filter 0,$(shell id -u)),/opt/dlojz,$(HOME)/.local/share/dlojz)
+
+.PHONY: help setup demo test lab hub lint bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -39,6 +43,10 @@ test: setup  ## all tests: unit, solutions, notebooks, browser
 
 lab: setup  ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab $(ROOT) --notebook-dir=. notebooks/00_start.ipynb
+
+hub:  ## try the course on a JupyterHub of your own, on loopback; or HUB=slurm_cluster
+	jupyterhub/install.sh $(HUB_FOLDER)
+	HUB_LOGIN=trial HUB_BRANCH=$${HUB_BRANCH:-$$(git branch --show-current)} jupyterhub/start.sh $(HUB_FOLDER) $(HUB)
 
 lint: setup  ## ruff, and the derived files
 	$(BIN)/ruff check

@@ -17,9 +17,9 @@ import forking  # in tests/
 REPOSITORY = Path(__file__).parent
 # The files that take longest come first: at the end no process is left alone with one of them.
 FIRST = (
-    *("test_wrong.py", "test_slurm.py", "test_museum.py", "test_trainer.py", "test_check.py"),
-    *("test_browser.py", "test_keeper.py", "test_launch.py", "test_compiling.py", "test_worth.py"),
-    *("test_repair.py", "test_samples.py", "test_forks.py", "test_install.py"),
+    *("test_wrong.py", "test_hub.py", "test_slurm.py", "test_museum.py", "test_trainer.py"),
+    *("test_check.py", "test_browser.py", "test_keeper.py", "test_launch.py", "test_compiling.py"),
+    *("test_worth.py", "test_repair.py", "test_samples.py", "test_forks.py", "test_install.py"),
 )
 SHARED = (".course-root", "dlojz", "notebooks", "reference", "solutions", "tools")
 

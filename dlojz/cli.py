@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dlojz import course, images, launch, presets, progress, sites
+from dlojz import course, images, launch, presets, progress, sites, updates
 from dlojz.launch import series
 from dlojz.runs import log, memory, suspects, worth
 from dlojz.runs.folder import events_file
@@ -213,6 +213,10 @@ def _add_course_commands(command):
     add = command("restore", _restore, "put a saved trainer back; the present one is saved first")
     add("file", nargs="?", help="its name (default: the newest that differs from yours)")
     add("--list", action="store_true", help="only show the saved files")
+
+    add = command("update", _update, "bring the course up to date; what you changed stays yours")
+    add("--last", action="store_true", help="only show what the last update did")
+    add("--take", metavar="FILE", help="replace a file by the course's; yours is saved first")
 
 
 def _doctor(args):
@@ -512,6 +516,23 @@ def _restore(args):
     file, saved = course.restore(args.file)
     print(f"{course.trainer()} is now {file}")
     print(f"yours was saved: {saved}" if saved else "yours was a step of the course: not saved")
+
+
+def _update(args):
+    if args.take:
+        saved = updates.take(args.take)
+        print(f"{args.take} is now the course's" + (f"; yours was saved: {saved}" if saved else ""))
+        return
+    before = updates.last()
+    if not args.last:
+        print("pulling ...", file=sys.stderr, flush=True)
+        updates.update()
+    found = updates.last()
+    if not args.last and found == before:
+        print("nothing new since the last update: dlojz update --last shows that")
+    else:
+        print(found.text() if found else "no update yet: the course is as it was when you got it")
+    updates.see()
 
 
 def _progress(args):

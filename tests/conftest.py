@@ -14,6 +14,11 @@ import psutil
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +111,22 @@ def stop_at_first_save(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "save", save_and_stop)
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page of Chromium; its last state is kept as a picture."""
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium: tools/system.sh")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        page = browser.new_page(viewport={"width": 1300, "height": 1400})
+        page.set_default_timeout(60_000)
+        yield page
+        page.screenshot(path=tmp_path / "last.png")
+        browser.close()
 
 
 class Slurm:

@@ -15,14 +15,6 @@ import pytest
 from dlojz import progress
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-
-if CHROMIUM is None and not os.environ.get("CI"):
-    pytest.skip("needs Chromium: tools/system.sh", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +49,6 @@ def lab(tmp_path_factory):
     finally:
         server.terminate()
         server.wait(20)
-
-
-@pytest.fixture
-def page(tmp_path):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        page = browser.new_page(viewport={"width": 1300, "height": 1400})
-        page.set_default_timeout(60_000)
-        yield page
-        page.screenshot(path=tmp_path / "last.png")
-        browser.close()
 
 
 def open_notebook(page, address):

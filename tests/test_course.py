@@ -167,6 +167,7 @@ MAY_IMPORT = {
     "progress": {"course", "table"},
     "runs": {"course", "idr_torch", "machine"},
     "sites": {"course"},
+    "updates": {"course"},
     "figures": {"course", "progress", "runs", "table"},
     "jobs": {"course", "idr_torch", "presets", "runs"},
     "training": {"course", "idr_torch", "images", "machine", "runs"},
@@ -174,7 +175,7 @@ MAY_IMPORT = {
     "launch": {"course", "jobs", "runs", "sites", "table"},
     "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},
     "rehearse": {"course", "launch", "progress", "runs", "table"},
-    "widgets": {"course", "figures", "launch", "progress", "runs", "table"},
+    "widgets": {"course", "figures", "launch", "progress", "runs", "table", "updates"},
     "cli": {
         "check",
         "course",
@@ -188,6 +189,7 @@ MAY_IMPORT = {
         "runs",
         "sites",
         "table",
+        "updates",
     },
     "idr_pytools": {"launch", "widgets"},
 }
@@ -263,7 +265,7 @@ def test_the_readme_says_what_each_room_is_in_20_lines():
     for path in (REPOSITORY / "dlojz").glob("[a-z]*"):
         name = f"{path.name}/" if path.is_dir() else f"{path.name}"
         assert re.search(rf"\bdlojz/{re.escape(name)}[ :]", what), name
-    folders = ("notebooks", "solutions", "slurm", "reference", "tools", "tests")
+    folders = ("notebooks", "solutions", "slurm", "jupyterhub", "reference", "tools", "tests")
     assert all(f"{folder}/ " in what for folder in folders)
     assert len(what.strip().splitlines()) <= 20
     for path in REPOSITORY.glob("notebooks/*.ipynb"):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the tests need from the system: a browser, a font, a Slurm, a C++ compiler for torch.compile.
+# What the tests need from the system: a browser, a font, a Slurm, a C++ compiler for torch.compile,
+# and for a JupyterHub npm and Debian's own Python with venv.
 # Installs them on Debian and Ubuntu as root; elsewhere it says what is missing (and the tests that
 # need it are skipped, but not in CI).
 set -euo pipefail
@@ -11,6 +12,8 @@ command -v slurmctld >/dev/null && command -v munged >/dev/null || packages+=(sl
 command -v ip >/dev/null || packages+=(iproute2)
 command -v pgrep >/dev/null || packages+=(procps)
 command -v g++ >/dev/null || packages+=(g++)
+command -v npm >/dev/null || packages+=(npm)
+/usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [ -e "$headers/Python.h" ] || packages+=(python3-dev)
 [ ${#packages[@]} -eq 0 ] && exit 0

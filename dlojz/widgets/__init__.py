@@ -1,8 +1,11 @@
 """The interactive parts of a notebook: monitor, queue, quiz, answer, prediction, mystery, trials.
 
 They are thin layers over `launch`, `runs` and `progress`: a control, an output, a call.
+
+Each notebook imports them in its first cell, which therefore shows an update of the course, once.
 """
 
+from dlojz import updates
 from dlojz.widgets.answer import answer
 from dlojz.widgets.monitor import monitor
 from dlojz.widgets.mysteries import accuse
@@ -23,3 +26,6 @@ __all__ = [
     "score_value",
     "trials",
 ]
+
+if _update := updates.unseen():
+    print(_update)

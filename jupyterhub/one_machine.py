@@ -1,0 +1,28 @@
+"""A hub on one machine: each trainee's server is a process here.
+
+With HUB_LOGIN=pam it runs with the trainee's own account. HUB_LOGIN=trial needs no
+accounts: all servers are yours, so it shows how the course looks and isolates nobody.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+c = get_config()  # noqa: F821
+# Not JupyterHub's load_subconfig: it passes over a file that it can't find, and a hub with nothing
+# but defaults would listen on all addresses.
+exec(Path(__file__).with_name("common.py").read_text())
+
+if os.environ["HUB_LOGIN"] == "trial":
+    c.JupyterHub.spawner_class = "simple"
+    homes = os.path.join(os.environ["HUB_STATE"], "homes")
+    c.SimpleLocalProcessSpawner.home_dir_template = os.path.join(homes, "{username}")
+    if os.geteuid() == 0:
+        c.Spawner.args.append("--allow-root")
+elif os.geteuid() != 0:
+    sys.exit("HUB_LOGIN=pam needs root, to start each server with its trainee's account")
+else:
+    c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
+
+# The folder that install.sh made for it.
+c.Spawner.environment.setdefault("DLOJZ_QUEUE", str(Path(sys.prefix).parent / "queue"))

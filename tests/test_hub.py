@@ -1,0 +1,704 @@
+"""The course on a real JupyterHub: its guide, block by block, and two trainees with real accounts.
+
+The guide's blocks are run with a folder, names and a port of the test's own. What they install is
+kept from one session to the next.
+"""
+
+import contextlib
+import fcntl
+import grp
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+import requests
+import websocket
+
+REPOSITORY = Path(__file__).parent.parent
+HUB = REPOSITORY / "jupyterhub"
+GUIDE = (HUB / "README.md").read_text()
+# One for each clone: tests of two clones may run at the same time.
+CACHE = Path("/var/cache") / f"dlojz-hub-{hashlib.sha256(bytes(REPOSITORY)).hexdigest()[:8]}"
+
+# Where nothing is kept yet, PyTorch is installed first.
+pytestmark = pytest.mark.timeout(900)
+
+if os.geteuid() or not all(map(shutil.which, ("npm", "useradd", "chpasswd", "git"))):
+    if os.environ.get("CI"):
+        pytest.fail("needs root, npm and python3-venv: tools/system.sh", pytrace=False)
+    pytest.skip("needs root, npm and python3-venv: tools/system.sh", allow_module_level=True)
+
+
+def blocks():
+    """Return the guide's shell blocks, in order."""
+    return re.findall(r"^```sh\n(.*?)^```", GUIDE, re.M | re.S)
+
+
+def block(begin):
+    """Return the block that begins so."""
+    (found,) = [text for text in blocks() if text.startswith(begin)]
+    return found
+
+
+def link(hub, repository):
+    """Return the course's link, as the guide makes it."""
+    return call(sys.executable, HUB / "link.py", hub, repository).strip()
+
+
+class Site:
+    """A folder, accounts and a port in place of those of the guide."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        begin = f"t{os.getpid() % 10**6}x"
+        self.names = [f"{begin}{number}" for number in (1, 2)]
+        self.words = {
+            "/opt/dlojz": str(CACHE),
+            "trainee$number": f"{begin}$number",
+            "$(seq -w 30)": "$(seq -w 2)",
+            "/root/dlojz-passwords": str(folder / "passwords"),
+            "/etc/systemd/system/": f"{folder}/",
+            "apt-get update": "",
+            "apt-get install -y": "apt-get install --simulate",
+        }
+        self.with_data = {"DLOJZ_DATA": str(folder / "data")}
+
+    def run(self, text):
+        """Run a block of the guide, and return what it prints."""
+        for word, ours in self.words.items():
+            text = text.replace(word, ours)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOJZ_")}
+        environment |= self.with_data | {"COURSE": f"file://{self.folder}/upstream"}
+        return call("bash", "-euo", "pipefail", "-c", text, env=environment, cwd="/")
+
+    def passwords(self):
+        lines = (self.folder / "passwords").read_text().splitlines()
+        return dict(line.split(":", 1) for line in lines)
+
+
+def call(*command, **more):
+    """Run a command and return what it prints; a failure shows that, too."""
+    out = subprocess.PIPE
+    done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, text=True, **more)
+    assert done.returncode == 0, f"{shlex.join(map(str, command))}\n{done.stdout}"
+    return done.stdout
+
+
+def as_user(name, *command):
+    """Run a command with the account of a trainee: its exit code, and what it prints."""
+    done = subprocess.run(
+        ["runuser", "-u", name, "--", *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd="/",
+        env={"PATH": os.environ["PATH"]},
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+def copy_course(folder):
+    """Make a repository of the files in this clone, as they are now."""
+    files = call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=REPOSITORY)
+    for name in files.splitlines():
+        if (REPOSITORY / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, folder / name)
+    call("git", "init", "-q", "-b", "main", cwd=folder)
+    commit(folder)
+
+
+def commit(folder, text="course"):
+    call("git", "add", "-A", cwd=folder)
+    call("git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", text, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The guide's steps up to the start of the hub; accounts go with the session."""
+    CACHE.mkdir(exist_ok=True)
+    with (
+        Path("/var/cache/dlojz-hub.lock").open("w") as lock,  # for the groups: also other clones
+        tempfile.TemporaryDirectory(
+            prefix="dlojz-hub-", dir="/tmp", ignore_cleanup_errors=True
+        ) as folder,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        groups = [group.gr_name for group in grp.getgrall()]
+        for name in ("course", "course.git", "state"):
+            shutil.rmtree(CACHE / name, ignore_errors=True)
+        site = Site(Path(folder))
+        site.folder.chmod(0o755)
+        shutil.copytree(os.environ["DLOJZ_DATA"], site.folder / "data")
+        copy_course(site.folder / "upstream")
+        try:
+            steps = iter(blocks())
+            for _ in range(4):
+                site.run(next(steps))
+            install, *others = next(steps).splitlines()
+            site.run(install)
+            assert all(line.startswith("systemctl ") for line in others), "no systemd here"
+            yield site
+        finally:
+            for name in site.names:
+                subprocess.run(["userdel", "--force", "--remove", name], capture_output=True)
+            for group in {"dlojz", "dlojz-teachers"} - set(groups):
+                subprocess.run(["groupdel", group], capture_output=True)
+
+
+class Hub:
+    """A hub that was started as the guide's unit starts it."""
+
+    def __init__(self, site, configuration, user="root", **settings):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1] % 7_000 + 12_000  # two more are derived from it
+        self.site, self.url = site, f"http://127.0.0.1:{port}"
+        self.log, self.left = site.folder / f"{configuration}.log", []
+        (unit,) = re.findall(r"^ExecStart=(.*)", (HUB / "dlojz-hub.service").read_text(), re.M)
+        unit = unit.replace("/opt/dlojz", str(CACHE)).replace("one_machine", configuration)
+        self.command = f"runuser -u {user} -- {unit}" if user != "root" else unit
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HUB_URL": self.url,
+            "A_SECRET": "of-the-administrator",
+            "DLOJZ_PRESET": "smoke",
+            **site.with_data,
+            **settings,
+        }
+
+    def __enter__(self):
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                shlex.split(self.command), env=self.environment, stdout=log, stderr=log, cwd="/"
+            )
+        for _ in range(300):
+            assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{self.url}/hub/health").ok:
+                    return self
+            time.sleep(0.1)
+        raise AssertionError(self.log.read_text())
+
+    def stop(self):
+        """End the hub, as systemd does: it alone gets the signal."""
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.terminate()
+        self.process.wait(30)
+        return started
+
+    def __exit__(self, *error):
+        for process in {*self.stop(), *self.left}:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def log_in(session, hub, name, password):
+    """Fill in the hub's form, and return its answer."""
+    session.get(f"{hub.url}/hub/login")
+    form = {"username": name, "password": password, "_xsrf": session.cookies["_xsrf"]}
+    return session.post(f"{hub.url}/hub/login", data=form, allow_redirects=False)
+
+
+class Trainee:
+    """A trainee who has logged in, with a token of their own."""
+
+    def __init__(self, hub, name, password=None):
+        self.hub, self.name = hub, name
+        self.session = requests.Session()
+        password = password or hub.site.passwords()[name]
+        answer = log_in(self.session, hub, name, password)
+        assert answer.status_code == 302, answer.text
+        xsrf = {"X-XSRFToken": next(c.value for c in self.session.cookies if c.name == "_xsrf")}
+        answer = self.session.post(f"{hub.url}/hub/api/users/{name}/tokens", headers=xsrf)
+        assert answer.status_code == 201, answer.text
+        self.token = {"Authorization": f"token {answer.json()['token']}"}
+
+    def ask(self, method, path, **more):
+        answer = requests.request(
+            method, f"{self.hub.url}{path}", headers=self.token, timeout=60, **more
+        )
+        assert answer.ok, f"{path}: {answer.status_code} {answer.text}"
+        return answer
+
+    def start(self, **options):
+        """Start the server, and wait until it answers; return how long it took."""
+        begin = time.monotonic()
+        self.ask("POST", f"/hub/api/users/{self.name}/server", json=options)
+        while time.monotonic() < begin + 90:
+            if self.ask("GET", f"/hub/api/users/{self.name}").json()["servers"][""]["ready"]:
+                return time.monotonic() - begin
+            time.sleep(0.1)
+        raise AssertionError(self.hub.log.read_text())
+
+    def pull(self):
+        """Do what the course's link does; return what is shown."""
+        repository = f"file://{CACHE}/course.git"
+        options = {"repo": repository, "branch": "main", "targetpath": "dlojz"}
+        text = self.ask("GET", f"/user/{self.name}/git-pull/api", params=options).text
+        found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        assert found[-1]["phase"] == "finished", text
+        return "".join(event.get("output", "") for event in found)
+
+    def home(self, path=""):
+        return Path(f"~{self.name}").expanduser() / path
+
+    def kernel(self):
+        """Start a kernel as a notebook of the course has it; return how to run code in it."""
+        path = f"/user/{self.name}/api/kernels"
+        kernel = self.ask("POST", path, json={"path": "dlojz/notebooks/00_start.ipynb"}).json()
+        return Kernel(f"{self.hub.url}{path}/{kernel['id']}/channels", self.token)
+
+
+class Kernel:
+    def __init__(self, address, token):
+        self.address, self.token = address.replace("http", "ws", 1), token
+        self.connect()
+
+    def connect(self):
+        self.channel = websocket.create_connection(self.address, header=self.token, timeout=60)
+
+    def __call__(self, code):
+        """Run code, and return what it prints."""
+        header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "session": "t"}
+        header |= {"username": "", "date": "2000-01-01T00:00:00Z", "version": "5.3"}
+        message = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell"}
+        message["content"] = {"code": code, "silent": False}
+        self.channel.send(json.dumps(message))
+        said = ""
+        while True:
+            answer = json.loads(self.channel.recv())
+            if answer["parent_header"].get("msg_id") != header["msg_id"]:
+                continue
+            content = answer["content"]
+            said += content.get("text", "") + "\n".join(content.get("traceback", []))
+            if answer["msg_type"] == "status" and content["execution_state"] == "idle":
+                return said
+
+
+@pytest.fixture(scope="module")
+def hub(site):
+    with Hub(site, "one_machine") as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def ann(hub, site):
+    """A trainee with the course and a notebook that runs."""
+    trainee = Trainee(hub, site.names[0])
+    trainee.start()
+    trainee.pull()
+    trainee.run = trainee.kernel()
+    return trainee
+
+
+@pytest.fixture(scope="module")
+def bob(site):
+    """The account of another trainee."""
+    return site.names[1]
+
+
+JOB = (
+    "dlojz/dlojz.py --test --test-nsteps 3 --model shufflenet_v2_x0_5 --image-size 32 -b 4 "
+    "--num-workers 0"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"HUB_LOGIN": "trial", "HUB_URL": "http://0.0.0.0:8000"}, "expected http://127.0.0.1:800"),
+        ({"HUB_LOGIN": "trial", "HUB_URL": "http://hub.example:80"}, "expected http://127.0.0.1:8"),
+        ({"HUB_URL": "http://0.0.0.0:8000"}, "expected https://... with HUB_CERTIFICATE"),
+        ({"HUB_URL": "here"}, "expected an address such as http://127.0.0.1:8000"),
+        ({"HUB_LOGIN": "dummy"}, "HUB_LOGIN=dummy: expected pam, or trial"),
+    ],
+)
+def test_an_open_door_is_refused(settings, message, tmp_path):
+    settings = {"HUB_URL": "http://127.0.0.1:8000", "HUB_LOGIN": "pam"} | settings
+    settings |= {"HUB_STATE": str(tmp_path)}
+    code = "import sys; from traitlets.config.loader import PyFileConfigLoader as L; "
+    code += "L(sys.argv[1]).load_config(); print('loaded')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(HUB / "one_machine.py")],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("install.sh", "expected a folder, found '': jupyterhub/install.sh /opt/dlojz"),
+        ("install.sh /root/x", "is closed to other users: choose another folder"),
+        ("start.sh /opt", "expected a folder and a configuration"),
+        ("start.sh /usr one_machine", "no JupyterHub in /usr: run"),
+        (f"start.sh {CACHE} laptop", "laptop: expected one_machine or slurm_cluster"),
+        ("link.py http://here", "expected a hub and a repository"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said(site, words, message):
+    name, *rest = words.split()
+    python = [sys.executable] * name.endswith(".py")
+    made = Path("/root/x").exists()
+    done = subprocess.run([*python, HUB / name, *rest], capture_output=True, text=True)
+    if not made and Path("/root/x").exists():
+        Path("/root/x").rmdir()
+    assert done.returncode != 0
+    assert message in done.stderr
+    asked = subprocess.run([*python, HUB / name, "--help"], capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert name in asked.stdout
+
+
+def test_a_plain_user_tries_a_hub_with_a_password(site, bob):
+    settings = {"HUB_LOGIN": "trial", "HUB_STATE": f"/home/{bob}/trial", "HOME": f"/home/{bob}"}
+    with Hub(site, "one_machine", user=bob, **settings) as hub:
+        said = hub.log.read_text()
+        password = re.search(r"and the password (\S+)", said)[1]
+        assert "/hub/user-redirect/git-pull?repo=file%3A%2F%2F" in said
+        refused = (("eve", "x"), ("root", password), ("eve;id", password), ("-eve", password))
+        for name, given in refused:
+            assert log_in(requests.Session(), hub, name, given).status_code == 403, name
+        Trainee(hub, "eve", password).start()
+        server = next(
+            p for p in psutil.process_iter() if variables(p).get("JUPYTERHUB_USER") == "eve"
+        )
+        assert server.username() == bob
+
+
+def test_the_guides_link_is_the_course(site):
+    text = site.run(block("python3 /opt/dlojz/course/jupyterhub/link.py"))
+    assert text.startswith("http://127.0.0.1:8000/hub/user-redirect/git-pull?repo=file%3A%2F%2F%2F")
+    assert f"{quote(str(CACHE / 'course.git'), safe='')}&branch=main&targetpath=dlojz" in text
+
+
+def test_every_block_of_the_guide_is_run(site):
+    """Four by the fixture `site`, and two lines of the fifth; the rest in tests of their own."""
+    begins = ("apt-get", "mkdir", "/opt/dlojz/course/", "groupadd", "install", "python3", "git")
+    assert len(blocks()) == len(begins)
+    assert all(text.startswith(begin) for text, begin in zip(blocks(), begins, strict=True))
+    unit = site.folder / "dlojz-hub.service"  # the guide has installed it
+    unit.write_text(unit.read_text().replace("/opt/dlojz", str(CACHE)))
+    if shutil.which("systemd-analyze"):
+        call("systemd-analyze", "verify", unit)
+
+
+def test_a_notebook_has_the_shared_package_and_its_job_ends(ann):
+    assert ann.run("import dlojz; print(dlojz.__path__[0])").startswith(str(CACHE / "env"))
+    assert ann.run("import os, pwd; print(pwd.getpwuid(os.getuid()).pw_name)").strip() == ann.name
+    said = ann.run(
+        f"from dlojz.launch import submit\njob = submit('{JOB}')\njob.wait()\n"
+        "print(job.state, job.directory, sep='\\n')"
+    )
+    assert not ann.home(".npm").exists(), "a server starts no Node.js"
+    assert said.split()[-2:] == ["COMPLETED", str(ann.home("dlojz/runs/0001"))], said
+
+
+def test_the_environment_and_the_data_are_read_only(ann, site):
+    said = ann.run(
+        "import dlojz, os, sys\n"
+        f"data, course = '{site.folder}/data', '{CACHE}/course.git'\n"
+        "for place in (dlojz.__path__[0], sys.prefix, data, course):\n"
+        "    print(os.access(place, os.R_OK), os.access(place, os.W_OK))"
+    )
+    assert said == "True False\n" * 4
+    # By default a folder in /tmp that another could have made before, with code of their own.
+    code = ann.run("print(os.environ['TORCHINDUCTOR_CACHE_DIR'])").strip()
+    assert code == str(ann.home(".cache/torchinductor"))
+    assert stat.S_IMODE((site.folder / "passwords").stat().st_mode) == 0o600
+    writable = call("find", CACHE, "!", "-type", "l", "-perm", "/022", "!", "-name", "queue")
+    assert writable == ""
+
+
+# from /etc/skel, and by IPython, with the modes that they have there
+COPIED = (".bashrc", ".bash_logout", ".profile", "README")
+
+
+def test_files_of_a_trainee_are_private_even_in_an_open_home(ann, bob):
+    ann.run("from dlojz import progress; progress.keep('predictions', 'x', 1)")
+    ann.home().chmod(0o755)
+    try:
+        theirs = [p for p in ann.home().rglob("*") if not p.is_symlink() and p.stat().st_uid]
+        made = [p for p in theirs if p.name not in COPIED]
+        assert ann.home("dlojz/dlojz/dlojz.py") in made
+        assert ann.home("dlojz/progress.json") in made
+        assert ann.home("dlojz/runs/0001/events.jsonl") in made
+        assert [p for p in made if p.stat().st_mode & 0o077] == []
+        code, said = as_user(bob, "cat", ann.home("dlojz/progress.json"))
+        assert code == 1
+        assert "Permission denied" in said
+    finally:
+        ann.home().chmod(0o700)
+
+
+def test_a_trainee_neither_enters_anothers_server_nor_the_hubs_administration(hub, ann, bob):
+    other = Trainee(hub, bob)
+    for path in (f"/user/{ann.name}/api/contents", "/hub/api/users", f"/hub/api/users/{ann.name}"):
+        answer = requests.get(f"{hub.url}{path}", headers=other.token, timeout=30)
+        assert answer.status_code in (403, 404), path
+    assert log_in(requests.Session(), hub, bob, "x").status_code == 403
+
+
+LOOK = """
+import os, sys
+secrets = [line.encode() for line in sys.stdin.read().split()]
+found = set()
+def look(path):
+    try:
+        with open(path, "rb") as file:
+            text = file.read(1 << 22)
+    except OSError:
+        return
+    found.update(secret.decode() for secret in secrets if secret in text)
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if pid != str(os.getpid()):
+        look(f"/proc/{pid}/cmdline"), look(f"/proc/{pid}/environ")
+for top in sys.argv[1:]:
+    for folder, _, names in os.walk(top):
+        for name in names:
+            if os.path.isfile(os.path.join(folder, name)):
+                look(os.path.join(folder, name))
+print(*sorted(found), sep="\\n")
+"""
+
+
+def variables(process):
+    """Return the environment that a process was started with."""
+    try:
+        text = Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+    except OSError:  # it has ended
+        return {}
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
+def secrets_of(hub, trainee):
+    """Return what nobody else may read: what it is -> the secret."""
+    found = {"cookie secret": (CACHE / "state" / "cookie_secret").read_text().strip()}
+    for process in psutil.Process(hub.process.pid).children(recursive=True):
+        about = variables(process)
+        if "CONFIGPROXY_AUTH_TOKEN" in about:
+            found["proxy"] = about["CONFIGPROXY_AUTH_TOKEN"]
+    found["password"] = hub.site.passwords()[trainee.name]
+    found["own token"] = trainee.token["Authorization"].split()[1]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.username() != trainee.name:
+                continue
+            about = variables(process)
+            found["server"] = about.get("JUPYTERHUB_API_TOKEN", found.get("server"))
+            found["oauth"] = about.get("JUPYTERHUB_OAUTH_ACCESS_TOKEN", found.get("oauth"))
+    for file in trainee.home(".local/share/jupyter/runtime").glob("kernel-*.json"):
+        found["kernel"] = json.loads(file.read_text())["key"]
+    return {what: secret for what, secret in found.items() if secret}
+
+
+def visible(secrets, places, user=None):
+    """Return which of the secrets a user finds in files and processes; None: root."""
+    command = [sys.executable if user is None else "/usr/bin/python3", "-c", LOOK, *places]
+    if user:
+        command = ["runuser", "-u", user, "--", *command]
+    given = "\n".join(secrets.values())
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return {what for what, secret in secrets.items() if secret in done.stdout.split()}
+
+
+def test_no_secret_is_in_a_log_a_command_line_or_an_open_file(hub, ann, bob, site):
+    ann.ask("GET", f"/user/{ann.name}/api/contents?token={ann.token['Authorization'].split()[1]}")
+    secrets = secrets_of(hub, ann)
+    assert {"cookie secret", "proxy", "password", "own token", "server", "kernel"} <= set(secrets)
+    places = [str(site.folder), str(CACHE / "state"), str(CACHE / "queue"), str(ann.home())]
+    seen = visible(secrets, places)
+    assert {"cookie secret", "proxy", "password", "server", "kernel"} <= seen, "the search works"
+    assert visible(secrets, places, bob) == set()
+    log = hub.log.read_text()
+    assert [what for what, secret in secrets.items() if secret in log] == []
+    about = variables(psutil.Process(hub.process.pid))
+    assert "A_SECRET" not in about
+    assert not set(about.values()) & set(secrets.values())
+
+
+def test_a_trainee_cannot_cancel_or_displace_anothers_job(ann, bob, site):
+    ann.home("dlojz/wait.py").write_text("import time; time.sleep(60)")
+    ann.run("job = submit('wait.py')")
+    run = Path(ann.run("print(job.directory)").strip())
+    until(lambda: ann.run("print(job.state)") == "RUNNING\n")
+    (ticket,) = (CACHE / "queue").glob("running-*")
+    keeper = json.loads((run / "keeper.json").read_text())["pid"]
+    attempts = (
+        ["rm", "-f", ticket],
+        ["mv", ticket, f"{ticket}.away"],
+        ["truncate", "-s", "0", ticket],
+        ["chmod", "000", CACHE / "queue"],
+        ["touch", run / "cancel"],
+        ["kill", "-KILL", keeper],
+    )
+    for attempt in attempts:
+        code, said = as_user(bob, *attempt)
+        assert code != 0, attempt
+        assert re.search("not permitted|denied", said), said
+    # The queue says whose job it is, and bob's own waits for it.
+    folder = f"/home/{bob}/other"
+    call("runuser", "-u", bob, "--", "mkdir", "-p", folder, cwd="/")
+    call("runuser", "-u", bob, "--", "touch", f"{folder}/.course-root", f"{folder}/t.py", cwd="/")
+    code = """if True:
+        import json, time
+        from dlojz.launch import submit
+        job = submit("t.py")
+        state, reason = job.directory / "state.json", None
+        while not reason:
+            time.sleep(0.1)
+            reason = json.loads(state.read_text()).get("reason")
+        job.cancel()
+        print(reason)"""
+    variables = (f"DLOJZ_QUEUE={CACHE}/queue", "DLOJZ_LAUNCHER=local", f"DLOJZ_ROOT={folder}")
+    _, said = as_user(bob, "env", *variables, CACHE / "env/bin/python", "-c", code)
+    assert f"held by run 0002 of {ann.name}" in said
+    assert ann.run("print(job.state)") == "RUNNING\n"
+    ann.run("job.cancel(); job.wait()")
+
+
+def test_the_link_in_a_browser_brings_the_course_and_opens_it(hub, ann, page):
+    page.goto(link(hub.url, f"file://{CACHE}/course.git"))
+    page.fill("#username_input", ann.name)
+    page.fill("#password_input", hub.site.passwords()[ann.name])
+    page.click("#login_submit")
+    page.wait_for_url("**/lab/tree/dlojz/notebooks/00_start.ipynb*")
+    page.locator("#jp-main-statusbar", has_text=re.compile(r"\| Idle")).wait_for()
+    page.locator(".jp-CodeCell:visible").first.click()
+    page.keyboard.press("Shift+Enter")
+    page.locator(".jp-InputPrompt", has_text="[1]:").first.wait_for()
+    assert page.locator(".jp-OutputArea-output", has_text="Traceback").count() == 0
+
+
+def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site):
+    """What becomes of which file is in tests/test_updates.py; this is the way through a hub."""
+    trainer, upstream = ann.home("dlojz/dlojz/dlojz.py"), site.folder / "upstream"
+    trainer.write_text("# mine\n" + trainer.read_text())
+    for file in ("dlojz/dlojz.py", "GLOSSARY.md"):
+        text = (upstream / file).read_text()
+        (upstream / file).write_text(f"# theirs\n{text}# theirs\n")  # one meets mine, one does not
+    commit(upstream)
+    for line in block("git -C /opt/dlojz/course.git fetch").splitlines()[:2]:  # not the package
+        site.run(f"umask 077\n{line}")  # as an administrator's may be
+    ann.pull()
+    assert trainer.read_text().startswith("# mine\n")
+    assert "# theirs" not in trainer.read_text()
+    shown = ann.kernel()("import dlojz.widgets")
+    assert "updated:\n    GLOSSARY.md\n" in shown
+    assert "yours, kept as it was, though the course has another version:\n    dlojz/" in shown
+
+
+def test_a_restart_of_the_hub_leaves_servers_and_kernels_alone(hub, ann):
+    hub.left = hub.stop()
+    hub.__enter__()
+    ann.run.connect()
+    assert ann.run("print(dlojz.__path__[0])").startswith(str(CACHE)), "it knows what it imported"
+
+
+# Over Slurm -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slurm_hub(site, cluster):
+    fixture = site.folder / "fixture.toml"
+    fixture.write_text((REPOSITORY / "tests/slurm/fixture.toml").read_text())
+    settings = {"SLURM_CONF": str(cluster.conf), "DLOJZ_SITE": str(fixture)}
+    with Hub(site, "slurm_cluster", HUB_STATE=str(site.folder / "slurm"), **settings) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def bea(slurm_hub, site):
+    """The other trainee, whose server is a job with a GPU. The API accepts any option."""
+    trainee = Trainee(slurm_hub, site.names[1])
+    trainee.start(profile="gpu", cmd="touch ~/evil", options="--comment=evil")
+    trainee.pull()
+    trainee.run = trainee.kernel()
+    return trainee
+
+
+def job_of(cluster, trainee):
+    return cluster.call("squeue", "-h", "-u", trainee.name, "-n", "jupyter", "-o", "%A %T").split()
+
+
+def test_a_server_is_a_slurm_job_of_its_trainee(bea, cluster):
+    said = bea.run(
+        "import os, pwd, socket, subprocess, dlojz\n"
+        "print(pwd.getpwuid(os.getuid()).pw_name, socket.gethostname())\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], dlojz.__path__[0])\n"
+        "print(subprocess.check_output(['srun', '-n1', 'hostname'], text=True, timeout=20))"
+    )
+    user, node, gpu, package, step = said.split()
+    assert (user, gpu, package.startswith(str(CACHE))) == (bea.name, "0", True)
+    assert node.startswith("node")
+    assert step == node, "a step of one's own need not wait for the server"
+    number, state = job_of(cluster, bea)
+    script = cluster.call("scontrol", "write", "batch_script", number, "-")
+    assert state == "RUNNING"
+    assert "--gres=gpu:1" in script
+    assert "evil" not in script
+
+
+def test_a_job_of_the_notebook_goes_to_slurm_and_ends(bea):
+    bea.home("dlojz/t.py").write_text("import dlojz.runs.log as log; print(log.__file__)")
+    said = bea.run(
+        "from dlojz.launch import launcher, submit\njob = submit('t.py')\njob.wait()\n"
+        "print(launcher().name, job.state, (job.directory / 'stdout.txt').read_text())"
+    )
+    name, state, file = said.split()
+    assert (name, state) == ("slurm", "COMPLETED")
+    assert file.startswith(str(CACHE / "env"))
+    made = [bea.home("dlojz/runs/0001"), *bea.home("dlojz/runs/0001").rglob("*")]
+    assert bea.home("dlojz/runs/0001/stdout.txt") in made
+    assert [p for p in made if p.stat().st_mode & 0o077] == []
+
+
+def test_slurm_shows_no_token_and_lets_nobody_cancel_anothers_server(bea, ann, site, cluster):
+    secrets = {k: v for k, v in secrets_of(bea.hub, bea).items() if k != "cookie secret"}
+    assert {"proxy", "server", "own token"} <= set(secrets)
+    places = [str(site.folder), str(cluster.folder)]
+    assert "server" in visible(secrets, places), "the search works"
+    assert visible(secrets, places, ann.name) == set()
+    number, _ = job_of(cluster, bea)
+    conf = f"SLURM_CONF={cluster.conf}"
+    _, shown = as_user(ann.name, "env", conf, "scontrol", "show", "job", "-dd", number)
+    assert f"JobId={number}" in shown
+    assert [what for what, secret in secrets.items() if secret in shown] == []
+    code, said = as_user(ann.name, "env", conf, "scancel", number)
+    assert code != 0
+    assert "permission denied" in said
+    assert job_of(cluster, bea) == [number, "RUNNING"]
+    log = bea.hub.log.read_text()
+    assert [what for what, secret in secrets.items() if secret in log] == []
+
+
+def test_a_server_that_is_stopped_gives_its_node_back(bea, cluster):
+    bea.ask("DELETE", f"/hub/api/users/{bea.name}/server")
+    until(lambda: not job_of(cluster, bea))
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
