@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from dlojz import course, images, launch, presets, progress, sites
@@ -179,7 +178,7 @@ def _add_predictions(command):
     add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off", help="of activations")
     add("--precision", choices=memory.PRECISIONS, default="fp32")
     add("--fits", metavar="80GB", help="find the largest batch for it, and the cheapest means")
-    add("--trainer", help="a file (default: yours)")
+    add("--trainer", help="a file (default: yours, dlojz/dlojz.py)")
     add("--flags", default="", help='more of the trainer\'s, in quotes: "--no-channels-last"')
     add("--json", action="store_true", help="for programs")
 
@@ -236,9 +235,7 @@ def _data(args):
         seed=args.seed,
         workers=args.workers,
     )
-    default = ""
-    with suppress(FileNotFoundError):  # there may be no course folder here
-        default = " (the default)" if folder.resolve() == course.data_folder().resolve() else ""
+    default = " (the default)" if folder.resolve() == course.data_folder().resolve() else ""
     flag = f"--data {shlex.quote(str(folder))}{default}"
     print(f"{folder} has {classes * (train + val):,} images: train on them with {flag}")
 
@@ -409,7 +406,7 @@ def _estimate(args):
     from dlojz.figures import memory as tables
 
     limit = memory.bytes_of(args.fits) if args.fits else None
-    trainer, _ = launch.trainer_and_flags(shlex.quote(str(args.trainer or course.trainer())))
+    trainer, _ = launch.trainer_and_flags(shlex.quote(args.trainer or "dlojz/dlojz.py"))
     names = ("model", "gpus", "sharding", "batch", "image_size", "checkpointing", "precision")
     plan = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
     plan += [f"--fits={limit}"] * bool(limit)
