@@ -204,11 +204,15 @@ def _add_course_commands(command):
     )
     add("step", help="01, 02, ...")
     add = command("rehearse", _rehearse, "run solved notebooks unattended, before a class does")
-    add("notebook", nargs="+", help="01, 02b, ...")
+    add("notebook", nargs="*", help="01, 02b, ...")
+    add("--day", type=int, help="in place of notebooks: those of this day ...")
+    add("--of", type=int, metavar="DAYS", help="... of the course in this many days")
     add("--from", dest="begin", type=int, default=0, metavar="CELL", help="go on with this cell")
     add("--minutes", type=float, help="stop in time, and say with which cell to go on")
     add("--trainees", type=int, default=1, help="how many will share the devices")
     add("--devices", type=int, help="how many GPUs they share (default: those of this machine)")
+    add = command("syllabus", _syllabus, "the course in one, two or four days: a timetable")
+    add("--days", type=int, help="only the course in this many days")
     add = command("restore", _restore, "put a saved trainer back; the present one is saved first")
     add("file", nargs="?", help="its name (default: the newest that differs from yours)")
     add("--list", action="store_true", help="only show the saved files")
@@ -484,22 +488,54 @@ def _rehearse(args):
     for flag, value in (("--trainees", args.trainees), ("--devices", args.devices)):
         if value is not None and value < 1:
             raise ValueError(f"{flag} {value}: expected at least 1")
-    paths, found = [rehearse.find(name) for name in args.notebook], []
+    paths, found = [rehearse.find(name) for name in _notebooks(args)], []
     if args.begin and len(paths) > 1:
         raise ValueError("--from goes on with one notebook: name only that one")
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
+    left = [*paths]
     for path in paths:
         print(f"{path.stem}: {path}", flush=True)
         started, cells = time.time(), []
         for cell in rehearse.run(path, args.begin, end):
             cells.append(cell)
             print("  cell {cell:2d} {seconds:8.1f} s  {line}".format(**cell), flush=True)
+        if end and not cells:
+            names = " ".join(path.stem.partition("_")[0] for path in left)
+            print(f"  the time is over; go on with: dlojz rehearse {names}")
+            break
         found.append(rehearse.note(path, cells, args.begin, started))
+        left.remove(path)
     print(f"\n{rehearse.report(found)}\n")
     if args.trainees > 1:
         print(rehearse.room(found, args.trainees, args.devices or len(presets.gpus()) or 1))
     print(f"outputs: {rehearse.folder()}")
-    return 1 if any(map(rehearse.problems, found)) else 0
+    return 1 if left or any(map(rehearse.problems, found)) else 0
+
+
+def _notebooks(args):
+    """Return the names of the notebooks to rehearse, of a day or one by one."""
+    if (args.day is None) != (args.of is None):
+        raise ValueError("--day and --of go together, as in: dlojz rehearse --day 2 --of 4")
+    if bool(args.notebook) == bool(args.day is not None):
+        raise ValueError("expected notebooks or a day: dlojz rehearse 01 02, or --day 2 --of 4")
+    if args.notebook:
+        return args.notebook
+    from dlojz import syllabus
+
+    return syllabus.notebooks(args.day, args.of)
+
+
+def _syllabus(args):
+    from dlojz import syllabus
+
+    wanted = {args.days: syllabus.of(args.days)} if args.days is not None else syllabus.read()
+    wrong = []
+    for days, plan in wanted.items():
+        for number, day in enumerate(plan, 1):
+            print(f"Day {number} of {days}: {day.title}\n\n{syllabus.timetable(day)}\n")
+        wrong += [f"{days} days: {problem}" for problem in syllabus.problems(plan)]
+    print("\n".join(wrong) or f"all of it fits; to change it, edit {syllabus.file()}")
+    return 1 if wrong else 0
 
 
 def _restore(args):

@@ -174,6 +174,7 @@ MAY_IMPORT = {
     "launch": {"course", "jobs", "runs", "sites", "table"},
     "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},
     "rehearse": {"course", "launch", "progress", "runs", "table"},
+    "syllabus": {"course", "rehearse", "table"},
     "widgets": {"course", "figures", "launch", "progress", "runs", "table"},
     "cli": {
         "check",
@@ -187,6 +188,7 @@ MAY_IMPORT = {
         "rehearse",
         "runs",
         "sites",
+        "syllabus",
         "table",
     },
     "idr_pytools": {"launch", "widgets"},

@@ -125,7 +125,7 @@ def test_without_a_clone_memory_is_estimated_and_data_made(site, tmp_path):
 def test_what_needs_the_course_says_how_to_get_it(site, tmp_path):
     words = (
         *(["check", "01"], ["solution", "01"], ["diff", "01"], ["catch-up", "01"], ["restore"]),
-        *(["progress"], ["rehearse", "01"]),
+        *(["progress"], ["rehearse", "01"], ["syllabus"]),
     )
     (tmp_path / "mine.py").write_text("")
     _, *found = commands(site, tmp_path, ["submit", "mine.py"], *words)
