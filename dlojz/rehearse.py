@@ -90,7 +90,7 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
             try:
                 client.execute_cell(cell, index, execution_count=number)
             except CellTimeoutError:
-                found["error"] = f"its {client.timeout} s were not enough; its jobs go on"
+                found["error"] = f"its {client.timeout} s were not enough: --from {index}"
             except DeadKernelError:
                 found["error"] = "its kernel died: out of memory?"
             except CellExecutionError as error:
