@@ -456,6 +456,7 @@ def _show(runs, png=None):
 def _check(args):
     from dlojz.check import check
 
+    course.course_root()  # has the solutions; without it a check is refused at once
     # A typo is reported before anything is submitted.
     step = args.step if args.step in course.PREPARED else course.step(args.step)
     verdict = check(step, args.job or _last(), args.pairs)
