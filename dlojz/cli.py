@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from dlojz import course, images, launch, presets, progress, sites, updates
@@ -179,7 +178,7 @@ def _add_predictions(command):
     add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off", help="of activations")
     add("--precision", choices=memory.PRECISIONS, default="fp32")
     add("--fits", metavar="80GB", help="find the largest batch for it, and the cheapest means")
-    add("--trainer", help="a file (default: yours)")
+    add("--trainer", help="a file (default: yours, dlojz/dlojz.py)")
     add("--flags", default="", help='more of the trainer\'s, in quotes: "--no-channels-last"')
     add("--json", action="store_true", help="for programs")
 
@@ -205,11 +204,15 @@ def _add_course_commands(command):
     )
     add("step", help="01, 02, ...")
     add = command("rehearse", _rehearse, "run solved notebooks unattended, before a class does")
-    add("notebook", nargs="+", help="01, 02b, ...")
+    add("notebook", nargs="*", help="01, 02b, ...")
+    add("--day", type=int, help="in place of notebooks: those of this day ...")
+    add("--of", type=int, metavar="DAYS", help="... of the course in this many days")
     add("--from", dest="begin", type=int, default=0, metavar="CELL", help="go on with this cell")
     add("--minutes", type=float, help="stop in time, and say with which cell to go on")
     add("--trainees", type=int, default=1, help="how many will share the devices")
     add("--devices", type=int, help="how many GPUs they share (default: those of this machine)")
+    add = command("syllabus", _syllabus, "the course in one, two or four days: a timetable")
+    add("--days", type=int, help="only the course in this many days")
     add = command("restore", _restore, "put a saved trainer back; the present one is saved first")
     add("file", nargs="?", help="its name (default: the newest that differs from yours)")
     add("--list", action="store_true", help="only show the saved files")
@@ -240,9 +243,7 @@ def _data(args):
         seed=args.seed,
         workers=args.workers,
     )
-    default = ""
-    with suppress(FileNotFoundError):  # there may be no course folder here
-        default = " (the default)" if folder.resolve() == course.data_folder().resolve() else ""
+    default = " (the default)" if folder.resolve() == course.data_folder().resolve() else ""
     flag = f"--data {shlex.quote(str(folder))}{default}"
     print(f"{folder} has {classes * (train + val):,} images: train on them with {flag}")
 
@@ -413,7 +414,7 @@ def _estimate(args):
     from dlojz.figures import memory as tables
 
     limit = memory.bytes_of(args.fits) if args.fits else None
-    trainer, _ = launch.trainer_and_flags(shlex.quote(str(args.trainer or course.trainer())))
+    trainer, _ = launch.trainer_and_flags(shlex.quote(args.trainer or "dlojz/dlojz.py"))
     names = ("model", "gpus", "sharding", "batch", "image_size", "checkpointing", "precision")
     plan = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
     plan += [f"--fits={limit}"] * bool(limit)
@@ -459,6 +460,7 @@ def _show(runs, png=None):
 def _check(args):
     from dlojz.check import check
 
+    course.course_root()  # has the solutions; without it a check is refused at once
     # A typo is reported before anything is submitted.
     step = args.step if args.step in course.PREPARED else course.step(args.step)
     verdict = check(step, args.job or _last(), args.pairs)
@@ -491,22 +493,54 @@ def _rehearse(args):
     for flag, value in (("--trainees", args.trainees), ("--devices", args.devices)):
         if value is not None and value < 1:
             raise ValueError(f"{flag} {value}: expected at least 1")
-    paths, found = [rehearse.find(name) for name in args.notebook], []
+    paths, found = [rehearse.find(name) for name in _notebooks(args)], []
     if args.begin and len(paths) > 1:
         raise ValueError("--from goes on with one notebook: name only that one")
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
+    left = [*paths]
     for path in paths:
         print(f"{path.stem}: {path}", flush=True)
         started, cells = time.time(), []
         for cell in rehearse.run(path, args.begin, end):
             cells.append(cell)
             print("  cell {cell:2d} {seconds:8.1f} s  {line}".format(**cell), flush=True)
+        if end and not cells:
+            names = " ".join(path.stem.partition("_")[0] for path in left)
+            print(f"  the time is over; go on with: dlojz rehearse {names}")
+            break
         found.append(rehearse.note(path, cells, args.begin, started))
+        left.remove(path)
     print(f"\n{rehearse.report(found)}\n")
     if args.trainees > 1:
         print(rehearse.room(found, args.trainees, args.devices or len(presets.gpus()) or 1))
     print(f"outputs: {rehearse.folder()}")
-    return 1 if any(map(rehearse.problems, found)) else 0
+    return 1 if left or any(map(rehearse.problems, found)) else 0
+
+
+def _notebooks(args):
+    """Return the names of the notebooks to rehearse, of a day or one by one."""
+    if (args.day is None) != (args.of is None):
+        raise ValueError("--day and --of go together, as in: dlojz rehearse --day 2 --of 4")
+    if bool(args.notebook) == bool(args.day is not None):
+        raise ValueError("expected notebooks or a day: dlojz rehearse 01 02, or --day 2 --of 4")
+    if args.notebook:
+        return args.notebook
+    from dlojz import syllabus
+
+    return syllabus.notebooks(args.day, args.of)
+
+
+def _syllabus(args):
+    from dlojz import syllabus
+
+    wanted = {args.days: syllabus.of(args.days)} if args.days is not None else syllabus.read()
+    wrong = []
+    for days, plan in wanted.items():
+        for number, day in enumerate(plan, 1):
+            print(f"Day {number} of {days}: {day.title}\n\n{syllabus.timetable(day)}\n")
+        wrong += [f"{days} days: {problem}" for problem in syllabus.problems(plan)]
+    print("\n".join(wrong) or f"all of it fits; to change it, edit {syllabus.file()}")
+    return 1 if wrong else 0
 
 
 def _restore(args):

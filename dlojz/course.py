@@ -24,6 +24,9 @@ PREPARED = {
 }
 
 
+STARTER = Path(__file__).with_name("dlojz.py")  # in a clone this may be the trainee's file
+
+
 class UserError(ValueError):
     """An error that a trainee can fix, shown in a notebook as its message, without a traceback.
 
@@ -48,13 +51,27 @@ def course_root(start=".") -> Path:
             return folder
     raise FileNotFoundError(
         f"no course folder at or above {here}: expected a file {MARKER} in one of them; "
-        "cd into your clone, or set DLOJZ_ROOT to it"
+        "cd into your clone, or set DLOJZ_ROOT to it (the package alone has no notebooks and "
+        "solutions: git clone the course's repository, whose address your instructor knows)"
     )
+
+
+def in_a_clone() -> bool:
+    """Return whether there is a course folder; the package also runs jobs where there is none."""
+    try:
+        return course_root().is_dir()
+    except FileNotFoundError:
+        return False
+
+
+def base_folder() -> Path:
+    """Return where runs/ and data/ are: the course's folder, or without one the current one."""
+    return course_root() if in_a_clone() else Path.cwd()
 
 
 def data_folder() -> Path:
     """Return the trainer's default folder of images: $DLOJZ_DATA, or data/."""
-    return course_root() / (os.environ.get("DLOJZ_DATA") or "data")
+    return base_folder() / (os.environ.get("DLOJZ_DATA") or "data")
 
 
 def trainer() -> Path:

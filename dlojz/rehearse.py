@@ -46,6 +46,11 @@ def find(name: str) -> Path:
     raise UserError(f"no notebook {name!r}: expected one of {known}")
 
 
+def card_minutes(path: Path) -> int:
+    """Return how long a notebook takes a trainee, as its card says."""
+    return int(CARD.search(path.read_text())[1])
+
+
 # Running -----------------------------------------------------------------------------------------
 
 
@@ -85,7 +90,7 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
             try:
                 client.execute_cell(cell, index, execution_count=number)
             except CellTimeoutError:
-                found["error"] = f"its {client.timeout} s were not enough; its jobs go on"
+                found["error"] = f"its {client.timeout} s were not enough: --from {index}"
             except DeadKernelError:
                 found["error"] = "its kernel died: out of memory?"
             except CellExecutionError as error:
@@ -151,7 +156,6 @@ def note(path: Path, cells: list[dict], begin: int, started: float) -> dict:
 
     started: Unix seconds; jobs that were submitted later count as its own.
     """
-    text = path.read_text()
     found = kept(path) if begin else {}
     before = [cell for cell in found.get("cells", []) if cell["cell"] < begin]
     mine = [job for job in launch.jobs() if (job.info.get("submitted") or 0) >= started]
@@ -162,8 +166,8 @@ def note(path: Path, cells: list[dict], begin: int, started: float) -> dict:
         "on": _hardware(mine) or found.get("on"),
         "torch": version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
-        "card_minutes": int(CARD.search(text)[1]),
-        "code_cells": _code_cells(text),
+        "card_minutes": card_minutes(path),
+        "code_cells": _code_cells(path.read_text()),
         "cells": before + cells,
         "jobs": found.get("jobs", []) + [_job(job) for job in mine],
         "verdicts": _verdicts(path, begun),
@@ -220,7 +224,8 @@ def report(found: Sequence[Mapping]) -> Table:
     rows = []
     for each in found:
         seconds = sum(cell["seconds"] for cell in each["cells"])
-        longest = max(each["cells"], key=lambda cell: cell["seconds"])
+        none = {"seconds": 0, "cell": "none"}  # the time was over
+        longest = max(each["cells"], key=lambda cell: cell["seconds"], default=none)
         cells = f"{_minutes(longest['seconds'])} (cell {longest['cell']})"
         jobs = sum(job["seconds"] for job in each["jobs"])
         times = (f"{each['card_minutes']} min", *map(_minutes, (seconds, jobs)), cells)

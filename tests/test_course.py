@@ -175,6 +175,7 @@ MAY_IMPORT = {
     "launch": {"course", "jobs", "runs", "sites", "table"},
     "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},
     "rehearse": {"course", "launch", "progress", "runs", "table"},
+    "syllabus": {"course", "rehearse", "table"},
     "widgets": {"course", "figures", "launch", "progress", "runs", "table", "updates"},
     "cli": {
         "check",
@@ -188,6 +189,7 @@ MAY_IMPORT = {
         "rehearse",
         "runs",
         "sites",
+        "syllabus",
         "table",
         "updates",
     },

@@ -11,7 +11,10 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PROGRAMS = ("dlojz/**/*.py", "solutions/*.py", "notebooks/experiments/*.py", "tools/*.py")
 TABLES = ("dlojz/**/*.toml",)
-TEXTS = {"README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md", "jupyterhub/README.md"}
+TEXTS = {
+    *("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md"),
+    *("INSTRUCTORS.md", "solutions/TALK.md", "jupyterhub/README.md"),
+}
 INSTEAD = {
     r"who(ever|m)\b": "if you, that",
     r"\banew\b": "again, re-",

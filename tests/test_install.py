@@ -72,6 +72,80 @@ print(json.dumps([dlojz.__path__[0], list(QUIZZES), nudges]))
     }
 
 
+def commands(site, folder, *all_words):
+    """Run commands of `dlojz` far from any clone, one after the other: (status, out, err) each."""
+    code = f"""
+import io, json
+from contextlib import redirect_stderr, redirect_stdout
+from dlojz import cli
+found = []
+for words in {all_words!r}:
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = cli.main(words)
+    found.append([status, out.getvalue(), err.getvalue()])
+print(json.dumps(found))
+"""
+    return json.loads(run_installed(site, code, folder).splitlines()[-1])
+
+
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 6"
+
+
+def test_without_a_clone_jobs_run_and_are_kept_in_the_current_folder(site, tmp_path):
+    (tmp_path / "mine.py").write_text("print('ran here')")
+    ours, report, listed, dry, starter = commands(
+        site,
+        tmp_path,
+        ["submit", "--name", "own", "mine.py"],
+        ["report", str(REPOSITORY / "reference/h100/01-resnet50-fp32-b0032.jsonl")],
+        ["queue", "own"],
+        ["submit", "--dry-run", f"dlojz/dlojz.py {SMALL}"],
+        ["submit", "--wait", f"dlojz/dlojz.py {SMALL}"],
+    )
+    assert [each[0] for each in (ours, report, listed, dry, starter)] == [0] * 5
+    assert (tmp_path / "runs/0001/stdout.txt").read_text() == "ran here\n"
+    assert "0001" in listed[1]
+    assert "throughput" in report[1]
+    assert str(site / "dlojz/dlojz.py") in dry[1], "the starter comes with the package"
+    assert "throughput" in starter[1], "and its report is found in this folder"
+
+
+def test_without_a_clone_memory_is_estimated_and_data_made(site, tmp_path):
+    estimate, data = commands(
+        site,
+        tmp_path,
+        ["estimate", "--model", "resnet18", "-b", "2", "--json"],
+        ["data", "data", "--preset", "smoke", "--workers", "1"],
+    )
+    assert json.loads(estimate[1])["parameters"] == 11_689_512
+    assert "train on them with --data" in data[1]
+    assert (tmp_path / "data" / "val").is_dir()
+
+
+def test_what_needs_the_course_says_how_to_get_it(site, tmp_path):
+    words = (
+        *(["check", "01"], ["solution", "01"], ["diff", "01"], ["catch-up", "01"], ["restore"]),
+        *(["progress"], ["rehearse", "01"], ["syllabus"]),
+    )
+    (tmp_path / "mine.py").write_text("")
+    _, *found = commands(site, tmp_path, ["submit", "mine.py"], *words)
+    for word, (status, out, err) in zip(words, found, strict=True):
+        assert (status, out) == (2, ""), word
+        assert "cd into your clone, or set DLOJZ_ROOT" in err, word
+        assert "git clone" in err, word
+    assert not (tmp_path / "saved").exists()
+
+
+def test_without_a_clone_a_program_that_is_not_there_is_named(site, tmp_path):
+    worth, submit, report = commands(
+        site, tmp_path, ["worth", "compile", "no.py"], ["submit", "no.py"], ["report"]
+    )
+    for status, _, err in (worth, submit):
+        assert status == 2
+        assert f"no trainer 'no.py' in {tmp_path}" in err
+    assert f"no job in {tmp_path / 'runs'}: submit one first" in report[2]
+
+
 def test_every_toml_file_comes_with_the_wheel(site):
     def names(root):
         return {path.relative_to(root) for path in (root / "dlojz").rglob("*.toml")}

@@ -120,6 +120,15 @@ def test_the_command_rehearses_and_says_where_to_look(notebook, capsys):
     assert str(rehearse.folder()) in out
 
 
+def test_a_rehearsal_that_has_no_time_left_says_how_to_go_on(notebook, capsys):
+    notebook("import time; time.sleep(60)")
+    notebook("x = 1", name="91_next")
+    assert cli.main(["rehearse", "90", "91", "--minutes", "0.05"]) == 1
+    out = capsys.readouterr().out
+    assert "go on with: dlojz rehearse 91" in out
+    assert "90_small" in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -142,7 +151,7 @@ def test_all_notebooks_have_minutes_on_their_card():
 
 
 def test_an_unknown_notebook_is_refused():
-    with pytest.raises(UserError, match="00, 01"):
+    with pytest.raises(UserError, match="00, 00b, 0"):
         rehearse.find("no")
 
 

@@ -8,7 +8,7 @@ import time
 import uuid
 from pathlib import Path
 
-from dlojz.course import course_root, write_atomically
+from dlojz.course import base_folder, write_atomically
 from dlojz.jobs import keeper, processes, tickets
 from dlojz.launch.files import read_json
 
@@ -44,7 +44,7 @@ class Here:
         """Start a keeper for the job in the folder `run`, which already holds the trainer."""
         wanted = tickets.devices()
         job = _job(request) | {
-            "cwd": str(course_root()),
+            "cwd": str(base_folder()),
             "devices": list(wanted),
             "devices_held": 1 if wanted == ("cpu",) else request.n_gpu,
             "token": uuid.uuid4().hex,  # a folder's name may be used again, this is not

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from dlojz.course import course_root, write_atomically
+from dlojz.course import base_folder, write_atomically
 from dlojz.jobs.keeper import LOST
 from dlojz.launch.files import FileError, read_json
 from dlojz.launch.here import Here
@@ -158,8 +158,8 @@ FOLDER = re.compile(r"[0-9]+")  # a run's
 
 
 def jobs() -> list[Job]:
-    """Return all runs of this course folder, oldest first."""
-    runs = course_root() / "runs"
+    """Return all runs of this folder, oldest first."""
+    runs = base_folder() / "runs"
     found = (Job(runs / number) for number in _newest_first(runs))
     return [job for job in found if _has_begun(job.directory)][::-1]
 
@@ -180,7 +180,7 @@ def _has_begun(run):
 def find(number: str | int) -> Job:
     """Return the job with this id; 12 and "0012" are the same."""
     text = str(number)
-    directory = course_root() / "runs" / (text.zfill(4) if text.isdigit() else text)
+    directory = base_folder() / "runs" / (text.zfill(4) if text.isdigit() else text)
     if not text.isdigit() or not directory.is_dir():
         known = ", ".join(j.id for j in jobs()[-5:]) or "none yet"
         raise LookupError(f"no job {text!r} in {directory.parent}; the last ones: {known}")
@@ -196,7 +196,7 @@ def latest(name: str | None = None) -> Job | list[Job]:
         if job.info and (name == job.name or (name is None and not _is_series(job))):
             return _sweep(job) or job
     wanted = f" named {name!r}" if name else ""
-    raise LookupError(f"no job{wanted} in {course_root() / 'runs'}: submit one first")
+    raise LookupError(f"no job{wanted} in {base_folder() / 'runs'}: submit one first")
 
 
 def _sweep(job) -> list[Job]:
@@ -227,7 +227,7 @@ def queue_row(job: Job, status: dict) -> tuple[str, ...]:
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
     """Return the jobs that `queue` shows, oldest first, each with its present status."""
-    runs = course_root() / "runs"
+    runs = base_folder() / "runs"
     known = _read_index(runs)
     shown, ended, index = [], 0, {}
     for number in _newest_first(runs):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
-from dlojz import sites
-from dlojz.course import PREPARED, course_root, prepared, write_atomically
+from dlojz import course, sites
+from dlojz.course import PREPARED, base_folder, course_root, prepared, write_atomically
 from dlojz.launch import slurm
 from dlojz.launch.here import Here
 from dlojz.launch.job import Job
@@ -199,11 +199,13 @@ def find_trainer(name: str) -> Path | None:
 
     The name of a prepared file is that of the trainee's copy, never of its solution.
     """
-    root = course_root()
+    root = base_folder()
     folders = [Path.cwd(), root, root / "dlojz", root / "solutions"]
     if name in PREPARED.values():
         folders.pop()
     candidates = [folder / name for folder in folders]
+    if name == "dlojz/dlojz.py" and not course.in_a_clone():
+        candidates.append(course.STARTER)  # of the installed package
     return next((path.resolve() for path in candidates if path.is_file()), None)
 
 
@@ -215,7 +217,7 @@ def _find(name: str) -> Path:
             f'no {name} yet: course.own("{step}") makes your copy, and so does '
             f"`cp {prepared(step)} {course_root()}`"
         )
-    looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(course_root())]))
+    looked = " or ".join(dict.fromkeys([str(Path.cwd()), str(base_folder())]))
     raise SubmitError(
         f"no trainer {name!r} in {looked}: the command begins with the file to run, "
         'as in "dlojz/dlojz.py --test"'

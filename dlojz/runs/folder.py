@@ -4,12 +4,12 @@ import re
 from itertools import count, takewhile
 from pathlib import Path
 
-from dlojz.course import course_root
+from dlojz.course import base_folder, course_root
 
 
 def new_run() -> Path:
     """Make and return a fresh folder runs/<number>, even while other processes do the same."""
-    runs = course_root() / "runs"
+    runs = base_folder() / "runs"
     runs.mkdir(exist_ok=True)
     number = max((int(p.name) for p in runs.iterdir() if re.fullmatch("[0-9]+", p.name)), default=0)
     while True:
