@@ -6,7 +6,7 @@ import time
 import ipywidgets
 from IPython.display import display
 
-from dlojz import launch
+from dlojz import launch, progress
 from dlojz.figures.report import speed_text
 from dlojz.runs.labels import labels
 
@@ -38,6 +38,7 @@ def _bar(job, label):
 
 def _move(job, bar, text, cancel):
     for now in launch.follow(job):
+        progress.share_state(job, now.state)
         bar.max, bar.value = now.total or 1, now.done
         text.value = _news(now, job)
     if reason := job.status.get("reason"):
