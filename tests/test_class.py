@@ -8,6 +8,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import nbformat
 import pupils
 import pytest
 
@@ -570,3 +572,16 @@ def test_watching_looks_again(room, monkeypatch, capsys):
     monkeypatch.setattr(cli.time, "sleep", sleep)
     assert cli.main(["class", str(room), "--watch"]) == 130
     assert capsys.readouterr().out.count("12 trainees") == 3
+
+
+def test_the_instructors_notebook_shows_the_class(room):
+    path = REPOSITORY / "solutions" / "instructor.ipynb"
+    cells = nbformat.read(path, as_version=4).cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    source = "\n".join(code).replace("folder = None", f"folder = {str(room)!r}")
+    names = {}
+    exec(source, names)
+    assert len(names["found"].members) == 12
+    drawn = [plt.figure(number) for number in plt.get_fignums()]
+    shown = {call for call in re.findall(r"plot_\w+(?=\(found\);)", source)}
+    assert len(drawn) == len(shown) == 5

@@ -6,6 +6,7 @@ It reads what trainees share (see `dlojz.classroom`), under their pseudonyms.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -41,8 +42,13 @@ PANELS = 3  # of calibration
 LONGEST_MIN = 240  # of a sitting that is drawn
 
 
-def open_class(folder: str | Path) -> Classroom:
-    """Return the class of a folder, as it is now, with the notebooks of this course."""
+def open_class(folder: str | Path | None) -> Classroom:
+    """Return the class of a folder, as it is now, with the notebooks of this course.
+
+    None: a class without trainees, for a notebook that has no folder yet.
+    """
+    if folder is None:
+        return Classroom(Path(), [], Counter(), 0)
     return classroom.read(folder, progress.asked())
 
 
