@@ -150,10 +150,10 @@ def test_a_folder_without_the_sticky_bit_is_named(folder):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("<b>me</b>", "expected at most 24 letters"),
-        ("", "expected at most 24 letters"),
-        ("a" * 25, "expected at most 24 letters"),
-        ("a\x1b[2J", "expected at most 24 letters"),
+        ("<b>me</b>", "give at most 24 letters"),
+        ("", "give at most 24 letters"),
+        ("a" * 25, "give at most 24 letters"),
+        ("a\x1b[2J", "give at most 24 letters"),
         ("JDupont-2", "holds your login name"),
         ("Grace", "is taken"),
     ],
@@ -169,6 +169,16 @@ def test_a_drawn_name_is_a_pseudonym_and_another_each_time(folder):
     drawn = {classroom.plan(folder, None).pseudonym for _ in range(20)}
     assert len(drawn) > 15
     assert all(map(summary.PSEUDONYM.fullmatch, drawn))
+
+
+def test_a_drawn_name_is_neither_taken_nor_the_login_name(folder, monkeypatch):
+    monkeypatch.setattr(share, "ADJECTIVES", "quick")
+    monkeypatch.setattr(share, "ANIMALS", "robin fox")
+    monkeypatch.setenv("LOGNAME", "robin")
+    turns = iter([1, 2] * 99)
+    monkeypatch.setattr(share.secrets, "randbelow", lambda n: next(turns))
+    put(folder, "quick-fox-11")
+    assert classroom.plan(folder, None).pseudonym == "quick-fox-12"
 
 
 def test_stop_removes_the_file_and_ends_it(sharing, folder):

@@ -70,17 +70,20 @@ def plan(folder: str | Path, pseudonym: str | None) -> Consent:
         raise UserError(f"no folder {where}: expected the one that your instructor has named")
     if not os.access(where, os.W_OK | os.X_OK):
         raise UserError(f"{where} can't be written by you: ask your instructor")
-    name = drawn() if pseudonym is None else pseudonym
-    if not summary.PSEUDONYM.fullmatch(name):
-        raise UserError(
-            f"--as {name!r}: expected at most 24 letters, digits, spaces and . _ -, or no --as at "
-            "all: then a name is drawn"
-        )
-    if any(len(login) > 2 and login.casefold() in name.casefold() for login in _logins()):
-        raise UserError(f"--as {name!r} holds your login name: choose another, or leave out --as")
-    if name.casefold() in _taken(where):
-        raise UserError(f"{name!r} is taken in {where}: choose another, or leave out --as")
+    if pseudonym is None:
+        name = next(name for name in iter(drawn, "") if not _problem(name, where))
+    elif problem := _problem(name := pseudonym, where):
+        raise UserError(f"--as {name!r} {problem}, or leave out --as: then a name is drawn")
     return Consent(str(where), name, f"{secrets.token_hex(8)}.json")
+
+
+def _problem(name, folder) -> str:
+    """Return what is wrong with a pseudonym, and what to choose instead; "" if nothing is."""
+    if not summary.PSEUDONYM.fullmatch(name):
+        return "is not a name: give at most 24 letters, digits, spaces and . _ -"
+    if any(len(login) > 2 and login.casefold() in name.casefold() for login in _logins()):
+        return "holds your login name: choose another"
+    return f"is taken in {folder}: choose another" if name.casefold() in _taken(folder) else ""
 
 
 def _logins():

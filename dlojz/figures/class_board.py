@@ -224,6 +224,7 @@ def plot_failing(found: Classroom, ax=None):
             ax.annotate(said, (row.failed, place), (5, 0), color=QUIET, **beside)
         ax.set_yticks(range(len(rows)), [row.step.replace("_", " ") for row in rows])
         ax.invert_yaxis()
+        ax.grid(False, axis="y")
         ax.margins(x=0.3)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(title="What fails, with its most frequent hint", xlabel="trainees")
@@ -291,6 +292,7 @@ def _plot_panel(ax, name, pairs):
     ):
         ax.plot(measured[which], predicted[which], "o", color=colour, alpha=0.65, mec="white", ms=7)
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", title=name)
+    ax.set_box_aspect(1)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 300 * ends[0] else (1,)))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
