@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from test_launch import until
 from test_stats import write_log
 
-from dlojz import launch, progress, widgets
+from dlojz import launch, progress, table, widgets
 from dlojz.launch import submit
 from dlojz.widgets import mysteries
 from dlojz.widgets.answer import ANSWERS
@@ -20,6 +20,15 @@ from dlojz.widgets.queue import COLUMNS
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
+
+
+def lab_themes():
+    """Return the folder of the themes that are installed with JupyterLab."""
+    return Path(sys.prefix) / "share" / "jupyter" / "lab" / "themes" / "@jupyterlab"
+
+
+INKS = {"good": table.GOOD_INK, "bad": table.BAD_INK, "quiet": table.QUIET_INK}
+THEMES = {p.name.split("-")[1]: p / "index.css" for p in lab_themes().glob("theme-*")}
 
 
 @pytest.fixture
@@ -334,3 +343,67 @@ def test_the_queue_is_live_and_its_buttons_cancel(shown, course_folder):
 def test_an_empty_queue_says_so(shown):
     widgets.queue()
     assert shown[0].children[0].value == "no jobs"
+
+
+# Light and dark themes ---------------------------------------------------------------------------
+
+
+def channels(colour, ground=(255, 255, 255)):
+    """Return a CSS colour's red, green and blue, on a ground if it is transparent."""
+    if colour.startswith("rgba"):
+        *rgb, alpha = map(float, re.findall(r"[\d.]+", colour))
+        return tuple(alpha * c + (1 - alpha) * g for c, g in zip(rgb, ground, strict=True))
+    digits = {"white": "ffffff", "black": "000000"}.get(colour, colour.removeprefix("#"))
+    if len(digits) == 3:
+        digits = "".join(2 * digit for digit in digits)
+    return tuple(int(digits[i : i + 2], 16) for i in (0, 2, 4))
+
+
+def contrast(colour, ground):
+    """Return the ratio of their luminances, from 1 to 21, as WCAG 2 defines it."""
+
+    def luminance(rgb):
+        parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    below = channels(ground)
+    high, low = sorted([luminance(channels(colour, below)), luminance(below)], reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def in_theme(css, name):
+    """Return the value of a variable in the text of a theme."""
+    value = re.findall(rf"{name}: *([^;}}]+)", css)[-1]
+    return value.removesuffix(")").rpartition(",")[2] if value.startswith("var(") else value
+
+
+def test_contrast_is_that_of_the_standard():
+    assert contrast("#000", "white") == pytest.approx(21)
+    assert contrast("#777", "#fff") == pytest.approx(4.48, abs=0.01)
+    assert contrast("rgba(0,0,0,.54)", "white") == pytest.approx(4.6, abs=0.1)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("ink", INKS)
+def test_coloured_text_is_legible_in_each_theme_of_jupyterlab(ink, theme):
+    css = THEMES[theme].read_text()
+    name = re.match(r"var\((--jp-[\w-]+),", INKS[ink])[1]
+    assert contrast(in_theme(css, name), in_theme(css, "--jp-layout-color0")) >= 4.5
+
+
+@pytest.mark.parametrize("ink", INKS)
+@pytest.mark.parametrize("ground", ["white", "#1e1e1e"])
+def test_where_there_is_no_theme_text_is_legible_on_light_and_dark(ink, ground):
+    fallback = re.search(r"(#\w+)\)$", INKS[ink])[1]
+    assert contrast(fallback, ground) >= 3.5
+
+
+def test_both_kinds_of_themes_are_looked_at():
+    grounds = [in_theme(css.read_text(), "--jp-layout-color0") for css in THEMES.values()]
+    assert {sum(channels(ground)) > 400 for ground in grounds} == {True, False}
+
+
+def test_no_text_in_html_has_a_colour_of_one_theme_only():
+    for path in (REPOSITORY / "dlojz").rglob("*.py"):
+        found = re.findall(r"(?<![\w-])color: ?(?:#|white|black|rgb)\S*", path.read_text())
+        assert not found, path

@@ -11,7 +11,7 @@ from dlojz import progress
 from dlojz.course import course_root
 from dlojz.runs import planted, trace
 from dlojz.runs.suspects import FAULTS, suspects, traces_of
-from dlojz.table import BAD, GOOD, Table
+from dlojz.table import BAD_INK, GOOD_INK, Table
 
 # A hint for each fault, which does not name it.
 LOOK = {
@@ -148,6 +148,6 @@ def accuse(letter: str):
 def _sentence(letter, right):
     if right:
         why = escape(evidence(letter))
-        return f'<span style="color:{GOOD}"><b>Yes:</b></span> {why}.'
+        return f'<span style="color:{GOOD_INK}"><b>Yes:</b></span> {why}.'
     help_ = escape(hint(letter))
-    return f'<span style="color:{BAD}"><b>Not quite.</b></span> {help_}'
+    return f'<span style="color:{BAD_INK}"><b>Not quite.</b></span> {help_}'

@@ -8,7 +8,7 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import launch
-from dlojz.table import BAD, STATE_COLOURS
+from dlojz.table import BAD_INK, STATE_COLOURS
 
 COLUMNS = {"job": "4em", "name": "9em", "state": "10em", "time": "6em", "note": "24em"}
 
@@ -54,7 +54,9 @@ class _Queue:
             cells, button, _ = self._lines[job.id]
             row = dict(zip(launch.QUEUE, launch.queue_row(job, status), strict=True))
             for column, cell in cells.items():
-                colour = STATE_COLOURS.get(row["state"], BAD) if column == "state" else "inherit"
+                colour = (
+                    STATE_COLOURS.get(row["state"], BAD_INK) if column == "state" else "inherit"
+                )
                 cell.value = f'<span style="color:{colour}">{escape(row[column])}</span>'
             button.disabled = launch.State(status["state"]).final
         lines = [self._lines[job.id][2] for job, _ in found]

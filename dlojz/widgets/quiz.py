@@ -14,7 +14,7 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import progress
-from dlojz.table import BAD, GOOD
+from dlojz.table import BAD_INK, GOOD_INK
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def close_lines(html):
 
 def _verdict(answer):
     """Return as HTML whether an answer is right, and why."""
-    color = GOOD if answer.right else BAD
+    color = GOOD_INK if answer.right else BAD_INK
     word = f'<span style="color:{color}"><b>{_word(answer)}</b></span>'
     return close_lines(f"{word} {as_html(answer.why)}")
 
