@@ -185,6 +185,21 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     assert mysteries.answers("H") == ["print", "item", "one-worker"]
 
 
+def test_a_mystery_shows_the_answer_that_was_kept(shown, course_folder):
+    """As when the notebook is opened again, and the cell is run."""
+    (course_folder / "reference").symlink_to(REPOSITORY / "reference")
+    widgets.accuse("H")
+    assert repr(shown[0]).startswith("H: what is wrong? "), "text where there are no widgets"
+    for given, word in (("print", "Not quite."), ("one-worker", "Yes:")):
+        shown[0].children[0].value = given
+        widgets.accuse("H")
+        choice, verdict = shown[-1].children
+        assert choice.value == given
+        assert word in verdict.value
+        assert f"H: {mysteries.ANSWERS[given]}. {word}" in repr(shown[-1])
+    assert mysteries.answers("H") == ["print", "one-worker"], "to show is not to answer"
+
+
 def test_a_prediction_is_scored(course_folder, tmp_path, capsys):
     run = write_log(tmp_path / "r.jsonl")
     widgets.predict("b", images_per_s=300, step_ms=50, peak_memory_gb=None)
@@ -286,6 +301,7 @@ def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder
     job.wait(30)
     [t.join(10) for t in threading.enumerate() if t.name.endswith("(_move)")]
     assert bar.bar_style == "success"
+    assert repr(shown[0]).startswith(f"job {job.id}: COMPLETED"), "text where there are no widgets"
     assert text.value.startswith("COMPLETED")
     assert cancel.disabled
 

@@ -9,6 +9,7 @@ from IPython.display import display
 
 from dlojz import launch
 from dlojz.table import BAD_INK, STATE_COLOURS
+from dlojz.widgets.box import Column
 
 COLUMNS = {"job": "4em", "name": "9em", "state": "10em", "time": "6em", "note": "24em"}
 
@@ -34,12 +35,7 @@ class _Queue:
         self._lines = {}  # job id: (cells by column, button, line)
         self._head = ipywidgets.HBox([_cell(f"<b>{c}</b>", width) for c, width in COLUMNS.items()])
         self._nothing = ipywidgets.HTML("no jobs")
-
-        class Box(ipywidgets.VBox):
-            def __repr__(self):  # as text, in front ends without widgets
-                return repr(launch.queue(name, last))
-
-        self.box = Box()
+        self.box = Column([], lambda: repr(launch.queue(name, last)))
 
     def follow(self, every):
         while self.look():

@@ -15,6 +15,7 @@ from IPython.display import display
 
 from dlojz import progress
 from dlojz.table import BAD_INK, GOOD_INK
+from dlojz.widgets.box import Column
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,9 @@ def quiz(key: str):
         progress.keep("quizzes", key, given, right=given == asked.right)
         verdict.value = _verdict(asked.answers[given])
 
-    class Box(ipywidgets.VBox):
-        def __repr__(self):  # as text, in front ends without widgets
-            return _text(asked, _kept(key, asked))
-
     choice.observe(answer, names="value")
     question = ipywidgets.HTML(close_lines(f"<b>{as_html(asked.question)}</b>"))
-    display(Box([question, choice, verdict]))
+    display(Column([question, choice, verdict], lambda: _text(asked, _kept(key, asked))))
 
 
 def _kept(key, asked):
