@@ -112,10 +112,11 @@ def _as_a_flag(word, commands):
 
 
 def _trainers_flags():
-    """Return the trainer's flags, read from its source because its import would import torch."""
-    here = Path(__file__).parent
-    files = (here / "dlojz.py", here / "training" / "flags.py")
-    return {flag for file in files for flag in re.findall(r'"(--?[\w-]+)"', file.read_text())}
+    """Return the trainer's flags, in all their spellings."""
+    with suppress(OSError, ValueError):  # a trainer that is just being edited
+        flags = launch.flags_of(Path(__file__).with_name("dlojz.py"))
+        return {spelling for flag in flags for spelling in flag.spellings}
+    return set()
 
 
 def _parser():

@@ -37,6 +37,7 @@ def shown(course_folder, monkeypatch):
     found = []
     for name in (
         "answer",
+        "form",
         "monitor",
         "mysteries",
         "queue",
@@ -359,6 +360,129 @@ def test_the_queue_is_live_and_its_buttons_cancel(shown, course_folder):
 def test_an_empty_queue_says_so(shown):
     widgets.queue()
     assert shown[0].children[0].value == "no jobs"
+
+
+# The form of a job -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def form(shown):
+    """Display a form: form(command) -> its controls by name, its preview, its button, its words."""
+
+    def make(command="dlojz/dlojz.py", **about):
+        widgets.submit_form(command, **about)
+        *grids, preview, last = shown[-1].children
+        grids = [grid.children[0] if "Acc" in type(grid).__name__ else grid for grid in grids]
+        controls = {c.description: c for grid in grids for c in grid.children}
+        return controls, preview, *last.children
+
+    return make
+
+
+@pytest.mark.parametrize("file", ["dlojz/dlojz.py", "solutions/dlojz_11_fsdp.py"])
+def test_the_flags_in_the_source_are_those_of_the_parser(file, monkeypatch):
+    """Argparse itself says what the trainer's flags are: names, types, choices, defaults."""
+    import argparse
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("trainer_of_a_form", REPOSITORY / file)
+    trainer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(trainer)
+    monkeypatch.setattr(sys, "argv", [file])
+    parse, seen = argparse.ArgumentParser.parse_args, []
+    monkeypatch.setattr(
+        argparse.ArgumentParser, "parse_args", lambda self: seen.append(self) or parse(self)
+    )
+    trainer.parse_args()
+    actions = {a.dest: a for a in seen[0]._actions if a.dest != "help"}
+    found = {f.label[2:].replace("-", "_"): f for f in launch.flags_of(REPOSITORY / file)}
+    assert [*found] == [*actions]
+    for name, flag in found.items():
+        action = actions[name]
+        assert set(flag.spellings) == set(action.option_strings)
+        assert list(flag.choices) == list(action.choices or ())
+        assert flag.default in (action.default, None)
+        assert (flag.kind is bool) == (action.nargs == 0)
+        assert (
+            action.type is None
+            or flag.kind(str(action.default)) == action.default
+            or (action.default is None)
+        )
+    assert sum(flag.default is None for flag in found.values()) <= 5, "only what is computed"
+
+
+def test_a_form_has_a_control_of_the_right_type_for_each_flag(form):
+    controls, preview, *_ = form("solutions/dlojz_11_fsdp.py --test -b 8 --no-channels-last")
+    kinds = {
+        **{"--batch-size": ipywidgets.BoundedIntText, "--lr": ipywidgets.FloatText},
+        **{"--precision": ipywidgets.Dropdown, "--profile": ipywidgets.Checkbox},
+        **{"--test": ipywidgets.Checkbox, "--data": ipywidgets.Text},
+    }
+    assert {name: type(controls[name]) for name in kinds} == kinds
+    assert controls["--batch-size"].value == 8
+    assert (controls["--batch-size"].min, controls["--num-workers"].min) == (1, 0)
+    assert [value for _, value in controls["--precision"].options][:2] == [None, "fp32"]
+    assert controls["--channels-last"].value is False
+    assert "solutions/dlojz_11_fsdp.py -b 8 --no-channels-last --test" in preview.value
+
+
+def test_a_form_shows_the_command_and_submits_it(form, shown, course_folder):
+    flags = "--test --test-nsteps 4 --model resnet18 --image-size 32"
+    controls, preview, button, said = form(f"dlojz/dlojz.py {flags}", name="mine")
+    controls["--batch-size"].value = 2
+    controls["--data"].value = "synthetic"
+    controls["--persistent-workers"].value = False
+    command = (
+        "dlojz/dlojz.py --model resnet18 --image-size 32 -b 2 --data synthetic "
+        "--no-persistent-workers --test --test-nsteps 4"
+    )
+    assert repr(shown[-1]) == f"submit({command!r}, name='mine')", "text without widgets"
+    assert command in preview.value
+    button.click()
+    assert "Job 0001" in said.value
+    job = launch.latest()
+    assert (job.command, job.name, job.info["n_gpu"]) == (command, "mine", 1)
+    assert job.wait(60) == "COMPLETED"
+    controls["--batch-size"].value = 32
+    assert "-b" not in preview.value, "a default is not repeated"
+    assert said.value == "", "which was of another command"
+
+
+def test_a_flag_that_the_trainee_adds_is_in_the_form(form, script):
+    script("import argparse\np = argparse.ArgumentParser()\np.add_argument('--mine', type=int)\n")
+    controls, preview, *_ = form("t.py --mine 3")
+    controls["--mine"].value = 4
+    assert "t.py --mine 4" in preview.value
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("dlojz/dlojz.py --precison fp16", "'--precison': expected a flag of the trainer"),
+        ("dlojz/dlojz.py -b many", "--batch-size many: expected a whole number"),
+        ("dlojz/dlojz.py -b 0", "--batch-size 0: expected at least 1"),
+        ("dlojz/dlojz.py -b", "-b: expected a value"),
+        ("solutions/dlojz_11_fsdp.py --sharding x", "expected one of ddp, fsdp"),
+        ("t.py", "t.py has no flag"),
+        ("broken.py", "broken.py, line 1"),
+        ("none.py", "no trainer 'none.py'"),
+        ("", "expected"),
+    ],
+)
+def test_a_form_says_what_is_wrong_with_a_command(command, told, form, script):
+    script("print(1)\n")
+    script("def (\n", "broken.py")
+    with pytest.raises((ValueError, launch.SubmitError), match=re.escape(told)):
+        form(command)
+
+
+def test_what_cannot_be_submitted_is_said_beside_the_button(form, course_folder):
+    _, _, button, said = form("dlojz/dlojz.py --test")
+    course_folder.joinpath("dlojz/dlojz.py").write_text("<b>")
+    button.click()
+    assert "&lt;b&gt;" in said.value
+    assert "nothing was submitted" in said.value
+    assert not button.disabled
 
 
 # Light and dark themes ---------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""The interactive parts of a notebook: monitor, queue, quiz, answer, prediction, mystery, trials.
+"""The interactive parts of a notebook: monitor, queue, form, quiz, answer, prediction, mystery.
 
 They are thin layers over `launch`, `runs` and `progress`: a control, an output, a call.
 """
 
 from dlojz.widgets.answer import answer
+from dlojz.widgets.form import submit_form
 from dlojz.widgets.monitor import monitor
 from dlojz.widgets.mysteries import accuse
 from dlojz.widgets.prediction import Score, predict, score, score_value
@@ -21,5 +22,6 @@ __all__ = [
     "quiz",
     "score",
     "score_value",
+    "submit_form",
     "trials",
 ]
