@@ -4,6 +4,8 @@ import json
 import os
 import re
 import stat
+import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,8 +15,8 @@ import nbformat
 import pupils
 import pytest
 
-from dlojz import classroom, cli, launch, progress
-from dlojz.check import exercises
+from dlojz import classroom, cli, launch, progress, widgets
+from dlojz.check import exercises, run
 from dlojz.classroom import members, share, standing, summary
 from dlojz.course import UserError
 from dlojz.figures import class_board
@@ -188,6 +190,18 @@ def test_stop_removes_the_file_and_ends_it(sharing, folder):
     assert classroom.stop(progress.file()) is None
 
 
+def test_what_is_shared_is_always_known_or_it_could_not_be_stopped(
+    folder, course_folder, monkeypatch
+):
+    def fails(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(share, "write_atomically", fails)
+    with pytest.raises(OSError, match="No space left"):
+        classroom.begin(classroom.plan(folder, "ada"), progress.file())
+    assert not any(folder.iterdir())
+
+
 def test_a_file_that_cannot_be_removed_is_no_longer_written(sharing, folder, monkeypatch, capsys):
     def refuse(path, missing_ok):
         raise PermissionError(f"not {path}")
@@ -257,6 +271,34 @@ def test_jobs_are_shared_as_they_wait_run_and_end(sharing, folder, course_folder
     [ada] = members.read(folder, ASKED).members
     assert [run.state for run in ada.runs] == ["CANCELLED", "CANCELLED"]
     assert ada.runs[0].ended >= ada.runs[0].started
+
+
+def test_a_monitor_shares_how_its_job_fares(sharing, folder, course_folder, monkeypatch):
+    monkeypatch.setattr(sys.modules["dlojz.widgets.monitor"], "display", lambda box: None)
+    (course_folder / "t.py").write_text("")
+    job = launch.submit("t.py")
+    widgets.monitor(job)
+    job.wait(30)
+    [t.join(10) for t in threading.enumerate() if t.name.endswith("(_move)")]
+    [ada] = members.read(folder, ASKED).members
+    assert [run.state for run in ada.runs] == ["COMPLETED"]
+
+
+def test_a_check_shares_how_its_job_fares(monkeypatch):
+    class Job:
+        directory = Path("runs/none")
+        states = iter(["QUEUED", "RUNNING", "COMPLETED", "COMPLETED"])
+
+        @property
+        def state(self):
+            return launch.State(next(self.states))
+
+    shared = []
+    monkeypatch.setattr(progress, "share_state", lambda job, state: shared.append(str(state)))
+    monkeypatch.setattr(run.series, "folders", lambda job: {"solution": "runs/none"})
+    monkeypatch.setattr(run.series, "finished", lambda job: 0)
+    run._wait(Job(), "01_gpu", lambda: {})
+    assert shared == ["QUEUED", "RUNNING"], "its end comes with the verdict"
 
 
 def test_a_state_is_shared_when_it_is_new_and_once_a_minute(monkeypatch):

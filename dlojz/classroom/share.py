@@ -127,8 +127,12 @@ def dangers(folder: str | Path) -> list[str]:
 def begin(consent: Consent, progress: Path):
     """Keep a consent and share for the first time; raise OSError if that fails."""
     _put(consent, preview(consent, progress))
-    progress.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(progress.with_name(KEPT), json.dumps(asdict(consent)))
+    try:
+        progress.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(progress.with_name(KEPT), json.dumps(asdict(consent)))
+    except OSError:  # without the record nobody could remove the file
+        consent.path.unlink()
+        raise
 
 
 def stop(progress: Path) -> Path | None:
