@@ -175,6 +175,7 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     widgets.accuse("H")
     choice, verdict = shown[0].children
     assert [key for _, key in choice.options] == [None, *mysteries.ANSWERS]
+    assert choice.label == "what is wrong?"
     choice.value = "print"
     assert "Not quite" in verdict.value
     assert mysteries.LOOK["one-worker"] in verdict.value
@@ -422,6 +423,7 @@ def test_a_form_has_a_control_of_the_right_type_for_each_flag(form):
     assert controls["--batch-size"].value == 8
     assert (controls["--batch-size"].min, controls["--num-workers"].min) == (1, 0)
     assert [value for _, value in controls["--precision"].options][:2] == [None, "fp32"]
+    assert controls["--precision"].label == "(default)"
     assert controls["--channels-last"].value is False
     assert "solutions/dlojz_11_fsdp.py -b 8 --no-channels-last --test" in preview.value
 

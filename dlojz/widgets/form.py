@@ -96,6 +96,8 @@ def _bad(error):
 
 
 def _grid(controls):
+    for control in controls:
+        control.layout.width = "auto"  # as wide as its column
     layout = ipywidgets.Layout(grid_template_columns="repeat(auto-fill, minmax(21em, 1fr))")
     return ipywidgets.GridBox(list(controls), layout=layout)
 
@@ -109,7 +111,8 @@ def _control(flag: Flag, value):
     if flag.choices:
         unknown = [(AUTOMATIC, None)] * (flag.default is None)
         options = [*unknown, *((str(choice), choice) for choice in flag.choices)]
-        return ipywidgets.Dropdown(options=options, value=value, **about)
+        place = [choice for _, choice in options].index(value)  # a value of None selects nothing
+        return ipywidgets.Dropdown(options=options, index=place, **about)
     if flag.kind is int and isinstance(value, int):
         least = -MOST if flag.least is None else flag.least
         return ipywidgets.BoundedIntText(value=value, min=least, max=MOST, **about)

@@ -136,7 +136,8 @@ def accuse(letter: str):
     """
     options = [("what is wrong?", None), *((words, key) for key, words in ANSWERS.items())]
     kept = _kept(letter)
-    choice = ipywidgets.Dropdown(options=options, value=kept, description=letter)
+    place = [key for _, key in options].index(kept)  # a value of None would show nothing
+    choice = ipywidgets.Dropdown(options=options, index=place, description=letter)
     choice.layout.width = "34em"
     choice.style.description_width = "2em"
     verdict = ipywidgets.HTML(_sentence(letter, kept == truth(letter)) if kept else "")
