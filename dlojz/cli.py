@@ -580,6 +580,7 @@ def _share(args):
 def _ask_to_share(consent, mine, agreed):
     print(f"This is what you would share as {consent.pseudonym}, in {consent.path}:\n")
     print(classroom.preview(consent, mine))
+    print(f"{SHARING.partition(chr(10) * 2)[0]}\n")
     print(f"It can be read by {classroom.readers(consent.folder)}.")
     print(f"Those who can list {consent.folder} see that you own the file.")
     for note in classroom.dangers(consent.folder):

@@ -321,6 +321,7 @@ def test_a_trainee_is_asked_in_a_terminal_only(folder, course_folder, monkeypatc
     out = capsys.readouterr().out
     assert '"as": "ada"' in out
     assert "you own the file" in out
+    assert "Not shared: code, paths" in out, "of what comes later, too"
     assert "Nothing is shared" in out
     assert not any(folder.iterdir())
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

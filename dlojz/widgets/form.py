@@ -15,7 +15,7 @@ from dlojz.widgets.quiz import close_lines
 
 AUTOMATIC = "(default)"  # the choice of a default that the trainer computes
 MOST = 10**9  # of a whole number, where a control asks for a limit
-NARROW = {"description_width": "9em"}
+NARROW = {"description_width": "10em"}
 
 
 def submit_form(command: str = "dlojz/dlojz.py", n_gpu: int = 1, name: str = "dlojz"):
@@ -98,7 +98,7 @@ def _bad(error):
 def _grid(controls):
     for control in controls:
         control.layout.width = "auto"  # as wide as its column
-    layout = ipywidgets.Layout(grid_template_columns="repeat(auto-fill, minmax(21em, 1fr))")
+    layout = ipywidgets.Layout(grid_template_columns="repeat(auto-fill, minmax(22em, 1fr))")
     return ipywidgets.GridBox(list(controls), layout=layout)
 
 
