@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from dlojz import course, images, launch, presets, progress, sites, updates
+from dlojz import classroom, course, images, launch, presets, progress, sites, updates
 from dlojz.launch import series
 from dlojz.runs import log, memory, suspects, worth
 from dlojz.runs.folder import events_file
@@ -21,6 +22,27 @@ from dlojz.table import harmless
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
 STDERR = 2  # its file descriptor
+WATCH_S = 10  # between two looks of `dlojz class --watch`
+SHARING = """\
+What is shared: which notebook's predictions, quizzes, questions and checks you have done and when,
+whether they were right or passed, the name of a hint, the speed-up, the numbers that you predicted
+and what was measured; the state and the times of your last jobs. Not shared: code, paths, host
+names, your login name, the words that you typed.
+
+Before you agree, the command shows the very file. It is written again after each answer and each
+change of a job. Its name is drawn, but it is yours: those who can list the folder see its owner.
+"""
+CLASS = """\
+A trainee is on the board who typed `dlojz share FOLDER`. To make the folder, once:
+
+  mkdir class; chgrp instructors class; chmod 3773 class    # read by the group instructors only
+  mkdir class; chmod 1777 class                             # read by all who are on the system
+
+The first needs a group that the instructors are in; trainees need not be. Both have the sticky bit,
+without which trainees could remove each other's files. Names are pseudonyms, but each file has an
+owner, and `ls -l` shows it to you. The board does not; `dlojz share` says so to trainees. What is
+in the folder and is not a small, well-formed file is skipped and counted.
+"""
 BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | head`
 
 
@@ -90,10 +112,11 @@ def _as_a_flag(word, commands):
 
 
 def _trainers_flags():
-    """Return the trainer's flags, read from its source because its import would import torch."""
-    here = Path(__file__).parent
-    files = (here / "dlojz.py", here / "training" / "flags.py")
-    return {flag for file in files for flag in re.findall(r'"(--?[\w-]+)"', file.read_text())}
+    """Return the trainer's flags, in all their spellings."""
+    with suppress(OSError, ValueError):  # a trainer that is just being edited
+        flags = launch.flags_of(Path(__file__).with_name("dlojz.py"))
+        return {spelling for flag in flags for spelling in flag.spellings}
+    return set()
 
 
 def _parser():
@@ -105,8 +128,12 @@ def _parser():
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name, run, summary):
-        sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
+    def command(name, run, summary, more=""):
+        text = summary[0].upper() + summary[1:]
+        form = argparse.RawDescriptionHelpFormatter if more else argparse.HelpFormatter
+        sub = commands.add_parser(
+            name, help=summary, description=text, epilog=more, formatter_class=form
+        )
         sub.set_defaults(run=run)
         return sub.add_argument
 
@@ -114,6 +141,7 @@ def _parser():
     _add_job_commands(command)
     _add_predictions(command)
     _add_course_commands(command)
+    _add_class_commands(command)
     return parser, commands.choices
 
 
@@ -220,6 +248,21 @@ def _add_course_commands(command):
     add = command("update", _update, "bring the course up to date; what you changed stays yours")
     add("--last", action="store_true", help="only show what the last update did")
     add("--take", metavar="FILE", help="replace a file by the course's; yours is saved first")
+
+
+def _add_class_commands(command):
+    add = command("share", _share, "show the class board how far you are; off by default", SHARING)
+    add("folder", nargs="?", help="the one that your instructor has named")
+    add("--as", dest="pseudonym", metavar="NAME", help="a pseudonym (default: one is drawn)")
+    add("--yes", action="store_true", help="agree without being asked, after a look at what it is")
+    add("--stop", action="store_true", help="share no longer, and remove what was shared")
+
+    add = command("class", _class, "instructors: where the class is, what fails, who waits", CLASS)
+    add("folder", help="into which the trainees share")
+    add("--notebook", metavar="NAME", help="whose time to show (default: where most are)")
+    add("--watch", action="store_true", help="look again every 10 seconds, until Ctrl-C")
+    add("--png", type=Path, help="draw the board into this file")
+    add("--json", action="store_true", help="for programs")
 
 
 def _doctor(args):
@@ -567,6 +610,77 @@ def _update(args):
     else:
         print(found.text() if found else "no update yet: the course is as it was when you got it")
     updates.see()
+
+
+def _share(args):
+    mine = progress.file()
+    if args.stop:
+        removed = classroom.stop(mine)
+        print(f"{removed} is removed; nothing is shared now" if removed else "nothing was shared")
+        return 0
+    now = classroom.consent_of(mine)
+    if now and now.stopped:
+        raise ValueError(f"{now.path} is still there: `dlojz share --stop` removes it")
+    if now and not args.folder:
+        print(f"{now.path} is shared, as {now.pseudonym}; `dlojz share --stop` ends it:\n")
+        print(classroom.preview(now, mine))
+        return 0
+    if now:
+        raise ValueError(f"you share already, as {now.pseudonym}: first `dlojz share --stop`")
+    if not args.folder:
+        print("nothing is shared; `dlojz share FOLDER` shows what would be, and asks")
+        return 0
+    return _ask_to_share(classroom.plan(args.folder, args.pseudonym), mine, args.yes)
+
+
+def _ask_to_share(consent, mine, agreed):
+    print(f"This is what you would share as {consent.pseudonym}, in {consent.path}:\n")
+    print(classroom.preview(consent, mine))
+    print(f"{SHARING.partition(chr(10) * 2)[0]}\n")
+    print(f"It can be read by {classroom.readers(consent.folder)}.")
+    print(f"Those who can list {consent.folder} see that you own the file.")
+    for note in classroom.dangers(consent.folder):
+        print(f"note: {note}")
+    if not agreed and sys.stdin and sys.stdin.isatty():
+        agreed = input("Share this, and what you do from now on? [y/N] ").strip().lower() == "y"
+    if not agreed:
+        print("Nothing is shared. To agree, answer y, or add --yes.")
+        return 1
+    classroom.begin(consent, mine)
+    print(
+        "Shared. `dlojz share` shows it again; `dlojz share --stop` ends it and removes the file."
+    )
+    return 0
+
+
+def _class(args):
+    from dlojz.figures import class_board
+
+    while True:
+        found = class_board.open_class(args.folder)
+        if args.png:
+            print(f"wrote {class_board.save_board(found, args.png)}", file=sys.stderr)
+        text = json.dumps(class_board.to_dict(found), indent=1) if args.json else None
+        text = text or _class_text(class_board, found, args.notebook)
+        clear = "\033[H\033[J" * (args.watch and sys.stdout.isatty())
+        print(f"{clear}{text}", flush=True)
+        if not args.watch:
+            return 0
+        time.sleep(WATCH_S)
+
+
+def _class_text(class_board, found, notebook):
+    from dlojz.check import exercises
+
+    tables = (
+        class_board.overview(found),
+        class_board.failing(found, exercises.nudges()),
+        class_board.jobs(found),
+        class_board.parts(found, notebook),
+        class_board.calibration(found),
+    )
+    shown = [repr(table) for table in tables if len(table)] or [class_board.NOBODY]
+    return "\n\n".join([class_board.notes(found), *shown])
 
 
 def _progress(args):

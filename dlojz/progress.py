@@ -7,18 +7,21 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from dlojz import course
+from dlojz import classroom, course
 from dlojz.course import course_root
 from dlojz.table import Table
 
 # The calls with which a notebook asks for something, and the kind under which the answer is kept.
 KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
+SHARE_S = 60  # between two looks at a job that waits or runs
+_shared = {}  # folder of a job: the state that was shared, and when
 CALL = re.compile(rf"""^\s*(?:\w+ = )?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
 
 
@@ -54,14 +57,33 @@ def changing(path: Path) -> Iterator[dict]:
         course.write_atomically(path, json.dumps(kept, indent=1))
 
 
+def now() -> datetime:
+    """Return the time, with its zone."""
+    return datetime.now(UTC)
+
+
 def keep(kind: str, key: str, value, **more):
     """Append `value` to the entries under kind and key, with the time.
 
     more: further fields of the entry, such as right=True for an answer.
     """
-    entry = {"value": value, **more, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    entry = {"value": value, **more, "time": now().isoformat(timespec="seconds")}
     with changing(file()) as kept:
         kept.setdefault(kind, {}).setdefault(key, []).append(entry)
+    share()
+
+
+def share():
+    """Bring what this trainee shares with the class up to date; do nothing without a consent."""
+    classroom.publish(file())
+
+
+def share_state(job, state: str):
+    """Share a job's state if it is new, and once a minute, so that a board knows who waits."""
+    before, when = _shared.get(job.directory, (None, 0.0))
+    if state != before or time.monotonic() - when > SHARE_S:
+        _shared[job.directory] = (state, time.monotonic())
+        share()
 
 
 def last(kind: str, key: str):

@@ -3,9 +3,16 @@
 import unicodedata
 from html import escape
 
-GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"  # for states and verdicts, on light and dark
-# Of a job's states; all others are bad news.
-STATE_COLOURS = {"RUNNING": GOOD, "COMPLETED": GOOD, "QUEUED": QUIET, "CANCELLED": QUIET}
+GOOD, BAD, QUIET = "#009E73", "#B3261E", "#5B5B66"  # for states and verdicts, in figures, on white
+# The same in HTML: JupyterLab's own colours, which its themes set, light or dark. What follows the
+# comma is for viewers without them, and legible on both.
+GOOD_INK = "var(--jp-success-color0, #00875F)"
+BAD_INK = "var(--jp-error-color1, #D0453C)"
+QUIET_INK = "var(--jp-content-font-color2, #7B7B84)"
+PAPER = "var(--jp-layout-color0, white)"  # behind the text; on a coloured chip, the text itself
+# Of a job's states, in HTML; all others are bad news.
+STATE_COLOURS = {"RUNNING": GOOD_INK, "COMPLETED": GOOD_INK}
+STATE_COLOURS |= dict.fromkeys(("QUEUED", "CANCELLED"), QUIET_INK)
 
 
 def harmless(text: str, keep: str = "") -> str:

@@ -76,7 +76,7 @@ def shows_figures(page, count):
 
 def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page):
     open_notebook(page, lab.format("notebooks/00_start.ipynb"))
-    run_all(page, 18)
+    run_all(page, 20)
     shows_figures(page, 5)
     answer = page.locator(".widget-radio-box label", has_text="number of training images").first
     answer.scroll_into_view_if_needed()

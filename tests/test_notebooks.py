@@ -13,7 +13,9 @@ from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
-FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
+FOLDERS = (REPOSITORY / "notebooks", REPOSITORY / "solutions")
+FILES = [path for folder in FOLDERS for path in folder.glob("[0-9]*.ipynb")]
+INSTRUCTORS = REPOSITORY / "solutions" / "instructor.ipynb"  # not a part of the course
 SECOND = [p for p in FILES if p.name[2].isalpha()]  # optional second parts: 02b follows 02
 MAIN = [p for p in FILES if p not in SECOND]
 LONGER = {"09_compile": 90}  # minutes; all others fit into 75
@@ -46,6 +48,14 @@ def test_the_notebooks_are_derived_from_the_solved_ones():
     assert len(FILES) >= 4
 
 
+def test_only_numbered_notebooks_are_handed_out():
+    handed_out = {path.name for path in (REPOSITORY / "notebooks").glob("*.ipynb")}
+    solved = {path.name for path in (REPOSITORY / "solutions").glob("*.ipynb")}
+    assert INSTRUCTORS.name in {path.name for path in notebooks.wanted()}
+    assert solved - handed_out == {INSTRUCTORS.name}
+    assert handed_out == {path.name for path in FILES}
+
+
 def test_only_an_exercise_may_raise_and_only_where_the_trainee_writes():
     cell = nbformat.v4.new_code_cell("plot(after)", metadata={"tags": ["exercise-raises"]})
     solved = nbformat.v4.new_notebook(cells=[cell])
@@ -61,7 +71,7 @@ def test_a_line_becomes_what_is_handed_out():
     assert notebooks.exercise(solved).cells[0].source == "x = None\ny = 4"
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
+@pytest.mark.parametrize("path", [*FILES, INSTRUCTORS], ids=named)
 def test_a_code_cell_is_short_and_defines_nothing(path):
     for cell in code_cells(path):
         assert len(cell.source.splitlines()) <= 10, cell.source

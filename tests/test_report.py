@@ -15,7 +15,7 @@ from dlojz import course
 from dlojz.figures import report
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
-from dlojz.table import BAD, GOOD, QUIET
+from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ class Failed:
 
 
 @pytest.mark.parametrize(
-    ("state", "colour"), [("CANCELLED", QUIET), ("RUNNING", GOOD), ("FAILED", BAD)]
+    ("state", "colour"), [("CANCELLED", QUIET_INK), ("RUNNING", GOOD_INK), ("FAILED", BAD_INK)]
 )
 def test_only_bad_news_is_red(sweep, state, colour):
     found = dataclasses.replace(summary(sweep[0]), state=state)

@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from test_launch import until
 from test_stats import write_log
 
-from dlojz import launch, progress, widgets
+from dlojz import launch, progress, table, widgets
 from dlojz.launch import submit
 from dlojz.widgets import mysteries
 from dlojz.widgets.answer import ANSWERS
@@ -22,12 +22,22 @@ from dlojz.widgets.quiz import QUIZZES
 REPOSITORY = Path(__file__).parent.parent
 
 
+def lab_themes():
+    """Return the folder of the themes that are installed with JupyterLab."""
+    return Path(sys.prefix) / "share" / "jupyter" / "lab" / "themes" / "@jupyterlab"
+
+
+INKS = {"good": table.GOOD_INK, "bad": table.BAD_INK, "quiet": table.QUIET_INK}
+THEMES = {p.name.split("-")[1]: p / "index.css" for p in lab_themes().glob("theme-*")}
+
+
 @pytest.fixture
 def shown(course_folder, monkeypatch):
     """What was displayed."""
     found = []
     for name in (
         "answer",
+        "form",
         "monitor",
         "mysteries",
         "queue",
@@ -165,6 +175,7 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     widgets.accuse("H")
     choice, verdict = shown[0].children
     assert [key for _, key in choice.options] == [None, *mysteries.ANSWERS]
+    assert choice.label == "what is wrong?"
     choice.value = "print"
     assert "Not quite" in verdict.value
     assert mysteries.LOOK["one-worker"] in verdict.value
@@ -174,6 +185,21 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     assert "Yes:" in verdict.value
     assert "next batch" in verdict.value
     assert mysteries.answers("H") == ["print", "item", "one-worker"]
+
+
+def test_a_mystery_shows_the_answer_that_was_kept(shown, course_folder):
+    """As when the notebook is opened again, and the cell is run."""
+    (course_folder / "reference").symlink_to(REPOSITORY / "reference")
+    widgets.accuse("H")
+    assert repr(shown[0]).startswith("H: what is wrong? "), "text where there are no widgets"
+    for given, word in (("print", "Not quite."), ("one-worker", "Yes:")):
+        shown[0].children[0].value = given
+        widgets.accuse("H")
+        choice, verdict = shown[-1].children
+        assert choice.value == given
+        assert word in verdict.value
+        assert f"H: {mysteries.ANSWERS[given]}. {word}" in repr(shown[-1])
+    assert mysteries.answers("H") == ["print", "one-worker"], "to show is not to answer"
 
 
 def test_a_prediction_is_scored(course_folder, tmp_path, capsys):
@@ -277,6 +303,7 @@ def test_the_monitor_returns_at_once_and_follows_to_the_end(shown, course_folder
     job.wait(30)
     [t.join(10) for t in threading.enumerate() if t.name.endswith("(_move)")]
     assert bar.bar_style == "success"
+    assert repr(shown[0]).startswith(f"job {job.id}: COMPLETED"), "text where there are no widgets"
     assert text.value.startswith("COMPLETED")
     assert cancel.disabled
 
@@ -334,3 +361,191 @@ def test_the_queue_is_live_and_its_buttons_cancel(shown, course_folder):
 def test_an_empty_queue_says_so(shown):
     widgets.queue()
     assert shown[0].children[0].value == "no jobs"
+
+
+# The form of a job -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def form(shown):
+    """Display a form: form(command) -> its controls by name, its preview, its button, its words."""
+
+    def make(command="dlojz/dlojz.py", **about):
+        widgets.submit_form(command, **about)
+        *grids, preview, last = shown[-1].children
+        grids = [grid.children[0] if "Acc" in type(grid).__name__ else grid for grid in grids]
+        controls = {c.description: c for grid in grids for c in grid.children}
+        return controls, preview, *last.children
+
+    return make
+
+
+@pytest.mark.parametrize("file", ["dlojz/dlojz.py", "solutions/dlojz_11_fsdp.py"])
+def test_the_flags_in_the_source_are_those_of_the_parser(file, monkeypatch):
+    """Argparse itself says what the trainer's flags are: names, types, choices, defaults."""
+    import argparse
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("trainer_of_a_form", REPOSITORY / file)
+    trainer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(trainer)
+    monkeypatch.setattr(sys, "argv", [file])
+    parse, seen = argparse.ArgumentParser.parse_args, []
+    monkeypatch.setattr(
+        argparse.ArgumentParser, "parse_args", lambda self: seen.append(self) or parse(self)
+    )
+    trainer.parse_args()
+    actions = {a.dest: a for a in seen[0]._actions if a.dest != "help"}
+    found = {f.label[2:].replace("-", "_"): f for f in launch.flags_of(REPOSITORY / file)}
+    assert [*found] == [*actions]
+    for name, flag in found.items():
+        action = actions[name]
+        assert set(flag.spellings) == set(action.option_strings)
+        assert list(flag.choices) == list(action.choices or ())
+        assert flag.default in (action.default, None)
+        assert (flag.kind is bool) == (action.nargs == 0)
+        assert (
+            action.type is None
+            or flag.kind(str(action.default)) == action.default
+            or (action.default is None)
+        )
+    assert sum(flag.default is None for flag in found.values()) <= 5, "only what is computed"
+
+
+def test_a_form_has_a_control_of_the_right_type_for_each_flag(form):
+    controls, preview, *_ = form("solutions/dlojz_11_fsdp.py --test -b 8 --no-channels-last")
+    kinds = {
+        **{"--batch-size": ipywidgets.BoundedIntText, "--lr": ipywidgets.FloatText},
+        **{"--precision": ipywidgets.Dropdown, "--profile": ipywidgets.Checkbox},
+        **{"--test": ipywidgets.Checkbox, "--data": ipywidgets.Text},
+    }
+    assert {name: type(controls[name]) for name in kinds} == kinds
+    assert controls["--batch-size"].value == 8
+    assert (controls["--batch-size"].min, controls["--num-workers"].min) == (1, 0)
+    assert [value for _, value in controls["--precision"].options][:2] == [None, "fp32"]
+    assert controls["--precision"].label == "(default)"
+    assert controls["--channels-last"].value is False
+    assert "solutions/dlojz_11_fsdp.py -b 8 --no-channels-last --test" in preview.value
+
+
+def test_a_form_shows_the_command_and_submits_it(form, shown, course_folder):
+    flags = "--test --test-nsteps 4 --model resnet18 --image-size 32"
+    controls, preview, button, said = form(f"dlojz/dlojz.py {flags}", name="mine")
+    controls["--batch-size"].value = 2
+    controls["--data"].value = "synthetic"
+    controls["--persistent-workers"].value = False
+    command = (
+        "dlojz/dlojz.py --model resnet18 --image-size 32 -b 2 --data synthetic "
+        "--no-persistent-workers --test --test-nsteps 4"
+    )
+    assert repr(shown[-1]) == f"submit({command!r}, name='mine')", "text without widgets"
+    assert command in preview.value
+    button.click()
+    assert "Job 0001" in said.value
+    job = launch.latest()
+    assert (job.command, job.name, job.info["n_gpu"]) == (command, "mine", 1)
+    assert job.wait(60) == "COMPLETED"
+    controls["--batch-size"].value = 32
+    assert "-b" not in preview.value, "a default is not repeated"
+    assert said.value == "", "which was of another command"
+
+
+def test_a_flag_that_the_trainee_adds_is_in_the_form(form, script):
+    script("import argparse\np = argparse.ArgumentParser()\np.add_argument('--mine', type=int)\n")
+    controls, preview, *_ = form("t.py --mine 3")
+    controls["--mine"].value = 4
+    assert "t.py --mine 4" in preview.value
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("dlojz/dlojz.py --precison fp16", "'--precison': expected a flag of the trainer"),
+        ("dlojz/dlojz.py -b many", "--batch-size many: expected a whole number"),
+        ("dlojz/dlojz.py -b 0", "--batch-size 0: expected at least 1"),
+        ("dlojz/dlojz.py -b", "-b: expected a value"),
+        ("solutions/dlojz_11_fsdp.py --sharding x", "expected one of ddp, fsdp"),
+        ("t.py", "t.py has no flag"),
+        ("broken.py", "broken.py, line 1"),
+        ("none.py", "no trainer 'none.py'"),
+        ("", "expected"),
+    ],
+)
+def test_a_form_says_what_is_wrong_with_a_command(command, told, form, script):
+    script("print(1)\n")
+    script("def (\n", "broken.py")
+    with pytest.raises((ValueError, launch.SubmitError), match=re.escape(told)):
+        form(command)
+
+
+def test_what_cannot_be_submitted_is_said_beside_the_button(form, course_folder):
+    _, _, button, said = form("dlojz/dlojz.py --test")
+    course_folder.joinpath("dlojz/dlojz.py").write_text("<b>")
+    button.click()
+    assert "&lt;b&gt;" in said.value
+    assert "nothing was submitted" in said.value
+    assert not button.disabled
+
+
+# Light and dark themes ---------------------------------------------------------------------------
+
+
+def channels(colour, ground=(255, 255, 255)):
+    """Return a CSS colour's red, green and blue, on a ground if it is transparent."""
+    if colour.startswith("rgba"):
+        *rgb, alpha = map(float, re.findall(r"[\d.]+", colour))
+        return tuple(alpha * c + (1 - alpha) * g for c, g in zip(rgb, ground, strict=True))
+    digits = {"white": "ffffff", "black": "000000"}.get(colour, colour.removeprefix("#"))
+    if len(digits) == 3:
+        digits = "".join(2 * digit for digit in digits)
+    return tuple(int(digits[i : i + 2], 16) for i in (0, 2, 4))
+
+
+def contrast(colour, ground):
+    """Return the ratio of their luminances, from 1 to 21, as WCAG 2 defines it."""
+
+    def luminance(rgb):
+        parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    below = channels(ground)
+    high, low = sorted([luminance(channels(colour, below)), luminance(below)], reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def in_theme(css, name):
+    """Return the value of a variable in the text of a theme."""
+    value = re.findall(rf"{name}: *([^;}}]+)", css)[-1]
+    return value.removesuffix(")").rpartition(",")[2] if value.startswith("var(") else value
+
+
+def test_contrast_is_that_of_the_standard():
+    assert contrast("#000", "white") == pytest.approx(21)
+    assert contrast("#777", "#fff") == pytest.approx(4.48, abs=0.01)
+    assert contrast("rgba(0,0,0,.54)", "white") == pytest.approx(4.6, abs=0.1)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("ink", INKS)
+def test_coloured_text_is_legible_in_each_theme_of_jupyterlab(ink, theme):
+    css = THEMES[theme].read_text()
+    name = re.match(r"var\((--jp-[\w-]+),", INKS[ink])[1]
+    assert contrast(in_theme(css, name), in_theme(css, "--jp-layout-color0")) >= 4.5
+
+
+@pytest.mark.parametrize("ink", INKS)
+@pytest.mark.parametrize("ground", ["white", "#1e1e1e"])
+def test_where_there_is_no_theme_text_is_legible_on_light_and_dark(ink, ground):
+    fallback = re.search(r"(#\w+)\)$", INKS[ink])[1]
+    assert contrast(fallback, ground) >= 3.5
+
+
+def test_both_kinds_of_themes_are_looked_at():
+    grounds = [in_theme(css.read_text(), "--jp-layout-color0") for css in THEMES.values()]
+    assert {sum(channels(ground)) > 400 for ground in grounds} == {True, False}
+
+
+def test_no_text_in_html_has_a_colour_of_one_theme_only():
+    for path in (REPOSITORY / "dlojz").rglob("*.py"):
+        found = re.findall(r"(?<![\w-])color: ?(?:#|white|black|rgb)\S*", path.read_text())
+        assert not found, path

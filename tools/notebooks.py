@@ -2,7 +2,8 @@
 
 Outputs are stripped. A line `solved  # exercise: as handed out` becomes `as handed out`. A cell
 with the tag `exercise-raises` needs code that the trainee has yet to write, so it may raise there.
-The card's row "Last verified on" comes from reference/verified.json, which
+Only numbered notebooks are handed out: what has another name, such as instructor.ipynb, is stripped
+where it is. The card's row "Last verified on" comes from reference/verified.json, which
 tools/verify_notebooks.py writes.
 """
 
@@ -63,6 +64,9 @@ def wanted() -> dict[Path, str]:
     files = {}
     verified = json.loads((course_root() / "reference" / "verified.json").read_text())
     for path in sorted((course_root() / "solutions").glob("*.ipynb")):
+        if not path.name[:2].isdigit():  # for instructors: it has no card and is not handed out
+            files[path] = stripped(nbformat.read(path, as_version=4))
+            continue
         solved, handed_out = (
             stamped(nbformat.read(path, as_version=4), path.stem, verified) for _ in range(2)
         )
@@ -84,7 +88,8 @@ def main():
             path.write_text(text)
     if found := check():
         sys.exit("not as derived: " + ", ".join(found) + "; run python tools/notebooks.py write")
-    print(f"{len(wanted()) // 2} notebooks, each as derived from its solved one")
+    handed_out = sum(path.parent.name == "notebooks" for path in wanted())
+    print(f"{handed_out} notebooks, each as derived from its solved one")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from dlojz import course, launch, presets
+from dlojz import course, launch, presets, progress
 from dlojz.check import ending, judge
 from dlojz.check.ending import How
 from dlojz.check.exercises import FASTER
@@ -260,7 +260,8 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
     names, answer = list(series.folders(job)), None
     silent = False if _in_a_notebook() else None
     with tqdm(total=len(names), unit="run", leave=False, disable=silent) as bar:
-        while not job.state.final:
+        while not (state := job.state).final:
+            progress.share_state(job, state)
             done = series.finished(job)
             bar.set_description(f"{step}: {doing(names, done)}", refresh=done == bar.n)
             if done > bar.n:

@@ -11,12 +11,13 @@ from dlojz.check.exercises import FASTER, PARTS, Finding, State
 from dlojz.course import UserError, diff
 from dlojz.runs import stats
 from dlojz.runs.reached import Reached
-from dlojz.table import BAD, GOOD, QUIET
+from dlojz.table import BAD_INK, GOOD_INK, PAPER, QUIET_INK
 
 AGAIN = "(Ask again for more.)"
 WORST_FIRST = (State.FAILED, State.UNMEASURED, State.PASSED, State.NOT_ASKED)
 SIGNS = {State.PASSED: "✓", State.FAILED: "✗", State.UNMEASURED: "?", State.NOT_ASKED: "–"}
-COLOURS = {State.PASSED: GOOD, State.FAILED: BAD, State.UNMEASURED: BAD, State.NOT_ASKED: QUIET}
+COLOURS = {State.PASSED: GOOD_INK, State.NOT_ASKED: QUIET_INK}
+COLOURS |= dict.fromkeys((State.FAILED, State.UNMEASURED), BAD_INK)
 
 
 class CheckError(UserError):
@@ -170,8 +171,8 @@ def _code_html(text):
 
 
 def _card(verdict):
-    colour = GOOD if verdict.passed else BAD
-    chip = f"color:white;background:{colour};padding:1px 8px;border-radius:8px"
+    colour = GOOD_INK if verdict.passed else BAD_INK
+    chip = f"color:{PAPER};background:{colour};padding:1px 8px;border-radius:8px"
     hint = ""
     if verdict.hint_key:
         nudge = _code_html(verdict.hints[verdict.hint_key].nudge)
@@ -192,7 +193,7 @@ def _part_html(verdict, part):
     folded = ""
     if others:
         count = f"{len(others)} row{'s' * (len(others) > 1)} {SIGNS[State.PASSED]}"
-        style = f"margin-left:18px;color:{QUIET}"
+        style = f"margin-left:18px;color:{QUIET_INK}"
         folded = f'<details style="{style}"><summary>{count}</summary>{_rows(others)}</details>'
     head = f'<b style="color:{COLOURS[verdict.part(part)]}">{verdict._head(part)}</b>'
     return f'<div style="margin-top:6px">{head}{_rows(shown)}{folded}</div>'
@@ -202,7 +203,9 @@ def _rows(findings):
     """Return findings as a table, whose columns are as wide in every part."""
     if not findings:
         return ""
-    head = "" if all(_is_report(f) for f in findings) else _row("", QUIET, "", "yours", "expected")
+    head = (
+        "" if all(_is_report(f) for f in findings) else _row("", QUIET_INK, "", "yours", "expected")
+    )
     body = head + "".join(_finding_html(f) for f in findings)
     widths = "".join(f'<col style="width:{width}">' for width in ("24px", "24%", "36%", "auto"))
     style = "table-layout:fixed;width:100%;border-collapse:collapse;margin:0;font:inherit"
@@ -222,7 +225,7 @@ def _finding_html(f):
 def _row(sign, colour, what, *texts):
     """Return a row of a verdict's table; a single text spans the last two columns."""
     cell = "text-align:left;vertical-align:top;padding:1px 8px 1px 0;overflow-wrap:anywhere"
-    quiet = f"{cell};color:{QUIET}" if not sign else cell
+    quiet = f"{cell};color:{QUIET_INK}" if not sign else cell
     span = f' colspan="{3 - len(texts)}"'
     cells = "".join(f'<td{span} style="{quiet}">{escape(text)}</td>' for text in texts)
     return (

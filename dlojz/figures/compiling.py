@@ -16,7 +16,7 @@ from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs.breakeven import BreakEven
 from dlojz.runs.stats import summary
-from dlojz.table import Table
+from dlojz.table import QUIET_INK, Table
 
 EAGER, COMPILED, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
 COMPILING = report.PALETTE["transfer"]
@@ -129,7 +129,7 @@ class Source(str):
         rows = ""
         for number, line in enumerate(self.splitlines(), 1):
             colour = moves if MOVES.search(line) else computes if COMPUTES.search(line) else "none"
-            margin = f'<span style="color:#8A8A94">{number:3}  </span>'
+            margin = f'<span style="color:{QUIET_INK}">{number:3}  </span>'
             rows += f'<div style="background:{colour}">{margin}{escape(line)}</div>'
         box = '<span style="background:{};padding:0 6px">{}</span>'
         legend = box.format(moves, "moves data") + " " + box.format(computes, "computes")

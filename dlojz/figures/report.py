@@ -20,7 +20,7 @@ from dlojz.course import UserError
 from dlojz.runs import labels, log, stats
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
-from dlojz.table import BAD, GOOD, STATE_COLOURS, Table, harmless
+from dlojz.table import BAD, BAD_INK, GOOD, PAPER, STATE_COLOURS, Table, harmless
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 PALETTE = {
@@ -188,7 +188,7 @@ class Inspection:
 
     def _repr_html_(self):
         s = self.summary
-        colour = STATE_COLOURS.get(s.state, BAD)
+        colour = STATE_COLOURS.get(s.state, BAD_INK)
         reason = f" {escape(str(s.reason))}" if s.reason else ""
         rows = "".join(
             f'<tr><td style="text-align:left"><b>{escape(what)}</b></td>'
@@ -197,7 +197,7 @@ class Inspection:
         )
         tail = f"<pre>{escape(self.tail)}</pre>" if self.tail else ""
         return (
-            f'<div><b>Run {escape(s.name)}</b> <span style="color:white;background:{colour};'
+            f'<div><b>Run {escape(s.name)}</b> <span style="color:{PAPER};background:{colour};'
             f'padding:1px 8px;border-radius:8px">{escape(s.state)}</span>{reason}'
             f"<table>{rows}</table>{_bar_html(s)}{tail}</div>"
         )

@@ -9,6 +9,7 @@ The trainer is copied into the job's folder, and the copy is run: later edits do
 outlive the process that submitted them; on one machine they run one after the other.
 """
 
+from dlojz.launch.flags import Flag, flags_of
 from dlojz.launch.follow import Now, follow
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
 from dlojz.launch.request import (
@@ -26,6 +27,7 @@ from dlojz.launch.slurm import SlurmError
 
 __all__ = [
     "QUEUE",
+    "Flag",
     "Job",
     "Now",
     "Request",
@@ -35,6 +37,7 @@ __all__ = [
     "SubmitError",
     "find",
     "find_trainer",
+    "flags_of",
     "follow",
     "in_queue",
     "jobs",

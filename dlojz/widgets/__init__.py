@@ -1,4 +1,4 @@
-"""The interactive parts of a notebook: monitor, queue, quiz, answer, prediction, mystery, trials.
+"""The interactive parts of a notebook: monitor, queue, form, quiz, answer, prediction, mystery.
 
 They are thin layers over `launch`, `runs` and `progress`: a control, an output, a call.
 
@@ -7,6 +7,7 @@ Each notebook imports them in its first cell, which therefore shows an update of
 
 from dlojz import updates
 from dlojz.widgets.answer import answer
+from dlojz.widgets.form import submit_form
 from dlojz.widgets.monitor import monitor
 from dlojz.widgets.mysteries import accuse
 from dlojz.widgets.prediction import Score, predict, score, score_value
@@ -24,6 +25,7 @@ __all__ = [
     "quiz",
     "score",
     "score_value",
+    "submit_form",
     "trials",
 ]
 

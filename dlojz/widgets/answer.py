@@ -7,6 +7,7 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import progress
+from dlojz.widgets.box import Column
 from dlojz.widgets.quiz import as_html, close_lines, tables
 
 ANSWERS: dict[str, str] = tables("answers")
@@ -32,13 +33,13 @@ def answer(key: str):
         progress.keep("answers", key, typed.value.strip())
         shown.value = _other(key)
 
-    class Box(ipywidgets.VBox):
-        def __repr__(self):  # as text, in front ends without widgets
-            yours = progress.last("answers", key) or "-"
-            return f"{_label(key)}\nYour answer: {yours}\nAn answer: {ANSWERS[key]}"
+    def text():
+        yours = progress.last("answers", key) or "-"
+        return f"{_label(key)}\nYour answer: {yours}\nAn answer: {ANSWERS[key]}"
 
     button.on_click(show)
-    display(Box([ipywidgets.HTML(f"<b>{_label(key)}</b>"), typed, button, shown]))
+    label = ipywidgets.HTML(f"<b>{_label(key)}</b>")
+    display(Column([label, typed, button, shown], text))
 
 
 def _label(key):

@@ -2,13 +2,15 @@
 
 import threading
 import time
+from functools import partial
 
 import ipywidgets
 from IPython.display import display
 
-from dlojz import launch
+from dlojz import launch, progress
 from dlojz.figures.report import speed_text
 from dlojz.runs.labels import labels
+from dlojz.widgets.box import Row
 
 MOST_CHARACTERS = 28  # the part of a label that fits in front of its bar
 
@@ -21,8 +23,12 @@ def monitor(job):
     jobs = job if isinstance(job, list) else [job]
     for one, label in zip(jobs, labels(jobs), strict=True):
         bar, text, cancel = _bar(one, label)
-        display(ipywidgets.HBox([bar, cancel, text]))
+        display(Row([bar, cancel, text], partial(_text, one, bar, text)))
         threading.Thread(target=_move, args=(one, bar, text, cancel), daemon=True).start()
+
+
+def _text(job, bar, text):
+    return f"{bar.tooltip}: {text.value or job.state}"
 
 
 def _bar(job, label):
@@ -38,6 +44,7 @@ def _bar(job, label):
 
 def _move(job, bar, text, cancel):
     for now in launch.follow(job):
+        progress.share_state(job, now.state)
         bar.max, bar.value = now.total or 1, now.done
         text.value = _news(now, job)
     if reason := job.status.get("reason"):

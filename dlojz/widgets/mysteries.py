@@ -11,7 +11,8 @@ from dlojz import progress
 from dlojz.course import course_root
 from dlojz.runs import planted, trace
 from dlojz.runs.suspects import FAULTS, suspects, traces_of
-from dlojz.table import BAD, GOOD, Table
+from dlojz.table import BAD_INK, GOOD_INK, Table
+from dlojz.widgets.box import Row
 
 # A hint for each fault, which does not name it.
 LOOK = {
@@ -129,12 +130,17 @@ def _folder(letter):
 
 
 def accuse(letter: str):
-    """Ask for the fault of a mystery; keep each answer, and reply to a wrong one with a hint."""
+    """Ask for the fault of a mystery; keep each answer, and reply to a wrong one with a hint.
+
+    The last answer is shown again, even after the notebook was closed.
+    """
     options = [("what is wrong?", None), *((words, key) for key, words in ANSWERS.items())]
-    choice = ipywidgets.Dropdown(options=options, value=None, description=letter)
+    kept = _kept(letter)
+    place = [key for _, key in options].index(kept)  # a value of None would show nothing
+    choice = ipywidgets.Dropdown(options=options, index=place, description=letter)
     choice.layout.width = "34em"
     choice.style.description_width = "2em"
-    verdict = ipywidgets.HTML()
+    verdict = ipywidgets.HTML(_sentence(letter, kept == truth(letter)) if kept else "")
 
     def judge(change):
         if change["new"] is not None:
@@ -142,12 +148,28 @@ def accuse(letter: str):
             verdict.value = _sentence(letter, right)
 
     choice.observe(judge, names="value")
-    display(ipywidgets.HBox([choice, verdict]))
+    display(Row([choice, verdict], lambda: _text(letter)))
+
+
+def _kept(letter):
+    """Return the last answer; None if there is none, or it can no longer be given."""
+    given = progress.last(KIND, letter)
+    return given if given in ANSWERS else None
+
+
+def _text(letter):
+    kept = _kept(letter)
+    if kept is None:
+        return f"{letter}: what is wrong? {', '.join(ANSWERS.values())}"
+    return f"{letter}: {ANSWERS[kept]}. {' '.join(_reply(letter, kept == truth(letter)))}"
+
+
+def _reply(letter, right) -> tuple[str, str]:
+    """Return a word and a sentence on an answer."""
+    return ("Yes:", f"{evidence(letter)}.") if right else ("Not quite.", hint(letter))
 
 
 def _sentence(letter, right):
-    if right:
-        why = escape(evidence(letter))
-        return f'<span style="color:{GOOD}"><b>Yes:</b></span> {why}.'
-    help_ = escape(hint(letter))
-    return f'<span style="color:{BAD}"><b>Not quite.</b></span> {help_}'
+    word, why = _reply(letter, right)
+    colour = GOOD_INK if right else BAD_INK
+    return f'<span style="color:{colour}"><b>{word}</b></span> {escape(why)}'

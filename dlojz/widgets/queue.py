@@ -8,7 +8,8 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import launch
-from dlojz.table import BAD, STATE_COLOURS
+from dlojz.table import BAD_INK, STATE_COLOURS
+from dlojz.widgets.box import Column
 
 COLUMNS = {"job": "4em", "name": "9em", "state": "10em", "time": "6em", "note": "24em"}
 
@@ -34,12 +35,7 @@ class _Queue:
         self._lines = {}  # job id: (cells by column, button, line)
         self._head = ipywidgets.HBox([_cell(f"<b>{c}</b>", width) for c, width in COLUMNS.items()])
         self._nothing = ipywidgets.HTML("no jobs")
-
-        class Box(ipywidgets.VBox):
-            def __repr__(self):  # as text, in front ends without widgets
-                return repr(launch.queue(name, last))
-
-        self.box = Box()
+        self.box = Column([], lambda: repr(launch.queue(name, last)))
 
     def follow(self, every):
         while self.look():
@@ -54,7 +50,9 @@ class _Queue:
             cells, button, _ = self._lines[job.id]
             row = dict(zip(launch.QUEUE, launch.queue_row(job, status), strict=True))
             for column, cell in cells.items():
-                colour = STATE_COLOURS.get(row["state"], BAD) if column == "state" else "inherit"
+                colour = (
+                    STATE_COLOURS.get(row["state"], BAD_INK) if column == "state" else "inherit"
+                )
                 cell.value = f'<span style="color:{colour}">{escape(row[column])}</span>'
             button.disabled = launch.State(status["state"]).final
         lines = [self._lines[job.id][2] for job, _ in found]

@@ -14,7 +14,8 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import progress
-from dlojz.table import BAD, GOOD
+from dlojz.table import BAD_INK, GOOD_INK
+from dlojz.widgets.box import Column
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,9 @@ def quiz(key: str):
         progress.keep("quizzes", key, given, right=given == asked.right)
         verdict.value = _verdict(asked.answers[given])
 
-    class Box(ipywidgets.VBox):
-        def __repr__(self):  # as text, in front ends without widgets
-            return _text(asked, _kept(key, asked))
-
     choice.observe(answer, names="value")
     question = ipywidgets.HTML(close_lines(f"<b>{as_html(asked.question)}</b>"))
-    display(Box([question, choice, verdict]))
+    display(Column([question, choice, verdict], lambda: _text(asked, _kept(key, asked))))
 
 
 def _kept(key, asked):
@@ -116,7 +113,7 @@ def close_lines(html):
 
 def _verdict(answer):
     """Return as HTML whether an answer is right, and why."""
-    color = GOOD if answer.right else BAD
+    color = GOOD_INK if answer.right else BAD_INK
     word = f'<span style="color:{color}"><b>{_word(answer)}</b></span>'
     return close_lines(f"{word} {as_html(answer.why)}")
 

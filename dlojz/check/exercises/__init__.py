@@ -175,6 +175,14 @@ def read_hints(name: str) -> dict[str, Hint]:
     return {key: Hint(**table) for key, table in tomllib.loads(text).items()}
 
 
+def nudges() -> dict[tuple[str, str], str]:
+    """Return the first words of every hint, by step and by the hint's name."""
+    common = read_hints("common")
+    found = {step: common | read_hints(name) for step, name in MODULES.items()}
+    found |= {step: read_hints(_module(step)) for step in PREPARED}
+    return {(step, key): hint.nudge for step, own in found.items() for key, hint in own.items()}
+
+
 def _module(name):
     """Return the module, and the hints, of a prepared exercise: they are named like its file."""
     return PREPARED[name].removesuffix(".py")

@@ -1,0 +1,33 @@
+"""What trainees share with their class, if they want to, and what the instructor reads from it.
+
+`share` keeps a trainee's consent and writes one small file, in the format of `summary`; `members`
+reads a folder of such files and trusts none of them; `standing` computes what a board shows.
+"""
+
+from dlojz.classroom.members import Classroom, Member, read
+from dlojz.classroom.share import (
+    Consent,
+    begin,
+    consent_of,
+    dangers,
+    plan,
+    preview,
+    publish,
+    readers,
+    stop,
+)
+
+__all__ = [
+    "Classroom",
+    "Consent",
+    "Member",
+    "begin",
+    "consent_of",
+    "dangers",
+    "plan",
+    "preview",
+    "publish",
+    "read",
+    "readers",
+    "stop",
+]

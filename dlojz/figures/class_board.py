@@ -1,0 +1,409 @@
+"""The class board: where trainees are, what fails, who waits, how well they predict.
+
+found = class_board.open_class("/shared/class"); class_board.overview(found)
+
+It reads what trainees share (see `dlojz.classroom`), under their pseudonyms.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from dlojz import classroom, progress
+from dlojz.classroom import standing
+from dlojz.classroom.members import Classroom
+from dlojz.figures.report import PALETTE, SERIES, legend, style
+from dlojz.table import BAD, GOOD, QUIET, Table
+
+NOBODY = "nobody shares here yet: trainees type `dlojz share FOLDER`, and see first what is shared"
+STATES = {  # of a trainee in a notebook: the words in a legend, and the colour
+    None: ("not begun", "#EFEFF3"),
+    standing.BEGUN: ("begun", "#BFDDF2"),
+    standing.TRIED: ("checked, not passed", "#E69F00"),
+    standing.PASSED: ("passed", GOOD),
+}
+MARKS = {  # the parts of a notebook, in a figure
+    "predicted": ("o", "white"),
+    "checked": ("X", BAD),
+    "passed": ("*", GOOD),
+    "answered": ("s", "white"),
+}
+SHOWN = (0.5, 32)  # ratios beyond are drawn at the edge, so that one absurd value spoils nothing
+FACTORS = (1 / 100, 100)  # of a prediction, likewise
+PANELS = 3  # of calibration
+LONGEST_MIN = 240  # of a sitting that is drawn
+
+
+def open_class(folder: str | Path | None) -> Classroom:
+    """Return the class of a folder, as it is now, with the notebooks of this course.
+
+    None: a class without trainees, for a notebook that has no folder yet.
+    """
+    if folder is None:
+        return Classroom(Path(), [], Counter(), 0)
+    return classroom.read(folder, progress.asked())
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def overview(found: Classroom) -> Table:
+    """Return a table of the trainees: where each is, and since when."""
+    rows = [_member_row(found, member) for member in found.members]
+    head = ("trainee", "notebook", "last did", "passed", "seen", "jobs")
+    return Table(head, rows, "<<<>><", NOBODY)
+
+
+def _member_row(found, member):
+    last = member.entries[-1] if member.entries else None
+    where = (last.notebook, standing.WORDS[last.kind]) if last else ("", "")
+    passed = len(standing.passed(member))
+    return (member.name, *where, str(passed), _ago(found.time - member.time), _jobs(found, member))
+
+
+def _jobs(found, member):
+    """Return the jobs that wait or run: "1 waits 3 min, 1 runs 12 min"."""
+    told = []
+    for word, state in (("waits", "QUEUED"), ("runs", "RUNNING")):
+        own = [run for who, run in standing.waiting(found, state) if who is member]
+        if own and (since := standing.began(own[0])):
+            told.append(f"{len(own)} {word} {_minutes(found.time - since)}")
+    return ", ".join(told)
+
+
+def failing(found: Classroom, nudges: Mapping[tuple[str, str], str] | None = None) -> Table:
+    """Return a table of the checks that fail, first the one that keeps most trainees.
+
+    nudges: by step and hint, what a trainee is shown; see `dlojz.check.exercises.nudges`.
+    """
+    rows = []
+    for row in standing.failing(found):
+        hint, count = row.hints[0]
+        said = (nudges or {}).get((row.step, hint), "")
+        word = f"{hint} ({count})" if hint else "no hint"
+        rows.append((row.step, f"{row.stuck} of {row.tried}", str(row.attempts), word, said))
+    head = ("check", "not passed", "failed verdicts", "most frequent hint", "which says")
+    return Table(head, rows, "<>><<", "no check has failed")
+
+
+def jobs(found: Classroom) -> Table:
+    """Return a table of the jobs that wait, the longest first, and of those that run."""
+    rows = [
+        (member.name, word, _minutes(found.time - (standing.began(run) or found.time)))
+        for word, state in (("waits", "QUEUED"), ("runs", "RUNNING"))
+        for member, run in standing.waiting(found, state)
+    ]
+    return Table(("trainee", "job", "since"), rows, "<<>", "no job waits or runs")
+
+
+def calibration(found: Classroom) -> Table:
+    """Return a table of how the predictions stand to what was measured."""
+    rows = []
+    for name, pairs in standing.calibration(found).items():
+        factors = [predicted / measured for predicted, measured in pairs]
+        near = sum(max(f, 1 / f) <= 1.25 for f in factors)
+        over, median = sum(f > 1 for f in factors), statistics.median(factors)
+        counts = (str(len(factors)), f"{near / len(factors):.0%}", str(over))
+        rows.append((name, *counts, str(sum(f < 1 for f in factors)), f"{median:.3g}"))
+    head = ("predicted", "scores", "within 25 %", "too high", "too low", "median of the factors")
+    return Table(head, rows, "<>>>>>", "no prediction was scored yet")
+
+
+def parts(found: Classroom, notebook: str | None = None) -> Table:
+    """Return a table of when the parts of a notebook were reached, in minutes after its start.
+
+    notebook: such as "02_amp"; by default the one in which most trainees are.
+    """
+    sittings = standing.sittings(found, _notebook(found, notebook))
+    rows = []
+    for part in standing.PARTS:
+        times = [(t - s.begin, s.member.name) for s in sittings if (t := s.reached(part))]
+        minutes = [seconds / 60 for seconds, _ in times]
+        middle = f"{statistics.median(minutes):.0f} min" if times else ""
+        last, who = max(times, default=(0, ""))
+        slowest = f"{last / 60:.0f} min, {who}" if times else ""
+        rows.append((part, f"{len(times)} of {len(sittings)}", middle, slowest))
+    for name, spans in (("in the queue", "queued"), ("jobs run", "running")):
+        own = [sum(b - a for a, b in getattr(s, spans)) / 60 for s in sittings]
+        middle = f"{statistics.median(own):.0f} min" if own else ""
+        rows.append((name, f"{sum(map(bool, own))} of {len(sittings)}", middle, ""))
+    return Table(
+        ("part", "trainees", "median", "slowest"), rows if sittings else [], "<>><", NOBODY
+    )
+
+
+def notes(found: Classroom) -> str:
+    """Return what a reader should know of this board: who is on it, what was skipped."""
+    count, waits = len(found.members), len(standing.waiting(found))
+    told = [f"{count} trainee{'s' * (count != 1)}, {waits} job{'s' * (waits != 1)} waiting"]
+    told += [f"skipped: {n} ({why})" for why, n in sorted(found.skipped.items())]
+    if found.left_out:
+        told.append(f"{found.left_out} entries left out: unknown here, or not well-formed")
+    return "; ".join(told)
+
+
+def to_dict(found: Classroom) -> dict:
+    """Return the board for programs, in JSON's types only."""
+    tables = {
+        **{"overview": overview, "failing": failing, "jobs": jobs},
+        **{"calibration": calibration, "parts": parts},
+    }
+    made = {name: table(found) for name, table in tables.items()}
+    rows = {n: [dict(zip(t.head, r, strict=True)) for r in t.rows] for n, t in made.items()}
+    facts = {"speedups": standing.speedups(found), "skipped": dict(found.skipped)}
+    return rows | facts | {"left_out": found.left_out, "notebook": _notebook(found)}
+
+
+def _notebook(found, notebook=None):
+    return notebook or standing.busiest(found)
+
+
+def _minutes(seconds):
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.0f} h"
+
+
+def _ago(seconds):
+    return "now" if seconds < 60 else f"{_minutes(seconds)} ago" if seconds < 1.5e5 else "long ago"
+
+
+# Figures -----------------------------------------------------------------------------------------
+
+
+def plot_places(found: Classroom, ax=None):
+    """Draw how far each trainee is in each notebook; a dot marks where the trainee is now."""
+    members, known = sorted(found.members, key=_progress), list(STATES)
+    columns = [n for n in found.notebooks if any(standing.state(m, n) for m in members)]
+    with style(grid="x"):
+        ax = ax or _axes(7.5, 1.6 + 0.2 * min(len(members), 60))
+        if not columns:
+            return _nothing(ax, "where the class is")
+        cells = [[known.index(standing.state(m, n)) for n in columns] for m in members]
+        colours = ListedColormap([colour for _, colour in STATES.values()])
+        ax.pcolormesh(cells, cmap=colours, vmin=0, vmax=len(known) - 1, edgecolors="white", lw=1.5)
+        for row, member in enumerate(members):
+            if member.entries:
+                at = columns.index(member.entries[-1].notebook) + 0.5
+                ax.plot(at, row + 0.5, "o", ms=4, color="black", mec="white")
+        ax.set_xticks(np.arange(len(columns)) + 0.5, [n.partition("_")[0] for n in columns])
+        _rows(ax, [member.name for member in members])
+        ax.set(title=f"Where the class is: {len(members)} trainees", xlabel="notebook")
+        ax.grid(False)
+        named = {words: Patch(color=colour) for words, colour in STATES.values()}
+        named["now here"] = Line2D([], [], marker="o", color="black", ls="", ms=4)
+        legend(ax, named, **_RIGHT)
+    return ax
+
+
+def _progress(member):
+    """Return a key to sort by: those who are furthest come last, and so on top of a figure."""
+    last = member.entries[-1].notebook if member.entries else ""
+    return len(standing.passed(member)), last, member.name.casefold()
+
+
+def plot_failing(found: Classroom, ax=None):
+    """Draw how many trainees each check keeps, and its most frequent hint."""
+    rows = standing.failing(found)
+    with style(grid="x"):
+        ax = ax or _axes(7.5, 1.8 + 0.4 * len(rows))
+        if not rows:
+            return _nothing(ax, "what fails", "no check has failed")
+        for place, row in enumerate(rows):
+            ax.barh(place, row.failed, 0.62, color="#F3D9A4")
+            ax.barh(place, row.stuck, 0.62, color=BAD)
+            hint, count = row.hints[0]
+            said = f"{hint}: {count}" if hint else "no hint"
+            beside = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+            ax.annotate(said, (row.failed, place), (5, 0), color=QUIET, **beside)
+        ax.set_yticks(range(len(rows)), [row.step.replace("_", " ") for row in rows])
+        ax.invert_yaxis()
+        ax.grid(False, axis="y")
+        ax.margins(x=0.3)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set(title="What fails, with its most frequent hint", xlabel="trainees")
+        named = {"not passed yet": Patch(color=BAD), "passed later": Patch(color="#F3D9A4")}
+        legend(ax, named, **_RIGHT)
+    return ax
+
+
+def plot_speedups(found: Classroom, ax=None):
+    """Draw a histogram of the speed-ups that were proven, by step."""
+    by_step = standing.speedups(found)
+    with style():
+        ax = ax or _axes(7.5, 3.6)
+        if not by_step:
+            return _nothing(ax, "speed-ups of the room", "no check that asks for speed has passed")
+        ratios = [np.clip(ratios, *SHOWN) for ratios in by_step.values()]
+        low, high = min(0.9, *map(min, ratios)), max(2.0, *map(max, ratios)) * 1.05
+        edges = np.geomspace(low, high, 33)
+        colours = [SERIES[place % len(SERIES)] for place in range(len(ratios))]
+        ax.hist(ratios, edges, stacked=True, color=colours, rwidth=0.9)
+        ax.axvline(1, color="black", lw=1)
+        ax.set_xscale("log")
+        ax.set(title="Speed-ups of the room", xlabel="times as fast as before", ylabel="trainees")
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_xticks([t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 32) if low <= t <= high])
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.tick_params(axis="x", which="minor", length=0)
+        named = (f"{s} ({len(r)}), median {statistics.median(r):.2f}" for s, r in by_step.items())
+        legend(ax, dict(zip(named, map(_patch, colours), strict=True)), **_RIGHT)
+    return ax
+
+
+def plot_calibration(found: Classroom, axes=None):
+    """Draw predicted against measured values, one panel for each of the most frequent quantities.
+
+    On the line they are equal; in the band, within a factor of 2.
+    """
+    shown = list(standing.calibration(found).items())[:PANELS]
+    with style("both"):
+        if axes is None:
+            size = {"figsize": (3.6 * max(1, len(shown)), 3.7)}
+            axes = plt.subplots(1, max(1, len(shown)), squeeze=False, **size)[1][0]
+        for ax in axes[len(shown) :]:
+            ax.set_axis_off()
+        if not shown:
+            return [_nothing(axes[0], "predictions", "no prediction was scored yet")]
+        for ax, (name, pairs) in zip(axes, shown, strict=False):
+            _plot_panel(ax, name, np.array(pairs))
+        axes[0].set_ylabel("predicted")
+    return axes
+
+
+def _plot_panel(ax, name, pairs):
+    """Draw one quantity: the room's predictions over what each trainee measured."""
+    measured = pairs[:, 1]
+    predicted = measured * np.clip(pairs[:, 0] / measured, *FACTORS)
+    low, high = min(measured.min(), predicted.min()) / 1.6, max(measured.max(), predicted.max())
+    ends = np.array([low, high * 1.6])
+    ax.fill_between(ends, ends / 2, ends * 2, color="#EFEFF3", lw=0)
+    ax.plot(ends, ends, color="black", lw=1)
+    for colour, which in (
+        (PALETTE["data"], predicted > measured),
+        (PALETTE["speed"], predicted <= measured),
+    ):
+        ax.plot(measured[which], predicted[which], "o", color=colour, alpha=0.65, mec="white", ms=7)
+    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", title=name)
+    ax.set_box_aspect(1)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 300 * ends[0] else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    over = int((predicted > measured).sum())
+    look = {"transform": ax.transAxes, "fontsize": 9}
+    ax.text(0.04, 0.95, f"too high: {over}", va="top", color=PALETTE["data"], **look)
+    below = len(predicted) - over
+    ax.text(0.96, 0.05, f"too low: {below}", ha="right", color=PALETTE["speed"], **look)
+
+
+def plot_stop_and_go(found: Classroom, notebook: str | None = None, ax=None):
+    """Draw how each trainee's time in a notebook was spent, from the trainee's own start.
+
+    notebook: such as "02_amp"; by default the one in which most trainees are.
+    """
+    notebook = _notebook(found, notebook)
+    sittings = sorted(standing.sittings(found, notebook), key=lambda s: s.end - s.begin)
+    with style(grid="x"):
+        ax = ax or _axes(9, 1.6 + 0.2 * min(len(sittings), 60))
+        if not sittings:
+            return _nothing(ax, "stop and go")
+        for row, sitting in enumerate(sittings):
+            _plot_sitting(ax, row + 0.5, sitting)
+        _rows(ax, [s.member.name for s in sittings])
+        longest = max((s.end - s.begin) / 60 for s in sittings)
+        ax.set_xlim(-1, min(max(10, 1.08 * longest), LONGEST_MIN))
+        ax.set(title=f"Stop and go in {notebook}", xlabel="minutes after the trainee's own start")
+        legend(ax, _named_parts(), **_RIGHT)
+    return ax
+
+
+def _plot_sitting(ax, row, sitting):
+    """Draw one trainee: the time, the jobs that waited or ran in it, and the parts reached."""
+
+    def bar(spans, colour, height):
+        wide = [((a - sitting.begin) / 60, (b - a) / 60) for a, b in spans]
+        ax.broken_barh(wide, (row - height / 2, height), color=colour, lw=0)
+
+    bar([(sitting.begin, sitting.end)], "#DCDCE3", 0.3)
+    bar(sitting.running, PALETTE["forward"], 0.62)
+    bar(sitting.queued, PALETTE["transfer"], 0.62)
+    for part, (mark, colour) in MARKS.items():
+        if time := sitting.reached(part):
+            at = (time - sitting.begin) / 60
+            ax.plot(at, row, mark, color=colour, mec="black", mew=0.6, ms=8 if mark == "*" else 5.5)
+    if sitting.waits:
+        at = ((sitting.end - sitting.begin) / 60, row)
+        look = {"textcoords": "offset points", "va": "center", "fontsize": 8, "color": QUIET}
+        ax.annotate("waits", at, (4, 0), **look)
+
+
+def _named_parts():
+    marks = {
+        part: Line2D([], [], marker=mark, mfc=colour, mec="black", mew=0.6, ls="", ms=7)
+        for part, (mark, colour) in MARKS.items()
+    }
+    marks["first check"] = marks.pop("checked")
+    spans = {"a job waits": PALETTE["transfer"], "a job runs": PALETTE["forward"]}
+    spans["reads and edits"] = "#DCDCE3"
+    return {word: _patch(colour) for word, colour in spans.items()} | marks
+
+
+def plot_board(found: Classroom):
+    """Draw the whole board on one page; return its figure."""
+    with style():
+        height = 9 + 0.2 * min(len(found.members), 60)
+        figure = plt.figure(figsize=(17, height))
+        above, below = figure.subfigures(2, 1, height_ratios=(height - 8, 8))
+        plot_places(found, above.add_subplot(1, 2, 1))
+        plot_stop_and_go(found, ax=above.add_subplot(1, 2, 2))
+        middle, last = below.subfigures(2, 1)
+        plot_failing(found, middle.add_subplot(1, 2, 1))
+        plot_speedups(found, middle.add_subplot(1, 2, 2))
+        plot_calibration(found, last.subplots(1, PANELS))
+        figure.suptitle(notes(found), fontsize=10, color=QUIET, x=0.01, ha="left", parse_math=False)
+    return figure
+
+
+def save_board(found: Classroom, path: str | Path) -> Path:
+    """Write the whole board to a file, such as board.png."""
+    figure = plot_board(found)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return Path(path)
+
+
+_RIGHT = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 9}
+
+
+def _axes(width, height):
+    return plt.subplots(figsize=(width, height))[1]
+
+
+def _patch(colour):
+    return Patch(color=colour)
+
+
+def _rows(ax, names):
+    """Name the rows of a figure, literally, in letters that fit."""
+    size = max(3.5, min(9, 540 / max(1, len(names))))
+    labels = ax.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=size)
+    for label in labels:
+        label.label1.set_parse_math(False)
+    ax.tick_params(left=False)
+    ax.set_ylim(0, len(names))
+
+
+def _nothing(ax, title, why=NOBODY):
+    """Draw an empty figure that says why it is empty."""
+    ax.set_axis_off()
+    ax.set_title(title.capitalize())
+    ax.text(0, 0.8, why, color=QUIET, transform=ax.transAxes, parse_math=False, wrap=True)
+    return ax

@@ -1,0 +1,161 @@
+"""A form for a job: a control for each of the trainer's flags, the command, a button."""
+
+import shlex
+from html import escape
+
+import ipywidgets
+from IPython.display import display
+
+from dlojz import launch, progress
+from dlojz.course import UserError
+from dlojz.launch import Flag
+from dlojz.table import BAD_INK, GOOD_INK
+from dlojz.widgets.box import Column, Row
+from dlojz.widgets.quiz import close_lines
+
+AUTOMATIC = "(default)"  # the choice of a default that the trainer computes
+MOST = 10**9  # of a whole number, where a control asks for a limit
+NARROW = {"description_width": "10em"}
+
+
+def submit_form(command: str = "dlojz/dlojz.py", n_gpu: int = 1, name: str = "dlojz"):
+    """Display a form for a job, with the flags that the trainer has in its present source.
+
+    command: what to begin with, such as "dlojz/dlojz.py --test -b 32".
+    """
+    form = _Form(command, n_gpu, name)
+    display(form.box)
+
+
+class _Form:
+    """The controls of one command."""
+
+    def __init__(self, command, n_gpu, name):
+        trainer, words = launch.trainer_and_flags(command)
+        self._trainer, flags = shlex.split(command)[0], launch.flags_of(trainer)
+        given = _values(flags, words)
+        self._controls = {flag: _control(flag, given.get(flag)) for flag in flags}
+        self._n_gpu = ipywidgets.BoundedIntText(n_gpu, min=1, max=1024, description="n_gpu")
+        self._name = ipywidgets.Text(name, description="name")
+        self._preview, self._said = ipywidgets.HTML(), ipywidgets.HTML()
+        self._button = ipywidgets.Button(description="Submit", button_style="primary")
+        self._button.on_click(self._submit)
+        about = (self._n_gpu, self._name)
+        for control in about:
+            control.style = NARROW
+        for control in (*self._controls.values(), *about):
+            control.observe(self._show, names="value")
+        own, common = (_grid(self._of(which)) for which in (False, True))
+        more = ipywidgets.Accordion([common], titles=["flags that no notebook changes"])
+        submit = Row([self._button, self._said], self._call)
+        folded = [more] * bool(self._of(True))
+        self.box = Column([own, *folded, _grid(about), self._preview, submit], self._call)
+        self._show()
+
+    def _of(self, common):
+        return [control for flag, control in self._controls.items() if flag.common == common]
+
+    def _command(self):
+        """Return the command as it is now; raise UserError for a value of another type."""
+        words = [self._trainer]
+        for flag, control in self._controls.items():
+            words += flag.words(_value(flag, control.value))
+        return shlex.join(words)
+
+    def _call(self):
+        """Return what to type in a cell to the same effect."""
+        n_gpu = f", n_gpu={self._n_gpu.value}" * (self._n_gpu.value != 1)
+        name = f", name={self._name.value!r}" * (self._name.value != "dlojz")
+        return f"submit({self._command()!r}{n_gpu}{name})"
+
+    def _show(self, change=None):
+        self._said.value = ""
+        try:
+            self._preview.value = close_lines(f"<code>{escape(self._call())}</code>")
+            self._button.disabled = False
+        except UserError as error:
+            self._preview.value = _bad(error)
+            self._button.disabled = True
+
+    def _submit(self, button):
+        button.disabled = True  # a second click comes while the first is at work
+        try:
+            job = launch.submit(self._command(), self._n_gpu.value, self._name.value)
+        except (ValueError, OSError, launch.SubmitError, launch.SlurmError) as error:
+            self._said.value = _bad(error)
+        else:
+            done = f'<b style="color:{GOOD_INK}">Job {job.id}</b> was submitted.'
+            then = "<code>job = latest()</code> finds it."
+            self._said.value = close_lines(f"{done} {then}")
+            progress.share_state(job, "QUEUED")
+        button.disabled = False
+
+
+def _bad(error):
+    return close_lines(f'<span style="color:{BAD_INK}">{escape(str(error))}</span>')
+
+
+def _grid(controls):
+    for control in controls:
+        control.layout.width = "auto"  # as wide as its column
+    layout = ipywidgets.Layout(grid_template_columns="repeat(auto-fill, minmax(22em, 1fr))")
+    return ipywidgets.GridBox(list(controls), layout=layout)
+
+
+def _control(flag: Flag, value):
+    """Return the control for a flag's type, with a value; its tooltip is the flag's help."""
+    value = flag.default if value is None else value
+    about = {"description": flag.label, "tooltip": flag.help, "style": NARROW}
+    if flag.kind is bool:
+        return ipywidgets.Checkbox(value=bool(value), indent=True, **about)
+    if flag.choices:
+        unknown = [(AUTOMATIC, None)] * (flag.default is None)
+        options = [*unknown, *((str(choice), choice) for choice in flag.choices)]
+        place = [choice for _, choice in options].index(value)  # a value of None selects nothing
+        return ipywidgets.Dropdown(options=options, index=place, **about)
+    if flag.kind is int and isinstance(value, int):
+        least = -MOST if flag.least is None else flag.least
+        return ipywidgets.BoundedIntText(value=value, min=least, max=MOST, **about)
+    if flag.kind is float and isinstance(value, float | int):
+        return ipywidgets.FloatText(value=value, **about)
+    text = "" if value is None else str(value)
+    return ipywidgets.Text(value=text, placeholder=AUTOMATIC, **about)
+
+
+def _values(flags, words) -> dict[Flag, object]:
+    """Return the values of flags in the words of a command. Raise UserError for others."""
+    known = {spelling: flag for flag in flags for spelling in flag.spellings}
+    found, rest = {}, [part for word in words for part in _split(word)]
+    while rest:
+        word = rest.pop(0)
+        flag = known.get(word)
+        if flag is None:
+            raise UserError(f"{word!r}: expected a flag of the trainer: {', '.join(known)}")
+        if flag.kind is bool:
+            found[flag] = word == flag.label if flag.opposite else not flag.default
+        elif not rest:
+            raise UserError(f"{word}: expected a value behind it")
+        else:
+            found[flag] = _value(flag, rest.pop(0))
+    return found
+
+
+def _split(word):
+    """Return the flag and the value of "--lr=0.1", and any other word as it is."""
+    return word.split("=", 1) if word.startswith("--") and "=" in word else [word]
+
+
+def _value(flag, text):
+    """Return a value in the flag's type; raise UserError if it has another."""
+    if text in (None, "") or flag.kind is bool:
+        return text
+    try:
+        value = flag.kind(text)
+    except ValueError:
+        wanted = {int: "a whole number", float: "a number"}[flag.kind]
+        raise UserError(f"{flag.label} {text}: expected {wanted}") from None
+    if flag.choices and value not in flag.choices:
+        raise UserError(f"{flag.label} {text}: expected one of {', '.join(flag.choices)}")
+    if flag.least is not None and value < flag.least:
+        raise UserError(f"{flag.label} {text}: expected at least {flag.least}")
+    return value
