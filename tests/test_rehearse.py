@@ -162,7 +162,7 @@ def test_a_stamp_replaces_an_older_one_of_the_same_hardware(course_folder):
     file = course_folder / "reference" / "verified.json"
     file.parent.mkdir()
     old = {"torch": "2.10.0", "date": "2026-01-01"}
-    gpu, cpu = old | {"on": "a GPU"}, old | {"on": "2 CPU cores (x)"}
+    gpu, cpu = old | {"on": "a GPU"}, old | {"on": "8 CPU cores (y)"}
     file.write_text(json.dumps({"90_small": [cpu, gpu], "91_other": [gpu]}))
     verify_notebooks.stamp(kept(on="2 CPU cores (x)", torch="2.11.0", date="2026-02-02"))
     found = json.loads(file.read_text())

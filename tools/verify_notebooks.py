@@ -41,14 +41,22 @@ def main():
 
 
 def stamp(found):
-    """Note that a notebook ran whole on this hardware; an older note of it is replaced."""
+    """Note that a notebook ran whole on this hardware.
+
+    An older note of it is replaced, and one of any processor by that of another.
+    """
     file = course.course_root() / "reference" / "verified.json"
     verified = json.loads(file.read_text())
     now = {name: found[name] for name in ("on", "torch", "date")}
     now["minutes"] = round(sum(cell["seconds"] for cell in found["cells"]) / 60, 1)
-    others = [run for run in verified.get(found["notebook"], []) if run["on"] != now["on"]]
+    others = [run for run in verified.get(found["notebook"], []) if kind(run) != kind(now)]
     verified[found["notebook"]] = [now, *others]
     course.write_atomically(file, json.dumps(verified, indent=1, sort_keys=True) + "\n")
+
+
+def kind(run) -> str:
+    """Return the GPU of a run, or that it had none."""
+    return "CPU" if "CPU cores" in run["on"] else run["on"]
 
 
 if __name__ == "__main__":
