@@ -17,7 +17,10 @@ CHAIN = (
     *("06_ddp", "09_compile", "11_fsdp"),
 )
 # Exercises beside the trainer: a prepared file, of which the trainee edits a copy.
-PREPARED = {"09_repair": "repair.py"}
+PREPARED = {
+    "00_cluster": "allocation.sbatch",
+    "09_repair": "repair.py",
+}
 
 
 class UserError(ValueError):
