@@ -9,7 +9,7 @@ STEP ?= 03
 # JupyterLab refuses root, who is the only user of most containers.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup demo test lab lint bench bench-gpu bench-loader verify record clean
+.PHONY: help setup demo test lab lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -45,6 +45,14 @@ lint: setup  ## ruff, and the derived files
 	$(BIN)/ruff format --check
 	$(BIN)/python tools/steps.py check
 	$(BIN)/python tools/notebooks.py check
+
+slurm:  ## start a throw-away Slurm on this machine, to rehearse on (root, Debian or Ubuntu)
+	tools/system.sh
+	SLURM_FIXTURE_CPUS=8 slurm/throwaway.sh start
+	@echo "To use it: eval \"\$$(slurm/throwaway.sh env)\"    To end it: make slurm-stop"
+
+slurm-stop:  ## end it
+	slurm/throwaway.sh stop
 
 bench: setup  ## what the course's own tools cost
 	$(BIN)/python tools/bench.py

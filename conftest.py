@@ -21,7 +21,7 @@ FIRST = (
     *("test_browser.py", "test_keeper.py", "test_launch.py", "test_compiling.py", "test_worth.py"),
     *("test_repair.py", "test_samples.py", "test_forks.py", "test_install.py"),
 )
-SHARED = (".course-root", "dlojz", "notebooks", "reference", "solutions", "tools")
+SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions", "tools")
 
 
 def pytest_configure(config):

@@ -210,6 +210,7 @@ def test_without_a_slurm_it_says_what_to_install(prepared, monkeypatch):
 
 def test_one_is_started_where_there_is_none_and_ends_with_its_process(prepared, cluster):
     """In a process of its own, as a notebook's kernel is."""
+    (prepared / "slurm").symlink_to(REPOSITORY / "slurm")
     program = f"""
 from dlojz import course
 from dlojz.launch import sbatch, throwaway

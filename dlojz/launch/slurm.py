@@ -209,8 +209,8 @@ def _charged(site, account, time_max_s):
     """Return the kind of nodes, and the options that say which ones and who pays for them."""
     gpus, account = kind_of(site, account)
     qos = next((q for limit, q in gpus.qos if time_max_s <= sites.seconds(limit)), "")
-    if gpus.qos and not qos:
-        raise SlurmError(f"time_max: the longest that {site.name} allows is {gpus.qos[-1][0]}")
+    if gpus.longest and time_max_s > sites.seconds(gpus.longest):
+        raise SlurmError(f"time_max: the longest that {site.name} allows is {gpus.longest}")
     options = {"account": account, "partition": gpus.partition}
     return gpus, options | {"constraint": gpus.constraint, "qos": qos}
 

@@ -90,9 +90,10 @@ def look() -> Task:
     """Return what this task sees."""
     env = os.environ
     return Task(
-        task=int(env.get("SLURM_PROCID", 0)),
-        local=int(env.get("SLURM_LOCALID", 0)),
-        tasks=int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or 1),
+        # torchrun's names come first: each of its agents is one of Slurm's tasks.
+        task=int(env.get("RANK") or env.get("SLURM_PROCID") or 0),
+        local=int(env.get("LOCAL_RANK") or env.get("SLURM_LOCALID") or 0),
+        tasks=int(env.get("WORLD_SIZE") or env.get("SLURM_STEP_NUM_TASKS") or 1),
         node=env.get("SLURMD_NODENAME") or socket.gethostname(),
         cores=sorted(os.sched_getaffinity(0)),
         host_cores=os.cpu_count() or 1,
