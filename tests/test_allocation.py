@@ -7,6 +7,7 @@ import sys
 
 import psutil
 import pytest
+from test_sites import REPOSITORY
 
 from conftest import cancel_all
 from dlojz import cli, course, launch
@@ -14,7 +15,6 @@ from dlojz.check import check, exercises, judge
 from dlojz.check.exercises import allocation
 from dlojz.launch import SubmitError, batch, sbatch, slurm, throwaway
 from dlojz.runs import seen
-from test_sites import REPOSITORY
 
 NAME = "00_cluster"
 BROKEN = (REPOSITORY / "notebooks/experiments/allocation.sbatch").read_text()

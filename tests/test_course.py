@@ -167,7 +167,7 @@ MAY_IMPORT = {
     "progress": {"course", "table"},
     "runs": {"course", "idr_torch", "machine"},
     "sites": {"course"},
-    "figures": {"course", "progress", "runs", "table"},
+    "figures": {"course", "progress", "runs", "sites", "table"},
     "jobs": {"course", "idr_torch", "presets", "runs"},
     "training": {"course", "idr_torch", "images", "machine", "runs"},
     "dlojz": {"idr_torch", "runs", "training"},

@@ -13,7 +13,7 @@ from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
 FILES = [*REPOSITORY.glob("notebooks/*.ipynb"), *REPOSITORY.glob("solutions/*.ipynb")]
-SECOND = [p for p in FILES if p.name[2] == "b"]  # optional second parts: 02b follows 02
+SECOND = [p for p in FILES if p.name[2] in "bc"]  # optional further parts: 02b follows 02
 MAIN = [p for p in FILES if p not in SECOND]
 LONGER = {"09_compile": 90}  # minutes; all others fit into 75
 MAY_NOT_IMPORT = {"jobs", "training"}  # they are for programs that run as jobs

@@ -68,7 +68,10 @@ def test_gpus_become_nodes(n_gpu, expected):
         ({"account": None}, r'no account: .* submit\(..., account="xyz@v100"\)'),
         ({"account": "a'; echo foo"}, "expected a project's name"),
         ({"time_max_s": 360_001}, "the longest that jean-zay allows is 100:00:00"),
-        ({"site": "clariden", "time_max_s": 43_201}, "the longest that clariden allows is 12:00:00"),
+        (
+            {"site": "clariden", "time_max_s": 43_201},
+            "the longest that clariden allows is 12:00:00",
+        ),
     ],
 )
 def test_what_a_site_does_not_have_is_told(options, message):
@@ -96,7 +99,10 @@ GOOD = "[gpus.any]\ngpus_per_node = 4\ncpus_per_gpu = 8\n"
         ("modules = ['x; rm -rf /']\n" + GOOD, "modules = .*: expected something like"),
         ("[environment]\nA = '$(rm -rf /)'\n" + GOOD, "environment = .*: expected something"),
         ("default = 'b'\n" + GOOD, "default = 'b': expected one of any"),
-        (GOOD + "memory_gb = '80'", "gpus.any.memory_gb = '80': expected something like 80, of a GPU"),
+        (
+            GOOD + "memory_gb = '80'",
+            "gpus.any.memory_gb = '80': expected something like 80, of a GPU",
+        ),
         (GOOD + "hour_costs = 0", "gpus.any.hour_costs = 0: expected something like 1.5"),
         (GOOD + "time_max = '5 days'", "gpus.any.time_max = '5 days': .* like \"120:00:00\""),
         ("storage = 3\n" + GOOD, r"storage: expected a table \[storage.work\]"),
@@ -153,6 +159,8 @@ def test_every_key_of_a_site_is_explained():
 
 
 def test_the_longest_time_is_that_of_a_qos_or_of_the_partition():
-    zay, snellius = (sites.read(SITES / f"{name}.toml").gpus["h100"] for name in ("jean-zay", "snellius"))
+    zay, snellius = (
+        sites.read(SITES / f"{name}.toml").gpus["h100"] for name in ("jean-zay", "snellius")
+    )
     assert (zay.longest, snellius.longest) == ("100:00:00", "120:00:00")
     assert sites.Gpus(4, 8).longest == ""

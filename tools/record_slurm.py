@@ -141,7 +141,9 @@ def _placed(changes=(), options=FOUR):
 
 def _threads(changes=(), env=None):
     run = Run(changes, env=env).wait()
-    return {"OMP_NUM_THREADS": sorted({t.environment.get("OMP_NUM_THREADS") or "" for t in run.tasks})}
+    return {
+        "OMP_NUM_THREADS": sorted({t.environment.get("OMP_NUM_THREADS") or "" for t in run.tasks})
+    }
 
 
 def _cores(changes=(), options=FOUR):
@@ -204,9 +206,10 @@ def _signalled(signal):
     until(lambda: (run.folder / "asked").exists() or run.state in OVER, 150)
     told = (run.folder / "asked").exists()
     seconds = round(time.time() - max(t.began_s for t in run.tasks))
+    alive = 4 * (run.state == "RUNNING")
     ask("scancel", run.number, fails=True)
     run.wait()
-    return {"told": told, "seconds": seconds, "ended": sum(t.ended for t in run.tasks)}
+    return {"told": told, "seconds": seconds, "alive": alive}
 
 
 def _without(name):
@@ -215,13 +218,13 @@ def _without(name):
 
 SUM = (*_without("ntasks-per-node"), "--ntasks=4")
 COUNTS = (' --ntasks-per-node="$SLURM_NTASKS_PER_NODE"', "")
-FOREGROUND = (('2>>"$DLOJZ_RUN/stderr.txt" &\nstep=$!\nwait $step\n', '2>>"$DLOJZ_RUN/stderr.txt"\nstep=\n'),)
+FOREGROUND = (
+    ('2>>"$DLOJZ_RUN/stderr.txt" &\nstep=$!\nwait $step\n', '2>>"$DLOJZ_RUN/stderr.txt"\nstep=\n'),
+)
 LINES = {  # by name: (how it is with the line, how without)
     "--ntasks-per-node": (
         _placed,
-        lambda: _placed(
-            (("#SBATCH --ntasks-per-node=1\n", ""), COUNTS), SUM
-        ),
+        lambda: _placed((("#SBATCH --ntasks-per-node=1\n", ""), COUNTS), SUM),
     ),
     "srun": (
         _placed,
@@ -272,7 +275,10 @@ def processes() -> dict:
     ways = {"srun": FOUR, "torchrun": (*_without("ntasks"), "--ntasks-per-node=1")}
     found = {}
     for name, options in ways.items():
-        words = ('"$@" >>"$DLOJZ_RUN', f'{" ".join((*agent, *meet))} "$DLOJZ_PYTHON" -P "$@" >>"$DLOJZ_RUN')
+        words = (
+            '"$@" >>"$DLOJZ_RUN',
+            f'{" ".join((*agent, *meet))} "$DLOJZ_PYTHON" -P "$@" >>"$DLOJZ_RUN',
+        )
         run = Run((words,) if name == "torchrun" else (), options).wait()
         found[name] = round(max(t.began_s for t in run.tasks) - run.submitted, 1)
     return found
@@ -299,13 +305,13 @@ def masks() -> dict:
 
 
 TWO = "--nodes=1 --ntasks-per-node=2 --gres=gpu:2"
-FAR = "--gres-flags=disable-binding --distribution=block:block"
+BLOCK = "--nodes=1 --ntasks-per-node=2 --distribution=block:block"  # and no GPU, so anywhere
 TRIED = {  # by the threads of a core: name, options of the job, options of srun
     1: (
         ("as in job.sbatch", f"{TWO} --cpus-per-task=2", "--cpus-per-task=2"),
         ("without srun --cpus-per-task", f"{TWO} --cpus-per-task=2", ""),
         ("without --cpus-per-task", TWO, ""),
-        ("far from its GPU", f"{TWO} --cpus-per-task=2 {FAR}", "--cpus-per-task=2"),
+        ("block by block", f"{BLOCK} --cpus-per-task=2", "--cpus-per-task=2"),
     ),
     2: (
         ("nomultithread", f"{TWO} --cpus-per-task=2 --hint=nomultithread", "--cpus-per-task=2"),
@@ -364,8 +370,10 @@ PriorityWeightAge=1000
 PriorityWeightJobSize=1000
 PriorityWeightQOS=2000
 PriorityMaxAge=7-0
+PriorityCalcPeriod=00:01:00
 PartitionName=short Nodes=node[1-2] MaxTime=00:30:00 MaxNodes=1 PreemptMode=OFF PriorityTier=5"""
 WHOLE = ("--exclusive", "--gres=gpu:2")
+SHARES = "Account,User,RawShares,NormShares,RawUsage,EffectvUsage,FairShare"
 COLUMNS = "%.4i %.9j %.8a %.7q %.9P %.8T %.8M %.8l %.5D %R"
 
 
@@ -383,11 +391,11 @@ def queue() -> dict:
         ).strip()
         until(lambda: show(failed)["JobState"] == "FAILED")
         jobs = _waiting(failed)
-        time.sleep(12)  # for the fair share to be computed, and each reason to be found
+        time.sleep(80)  # for the fair share to be computed, and each reason to be found
         found = {
             "squeue": ask("squeue", "--sort=i", "-o", COLUMNS),
-            "sprio": ask("sprio", "-l", "-o", "%.6i %.9r %.10Y %.8A %.10F %.9J %.8Q"),
-            "sshare": ask("sshare", "-a", "-l", "-o", "Account,User,RawShares,NormShares,RawUsage,EffectvUsage,FairShare"),
+            "sprio": ask("sprio", "-o", "%.6i %.9r %.10Y %.8A %.10F %.9J %.8Q", fails=True),
+            "sshare": ask("sshare", "-a", "-o", SHARES, fails=True),
             "jobs": {name: _told(number) for name, number in jobs.items()},
         }
         ask("scancel", "--user=root", fails=True)
@@ -414,12 +422,14 @@ def _waiting(failed) -> dict[str, str]:
     found = {}
     ask("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=maintenance")
     found["needs"] = _sleeps("needs", 1, *physics, "--nodelist=node2")
-    found["fills"] = _sleeps("fills", 300, "--nodes=1", *WHOLE, "--account=biology", "--qos=dev", "--time=20")
+    found["fills"] = _sleeps(
+        "fills", 300, "--nodes=1", *WHOLE, "--account=physics", "--qos=dev", "--time=20"
+    )
     until(lambda: show(found["fills"])["JobState"] == "RUNNING")
     tries = {
         "wide": ("--nodes=1", *WHOLE, "--account=biology", "--time=20"),
         "next": ("--nodes=1", *WHOLE, *physics),
-        "second": ("--nodes=1", "--account=biology", "--qos=dev", "--time=20"),
+        "second": ("--nodes=1", "--account=physics", "--qos=dev", "--time=20"),
         "after": (*physics, f"--dependency=afterok:{found['fills']}"),
         "never": (*physics, f"--dependency=afterok:{failed}"),
         "later": (*physics, "--begin=now+1hour"),
@@ -442,7 +452,23 @@ def _told(number) -> str:
     return "\n".join(x for x in text.rstrip().splitlines() if not x.strip().startswith(own))
 
 
-PARTS = {"lines": lines, "masks": masks, "time": asked, "queue": queue}
+# What is to be repaired --------------------------------------------------------------------------
+
+
+def allocation() -> list[dict]:
+    """Return what the tasks of the exercise's script see, as it is handed out."""
+    script = course_root() / "notebooks" / "experiments" / "allocation.sbatch"
+    with cluster(), tempfile.TemporaryDirectory() as folder:
+        words = (*("-P", "-m", "dlojz.runs.seen", folder), *("--hears", "heard"))
+        place = (f"--chdir={folder}", f"--output={folder}/slurm.txt")
+        number = ask("sbatch", "--parsable", *place, script, sys.executable, *words).strip()
+        until(lambda: show(number)["JobState"] in OVER)
+        found = [vars(task) for task in seen.read(folder)]
+    print(found, flush=True)
+    return found
+
+
+PARTS = {"allocation": allocation, "lines": lines, "masks": masks, "time": asked, "queue": queue}
 
 
 def main():
