@@ -4,6 +4,7 @@
 #
 #   throwaway.sh start    bring munged + slurmctld + N slurmd up, wait until all nodes are idle
 #   throwaway.sh stop     end exactly the processes that start made
+#   throwaway.sh until PID   wait for the end of this process, then stop, and remove all files
 #   throwaway.sh status   sinfo + squeue
 #   throwaway.sh env      print the exports a test needs:  eval "$(throwaway.sh env)"
 #
@@ -284,7 +285,12 @@ stop() {
 case ${1:-} in
   start) start ;;
   stop) stop ;;
+  until)
+    while alive "$2"; do sleep 1; done
+    stop
+    rm -rf "$D"
+    ;;
   status) sinfo -N -l; squeue ;;
   env) echo "export SLURM_CONF=$D/slurm.conf" ;;
-  *) die "usage: $0 start|stop|status|env" ;;
+  *) die "usage: $0 start|stop|until PID|status|env" ;;
 esac

@@ -7,6 +7,7 @@ import sys
 
 import psutil
 import pytest
+from test_launch import until
 from test_sites import REPOSITORY
 
 from conftest import cancel_all
@@ -90,15 +91,13 @@ def jobs(cluster, tmp_path_factory):
             (run / "script.sbatch").write_text(text)
             words = [sys.executable, *batch.command(run)[1:]]
             numbers[name] = slurm.send(run, run / "script.sbatch", ["--partition=scripts"], words)
-        yield folders, numbers, cluster
+    yield folders, numbers, cluster
     cancel_all(cluster, "scripts")
 
 
 @pytest.fixture
 def verdict(jobs, monkeypatch):
     """The verdict on the script of this name, once its job has ended."""
-    from test_launch import until
-
     folders, numbers, cluster = jobs
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
 
@@ -208,22 +207,24 @@ def test_without_a_slurm_it_says_what_to_install(prepared, monkeypatch):
     assert launch.jobs() == []
 
 
-def test_one_is_started_where_there_is_none_and_ends_with_its_process(prepared, cluster):
-    """In a process of its own, as a notebook's kernel is."""
+def test_one_is_started_where_there_is_none_and_ends_after_its_process(prepared, cluster):
+    """In a process that is killed, as a notebook's kernel may be."""
     (prepared / "slurm").symlink_to(REPOSITORY / "slurm")
     program = f"""
+import os, signal
 from dlojz import course
 from dlojz.launch import sbatch, throwaway
 assert throwaway.where() == "throw-away"
 job = sbatch(course.own("{NAME}"))
 job.wait(120)
 print(job.info["throw_away"], job.state, len(list(job.directory.glob("seen-*.json"))))
-print(throwaway._folder)
+print(throwaway._folder, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180
     )
     said, folder = done.stdout.splitlines()
-    assert said == "True COMPLETED 4"
-    assert not os.path.exists(folder)
+    assert said == "True COMPLETED 4", done.stderr
+    until(lambda: not os.path.exists(folder), 60)
     assert not [p for p in psutil.process_iter(["cmdline"]) if folder in str(p.info["cmdline"])]

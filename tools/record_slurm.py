@@ -92,7 +92,7 @@ class Run:
             if text.count(old) != 1:
                 raise ValueError(f"slurm/job.sbatch: {old!r} is there {text.count(old)} times")
             text = text.replace(old, new)
-        self.folder = Path(tempfile.mkdtemp(prefix="dlojz-line-"))
+        self.folder = Path(tempfile.mkdtemp(dir=os.environ["SLURM_FIXTURE_DIR"]))
         script = self.folder / "job.sbatch"
         script.write_text(text)
         words = (*("-m", "dlojz.runs.seen", self.folder), *words)

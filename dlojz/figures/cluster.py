@@ -216,7 +216,7 @@ LINES = {  # by the name of a line: what the recorded run shows, and how to say 
 WHERE = {  # the line that does it, as it stands in slurm/job.sbatch
     "--export=ALL": "srun --export=ALL",
     "--kill-on-bad-exit": "srun --kill-on-bad-exit=1",
-    "& wait": "srun ... & wait $step",
+    "& wait": "srun ... & ... wait $step",
     "--signal=B:": "--signal=B:USR1@90",
     "PYTHONUNBUFFERED": "PYTHONUNBUFFERED=1",
 }

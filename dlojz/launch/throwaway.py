@@ -1,12 +1,13 @@
 """A throw-away Slurm on this machine, to rehearse on where there is none: two nodes, made up.
 
 It is a real Slurm, whose nodes claim 8 cores and 2 GPUs each. `slurm/throwaway.sh` starts it, as
-root, on Debian or Ubuntu with three packages; it ends with the process that started it.
+root, on Debian or Ubuntu with four packages; it ends after the process that started it, even if
+that was killed.
 """
 
-import atexit
 import os
 import shutil
+import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -53,9 +54,10 @@ def start():
         raise slurm.SlurmError(f"no Slurm here, and none can be started: {why}")
     # A short path: a unix socket's is limited to 107 bytes.
     _folder = Path(tempfile.mkdtemp(prefix=f"dlojz-rehearsal-{os.getpid()}-", dir="/tmp"))
-    atexit.register(stop)
+    out = subprocess.DEVNULL
+    processes.start(_argv("until", str(os.getpid())), out, out, env=_variables())
     try:
-        _script("start")
+        processes.ask(*_argv("start"), timeout_s=START_S, env=_variables())
     except processes.ProgramError as error:
         stop()
         raise slurm.SlurmError(f"the throw-away Slurm did not start: {error}") from None
@@ -68,19 +70,21 @@ def stop():
     if not _folder:
         return
     with suppress(processes.ProgramError):
-        _script("stop")
+        processes.ask(*_argv("stop"), timeout_s=START_S, env=_variables())
     shutil.rmtree(_folder, ignore_errors=True)
     os.environ.pop("SLURM_CONF", None)
     _folder = None
 
 
-def _script(command):
-    env = os.environ | {
+def _argv(*words):
+    return ["bash", str(course_root() / "slurm" / "throwaway.sh"), *words]
+
+
+def _variables():
+    return os.environ | {
         "SLURM_FIXTURE_DIR": str(_folder),
         "SLURM_FIXTURE_CPUS": str(CPUS),
         "SLURM_FIXTURE_BIND": str(int((os.cpu_count() or 1) >= CPUS)),
         # Ports of its own, below the ephemeral ones: another user may rehearse, too.
         "SLURM_FIXTURE_PORT": str(18_000 + 10 * (os.getpid() % 190)),
     }
-    program = str(course_root() / "slurm" / "throwaway.sh")
-    return processes.ask("bash", program, command, timeout_s=START_S, env=env)
