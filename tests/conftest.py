@@ -111,22 +111,22 @@ def stop_at_first_save(monkeypatch):
 class Slurm:
     """A throw-away cluster of two nodes with two fake GPUs each; see slurm/throwaway.sh.
 
-    Nine more nodes are for jobs that wait while other tests run.
+    Eleven more nodes are for jobs that wait while other tests run.
     """
 
     def __init__(self, folder):
         self.folder = Path(folder)
         # Ports of its own: another session may have a cluster too. Below the ephemeral ones.
-        port = 20_000 + 10 * (os.getpid() % 1200)
+        port = 20_000 + 20 * (os.getpid() % 600)
         self.env = {
             **os.environ,
             "SLURM_FIXTURE_DIR": str(folder),
             "SLURM_FIXTURE_PORT": str(port),
-            "SLURM_FIXTURE_APART": "9",
+            "SLURM_FIXTURE_APART": "11",
             "SLURM_FIXTURE_CPUS": "8",
             "SLURM_FIXTURE_EXTRA": "PartitionName=short Nodes=node3 PreemptMode=OFF\n"
             "PartitionName=fails Nodes=node[4-5] PreemptMode=OFF\n"
-            "PartitionName=scripts Nodes=node[6-11] PreemptMode=OFF",
+            "PartitionName=scripts Nodes=node[6-13] PreemptMode=OFF",
         }
         self.conf = self.folder / "slurm.conf"
 

@@ -12,6 +12,7 @@ from test_sites import REPOSITORY
 
 from dlojz import sites
 from dlojz.figures import cluster
+from dlojz.launch.slurm import WAITS
 from dlojz.runs import seen
 
 SCRIPT = (REPOSITORY / "slurm" / "job.sbatch").read_text()
@@ -52,7 +53,7 @@ def test_every_waiting_job_has_another_reason_and_each_is_explained():
     found = cluster.waiting()
     reasons = [reason for _, reason in found]
     assert len(set(reasons)) == len(reasons) == 12
-    assert set(reasons) == set(cluster.REASONS)
+    assert set(reasons) == set(cluster.REASONS) <= set(WAITS), "and `dlojz queue` has words for it"
     for name, _ in found:
         assert re.search(rf"^ +\d+ +{name} ", cluster.squeue(), re.M)
 

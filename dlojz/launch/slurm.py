@@ -88,6 +88,10 @@ WAITS = {
     "PartitionNodeLimit": "will not start: it asks for more nodes than the partition gives",
     "PartitionConfig": "will not start: it asks for more nodes than the partition gives",
     "PartitionDown": "waits: the partition is down",
+    "PartitionTimeLimit": "will not start: it asks for more time than the partition gives",
+    "AssocGrpGRESMinutes": "waits: your project's hours are used up, or too few are left",
+    "JobHeldUser": "held: `scontrol release` lets it go on",
+    "Dependency": "waits for the end of another job",
     "DependencyNeverSatisfied": "will never start: what it depends on failed; cancel it",
 }
 

@@ -122,21 +122,26 @@ def step_cores() -> int | None:
     return None
 
 
-def hear(file: Path) -> float | None:
+def hear(file: Path, tasks: int) -> float | None:
     """Signal the batch script, as Slurm does near the time limit, and wait for its file.
 
     Return how many seconds it took; None if the script did not react while the tasks ran. The
-    script may have been signalled already: then its file tells so.
+    script is signalled once all tasks are there: its answer may be to end them.
     """
+    _until(lambda: len(read(file.parent)) >= tasks)
     started = time.monotonic()
     if os.environ.get("SLURM_PROCID") == "0":
         job = os.environ["SLURM_JOB_ID"]
         subprocess.run(["scancel", "--batch", "--signal=USR1", job], timeout=20, check=False)
-    while time.monotonic() < started + PATIENCE_S:
-        if file.exists():
-            return round(time.monotonic() - started, 2)
-        time.sleep(0.1)
-    return None
+    return round(time.monotonic() - started, 2) if _until(file.exists) else None
+
+
+def _until(true) -> bool:
+    """Return whether this has become true in time."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
 
 
 def main(argv=None):
@@ -156,7 +161,7 @@ def main(argv=None):
     if found["task"] == args.fails:
         sys.exit(7)
     if args.hears:
-        found["heard_s"] = hear(args.folder / args.hears)
+        found["heard_s"] = hear(args.folder / args.hears, found["tasks"])
         time.sleep(1)  # in which a script that ends too early takes its tasks along
     time.sleep(args.seconds)
     write_atomically(file, json.dumps(found | {"ended": True}))
