@@ -374,7 +374,7 @@ PriorityCalcPeriod=00:01:00
 PartitionName=short Nodes=node[1-2] MaxTime=00:30:00 MaxNodes=1 PreemptMode=OFF PriorityTier=5"""
 WHOLE = ("--exclusive", "--gres=gpu:2")
 SHARES = "Account,User,RawShares,NormShares,RawUsage,EffectvUsage,FairShare"
-COLUMNS = "%.4i %.9j %.8a %.7q %.9P %.8T %.8M %.8l %.5D %R"
+COLUMNS = "%.6i %.9j %.8a %.7q %.9P %.8T %.8M %.10l %.5D %R"
 
 
 def queue() -> dict:
@@ -447,8 +447,8 @@ def _waiting(failed) -> dict[str, str]:
 
 def _told(number) -> str:
     """Return scontrol's text of a job, without this machine's paths."""
-    text = ask("scontrol", "show", "job", number)
-    own = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Power=", "AllocNode")
+    text = re.sub(r" AllocNode:Sid=\S+", "", ask("scontrol", "show", "job", number))
+    own = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Power=")
     return "\n".join(x for x in text.rstrip().splitlines() if not x.strip().startswith(own))
 
 

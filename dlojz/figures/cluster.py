@@ -35,8 +35,8 @@ def all_sites() -> list[sites_of.Site]:
 
 def nodes(*chosen: sites_of.Site) -> Table:
     """Return the kinds of nodes of these sites; by default of all that the course knows."""
-    head = ("site", "nodes", "GPUs of a node", "cores", "memory of the node", "memory of a GPU")
-    head = (*head, "at most", "an hour costs")
+    head = ("site", "nodes", "GPUs of a node", "cores for each", "host memory for each")
+    head = (*head, "memory of a GPU", "at most", "an hour of one costs")
     rows = [row for site in chosen or all_sites() for row in _node_rows(site)]
     return Table(head, rows, "<<>>>>><")
 
