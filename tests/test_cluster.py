@@ -111,7 +111,9 @@ def test_a_site_shows_what_is_in_its_file_and_a_question_mark_for_the_rest():
 
 
 def test_the_recorded_tasks_show_the_faults_of_the_script_as_handed_out():
-    rows = cluster.tasks().rows
+    table = cluster.tasks()
+    rows = table.rows
+    assert table.head[0] == "task (recorded)"
     assert sorted(row[1] for row in rows) == ["node1"] * 3 + ["node2"]
     assert {row[2] for row in rows} == {"1"}
     assert {row[4] for row in rows} == {"none"}

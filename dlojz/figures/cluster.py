@@ -287,7 +287,8 @@ def tasks(run=None) -> Table:
         )
         for task in found
     ]
-    head = ("task", "node", "cores", "sees GPUs", "MASTER_ADDR", "OMP_NUM_THREADS", "heard")
+    first = "task" if run is not None else "task (recorded)"
+    head = (first, "node", "cores", "sees GPUs", "MASTER_ADDR", "OMP_NUM_THREADS", "heard")
     return Table(head, rows, "><><<><", "no task began")
 
 
