@@ -6,7 +6,7 @@
 #   throwaway.sh stop     end exactly the processes that start made
 #   throwaway.sh until PID   wait for the end of this process, then stop, and remove all files
 #   throwaway.sh status   sinfo + squeue
-#   throwaway.sh env      print the exports a test needs:  eval "$(throwaway.sh env)"
+#   throwaway.sh env      print the exports that it takes:  eval "$(throwaway.sh env)"
 #
 # Everything (keys, sockets, state, logs) is under SLURM_FIXTURE_DIR; /etc/slurm
 # and /etc/munge are not touched. /etc/hosts gets one marked line per node, and stop removes them.
@@ -291,6 +291,9 @@ case ${1:-} in
     rm -rf "$D"
     ;;
   status) sinfo -N -l; squeue ;;
-  env) echo "export SLURM_CONF=$D/slurm.conf" ;;
+  env)
+    echo "export SLURM_CONF=$D/slurm.conf"
+    echo "export DLOJZ_SITE=$(cd "$(dirname "$0")/.." && pwd)/tests/slurm/fixture.toml"
+    ;;
   *) die "usage: $0 start|stop|until PID|status|env" ;;
 esac
