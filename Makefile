@@ -13,7 +13,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 HUB ?= one_machine
 HUB_FOLDER ?= $(if $(filter 0,$(shell id -u)),/opt/dlojz,$(HOME)/.local/share/dlojz)
 
-.PHONY: help setup demo test lab hub lint bench bench-gpu bench-loader verify record clean
+.PHONY: help setup demo test lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -53,6 +53,14 @@ lint: setup  ## ruff, and the derived files
 	$(BIN)/ruff format --check
 	$(BIN)/python tools/steps.py check
 	$(BIN)/python tools/notebooks.py check
+
+slurm:  ## start a throw-away Slurm on this machine, to rehearse on (root, Debian or Ubuntu)
+	tools/system.sh
+	SLURM_FIXTURE_CPUS=8 slurm/throwaway.sh start
+	@echo "To use it: eval \"\$$(slurm/throwaway.sh env)\"    To end it: make slurm-stop"
+
+slurm-stop:  ## end it
+	slurm/throwaway.sh stop
 
 bench: setup  ## what the course's own tools cost
 	$(BIN)/python tools/bench.py

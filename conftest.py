@@ -20,8 +20,9 @@ FIRST = (
     *("test_wrong.py", "test_hub.py", "test_slurm.py", "test_museum.py", "test_trainer.py"),
     *("test_check.py", "test_browser.py", "test_keeper.py", "test_launch.py", "test_compiling.py"),
     *("test_worth.py", "test_repair.py", "test_samples.py", "test_forks.py", "test_install.py"),
+    "test_allocation.py",
 )
-SHARED = (".course-root", "dlojz", "notebooks", "reference", "solutions", "tools")
+SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions", "tools")
 
 
 def pytest_configure(config):

@@ -18,6 +18,7 @@ CHAIN = (
 )
 # Exercises beside the trainer: a prepared file, of which the trainee edits a copy.
 PREPARED = {
+    "00_cluster": "allocation.sbatch",
     "04_segments": "segments.py",
     "04_slow": "slow.py",
     "09_repair": "repair.py",

@@ -1,7 +1,7 @@
 """The settings that differ between Slurm clusters, read from `slurm/sites/<site>.toml`.
 
 $DLOJZ_SITE names a site, or a file of your own. By default it is the site with this cluster's name,
-else `generic`. The keys are in KEYS and GPU_KEYS, and explained in slurm/README.md.
+else `generic`. The keys are in KEYS, GPU_KEYS and STORAGE_KEYS, and explained in slurm/README.md.
 """
 
 import difflib
@@ -33,6 +33,26 @@ class Gpus:
     account: str = ""  # {account} stands for the one given to submit
     modules_first: list[str] = field(default_factory=list)
     qos: list[list[str]] = field(default_factory=list)  # (longest time, name), shortest first
+    memory_gb: int | None = None  # of a GPU
+    host_memory_gb: int | None = None  # of the node, for each GPU
+    hour_costs: float | None = None  # an hour of a GPU, in the site's unit
+    time_max: str = ""  # the longest that its partition allows, if no QoS says it
+
+    @property
+    def longest(self) -> str:
+        """Return the longest time that a job may ask for; "" if none is known."""
+        return self.qos[-1][0] if self.qos else self.time_max
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One place for files."""
+
+    path: str
+    holds: str  # what belongs there
+    quota: str = ""
+    files: int | None = None  # and folders, however small
+    purged_days: int | None = None  # after which untouched files are removed
 
 
 @dataclass(frozen=True)
@@ -52,9 +72,12 @@ class Site:
     environment: dict[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)  # additional #SBATCH lines
     signal_s: int = 90  # before the time limit, for a last checkpoint
+    unit: str = "GPU hours"  # in which hours are charged
+    container: str = ""  # the program that runs containers
+    storage: dict[str, Storage] = field(default_factory=dict)
 
 
-# By key: its form and an example. Forms: a regular expression, int, [form], {form}.
+# By key: its form and an example. Forms: a regular expression, int, float, [form], {form}.
 KEYS = {
     "description": (r".*", '"our cluster"'),
     "cluster": (WORD, '"jean-zay"'),
@@ -68,6 +91,9 @@ KEYS = {
     "options": ([rf"--{WORD}"], '["--mem=0", "--exclusive"]'),
     "signal_s": (int, "90, in seconds"),
     "gpus": (None, "a table [gpus.a100] for each kind of node"),
+    "storage": (None, "a table [storage.work] for each place for files"),
+    "unit": (r".+", '"GPU hours"'),
+    "container": (WORD, '"apptainer"'),
 }
 GPU_KEYS = {
     "gpus_per_node": (int, "4"),
@@ -77,6 +103,17 @@ GPU_KEYS = {
     "account": (r"[\w@.{}-]+", '"{account}@a100"'),
     "modules_first": ([WORD], '["arch/a100"]'),
     "qos": ([[TIME, WORD]], '[["02:00:00", "qos_gpu-dev"]]'),
+    "memory_gb": (int, "80, of a GPU"),
+    "host_memory_gb": (int, "120, of the node for each GPU"),
+    "hour_costs": (float, "1.5, an hour of a GPU, in the site's unit"),
+    "time_max": (TIME, '"120:00:00"'),
+}
+STORAGE_KEYS = {
+    "path": (r"\S+", '"$WORK"'),
+    "holds": (r".+", '"code, environments and results"'),
+    "quota": (r".+", '"5 TB for each project"'),
+    "files": (int, "500_000, and folders"),
+    "purged_days": (int, "30"),
 }
 
 
@@ -127,6 +164,12 @@ def read(path: Path) -> Site:
     for kind, table in found["gpus"].items():
         _check(path, f"gpus.{kind}.", table, GPU_KEYS, ("gpus_per_node", "cpus_per_gpu"))
     found["gpus"] = {kind: Gpus(**table) for kind, table in found["gpus"].items()}
+    places = found.get("storage", {})
+    if not isinstance(places, dict):
+        raise SiteError(f"{path}: storage: expected {KEYS['storage'][1]}")
+    for name, table in places.items():
+        _check(path, f"storage.{name}.", table, STORAGE_KEYS, ("path", "holds"))
+    found["storage"] = {name: Storage(**table) for name, table in places.items()}
     found.setdefault("default", next(iter(found["gpus"])))
     if found["default"] not in found["gpus"]:
         raise SiteError(
@@ -154,6 +197,8 @@ def _check(path, prefix, table, keys, required):
 def _fits(value, form):
     if form is int:
         return type(value) is int and value > 0
+    if form is float:
+        return type(value) in (int, float) and value > 0
     if isinstance(form, set):  # a table of names and texts
         return isinstance(value, dict) and all(
             re.fullmatch(r"[A-Za-z_]\w*", name) and _fits(text, next(iter(form)))

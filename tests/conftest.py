@@ -130,27 +130,29 @@ def page(tmp_path):
 
 
 class Slurm:
-    """A throw-away cluster of two nodes with two fake GPUs each; see tests/slurm/cluster.sh.
+    """A throw-away cluster of two nodes with two fake GPUs each; see slurm/throwaway.sh.
 
-    Three more nodes are for jobs that wait while other tests run.
+    Eleven more nodes are for jobs that wait while other tests run.
     """
 
     def __init__(self, folder):
         self.folder = Path(folder)
         # Ports of its own: another session may have a cluster too. Below the ephemeral ones.
-        port = 20_000 + 10 * (os.getpid() % 1200)
+        port = 20_000 + 20 * (os.getpid() % 600)
         self.env = {
             **os.environ,
             "SLURM_FIXTURE_DIR": str(folder),
             "SLURM_FIXTURE_PORT": str(port),
-            "SLURM_FIXTURE_APART": "3",
+            "SLURM_FIXTURE_APART": "11",
+            "SLURM_FIXTURE_CPUS": "8",
             "SLURM_FIXTURE_EXTRA": "PartitionName=short Nodes=node3 PreemptMode=OFF\n"
-            "PartitionName=fails Nodes=node[4-5] PreemptMode=OFF",
+            "PartitionName=fails Nodes=node[4-5] PreemptMode=OFF\n"
+            "PartitionName=scripts Nodes=node[6-13] PreemptMode=OFF",
         }
         self.conf = self.folder / "slurm.conf"
 
     def script(self, command):
-        script = REPOSITORY / "tests" / "slurm" / "cluster.sh"
+        script = REPOSITORY / "slurm" / "throwaway.sh"
         done = subprocess.run(
             [script, command],
             env=self.env,

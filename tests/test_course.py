@@ -169,7 +169,7 @@ MAY_IMPORT = {
     "runs": {"course", "idr_torch", "machine"},
     "sites": {"course"},
     "updates": {"course"},
-    "figures": {"classroom", "course", "progress", "runs", "table"},
+    "figures": {"classroom", "course", "progress", "runs", "sites", "table"},
     "jobs": {"course", "idr_torch", "presets", "runs"},
     "training": {"course", "idr_torch", "images", "machine", "runs"},
     "dlojz": {"idr_torch", "runs", "training"},

@@ -83,7 +83,7 @@ def test_every_hint_of_an_exercise_is_named_by_it(step):
     assert [key for key in exercises.read_hints(name) if f'"{key}"' not in source] == []
 
 
-PREPARED = [file.removesuffix(".py") for file in course.PREPARED.values()]
+PREPARED = [file.partition(".")[0] for file in course.PREPARED.values()]
 
 
 @pytest.mark.parametrize("name", ["common", *PREPARED, *exercises.MODULES.values()])

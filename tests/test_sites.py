@@ -1,5 +1,6 @@
 """Sites and the script of a job: compared whole; what is wrong with a site file is named."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ CASES = {
         },
     ),
     "jean-zay-h100-8": ("jean-zay", {"n_gpu": 8, "time_max_s": 200_000, "account": "xyz@h100"}),
+    "clariden-8": ("clariden", {"n_gpu": 8, "time_max_s": 3600, "account": "a-abc"}),
+    "lumi-16": ("lumi", {"n_gpu": 16, "time_max_s": 7200, "account": "project_1@standard"}),
+    "snellius-h100-4": ("snellius", {"n_gpu": 4, "time_max_s": 7200, "account": "xyz@h100"}),
 }
 
 
@@ -64,6 +68,10 @@ def test_gpus_become_nodes(n_gpu, expected):
         ({"account": None}, r'no account: .* submit\(..., account="xyz@v100"\)'),
         ({"account": "a'; echo foo"}, "expected a project's name"),
         ({"time_max_s": 360_001}, "the longest that jean-zay allows is 100:00:00"),
+        (
+            {"site": "clariden", "time_max_s": 43_201},
+            "the longest that clariden allows is 12:00:00",
+        ),
     ],
 )
 def test_what_a_site_does_not_have_is_told(options, message):
@@ -71,6 +79,7 @@ def test_what_a_site_does_not_have_is_told(options, message):
         render(**options)
 
 
+PLACE = "[storage.work]\npath = '/w'\nholds = 'code'\n"
 GOOD = "[gpus.any]\ngpus_per_node = 4\ncpus_per_gpu = 8\n"
 
 
@@ -90,6 +99,16 @@ GOOD = "[gpus.any]\ngpus_per_node = 4\ncpus_per_gpu = 8\n"
         ("modules = ['x; rm -rf /']\n" + GOOD, "modules = .*: expected something like"),
         ("[environment]\nA = '$(rm -rf /)'\n" + GOOD, "environment = .*: expected something"),
         ("default = 'b'\n" + GOOD, "default = 'b': expected one of any"),
+        (
+            GOOD + "memory_gb = '80'",
+            "gpus.any.memory_gb = '80': expected something like 80, of a GPU",
+        ),
+        (GOOD + "hour_costs = 0", "gpus.any.hour_costs = 0: expected something like 1.5"),
+        (GOOD + "time_max = '5 days'", "gpus.any.time_max = '5 days': .* like \"120:00:00\""),
+        ("storage = 3\n" + GOOD, r"storage: expected a table \[storage.work\]"),
+        (GOOD + "[storage.work]\npath = '/w'", "no storage.work.holds: expected something like"),
+        (GOOD + PLACE + "purged = 3", "unknown key storage.work.purged: did you mean purged_days"),
+        (GOOD + PLACE + "files = '1 M'", "storage.work.files = '1 M': .* like 500_000"),
     ],
 )
 def test_a_bad_site_file_names_the_key_and_shows_how_it_should_look(text, message, tmp_path):
@@ -113,7 +132,7 @@ def test_a_site_is_found_by_name_by_path_or_by_cluster(course_folder, tmp_path, 
     monkeypatch.setenv("DLOJZ_SITE", str(own))
     assert sites.find() == own
     monkeypatch.setenv("DLOJZ_SITE", "a'; echo foo")
-    with pytest.raises(sites.SiteError, match="or one of generic, jean-zay"):
+    with pytest.raises(sites.SiteError, match="or one of clariden, generic, jean-zay"):
         sites.find()
 
 
@@ -123,3 +142,25 @@ def test_a_site_is_found_by_name_by_path_or_by_cluster(course_folder, tmp_path, 
 )
 def test_time_limits_are_read_as_slurm_reads_them(limit, seconds):
     assert sites.seconds(limit) == seconds
+
+
+def test_each_site_says_where_its_figures_are_from_and_when_they_were_read():
+    for file in SITES.glob("*.toml"):
+        if file.stem != "generic":
+            head = [line for line in file.read_text().splitlines() if line.startswith("#")]
+            assert "http" in " ".join(head), file
+            assert re.search(r"read in \w+ 20\d\d", " ".join(head).replace("# ", "")), file
+
+
+def test_every_key_of_a_site_is_explained():
+    text = (REPOSITORY / "slurm" / "README.md").read_text()
+    for key in {*sites.KEYS, *sites.GPU_KEYS, *sites.STORAGE_KEYS} - {"description", "gpus"}:
+        assert re.search(rf"^\|.*`\[?{key}", text, re.M), key
+
+
+def test_the_longest_time_is_that_of_a_qos_or_of_the_partition():
+    zay, snellius = (
+        sites.read(SITES / f"{name}.toml").gpus["h100"] for name in ("jean-zay", "snellius")
+    )
+    assert (zay.longest, snellius.longest) == ("100:00:00", "120:00:00")
+    assert sites.Gpus(4, 8).longest == ""

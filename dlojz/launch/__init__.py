@@ -9,6 +9,7 @@ The trainer is copied into the job's folder, and the copy is run: later edits do
 outlive the process that submitted them; on one machine they run one after the other.
 """
 
+from dlojz.launch.batch import sbatch
 from dlojz.launch.flags import Flag, flags_of
 from dlojz.launch.follow import Now, follow
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
@@ -46,6 +47,7 @@ __all__ = [
     "queue",
     "queue_row",
     "request_of",
+    "sbatch",
     "send",
     "submit",
     "trainer_and_flags",

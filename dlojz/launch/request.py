@@ -120,9 +120,14 @@ def send(requests: Sequence[Request]) -> list[Job]:
 
 
 def _send(request, trainer, source) -> Job:
+    return made(_fill, request, source)
+
+
+def made(fill, *args) -> Job:
+    """Return the job in a new folder, which `fill` has filled and submitted."""
     run = _or_refuse(new_run)
     try:
-        _or_refuse(_fill, run, request, source)
+        _or_refuse(fill, run, *args)
     except BaseException:
         shutil.rmtree(run, ignore_errors=True)  # it was never a job
         raise

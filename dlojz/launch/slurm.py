@@ -88,6 +88,10 @@ WAITS = {
     "PartitionNodeLimit": "will not start: it asks for more nodes than the partition gives",
     "PartitionConfig": "will not start: it asks for more nodes than the partition gives",
     "PartitionDown": "waits: the partition is down",
+    "PartitionTimeLimit": "will not start: it asks for more time than the partition gives",
+    "AssocGrpGRESMinutes": "waits: your project's hours are used up, or too few are left",
+    "JobHeldUser": "held: `scontrol release` lets it go on",
+    "Dependency": "waits for the end of another job",
     "DependencyNeverSatisfied": "will never start: what it depends on failed; cancel it",
 }
 
@@ -176,17 +180,11 @@ def render(
     module: str | None = None,
 ) -> str:
     """Return the whole script; `template` is slurm/job.sbatch. Asks and writes nothing."""
-    gpus, account = kind_of(site, account)
+    gpus, charged = _charged(site, account, time_max_s)
     nodes, per_node = shape(n_gpu, gpus)
-    qos = next((q for limit, q in gpus.qos if time_max_s <= sites.seconds(limit)), "")
-    if gpus.qos and not qos:
-        raise SlurmError(f"time_max: the longest that {site.name} allows is {gpus.qos[-1][0]}")
     options = {
         "job-name": re.sub(r"[^\w.-]", "_", name)[:64] or "dlojz",  # the original is in job.json
-        "account": account,
-        "partition": gpus.partition,
-        "constraint": gpus.constraint,
-        "qos": qos,
+        **charged,
         "nodes": nodes,
         "ntasks-per-node": per_node,
         "gres": site.gres.replace("{n}", str(per_node)),
@@ -209,6 +207,22 @@ def render(
     if not (found_begin and found_end):
         raise SlurmError(f"slurm/{SCRIPT}: no lines {BEGIN.strip()!r} and {END.strip()!r} in it")
     return head + BEGIN + "".join(f"{line}\n" for line in lines) + END + tail
+
+
+def _charged(site, account, time_max_s):
+    """Return the kind of nodes, and the options that say which ones and who pays for them."""
+    gpus, account = kind_of(site, account)
+    qos = next((q for limit, q in gpus.qos if time_max_s <= sites.seconds(limit)), "")
+    if gpus.longest and time_max_s > sites.seconds(gpus.longest):
+        raise SlurmError(f"time_max: the longest that {site.name} allows is {gpus.longest}")
+    options = {"account": account, "partition": gpus.partition}
+    return gpus, options | {"constraint": gpus.constraint, "qos": qos}
+
+
+def charged(site: sites.Site, account: str | None, time_max_s: int = 600) -> list[str]:
+    """Return these options as words, for a script that brings all others along."""
+    _, options = _charged(site, account, time_max_s)
+    return [f"--{option}={value}" for option, value in options.items() if value != ""]
 
 
 def _slurm_time(seconds):
@@ -283,15 +297,28 @@ def _script(request, here) -> str:
 
 def _sbatch(run: Path, here: sites.Site, words: list[str]) -> str:
     """Submit the script in `run`; returns Slurm's number. `words`: the trainer and its flags."""
-    # Variables of the job that we run in, such as a notebook's, must not reach the new one.
-    mine = (LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
-    env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not any(m(k) for m in mine)}
-    env |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
+    env = _own_variables() | {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
     if not here.modules and not here.activate:  # otherwise the site's own Python
         env["DLOJZ_PYTHON"] = sys.executable
+    return send(run, run / SCRIPT, ["--export=ALL"], words, env)
+
+
+def _own_variables() -> dict[str, str]:
+    """Return the environment without the variables of the job that we run in, such as a notebook's.
+
+    They must not reach a new job.
+    """
+    mine = (LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
+    env = os.environ.items()
+    return {k: v for k, v in env if k == "SLURM_CONF" or not any(m(k) for m in mine)}
+
+
+def send(run: Path, script: Path, options: list[str], words: list[str], env=None) -> str:
+    """Submit a batch script with these arguments, to run in `run`; return Slurm's number."""
     output = str(run / "slurm.txt").replace("%", "%%")  # Slurm would expand %j
-    options = ["--parsable", "--export=ALL", f"--chdir={run}", f"--output={output}"]
-    answer = _call("sbatch", *options, str(run / SCRIPT), *words, env=env)
+    options = ["--parsable", f"--chdir={run}", f"--output={output}", *options]
+    env = _own_variables() if env is None else env
+    answer = _call("sbatch", *options, str(script), *words, env=env)
     return answer.strip().splitlines()[-1].split(";")[0]
 
 

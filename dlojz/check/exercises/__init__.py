@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from importlib import import_module, resources
+from pathlib import Path
 
 from dlojz.course import PREPARED
 from dlojz.runs import log, stats
@@ -155,6 +156,7 @@ class Prepared:
     parts: tuple[str, ...]  # of its findings
     findings: Callable[[dict[str, dict]], list[Finding]]  # of the cases that its job logs
     last: str  # of these cases
+    read: Callable[[Path], dict[str, dict]] = lambda folder: log.read(folder).cases
 
     @cached_property
     def hints(self) -> dict[str, Hint]:
@@ -185,7 +187,7 @@ def nudges() -> dict[tuple[str, str], str]:
 
 def _module(name):
     """Return the module, and the hints, of a prepared exercise: they are named like its file."""
-    return PREPARED[name].removesuffix(".py")
+    return Path(PREPARED[name]).stem
 
 
 def prepared(name: str) -> Prepared:

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# A throw-away Slurm cluster on this one host, for tests. Needs root and
+# A throw-away Slurm cluster on this one host, to rehearse on and for tests. Needs root and
 # Debian's packages:  apt-get install -y --no-install-recommends slurm-wlm munge iproute2
 #
-#   cluster.sh start    bring munged + slurmctld + N slurmd up, wait until all nodes are idle
-#   cluster.sh stop     end exactly the processes that start made
-#   cluster.sh status   sinfo + squeue
-#   cluster.sh env      print the exports a test needs:  eval "$(cluster.sh env)"
+#   throwaway.sh start    bring munged + slurmctld + N slurmd up, wait until all nodes are idle
+#   throwaway.sh stop     end exactly the processes that start made
+#   throwaway.sh until PID   wait for the end of this process, then stop, and remove all files
+#   throwaway.sh status   sinfo + squeue
+#   throwaway.sh env      print the exports that it takes:  eval "$(throwaway.sh env)"
 #
 # Everything (keys, sockets, state, logs) is under SLURM_FIXTURE_DIR; /etc/slurm
 # and /etc/munge are not touched. /etc/hosts gets one marked line per node, and stop removes them.
@@ -18,6 +19,10 @@
 #   SLURM_FIXTURE_ISOLATE  uts   none  | all slurmd share this host's name
 #                                uts   | own hostname per node, address 127.0.1.K
 #                                netns | own hostname and own network namespace, 10.77.0.K
+#   SLURM_FIXTURE_SOCKETS  1                  into how many sockets, the GPUs in turn near each
+#   SLURM_FIXTURE_THREADS  1                  threads of a core: CPUS are threads then
+#   SLURM_FIXTURE_BIND   0                    1: bind tasks to their cores. Where a node claims CPUs
+#                                             that the host lacks, tasks on them can't start.
 #   SLURM_FIXTURE_PORT   16817                slurmctld's port; node K uses PORT+K
 #   SLURM_FIXTURE_EXTRA  (empty)              more lines for slurm.conf, such as SlurmdTimeout=10
 #   SLURM_FIXTURE_DBD    0                    1: also MariaDB + slurmdbd, so that sacct works; needs
@@ -31,13 +36,16 @@ ALL=$((NODES + APART))
 CPUS=${SLURM_FIXTURE_CPUS:-4}
 GPUS=${SLURM_FIXTURE_GPUS:-2}
 ISOLATE=${SLURM_FIXTURE_ISOLATE:-uts}
+SOCKETS=${SLURM_FIXTURE_SOCKETS:-1}
+THREADS=${SLURM_FIXTURE_THREADS:-1}
+BIND=${SLURM_FIXTURE_BIND:-0}
 PORT=${SLURM_FIXTURE_PORT:-16817}
 DBD=${SLURM_FIXTURE_DBD:-0}
 MARK="# slurm-fixture $D"
 export SLURM_CONF=$D/slurm.conf
 PATH=$PATH:/usr/sbin:/sbin
 
-die() { echo "cluster.sh: $*" >&2; exit 1; }
+die() { echo "throwaway.sh: $*" >&2; exit 1; }
 
 # A pid is alive if it exists and is no zombie: where pid 1 does not reap,
 # an ended daemon stays in the process table and `kill -0` still succeeds.
@@ -58,6 +66,14 @@ addr() { # address of node $1
     netns) echo "10.77.0.$1" ;;
     *) die "SLURM_FIXTURE_ISOLATE=$ISOLATE?" ;;
   esac
+}
+
+near_cores() { # gres.conf of node $1, whose GPUs are near one socket each
+  local g per=$((CPUS / SOCKETS / THREADS))
+  for g in $(seq 0 $((GPUS - 1))); do
+    local from=$((g % SOCKETS * per))
+    echo "NodeName=node$1 Name=gpu Type=fake File=$D/dev/nvidia$g Cores=$from-$((from + per - 1))"
+  done
 }
 
 write_conf() {
@@ -84,9 +100,9 @@ SlurmdPidFile=$D/run/slurmd.%n.pid
 SlurmctldLogFile=$D/log/slurmctld.log
 SlurmdLogFile=$D/log/slurmd.%n.log
 MailProg=/bin/true
-# No cgroups: children are found by walking /proc, nothing is confined.
+# No cgroups: children are found by walking /proc, and GPUs are numbered, not fenced off.
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=$([ "$BIND" = 1 ] && echo task/affinity || echo task/none)
 JobAcctGatherType=jobacct_gather/none
 # Finished jobs also go to a plain text file, which needs no database.
 JobCompType=jobcomp/filetxt
@@ -144,10 +160,12 @@ CONF
   # /sys/fs/cgroup, although nothing here uses cgroups.
   echo "CgroupPlugin=cgroup/v1" >"$D/cgroup.conf"
   for k in $(seq "$ALL"); do
-    echo "NodeName=node$k NodeAddr=$(addr "$k") NodeHostname=$( [ "$ISOLATE" = none ] && echo "$host" || echo "node$k") Port=$((PORT + k)) Sockets=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=1000$( [ "$GPUS" -gt 0 ] && echo " Gres=gpu:fake:$GPUS") State=UNKNOWN" >>"$D/slurm.conf"
+    echo "NodeName=node$k NodeAddr=$(addr "$k") NodeHostname=$( [ "$ISOLATE" = none ] && echo "$host" || echo "node$k") Port=$((PORT + k)) Sockets=$SOCKETS CoresPerSocket=$((CPUS / SOCKETS / THREADS)) ThreadsPerCore=$THREADS RealMemory=1000$( [ "$GPUS" -gt 0 ] && echo " Gres=gpu:fake:$GPUS") State=UNKNOWN" >>"$D/slurm.conf"
     # One /dev/null-like device for each fake GPU, so that Slurm can number them.
     if [ "$GPUS" -gt 0 ]; then
-      echo "NodeName=node$k Name=gpu Type=fake File=$D/dev/nvidia[0-$((GPUS - 1))]" >>"$D/gres.conf"
+      if [ "$SOCKETS" -gt 1 ]; then near_cores "$k"; else
+        echo "NodeName=node$k Name=gpu Type=fake File=$D/dev/nvidia[0-$((GPUS - 1))]"
+      fi >>"$D/gres.conf"
     fi
   done
   for g in $(seq 0 $((GPUS - 1))); do
@@ -267,7 +285,15 @@ stop() {
 case ${1:-} in
   start) start ;;
   stop) stop ;;
+  until)
+    while alive "$2"; do sleep 1; done
+    stop
+    rm -rf "$D"
+    ;;
   status) sinfo -N -l; squeue ;;
-  env) echo "export SLURM_CONF=$D/slurm.conf" ;;
-  *) die "usage: $0 start|stop|status|env" ;;
+  env)
+    echo "export SLURM_CONF=$D/slurm.conf"
+    echo "export DLOJZ_SITE=$(cd "$(dirname "$0")/.." && pwd)/tests/slurm/fixture.toml"
+    ;;
+  *) die "usage: $0 start|stop|until PID|status|env" ;;
 esac

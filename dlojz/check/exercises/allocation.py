@@ -1,0 +1,108 @@
+"""00_cluster: four tasks on two nodes, each with what it needs, and a script that hears signals."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from dlojz.check.exercises import Finding, Prepared, State
+from dlojz.runs import seen
+from dlojz.runs.seen import Task
+
+GOT, HEARD = "what the tasks got", "what the script hears"
+NODES, PER_NODE, CORES = 2, 2, 2  # what the script's first lines say is wanted
+TASKS = NODES * PER_NODE
+
+
+def read(folder: Path) -> dict[str, dict]:
+    """Return what the tasks of this job saw; {} if none began."""
+    tasks = seen.read(folder)
+    return {"tasks": {"seen": tasks}} if tasks else {}
+
+
+def findings(cases: dict[str, dict]) -> list[Finding]:
+    """Return findings on what `dlojz.runs.seen` has written."""
+    tasks = cases["tasks"]["seen"]
+    return [*_placed(tasks), *_cores(tasks), _gpus(tasks), *_environment(tasks), *_hears(tasks)]
+
+
+def _placed(tasks):
+    """Return findings on how many tasks there are, and where: in the step, and in the job."""
+    on = Counter(task.node for task in tasks)
+    text = ", ".join(f"{n} on {node}" for node, n in sorted(on.items()))
+    ok = len(on) == NODES and set(on.values()) == {PER_NODE}
+    yield Finding(GOT, "tasks", ok, text, f"{PER_NODE} on each of {NODES} nodes", "placement")
+    given = allocated(tasks[0].environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    text = " and ".join(map(str, given)) or "unknown"
+    even = len(given) == NODES and len(set(given)) == 1
+    yield Finding(GOT, "cores of the nodes", even, text, "equally many on each", "placement")
+
+
+def allocated(text: str) -> list[int]:
+    """Return the cores of each node from Slurm's short form: "6,2", "4(x2)"."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(cores) for cores, times in found for _ in range(int(times or 1))]
+
+
+def _cores(tasks):
+    """Return findings on the cores of the step, and on who shares them, where tasks are bound."""
+    shares = [seen.share(task) for task in tasks]
+    text = " and ".join(f"{n:g}" for n in sorted(set(shares)))
+    ok = min(shares) >= CORES
+    yield Finding(GOT, "cores for each task", ok, text, f"at least {CORES}", "cores")
+    own = [seen.own_cores(task, tasks) for task in tasks]
+    if None in own:
+        state, text = State.NOT_ASKED, "this Slurm does not bind tasks to cores"
+    else:
+        state, text = min(own) >= CORES, " and ".join(map(str, sorted(set(own))))
+    yield Finding(GOT, "cores of its own", state, text, f"at least {CORES}", "shared")
+
+
+def _gpus(tasks):
+    alone = sum(_of_its_own(node) for node in _by_node(tasks))
+    shown = sorted({task.gpus or "none" for task in tasks})
+    text = f"{alone} of {len(tasks)} tasks; they see {' and '.join(shown)}"
+    return Finding(GOT, "GPU of its own", alone == len(tasks), text, "each task", "gpus")
+
+
+def _by_node(tasks):
+    return [[t for t in tasks if t.node == node] for node in sorted({t.node for t in tasks})]
+
+
+def _of_its_own(tasks: list[Task]) -> int:
+    """Return how many tasks of a node have a GPU to themselves.
+
+    A node shows all its GPUs to each task, which takes the one of its number; or each task is shown
+    one, which a fence may call 0 for all: then the node's number of GPUs decides.
+    """
+    shown = {gpu for task in tasks for gpu in task.gpu_list}
+    fenced = all(len(task.gpu_list) == 1 for task in tasks)
+    has = int(tasks[0].environment.get("SLURM_GPUS_ON_NODE") or 0) if fenced else 0
+    return min(len(tasks), max(len(shown), has))
+
+
+def _environment(tasks):
+    wanted = min(tasks, key=lambda task: task.task).node
+    met = [task.environment.get("MASTER_ADDR") for task in tasks]
+    text = " and ".join(dict.fromkeys(name or "nothing" for name in met))
+    ok = set(met) == {wanted}
+    yield Finding(GOT, "MASTER_ADDR", ok, text, f"{wanted}, in each task", "environment")
+    threads = [task.environment.get("OMP_NUM_THREADS") for task in tasks]
+    text = " and ".join(dict.fromkeys(n or "nothing" for n in threads))
+    ok = set(threads) == {str(CORES)}
+    yield Finding(GOT, "OMP_NUM_THREADS", ok, text, f"{CORES}, in each task", "environment")
+
+
+def _hears(tasks):
+    heard = [task.heard_s for task in tasks if task.heard_s is not None]
+    ended = sum(task.ended for task in tasks)
+    # Tasks that were killed had no time to notice.
+    late = not heard and ended == len(tasks)
+    text = f"not in {seen.PATIENCE_S:g} s, while the tasks ran" if late else "while the tasks ran"
+    yield Finding(HEARD, "the signal", not late, text, "while the tasks run", "signal")
+    text = f"{ended} of {len(tasks)}"
+    yield Finding(
+        HEARD, "tasks that ended on their own", ended == len(tasks), text, "all", "killed"
+    )
+
+
+EXERCISE = Prepared("00_cluster", (GOT, HEARD), findings, last="tasks", read=read)

@@ -1,0 +1,56 @@
+"""A batch script of the trainee's own, submitted as it is: the exercise 00_cluster.
+
+    job = sbatch(course.own("00_cluster"))     # on this cluster, or on a throw-away Slurm here
+
+Its tasks run `dlojz.runs.seen`, which the script gets as its arguments, as `slurm/job.sbatch` gets
+the trainer.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from dlojz import course
+from dlojz.launch import request, slurm, throwaway
+from dlojz.launch.job import Job
+
+EXERCISE = "00_cluster"
+HEARD = "heard"  # the file that the script makes when it is signalled
+
+
+def sbatch(script: str, account: str | None = None) -> Job:
+    """Submit a batch script, and return its job; its tasks write what they see in its folder.
+
+    Without a Slurm, a throw-away one is started on this machine, if that is possible.
+    """
+    file = request.find_trainer(script)
+    if not file:
+        raise request.SubmitError(
+            f"no batch script {script!r}: course.own({EXERCISE!r}) makes your copy of it"
+        )
+    if not throwaway.where():
+        raise request.SubmitError(
+            f"no Slurm here: run this on a cluster, or rehearse on a throw-away one. That needs "
+            f"root, and packages: {throwaway.missing()}"
+        )
+    return request.made(_submit, file, account)
+
+
+def command(run: Path) -> list[str]:
+    """Return what the tasks run: they write what they see, and wait for the script's answer."""
+    return [sys.executable, "-P", "-m", "dlojz.runs.seen", str(run), "--hears", HEARD]
+
+
+def _submit(run, file, account):
+    if throwaway.where() == "throw-away":
+        throwaway.start()
+        options = []
+    else:
+        options = slurm.charged(slurm.site(), account)
+    # Checks and hints know the file of a job by this name.
+    (run / "trainer.py").write_bytes(file.read_bytes())
+    course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
+    info = request.Request((file.name,), n_gpu=4, name=file.stem, account=account).to_dict()
+    number = slurm.send(run, run / "trainer.py", options, command(run))
+    where = {"slurm": number, "throw_away": throwaway.runs()}
+    course.write_atomically(run / "job.json", json.dumps(info | where, indent=1))
