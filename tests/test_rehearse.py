@@ -151,7 +151,7 @@ def test_all_notebooks_have_minutes_on_their_card():
 
 
 def test_an_unknown_notebook_is_refused():
-    with pytest.raises(UserError, match="00, .*01, .*02, "):
+    with pytest.raises(UserError, match=r"00, .*01, .*02, "):
         rehearse.find("no")
 
 
