@@ -46,6 +46,8 @@ SHORT = (4, 6)  # blocks of the short versions: the first and last ones differ f
 # Batches: those that are tried first, as batch normalization may refuse 1, and one that never is.
 FIRST, SECOND, MOST = 2, 10, 1 << 16
 CPU = torch.device("cpu")  # that of the fake tensors
+# What experiments compare, by a short name: sharding and checkpointing.
+WAYS = {"ddp": ("ddp", "off"), "fsdp": ("fsdp", "off"), "blocks": ("fsdp", "blocks")}
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,6 @@ from dlojz.runs import log, memory
 from dlojz.training import estimate
 from dlojz.training.worth import imported
 
-WAYS = {  # sharding and checkpointing
-    "ddp": ("ddp", "off"),
-    "fsdp": ("fsdp", "off"),
-    "blocks": ("fsdp", "blocks"),
-}
-
 
 def main():
     args = parse_args()
@@ -56,14 +50,16 @@ def parse_args():
     add("--accumulate", type=int, nargs="+", default=[1], help="batches of an update")
     add("--precision", choices=memory.PRECISIONS, default="fp32")
     add("--gpus", type=int, default=1, help="of which one is counted; each has -b images")
-    add("--ways", nargs="+", default=["ddp"], choices=WAYS, help="to train on several GPUs")
+    add(
+        "--ways", nargs="+", default=["ddp"], choices=estimate.WAYS, help="to train on several GPUs"
+    )
     add("--trainer", type=Path, help="whose step it is (default: a solution)")
     return parser.parse_args()
 
 
 def planned(args, way, batches) -> estimate.Plan:
     """Return what is counted: one batch of an update on one GPU."""
-    sharding, checkpointing = WAYS[way]
+    sharding, checkpointing = estimate.WAYS[way]
     if sharding == "fsdp" and args.gpus == 1:
         raise UserError(f"--ways {way}: expected --gpus 2 or more")
     if batches < 1 or args.batch_size % batches:

@@ -20,12 +20,6 @@ from dlojz.runs import log, memory
 from dlojz.training import estimate, models
 from dlojz.training.worth import imported
 
-WAYS = {  # sharding and checkpointing
-    "ddp": ("ddp", "off"),
-    "fsdp": ("fsdp", "off"),
-    "blocks": ("fsdp", "blocks"),
-}
-
 
 def main():
     args = parse_args()
@@ -52,7 +46,7 @@ def parse_args():
     add("--precision", choices=memory.PRECISIONS, default="bf16")
     add("--gpus", type=int, nargs="+", default=[1, 2, 8, 64, 1024])
     add("--copies", type=int, nargs="+", default=[1], help="of the model in shards, with FSDP")
-    add("--ways", nargs="+", default=[*WAYS], choices=WAYS, help="(default: all)")
+    add("--ways", nargs="+", default=[*estimate.WAYS], choices=estimate.WAYS, help="(default: all)")
     add("--trainer", type=Path, help="whose step it is (default: the last solution)")
     return parser.parse_args()
 
@@ -60,7 +54,7 @@ def parse_args():
 def plans(args):
     """Yield what is predicted: on one GPU there is nothing to shard."""
     for gpus, way, copies in product(args.gpus, args.ways, args.copies):
-        sharding, checkpointing = WAYS[way]
+        sharding, checkpointing = estimate.WAYS[way]
         sharding = sharding if gpus > 1 else "ddp"
         yield estimate.Plan(
             model=args.model,
