@@ -27,6 +27,7 @@ import psutil
 import pytest
 import requests
 import websocket
+from journey import Lab, jobs, show_all_cells
 
 REPOSITORY = Path(__file__).parent.parent
 HUB = REPOSITORY / "jupyterhub"
@@ -65,11 +66,11 @@ class Site:
     def __init__(self, folder):
         self.folder = folder
         begin = f"t{os.getpid() % 10**6}x"
-        self.names = [f"{begin}{number}" for number in (1, 2)]
+        self.names = [f"{begin}{number}" for number in (1, 2, 3)]
         self.words = {
             "/opt/dlojz": str(CACHE),
             "trainee$number": f"{begin}$number",
-            "$(seq -w 30)": "$(seq -w 2)",
+            "$(seq -w 30)": "$(seq -w 3)",
             "/root/dlojz-passwords": str(folder / "passwords"),
             "/etc/systemd/system/": f"{folder}/",
             "apt-get update": "",
@@ -577,17 +578,40 @@ def test_a_trainee_cannot_cancel_or_displace_anothers_job(ann, bob, site):
     ann.run("job.cancel(); job.wait()")
 
 
-def test_the_link_in_a_browser_brings_the_course_and_opens_it(hub, ann, page):
-    page.goto(link(hub.url, f"file://{CACHE}/course.git"))
-    page.fill("#username_input", ann.name)
-    page.fill("#password_input", hub.site.passwords()[ann.name])
-    page.click("#login_submit")
-    page.wait_for_url("**/lab/tree/dlojz/notebooks/00_start.ipynb*")
-    page.locator("#jp-main-statusbar", has_text=re.compile(r"\| Idle")).wait_for()
-    page.locator(".jp-CodeCell:visible").first.click()
-    page.keyboard.press("Shift+Enter")
-    page.locator(".jp-InputPrompt", has_text="[1]:").first.wait_for()
-    assert page.locator(".jp-OutputArea-output", has_text="Traceback").count() == 0
+def enter(hub, page, name, kept):
+    """Log in by the hub's form, at the course's link, and open the second notebook."""
+    home = Path(f"~{name}").expanduser()
+    show_all_cells(home)
+    call("chown", "-R", name, home / ".jupyter")
+    lab = Lab(page, hub.log, kept / name)
+    course = link(hub.url, f"file://{CACHE}/course.git")
+    lab.log_in(course, name, hub.site.passwords()[name])
+    lab.shown("lab/tree/dlojz/notebooks/00_start.ipynb")
+    lab.open_file("01_gpu.ipynb")
+    lab.shown("01_gpu.ipynb")
+    lab.run("presets.choose()")
+    return lab
+
+
+def test_two_trainees_work_at_once_in_browsers(hub, ann, site, new_page, tmp_path):
+    names, known = (ann.name, site.names[2]), jobs(ann.home("dlojz"))
+    labs = [enter(hub, new_page(), name, tmp_path / "kept") for name in names]
+    for name in names:
+        course = Path(f"~{name}/dlojz").expanduser()
+        solved, own = course / "solutions/dlojz_01_gpu.py", course / "dlojz/dlojz.py"
+        assert as_user(name, "cp", solved, own) == (0, "")
+    for lab in labs:
+        lab.run("monitor([before, after])")
+    for lab in labs:
+        lab.watch("monitor([before, after])", 2)
+    for lab in labs:
+        assert lab.check("01_gpu") == "passed"
+        lab.run("inspect_run(after)")
+        lab.console_is_clean()
+    # The queue has served them in turn, one job at a time.
+    roots = [Path(f"~{name}/dlojz").expanduser() for name in names]
+    ran = [(job, root) for root in roots for n, job in jobs(root).items() if n not in known or root != roots[0]]
+    print([(j["name"], j["submitted"], j["started"], j["ended"], r.owner()) for j, r in ran])
 
 
 def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site):
@@ -671,6 +695,17 @@ def test_a_job_of_the_notebook_goes_to_slurm_and_ends(bea):
     made = [bea.home("dlojz/runs/0001"), *bea.home("dlojz/runs/0001").rglob("*")]
     assert bea.home("dlojz/runs/0001/stdout.txt") in made
     assert [p for p in made if p.stat().st_mode & 0o077] == []
+
+
+def test_a_trainee_over_slurm_works_in_a_browser(bea, cluster, page, tmp_path):
+    known = jobs(bea.home("dlojz"))
+    with enter(bea.hub, page, bea.name, tmp_path / "kept") as lab:
+        number, state = job_of(cluster, bea)
+        assert state == "RUNNING"
+        lab.run("monitor([before, after])")
+        lab.watch("monitor([before, after])", 2)
+    new = [job for n, job in jobs(bea.home("dlojz")).items() if n not in known]
+    print(new)
 
 
 def test_slurm_shows_no_token_and_lets_nobody_cancel_anothers_server(bea, ann, site, cluster):
