@@ -305,28 +305,37 @@ class Lab:
         self.page.keyboard.press("d")
         new.locator(".widget-hbox").wait_for(state="detached")
 
-    @step("run the check {}")
-    def check(self, exercise, seconds=120):
-        """Return the word of the verdict that is shown: passed, or not yet."""
+    @step("begin the cell with {}")
+    def begin(self, text):
+        """Run a cell, and go on without waiting for it."""
+        self.start(self.cell(text))
+
+    @step("see the verdict on {}")
+    def verdict(self, exercise, seconds=120):
+        """Wait for the check that was begun; return the word that it shows: passed, or not yet."""
         cell = self.cell(f'check("{exercise}"')
-        self.finish(self.start(cell), seconds)
-        chip = cell.locator(".jp-OutputArea-output b", has_text=exercise).locator("+ span")
-        return chip.inner_text()
+        self.finish(cell.locator(".jp-InputPrompt"), seconds)
+        return (
+            cell.locator(".jp-OutputArea-output b", has_text=exercise)
+            .locator("+ span")
+            .inner_text()
+        )
 
-    @step("begin the check {}")
-    def begin_check(self, exercise, root):
-        """Run the check's cell until its job runs; return that job's number."""
-        known, cell = jobs(root), self.cell(f'check("{exercise}"')
+    @step("run the check {}")
+    def check(self, exercise):
+        self.begin(f'check("{exercise}"')
+        return self.verdict(exercise)
 
-        def running():
+    @step("wait for a new job to run in {}")
+    def running(self, root, known):
+        """Return the number of the first job that runs and is not among those known."""
+
+        def found():
             states = {number: job["state"] for number, job in jobs(root).items()}
             return [n for n, state in states.items() if n not in known and state == "RUNNING"]
 
-        prompt = self.start(cell)
-        self.until(running, lambda: f"no check runs among {jobs(root)}")
-        assert prompt.inner_text() == "[*]:"
-        (number,) = running()
-        return number
+        self.until(found, lambda: f"none runs among {jobs(root)}")
+        return found()[0]
 
     # The editor -------------------------------------------------------------------------------
 
