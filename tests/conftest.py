@@ -126,7 +126,7 @@ def new_page(tmp_path):
 
         def open_page():
             page = browser.new_page(viewport={"width": 1300, "height": 1400})
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(60_000)
             pages.append(page)
             return page
 

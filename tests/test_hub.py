@@ -599,18 +599,17 @@ def test_two_trainees_work_at_once_in_browsers(hub, ann, site, new_page, tmp_pat
     roots = [Path(f"~{name}/dlojz").expanduser() for name in names]
     known = jobs(roots[0]).keys()
     labs = [enter(hub, new_page(), name, tmp_path / "kept") for name in names]
-    for lab, name, root in zip(labs, names, roots, strict=True):
-        lab.shown("01_gpu.ipynb")
-        command = ("cp", root / "solutions/dlojz_01_gpu.py", root / "dlojz/dlojz.py")
-        assert as_user(name, *command) == (0, "")
-        lab.run("presets.choose()")
-    for lab in labs:
-        lab.run("monitor([before, after])")
-    for lab in labs:
-        lab.watch("monitor([before, after])", 2)
-    assert labs[1].check("01_gpu") == "passed"
-    for lab in labs:
-        lab.console_is_clean()
+    with labs[0], labs[1]:
+        for lab, name, root in zip(labs, names, roots, strict=True):
+            lab.shown("01_gpu.ipynb")
+            command = ("cp", root / "solutions/dlojz_01_gpu.py", root / "dlojz/dlojz.py")
+            assert as_user(name, *command) == (0, "")
+            lab.run("presets.choose()")
+        for lab in labs:
+            lab.run("monitor([before, after])")
+        for lab in labs:
+            lab.watch("monitor([before, after])", 2)
+        assert labs[1].check("01_gpu") == "passed"
     mine, theirs = (jobs(root) for root in roots)
     mine = {number: job for number, job in mine.items() if number not in known}
     assert [job["name"] for job in mine.values()] == ["before", "after"]
