@@ -114,19 +114,32 @@ def stop_at_first_save(monkeypatch):
 
 
 @pytest.fixture
-def page(tmp_path):
-    """A page of Chromium; its last state is kept as a picture."""
+def new_page(tmp_path):
+    """Open pages of Chromium, each as another person's; their last state is kept as pictures."""
     from playwright.sync_api import sync_playwright
 
     if CHROMIUM is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium: tools/system.sh")
+    pages = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        page = browser.new_page(viewport={"width": 1300, "height": 1400})
-        page.set_default_timeout(60_000)
-        yield page
-        page.screenshot(path=tmp_path / "last.png")
+
+        def open_page():
+            page = browser.new_page(viewport={"width": 1300, "height": 1400})
+            page.set_default_timeout(60_000)
+            pages.append(page)
+            return page
+
+        yield open_page
+        for i, page in enumerate(pages):
+            page.screenshot(path=tmp_path / f"last-{i}.png")
         browser.close()
+
+
+@pytest.fixture
+def page(new_page):
+    """A page of Chromium."""
+    return new_page()
 
 
 class Slurm:
