@@ -23,6 +23,7 @@ from types import ModuleType
 
 from dlojz import course, launch, progress
 from dlojz.course import UserError
+from dlojz.machine import facts
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
@@ -159,11 +160,11 @@ def note(path: Path, cells: list[dict], begin: int, started: float) -> dict:
     found = kept(path) if begin else {}
     before = [cell for cell in found.get("cells", []) if cell["cell"] < begin]
     mine = [job for job in launch.jobs() if (job.info.get("submitted") or 0) >= started]
-    begun = found.get("begun", started)
+    begun, on = found.get("begun", started), _hardware(mine)
     found = {
         "notebook": path.stem,
         "begun": begun,
-        "on": _hardware(mine) or found.get("on"),
+        "on": found["on"] if found and "CPU cores" in on else on,  # an earlier part had a GPU
         "torch": version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
         "card_minutes": card_minutes(path),
@@ -182,14 +183,18 @@ def _code_cells(text):
 
 
 def _hardware(jobs):
-    """Return the hardware of the jobs' logs: the largest number of devices, and their name."""
-    found = []
+    """Return the hardware of the jobs' logs: the largest number of devices, and their name.
+
+    If no log names any, it is this machine's processor.
+    """
+    found = [(False, 1, facts.cpu()["model"])]
     for job in jobs:
         with suppress(OSError, log.LogError):
             seen = stats.summary(job)
-            found.append((seen.device != "cpu", seen.size, seen.device_name))
-    if not found:
-        return None
+            if seen.device.startswith("cuda"):
+                found.append((True, seen.size, seen.device_name))
+            elif seen.device == "cpu":
+                found.append((False, seen.size, seen.device_name))
     on_gpu, size, name = max(found)
     if on_gpu:
         return f"{size} x {name}" if size > 1 else name

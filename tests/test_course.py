@@ -175,7 +175,7 @@ MAY_IMPORT = {
     "dlojz": {"idr_torch", "runs", "training"},
     "launch": {"course", "jobs", "runs", "sites", "table"},
     "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},
-    "rehearse": {"course", "launch", "progress", "runs", "table"},
+    "rehearse": {"course", "launch", "machine", "progress", "runs", "table"},
     "syllabus": {"course", "rehearse", "table"},
     "widgets": {"course", "figures", "launch", "progress", "runs", "table", "updates"},
     "cli": {

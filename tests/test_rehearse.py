@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -10,6 +11,7 @@ import verify_notebooks
 import notebooks
 from dlojz import cli, rehearse
 from dlojz.course import UserError
+from dlojz.runs import stats
 
 CARD = "# A\n\n| | |\n|---|---|\n| **It takes** | about 1 minutes |"
 
@@ -73,6 +75,23 @@ def test_a_cell_that_takes_too_long_is_given_up(notebook):
     found = rehearsed(path, end=time.monotonic() + 3)
     assert time.monotonic() - start < 30
     assert "were not enough" in found["cells"][-1]["error"]
+
+
+def test_it_is_noted_on_what_the_jobs_ran(notebook, monkeypatch):
+    path = notebook("x = 1", "y = 2")
+    assert "CPU cores (" in rehearsed(path)["on"], "without a job it is this machine"
+    seen = {"a": ("cuda:0", 2, "a GPU"), "b": ("?", 1, "?"), "c": ("cpu", 1, "a processor")}
+    jobs = [SimpleNamespace(name=n, info={"submitted": 9e9}, status={}) for n in seen]
+    summaries = {
+        n: stats.Summary(n, "COMPLETED", device=d, size=s, device_name=m)
+        for n, (d, s, m) in seen.items()
+    }
+    monkeypatch.setattr(rehearse.launch, "jobs", lambda: jobs)
+    monkeypatch.setattr(rehearse.stats, "summary", lambda job: summaries[job.name])
+    assert rehearsed(path)["on"] == "2 x a GPU"
+    del jobs[0]
+    assert rehearsed(path, begin=2)["on"] == "2 x a GPU", "as the first part had"
+    assert rehearsed(path)["on"].endswith("CPU cores (a processor)")
 
 
 def test_a_kernel_that_dies_is_reported(notebook):
