@@ -1,14 +1,14 @@
 """A small training program with six inefficiencies, which are to be repaired.
 
-Submitted by notebook 04c, from your own copy: slow.py in the course's folder. Each of the six
-functions from `augmented` to `evaluate` has one of them.
+Submitted by notebook 04c, from your own copy: slow.py in the course's folder. Six of the seven
+functions from `augmented` to `evaluate` have one each.
 
 What must stay:
 - the functions, with what they are given and what they return: the job calls and watches them;
 - the values: each loss, each count, and the weights in the end, up to rounding;
 - the work: each image of `data` passes the model, in this order, in float32.
 
-What must come: the time of a program without them, measured in pairs of runs.
+The goal: the time of a program without them, measured in pairs of runs.
 """
 
 import functools
