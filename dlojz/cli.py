@@ -389,6 +389,8 @@ def _last():
 
 
 def _report(args):
+    if args.all and args.png:
+        raise ValueError("--png draws the runs that you name: dlojz report 12 13 --png FILE")
     if args.all:
         from dlojz.figures import report
 

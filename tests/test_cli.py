@@ -52,6 +52,7 @@ def test_submit_wait_report(course_folder, capsys, tmp_path):
         (["report", "t.py"], "not a JSON object"),
         (["report", "runs/9"], "no runs/9: expected a job's number, a run's folder or its log"),
         (["restore"], "nothing to restore"),
+        (["report", "--all", "--png", "a.png"], "--png draws the runs that you name"),
         (["restore", "x.py"], "no saved file 'x.py'"),
     ],
 )
