@@ -609,11 +609,10 @@ def test_two_trainees_work_at_once_in_browsers(hub, ann, site, new_page, tmp_pat
             lab.run("monitor([before, after])")
         for lab in labs:
             lab.watch("monitor([before, after])", 2)
-        assert labs[1].check("01_gpu") == "passed"
     mine, theirs = (jobs(root) for root in roots)
     mine = {number: job for number, job in mine.items() if number not in known}
-    assert [job["name"] for job in mine.values()] == ["before", "after"]
-    assert [job["name"] for job in theirs.values()] == ["before", "after", "check-01_gpu"]
+    for own in (mine, theirs):
+        assert [job["name"] for job in own.values()] == ["before", "after"]
     # The queue served them in order, one job at a time.
     served = [*mine.values(), *theirs.values()]
     assert served == sorted(served, key=lambda job: job["submitted"])
