@@ -79,6 +79,24 @@ def script(course_folder):
 
 
 @pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """Run an experiment in this process: ran(name, *flags) -> its folder."""
+
+    def run(name, *flags):
+        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / name))
+        monkeypatch.setattr(sys, "argv", [name, *flags])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        file = REPOSITORY / f"notebooks/experiments/{name}.py"
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.main()
+        return tmp_path / name
+
+    return run
+
+
+@pytest.fixture
 def train(monkeypatch):
     """Run a trainer's main in this process: train(file, run folder, *flags) -> its module."""
     from dlojz.training import data

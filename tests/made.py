@@ -1,7 +1,9 @@
 """What several tests make."""
 
+import importlib.util
 import json
 import os
+import sys
 
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
 RESNET = {"model": "resnet50", "image_size": 224, "batch_size": 256}
@@ -63,3 +65,25 @@ def _add(folder, **evidence):
     *lines, end = file.read_text().splitlines()
     lines += [json.dumps({"event": "evidence", **evidence}), end]
     file.write_text("\n".join(lines) + "\n")
+
+
+def replaced(source, changes):
+    """Return the source with each of these texts replaced, which must be there once."""
+    for old, new in changes.items():
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    return source
+
+
+def repaired(source, folder, monkeypatch):
+    """Import a trainee's file as its job would; what it logs goes to `folder`/run."""
+    file = folder / "trainer.py"
+    file.write_text(source)
+    spec = importlib.util.spec_from_file_location("repaired", file)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr("sys.argv", [str(file), "--seed", "1"])
+    monkeypatch.setattr("sys.excepthook", None)
+    monkeypatch.setenv("DLOJZ_RUN", str(folder / "run"))
+    monkeypatch.setitem(sys.modules, "repaired", module)
+    spec.loader.exec_module(module)
+    return module

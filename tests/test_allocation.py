@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import made
 import psutil
 import pytest
 from test_launch import until
@@ -70,11 +71,7 @@ WRONG = {  # name: (what is replaced in the repaired file, the hint)
 
 
 def changed(changes):
-    source = REPAIRED
-    for old, new in changes.items():
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
+    return made.replaced(REPAIRED, changes)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Experiments and figures of notebook 01b: what is in memory in a step, and what is held for it."""
 
 import pickle
-import sys
 
 import matplotlib as mpl
 import pytest
@@ -20,20 +19,6 @@ from dlojz.training.worth import imported
 
 MIB = 2**20
 SMALL = ("--model", "resnet18", "--image-size", "64")
-
-
-@pytest.fixture
-def ran(tmp_path, monkeypatch):
-    """ran(experiment, flags) -> its folder, after it ran in this process."""
-
-    def run(name, *flags):
-        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / name))
-        monkeypatch.setattr(sys, "argv", [name, *flags])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        load(name).main()
-        return tmp_path / name
-
-    return run
 
 
 def texts(ax):

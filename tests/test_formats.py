@@ -49,20 +49,6 @@ def measured(tmp_path):
     return write
 
 
-@pytest.fixture
-def ran(tmp_path, monkeypatch):
-    """ran(experiment, flags) -> its folder, after it ran in this process."""
-
-    def run(name, *flags):
-        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / name))
-        monkeypatch.setattr(sys, "argv", [name, *flags])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        load(name).main()
-        return tmp_path / name
-
-    return run
-
-
 def legend(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 

@@ -1,10 +1,9 @@
 """The prepared network of notebook 09: right repairs pass, each wrong one gets its own hint."""
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
 
+import made
 import pytest
 import torch
 
@@ -227,19 +226,7 @@ def verdict(tmp_path, monkeypatch):
     """The verdict on the repaired file with these changes, examined in this process."""
 
     def call(changes):
-        source = REPAIRED
-        for old, new in changes.items():
-            assert source.count(old) == 1, old
-            source = source.replace(old, new)
-        file = tmp_path / "trainer.py"
-        file.write_text(source)
-        spec = importlib.util.spec_from_file_location("repaired", file)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setattr("sys.argv", [str(file), "--seed", "1"])
-        monkeypatch.setattr("sys.excepthook", None)
-        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
-        monkeypatch.setitem(sys.modules, "repaired", module)
-        spec.loader.exec_module(module)
+        module = made.repaired(made.replaced(REPAIRED, changes), tmp_path, monkeypatch)
         repair.examine(module.Net)
         return judge.repaired(exercises.prepared("09_repair"), tmp_path / "run", "")
 

@@ -1,12 +1,11 @@
 """The segment mean of notebook 04b: right answers pass, each wrong one gets its own hint."""
 
-import importlib.util
 import inspect
 import random
 import shutil
-import sys
 from pathlib import Path
 
+import made
 import pytest
 import torch
 
@@ -217,15 +216,7 @@ def verdict(tmp_path, monkeypatch):
         monkeypatch.setattr(job, "CALLS", calls)
         start, _, rest = SOLVED.partition("    sums =")
         source = f"{start}{lines}\n\nif {rest.partition('if ')[2]}"
-        file = tmp_path / "trainer.py"
-        file.write_text(source)
-        spec = importlib.util.spec_from_file_location("repaired", file)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setattr("sys.argv", [str(file), "--seed", "1"])
-        monkeypatch.setattr("sys.excepthook", None)
-        monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
-        monkeypatch.setitem(sys.modules, "repaired", module)
-        spec.loader.exec_module(module)
+        module = made.repaired(source, tmp_path, monkeypatch)
         job.examine(module.segment_mean)
         return judge.repaired(exercises.prepared("04_segments"), tmp_path / "run", "")
 

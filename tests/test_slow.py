@@ -4,6 +4,7 @@ import ast
 import shutil
 from pathlib import Path
 
+import made
 import matplotlib.pyplot as plt
 import pytest
 import torch
@@ -268,11 +269,7 @@ def verdict(tmp_path, monkeypatch):
 
 
 def changed(changes):
-    source = REPAIRED
-    for old, new in changes.items():
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
+    return made.replaced(REPAIRED, changes)
 
 
 @pytest.mark.parametrize("name", RIGHT)
