@@ -61,7 +61,7 @@ def put(folder, name="ada", number=1, entries=(), runs=(), at=None):
 
 
 def entry(kind, key, minutes=0.0, **fields):
-    """An entry of so many minutes ago."""
+    """An entry that is this many minutes old."""
     time = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
     return {"time": time, "kind": kind, "key": key} | fields
 

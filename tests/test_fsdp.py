@@ -205,7 +205,7 @@ def test_no_weight_but_the_biases_begins_with_zeros():
 
 
 def process(held, peak=None):
-    """A process's log that holds so many bytes, and had this peak on a GPU."""
+    """The log of a process that holds these bytes, with this peak on a GPU."""
     memory = {"device_peak_bytes": peak} if peak else {}
     run = SimpleNamespace(share=records.Share(held={"parameters": held}), memory=memory)
     run.ranks = [run, run]

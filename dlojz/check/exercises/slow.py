@@ -151,7 +151,7 @@ def _waits(mine, place, hint):
 
 
 def _elsewhere(mine, clean):
-    """Return whether the other places do no more than those of the clean program."""
+    """Return whether all other places do at most what they do in the clean program."""
     found = []
     for place in ("train_step", "loop", "evaluate", "model", "optimizer"):
         more = mine.per(place, "operators") - clean.per(place, "operators")
