@@ -169,6 +169,23 @@ def _sharding_11():
     yield "11-sharding-fp32-x2", f"{EXPERIMENTS}/sharding.py --precision fp32 -b 16"
 
 
+def _transformers_11():
+    """Yield the transformers on one GPU, up to where its memory ends; compiled for the speed."""
+    sizes = {
+        "vit_600m": ((64, "off"), (256, "off"), (64, "blocks"), (512, "blocks")),
+        "vit_2b": ((32, "off"), (96, "off"), (256, "off"), (32, "blocks"), (256, "blocks")),
+        "vit_6b": ((4, "off"), (16, "blocks"), (128, "blocks")),
+    }
+    run = f"{_solution('11')} --test-nsteps 16 {SYNTHETIC} --precision bf16 --compile"
+    for model, jobs in sizes.items():
+        for batch, checkpointing in jobs:
+            how = f"--model {model} -b {batch} --checkpointing {checkpointing}"
+            yield f"11-{model}-b{batch:04d}-{checkpointing}", f"{run} off {how}"
+    for batch, checkpointing in ((64, "off"), (96, "off"), (128, "blocks")):
+        how = f"--model vit_2b -b {batch} --checkpointing {checkpointing}"
+        yield f"11-vit_2b-b{batch:04d}-{checkpointing}-compiled", f"{run} default {how}"
+
+
 def _solution(step):
     return f"solutions/dlojz_{course.step(step)}.py"
 
@@ -234,6 +251,7 @@ RECORDINGS = {
         "11-meshes": f"{EXPERIMENTS}/fits.py --ways blocks --gpus 1024 --copies 1 2 4 8 16 64",
         "11-padding": f"{EXPERIMENTS}/padding.py --model vit_l_14",
         "11-recompute": f"{EXPERIMENTS}/recompute.py",
+        **dict(_transformers_11()),
         **dict(_sharding_11()),
         "11-float8": f"{EXPERIMENTS}/float8.py",  # with torchao installed
     },
