@@ -9,6 +9,7 @@ What it finds is kept in runs/rehearsal: the notebook with its outputs, and a fi
 
 import importlib
 import json
+import math
 import os
 import pickle
 import re
@@ -85,7 +86,7 @@ def run(path: Path, begin: int = 0, end: float | None = None) -> Iterator[dict]:
             left = end - time.monotonic() if end else None
             if left is not None and left <= 0:
                 break
-            client.timeout = left and max(1, int(left))
+            client.timeout = left and math.ceil(left)
             found = {"cell": index, "line": cell.source.split("\n")[0][:SHOWN], "error": None}
             start, number = time.monotonic(), number + 1
             try:
