@@ -19,15 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
+import hub_load
 import psutil
 import pytest
 import requests
-import websocket
 from journey import Lab, jobs, show_all_cells
 
 REPOSITORY = Path(__file__).parent.parent
@@ -210,87 +209,24 @@ class Hub:
                 process.kill()
 
 
-def log_in(session, hub, name, password):
-    """Fill in the hub's form, and return its answer."""
-    session.get(f"{hub.url}/hub/login")
-    form = {"username": name, "password": password, "_xsrf": session.cookies["_xsrf"]}
-    return session.post(f"{hub.url}/hub/login", data=form, allow_redirects=False)
-
-
-class Trainee:
-    """A trainee who has logged in, with a token of their own."""
+class Trainee(hub_load.Trainee):
+    """A trainee of the test's hub."""
 
     def __init__(self, hub, name, password=None):
-        self.hub, self.name = hub, name
-        self.session = requests.Session()
-        password = password or hub.site.passwords()[name]
-        answer = log_in(self.session, hub, name, password)
-        assert answer.status_code == 302, answer.text
-        xsrf = {"X-XSRFToken": next(c.value for c in self.session.cookies if c.name == "_xsrf")}
-        answer = self.session.post(f"{hub.url}/hub/api/users/{name}/tokens", headers=xsrf)
-        assert answer.status_code == 201, answer.text
-        self.token = {"Authorization": f"token {answer.json()['token']}"}
-
-    def ask(self, method, path, **more):
-        answer = requests.request(
-            method, f"{self.hub.url}{path}", headers=self.token, timeout=60, **more
-        )
-        assert answer.ok, f"{path}: {answer.status_code} {answer.text}"
-        return answer
+        self.hub = hub
+        super().__init__(hub.url, name, password or hub.site.passwords()[name])
 
     def start(self, **options):
-        """Start the server, and wait until it answers; return how long it took."""
-        begin = time.monotonic()
-        self.ask("POST", f"/hub/api/users/{self.name}/server", json=options)
-        while time.monotonic() < begin + 90:
-            if self.ask("GET", f"/hub/api/users/{self.name}").json()["servers"][""]["ready"]:
-                return time.monotonic() - begin
-            time.sleep(0.1)
-        raise AssertionError(self.hub.log.read_text())
+        try:
+            return super().start(**options)
+        except RuntimeError as error:
+            raise AssertionError(self.hub.log.read_text()) from error
 
     def pull(self):
-        """Do what the course's link does; return what is shown."""
-        repository = f"file://{CACHE}/course.git"
-        options = {"repo": repository, "branch": "main", "targetpath": "dlojz"}
-        text = self.ask("GET", f"/user/{self.name}/git-pull/api", params=options).text
-        found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-        assert found[-1]["phase"] == "finished", text
-        return "".join(event.get("output", "") for event in found)
+        return super().pull(f"file://{CACHE}/course.git")
 
     def home(self, path=""):
         return Path(f"~{self.name}").expanduser() / path
-
-    def kernel(self):
-        """Start a kernel as a notebook of the course has it; return how to run code in it."""
-        path = f"/user/{self.name}/api/kernels"
-        kernel = self.ask("POST", path, json={"path": "dlojz/notebooks/00_start.ipynb"}).json()
-        return Kernel(f"{self.hub.url}{path}/{kernel['id']}/channels", self.token)
-
-
-class Kernel:
-    def __init__(self, address, token):
-        self.address, self.token = address.replace("http", "ws", 1), token
-        self.connect()
-
-    def connect(self):
-        self.channel = websocket.create_connection(self.address, header=self.token, timeout=60)
-
-    def __call__(self, code):
-        """Run code, and return what it prints."""
-        header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "session": "t"}
-        header |= {"username": "", "date": "2000-01-01T00:00:00Z", "version": "5.3"}
-        message = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell"}
-        message["content"] = {"code": code, "silent": False}
-        self.channel.send(json.dumps(message))
-        said = ""
-        while True:
-            answer = json.loads(self.channel.recv())
-            if answer["parent_header"].get("msg_id") != header["msg_id"]:
-                continue
-            content = answer["content"]
-            said += content.get("text", "") + "\n".join(content.get("traceback", []))
-            if answer["msg_type"] == "status" and content["execution_state"] == "idle":
-                return said
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +319,8 @@ def test_a_plain_user_tries_a_hub_with_a_password(site, bob):
         assert "/hub/user-redirect/git-pull?repo=file%3A%2F%2F" in said
         refused = (("eve", "x"), ("root", password), ("eve;id", password), ("-eve", password))
         for name, given in refused:
-            assert log_in(requests.Session(), hub, name, given).status_code == 403, name
+            answer = hub_load.log_in(requests.Session(), hub.url, name, given)
+            assert answer.status_code == 403, name
         Trainee(hub, "eve", password).start()
         server = next(
             p for p in psutil.process_iter() if variables(p).get("JUPYTERHUB_USER") == "eve"
@@ -461,7 +398,7 @@ def test_a_trainee_neither_enters_anothers_server_nor_the_hubs_administration(hu
     for path in (f"/user/{ann.name}/api/contents", "/hub/api/users", f"/hub/api/users/{ann.name}"):
         answer = requests.get(f"{hub.url}{path}", headers=other.token, timeout=30)
         assert answer.status_code in (403, 404), path
-    assert log_in(requests.Session(), hub, bob, "x").status_code == 403
+    assert hub_load.log_in(requests.Session(), hub.url, bob, "x").status_code == 403
 
 
 LOOK = """
