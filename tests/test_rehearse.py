@@ -72,7 +72,7 @@ def test_a_cell_that_fails_ends_it_and_is_named(notebook):
 def test_a_cell_that_takes_too_long_is_given_up(notebook):
     path = notebook("import time; time.sleep(60)")
     start = time.monotonic()
-    found = rehearsed(path, end=time.monotonic() + 3)
+    found = rehearsed(path, end=start + 6)  # of which a busy machine's kernel takes some
     assert time.monotonic() - start < 30
     assert "were not enough" in found["cells"][-1]["error"]
 
