@@ -1,6 +1,8 @@
 import gzip
 import json
 import shutil
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,20 @@ def test_a_trace_is_recorded_with_its_log(tmp_path, course_folder):
     assert len(timeline.open_trace(folder).steps) == 2
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[0])["command"] == command
     assert "COMPLETED" in str(report.compare_runs([folder]))
+
+
+def test_what_is_complete_when_the_time_is_over_is_kept(tmp_path, course_folder, monkeypatch):
+    trial = course_folder / "trial.py"
+    trial.write_text(
+        "import sys, time\nfrom types import SimpleNamespace\nfrom dlojz.runs import log\n"
+        "run = log.open_run(SimpleNamespace())\ntime.sleep(float(sys.argv[1]))\nrun.end()\n"
+    )
+    plan = {"09-short": "trial.py 0", "09-long": "trial.py 60", "09-other": "trial.py 0"}
+    monkeypatch.setattr(record, "RECORDINGS", {"09": plan})
+    words = ["record.py", "09", str(tmp_path), "--only", "short", "long", "--minutes", "0.1"]
+    monkeypatch.setattr(sys, "argv", words)
+    begin = time.monotonic()
+    with pytest.raises(SystemExit, match=r"(?s)TIMEOUT.*call again to go on"):
+        record.main()
+    assert time.monotonic() - begin < 40
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["09-short.jsonl"]

@@ -1,5 +1,7 @@
 """Make the recorded runs of `reference/` again: `python tools/record.py 01 reference/h100`.
 
+    python tools/record.py 09 reference/h200 --only resnet152 b0064 --minutes 9
+
 Runs a step's solution over models and batch sizes on this machine, as one job, and copies each log,
 without the machine's name. Existing recordings are kept: to make one again, remove it first. A run
 out of memory is a result and is kept. A name with -x4 is a run of four processes: its recording is
@@ -13,6 +15,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections import defaultdict
 from itertools import product
 from pathlib import Path
@@ -49,6 +52,7 @@ IDLE_CALLS = re.compile(  # calls of CUDA that neither launch nor wait, many for
 )
 TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "print", "garbage")
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
+MOST_S = 4 * 3600
 MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
 
@@ -325,16 +329,18 @@ def keep(recording: str, run: Path, folder: Path, command: str):
     fresh.rename(target)
 
 
-def record(wanted: dict[str, str], folder: Path, name: str, n_gpu: int) -> list[str]:
+def record(
+    wanted: dict[str, str], folder: Path, name: str, n_gpu: int, most_s: float = MOST_S
+) -> list[str]:
     """Run the commands as one job, and keep each log as soon as it is complete.
 
-    Return those that failed; a failure does not stop the others.
+    most_s: when the job is ended. Return those that failed; a failure does not stop the others.
     """
     entries, failed = [], []
     for recording, command in wanted.items():
         trainer, *flags = command.split()
         entries.append(series.Entry(recording, course.course_root() / trainer, flags))
-    job = series.submit(entries, Request(name=name, time_max_s=4 * 3600, n_gpu=n_gpu))
+    job = series.submit(entries, Request(name=name, time_max_s=math.ceil(most_s), n_gpu=n_gpu))
     for recording, run in tqdm(series.as_they_end(job), total=len(entries), unit="run"):
         state = stats.summary(run).state
         if state not in ("COMPLETED", "OUT_OF_MEMORY"):
@@ -349,10 +355,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", choices=sorted(RECORDINGS))
     parser.add_argument("folder", type=Path, help="such as reference/h100; files there are kept")
-    parser.add_argument("--only", default="", help="only those whose name contains this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="whose name contains one of these")
+    parser.add_argument("--minutes", type=float, default=MOST_S / 60, help="stop in time")
     args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
     args.folder.mkdir(parents=True, exist_ok=True)
-    plan = {n: c for n, c in RECORDINGS[args.step].items() if args.only in n}
+    plan = {n: c for n, c in RECORDINGS[args.step].items() if any(part in n for part in args.only)}
     wanted = defaultdict(dict)  # by the number of processes
     for name, command in plan.items():
         if not place(args.folder, name).exists():
@@ -363,10 +371,12 @@ def main():
             what = f"this machine has {have}, not {n_gpu} GPUs or cores"
             print(f"left out: {', '.join(commands)}: {what}")
             continue
+        if (left := end - time.monotonic()) < 1:
+            sys.exit("the time is over: call again to go on")
         try:
-            failed += record(commands, args.folder, f"record-{args.step}", n_gpu)
+            failed += record(commands, args.folder, f"record-{args.step}", n_gpu, left)
         except RuntimeError as error:
-            sys.exit(str(error))
+            sys.exit(f"{error}\nWhat is complete was kept: call again to go on")
     made = [place(args.folder, name) for name in plan]
     print(report.compare_runs([path for path in made if path.exists()]))
     if failed:
