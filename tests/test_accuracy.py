@@ -15,6 +15,7 @@ import torch
 mpl.use("Agg")
 
 from dlojz import course
+from dlojz.course import UserError
 from dlojz.figures import accuracy as figures
 from dlojz.images import small
 from dlojz.runs import accuracy, log
@@ -404,3 +405,25 @@ def test_the_table_has_the_first_loss(trained):
     text = repr(figures.table(trained(ACCURACIES)))
     assert "3.25000" in text
     assert "the clean training" in text
+
+
+def test_only_some_variants_are_drawn_in_the_order_asked_for(trained):
+    path = trained(ACCURACIES | {"fp16": (0.79, 0.80, 0.78)})
+    asked = ["fp16", "bf16"]
+    ax = figures.plot_accuracy(path, only=asked)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["in fp16", "in bf16"]
+    assert "in fp32: 80.0%" in ax.get_title(loc="left"), "the clean training is the reference"
+    whole = {row.title: row for row in figures.rows(path)}
+    titles = ["in fp32", "in fp16", "in bf16"]
+    assert figures.rows(path, asked) == [whole[title] for title in titles]
+    assert [row[0] for row in figures.table(path, only=asked).rows] == titles
+    assert figures.rows(path, ["fp32"]) == figures.rows(path, []) == [whole["in fp32"]]
+    assert figures.rows(path, "bf16") == [whole["in fp32"], whole["in bf16"]]
+
+
+@pytest.mark.parametrize("show", [figures.plot_accuracy, figures.table])
+@pytest.mark.parametrize("only", [["bf16", "in bf16"], "in bf16"])
+def test_an_unknown_variant_is_named_with_what_is_there(trained, show, only):
+    expected = r"accuracy.jsonl: no variant 'in bf16' in it; expected some of fp32, bf16, pure-bf16"
+    with pytest.raises(UserError, match=expected):
+        show(trained(ACCURACIES), only=only)
