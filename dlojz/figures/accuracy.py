@@ -133,7 +133,7 @@ def _scale(ax, points):
     ax.set_xscale("symlog", linthresh=LINEAR, linscale=2.5)
     ax.set_xlim(1.25 * low, 1.5 * high)
     ticks = [t for t in TICKS if low <= t <= high]
-    ax.set_xticks(ticks, [f"{t:+d}" if t else "0" for t in ticks])
+    ax.set_xticks(ticks, [f"{t}".replace("-", "\N{MINUS SIGN}") for t in ticks])
     ax.minorticks_off()
     ax.set_xlabel(f"{ax.get_xlabel()}, logarithmic beyond {LINEAR:.0f}")
     ax.axvspan(1.25 * low, -LINEAR, color=PALETTE["limit"], alpha=0.1, lw=0)  # the other scale
