@@ -14,7 +14,8 @@ import torch
 
 mpl.use("Agg")
 
-from dlojz import course
+from dlojz import course, runs
+from dlojz.course import UserError
 from dlojz.figures import accuracy as figures
 from dlojz.images import small
 from dlojz.runs import accuracy, log
@@ -404,3 +405,52 @@ def test_the_table_has_the_first_loss(trained):
     text = repr(figures.table(trained(ACCURACIES)))
     assert "3.25000" in text
     assert "the clean training" in text
+
+
+def test_only_some_variants_are_drawn_in_the_order_asked_for(trained):
+    path = trained(ACCURACIES | {"fp16": (0.79, 0.80, 0.78)})
+    asked = ["fp16", "bf16"]
+    ax = figures.plot_accuracy(path, only=asked)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["in fp16", "in bf16"]
+    assert "in fp32: 80.0%" in ax.get_title(loc="left"), "the clean training is the reference"
+    whole = {row.title: row for row in figures.rows(path)}
+    titles = ["in fp32", "in fp16", "in bf16"]
+    assert figures.rows(path, asked) == [whole[title] for title in titles]
+    assert [row[0] for row in figures.table(path, only=asked).rows] == titles
+    assert figures.rows(path, ["fp32"]) == figures.rows(path, []) == [whole["in fp32"]]
+    assert figures.rows(path, "bf16") == [whole["in fp32"], whole["in bf16"]]
+
+
+@pytest.mark.parametrize("show", [figures.plot_accuracy, figures.table])
+@pytest.mark.parametrize("only", [["bf16", "in bf16"], "in bf16"])
+def test_an_unknown_variant_is_named_with_what_is_there(trained, show, only):
+    expected = r"accuracy.jsonl: no variant 'in bf16' in it; expected some of fp32, bf16, pure-bf16"
+    with pytest.raises(UserError, match=expected):
+        show(trained(ACCURACIES), only=only)
+
+
+@pytest.mark.parametrize(
+    ("notebook", "variant", "quoted"),
+    [
+        ("02_amp", "tf32", "1.7 points"),
+        ("02_amp", "fp16", "1.0 to"),
+        ("02_amp", "no-scaler", "1.3 points"),
+        ("02_amp", "pure-bf16", "2.2 points"),
+        ("02_amp", "clipped", "2.3 points"),
+        ("02_amp", "not-unscaled", "4.1 %"),
+        ("02b_formats", "pure-bf16", "2.2 points"),
+        ("03_channels_last", "channels-last", "1.3 points"),
+        ("06b_scaling", "accumulation", "1.3 points"),
+        ("06b_scaling", "batch-x4", "21 points"),
+        ("06b_scaling", "batch-x4-lr", "5.3 %"),
+    ],
+)
+def test_what_a_notebook_quotes_was_recorded(notebook, variant, quoted):
+    _, row = figures.rows(runs.recorded("h200/02-accuracy"), only=[variant])
+    told, right = row.difference, 100 * np.mean(list(row.accuracies.values()))
+    if told.word == "no difference shown":
+        measured = [f"{told.half:.1f}"]
+    else:
+        measured = [f"{abs(told.mean):.1f}", f"{abs(told.mean):.0f}", f"{right:.1f}"]
+    assert quoted.split()[0] in measured
+    assert quoted in (course.course_root() / "solutions" / f"{notebook}.ipynb").read_text()

@@ -308,7 +308,7 @@ def test_on_a_processor_there_is_no_copy_to_be_measured(train, tmp_path):
 
 
 def test_the_accuracy_of_each_epoch_is_drawn(tmp_path):
-    ax = report.plot_accuracy([write_log(tmp_path / "r.jsonl")])
+    ax = report.plot_epochs([write_log(tmp_path / "r.jsonl")])
     assert list(ax.lines[0].get_ydata()) == [0.4]
 
 

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.transforms import blended_transform_factory
 
+from dlojz.course import UserError
 from dlojz.figures.report import PALETTE, SERIES, hardware_text, measured, style
 from dlojz.runs import accuracy
 from dlojz.runs.accuracy import BETTER, EQUAL, TOO_FEW, WORSE, Difference
@@ -29,20 +30,35 @@ class Row:
     difference: Difference  # in percentage points
 
 
-def rows(run) -> list[Row]:
-    """Return the variants of an experiment in their order; the clean training comes first."""
-    found = {}
-    for case in measured(run).cases.values():
+def rows(run, only=None) -> list[Row]:
+    """Return the variants of an experiment; the clean training comes first.
+
+    only: the names of the others to return, in the order wanted; by default all, in their order.
+    """
+    run, found = measured(run), {}
+    for case in run.cases.values():
         title, by_seed = found.setdefault(case["variant"], (case["title"], {}))
         by_seed[case["seed"]] = 100 * case["accuracy"]
-    _, clean = next(iter(found.values()))
+    first, (_, clean) = next(iter(found.items()))
     made = []
-    for title, by_seed in found.values():
+    for name in dict.fromkeys([first, *(found if only is None else _known(only, found, run.path))]):
+        title, by_seed = found[name]
         points = [by_seed[seed] - clean[seed] for seed in clean if seed in by_seed]
         told = accuracy.difference(clean, by_seed)
         if told:
             made.append(Row(title, {s: a / 100 for s, a in by_seed.items()}, points, told))
     return made
+
+
+def _known(only, there, path):
+    """Return the names of these variants, or of this one; raise UserError for one not in a run."""
+    only = [only] if isinstance(only, str) else only
+    if missing := [name for name in only if name not in there]:
+        raise UserError(
+            f"{path}: no variant {missing[0]!r} in it; expected some of {', '.join(there)}. Train "
+            f'it with submit("notebooks/experiments/accuracy.py --variants {missing[0]}")'
+        )
+    return only
 
 
 def words(told: Difference) -> str:
@@ -54,8 +70,8 @@ def words(told: Difference) -> str:
     return f"no difference shown (would have seen {told.half:.1f} points)"
 
 
-def table(run) -> Table:
-    """Return a table of all variants: accuracy, difference and first loss."""
+def table(run, only=None) -> Table:
+    """Return a table of accuracy, difference and first loss of all variants, or of some names."""
     losses = {}
     for case in measured(run).cases.values():
         losses.setdefault(case["title"], case["first_loss"])  # of the first seed
@@ -66,17 +82,17 @@ def table(run) -> Table:
             words(row.difference) if number else "the clean training",
             f"{losses[row.title]:.5f}",
         )
-        for number, row in enumerate(rows(run))
+        for number, row in enumerate(rows(run, only))
     ]
     return Table(("variant", "accuracy", "difference", "first loss"), body, "<><>")
 
 
-def plot_accuracy(run, ax=None):
+def plot_accuracy(run, only=None, ax=None):
     """Draw how the accuracy of each variant differs from the clean training's, by pairs of seeds.
 
-    Points are seeds; the bar is the 95 % interval of their mean.
+    Points are seeds; the bar is the 95 % interval of their mean. only: some names of variants.
     """
-    clean, *others = rows(run)
+    clean, *others = rows(run, only)
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.9 + 0.34 * len(others)))[1]
         ax.axvline(0, color=PALETTE["limit"], lw=1)
@@ -117,7 +133,7 @@ def _scale(ax, points):
     ax.set_xscale("symlog", linthresh=LINEAR, linscale=2.5)
     ax.set_xlim(1.25 * low, 1.5 * high)
     ticks = [t for t in TICKS if low <= t <= high]
-    ax.set_xticks(ticks, [f"{t:+d}" if t else "0" for t in ticks])
+    ax.set_xticks(ticks, [f"{t}".replace("-", "\N{MINUS SIGN}") for t in ticks])
     ax.minorticks_off()
     ax.set_xlabel(f"{ax.get_xlabel()}, logarithmic beyond {LINEAR:.0f}")
     ax.axvspan(1.25 * low, -LINEAR, color=PALETTE["limit"], alpha=0.1, lw=0)  # the other scale

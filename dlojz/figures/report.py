@@ -628,7 +628,7 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
     return axes
 
 
-def plot_accuracy(runs, ax=None):
+def plot_epochs(runs, ax=None):
     """Draw the validation and training accuracy after each epoch."""
     runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     with style():
