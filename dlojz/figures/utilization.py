@@ -30,7 +30,7 @@ def _peak(case) -> Peak:
     return memory.highest(case)[1]
 
 
-def _name(s: Summary) -> str:
+def run_name(s: Summary) -> str:
     """Return what was run, in a few words: "vit_2b, 32 images, checkpointing"."""
     words = [s.model, f"{s.batch_size} images"]
     words += ["checkpointing"] * (s.arguments.get("checkpointing", "off") != "off")
@@ -54,15 +54,14 @@ def plot_peaks(run, ax=None):
     pairs = cases(run)
     limit = pairs[0][0].memory_limit_bytes
     with report.style(grid="x"):
-        ax = memory.plot({_name(s): _peak(case) for s, case in pairs}, limit, ax)
+        ax = memory.plot({run_name(s): _peak(case) for s, case in pairs}, limit, ax)
         for text in [*ax.texts]:
             text.remove()
         for y, (s, case) in enumerate(pairs):
-            peak = _peak(case).bytes
-            at = peak / 1e9
-            if s.completed:
-                at = max(at, s.peak_memory_bytes / 1e9)
-                ax.plot(s.peak_memory_bytes / 1e9, y, "D", color="black", mec="white", ms=8)
+            peak, came = _peak(case).bytes, s.peak_memory_bytes if s.completed else 0
+            at = max(peak, came) / 1e9
+            if came:
+                ax.plot(came / 1e9, y, "D", color="black", mec="white", ms=8, zorder=4)
             box = {"facecolor": "white", "alpha": 0.8, "pad": 0, "lw": 0}
             ax.text(at, y, _words(s, peak), va="center", fontsize=9, linespacing=1.3, bbox=box)
         ax.text(limit / 1e9, -0.65, report.bytes_text(limit), ha="center", va="bottom")
@@ -101,7 +100,7 @@ def shares(run, product=None) -> Table:
         speed = f"{s.images_per_s:,.0f}", f"{u.tflops / s.images_per_s:.2f}", f"{u.tflops:,.0f}"
         of = [u.mfu, u.hfu] * bool(peak) + [best and u.tflops / best[0]] * bool(best)
         size = report.bytes_text(s.peak_memory_bytes)
-        rows.append((_name(s), *speed, *(f"{share:.1%}" for share in of), size))
+        rows.append((run_name(s), *speed, *(f"{share:.1%}" for share in of), size))
     head = ["", "images/s", "TFLOP per image", "TFLOP/s"]
     head += [f"MFU: of {peak:,.1f} TFLOP/s", "HFU"] if peak else []
     head += [f"of {best[0]:,.0f}, {best[1]}"] if best else []
@@ -126,7 +125,7 @@ def plot_shares(run, product=None, ax=None):
     product: as in `shares`.
     """
     pairs = used(run)
-    names, peak = [_name(s) for s, _ in pairs], pairs[0][1].peak_tflops
+    names, peak = [run_name(s) for s, _ in pairs], pairs[0][1].peak_tflops
     own, again = [u.tflops for _, u in pairs], [u.again_tflops for _, u in pairs]
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.6 + 0.5 * len(pairs)))[1]

@@ -3,7 +3,7 @@
 As the PaLM paper defines it (https://arxiv.org/abs/2204.02311, appendix B): the operations that the
 model needs for an image, forward and backward, times images per second, over what the GPU is sold
 with. What is computed again does not count, for it trains nothing. With it, the share is called
-hardware FLOPs utilization, HFU; here that is what checkpointing repeats, and no more.
+hardware FLOPs utilization, HFU; here that is what checkpointing repeats, and nothing else.
 """
 
 from collections.abc import Mapping
