@@ -64,7 +64,7 @@ def plot_peaks(run, ax=None):
                 ax.plot(came / 1e9, y, "D", color="black", mec="white", ms=8, zorder=4)
             box = {"facecolor": "white", "alpha": 0.8, "pad": 0, "lw": 0}
             ax.text(at, y, _words(s, peak), va="center", fontsize=9, linespacing=1.3, bbox=box)
-        ax.text(limit / 1e9, -0.65, report.bytes_text(limit), ha="center", va="bottom")
+        ax.text(limit / 1e9, -0.65, f"it has {report.bytes_text(limit)}", ha="center", va="bottom")
         ax.set_xlim(0, 1.3 * max(_peak(case).bytes for _, case in pairs) / 1e9)
         title = f"predicted, and recorded: ◆\n{_where(pairs)}"
         ax.set_title(title, fontsize=9, fontweight="normal", pad=20)
@@ -125,28 +125,37 @@ def plot_shares(run, product=None, ax=None):
     product: as in `shares`.
     """
     pairs = used(run)
-    names, peak = [run_name(s) for s, _ in pairs], pairs[0][1].peak_tflops
-    own, again = [u.tflops for _, u in pairs], [u.again_tflops for _, u in pairs]
+    peak, best = pairs[0][1].peak_tflops, _best(product, pairs)
+    lines = {f"sold: {peak:,.1f}": peak} if peak else {}
+    if best:
+        lines[best[1].replace(" on ", " on\n") + f": {best[0]:,.0f}"] = best[0]
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.6 + 0.5 * len(pairs)))[1]
-        drawn = {"needed by the model": ax.barh(names, own, 0.6, color=report.PALETTE["backward"])}
-        if any(again):
-            drawn["computed again"] = ax.barh(names, again, 0.6, own, color=AGAIN)
-        for y, (_, u) in enumerate(pairs):
-            share = f"{u.mfu:.0%}  " if u.mfu else ""
-            ax.text(u.tflops, y, share, ha="right", va="center", color="white")
-            more = f" + {u.again_tflops:,.0f}" if u.again_tflops else ""
-            text = f"  {u.tflops:,.0f}{more} TFLOP/s"
-            ax.text(u.tflops + u.again_tflops, y, text, va="center", fontsize=9)
-        lines = [(peak, f"sold: {peak:,.1f}")] if peak else []
-        if best := _best(product, pairs):
-            lines.append((best[0], best[1].replace(" on ", " on\n") + f": {best[0]:,.0f}"))
-        for at, text in lines:
+        drawn = _plot_used(pairs, ax)
+        for text, at in lines.items():
             ax.axvline(at, color="black", ls="--", lw=1)
             ax.text(at, -0.6, text, ha="center", va="bottom", fontsize=8)
         ax.set(ylim=(len(pairs) - 0.5, -0.5))
         ax.set_xlabel("TFLOP/s: forward and backward pass of an image, times images/s")
         ax.set_title(_where(pairs), fontsize=9, fontweight="normal", pad=28)
-        below = -0.45 / (0.5 * len(pairs))
+        below = -0.9 / len(pairs)  # nearly half an inch
         report.legend(ax, drawn, ncols=2, loc="upper left", bbox_to_anchor=(0, below))
     return ax
+
+
+def _plot_used(pairs, ax) -> dict:
+    """Draw the bars of `plot_shares`; return what the legend says of them."""
+    own, again = [u.tflops for _, u in pairs], [u.again_tflops for _, u in pairs]
+    names, blue = [run_name(s) for s, _ in pairs], report.PALETTE["backward"]
+    known = any(u.mfu for _, u in pairs)
+    words = "needed by the model" + ", with its share of what is sold: MFU" * known
+    drawn = {words: ax.barh(names, own, 0.6, color=blue)}
+    if any(again):
+        drawn["computed again"] = ax.barh(names, again, 0.6, own, color=AGAIN)
+    for y, (_, u) in enumerate(pairs):
+        share = f"{u.mfu:.0%}  " if u.mfu else ""
+        ax.text(u.tflops, y, share, ha="right", va="center", color="white")
+        more = f" + {u.again_tflops:,.0f}" if u.again_tflops else ""
+        text = f"  {u.tflops:,.0f}{more} TFLOP/s"
+        ax.text(u.tflops + u.again_tflops, y, text, va="center", fontsize=9)
+    return drawn
