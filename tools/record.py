@@ -248,12 +248,13 @@ RECORDINGS = {
         "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
         **dict(_ladder_09()),
     },
-    "11": {  # the first four need no GPU; the others' sizes suit the device
+    "11": {  # the first five need no GPU; the others' sizes suit the device
         "11-fits": f"{EXPERIMENTS}/fits.py --model vit_6b -b 32",
         "11-alive": f"{EXPERIMENTS}/alive.py --model vit_600m -b 32 --precision bf16 --gpus 8 "
         "--ways ddp fsdp blocks",
         "11-meshes": f"{EXPERIMENTS}/fits.py --ways blocks --gpus 1024 --copies 1 2 4 8 16 64",
         "11-padding": f"{EXPERIMENTS}/padding.py --model vit_l_14",
+        "11-predicted": f"{EXPERIMENTS}/predicted.py",  # of the transformers below, once recorded
         "11-recompute": f"{EXPERIMENTS}/recompute.py",
         **dict(_transformers_11()),
         **dict(_sharding_11()),

@@ -120,13 +120,18 @@ def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None, each="G
 def errors(rows: Sequence[Mapping]) -> Table:
     """Return a table of predictions beside recorded runs.
 
-    rows: name, predicted and recorded bytes, and a note, of each.
+    rows: name, predicted and recorded bytes, and a note, of each. A run that was out of memory has
+        recorded=None, and as limit the bytes of its GPU.
     """
-    found = []
-    for row in rows:
-        error = row["predicted"] - row["recorded"]
-        share = f"{100 * error / row['recorded']:+.2f} %"
-        size = f"{error / 1e6:+,.0f} MB"
-        text = (bytes_text(row["predicted"]), bytes_text(row["recorded"]))
-        found.append((row["name"], *text, size, share, row["note"]))
+    found = [(row["name"], bytes_text(row["predicted"]), *_error(row), row["note"]) for row in rows]
     return Table(("run", "predicted", "recorded", "error", "", ""), found, "<>>>><")
+
+
+def _error(row):
+    """Return what was recorded, and how far from it the prediction is, in bytes and as a share."""
+    if row["recorded"] is None:
+        fits = "fits" if row["predicted"] <= row["limit"] else "does not fit"
+        return "out of memory", f"of {bytes_text(row['limit'])}", fits
+    error = row["predicted"] - row["recorded"]
+    share = f"{100 * error / row['recorded']:+.2f} %"
+    return bytes_text(row["recorded"]), f"{error / 1e6:+,.0f} MB", share

@@ -14,7 +14,7 @@ import math
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -110,6 +110,25 @@ def result(trainer: ModuleType, plan: Plan) -> dict:
 def tell(what):
     """Show what is going on; the result goes elsewhere."""
     print(f"  {what} ...", file=sys.stderr, flush=True)
+
+
+def planned(start: Mapping) -> Plan:
+    """Return the plan of a run of the trainer, from the first event of its log."""
+    run, flags = start["arguments"], ()
+    if not run.get("channels_last", True):
+        flags += ("--no-channels-last",)
+    if "optimizer" in run:  # a flag of TODO 11
+        flags += ("--optimizer", run["optimizer"])
+    return Plan(
+        model=run["model"],
+        gpus=start["size"],
+        sharding=run.get("sharding", "ddp"),
+        batch=run["batch_size"],
+        image_size=run["image_size"],
+        checkpointing=run.get("checkpointing", "off"),
+        precision=run.get("precision", "fp32"),
+        flags=flags,
+    )
 
 
 # A plan that can't be ----------------------------------------------------------------------------

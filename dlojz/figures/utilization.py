@@ -1,0 +1,161 @@
+"""Figures of recorded runs of a model on one GPU: memory as predicted, and the share of the peak.
+
+They take a run of `notebooks/experiments/predicted.py`, which names the recordings it is about.
+"""
+
+import matplotlib.pyplot as plt
+
+from dlojz import runs
+from dlojz.course import UserError
+from dlojz.figures import machines, memory, report
+from dlojz.runs import log
+from dlojz.runs.memory import Peak
+from dlojz.runs.stats import Summary, summary
+from dlojz.runs.utilization import Utilization, utilization
+from dlojz.table import Table
+
+AGAIN = "#A9CCE3"  # pale, as it is not the model's
+
+
+def cases(run) -> list[tuple[Summary, dict]]:
+    """Return each recording and what was predicted of it, the smallest memory first."""
+    found = log.read(run)
+    if not found.cases or not all("operations" in case for case in found.cases.values()):
+        raise UserError(f"{found.path}: nothing of this in it; expected a run of predicted.py")
+    pairs = [(summary(runs.recorded(name)), case) for name, case in found.cases.items()]
+    return sorted(pairs, key=lambda pair: _peak(pair[1]).bytes)
+
+
+def _peak(case) -> Peak:
+    return memory.highest(case)[1]
+
+
+def run_name(s: Summary) -> str:
+    """Return what was run, in a few words: "vit_2b, 32 images, checkpointing"."""
+    words = [s.model, f"{s.batch_size} images"]
+    words += ["checkpointing"] * (s.arguments.get("checkpointing", "off") != "off")
+    return ", ".join(words + ["compiled"] * _compiled(s))
+
+
+def _compiled(s) -> bool:
+    return s.arguments.get("compile", "off") != "off"
+
+
+def _where(pairs) -> str:
+    """Return the hardware of the recordings, with their precision."""
+    return f"{pairs[0][0].arguments['precision']}, {report.hardware_text(pairs[0][0])}"
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+def plot_peaks(run, ax=None):
+    """Draw the predicted memory of each recording, by part, with what was measured as a mark."""
+    pairs = cases(run)
+    limit = pairs[0][0].memory_limit_bytes
+    with report.style(grid="x"):
+        ax = memory.plot({run_name(s): _peak(case) for s, case in pairs}, limit, ax)
+        for text in [*ax.texts]:
+            text.remove()
+        for y, (s, case) in enumerate(pairs):
+            peak, came = _peak(case).bytes, s.peak_memory_bytes if s.completed else 0
+            at = max(peak, came) / 1e9
+            if came:
+                ax.plot(came / 1e9, y, "D", color="black", mec="white", ms=8, zorder=4)
+            box = {"facecolor": "white", "alpha": 0.8, "pad": 0, "lw": 0}
+            ax.text(at, y, _words(s, peak), va="center", fontsize=9, linespacing=1.3, bbox=box)
+        ax.text(limit / 1e9, -0.65, f"it has {report.bytes_text(limit)}", ha="center", va="bottom")
+        ax.set_xlim(0, 1.3 * max(_peak(case).bytes for _, case in pairs) / 1e9)
+        title = f"predicted, and recorded: ◆\n{_where(pairs)}"
+        ax.set_title(title, fontsize=9, fontweight="normal", pad=20)
+    return ax
+
+
+def _words(s, peak):
+    """Return what was predicted and what came, in two lines."""
+    predicted = f"{report.bytes_text(peak)} predicted" + ", not compiled" * _compiled(s)
+    came = "out of memory"
+    if s.completed:
+        came = f"{report.bytes_text(s.peak_memory_bytes)} recorded"
+    return f"   {predicted}\n   {came}"
+
+
+# Speed -------------------------------------------------------------------------------------------
+
+
+def used(run) -> list[tuple[Summary, Utilization]]:
+    """Return each recording that has a speed with what it used of its GPU, the least first."""
+    found = [(s, utilization(s, case["operations"])) for s, case in cases(run)]
+    return sorted(((s, u) for s, u in found if u), key=lambda pair: pair[1].tflops)
+
+
+def shares(run, product=None) -> Table:
+    """Return a table of speed, memory and the shares of the peak of each recording.
+
+    product: a run of experiments/sizes.py or roofline.py, for what a bare product reaches.
+    """
+    pairs, rows = used(run), []
+    peak, best = pairs[0][1].peak_tflops, _best(product, pairs)
+    for s, u in pairs:
+        speed = f"{s.images_per_s:,.0f}", f"{u.tflops / s.images_per_s:.2f}", f"{u.tflops:,.0f}"
+        of = [u.mfu, u.hfu] * bool(peak) + [best and u.tflops / best[0]] * bool(best)
+        size = report.bytes_text(s.peak_memory_bytes)
+        rows.append((run_name(s), *speed, *(f"{share:.1%}" for share in of), size))
+    head = ["", "images/s", "TFLOP per image", "TFLOP/s"]
+    head += [f"MFU: of {peak:,.1f} TFLOP/s", "HFU"] if peak else []
+    head += [f"of {best[0]:,.0f}, {best[1]}"] if best else []
+    return Table([*head, "memory"], rows, "<" + ">" * len(head))
+
+
+def _best(product, pairs) -> tuple[float, str] | None:
+    """Return the best speed of a product in the recordings' precision, and what it is."""
+    if product is None:
+        return None
+    found = machines.measured(product)
+    precision = pairs[0][0].arguments["precision"]
+    if precision not in found.tflops:
+        there = ", ".join(found.tflops) or "none"
+        raise UserError(f"{log.read(product).path}: expected products in {precision}, not {there}")
+    return found.tflops[precision], f"a product on {found.device}"
+
+
+def plot_shares(run, product=None, ax=None):
+    """Draw the operations per second of each recording, below what its GPU is sold with.
+
+    product: as in `shares`.
+    """
+    pairs = used(run)
+    peak, best = pairs[0][1].peak_tflops, _best(product, pairs)
+    lines = {f"sold: {peak:,.1f}": peak} if peak else {}
+    if best:
+        lines[best[1].replace(" on ", " on\n") + f": {best[0]:,.0f}"] = best[0]
+    with report.style(grid="x"):
+        ax = ax or plt.subplots(figsize=(10, 1.6 + 0.5 * len(pairs)))[1]
+        drawn = _plot_used(pairs, ax)
+        for text, at in lines.items():
+            ax.axvline(at, color="black", ls="--", lw=1)
+            ax.text(at, -0.6, text, ha="center", va="bottom", fontsize=8)
+        ax.set(ylim=(len(pairs) - 0.5, -0.5))
+        ax.set_xlabel("TFLOP/s: forward and backward pass of an image, times images/s")
+        ax.set_title(_where(pairs), fontsize=9, fontweight="normal", pad=28)
+        below = -0.9 / len(pairs)  # nearly half an inch
+        report.legend(ax, drawn, ncols=2, loc="upper left", bbox_to_anchor=(0, below))
+    return ax
+
+
+def _plot_used(pairs, ax) -> dict:
+    """Draw the bars of `plot_shares`; return what the legend says of them."""
+    own, again = [u.tflops for _, u in pairs], [u.again_tflops for _, u in pairs]
+    names, blue = [run_name(s) for s, _ in pairs], report.PALETTE["backward"]
+    known = any(u.mfu for _, u in pairs)
+    words = "needed by the model" + ", with its share of what is sold: MFU" * known
+    drawn = {words: ax.barh(names, own, 0.6, color=blue)}
+    if any(again):
+        drawn["computed again"] = ax.barh(names, again, 0.6, own, color=AGAIN)
+    for y, (_, u) in enumerate(pairs):
+        share = f"{u.mfu:.0%}  " if u.mfu else ""
+        ax.text(u.tflops, y, share, ha="right", va="center", color="white")
+        more = f" + {u.again_tflops:,.0f}" if u.again_tflops else ""
+        text = f"  {u.tflops:,.0f}{more} TFLOP/s"
+        ax.text(u.tflops + u.again_tflops, y, text, va="center", fontsize=9)
+    return drawn

@@ -1,0 +1,42 @@
+"""What `dlojz estimate` predicts of recorded runs, and the operations of an image in each of them.
+
+Submitted by a notebook: submit("notebooks/experiments/predicted.py").
+
+No GPU is needed: the steps of the trainer that was recorded run on tensors without memory. For a
+compiled run that is the same run without compiling.
+"""
+
+import argparse
+import time
+import warnings
+
+import torch
+
+from dlojz import course, runs
+from dlojz.runs import log
+from dlojz.training import estimate, operations
+from dlojz.training.worth import imported
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recordings", default="h200/11-vit_*", help="(default: %(default)s)")
+    args = parser.parse_args()
+    run = log.open_run(args)
+    run.experiment(torch.device("cpu"))
+    warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+    for path in runs.recordings(args.recordings):
+        begin, start = time.perf_counter(), log.read(path).start
+        trainer = imported(course.course_root() / start["command"].split()[0])
+        plan = estimate.planned(start)
+        found = estimate.result(trainer, plan)
+        found["operations"] = operations.of_an_image(trainer, plan)
+        seconds = round(time.perf_counter() - begin, 2)
+        run.case(f"{path.parent.name}/{path.stem}", **found, seconds=seconds)
+        most = max(sum(parts.values()) for parts in found["peaks"].values())
+        run.measure(path.stem, most, "bytes on each GPU")
+    run.end()
+
+
+if __name__ == "__main__":
+    main()
