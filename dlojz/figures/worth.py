@@ -55,7 +55,7 @@ def about(row: Mapping) -> str:
     ]
     if "measured" in row:
         told.append(f"the whole model, measured: {measured_text(row['measured'])}")
-        told.append(f"won back after: {_steps(worth.measured_break_even(row))}, measured")
+        told.append(f"won back after: {steps_text(worth.measured_break_even(row))}, measured")
     return "\n".join(told)
 
 
@@ -104,11 +104,11 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
     rows = [
         ("gain", f"x {found.gain.value:.2f}", f"{found.gain.low:.2f} to {found.gain.high:.2f}"),
         ("to compile, cold", _s(found.compile_s.value), _interval(found.compile_s, _s)),
-        ("break-even", _steps(even.value), _interval(even, _count)),
+        ("break-even", steps_text(even.value), _interval(even, _count)),
     ]
     head, align = ("", "predicted", "interval (90 %)"), "<>>"
     if measured := row.get("measured"):
-        steps = _steps(worth.measured_break_even(row))
+        steps = steps_text(worth.measured_break_even(row))
         told = (f"x {measured['gain']:.2f}", _s(worth.total_s(row)), steps)
         rows = [(*row, value) for row, value in zip(rows, told, strict=True)]
         head, align = (*head, "measured"), align + ">"
@@ -123,7 +123,8 @@ def _s(seconds):
     return f"{seconds:.0f} s"
 
 
-def _steps(steps):
+def steps_text(steps: float) -> str:
+    """Return "2,100 steps", with two digits that count, or "never"."""
     return f"{_count(steps)} steps" if math.isfinite(steps) else _count(steps)
 
 
@@ -139,7 +140,9 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
         told = "Compiling is not expected to pay, however long you train"
     else:
         likely = "may pay," if math.isinf(even.high) else "should pay"
-        told = f"Compiling {likely} after about {_steps(even.value)} ({_interval(even, _count)})"
+        told = (
+            f"Compiling {likely} after about {steps_text(even.value)} ({_interval(even, _count)})"
+        )
     if steps is None and math.isinf(even.value):
         return f"{told}."
     if steps is None:
