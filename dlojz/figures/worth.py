@@ -20,8 +20,12 @@ PARTS = {
 UPDATE = "update: optimizer, metrics"
 
 
-def step(profile: worth.Profile) -> Table:
-    """Return a table of where the time of an eager step goes, and what a compiler can do there."""
+def step(row: Mapping) -> Table:
+    """Return a table of where the time of an eager step goes, and what a compiler can do there.
+
+    row: what `training.worth` has written.
+    """
+    profile = worth.Profile.of(row["profile"])
     rows = [
         (PARTS[part][0], f"{ms:.2f}", str(profile.launches.get(part, "")), PARTS[part][1])
         for part, ms in profile.device_ms.items()
@@ -49,7 +53,7 @@ def about(row: Mapping) -> str:
     where = f"{row['device']}{f', threads: {threads}' if threads else ''}, torch {row['torch']}"
     told = [
         f"{row['command']}\n{where}, mode {row['mode']}: {profile.step_ms:.2f} ms a step, eager",
-        f"\n{step(profile)}\n",
+        f"\n{step(row)}\n",
         f"one block: {block.name}, {block.operations} of {profile.operations} operations, compiled "
         f"in {block.compile_s:.0f} s, alone x {block.gain:.2f}",
     ]
@@ -175,10 +179,18 @@ def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
     return dict(found)
 
 
-def errors(file: Path, mode: str = "default") -> Table:
-    """Return the table of errors of a recording on one device, such as h200/09-worth.json."""
+def measured(file: Path, mode: str = "default") -> list[dict]:
+    """Return the models of a recording on one device that were measured in this mode.
+
+    file: such as reference/cpu/09-worth.json.
+    """
     rows = json.loads(file.read_text())
-    return scores([row for row in rows if "measured" in row and row["mode"] == mode])
+    return [row for row in rows if "measured" in row and row["mode"] == mode]
+
+
+def errors(file: Path, mode: str = "default") -> Table:
+    """Return the table of errors of a recording on one device."""
+    return scores(measured(file, mode))
 
 
 def scores(rows: Sequence[Mapping]) -> Table:
