@@ -1,5 +1,7 @@
 """Figures of notebook 09b: rungs of a ladder, their prices, and what only the host explains."""
 
+from pathlib import Path
+
 import matplotlib as mpl
 import pytest
 
@@ -9,8 +11,12 @@ from test_stats import write_log
 from dlojz import runs
 from dlojz.course import UserError
 from dlojz.figures import modes
+from dlojz.figures import worth as tables
+from dlojz.runs import worth
 from dlojz.runs.log import PHASES
+from dlojz.runs.stats import summary
 
+SOLVED = Path(__file__).parent.parent / "solutions"
 COLD = ("dynamo", "lazy_backward")
 CACHED = ("dynamo",)
 
@@ -148,3 +154,101 @@ def test_the_hosts_are_shown_with_how_far_they_were_ahead(tmp_path):
     cpu = log(tmp_path, "a", cpus=2)
     assert [row[-1] for row in modes.hosts([gpu, cpu]).rows] == ["40.0 ms", "-"]
     assert [row[2] for row in modes.hosts([gpu, cpu]).rows] == ["-", "2"]
+
+
+# What the notebooks say of their recordings ------------------------------------------------------
+
+
+def recorded(name):
+    return summary(runs.recorded(f"h200/{name}"))
+
+
+def faster(after, before):
+    return recorded(after).images_per_s / recorded(before).images_per_s
+
+
+def steps_of(name):
+    """Return after how many steps a rung of the recorded ladders was won back, as it is drawn."""
+    every = modes.ladders(runs.recordings("h200/09-*-resnet*"))
+    [rung] = [r for rungs in every.values() for r in rungs if r.run.name == name]
+    return rung.price.rpartition("after ")[2]
+
+
+def missing(notebook, said):
+    text = (SOLVED / notebook).read_text()
+    return [words for words in said if words not in text]
+
+
+def test_what_notebook_09_says_of_its_h200_is_so():
+    eager, default = (
+        recorded(f"09-ladder-resnet152-{rung}") for rung in ("4-channels-last", "5-default")
+    )
+    joules = [s.energy_per_image_j for s in (default, eager)]
+    said = [f"takes {1 - joules[0] / joules[1]:.0%} less energy".replace("%", " %")]
+    said.append("{:.3f} J instead of {:.3f}".format(*joules))
+    for phase in ("forward", "backward"):
+        said.append(f"{default.phase_ms[phase]:.1f} ms instead of {eager.phase_ms[phase]:.1f}")
+    said[-1] = said[-1].replace(" ms", "")
+    said.append(f"compiled for {default.compile_s:.0f} s, on {default.cpus} cores")
+    steps = steps_of("09-ladder-resnet152-5-default")
+    said += [f"about {steps}", f"needed {steps}"]
+    for model, size in ("resnet152", "Compiled it is "), ("resnet50", "instead of 4,660, "):
+        ladder = f"09-ladder-{model}-"
+        said.append(f"{size}{faster(ladder + '5-default', ladder + '4-channels-last'):.2f} times")
+    assert missing("09_compile.ipynb", said) == []
+    assert not default.compile_cached
+    minutes = 3800 * eager.step_ms / 60_000
+    assert round(minutes) == 7, "until both are at the same step"
+
+
+def test_what_notebook_09b_says_of_its_ladders_is_so():
+    said, fp16, graphs = [], [], []
+    for model in ("resnet50", "resnet152"):
+        ladder = f"09-ladder-{model}-"
+        top, fp32 = ladder + "5-reduce-overhead", ladder + "1-fp32"
+        said.append(f"{faster(top, fp32):.2f} times as fast")
+        said.append(f"{faster(ladder + '4-channels-last', fp32):.2f}")
+        graphs.append(f"{faster(top, ladder + '5-default') - 1:.0%}")
+        fp16.append(faster(ladder + "4-channels-last-fp16", ladder + "4-channels-last"))
+        assert 0.99 < faster(top + "-fp16", top) < 1, "behind bf16 by less than 1 %"
+        assert f"{faster(ladder + '5-default', ladder + '4-channels-last'):.2f}" == "1.42"
+        said.append(steps_of(top))
+    said.append("it was {:.2f} and {:.2f} times".format(*fp16))
+    joules = [
+        recorded(f"09-ladder-resnet50-{r}").energy_per_image_j
+        for r in ("5-reduce-overhead", "1-fp32")
+    ]
+    said.append("{:.3f} J instead of {:.3f}".format(*joules))
+    assert graphs == ["3%", "2%"]
+    batch = "09-batch-resnet50-"
+    said.append(f"In the recording {faster(batch + '09-b0064', batch + '03-b0064'):.2f} times")
+    said.append(f"{steps_of(batch + '09-b0064')} until that has paid")
+    other = "03-resnet50-bf16-nhwc-b"
+    apart = abs(faster(batch + "03-b0512", other + "0512") - 1)
+    said.append(f"machines differ by {100 * apart:.1f} %")
+    said.append(f"reaches {recorded(other + '0064').images_per_s:,.0f} images/s *eager*")
+    assert missing("09b_modes.ipynb", said) == []
+    assert faster(other + "0064", batch + "09-b0064") > 1, "eager, and ahead of the compiled one"
+    assert recorded(batch + "03-b0064").ahead_ms < 1
+
+
+def test_what_notebook_09b_says_of_the_prediction_is_so():
+    rows = tables.measured(SOLVED.parent / "reference/cpu/09-worth.json")
+    gains = {row["model"]: row["measured"]["gain"] for row in rows}
+    held = worth.leave_one_out(rows)
+    assert [row["model"] for row, told in zip(rows, held, strict=True)
+            if gains[row["model"]] not in told.gain] == ["squeezenet1_1"]  # fmt: skip
+    assert all(told.gain.low < 1 < told.gain.high for told in held), "a gain, and a loss"
+    assert all(worth.total_s(row) in told.compile_s for row, told in zip(rows, held, strict=True))
+    assert min(gains, key=gains.get) == "squeezenet1_1"
+    said = [f"between {min(gains.values()):.2f} and {max(gains.values()):.2f} times"]
+    (fit,) = worth.fits()
+    said.append(f"within a factor of {fit.compile_within:.1f}")
+    assert missing("09b_modes.ipynb", said) == []
+    profile = worth.Profile.of(rows[0]["profile"])
+    kept = profile.device_ms["matrix"] + profile.update_ms
+    whole = worth.modelled_ms(profile, worth.NOTHING_DONE)
+    asked = (SOLVED.parent / "dlojz/widgets/quizzes/09.toml").read_text()
+    assert f"{profile.device_ms['matrix']:.0f} ms are matrix products" in asked
+    assert f"{whole:.0f} ms / {kept:.0f} ms" in asked
+    assert f"{gains['resnet18']:.2f} times" in asked
