@@ -220,6 +220,8 @@ def test_what_notebook_09b_says_of_its_ladders_is_so():
     ]
     said.append("{:.3f} J instead of {:.3f}".format(*joules))
     assert graphs == ["3%", "2%"]
+    ahead = recorded("09-ladder-resnet50-5-default").ahead_ms
+    said.append(f"was {ahead:.0f} ms ahead of it in ResNet-50's default mode")
     batch = "09-batch-resnet50-"
     said.append(f"In the recording {faster(batch + '09-b0064', batch + '03-b0064'):.2f} times")
     said.append(f"{steps_of(batch + '09-b0064')} until that has paid")

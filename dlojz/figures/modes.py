@@ -5,6 +5,7 @@ modes.plot_rungs(runs.recordings("h200/09-ladder-*"))
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 import matplotlib.pyplot as plt
 
@@ -215,10 +216,11 @@ def _caption(found):
     hardware = sorted({f"{s.device_name}, torch {s.versions.get('torch')}" for s in every})
     dates = sorted({s.date for s in every})
     data = "synthetic data, " if all(s.synthetic for s in every) else ""
-    return (
+    told = (
         f"{'; '.join(hardware)}, {' and '.join(dates)}: {data}one run each. "
         "Grey: eager; blue: compiled. ×: compared with the first bar."
     )
+    return "\n".join(wrap(told, 170))
 
 
 # Hosts -------------------------------------------------------------------------------------------
