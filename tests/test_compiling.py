@@ -7,6 +7,7 @@ import os
 import shutil
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
@@ -152,6 +153,12 @@ def test_the_price_of_compiling_is_measured_cold_and_warm(train, tmp_path):
             assert case[cache]["first_s"][0] > case[cache]["first_s"][-1], "the first step compiles"
 
 
+def test_notebook_09_compiles_only_the_whole_model():
+    ways = load("compile_time").ways
+    assert ways(SimpleNamespace(whole=True)) == ("whole model",)
+    assert ways(SimpleNamespace(whole=False)) == ("whole model", "block by block")
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -287,6 +294,16 @@ def test_the_compiled_line_begins_with_the_compilation_and_crosses(tmp_path):
     assert lead[0] == pytest.approx([0, -40])
     assert lead[1][1] == pytest.approx(eager[1][1] - compiled[1][1])
     assert [t.get_text() for t in ahead.texts] == ["2,000 steps, 3.33 min"]
+
+
+def test_one_way_can_be_shown_alone(tmp_path):
+    cases = {"eager": way(100.0), "whole model": way(80.0, 40.0), "block by block": way(90.0, 9.0)}
+    run, only = experiment(tmp_path / "c.jsonl", cases), ["whole model"]
+    assert [row[0] for row in compiling.costs(run).rows] == [*cases]
+    assert [row[0] for row in compiling.costs(run, only).rows] == ["eager", "whole model"]
+    total, _ = compiling.plot_break_even(run, only=only)
+    (legend,) = total.figure.legends
+    assert [text.get_text()[:11] for text in legend.get_texts()] == ["eager", "whole model"]
 
 
 def test_one_disturbed_step_does_not_move_a_gain(tmp_path):

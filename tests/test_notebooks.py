@@ -18,7 +18,6 @@ FILES = [path for folder in FOLDERS for path in folder.glob("[0-9]*.ipynb")]
 INSTRUCTORS = REPOSITORY / "solutions" / "instructor.ipynb"  # not a part of the course
 SECOND = [p for p in FILES if p.name[2].isalpha()]  # optional second parts: 02b follows 02
 MAIN = [p for p in FILES if p not in SECOND]
-LONGER = {"09_compile": 90}  # minutes; all others fit into 75
 CHECKED = re.compile(r'\bcheck\("(\w+)"')
 MAY_NOT_IMPORT = {"jobs", "training"}  # they are for programs that run as jobs
 
@@ -88,7 +87,7 @@ def test_a_code_cell_is_short_and_defines_nothing(path):
 def test_a_notebook_fits_a_sitting(path):
     assert len(nbformat.read(path, as_version=4).cells) <= 45
     [minutes] = re.findall(r"^\| \*\*It takes\*\* \| about (\d+) minutes", prose(path), re.M)
-    assert int(minutes) <= LONGER.get(path.stem, 75)
+    assert int(minutes) <= 75
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)

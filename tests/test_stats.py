@@ -461,6 +461,17 @@ def test_host_memory_that_one_process_does_not_tell_is_not_known(tmp_path):
     assert s.host_memory_bytes is None
 
 
+def test_code_from_a_cache_has_its_backward_pass_with_it(tmp_path):
+    """So it says nothing of what compiling costs. A processor's aot_eager generates no code."""
+    seen = [{"id": "0/0", "why": "dynamo", "mode": "train", "step": 2, "seconds": 1.5}]
+    evidence = {"when": "compilation", "seen": seen, "graphs": 2, "generated": 3}
+    s = summary(write_log(tmp_path / "run.jsonl", evidence=evidence))
+    assert s.compile_cached
+    assert "compiling took 1.5 s, 2% of the job; the code for training came" in repr(inspect_run(s))
+    evidence["generated"] = 0
+    assert not summary(write_log(tmp_path / "run.jsonl", evidence=evidence)).compile_cached
+
+
 def test_what_the_compiler_took_is_told(tmp_path):
     seen = [{"id": "0/0", "why": why, "mode": "train", "step": 2, "seconds": 1.5}
             for why in ("dynamo", "lazy_backward")]  # fmt: skip
@@ -468,6 +479,8 @@ def test_what_the_compiler_took_is_told(tmp_path):
     s = summary(write_log(tmp_path / "run.jsonl", evidence=evidence))
     assert (s.compile_s, s.graphs, s.graph_breaks) == (3.0, 2, 1)
     assert "2 graphs, 1 break; compiling took 3 s, 5% of the job" in repr(inspect_run(s))
+    assert not s.compile_cached
     eager = summary(write_log(tmp_path / "eager.jsonl"))
     assert eager.compile_s is None
+    assert not eager.compile_cached
     assert "compiler" not in repr(inspect_run(eager))

@@ -249,11 +249,15 @@ class Way:
         return text if self.low > 1 else f"{text}: slower"
 
 
-def ways(run) -> list[Way]:
-    """Return the ways of a run of experiments/compile_time.py, eager first."""
+def ways(run, only=WAYS) -> list[Way]:
+    """Return the ways of a run of experiments/compile_time.py, eager first.
+
+    only: names of WAYS, such as ["whole model"]; eager is always among them.
+    """
     cases = report.measured(run).cases
     eager = cases["eager"]["step_ms"]
-    return [_way(name, case, eager) for name, case in cases.items()]
+    kept = {name: case for name, case in cases.items() if name in ("eager", *only)}
+    return [_way(name, case, eager) for name, case in kept.items()]
 
 
 def _way(name, case, eager):
@@ -282,9 +286,9 @@ def median_interval(values) -> tuple[float, float]:
     return (ranked[cut], ranked[-1 - cut]) if cut >= 0 else (0.0, math.inf)
 
 
-def costs(run) -> Table:
+def costs(run, only=WAYS) -> Table:
     """Return a table of what each way costs and brings, with its break-even in steps."""
-    rows = [_cost_row(way) for way in ways(run)]
+    rows = [_cost_row(way) for way in ways(run, only)]
     head = ("", "graphs", "kernels", "cold", "warm", "step", "gain", "break-even", "warm cache")
     return Table(head, rows, "<>>>>>>>>")
 
@@ -298,9 +302,9 @@ def _cost_row(way):
     return (way.name, str(way.graphs), str(way.kernels), *spent, step, way.told, *even)
 
 
-def plot_break_even(run, axes=None):
+def plot_break_even(run, axes=None, only=WAYS):
     """Draw the time that training has taken by step, and how far each way is ahead of eager."""
-    run, found = report.measured(run), ways(run)
+    run, found = report.measured(run), ways(run, only)
     eager, others = found[0], found[1:]
     even = [s for way in others if math.isfinite(s := way.break_even(way.cold_s).steps)]
     longest = max(way.cold_s for way in others)

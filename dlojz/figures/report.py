@@ -234,7 +234,8 @@ def _speed_lines(s):
 def _compiler_text(s):
     graphs, breaks = _count(s.graphs, "graph"), _count(s.graph_breaks, "break")
     share = f", {s.compile_share:.0%} of the job" if s.compile_share else ""
-    return f"{graphs}, {breaks}; compiling took {duration_text(s.compile_s)}{share}"
+    cached = "; the code for training came from a cache" * s.compile_cached
+    return f"{graphs}, {breaks}; compiling took {duration_text(s.compile_s)}{share}{cached}"
 
 
 def _count(number, word):

@@ -20,8 +20,12 @@ PARTS = {
 UPDATE = "update: optimizer, metrics"
 
 
-def step(profile: worth.Profile) -> Table:
-    """Return a table of where the time of an eager step goes, and what a compiler can do there."""
+def step(row: Mapping) -> Table:
+    """Return a table of where the time of an eager step goes, and what a compiler can do there.
+
+    row: what `training.worth` has written.
+    """
+    profile = worth.Profile.of(row["profile"])
     rows = [
         (PARTS[part][0], f"{ms:.2f}", str(profile.launches.get(part, "")), PARTS[part][1])
         for part, ms in profile.device_ms.items()
@@ -49,13 +53,13 @@ def about(row: Mapping) -> str:
     where = f"{row['device']}{f', threads: {threads}' if threads else ''}, torch {row['torch']}"
     told = [
         f"{row['command']}\n{where}, mode {row['mode']}: {profile.step_ms:.2f} ms a step, eager",
-        f"\n{step(profile)}\n",
+        f"\n{step(row)}\n",
         f"one block: {block.name}, {block.operations} of {profile.operations} operations, compiled "
         f"in {block.compile_s:.0f} s, alone x {block.gain:.2f}",
     ]
     if "measured" in row:
         told.append(f"the whole model, measured: {measured_text(row['measured'])}")
-        told.append(f"won back after: {_steps(worth.measured_break_even(row))}, measured")
+        told.append(f"won back after: {steps_text(worth.measured_break_even(row))}, measured")
     return "\n".join(told)
 
 
@@ -104,11 +108,11 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
     rows = [
         ("gain", f"x {found.gain.value:.2f}", f"{found.gain.low:.2f} to {found.gain.high:.2f}"),
         ("to compile, cold", _s(found.compile_s.value), _interval(found.compile_s, _s)),
-        ("break-even", _steps(even.value), _interval(even, _count)),
+        ("break-even", steps_text(even.value), _interval(even, _count)),
     ]
     head, align = ("", "predicted", "interval (90 %)"), "<>>"
     if measured := row.get("measured"):
-        steps = _steps(worth.measured_break_even(row))
+        steps = steps_text(worth.measured_break_even(row))
         told = (f"x {measured['gain']:.2f}", _s(worth.total_s(row)), steps)
         rows = [(*row, value) for row, value in zip(rows, told, strict=True)]
         head, align = (*head, "measured"), align + ">"
@@ -123,7 +127,8 @@ def _s(seconds):
     return f"{seconds:.0f} s"
 
 
-def _steps(steps):
+def steps_text(steps: float) -> str:
+    """Return "2,100 steps", with two digits that count, or "never"."""
     return f"{_count(steps)} steps" if math.isfinite(steps) else _count(steps)
 
 
@@ -139,7 +144,9 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
         told = "Compiling is not expected to pay, however long you train"
     else:
         likely = "may pay," if math.isinf(even.high) else "should pay"
-        told = f"Compiling {likely} after about {_steps(even.value)} ({_interval(even, _count)})"
+        told = (
+            f"Compiling {likely} after about {steps_text(even.value)} ({_interval(even, _count)})"
+        )
     if steps is None and math.isinf(even.value):
         return f"{told}."
     if steps is None:
@@ -172,10 +179,18 @@ def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
     return dict(found)
 
 
-def errors(file: Path, mode: str = "default") -> Table:
-    """Return the table of errors of a recording on one device, such as h200/09-worth.json."""
+def measured(file: Path, mode: str = "default") -> list[dict]:
+    """Return the models of a recording on one device that were measured in this mode.
+
+    file: such as reference/cpu/09-worth.json.
+    """
     rows = json.loads(file.read_text())
-    return scores([row for row in rows if "measured" in row and row["mode"] == mode])
+    return [row for row in rows if "measured" in row and row["mode"] == mode]
+
+
+def errors(file: Path, mode: str = "default") -> Table:
+    """Return the table of errors of a recording on one device."""
+    return scores(measured(file, mode))
 
 
 def scores(rows: Sequence[Mapping]) -> Table:

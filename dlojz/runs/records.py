@@ -229,6 +229,16 @@ class Compilation(Record):
         """Return how long all compilations took together."""
         return sum(c["seconds"] for c in self.seen)
 
+    @property
+    def cached(self) -> bool:
+        """Return whether the code for training came from a cache of an earlier process.
+
+        With an empty cache the backward pass is compiled on its own, as it is first needed. What
+        comes from the cache has its backward pass with it.
+        """
+        why = {c["why"] for c in self.in_training}
+        return self.generated > 0 and bool(why) and "lazy_backward" not in why
+
 
 @dataclass(frozen=True)
 class Samples(Record):

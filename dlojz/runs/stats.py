@@ -74,6 +74,7 @@ class Summary:
     validation_s: float | None = None  # the last validation
     compile_s: float | None = None  # spent by torch.compile, in training and validation
     compile_share: float | None = None  # of the time from the log's first line to its last
+    compile_cached: bool = False  # the code for training came from an earlier process
     graphs: int = 0  # that it made
     graph_breaks: int = 0
     first_load_s: float | None = None  # until the first batch was there, in the slowest process
@@ -293,6 +294,7 @@ def _compiled(run):
         "compile_s": seen.seconds,
         # The log's times are whole seconds.
         "compile_share": min(1.0, seen.seconds / run.seconds) if run.seconds else None,
+        "compile_cached": seen.cached,
         "graphs": seen.graphs,
         "graph_breaks": breaks,
     }

@@ -46,6 +46,7 @@ def main():
     add("--mode", default="default", help="of torch.compile, such as reduce-overhead")
     add("--backend", default="inductor", help="of torch.compile; aot_eager generates no code")
     add("--steps", type=int, default=60, help="timed steps of each way")
+    add("--whole", action="store_true", help="only the whole model, and not block by block")
     add("--warm", type=Path, help="only compile, with the caches as they are, and write to a file")
     args = parser.parse_args()
     experiments.set_float32(args.precision)
@@ -76,7 +77,7 @@ def with_empty_caches(args, device, folder):
     [steps[EAGER]() for _ in range(FIRST)]
     with fresh_cache():
         found["start_s"] = start(args, device)
-    for way in (WHOLE, BLOCKS):
+    for way in ways(args):
         with fresh_cache(dir=str(folder), delete=False):
             step, seen = compiled(args, way, device)
             shutil.copytree(os.environ[CACHE], folder / "cache", dirs_exist_ok=True)
@@ -96,7 +97,12 @@ def in_a_second_process(folder):
 def again(args, device):
     """Return what compiling each way takes, with the caches as they are."""
     begun = {"start_s": start(args, device)}
-    return begun | {way: compiled(args, way, device)[1] for way in (WHOLE, BLOCKS)}
+    return begun | {way: compiled(args, way, device)[1] for way in ways(args)}
+
+
+def ways(args):
+    """Return the ways in which this run compiles."""
+    return (WHOLE,) if args.whole else (WHOLE, BLOCKS)
 
 
 def start(args, device):

@@ -1,0 +1,256 @@
+"""Figures of notebook 09b: rungs of a ladder, their prices, and what only the host explains."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+from test_stats import write_log
+
+from dlojz import runs
+from dlojz.course import UserError
+from dlojz.figures import modes
+from dlojz.figures import worth as tables
+from dlojz.runs import worth
+from dlojz.runs.log import PHASES
+from dlojz.runs.stats import summary
+
+SOLVED = Path(__file__).parent.parent / "solutions"
+COLD = ("dynamo", "lazy_backward")
+CACHED = ("dynamo",)
+
+
+def log(folder, name, step_ms=100, compile_s=0.0, why=COLD, graphs=1, cpus=16, batch=32, **flags):
+    """A log of equal steps; compile_s: of its compilation, if it has one."""
+    arguments = {"model": "resnet18", "batch_size": batch, "image_size": 64, "data": "synthetic"}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "cpu_count": cpus}
+    start |= {"arguments": arguments | flags, "versions": {"torch": "2.11.0"}}
+    changes = {"start": start}
+    if compile_s:
+        each = {"id": "0/0", "mode": "train", "step": 2, "seconds": compile_s / len(why)}
+        seen = [each | {"why": one} for one in why]
+        changes["evidence"] = {"when": "compilation", "seen": seen, "graphs": graphs}
+        changes["evidence"] |= {"generated": 2 * graphs}
+    return write_log(
+        folder / f"{name}.jsonl",
+        ms=dict.fromkeys(PHASES, 0) | {"forward": step_ms},
+        batch=batch,
+        **changes,
+    )
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Fp32 in 100 ms, bf16 in 50 ms, and that compiled in 40 ms: 20 s of compiling."""
+    bf16 = {"precision": "bf16", "channels_last": True}
+    return [
+        log(tmp_path, "c", 40, 20.0, compile="default", **bf16),
+        log(tmp_path, "a", 100),
+        log(tmp_path, "b", 50, compile="off", **bf16),
+    ]
+
+
+def only(found):
+    (rungs,) = modes.ladders(found).values()
+    return rungs
+
+
+def words(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def test_rungs_are_in_the_order_of_the_course(three):
+    rungs = only(three)
+    named = ["01  fp32", "03  channels_last, bf16", "09  default, bf16"]
+    assert [rung.words for rung in rungs] == named
+    assert [rung.gain for rung in rungs] == pytest.approx([1, 2, 2.5])
+    assert modes.gain(three) == pytest.approx(2.5)
+
+
+def test_what_was_paid_is_won_back_by_what_is_saved_against_the_same_precision(three):
+    """20 s for 10 ms less in each step: of bf16, and not of fp32."""
+    rungs = only(three)
+    assert [rung.break_even for rung in rungs] == [None, None, pytest.approx(2000)]
+    assert rungs[-1].price == "compiled in 20 s on 16 cores, won back after 2,000 steps"
+
+
+def test_code_from_a_cache_says_nothing_of_the_price(tmp_path):
+    eager = log(tmp_path, "a", 50)
+    warm = log(tmp_path, "b", 40, 2.0, CACHED, compile="default")
+    rung = only([eager, warm])[-1]
+    assert rung.break_even is None
+    assert rung.price == "compiled in 2 s on 16 cores; the code for training was in a cache"
+
+
+@pytest.mark.parametrize(
+    ("flags", "price"),
+    [
+        ({"compile": "default"}, "nothing was compiled"),
+        ({"compile": "off"}, ""),
+        ({"compile": "default", "compile_s": 9.0, "step_ms": 60}, "compiled in 9 s on 16 cores"),
+    ],
+)
+def test_what_is_said_without_a_break_even(tmp_path, flags, price):
+    assert only([log(tmp_path, "a", **flags)])[-1].price == price
+
+
+def test_a_compiled_run_that_is_slower_never_wins_its_price_back(tmp_path):
+    slow = [log(tmp_path, "a", 50), log(tmp_path, "b", 60, 9.0, compile="default")]
+    assert only(slow)[-1].price == "compiled in 9 s on 16 cores, never won back"
+
+
+def test_the_eager_run_of_the_same_host_is_compared(tmp_path):
+    found = [log(tmp_path, "a", 50, cpus=32), log(tmp_path, "b", 80, cpus=16)]
+    found.append(log(tmp_path, "c", 40, 20.0, compile="default", cpus=16))
+    assert only(found)[-1].break_even == pytest.approx(500)
+
+
+def test_each_model_and_batch_has_a_ladder_of_its_own(tmp_path):
+    found = [log(tmp_path, "a"), log(tmp_path, "b", batch=64), log(tmp_path, "c", model="vgg11")]
+    assert [*modes.ladders(found)] == [
+        "resnet18, 64 px, batch 32",
+        "resnet18, 64 px, batch 64",
+        "vgg11, 64 px, batch 32",
+    ]
+    assert len(modes.plot_rungs(found)) == 3
+
+
+def test_a_run_without_a_measured_step_is_left_out(tmp_path, three):
+    failed = log(tmp_path, "f", compile="max-autotune", precision="bf16")
+    failed.write_text("".join(failed.read_text().splitlines(True)[:2]))
+    assert only([*three, failed]) == only(three)
+    with pytest.raises(UserError, match=r"no run with a measured step"):
+        modes.plot_rungs([failed])
+
+
+def test_a_bar_has_its_value_its_ratio_and_its_price(three):
+    ((speed, energy),) = modes.plot_rungs(three)
+    assert [bar.get_width() for bar in speed.patches] == pytest.approx([320, 640, 800])
+    assert speed.get_yticklabels()[0].get_text() == "01  fp32"
+    assert "800" in words(speed)
+    assert "×2.50" in words(speed)
+    assert "compiled in 20 s on 16 cores, won back after 2,000 steps" in words(speed)
+    assert set(words(energy)) == {"no counter"}, "a processor has none, which is not zero"
+    speed.figure.canvas.draw()
+
+
+def test_any_part_of_the_recorded_ladder_can_be_drawn():
+    every = runs.recordings("h200/09-ladder-*")
+    fast = [run for run in every if "5-" in run.name and "resnet152" in run.name]
+    ((speed, energy),) = modes.plot_rungs(fast)
+    assert "not measured: too short" in words(energy)
+    assert not [text for text in words(speed) if "won back" in text], "no eager run is shown"
+    speed.figure.canvas.draw()
+    axes = modes.plot_rungs(every)
+    texts = [text for speed, _ in axes for text in words(speed)]
+    assert {"6,802", "×7.48", "3,220", "×8.48"} <= set(texts)
+    assert sum("was in a cache" in text for text in texts) == 3
+    axes[0][0].figure.canvas.draw()
+
+
+def test_the_hosts_are_shown_with_how_far_they_were_ahead(tmp_path):
+    gpu = write_log(tmp_path / "g.jsonl", device=True)
+    cpu = log(tmp_path, "a", cpus=2)
+    assert [row[-1] for row in modes.hosts([gpu, cpu]).rows] == ["40.0 ms", "-"]
+    assert [row[2] for row in modes.hosts([gpu, cpu]).rows] == ["-", "2"]
+
+
+# What the notebooks say of their recordings ------------------------------------------------------
+
+
+def recorded(name):
+    return summary(runs.recorded(f"h200/{name}"))
+
+
+def faster(after, before):
+    return recorded(after).images_per_s / recorded(before).images_per_s
+
+
+def steps_of(name):
+    """Return after how many steps a rung of the recorded ladders was won back, as it is drawn."""
+    every = modes.ladders(runs.recordings("h200/09-*-resnet*"))
+    [rung] = [r for rungs in every.values() for r in rungs if r.run.name == name]
+    return rung.price.rpartition("after ")[2]
+
+
+def missing(notebook, said):
+    text = (SOLVED / notebook).read_text()
+    return [words for words in said if words not in text]
+
+
+def test_what_notebook_09_says_of_its_h200_is_so():
+    eager, default = (
+        recorded(f"09-ladder-resnet152-{rung}") for rung in ("4-channels-last", "5-default")
+    )
+    joules = [s.energy_per_image_j for s in (default, eager)]
+    said = [f"takes {1 - joules[0] / joules[1]:.0%} less energy".replace("%", " %")]
+    said.append("{:.3f} J instead of {:.3f}".format(*joules))
+    for phase in ("forward", "backward"):
+        said.append(f"{default.phase_ms[phase]:.1f} ms instead of {eager.phase_ms[phase]:.1f}")
+    said[-1] = said[-1].replace(" ms", "")
+    said.append(f"compiled for {default.compile_s:.0f} s, on {default.cpus} cores")
+    steps = steps_of("09-ladder-resnet152-5-default")
+    said += [f"about {steps}", f"needed {steps}"]
+    for model, size in ("resnet152", "Compiled it is "), ("resnet50", "instead of 4,660, "):
+        ladder = f"09-ladder-{model}-"
+        said.append(f"{size}{faster(ladder + '5-default', ladder + '4-channels-last'):.2f} times")
+    assert missing("09_compile.ipynb", said) == []
+    assert not default.compile_cached
+    minutes = 3800 * eager.step_ms / 60_000
+    assert round(minutes) == 7, "until both are at the same step"
+
+
+def test_what_notebook_09b_says_of_its_ladders_is_so():
+    said, fp16, graphs = [], [], []
+    for model in ("resnet50", "resnet152"):
+        ladder = f"09-ladder-{model}-"
+        top, fp32 = ladder + "5-reduce-overhead", ladder + "1-fp32"
+        said.append(f"{faster(top, fp32):.2f} times as fast")
+        said.append(f"{faster(ladder + '4-channels-last', fp32):.2f}")
+        graphs.append(f"{faster(top, ladder + '5-default') - 1:.0%}")
+        fp16.append(faster(ladder + "4-channels-last-fp16", ladder + "4-channels-last"))
+        assert 0.99 < faster(top + "-fp16", top) < 1, "behind bf16 by less than 1 %"
+        assert f"{faster(ladder + '5-default', ladder + '4-channels-last'):.2f}" == "1.42"
+        said.append(steps_of(top))
+    said.append("it was {:.2f} and {:.2f} times".format(*fp16))
+    joules = [
+        recorded(f"09-ladder-resnet50-{r}").energy_per_image_j
+        for r in ("5-reduce-overhead", "1-fp32")
+    ]
+    said.append("{:.3f} J instead of {:.3f}".format(*joules))
+    assert graphs == ["3%", "2%"]
+    ahead = recorded("09-ladder-resnet50-5-default").ahead_ms
+    said.append(f"was {ahead:.0f} ms ahead of it in ResNet-50's default mode")
+    batch = "09-batch-resnet50-"
+    said.append(f"In the recording {faster(batch + '09-b0064', batch + '03-b0064'):.2f} times")
+    said.append(f"{steps_of(batch + '09-b0064')} until that has paid")
+    other = "03-resnet50-bf16-nhwc-b"
+    apart = abs(faster(batch + "03-b0512", other + "0512") - 1)
+    said.append(f"machines differ by {100 * apart:.1f} %")
+    said.append(f"reaches {recorded(other + '0064').images_per_s:,.0f} images/s *eager*")
+    assert missing("09b_modes.ipynb", said) == []
+    assert faster(other + "0064", batch + "09-b0064") > 1, "eager, and ahead of the compiled one"
+    assert recorded(batch + "03-b0064").ahead_ms < 1
+
+
+def test_what_notebook_09b_says_of_the_prediction_is_so():
+    rows = tables.measured(SOLVED.parent / "reference/cpu/09-worth.json")
+    gains = {row["model"]: row["measured"]["gain"] for row in rows}
+    held = worth.leave_one_out(rows)
+    assert [row["model"] for row, told in zip(rows, held, strict=True)
+            if gains[row["model"]] not in told.gain] == ["squeezenet1_1"]  # fmt: skip
+    assert all(told.gain.low < 1 < told.gain.high for told in held), "a gain, and a loss"
+    assert all(worth.total_s(row) in told.compile_s for row, told in zip(rows, held, strict=True))
+    assert min(gains, key=gains.get) == "squeezenet1_1"
+    said = [f"between {min(gains.values()):.2f} and {max(gains.values()):.2f} times"]
+    (fit,) = worth.fits()
+    said.append(f"within a factor of {fit.compile_within:.1f}")
+    assert missing("09b_modes.ipynb", said) == []
+    profile = worth.Profile.of(rows[0]["profile"])
+    kept = profile.device_ms["matrix"] + profile.update_ms
+    whole = worth.modelled_ms(profile, worth.NOTHING_DONE)
+    asked = (SOLVED.parent / "dlojz/widgets/quizzes/09.toml").read_text()
+    assert f"{profile.device_ms['matrix']:.0f} ms are matrix products" in asked
+    assert f"{whole:.0f} ms / {kept:.0f} ms" in asked
+    assert f"{gains['resnet18']:.2f} times" in asked
