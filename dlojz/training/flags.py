@@ -4,6 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
+import torch
+
 from dlojz import idr_torch
 from dlojz.training import models
 
@@ -13,7 +15,18 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add_loading(parser)
     add_running(parser)
     parser.epilog = f"larger models: {models.larger()}"
-    return check(parser, parser.parse_args())
+    args = check(parser, parser.parse_args())
+    keep_apart(getattr(args, "precision", ""))
+    return args
+
+
+def keep_apart(precision: str):
+    """Let compiled code be found again only in the precision that it was compiled for.
+
+    The key of torch 2.11's cache holds whether autocast is on, and not its dtype: a run in fp16
+    would take the code of an earlier one in bf16 (https://github.com/pytorch/pytorch/pull/181564).
+    """
+    torch.compiler.config.cache_key_tag = precision
 
 
 def add_loading(parser: argparse.ArgumentParser):

@@ -1,0 +1,28 @@
+"""What all trainers' flags have in common."""
+
+import argparse
+import sys
+
+import pytest
+import torch
+from torch._functorch._aot_autograd import autograd_cache
+from torch._inductor.codecache import FxGraphHashDetails
+
+from dlojz.training import flags
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", None])
+def test_compiled_code_is_found_again_in_its_own_precision_only(monkeypatch, precision):
+    before = torch.compiler.config.cache_key_tag
+    monkeypatch.setattr(sys, "argv", ["dlojz.py"])
+    parser = argparse.ArgumentParser()
+    if precision:
+        parser.add_argument("--precision", default=precision)
+    parser.add_argument("--model", default="resnet18")
+    try:
+        flags.parse(parser)
+        key = FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.ReLU()), [], {}, [])
+        assert key.cache_key_tag == (precision or ""), "it is a part of the key"
+    finally:
+        flags.keep_apart(before)
+    assert issubclass(autograd_cache.AOTAutogradCacheDetails, FxGraphHashDetails)
