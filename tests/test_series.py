@@ -54,6 +54,17 @@ def test_a_rehearsal_computes_on_meta_without_values(course_folder):
     assert all(loss != loss for loss in run.steps.loss), "no values: NaN"
 
 
+def test_each_run_has_its_own_environment(course_folder):
+    trainer = course_folder / "words.py"
+    trainer.write_text("import os\nprint(os.environ['WORD'], os.environ.get('OTHER'))\n")
+    words = {"one": {"WORD": "a", "OTHER": "b"}, "two": {"WORD": "c"}}
+    entries = [series.Entry(name, trainer, [], environment=own) for name, own in words.items()]
+    job = series.submit(entries, Request(name="words"))
+    job.wait()
+    said = [(folder / "stdout.txt").read_text() for folder in series.folders(job).values()]
+    assert said == ["a b\n", "c None\n"]
+
+
 def test_a_series_that_goes_on_leaves_what_is_finished(course_folder):
     job = series.submit(
         [series.Entry("one", course.solution(1), FLAGS.split())], Request(name="again")

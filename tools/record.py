@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from itertools import product
@@ -138,8 +139,7 @@ def _experiments_06():
 def _ladder_09():
     """Yield the same training after each step of the course, and compiled in several batch sizes.
 
-    On a bare machine what runs first compiles with empty caches. A later run may find its code
-    there: `stats.summary` says so (`compile_cached`), and its seconds are no price.
+    Each compiles with an empty cache.
     """
     compiled = "--precision bf16 --compile"
     rungs = {
@@ -246,6 +246,7 @@ RECORDINGS = {
     "09": {  # their sizes suit the device: a GPU's or a processor's
         "09-pointwise": f"{EXPERIMENTS}/pointwise.py",
         "09-graphs": f"{EXPERIMENTS}/graphs.py",
+        "09-stale": f"{EXPERIMENTS}/stale.py",
         "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
         **dict(_ladder_09()),
     },
@@ -338,19 +339,25 @@ def record(
 
     most_s: when the job is ended. Return those that failed; a failure does not stop the others.
     """
-    entries, failed = [], []
-    for recording, command in wanted.items():
-        trainer, *flags = command.split()
-        entries.append(series.Entry(recording, course.course_root() / trainer, flags))
-    job = series.submit(entries, Request(name=name, time_max_s=math.ceil(most_s), n_gpu=n_gpu))
-    for recording, run in tqdm(series.as_they_end(job), total=len(entries), unit="run"):
-        state = stats.summary(run).state
-        if state not in ("COMPLETED", "OUT_OF_MEMORY"):
-            print(f"{recording}: {state}\n{(run / 'stderr.txt').read_text()[-2000:]}")
-            failed.append(recording)
-            continue
-        keep(recording, run, folder, wanted[recording])
+    with tempfile.TemporaryDirectory(prefix="dlojz-") as caches:
+        entries = [_entry(recording, wanted[recording], caches) for recording in wanted]
+        job = series.submit(entries, Request(name=name, time_max_s=math.ceil(most_s), n_gpu=n_gpu))
+        failed = []
+        for recording, run in tqdm(series.as_they_end(job), total=len(entries), unit="run"):
+            state = stats.summary(run).state
+            if state not in ("COMPLETED", "OUT_OF_MEMORY"):
+                print(f"{recording}: {state}\n{(run / 'stderr.txt').read_text()[-2000:]}")
+                failed.append(recording)
+                continue
+            keep(recording, run, folder, wanted[recording])
     return failed
+
+
+def _entry(recording, command, caches):
+    """Return a run with an empty cache of its own: code that it found would have no price."""
+    trainer, *flags = command.split()
+    own = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/{recording}"}
+    return series.Entry(recording, course.course_root() / trainer, flags, environment=own)
 
 
 def main():

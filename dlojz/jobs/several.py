@@ -139,7 +139,7 @@ def _become(job, folder, entry):
         stream.flush()
         descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, stream.fileno())
-    os.environ["DLOJZ_RUN"] = str(folder)
+    os.environ |= entry["environment"] | {"DLOJZ_RUN": str(folder)}
     if entry["rehearse"]:
         _rehearse()
     if entry["audit"]:

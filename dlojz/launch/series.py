@@ -9,8 +9,8 @@ The program that the job runs is `dlojz.jobs.several`.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dlojz.jobs import several
@@ -30,6 +30,7 @@ class Entry:
     rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
     audit: dict | None = None  # what a check keeps of it: see `dlojz.training.audit.begin`
     replay: "Entry | None" = None  # a run that follows, if this one succeeds, in its folder
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the job
 
 
 def submit(entries: Sequence[Entry], request: Request) -> Job:
