@@ -195,7 +195,9 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("no GPU here: this benchmark needs one")
     import timm
+    from torch._functorch import config
 
+    config.enable_autograd_cache = False  # it would give code for bf16 to fp16: notebook 09b
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, timm {timm.__version__}")
     wanted = args.which or list(SETTINGS)
     sys.exit(not all([compare(name, args) for name in wanted]))
