@@ -242,6 +242,15 @@ def test_the_cases_are_shown_with_what_ran_last():
     assert ("Sequential, .compile()", "0", "EAGER") in silent
 
 
+def test_a_table_shows_what_a_cache_did_with_another_precision():
+    rows = compiling.stale(runs.recorded("cpu/09-stale")).rows
+    assert [row[1:5] for row in rows] == [
+        ("bf16", "", "compiled", "bfloat16"),
+        ("fp16", "", "from the cache", "bfloat16"),
+        ("fp16", "'fp16'", "compiled", "float16"),
+    ]
+
+
 def test_each_call_has_the_colour_of_what_happened():
     ax = compiling.plot_calls(runs.recorded("cpu/09-graphs"))
     colours = [mpl.colors.to_hex(p.get_facecolor()).upper() for p in ax.patches]

@@ -219,6 +219,24 @@ def compiled_nothing(run) -> Table:
     return Table(head, rows, "<><", "this run has no such cases")
 
 
+def stale(run) -> Table:
+    """Return a table of processes with one cache: what each asked for, and what it got."""
+    rows = [
+        (
+            name,
+            case["asked"],
+            repr(case["tag"]) if case["tag"] else "",
+            "from the cache" if case["from_cache"] else "compiled",
+            case["computed"],
+            f"{case['error']:.2e}",
+            f"{case['eager_error']:.2e}",
+        )
+        for name, case in report.measured(run).cases.items()
+    ]
+    head = ("", "asked for", "tag", "its code", "computed in", "error", "eager")
+    return Table(head, rows, "<<<<<>>", "this run has no such cases")
+
+
 # Compile time and break-even ---------------------------------------------------------------------
 
 
