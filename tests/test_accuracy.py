@@ -21,6 +21,7 @@ from dlojz import course
 from dlojz.figures import accuracy as figures
 from dlojz.images import draw, small
 from dlojz.runs import accuracy, log
+from dlojz.training import experiments
 
 FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "accuracy.py"
 CPU = torch.device("cpu")
@@ -355,7 +356,9 @@ def test_a_resume_at_half_time_begins_with_a_fresh_scale(experiment, data):
         ("channels-last", {"precision": "fp32", "channels_last": True}),
         ("accumulation", {"batch_size": 4, "accumulate": 4, "lr": 0.1}),
         ("batch-x4", {"batch_size": 64, "accumulate": 1, "lr": 0.1}),
-        ("batch-x4-lr", {"batch_size": 64, "lr": 0.4}),
+        ("batch-x4-lr", {"batch_size": 64, "lr": 0.4, "epochs": 2}),
+        ("batch-x4-updates", {"batch_size": 64, "lr": 0.1, "epochs": 12}),
+        ("batch-x4-lr-updates", {"batch_size": 64, "lr": 0.4, "epochs": 12}),
         ("clipped", {"precision": "fp16", "clip_norm": 0.5}),
     ],
 )
@@ -364,6 +367,42 @@ def test_a_variant_differs_in_the_flags_that_it_names(experiment, name, expected
     found = experiment.arguments(experiment.copy_of_trainer(variant), variant, settings(), 7)
     assert found.seed == 7
     assert {key: getattr(found, key) for key in expected} == expected
+
+
+def test_quarters_are_normalized_as_in_four_processes(experiment, data):
+    """The gradient of a whole batch whose quarters have statistics of their own."""
+    grads = {}
+    for name, quarters in (("accumulation", 1), ("fp32", 4), ("fp32", 1)):
+        training = Training(experiment, name, data)
+        model = training.parts.model
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                own = layer.forward
+                layer.forward = lambda x, own=own, n=quarters: torch.cat([*map(own, x.chunk(n))])
+        for number in range(training.args.accumulate):
+            training.step(number)
+        grads[name, quarters] = [p.grad for p in model.parameters()]
+    assert experiments.away(grads["accumulation", 1], grads["fp32", 4]) < 1e-4
+    assert experiments.away(grads["fp32", 1], grads["fp32", 4]) > 0.1, "synchronised: another one"
+
+
+def test_the_longer_warm_up_ends_at_half_time(experiment, data):
+    rates = {}
+    for name in ("batch-x4-lr", "batch-x4-warm-up"):
+        parts = Training(experiment, name, data).parts
+        rates[name] = []
+        for _ in range(50):
+            rates[name].append(parts.optimizer.param_groups[0]["lr"])
+            parts.optimizer.step()
+            parts.scheduler.step()
+    usual, longer = rates.values()
+    assert usual[0] == pytest.approx(0.4 / 25)
+    assert longer[0] == pytest.approx(0.1), "that of the small batch"
+    assert usual.index(max(usual)) == 14
+    assert longer.index(max(longer)) == 24
+    assert max(usual) == pytest.approx(0.4)
+    assert max(longer) == pytest.approx(0.4)
+    assert longer[12] - longer[11] == pytest.approx(longer[1] - longer[0]), "a line"
 
 
 def test_a_patch_stays_in_its_own_copy_of_the_trainer(experiment):

@@ -117,6 +117,23 @@ def fresh_scaler(trainer):
     trainer.train_one_epoch = train_one_epoch
 
 
+def longer_warm_up(training, device):
+    """Warm up for half of the updates instead of 30 %, on a line (Goyal et al., 2017).
+
+    It begins at the learning rate of the small batch, 25 / 4 times as high as the trainer's begins.
+    """
+    clean = training.scheduler
+    training.scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        training.optimizer,
+        training.optimizer.param_groups[0]["max_lr"],
+        clean.total_steps,
+        pct_start=0.5,
+        div_factor=4,
+        anneal_strategy="linear",
+        cycle_momentum=False,
+    )
+
+
 @dataclass(frozen=True)
 class Crop:
     """How a training image is cut out of one on the device."""
@@ -161,6 +178,10 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
         "fp16, the scaler not in the checkpoint", "--precision fp16", fresh_scaler
     ),
     "channels-last": Variant("channels_last", "--precision fp32 --channels-last"),
+    # Four processes in one: each quarter is normalized by its own statistics, as DDP does without
+    # SyncBatchNorm, and the gradient is the mean of four. Beside it the clean training is what
+    # SyncBatchNorm makes of them. Only the running statistics see all images here, and those of
+    # process 0 a quarter.
     "accumulation": Variant(
         "accumulation: 4 quarters of a batch", "--precision fp32 -b {quarter} --accumulate 4"
     ),
@@ -168,7 +189,21 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
     "batch-x4-lr": Variant(
         "batch x 4, learning rate x 4", "--precision fp32 -b {fourfold} --lr {fourfold_lr}"
     ),
-    # PIL and torchvision decode to the same bytes, so this is the cost of another resize.
+    # The trainer warms up for 30 % of its updates. On a GPU these are 66 in the clean training, and
+    # 15 with a batch x 4, for a learning rate that is four times as high.
+    "batch-x4-warm-up": Variant(
+        "batch x 4, learning rate x 4, longer warm-up",
+        "--precision fp32 -b {fourfold} --lr {fourfold_lr}",
+        after_building(longer_warm_up),
+    ),
+    "batch-x4-updates": Variant(
+        "batch x 4, as many updates", "--precision fp32 -b {fourfold} -e {more_epochs}"
+    ),
+    "batch-x4-lr-updates": Variant(
+        "batch x 4, learning rate x 4, as many updates",
+        "--precision fp32 -b {fourfold} --lr {fourfold_lr} -e {more_epochs}",
+    ),
+    # PIL and torchvision decode to the same bytes: only the resize differs.
     "torchvision": Variant(
         "decoded and resized by torchvision", train="torchvision", val="torchvision"
     ),
@@ -242,16 +277,15 @@ class Resident:
 
     def __iter__(self):
         order, *places = self.draws()
-        *moved, flip = (part.to(self.images.device) for part in (order, *places))
+        index, top, left, flip = (part.to(self.images.device) for part in (order, *places))
         for step in range(len(self)):
             here = slice(step * self.batch_size, (step + 1) * self.batch_size)
-            index, top, left = (part[here] for part in moved)
             if self.crop.area:
-                images = self.resized(order[here])  # the boxes are drawn on the CPU
+                images = self.resized(order[here])  # on the CPU: the device is not waited for
             else:
-                images = crops(self.images, index, top, left, self.size)
+                images = crops(self.images, index[here], top[here], left[here], self.size)
             flipped = torch.where(flip[here, None, None, None], images.flip(-1), images)
-            yield flipped, self.labels[index]
+            yield flipped, self.labels[index[here]]
 
 
 def draw(args, device):
@@ -301,6 +335,9 @@ def arguments(trainer, variant: Variant, args, seed: int):
     """Return the trainer's arguments for this variant, parsed by the trainer."""
     b, lr = args.batch_size, args.lr
     more = {"clip": args.clip_norm, "quarter": b // 4, "fourfold": 4 * b, "fourfold_lr": 4 * lr}
+    # As many updates as in the clean training. An epoch leaves out what is less than a batch.
+    images = args.classes * args.images_per_class
+    more["more_epochs"] = round(args.epochs * (images // b) / max(1, images // (4 * b)))
     words = f"--model {args.model} --image-size {args.image_size} -e {args.epochs} --seed {seed}"
     words += f" -b {b} --lr {lr} --no-channels-last {variant.flags.format(**more)}"
     with mock.patch.object(sys, "argv", [trainer.__file__, *words.split()]):
