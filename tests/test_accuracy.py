@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import matplotlib as mpl
 import numpy as np
 import pytest
+import record
 import torch
 from PIL import Image
 from torchvision.io import decode_image
@@ -403,6 +404,14 @@ def test_the_longer_warm_up_ends_at_half_time(experiment, data):
     assert max(usual) == pytest.approx(0.4)
     assert max(longer) == pytest.approx(0.4)
     assert longer[12] - longer[11] == pytest.approx(longer[1] - longer[0]), "a line"
+
+
+def test_what_changes_the_images_is_recorded_for_05_and_the_batch_for_06(experiment):
+    clean, *others = experiment.VARIANTS.values()
+    images = {v.title for v in others if (v.train, v.val, v.crop) != ("usual", "usual", clean.crop)}
+    batches = {v.title for v in others if "-b " in v.flags}
+    for names, titles in ((record.IMAGES_05, images), (record.BATCHES_06, batches)):
+        assert {experiment.VARIANTS[name].title for name in names.split()} == titles
 
 
 def test_a_patch_stays_in_its_own_copy_of_the_trainer(experiment):
