@@ -178,10 +178,9 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
         "fp16, the scaler not in the checkpoint", "--precision fp16", fresh_scaler
     ),
     "channels-last": Variant("channels_last", "--precision fp32 --channels-last"),
-    # Four processes in one: each quarter is normalized by its own statistics, as DDP does without
-    # SyncBatchNorm, and the gradient is the mean of four. Beside it the clean training is what
-    # SyncBatchNorm makes of them. Only the running statistics see all images here, and those of
-    # process 0 a quarter.
+    # Its gradient is that of four processes without SyncBatchNorm: each quarter is normalized by
+    # its own statistics. The clean training is that of four with it. Only the running statistics
+    # differ: here they see all images, in DDP those of process 0 see a quarter.
     "accumulation": Variant(
         "accumulation: 4 quarters of a batch", "--precision fp32 -b {quarter} --accumulate 4"
     ),
@@ -197,10 +196,11 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
         after_building(longer_warm_up),
     ),
     "batch-x4-updates": Variant(
-        "batch x 4, as many updates", "--precision fp32 -b {fourfold} -e {more_epochs}"
+        "batch x 4, as many updates (4 x the images)",
+        "--precision fp32 -b {fourfold} -e {more_epochs}",
     ),
     "batch-x4-lr-updates": Variant(
-        "batch x 4, learning rate x 4, as many updates",
+        "batch x 4, learning rate x 4, as many updates (4 x the images)",
         "--precision fp32 -b {fourfold} --lr {fourfold_lr} -e {more_epochs}",
     ),
     # PIL and torchvision decode to the same bytes: only the resize differs.
