@@ -1,6 +1,7 @@
 """A small task can be learned, each variant differs in what it names, and the figure says so."""
 
 import importlib.util
+import io
 import json
 import math
 import sys
@@ -10,15 +11,19 @@ from types import SimpleNamespace
 import matplotlib as mpl
 import numpy as np
 import pytest
+import record
 import torch
+from PIL import Image
+from torchvision.io import decode_image
 
 mpl.use("Agg")
 
 from dlojz import course, runs
 from dlojz.course import UserError
 from dlojz.figures import accuracy as figures
-from dlojz.images import small
+from dlojz.images import draw, small
 from dlojz.runs import accuracy, log
+from dlojz.training import experiments
 
 FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "accuracy.py"
 CPU = torch.device("cpu")
@@ -44,7 +49,7 @@ def data():
         labels = torch.arange(CLASSES).repeat_interleave(count)
         noise = torch.from_numpy(rng.integers(0, 100, (len(labels), 3, 30, 30)))
         images = (noise + colours[labels][:, :, None, None]).to(torch.uint8)
-        found[split] = (images, labels)
+        found[split] = ({"usual": images}, labels)
     return found
 
 
@@ -58,7 +63,8 @@ def one_thread():
 
 def settings(**changes):
     sizes = {"model": "shufflenet_v2_x0_5", "image_size": SIZE, "batch_size": 16, "epochs": 2}
-    return SimpleNamespace(**sizes | {"classes": CLASSES, "lr": 0.1, "clip_norm": 0.5} | changes)
+    sizes |= {"classes": CLASSES, "images_per_class": PER_CLASS["train"]}
+    return SimpleNamespace(**sizes | {"lr": 0.1, "clip_norm": 0.5} | changes)
 
 
 class Training:
@@ -72,7 +78,7 @@ class Training:
         self.trainer.set_numerics(self.args)
         self.parts = self.trainer.build_training(self.args, CPU, CLASSES, 50)
         self.parts.model.train()
-        loader = experiment.Resident(*data["train"], SIZE, self.args.batch_size, seed=0)
+        loader, _ = experiment.loaders(self.variant, self.args, data)
         self.batches = list(loader)
 
     def step(self, number=0):
@@ -87,63 +93,167 @@ class Training:
 # The images --------------------------------------------------------------------------------------
 
 
-def test_small_images_are_the_middles_of_the_drawings():
-    images, labels = small.images("val", classes=2, per_class=2, side=20, workers=1)
+@pytest.fixture(scope="module")
+def drawing():
+    return draw.jpeg(0, "val", 1, 1)
+
+
+def test_small_images_are_the_middles_of_the_drawings(drawing):
+    made, labels = small.images("val", classes=2, per_class=2, side=20, workers=1)
+    images = made["usual"]
     assert images.shape == (4, 3, 20, 20)
     assert images.dtype == np.uint8
     assert labels.tolist() == [0, 0, 1, 1]
-    assert (images[3] == small.decoded(0, "val", 1, 1, 20)).all()
-    other = small.decoded(0, "train", 1, 1, 20)
+    assert (images[3] == small.usual(drawing, 20)).all()
+    other = small.usual(draw.jpeg(0, "train", 1, 1), 20)
     assert (images[3] != other).any(), "validation images stand apart"
     assert images.std() > 20, "something is drawn"
 
 
-def test_crops_are_cut_and_flipped_where_they_should(experiment):
+def test_a_drawing_is_drawn_once_for_all_ways(monkeypatch, drawing):
+    drawn = []
+    monkeypatch.setattr(draw, "jpeg", lambda *which: drawn.append(which) or drawing)
+    made, _ = small.images("val", 1, 2, side=20, ways=list(small.WAYS), workers=1)
+    assert drawn == [(0, "val", 0, 0), (0, "val", 0, 1)]
+    shapes = {way: images.shape[1:] for way, images in made.items()}
+    assert shapes == dict.fromkeys(small.WAYS, (3, 20, 20)) | {"large": (3, 80, 80)}
+
+
+def test_both_decoders_return_the_same_bytes(drawing):
+    by_pil = np.asarray(Image.open(io.BytesIO(drawing)).convert("RGB")).transpose(2, 0, 1)
+    file = torch.frombuffer(bytearray(drawing), dtype=torch.uint8)
+    assert (by_pil == decode_image(file, mode="RGB").numpy()).all()
+
+
+def test_ways_differ_in_how_an_image_is_made_smaller(drawing):
+    made = {way: small.WAYS[way](drawing, 20).astype(int) for way in small.WAYS}
+    means = made["large"].reshape(3, 20, 4, 20, 4).mean((2, 4))
+    assert abs(means - made["usual"]).mean() < 1, "the same middle, four times as large"
+    away = {way: abs(made[way] - made["usual"]).mean() for way in ("torchvision", "no-antialias")}
+    assert 0 < 2 * away["torchvision"] < away["no-antialias"], "grain is not averaged away"
+
+
+def test_crops_are_cut_where_they_should(experiment):
     images = torch.arange(2 * 3 * 5 * 5).reshape(2, 3, 5, 5)
     index, top, left = torch.tensor([[1, 0], [0, 2], [1, 0]])
-    found = experiment.crops(images, index, top, left, torch.tensor([False, True]), 3)
+    found = experiment.crops(images, index, top, left, 3)
     assert (found[0] == images[1, :, 0:3, 1:4]).all()
-    assert (found[1] == images[0, :, 2:5, 0:3].flip(-1)).all()
+    assert (found[1] == images[0, :, 2:5, 0:3]).all()
+
+
+def seen(experiment, images, epoch=0, batch_size=8, seed=3, **crop):
+    """Return what an epoch shows of these images, and in which order."""
+    crop = experiment.Crop(**crop)
+    labels = torch.arange(len(images))
+    loader = experiment.Resident(images, labels, SIZE, batch_size, seed, crop)
+    loader.epoch = epoch
+    shown, order = zip(*loader, strict=True)
+    return torch.cat(shown), torch.cat(order)
+
+
+def test_without_flips_and_moves_the_rest_stays(experiment, data):
+    images = data["train"][0]["usual"]
+    usual, order = seen(experiment, images)
+    straight, same = seen(experiment, images, flips=False)
+    flipped = (usual != straight).flatten(1).any(1)
+    assert 0.3 < flipped.float().mean() < 0.7
+    assert (usual[flipped] == straight[flipped].flip(-1)).all()
+    assert (order == same).all()
+    middles, same = seen(experiment, images, flips=False, moves=False)
+    assert (middles == images[order, :, 3:27, 3:27]).all()
+    assert (order == same).all()
+
+
+@pytest.mark.parametrize("low", [0.08, 0.5])
+def test_a_resized_crop_shows_a_part_as_large_as_it_should(experiment, low):
+    """Red grows from left to right, green from top to bottom: the colours tell the box."""
+    ramp = torch.arange(60, dtype=torch.uint8) * 4
+    image = torch.stack([ramp.expand(60, 60), ramp[:, None].expand(60, 60), ramp.new_zeros(60, 60)])
+    found, _ = seen(experiment, image.expand(96, -1, -1, -1), area=(low, 1))
+    wide, high = ((c.amax((1, 2)) - c.amin((1, 2)) + 4) / 240 for c in found[:, :2].unbind(1))
+    areas = wide * high  # the outermost pixels are means, so they look somewhat smaller
+    assert 0.6 * low < areas.min() < 1.4 * low
+    assert areas.max() > 0.8
+    rising = found[:, 0, 0, -1] > found[:, 0, 0, 0]
+    assert 0.3 < rising.float().mean() < 0.7, "flipped, too"
+
+
+def test_resized_crops_depend_on_seed_and_epoch_alone(experiment, data):
+    images = data["train"][0]["usual"]
+    first, order = seen(experiment, images, area=(0.08, 1))
+    larger, _ = seen(experiment, images, area=(0.08, 1), batch_size=32)
+    assert (first == larger).all(), "whatever the batch"
+    assert (seen(experiment, images, area=(0.08, 1), epoch=1)[0] != first).any()
+    assert (seen(experiment, images)[1] == order).all(), "the order of all others"
 
 
 def test_seed_and_epoch_alone_determine_what_is_seen(experiment, data):
-    loaders = [experiment.Resident(*data["train"], SIZE, b, seed=3) for b in (8, 8, 16)]
-    loaders[1].epoch = 1
-    first, later, larger = (torch.cat([x for x, _ in loader]) for loader in loaders)
-    assert (first == larger).all(), "whatever the batch"
-    assert (first != later).any()
-    other = experiment.Resident(*data["train"], SIZE, 8, seed=4)
-    assert (torch.cat([x for x, _ in other]) != first).any()
+    images = data["train"][0]["usual"]
+    first, _ = seen(experiment, images)
+    assert (first == seen(experiment, images, batch_size=16)[0]).all(), "whatever the batch"
+    assert (first != seen(experiment, images, epoch=1)[0]).any()
+    assert (first != seen(experiment, images, seed=4)[0]).any()
 
 
 def test_validation_sees_every_image_once_uncut_by_chance(experiment, data):
-    images, labels = data["val"]
+    ways, labels = data["val"]
+    images = ways["usual"]
     loader = experiment.Resident(images, labels, SIZE, 7)
-    seen = list(loader)
-    assert len(seen) == len(loader) == math.ceil(len(images) / 7)
-    assert (torch.cat([x for x, _ in seen]) == images[:, :, 3:27, 3:27]).all()
-    assert (torch.cat([y for _, y in seen]) == labels).all()
+    batches = list(loader)
+    assert len(batches) == len(loader) == math.ceil(len(images) / 7)
+    assert (torch.cat([x for x, _ in batches]) == images[:, :, 3:27, 3:27]).all()
+    assert (torch.cat([y for _, y in batches]) == labels).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "val"),
+    [
+        ("fp32", "usual", "usual"),
+        ("torchvision", "torchvision", "torchvision"),
+        ("no-antialias", "no-antialias", "no-antialias"),
+        ("no-antialias-train", "no-antialias", "usual"),
+        ("small-copies", "usual", "usual"),
+        ("resized-crop", "large", "usual"),
+    ],
+)
+def test_a_variant_trains_and_is_validated_on_the_images_that_it_names(
+    experiment, name, train, val
+):
+    shades = {way: torch.full((16, 3, 30, 30), k) for k, way in enumerate(small.WAYS)}
+    data = dict.fromkeys(("train", "val"), (shades, torch.arange(16)))
+    given = SimpleNamespace(image_size=SIZE, batch_size=16, seed=0)
+    loaders = experiment.loaders(experiment.VARIANTS[name], given, data)
+    for loader, way in zip(loaders, (train, val), strict=True):
+        assert (next(iter(loader))[0] == list(small.WAYS).index(way)).all()
+
+
+def test_only_what_is_asked_for_is_made(experiment):
+    sizes = {"image_size": 16, "classes": 1, "images_per_class": 1, "val_per_class": 1}
+    names = ["fp32", "no-antialias-train", "no-flip"]
+    found = experiment.draw(SimpleNamespace(variants=names, **sizes), CPU)
+    made = {
+        split: {way: i.shape[-1] for way, i in ways.items()} for split, (ways, _) in found.items()
+    }
+    assert made == {"train": {"usual": 20, "no-antialias": 20}, "val": {"usual": 20}}
 
 
 # The trainings -----------------------------------------------------------------------------------
 
 
 def test_the_loop_learns(experiment, data):
-    args = settings(model="resnet18", epochs=4, lr=0.01)
+    args = settings(model="resnet18", epochs=3, lr=0.01)
     found = experiment.train(experiment.VARIANTS["fp32"], args, 0, data, CPU)
     assert found["accuracy"] > 2.4 / CLASSES
     assert found["loss"] < math.log(CLASSES), "that of equal guesses"
-    assert found["updates"] == 4 * CLASSES * PER_CLASS["train"] // 16
+    assert found["updates"] == 3 * CLASSES * PER_CLASS["train"] // 16
 
 
 def test_a_seed_repeats_to_the_last_bit(experiment, data):
-    found = []
-    for seed in (0, 0, 1):
-        told = experiment.train(experiment.VARIANTS["fp32"], settings(epochs=1), seed, data, CPU)
+    clean, found = experiment.VARIANTS["fp32"], []
+    for _ in range(2):
+        told = experiment.train(clean, settings(epochs=1, batch_size=32), 0, data, CPU)
         found.append({key: value for key, value in told.items() if key != "seconds"})
-    first, again, other = found
-    assert first == again
-    assert first["first_loss"] != other["first_loss"]
+    assert found[0] == found[1]
 
 
 def test_the_first_losses_of_the_formats_agree(experiment, data):
@@ -195,12 +305,12 @@ def test_forgotten_unscaling_clips_what_is_scaled(experiment, data):
 
 
 def test_the_loss_is_computed_from_fp16_logits_outside_autocast(experiment, data):
-    seen = []
+    found = []
     for name in ("fp16", "loss-outside"):
         training = Training(experiment, name, data)
         logits, loss = training.trainer.forward(training.parts, *training.batches[0], training.args)
-        seen.append((logits.dtype, loss.dtype))
-    assert seen == [(torch.float16, torch.float32), (torch.float16, torch.float16)]
+        found.append((logits.dtype, loss.dtype))
+    assert found == [(torch.float16, torch.float32), (torch.float16, torch.float16)]
 
 
 def test_only_the_training_is_under_autocast(experiment, data):
@@ -228,8 +338,8 @@ def test_a_resume_at_half_time_begins_with_a_fresh_scale(experiment, data):
     for name, expected in (("fp16", 512), ("fresh-scaler", 2**16)):
         training = Training(experiment, name, data, epochs=4)
         training.parts.scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
-        images, labels = data["train"]
-        empty = experiment.Resident(images[:0], labels[:0], SIZE, 16, seed=0)
+        ways, labels = data["train"]
+        empty = experiment.Resident(ways["usual"][:0], labels[:0], SIZE, 16, seed=0)
         scales = []
         for epoch in range(4):
             chrono = experiment.FirstLoss()
@@ -248,7 +358,9 @@ def test_a_resume_at_half_time_begins_with_a_fresh_scale(experiment, data):
         ("channels-last", {"precision": "fp32", "channels_last": True}),
         ("accumulation", {"batch_size": 4, "accumulate": 4, "lr": 0.1}),
         ("batch-x4", {"batch_size": 64, "accumulate": 1, "lr": 0.1}),
-        ("batch-x4-lr", {"batch_size": 64, "lr": 0.4}),
+        ("batch-x4-lr", {"batch_size": 64, "lr": 0.4, "epochs": 2}),
+        ("batch-x4-updates", {"batch_size": 64, "lr": 0.1, "epochs": 12}),
+        ("batch-x4-lr-updates", {"batch_size": 64, "lr": 0.4, "epochs": 12}),
         ("clipped", {"precision": "fp16", "clip_norm": 0.5}),
     ],
 )
@@ -257,6 +369,50 @@ def test_a_variant_differs_in_the_flags_that_it_names(experiment, name, expected
     found = experiment.arguments(experiment.copy_of_trainer(variant), variant, settings(), 7)
     assert found.seed == 7
     assert {key: getattr(found, key) for key in expected} == expected
+
+
+def test_quarters_are_normalized_as_in_four_processes(experiment, data):
+    """The gradient of a whole batch whose quarters have statistics of their own."""
+    grads = {}
+    for name, quarters in (("accumulation", 1), ("fp32", 4), ("fp32", 1)):
+        training = Training(experiment, name, data)
+        model = training.parts.model
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                own = layer.forward
+                layer.forward = lambda x, own=own, n=quarters: torch.cat([*map(own, x.chunk(n))])
+        for number in range(training.args.accumulate):
+            training.step(number)
+        grads[name, quarters] = [p.grad for p in model.parameters()]
+    assert experiments.away(grads["accumulation", 1], grads["fp32", 4]) < 1e-4
+    assert experiments.away(grads["fp32", 1], grads["fp32", 4]) > 0.1, "synchronised: another one"
+
+
+def test_the_longer_warm_up_ends_at_half_time(experiment, data):
+    rates = {}
+    for name in ("batch-x4-lr", "batch-x4-warm-up"):
+        parts = Training(experiment, name, data).parts
+        rates[name] = []
+        for _ in range(50):
+            rates[name].append(parts.optimizer.param_groups[0]["lr"])
+            parts.optimizer.step()
+            parts.scheduler.step()
+    usual, longer = rates.values()
+    assert usual[0] == pytest.approx(0.4 / 25)
+    assert longer[0] == pytest.approx(0.1), "that of the small batch"
+    assert usual.index(max(usual)) == 14
+    assert longer.index(max(longer)) == 24
+    assert max(usual) == pytest.approx(0.4)
+    assert max(longer) == pytest.approx(0.4)
+    assert longer[12] - longer[11] == pytest.approx(longer[1] - longer[0]), "a line"
+
+
+def test_what_changes_the_images_is_recorded_for_05_and_the_batch_for_06(experiment):
+    clean, *others = experiment.VARIANTS.values()
+    images = {v.title for v in others if (v.train, v.val, v.crop) != ("usual", "usual", clean.crop)}
+    batches = {v.title for v in others if "-b " in v.flags}
+    for names, titles in ((record.IMAGES_05, images), (record.BATCHES_06, batches)):
+        assert {experiment.VARIANTS[name].title for name in names.split()} == titles
 
 
 def test_a_patch_stays_in_its_own_copy_of_the_trainer(experiment):
@@ -294,13 +450,15 @@ def test_seeds_are_interleaved_and_each_training_is_logged(experiment, data, mon
     monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(experiment, "draw", lambda args, device: data)
-    words = f"--variants bf16 --seeds 2 --model shufflenet_v2_x0_5 --image-size {SIZE} -b 16 -e 1"
+    words = f"--variants bf16 --seeds 2 --model shufflenet_v2_x0_5 --image-size {SIZE} -b 32 -e 1"
     words += f" --classes {CLASSES} --images-per-class 24 --val-per-class 12"
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *words.split()])
     experiment.main()
     found = log.read(tmp_path / "run")
     order = [(c["variant"], c["seed"]) for c in found.cases.values()]
     assert order == [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1)]
+    losses = [c["first_loss"] for c in found.cases.values()]
+    assert losses[0] != losses[2], "another seed"
     assert all(0 <= c["accuracy"] <= 1 and c["seconds"] > 0 for c in found.cases.values())
     assert [row.title for row in figures.rows(tmp_path / "run")] == ["fp32", "bf16"]
 

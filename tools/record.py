@@ -55,6 +55,11 @@ TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "prin
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
 MOST_S = 4 * 3600
 MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
+# Variants of accuracy.py: decoders and crops; batches, schedules and batch normalization.
+IMAGES_05 = "torchvision no-antialias no-antialias-train no-flip no-augmentation "
+IMAGES_05 += "resized-crop large-crops small-copies"
+BATCHES_06 = "accumulation batch-x4 batch-x4-lr batch-x4-warm-up batch-x4-updates "
+BATCHES_06 += "batch-x4-lr-updates"
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
 
 
@@ -215,7 +220,7 @@ RECORDINGS = {
         "02-formats": f"{EXPERIMENTS}/formats.py",
         "02-sizes": f"{EXPERIMENTS}/sizes.py --size 8192",
         "02-updates": f"{EXPERIMENTS}/updates.py --model resnet50",
-        # 15 variants, five seeds; its sizes suit the device
+        # five seeds; its sizes suit the device, and the clean training is always there
         "02-accuracy": f"{EXPERIMENTS}/accuracy.py --variants all --seeds 5",
     },
     "03": {
@@ -240,9 +245,14 @@ RECORDINGS = {
     "05": {
         "05-decoders": f"{EXPERIMENTS}/decoders.py --images 256 --rounds 6",
         "05-storage": f"{EXPERIMENTS}/storage.py",
+        "05-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {IMAGES_05}",
         **dict(_files_05()),
     },
-    "06": {**dict(_scaling_06()), **dict(_experiments_06())},
+    "06": {
+        "06-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {BATCHES_06}",
+        **dict(_scaling_06()),
+        **dict(_experiments_06()),
+    },
     "09": {  # their sizes suit the device: a GPU's or a processor's
         "09-pointwise": f"{EXPERIMENTS}/pointwise.py",
         "09-graphs": f"{EXPERIMENTS}/graphs.py",

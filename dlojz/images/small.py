@@ -1,5 +1,6 @@
 """The drawings of `draw`, decoded and made small: a whole set of them fits a GPU's memory."""
 
+import functools
 import io
 import itertools
 
@@ -10,11 +11,18 @@ from dlojz.images import draw
 from dlojz.images.folder import default_workers, processes
 
 CHUNK = 25  # images of a class that a worker draws before it hands them over: about a second
+# Even the smallest of torchvision's random crops, 8 % of an image, has more pixels than it needs.
+LARGE = 4
 
 
-def decoded(seed: int, split: str, label: int, index: int, side: int) -> np.ndarray:
-    """Return the middle of one drawing, uint8 [3, side, side]: its whole shorter side."""
-    with Image.open(io.BytesIO(draw.jpeg(seed, split, label, index))) as image:
+# From a file's bytes to the middle of an image ----------------------------------------------------
+# Each returns uint8 [3, side, side]: the whole shorter side. PIL and torchvision decode to the same
+# bytes; they differ in how they make an image smaller.
+
+
+def usual(jpeg: bytes, side: int) -> np.ndarray:
+    """Return the image by PIL: each pixel is the mean of those that it covers."""
+    with Image.open(io.BytesIO(jpeg)) as image:
         short = min(image.size)
         left, top = ((length - short) // 2 for length in image.size)
         box = (left, top, left + short, top + short)
@@ -22,34 +30,71 @@ def decoded(seed: int, split: str, label: int, index: int, side: int) -> np.ndar
     return np.asarray(small).transpose(2, 0, 1)
 
 
-def _chunk(seed, split, label, indices, side):
-    return np.stack([decoded(seed, split, label, index, side) for index in indices])
+def large(jpeg: bytes, side: int) -> np.ndarray:
+    """Return the usual image, but `LARGE` times as high and as wide."""
+    return usual(jpeg, LARGE * side)
+
+
+def by_torchvision(jpeg: bytes, side: int, antialias: bool = True) -> np.ndarray:
+    """Return the image by torchvision, as step 05 does; without antialias, no pixel is a mean."""
+    import torch
+    from torchvision.io import decode_image
+    from torchvision.transforms.v2 import functional
+
+    image = decode_image(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), mode="RGB")
+    middle = functional.center_crop(image, 2 * [min(image.shape[1:])])
+    return functional.resize(middle, [side, side], antialias=antialias).numpy()
+
+
+WAYS = {
+    "usual": usual,
+    "large": large,
+    "torchvision": by_torchvision,
+    "no-antialias": functools.partial(by_torchvision, antialias=False),
+}
+
+
+# A set of them ------------------------------------------------------------------------------------
+
+
+def _chunk(seed, split, label, indices, side, ways):
+    files = [draw.jpeg(seed, split, label, index) for index in indices]
+    return {way: np.stack([WAYS[way](file, side) for file in files]) for way in ways}
 
 
 def images(
-    split: str, classes: int, per_class: int, side: int, seed: int = 0, workers=None, progress=None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first `per_class` images of each class, uint8 [N, 3, side, side], and labels.
+    split: str,
+    classes: int,
+    per_class: int,
+    side: int,
+    ways=("usual",),
+    seed: int = 0,
+    workers=None,
+    progress=None,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the first `per_class` images of each class, made in each of the `ways`, and labels.
 
+    The images are uint8 [N, 3, side, side], by way; each is drawn only once.
     workers: processes that draw; None: as many as this process has CPUs, 1: this process alone.
     progress: called with the number of images that were just drawn.
     """
     starts = itertools.product(range(classes), range(0, per_class, CHUNK))
     tasks = [(k, range(start, min(start + CHUNK, per_class))) for k, start in starts]
     found = []
-    for chunk in _drawn(seed, split, tasks, side, workers or default_workers()):
+    for chunk in _drawn(seed, split, tasks, side, ways, workers or default_workers()):
         found.append(chunk)
         if progress:
-            progress(len(chunk))
-    return np.concatenate(found), np.repeat(np.arange(classes), per_class)
+            progress(len(chunk[ways[0]]))
+    whole = {way: np.concatenate([chunk[way] for chunk in found]) for way in ways}
+    return whole, np.repeat(np.arange(classes), per_class)
 
 
-def _drawn(seed, split, tasks, side, workers):
+def _drawn(seed, split, tasks, side, ways, workers):
     """Yield the images of each task, in order."""
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
-            yield _chunk(seed, split, *task, side)
+            yield _chunk(seed, split, *task, side, ways)
         return
     with processes(min(workers, len(tasks))) as pool:
-        for future in [pool.submit(_chunk, seed, split, *task, side) for task in tasks]:
+        for future in [pool.submit(_chunk, seed, split, *task, side, ways) for task in tasks]:
             yield future.result()

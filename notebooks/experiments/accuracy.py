@@ -3,10 +3,10 @@
 Submitted by a notebook: submit("notebooks/experiments/accuracy.py --seeds 5 --variants fp16 bf16").
 
 The trainer is the solution of notebook 03, in a copy of its own for each training. A variant gives
-it other flags or replaces one of its parts; the loop stays the trainer's. All images are on the
-device. Seed and epoch alone determine their order and their crops, so that all variants of a seed
-see the same images. Every variant is trained with seed 0, then with seed 1, and so on: a job that
-is cut off can still be compared.
+it other flags, replaces one of its parts, or makes its images in another way; the loop stays the
+trainer's. All images are on the device. Seed and epoch alone determine their order and their crops,
+so that all variants of a seed see the same images. Every variant is trained with seed 0, then with
+seed 1, and so on: a job that is cut off can still be compared.
 """
 
 import argparse
@@ -19,16 +19,20 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from torchvision import transforms
+from torchvision.transforms.v2 import functional
 from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.images import small
 from dlojz.runs import log
 from dlojz.training import experiments, flags, replay
+from dlojz.training.data import draws_of
 from dlojz.training.worth import Marks
 
 MARGIN = 1.25  # the images that are kept, by the crop's side
 VAL_BATCH = 250
+RATIO = (3 / 4, 4 / 3)  # of RandomResizedCrop's boxes, as torchvision has it
 # Defaults of the flags, with which the clean training ends between 60 and 90 %. On a processor it
 # takes about half a minute.
 ON_GPU = {"image_size": 48, "batch_size": 64, "epochs": 10, "lr": 0.1}
@@ -113,13 +117,42 @@ def fresh_scaler(trainer):
     trainer.train_one_epoch = train_one_epoch
 
 
+def longer_warm_up(training, device):
+    """Warm up for half of the updates instead of 30 %, on a line (Goyal et al., 2017).
+
+    It begins at the learning rate of the small batch, 25 / 4 times as high as the trainer's begins.
+    """
+    clean = training.scheduler
+    training.scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        training.optimizer,
+        training.optimizer.param_groups[0]["max_lr"],
+        clean.total_steps,
+        pct_start=0.5,
+        div_factor=4,
+        anneal_strategy="linear",
+        cycle_momentum=False,
+    )
+
+
+@dataclass(frozen=True)
+class Crop:
+    """How a training image is cut out of one on the device."""
+
+    flips: bool = True
+    moves: bool = True  # anywhere in the image; False: its middle
+    area: tuple[float, float] | None = None  # of RandomResizedCrop; None: nothing is resized
+
+
 @dataclass(frozen=True)
 class Variant:
-    """One change of the training: flags of the trainer, and a patch of one of its parts."""
+    """One change of the training: flags of the trainer, a patch of one of its parts, its images."""
 
     title: str
-    flags: str
+    flags: str = "--precision fp32"
     patch: Callable | None = None
+    train: str = "usual"  # the way in which these images are made, of small.WAYS
+    val: str = "usual"
+    crop: Crop = Crop()
 
 
 VARIANTS = {  # the first is the clean training; numbers in braces follow from the command line
@@ -145,6 +178,9 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
         "fp16, the scaler not in the checkpoint", "--precision fp16", fresh_scaler
     ),
     "channels-last": Variant("channels_last", "--precision fp32 --channels-last"),
+    # Its gradient is that of four processes without SyncBatchNorm: each quarter is normalized by
+    # its own statistics. The clean training is that of four with it. Only the running statistics
+    # differ: here they see all images, in DDP those of process 0 see a quarter.
     "accumulation": Variant(
         "accumulation: 4 quarters of a batch", "--precision fp32 -b {quarter} --accumulate 4"
     ),
@@ -152,29 +188,59 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
     "batch-x4-lr": Variant(
         "batch x 4, learning rate x 4", "--precision fp32 -b {fourfold} --lr {fourfold_lr}"
     ),
+    # The trainer warms up for 30 % of its updates. On a GPU these are 66 in the clean training, and
+    # 15 with a batch x 4, for a learning rate that is four times as high.
+    "batch-x4-warm-up": Variant(
+        "batch x 4, learning rate x 4, longer warm-up",
+        "--precision fp32 -b {fourfold} --lr {fourfold_lr}",
+        after_building(longer_warm_up),
+    ),
+    "batch-x4-updates": Variant(
+        "batch x 4, as many updates (4 x the images)",
+        "--precision fp32 -b {fourfold} -e {more_epochs}",
+    ),
+    "batch-x4-lr-updates": Variant(
+        "batch x 4, learning rate x 4, as many updates (4 x the images)",
+        "--precision fp32 -b {fourfold} --lr {fourfold_lr} -e {more_epochs}",
+    ),
+    # PIL and torchvision decode to the same bytes: only the resize differs.
+    "torchvision": Variant(
+        "decoded and resized by torchvision", train="torchvision", val="torchvision"
+    ),
+    "no-antialias": Variant("resized without antialias", train="no-antialias", val="no-antialias"),
+    "no-antialias-train": Variant("the training resized without antialias", train="no-antialias"),
+    "no-flip": Variant("no flips", crop=Crop(flips=False)),
+    "no-augmentation": Variant("no augmentation", crop=Crop(flips=False, moves=False)),
+    "resized-crop": Variant("RandomResizedCrop", train="large", crop=Crop(area=(0.08, 1))),
+    "large-crops": Variant(
+        "RandomResizedCrop, scale=(0.5, 1)", train="large", crop=Crop(area=(0.5, 1))
+    ),
+    "small-copies": Variant(
+        "RandomResizedCrop of images made smaller before", crop=Crop(area=(0.08, 1))
+    ),
 }
 
 
 # The images --------------------------------------------------------------------------------------
 
 
-def crops(images, index, top, left, flip, size):
-    """Return the images at `index`, each cropped to `size` at its place, and flipped or not."""
+def crops(images, index, top, left, size):
+    """Return the images at `index`, each cropped to `size` at its place."""
     along = torch.arange(size, device=images.device)
     rows, columns = top[:, None] + along, left[:, None] + along
-    columns = torch.where(flip[:, None], columns.flip(1), columns)
     channels = torch.arange(3, device=images.device)[None, :, None, None]
     rows, columns = rows[:, None, :, None], columns[:, None, None, :]
     return images[index[:, None, None, None], channels, rows, columns]
 
 
 class Resident:
-    """A loader of images that are on the device: uint8 [N, 3, H, W], and their labels."""
+    """A loader of images that are on the device: uint8 [N, 3, side, side], and their labels."""
 
-    def __init__(self, images, labels, size, batch_size, seed=None):
+    def __init__(self, images, labels, size, batch_size, seed=None, crop=Crop()):
         """seed: of order, crops and flips; None: the middles, in their order."""
         self.images, self.labels = images, labels
         self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.crop = Crop(flips=False, moves=False) if seed is None else crop
         self.batch_sampler = SimpleNamespace(first_step=0)  # never resumed in mid-epoch
         self.epoch = 0
 
@@ -185,33 +251,55 @@ class Resident:
     def draws(self):
         """Return this epoch's [N] of each: order, top, left and flip. Seed and epoch determine it.
 
-        They are drawn on the CPU, since each device draws other numbers.
+        They are drawn on the CPU, since each device draws other numbers; and all of them, whatever
+        the crop, so that each crop has the same order.
         """
         count, room = len(self.images), self.images.shape[-1] - self.size
-        if self.seed is None:
-            middle = torch.full((count,), room // 2)
-            return torch.arange(count), middle, middle, torch.zeros(count, dtype=torch.bool)
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
+        generator = torch.Generator().manual_seed(1_000_003 * (self.seed or 0) + self.epoch)
         order = torch.randperm(count, generator=generator)
         top, left = torch.randint(room + 1, (2, count), generator=generator)
-        return order, top, left, torch.rand(count, generator=generator) < 0.5
+        flip = torch.rand(count, generator=generator) < 0.5
+        if self.seed is None:
+            order = torch.arange(count)
+        if not self.crop.moves:
+            top = left = torch.full((count,), room // 2)
+        return order, top, left, flip & self.crop.flips
+
+    def resized(self, index):
+        """Return the images at `index`, each cropped by RandomResizedCrop."""
+        found = []
+        for at in index.tolist():
+            image = self.images[at]
+            with draws_of(self.seed, self.epoch, at):
+                box = transforms.RandomResizedCrop.get_params(image, self.crop.area, RATIO)
+            found.append(functional.resized_crop(image, *box, [self.size, self.size]))
+        return torch.stack(found)
 
     def __iter__(self):
-        draws = [part.to(self.images.device) for part in self.draws()]
+        order, *places = self.draws()
+        index, top, left, flip = (part.to(self.images.device) for part in (order, *places))
         for step in range(len(self)):
             here = slice(step * self.batch_size, (step + 1) * self.batch_size)
-            index, *places = (part[here] for part in draws)
-            yield crops(self.images, index, *places, self.size), self.labels[index]
+            if self.crop.area:
+                images = self.resized(order[here])  # on the CPU: the device is not waited for
+            else:
+                images = crops(self.images, index[here], top[here], left[here], self.size)
+            flipped = torch.where(flip[here, None, None, None], images.flip(-1), images)
+            yield flipped, self.labels[index[here]]
 
 
 def draw(args, device):
-    """Return {split: (images, labels)} on the device."""
+    """Return {split: (images, labels)} on the device; the images by the way they are made."""
     side, found = round(MARGIN * args.image_size), {}
     counts = {"train": args.images_per_class, "val": args.val_per_class}
     with tqdm(total=args.classes * sum(counts.values()), unit="image", desc="drawing") as bar:
         for split, count in counts.items():
-            drawn = small.images(split, args.classes, count, side, progress=bar.update)
-            found[split] = [torch.from_numpy(part).to(device) for part in drawn]
+            ways = dict.fromkeys(getattr(VARIANTS[name], split) for name in args.variants)
+            images, labels = small.images(
+                split, args.classes, count, side, [*ways], progress=bar.update
+            )
+            images = {way: torch.from_numpy(made).to(device) for way, made in images.items()}
+            found[split] = images, torch.from_numpy(labels).to(device)
     return found
 
 
@@ -247,10 +335,21 @@ def arguments(trainer, variant: Variant, args, seed: int):
     """Return the trainer's arguments for this variant, parsed by the trainer."""
     b, lr = args.batch_size, args.lr
     more = {"clip": args.clip_norm, "quarter": b // 4, "fourfold": 4 * b, "fourfold_lr": 4 * lr}
+    # As many updates as in the clean training. An epoch leaves out what is less than a batch.
+    images = args.classes * args.images_per_class
+    more["more_epochs"] = round(args.epochs * (images // b) / max(1, images // (4 * b)))
     words = f"--model {args.model} --image-size {args.image_size} -e {args.epochs} --seed {seed}"
     words += f" -b {b} --lr {lr} --no-channels-last {variant.flags.format(**more)}"
     with mock.patch.object(sys, "argv", [trainer.__file__, *words.split()]):
         return trainer.parse_args()
+
+
+def loaders(variant: Variant, given, data):
+    """Return the loaders of this variant: of its training, and of its validation."""
+    size, (ways, labels), (val_ways, val_labels) = given.image_size, data["train"], data["val"]
+    images, batch = ways[variant.train], given.batch_size
+    loader = Resident(images, labels, size, batch, given.seed, variant.crop)
+    return loader, Resident(val_ways[variant.val], val_labels, size, VAL_BATCH)
 
 
 def train(variant: Variant, args, seed: int, data, device) -> dict:
@@ -260,8 +359,7 @@ def train(variant: Variant, args, seed: int, data, device) -> dict:
     trainer.set_numerics(given)
     experiments.wait(device)
     begin = time.perf_counter()
-    loader = Resident(*data["train"], given.image_size, given.batch_size, seed)
-    val_loader = Resident(*data["val"], given.image_size, VAL_BATCH)
+    loader, val_loader = loaders(variant, given, data)
     updates = given.epochs * (len(loader) // given.accumulate)
     training = trainer.build_training(given, device, args.classes, updates)
     first = FirstLoss()
