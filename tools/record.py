@@ -55,7 +55,10 @@ TRACED = ("none", "item", "unpinned", "one-worker", "small-batch", "nchw", "prin
 UNRECORDED = "03-vgg19-fp32-nhwc-b0256"  # cuDNN's autotuner had not ended after five minutes
 MOST_S = 4 * 3600
 MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
-# Variants of accuracy.py: decoders and crops; batches, schedules and batch normalization.
+# Variants of accuracy.py: formats, mistakes, layouts and batches; decoders and crops; batches,
+# schedules and batch normalization.
+FORMATS_02 = "tf32 fp16 bf16 pure-bf16 no-scaler clipped not-unscaled loss-outside training-only "
+FORMATS_02 += "fresh-scaler channels-last accumulation batch-x4 batch-x4-lr"
 IMAGES_05 = "torchvision no-antialias no-antialias-train no-flip no-augmentation "
 IMAGES_05 += "resized-crop large-crops small-copies"
 BATCHES_06 = "accumulation batch-x4 batch-x4-lr batch-x4-warm-up batch-x4-updates "
@@ -221,7 +224,7 @@ RECORDINGS = {
         "02-sizes": f"{EXPERIMENTS}/sizes.py --size 8192",
         "02-updates": f"{EXPERIMENTS}/updates.py --model resnet50",
         # five seeds; its sizes suit the device, and the clean training is always there
-        "02-accuracy": f"{EXPERIMENTS}/accuracy.py --variants all --seeds 5",
+        "02-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {FORMATS_02}",
     },
     "03": {
         "03-layouts": f"{EXPERIMENTS}/layouts.py -b 128",
