@@ -88,7 +88,7 @@ class Trainee:
         raise RuntimeError(f"the server of {self.name} is not ready after {within_s} s")
 
     def pull(self, repository: str, branch: str = "main", within_s: float = 60) -> str:
-        """Do what the course's link does; return what is shown."""
+        """Pull the course, as its link does; return what is shown."""
         options = {"repo": repository, "branch": branch, "targetpath": "dlojz"}
         path = f"/user/{self.name}/git-pull/api"
         text = self.ask("GET", path, within_s, params=options).text
