@@ -10,6 +10,7 @@ the real Python, in the client's place. Nothing of it is in the package.
 import array
 import contextlib
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -114,8 +115,9 @@ def serve(path: str):
     listening.bind(path)
     listening.listen(64)  # who asks before all is imported waits
     forks.prepare()
-    from dlojz.training import data
+    from dlojz.training import chronometer, conductor, data, evidence, flags  # noqa: F401
 
+    gc.freeze()  # these modules of a trainer, too
     data.Synthetic.LENGTHS = FEWER
     clients = {}  # child: its client's connection
     while True:
