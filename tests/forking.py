@@ -32,8 +32,9 @@ LARGEST = 1 << 20  # bytes of a request
 # Images of the synthetic set, a tenth of ImageNet's: to shuffle all of those takes a small training
 # a fifth of its time.
 FEWER = {"train": 128_117, "val": 5_000}
-# Blocks of vit_tiny, a quarter of DeiT's: each costs a sharded training as much again.
-BLOCKS = 3
+# Blocks of vit_tiny, a quarter of DeiT's, and of each stage of a ShuffleNet, one of each kind: most
+# of a small training is what each block costs, whatever its size.
+BLOCKS, STAGE = 3, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -122,6 +123,7 @@ def serve(path: str):
     gc.freeze()  # these modules of a trainer, too
     data.Synthetic.LENGTHS = FEWER
     models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
+    _shorten_shufflenets()
     clients = {}  # child: its client's connection
     while True:
         waiting, _, _ = select.select([listening, *clients.values()], [], [], 0.02)
@@ -144,6 +146,17 @@ def serve(path: str):
             os.close(descriptor)
         clients[child] = connection
         _send(connection, child)
+
+
+def _shorten_shufflenets():
+    from torchvision.models.shufflenetv2 import ShuffleNetV2
+
+    usual = ShuffleNetV2.__init__
+
+    def begin(self, stages, *more, **named):
+        usual(self, [STAGE] * len(stages), *more, **named)
+
+    ShuffleNetV2.__init__ = begin
 
 
 def _tell_of_the_dead(clients):
