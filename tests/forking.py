@@ -118,12 +118,14 @@ def serve(path: str):
     listening.bind(path)
     listening.listen(64)  # who asks before all is imported waits
     forks.prepare()
+    from torchvision.models.shufflenetv2 import ShuffleNetV2
+
     from dlojz.training import chronometer, conductor, data, evidence, flags, models  # noqa: F401
 
     gc.freeze()  # these modules of a trainer, too
     data.Synthetic.LENGTHS = FEWER
     models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
-    _shorten_shufflenets()
+    ShuffleNetV2.__init__ = shorter(ShuffleNetV2.__init__)
     clients = {}  # child: its client's connection
     while True:
         waiting, _, _ = select.select([listening, *clients.values()], [], [], 0.02)
@@ -148,15 +150,13 @@ def serve(path: str):
         _send(connection, child)
 
 
-def _shorten_shufflenets():
-    from torchvision.models.shufflenetv2 import ShuffleNetV2
-
-    usual = ShuffleNetV2.__init__
+def shorter(usual):
+    """ShuffleNetV2's __init__, with fewer blocks in each stage."""
 
     def begin(self, stages, *more, **named):
         usual(self, [STAGE] * len(stages), *more, **named)
 
-    ShuffleNetV2.__init__ = begin
+    return begin
 
 
 def _tell_of_the_dead(clients):
