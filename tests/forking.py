@@ -118,11 +118,12 @@ def serve(path: str):
     listening.bind(path)
     listening.listen(64)  # who asks before all is imported waits
     forks.prepare()
+    import torch._inductor.compile_fx  # noqa: F401  the first compilation would, for 0.7 s
     from torchvision.models.shufflenetv2 import ShuffleNetV2
 
     from dlojz.training import chronometer, conductor, data, evidence, flags, models  # noqa: F401
 
-    gc.freeze()  # these modules of a trainer, too
+    gc.freeze()  # all these, too
     data.Synthetic.LENGTHS = FEWER
     models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
     ShuffleNetV2.__init__ = shorter(ShuffleNetV2.__init__)
