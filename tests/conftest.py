@@ -99,9 +99,12 @@ def ran(tmp_path, monkeypatch):
 @pytest.fixture
 def train(monkeypatch):
     """Run a trainer's main in this process: train(file, run folder, *flags) -> its module."""
+    from torchvision.models.shufflenetv2 import ShuffleNetV2
+
     from dlojz.training import data
 
     monkeypatch.setattr(data.Synthetic, "LENGTHS", forking.FEWER)  # as in jobs
+    monkeypatch.setattr(ShuffleNetV2, "__init__", forking.shorter(ShuffleNetV2.__init__))
 
     def call(file, folder, *flags):
         spec = importlib.util.spec_from_file_location("trainer_under_test", file)

@@ -15,6 +15,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parent.parent
 NOTEBOOKS = REPOSITORY / "notebooks"
 IN_SIGHT = ".jp-NotebookPanel:visible"
+LOOK_MS = 250  # between looks at a page: each of them has the browser lay it out
 # A cell that raised; the second is how the course's own errors for trainees look.
 ERRORS = ("Traceback (most recent call last)", "UserError:")
 
@@ -115,7 +116,7 @@ class Lab:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"{seconds} s passed: {otherwise()}"
-            self.page.wait_for_timeout(50)  # not time.sleep: the page's events come meanwhile
+            self.page.wait_for_timeout(LOOK_MS)  # unlike time.sleep: the page's events come
 
     # Getting there ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from forking import BLOCKS
 from made import torchrun
 from torch.distributed.tensor import Shard
 
@@ -77,12 +78,12 @@ def test_shards_learn_what_the_whole_does(one, other, runs):
 
 def test_a_process_holds_its_share_and_what_was_not_kept_runs_again(runs):
     whole, own, again = (log.read(runs[name]).share for name in ("ddp", "fsdp", "compiled"))
-    assert whole.placements == {"whole": 152}
-    assert own.placements == {"Shard(dim=0)": 150, "Shard(dim=2)": 2}
-    assert own.units == 13
+    assert whole.placements == {"whole": 8 + 12 * BLOCKS}
+    assert own.placements == {"Shard(dim=0)": 6 + 12 * BLOCKS, "Shard(dim=2)": 2}
+    assert own.units == 1 + BLOCKS
     for part, nbytes in whole.held.items():
         assert own.held[part] == pytest.approx(nbytes / 2, rel=0.01)
-    assert (own.again, again.again) == (0, 6 * 12)
+    assert (own.again, again.again) == (0, 6 * BLOCKS)
 
 
 def test_a_resume_of_shards_is_identical_to_the_bit(runs):

@@ -26,7 +26,8 @@ _exit_code = None  # a fork's, once it is known
 def prepare():
     """Import what each run would, before the first fork. Raises what an import raises."""
     atexit.register(_leave)  # registered first, so called last
-    import torch._dynamo  # noqa: F401  the first optimizer would
+    import torch._dynamo  # the first optimizer would
+    import torch.distributed.checkpoint.state_dict  # noqa: F401  dlojz.training.checkpoint would
     import torchvision.transforms.v2  # noqa: F401
 
     import dlojz.runs.log  # noqa: F401
