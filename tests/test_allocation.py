@@ -225,4 +225,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     said, folder = done.stdout.splitlines()
     assert said == "True COMPLETED 4"
     until(lambda: not os.path.exists(folder), 60)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if folder in str(p.info["cmdline"])]
+    # What removed it may not have ended yet.
+    every = ["cmdline"]
+    until(lambda: not [p for p in psutil.process_iter(every) if folder in str(p.info["cmdline"])])

@@ -139,14 +139,20 @@ def test_any_part_of_the_recorded_ladder_can_be_drawn():
     every = runs.recordings("h200/09-ladder-*")
     fast = [run for run in every if "5-" in run.name and "resnet152" in run.name]
     ((speed, energy),) = modes.plot_rungs(fast)
-    assert "not measured: too short" in words(energy)
+    assert "0.220" in words(energy)
     assert not [text for text in words(speed) if "won back" in text], "no eager run is shown"
     speed.figure.canvas.draw()
     axes = modes.plot_rungs(every)
     texts = [text for speed, _ in axes for text in words(speed)]
     assert {"6,802", "×7.48", "3,220", "×8.48"} <= set(texts)
-    assert sum("was in a cache" in text for text in texts) == 3
+    assert sum("was in a cache" in text for text in texts) == 1
     axes[0][0].figure.canvas.draw()
+
+
+def test_a_run_on_a_gpu_that_is_too_short_has_no_energy(tmp_path):
+    run = write_log(tmp_path / "g.jsonl", device=True)
+    ((_, energy),) = modes.plot_rungs([run])
+    assert words(energy) == ["not measured: too short"]
 
 
 def test_the_hosts_are_shown_with_how_far_they_were_ahead(tmp_path):
