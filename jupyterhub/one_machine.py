@@ -24,5 +24,9 @@ elif os.geteuid() != 0:
 else:
     c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
 
+# A class that comes at once shares the cores: of thirty servers on two cores, some were given up
+# after JupyterHub's 30 s.
+c.Spawner.http_timeout = c.Spawner.start_timeout = 300
+
 # The folder that install.sh made for it.
 c.Spawner.environment.setdefault("DLOJZ_QUEUE", str(Path(sys.prefix).parent / "queue"))
