@@ -1,10 +1,12 @@
 """What a class on a hub costs: which process is counted as what. The rest is in test_hub."""
 
 import os
+import socket
 import subprocess
 import sys
 
 import hub_load
+import pytest
 
 SLEEP = (sys.executable, "-c", "import time; print(flush=True); time.sleep(60)")
 
@@ -34,3 +36,13 @@ def test_of_each_kind_the_worst_moment_counts():
     found = hub_load.largest(seen)
     assert found == {"servers": two, "jobs": {3: 3 * gib}}
     assert hub_load.said_of(found) == "servers 2: 2.00 GiB, jobs 1: 3.00 GiB"
+
+
+def test_a_hub_that_is_not_there_is_said(capsys, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        words = ["hub_load.py", "secret", "--url", url, "--trainees", "2"]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit, match=f"no hub answers at {url}: start one with make hub"):
+            hub_load.main()

@@ -50,7 +50,9 @@ EACH_S = 3  # between two looks at the memory
 
 def log_in(session: requests.Session, url: str, name: str, password: str) -> requests.Response:
     """Fill in the hub's form, and return its answer."""
-    session.get(f"{url}/hub/login")
+    page = session.get(f"{url}/hub/login")
+    if "_xsrf" not in session.cookies:
+        raise RuntimeError(f"{page.url}: {page.status_code}, expected the form of a JupyterHub")
     form = {"username": name, "password": password, "_xsrf": session.cookies["_xsrf"]}
     return session.post(f"{url}/hub/login", data=form, allow_redirects=False)
 
@@ -82,7 +84,10 @@ class Trainee:
         begin = time.monotonic()
         self.ask("POST", f"/hub/api/users/{self.name}/server", within_s, json=options)
         while time.monotonic() < begin + within_s:
-            if self.ask("GET", f"/hub/api/users/{self.name}").json()["servers"][""]["ready"]:
+            found = self.ask("GET", f"/hub/api/users/{self.name}").json()["servers"]
+            if not found:
+                raise RuntimeError(f"the hub gave up the server of {self.name}: its log says why")
+            if found[""]["ready"]:
                 return time.monotonic() - begin
             time.sleep(0.1)
         raise RuntimeError(f"the server of {self.name} is not ready after {within_s} s")
@@ -188,7 +193,12 @@ def main():
     args = parser.parse_args()
     if args.trainees < 1:
         parser.error(f"--trainees {args.trainees}: expected at least 1")
-    sys.exit(crowd(args))
+    try:
+        sys.exit(crowd(args))
+    except requests.ConnectionError:
+        sys.exit(f"no hub answers at {args.url}: start one with make hub, or name it with --url")
+    except RuntimeError as error:
+        sys.exit(str(error))
 
 
 def crowd(args) -> int:
