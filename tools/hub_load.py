@@ -212,12 +212,11 @@ def crowd(args) -> int:
         told(begin, f"all servers are ready, the last after {max(seconds):.0f} s")
         told(begin, said_of(memory()))
         list(pool.map(lambda one: one.pull(args.repository, args.branch, within), trainees))
-        kernels = list(pool.map(lambda one: one.kernel(within), trainees))
-        list(pool.map(lambda kernel: kernel(FIRST_CELL), kernels))
+        kernels = list(pool.map(lambda one: _begun(one, within), trainees))
         told(begin, "all have the course, and the first cell of notebook 01 has run")
         told(begin, said_of(memory()))
         code = CHECK.format(flags=args.flags)
-        verdicts = [pool.submit(kernel, code) for kernel in kernels]
+        verdicts = [pool.submit(_checked, kernel, code, within) for kernel in kernels]
         seen = []
         while not all(verdict.done() for verdict in verdicts):
             seen.append(memory())
@@ -228,6 +227,19 @@ def crowd(args) -> int:
         for trainee in trainees:
             trainee.ask("DELETE", f"/hub/api/users/{trainee.name}/server")
     return args.trainees - ends["passed"]
+
+
+def _begun(trainee, within):
+    """Return a kernel in which the first cell has run."""
+    kernel = trainee.kernel(within)
+    kernel(FIRST_CELL)
+    return kernel
+
+
+def _checked(kernel, code, within):
+    """Run the check. The server drops a channel that nobody reads, as while others began."""
+    kernel.connect(within)
+    return kernel(code)
 
 
 def _end(verdict):
