@@ -28,9 +28,5 @@ else:
 # after JupyterHub's 30 s.
 c.Spawner.http_timeout = c.Spawner.start_timeout = 300
 
-# Kernels that start at once may choose the same TCP port, and one of them dies. A socket in the
-# trainee's home has a name of its own, and nobody else on this machine reaches it.
-c.Spawner.args.append("--KernelManager.transport=ipc")
-
 # The folder that install.sh made for it.
 c.Spawner.environment.setdefault("DLOJZ_QUEUE", str(Path(sys.prefix).parent / "queue"))
