@@ -20,6 +20,7 @@ def test_compiled_code_is_found_again_in_its_own_precision_only(monkeypatch, pre
         parser.add_argument("--precision", default=precision)
     parser.add_argument("--model", default="resnet18")
     try:
+        flags.keep_apart("of an earlier run")
         flags.parse(parser)
         key = FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.ReLU()), [], {}, [])
         assert key.cache_key_tag == (precision or ""), "it is a part of the key"
