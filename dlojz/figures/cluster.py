@@ -58,7 +58,7 @@ def storage(site: sites_of.Site) -> Table:
         (
             *(name, place.path, place.holds, place.quota or UNKNOWN),
             f"{place.files:,}" if place.files else UNKNOWN,
-            f"after {place.purged_days} days" if place.purged_days else "?",
+            f"after {place.purged_days} days" if place.purged_days else UNKNOWN,
         )
         for name, place in site.storage.items()
     ]
