@@ -10,6 +10,7 @@ a folder with a log of each. One with -trace- is a folder, too: the log and the 
 
 import argparse
 import gzip
+import itertools
 import json
 import math
 import os
@@ -160,10 +161,14 @@ def _ladder_09():
         **{f"5-{mode}": ("09", f"{compiled} {mode}") for mode in MODES},
         "5-reduce-overhead-fp16": ("09", "--precision fp16 --compile reduce-overhead"),
     }
+    tuned = "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING=1"  # tries neighbours of each kernel's tiles
     for model, (slow, fast) in LADDERS.items():
         for rung, (step, how) in rungs.items():
             flags = _steps(model, slow if step == "01" else fast, 256)
             yield f"09-ladder-{model}-{rung}", f"{_solution(step)} {flags} {how}".rstrip()
+    for precision in ("bf16", "fp16"):
+        flags = f"{_steps('resnet50', 6600, 256)} --precision {precision} --compile reduce-overhead"
+        yield f"09-tuned-resnet50-{precision}", f"{tuned} {_solution('09')} {flags}"
     for batch in (32, 64, 128, 512):
         for step, how in (("03", "--precision bf16"), ("09", f"{compiled} default")):
             flags = _steps("resnet50", 6600, batch)
@@ -368,8 +373,11 @@ def record(
 
 def _entry(recording, command, caches):
     """Return a run with an empty cache of its own: code that it found would have no price."""
-    trainer, *flags = command.split()
+    words = command.split()
+    given = list(itertools.takewhile(lambda word: "=" in word, words))  # as a shell takes them
+    trainer, *flags = words[len(given) :]
     own = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/{recording}"}
+    own |= dict(word.split("=", 1) for word in given)
     return series.Entry(recording, course.course_root() / trainer, flags, environment=own)
 
 
