@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parent.parent
 def test_a_recording_is_made_by_a_file_that_is_there(step):
     for name, command in record.RECORDINGS[step].items():
         assert name.startswith(f"{step}-")
-        trainer = next(word for word in command.split() if "=" not in word)
+        trainer = command.removeprefix(record.variables(command)).split()[0]
         assert (REPOSITORY / trainer).exists(), command
 
 
@@ -108,3 +108,17 @@ def test_what_is_complete_when_the_time_is_over_is_kept(tmp_path, course_folder,
         record.main()
     assert time.monotonic() - begin < 40
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["09-short.jsonl"]
+
+
+def test_variables_are_there_when_torch_is_imported(tmp_path, course_folder, monkeypatch):
+    trial = course_folder / "trial.py"
+    trial.write_text(
+        "from types import SimpleNamespace\nfrom torch._inductor import config\n"
+        "from dlojz.runs import log\nassert config.coordinate_descent_tuning\n"
+        "log.open_run(SimpleNamespace()).end()\n"
+    )
+    tuned = "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING=1 trial.py"
+    monkeypatch.setattr(record, "RECORDINGS", {"09": {"09-tuned": tuned}})
+    monkeypatch.setattr(sys, "argv", ["record.py", "09", str(tmp_path)])
+    record.main()
+    assert json.loads((tmp_path / "09-tuned.jsonl").read_text().splitlines()[0])["command"] == tuned

@@ -10,7 +10,6 @@ a folder with a log of each. One with -trace- is a folder, too: the log and the 
 
 import argparse
 import gzip
-import itertools
 import json
 import math
 import os
@@ -21,6 +20,7 @@ import time
 from collections import defaultdict
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 from tqdm import tqdm
 
@@ -289,6 +289,11 @@ def processes(name: str) -> int:
     return int(found[1]) if found else 1
 
 
+def variables(command: str) -> str:
+    """Return the variables that a command begins with, as a shell takes them: "A=1 B=2 "."""
+    return re.match(r"(\w+=\S* )*", command)[0]
+
+
 def place(folder: Path, name: str) -> Path:
     """Return the path of a recording: a file, or a folder for several processes or a trace."""
     whole = processes(name) > 1 or "-trace-" in name
@@ -373,11 +378,8 @@ def record(
 
 def _entry(recording, command, caches):
     """Return a run with an empty cache of its own: code that it found would have no price."""
-    words = command.split()
-    given = list(itertools.takewhile(lambda word: "=" in word, words))  # as a shell takes them
-    trainer, *flags = words[len(given) :]
+    trainer, *flags = command.removeprefix(variables(command)).split()
     own = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/{recording}"}
-    own |= dict(word.split("=", 1) for word in given)
     return series.Entry(recording, course.course_root() / trainer, flags, environment=own)
 
 
@@ -391,12 +393,12 @@ def main():
     end = time.monotonic() + 60 * args.minutes
     args.folder.mkdir(parents=True, exist_ok=True)
     plan = {n: c for n, c in RECORDINGS[args.step].items() if any(part in n for part in args.only)}
-    wanted = defaultdict(dict)  # by the number of processes
+    wanted = defaultdict(dict)  # by what a job has: processes, and variables that torch reads once
     for name, command in plan.items():
         if not place(args.folder, name).exists():
-            wanted[processes(name)][name] = command
+            wanted[processes(name), variables(command)][name] = command
     have, failed = len(presets.gpus()) or len(os.sched_getaffinity(0)), []
-    for n_gpu, commands in wanted.items():
+    for (n_gpu, given), commands in wanted.items():
         if n_gpu > have:
             what = f"this machine has {have}, not {n_gpu} GPUs or cores"
             print(f"left out: {', '.join(commands)}: {what}")
@@ -404,7 +406,9 @@ def main():
         if (left := end - time.monotonic()) < 1:
             sys.exit("the time is over: call again to go on")
         try:
-            failed += record(commands, args.folder, f"record-{args.step}", n_gpu, left)
+            own = dict(word.split("=", 1) for word in given.split())
+            with mock.patch.dict(os.environ, own):
+                failed += record(commands, args.folder, f"record-{args.step}", n_gpu, left)
         except RuntimeError as error:
             sys.exit(f"{error}\nWhat is complete was kept: call again to go on")
     made = [place(args.folder, name) for name in plan]
