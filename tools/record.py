@@ -173,6 +173,16 @@ def _ladder_09():
         for step, how in (("03", "--precision bf16"), ("09", f"{compiled} default")):
             flags = _steps("resnet50", 6600, batch)
             yield f"09-batch-resnet50-{step}-b{batch:04d}", f"{_solution(step)} {flags} {how}"
+    # From files, 60,000 or more in $DLOJZ_DATA; few batches are ready as the window opens.
+    supply = "--model resnet50 -b 256 --image-size 224 --num-workers 16 --prefetch-factor 1"
+    run = f"{_solution('09')} {supply} --test --test-nsteps 200 {compiled} reduce-overhead"
+    yield "09-supply-synthetic", f"{run} --data synthetic"
+    yield "09-supply-files", run
+    yield (
+        "09-supply-loader",
+        f"{EXPERIMENTS}/loader.py --trainer {_solution('09')} "
+        + (f"--workers 8 12 14 16 -- {supply}"),
+    )
     for n, again in product((1, 2), (1, 2, 3)):
         flags = _steps("resnet50", 6600, 256)
         run = f"{_solution('09')} {flags} {compiled} default"
