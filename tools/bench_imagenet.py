@@ -1,6 +1,6 @@
 """The course's last step beside pytorch/examples' imagenet/main.py, on the same image files.
 
-    python tools/bench_imagenet.py main.py data -- --num-workers 16 --precision fp16
+    python tools/bench_imagenet.py main.py data
 
 A is main.py as it comes, B the solution of notebook 09, compiled; they run in turn, A B B A ...
 Both train resnet50 at 224 px on random crops of the same JPEG files, with the same batch size and
@@ -76,9 +76,9 @@ def theirs(args) -> float:
 
 def ours(args) -> float:
     """Run the solution; return its images per second."""
-    words = [str(course.solution("09")), "--data", str(args.data.resolve()), *args.flags]
+    words = [str(course.solution("09")), "--data", str(args.data.resolve())]
     flags = f"--model {args.model} -b {args.batch} --image-size 224 --num-workers {args.workers} "
-    flags += f"--prefetch-factor 1 --test --test-nsteps {args.steps} --compile {args.compile}"
+    flags += f"--precision {args.precision} --prefetch-factor 1 --test --test-nsteps {args.steps} --compile {args.compile}"
     job = launch.submit((*words, *flags.split()), name="bench-imagenet")
     if job.wait() != launch.State.COMPLETED:
         sys.exit(job.explain())
@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--compile", default="default", help="the mode (default: default)")
-    parser.add_argument("flags", nargs="*", help="more flags of the solution, behind --")
+    parser.add_argument("--precision", default="fp16", help="of ours (default: fp16)")
     args = parser.parse_args()
     for path in (args.main, args.data / "train", args.data / "val"):
         if not path.exists():
