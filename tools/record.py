@@ -40,10 +40,10 @@ IMAGES_PER_S = {
     "densenet121": {"fp32": 900, "tf32": 1700, "fp16": 2600, "bf16": 2600},
 }
 LADDERS = {  # rough speeds on an H200: in fp32, and at the end
-    "resnet50": (900, 6600),
-    "resnet152": (380, 3000),
-    "convnext_tiny": (900, 3000),
-    "vit_b_16": (450, 2000),
+    "resnet50": (900, 7000),
+    "resnet152": (380, 3200),
+    "convnext_tiny": (400, 4500),
+    "vit_b_16": (400, 3400),
 }
 ARROWS = ("ac2g", "fwdbwd")  # drawn from a call to its kernel, from forward to backward
 TOLD = ("correlation", "device", "stream")  # the fields of an event that are kept
