@@ -356,7 +356,8 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
     assert 1 < whole.low < whole.high < 1.2, "a few percent"
     assert 1000 < whole.break_even(whole.cold_s).steps < 9999, "thousands of steps"
     assert whole.warm_s < whole.cold_s / 2
-    assert 0.4 < blocks.cold_s / whole.cold_s < 0.65, "about half of the time"
+    share = f"compiles in {blocks.cold_s / whole.cold_s:.0%} of the time".replace("%", " %")
+    assert share in (EXPERIMENTS.parent / "09b_modes.ipynb").read_text()
     assert blocks.high < 1, "slower than eager"
 
 

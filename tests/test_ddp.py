@@ -19,6 +19,8 @@ from dlojz.figures import ddp
 from dlojz.launch import Request, series
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
+from dlojz.widgets.answer import ANSWERS
+from dlojz.widgets.quiz import QUIZZES
 
 
 def ranks(folder, size, **changes):
@@ -261,3 +263,13 @@ def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
     speed, energy = ddp.plot_costs({"weak": weak, "strong": strong})
     assert [text.get_text() for text in energy.texts] == ["+6%", "+6%", "+0%", "+4%"]
     assert speed.get_ylim()[0] == energy.get_ylim()[0] == 0
+
+
+def test_what_syncbatchnorm_costs_is_what_all_texts_say():
+    ax = ddp.plot_variants(recorded.recorded("h200/06-ddp-x2"), only=["SyncBatchNorm"], to="DDP")
+    added = f"{ax.patches[0].get_width():.0f}"
+    assert f"it adds {added} ms to each step" in ANSWERS["06 from the figures"]
+    (why,) = [answer.why for answer in QUIZZES["ddp-sync"].answers if answer.right]
+    assert why.endswith(f"SyncBatchNorm adds {added}.")
+    text = (course.course_root() / "notebooks" / "06b_scaling.ipynb").read_text()
+    assert f"{added} ms in each step of a ResNet-50" in text

@@ -11,6 +11,7 @@ mpl.use("Agg")
 import torch
 from test_stats import write_log
 
+from dlojz import course, runs
 from dlojz.figures import layouts
 from dlojz.runs import log
 from dlojz.runs.stats import summary
@@ -258,3 +259,22 @@ def test_energy_is_better_when_there_is_less(tmp_path):
 def test_the_figures_do_not_wait_for_torch():
     code = "import dlojz.figures.layouts, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_the_layout_gains_is_what_notebook_03_says():
+    speeds = {
+        (layout, batch): summary(runs.recorded(f"h200/03-resnet50-fp16-{layout}-b{batch}"))
+        for layout in ("nchw", "nhwc")
+        for batch in ("0064", "0256")
+    }
+    small, large = (
+        speeds["nhwc", batch].images_per_s / speeds["nchw", batch].images_per_s
+        for batch in ("0064", "0256")
+    )
+    text = (course.course_root() / "notebooks" / "03_channels_last.ipynb").read_text()
+    assert f"in fp16 {small:.2f} times instead of {large:.2f}." in text
+    assert f"became {large:.2f} times as fast with 256 images" in text
+    peaks = {
+        f"{speed.peak_memory_bytes / 1e9:.1f} GB" for (_, b), speed in speeds.items() if b == "0256"
+    }
+    assert [f"both recorded runs peaked at {peak}" in text for peak in peaks] == [True]

@@ -24,6 +24,7 @@ from dlojz.launch import Request, series
 from dlojz.runs import log
 from dlojz.training import estimate, models
 from dlojz.training.worth import imported
+from dlojz.widgets.answer import ANSWERS
 
 REPOSITORY = Path(__file__).parent.parent
 EXPERIMENTS = REPOSITORY / "notebooks/experiments"
@@ -542,3 +543,5 @@ def test_what_notebook_11_says_of_its_recordings_is_so():
     assert tensorwise[1] < 1.1 * tensorwise[0] < 0.1 < 0.9 < tensorwise[2]
     text = (EXPERIMENTS.parent / "11_fsdp.ipynb").read_text()
     assert [words for words in said if words not in text] == []
+    left = gb["64 GPUs, FSDP, checkpointing"], gb["64 GPUs, FSDP"]
+    assert "leaves {:.1f} GB of the {:.0f}".format(*left) in ANSWERS["11 from the figures"]

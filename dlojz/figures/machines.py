@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from dlojz.figures import report
 from dlojz.runs import log, stats
@@ -264,6 +265,10 @@ def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(9.5, 5.6))[1]
         ax.set(xscale="log", yscale="log", xlabel="memory (GB/s)", ylabel="TFLOP/s, dense")
+        ax.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:,g}"))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         for column, where in zip(columns, _places([c.x for c in columns]), strict=True):
             _draw(ax, column, where)
         _diagonals(ax)

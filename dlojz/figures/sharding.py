@@ -21,6 +21,7 @@ HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
 COLOURS = ddp.COLOURS | {"reduce_scatter": report.PALETTE["update"]}
 MOVED = ("parameters", "gradients", "optimizer")  # to the host, by FSDP2's offload policy
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
+PAPER = {"facecolor": "white", "pad": 0, "lw": 0}  # behind a text, so that no line crosses it
 
 
 def _measured(run, field, experiment) -> log.Run:
@@ -315,13 +316,14 @@ def plot_recompute(run, axes=None):
         for what, shift, colour in (("operations", -0.18, "forward"), ("time", 0.18, "backward")):
             at, values = np.arange(len(cases)) + shift, [f[what] for f in found.values()]
             drawn[what] = costs.barh(at, values, 0.34, color=report.PALETTE[colour])
-            costs.bar_label(drawn[what], [f"x {v:.2f}" for v in values], padding=4, fontsize=8)
+            labels = [f"x {v:.2f}" for v in values]
+            costs.bar_label(drawn[what], labels, padding=4, fontsize=8, bbox=PAPER)
         costs.set(xlabel="of a step, against the first", xlim=(0, 1.25 * max([*values, 4 / 3])))
-        costs.axvline(4 / 3, color=report.PALETTE["limit"], ls="--")
+        drawn["4/3"] = costs.axvline(4 / 3, color=report.PALETTE["limit"], ls="--", zorder=0)
         keeps.set_yticks(range(len(cases)), cases)
         keeps.invert_yaxis()
         keeps.set_title(_where(run), fontsize=9, fontweight="normal")
-        report.legend(costs, drawn, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+        report.legend(costs, drawn, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return axes
 
 
@@ -382,10 +384,10 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
             0, 1.15 * max([peak.bytes for peak in found.values()] + [*cards.values()]) / 1e9
         )
         for text in ax.texts:
-            text.set_bbox({"facecolor": "white", "alpha": 0.8, "pad": 0, "lw": 0})
+            text.set_bbox(PAPER)
         for card, size in cards.items():
             ax.axvline(size / 1e9, color="black", linestyle="--", lw=1, zorder=0)
-            ax.text(size / 1e9, -0.7, card, ha="center", va="bottom", fontsize=9)
+            ax.text(size / 1e9, -0.7, card, ha="center", va="bottom", fontsize=9, bbox=PAPER)
         arguments = log.read(run).start["arguments"]
         what = "{model}, {batch_size} images of {image_size} px on each GPU, {precision}"
         ax.set_title(what.format(**arguments), fontsize=10, pad=18)

@@ -155,7 +155,7 @@ def _cpu(facts: dict) -> Iterator[Entry]:
     yield Entry("CPUs usable", ", ".join(usable), "workers + main process fit in this")
     yield Entry("instructions", ", ".join(cpu.get("instructions", ["unknown"])), _bf16_on_cpu(cpu))
     if caches := cpu.get("caches"):
-        yield Entry("caches", cache_text(caches), "a core computes from them; memory is further")
+        yield Entry("caches", cache_text(caches), "a core computes from them; memory is farther")
     yield Entry("NUMA", "\n".join(numa) or "unknown", near)
 
 
@@ -285,7 +285,7 @@ def _stack(facts: dict) -> Iterator[Entry]:
     where = "none for this GPU" if _uncovered(facts) else "they run on this GPU"
     where = where if facts["gpu"]["cards"] else "no GPU here to use them"
     yield Entry("GPU kernels", " ".join(torch.get("architectures", [])) or "none", where)
-    threads = f"{torch.get('threads', '?')} threads by default"
+    threads = f"{(n := torch.get('threads', '?'))} thread{'s' * (n != 1)} by default"
     if found := torch.get("libraries"):
         names = [f"{name} {found[name]}" for name in ("oneDNN", "MKL") if name in found]
         if compiler := found.get("GCC"):
