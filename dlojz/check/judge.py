@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz.check import audit, bars, ending
+from dlojz.check import audit, bars, ending, work
 from dlojz.check.exercises import (
     FASTER,
     MECHANISM,
@@ -31,6 +31,7 @@ NOT_TIMED = Finding(
 NOT_JUDGED = Finding(
     MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
 )
+FLOAT32 = "float32"  # a run of the trainee's trainer, beside those in 16 bits
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
 
@@ -58,12 +59,13 @@ def judge(
     mechanism = exercise.mechanism(runs)
     if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
-    work = common.same_work(runs.mine, runs.reference)
+    same = common.same_work(runs.mine, runs.reference)
     ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
     findings = [
-        *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
+        *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
         *(common.still_trains(name, *runs.extras[name]) for name in ended),
         *_audit(exercise, folders, runs, timed),
+        _work(folders, ends, runs),
         *mechanism,
     ]
     # Evidence names the cause; an error only says where it surfaced.
@@ -207,7 +209,7 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
     precision = audit.precision_of(runs.reference)
     names = dict.fromkeys(_names(folders, "after-"), precision)
     if precision in audit.COARSE:
-        names["float32"] = "fp32"
+        names[FLOAT32] = "fp32"
     found, broken = [], []
     for name, kind in names.items():
         again = folders.get(name, Path(name)) / series.REPLAY
@@ -224,6 +226,13 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
         *audit.clocks(runs.mine, runs.reference),
     ]
+
+
+def _work(folders, ends, runs) -> Finding:
+    """Return whether the last step of each run of the trainee's did the solution's work."""
+    names = [*_names(folders, "after-"), *(n for n in (FLOAT32,) if n in folders)]
+    every = [log.read(folders[name]) for name in names if ends[name].completed]
+    return work.finding([(run, runs.reference) for run in every])
 
 
 # The speed ---------------------------------------------------------------------------------------
