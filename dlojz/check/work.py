@@ -82,7 +82,7 @@ def _less(group, mine, usual, tolerance):
     when, kind = group
     words = [f"{n} fewer {kind}{'s' * (n > 1)} {of}" for (of, _), n in fewer.most_common(SHOWN)]
     rest = fewer.total() - sum(n for _, n in fewer.most_common(SHOWN))
-    words += [f"{rest} others"] if rest else []
+    words += [f"{rest} other{'s' * (rest > 1)}"] if rest else []
     words += [f"{n} more {of}" for (of, _), n in more.most_common(1)]
     formats = ", ".join(sorted({entry["dtype"] for entry in narrow}))
     words += [f"some in {formats}"] if formats else []

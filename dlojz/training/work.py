@@ -56,19 +56,16 @@ def _of_thread(events):
             ends["layer"] = max(ends["layer"], end)
         elif begin >= ends["work"] and (found := _work(name, event)):
             ends["work"] = end
-            kind, of, flop = found
             when = BACKWARD if begin < ends["node"] else FORWARD
             if when == BACKWARD and (begin < ends["layer"] or _is_of_a_forward_pass(name)):
                 when = AGAIN
-            yield when, kind, of, dtype(_first(event.dtypes(), OPERANDS.get(name, 0))), flop
+            computed = dtype(event.dtypes()[OPERANDS.get(name, 0)])
+            for kind, of, flop in found:
+                yield when, kind, of, computed, flop
 
 
 def _is_of_a_forward_pass(name):
     return name == "aten::convolution" or (name.startswith(ATTENTION) and "backward" not in name)
-
-
-def _first(dtypes, place):
-    return dtypes[place] if place < len(dtypes) else "?"
 
 
 # The place of a product's first operand among the arguments.
@@ -78,18 +75,18 @@ OPERANDS = {
 }
 
 
-def _work(name, event) -> tuple[str, str, int] | None:
-    """Return (kind, sizes in words, floating-point operations) of a call; None: it is no work."""
+def _work(name, event) -> list[tuple[str, str, int]]:
+    """Return (kind, sizes in words, floating-point operations) of all that a call computes."""
     if name in OPERANDS:
         place = OPERANDS[name]
-        return product(*event.shapes()[place : place + 2])
+        return [product(*event.shapes()[place : place + 2])]
     if name == "aten::convolution":
-        return convolution(event.shapes(), event.concrete_inputs())
+        return [convolution(event.shapes(), event.concrete_inputs())]
     if name == "aten::convolution_backward":
         return convolution_backward(event.shapes(), event.concrete_inputs())
     if name.startswith(ATTENTION) and not name.endswith("attention_math"):
-        return attention(event.shapes(), backward="backward" in name)
-    return None
+        return [attention(event.shapes(), backward="backward" in name)]
+    return []
 
 
 def product(a, b) -> tuple[str, str, int]:
@@ -118,14 +115,15 @@ def convolution(shapes, inputs) -> tuple[str, str, int]:
     return CONVOLUTION, _said(image, weight), _flop(image[0], places, weight)
 
 
-def convolution_backward(shapes, inputs) -> tuple[str, str, int]:
-    """Return the work of a convolution's backward pass, for the gradients that it computes."""
+def convolution_backward(shapes, inputs) -> list[tuple[str, str, int]]:
+    """Return the work of a convolution's backward pass: that of each gradient which it computes."""
     gradient, image, weight = shapes[:3]
     transposed, wanted = inputs[7], inputs[10]
     places = image[2:] if transposed else gradient[2:]
-    each = _flop(image[0], places, weight)
-    words = " and ".join(w for w, yes in zip(("images", "weights"), wanted, strict=False) if yes)
-    return CONVOLUTION, f"{_said(image, weight)} for {words}", sum(wanted[:2]) * each
+    flop = _flop(image[0], places, weight)
+    of = _said(image, weight)
+    named = zip(("images", "weights"), wanted, strict=False)  # and the biases: no convolution
+    return [(CONVOLUTION, f"{of} for the {name}", flop) for name, yes in named if yes]
 
 
 def _said(image, weight):
