@@ -32,6 +32,7 @@ NOT_JUDGED = Finding(
     MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
 )
 FLOAT32 = "float32"  # a run of the trainee's trainer, beside those in 16 bits
+SMALL = "small"  # another, whose updates are kept if a state of those is too large
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
 
@@ -147,6 +148,10 @@ def _names(folders, prefix):
     return sorted(names, key=lambda n: int(n.removeprefix(prefix)))
 
 
+def _among(folders, *names):
+    return [name for name in names if name in folders]
+
+
 # Runs that crashed -------------------------------------------------------------------------------
 
 
@@ -207,7 +212,7 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
     timed: whether all pairs are there; else too few updates were kept, so far.
     """
     precision = audit.precision_of(runs.reference)
-    names = dict.fromkeys(_names(folders, "after-"), precision)
+    names = dict.fromkeys([*_names(folders, "after-"), *_among(folders, SMALL)], precision)
     if precision in audit.COARSE:
         names[FLOAT32] = "fp32"
     found, broken = [], []
@@ -230,9 +235,12 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
 
 def _work(folders, ends, runs) -> Finding:
     """Return whether the last step of each run of the trainee's did the solution's work."""
-    names = [*_names(folders, "after-"), *(n for n in (FLOAT32,) if n in folders)]
-    every = [log.read(folders[name]) for name in names if ends[name].completed]
-    return work.finding([(run, runs.reference) for run in every])
+    beside = runs.extras[SMALL][1] if SMALL in runs.extras else runs.reference
+    usual = dict.fromkeys(_names(folders, "after-"), runs.reference)
+    usual |= dict.fromkeys(_among(folders, SMALL, FLOAT32), beside)
+    return work.finding(
+        [(log.read(folders[name]), of) for name, of in usual.items() if ends[name].completed]
+    )
 
 
 # The speed ---------------------------------------------------------------------------------------
