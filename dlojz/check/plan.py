@@ -58,7 +58,7 @@ def _audited_small(exercise, run):
         yield (
             f"weights, gradients and momenta of {run.start['arguments'].get('model')} take "
             f"{_state(run) / 1e9:.1f} GB in a process: whole updates were kept and done again of a "
-            f"run with {' '.join(exercise.small)}; of your job's own size, every step was watched"
+            f"run with {exercise.small}; of your job's own size, every step was watched"
         )
 
 
@@ -137,7 +137,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     kept = audit.AUDITED // 2 if coarse else 0
     large = _state(log_of(job)) > MOST_STATE
     if large:
-        flags_small, usual = [*flags, *exercise.small], f"{judge.SMALL}-solution"
+        flags_small, usual = [*flags, *exercise.small.split()], f"{judge.SMALL}-solution"
         entries.append(series.Entry(usual, solution, flags_small, audit=LEDGER | UNTIMED))
         usual = f"{{{usual}}}"
         entries.append(audited(judge.SMALL, mine, flags_small, SMALL_KEPT, usual, UNTIMED))
