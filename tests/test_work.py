@@ -151,7 +151,7 @@ def test_less_work_never_passes_and_more_always_does(seed):
         others = usual[:i] + usual[i + 1 :]
         fewer = [one | {"count": one["count"] - 1}] if one["count"] > 1 else []
         smaller = [one | {"of": "smaller", "flop": one["flop"] - 1}]
-        narrower = [one | {"dtype": "float16"}]
+        narrower = [one | {"dtype": draw.choice(["float16", "Float8_e4m3fn"])}]
         for instead in (fewer, smaller, narrower):
             assert judged.less([*others, *instead], usual), (one, instead)
 

@@ -16,7 +16,7 @@ COMPUTED = ("forward", "backward")  # whether layers are computed again is the m
 # Compiled code may pad products, or make one of a convolution; what Inductor's autotuner generates
 # itself, or a CUDA graph replays, is not seen at all. It is then counted before it is compiled.
 COMPILED, UNSEEN = 0.05, ("max-autotune", "reduce-overhead")
-BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # any other: 1
 SHOWN = 2  # of what is missing
 
 
@@ -73,8 +73,8 @@ def less(mine: list[dict], usual: list[dict], tolerance: float = 0.0) -> str:
 
 def _less(group, mine, usual, tolerance):
     there, here = (_of(group, work) for work in (usual, mine))
-    least = min(BYTES.get(entry["dtype"], 4) for entry in there)
-    narrow = [entry for entry in here if BYTES.get(entry["dtype"], 4) < least]
+    least = min(BYTES.get(entry["dtype"], 1) for entry in there)
+    narrow = [entry for entry in here if BYTES.get(entry["dtype"], 1) < least]
     expected, counted = _counts(there), _counts(e for e in here if e not in narrow)
     fewer, more = expected - counted, counted - expected
     if _flop(fewer) - _flop(more) <= tolerance * _flop(expected):
