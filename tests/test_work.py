@@ -174,6 +174,14 @@ def test_what_is_missing_is_named():
     assert "some in bfloat16" in judged.less([usual[0] | {"dtype": "bfloat16"}], usual)
 
 
+def test_a_compiled_trainer_beside_a_solution_that_is_not_has_no_tolerance():
+    usual, nearly = run(WHOLE), [WHOLE[0], WHOLE[1] | {"count": 7}, entry("backward", flop=99)]
+    assert not judged.finding([(run(WHOLE, regions=2, first=WHOLE), usual)]).fails
+    assert judged.finding([(run(WHOLE, regions=2, first=HALF), usual)]).fails
+    assert judged.finding([(run(nearly, regions=2, first=WHOLE), usual)]).fails
+    assert not judged.finding([(run(nearly, regions=2), run(WHOLE, regions=2))]).fails
+
+
 def run(*works, regions=None, first=(), compiled="off", again=0):
     """A log of one process for each of these works of the last step."""
     found = []

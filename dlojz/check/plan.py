@@ -118,8 +118,8 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
     spread. The trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients
     tell more. In the band, the solution's weights are off by a rounding error. Without pairs it
-    comes last: if the losses agree without it, it is left out. Of a state over 5 GB whole updates
-    are not kept, but of a run of the exercise's small model, with the same flags otherwise.
+    comes last: if the losses agree without it, it is left out. If a state takes over 5 GB, whole
+    updates are kept of another run, with the exercise's small model and otherwise the same flags.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)

@@ -1,7 +1,7 @@
 """Does a step do the solution's work? Its convolutions and matrix products, by their sizes.
 
-`dlojz.training.work` counts them under the profiler. A count is exact where numbers are not: in 16
-bits a gradient may be mostly noise. More work than the solution's is no fraud, and the same work in
+`dlojz.training.work` counts them under the profiler. That is exact where values are not: in 16 bits
+a gradient may be mostly noise. More work than the solution's is no fraud, and the same work in
 another form is the same: what is missing must be outweighed by what is there in its place.
 """
 
@@ -43,16 +43,16 @@ def finding(pairs: Sequence[tuple[log.Run, log.Run]]) -> Finding:
 
 def _looks(mine, usual):
     """Yield (where, the trainee's work, the solution's, the share that may be missing)."""
-    number = len(usual.steps) - 1
-    if usual.last.compiled_regions or mine.last.compiled_regions:
-        if usual.probe.work:
-            yield ", before it is compiled", mine.probe.work, usual.probe.work, 0.0
-        asked = str(usual.start["arguments"].get("compile"))
-        if asked.startswith(UNSEEN) or usual.share.again:
-            return
-        yield f" in step {number}", _merged(mine.last.work), _merged(usual.last.work), COMPILED
-    else:
-        yield f" in step {number}", mine.last.work, usual.last.work, 0.0
+    place, compiled = f" in step {len(usual.steps) - 1}", usual.last.compiled_regions
+    if not (compiled or mine.last.compiled_regions):
+        yield place, mine.last.work, usual.last.work, 0.0
+        return
+    if usual.probe.work or mine.probe.work:
+        yield ", before it is compiled", mine.probe.work, usual.probe.work or usual.last.work, 0.0
+    asked = str(usual.start["arguments"].get("compile"))
+    if not (asked.startswith(UNSEEN) or usual.share.again):
+        tolerance = COMPILED if compiled else 0.0
+        yield place, _merged(mine.last.work), _merged(usual.last.work), tolerance
 
 
 def _merged(work):

@@ -1,8 +1,8 @@
 """The work of a step: its convolutions and matrix products by their sizes, from the profiler.
 
-These are what a step is made of, and a number of them is exact where the numbers that they compute
-are noisy. Each has its floating-point operations, so that the same work in another form is equal:
-`mm` or `addmm` or `bmm`, a product or its transpose. Those of attention count as its two products.
+They are nearly all that a step computes, and counting them is exact where their values are noisy.
+Each has its floating-point operations, so that the same work in another form is equal: `mm`,
+`addmm` or `bmm`, a product or its transpose. Attention counts as its products.
 """
 
 import math
