@@ -546,13 +546,38 @@ def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
         check("01", job)
 
 
-def test_a_model_whose_states_would_fill_the_machine_is_an_error(job):
+def test_a_state_too_large_to_keep_is_audited_with_a_small_model(checked_job, monkeypatch):
+    """And only in the small run: of the job's own size every step is watched."""
+    monkeypatch.setattr(plan, "MOST_STATE", 1e6)
+    found = check("01", checked_job)
+    assert found.passed, found
+    assert "GB in a process: whole updates were kept and done again of a run with" in repr(found)
+    folders = launch.series.folders(launch.latest("check-01_gpu"))
+    assert {"small", "small-solution", "after-1"} <= folders.keys()
+    small, own = (log.read(folders[name] / "replay").replay for name in ("small", "after-1"))
+    assert len(small.updates) == 8
+    assert own.updates == []
+    assert len(own.every["criterion"]) == len(own.every["rows"]) + 1 == 8
+    assert None not in (*own.every["criterion"], *own.every["rows"])
+    (audit,) = [f for f in found.findings if f.what == "audit"]
+    assert audit.yours == "8 updates done again with the solution"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_large_state_is_never_kept(job, precision, monkeypatch):
     file = job.directory / "events.jsonl"
     held = '"held": {"parameters": 2500000000, "gradients": 2500000000, "optimizer": 2500000000}'
     file.write_text(re.sub(r'"held": \{[^}]*\}', held, file.read_text()))
-    said = "take 7.5 GB in a process, and a check keeps.*of at most 417 million parameters"
-    with pytest.raises(CheckError, match=said):
-        check("01", job)
+    monkeypatch.setattr(plan.audit, "precision_of", lambda *_: precision)
+    planned = plan.of(exercises.find("09_compile"), job, pairs=3)
+    sized = {e.name: " ".join(e.flags) for e in planned.entries if (e.audit or {}).get("keep")}
+    wide = {"float32"} if precision == "bf16" else set()
+    assert sized.keys() == {"small"} | wide
+    assert all("--model squeezenet1_1 --image-size 32 -b 8" in flags for flags in sized.values())
+    replays = {e.name: e.replay.flags[0] for e in planned.entries if e.replay}
+    assert {replays[name] for name in sized} == {"{small-solution}"}
+    assert {replays[f"after-{i}"] for i in (1, 2, 3)} == {"{solution}"}
+    assert "take 7.5 GB in a process" in planned.notes[0]
 
 
 def test_a_job_that_was_cancelled_is_no_verdict(script):

@@ -93,6 +93,7 @@ def _timed(exercise, job, pairs):
     runs = run.finished(planned, standards)
     timed = all(entry.name in runs for entry in planned.entries if entry.name != "band")
     verdict = judge.judge(exercise, runs, standards, timed=timed)
+    verdict.notes = (*planned.notes, *verdict.notes)
     verdict.reached = _reached(exercise, job, runs) if verdict.passed else {}
     return verdict
 

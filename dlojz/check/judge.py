@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz.check import audit, bars, ending
+from dlojz.check import audit, bars, ending, work
 from dlojz.check.exercises import (
     FASTER,
     MECHANISM,
@@ -31,6 +31,8 @@ NOT_TIMED = Finding(
 NOT_JUDGED = Finding(
     MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
 )
+FLOAT32 = "float32"  # a run of the trainee's trainer, beside those in 16 bits
+SMALL = "small"  # another, whose updates are kept if a state of those is too large
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
 
@@ -58,12 +60,13 @@ def judge(
     mechanism = exercise.mechanism(runs)
     if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
-    work = common.same_work(runs.mine, runs.reference)
+    same = common.same_work(runs.mine, runs.reference)
     ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
     findings = [
-        *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in work),
+        *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
         *(common.still_trains(name, *runs.extras[name]) for name in ended),
         *_audit(exercise, folders, runs, timed),
+        _work(folders, ends, runs),
         *mechanism,
     ]
     # Evidence names the cause; an error only says where it surfaced.
@@ -145,6 +148,10 @@ def _names(folders, prefix):
     return sorted(names, key=lambda n: int(n.removeprefix(prefix)))
 
 
+def _among(folders, *names):
+    return [name for name in names if name in folders]
+
+
 # Runs that crashed -------------------------------------------------------------------------------
 
 
@@ -205,9 +212,9 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
     timed: whether all pairs are there; else too few updates were kept, so far.
     """
     precision = audit.precision_of(runs.reference)
-    names = dict.fromkeys(_names(folders, "after-"), precision)
+    names = dict.fromkeys([*_names(folders, "after-"), *_among(folders, SMALL)], precision)
     if precision in audit.COARSE:
-        names["float32"] = "fp32"
+        names[FLOAT32] = "fp32"
     found, broken = [], []
     for name, kind in names.items():
         again = folders.get(name, Path(name)) / series.REPLAY
@@ -224,6 +231,16 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
         *audit.clocks(runs.mine, runs.reference),
     ]
+
+
+def _work(folders, ends, runs) -> Finding:
+    """Return whether the last step of each run of the trainee's did the solution's work."""
+    beside = runs.extras[SMALL][1] if SMALL in runs.extras else runs.reference
+    usual = dict.fromkeys(_names(folders, "after-"), runs.reference)
+    usual |= dict.fromkeys(_among(folders, SMALL, FLOAT32), beside)
+    return work.finding(
+        [(log.read(folders[name]), of) for name, of in usual.items() if ends[name].completed]
+    )
 
 
 # The speed ---------------------------------------------------------------------------------------

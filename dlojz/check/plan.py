@@ -18,8 +18,9 @@ from dlojz.runs import log, stats
 # begin at the first step, and write nothing.
 LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
-
-MOST_STATE = 5e9  # bytes of weights, gradients and momenta: a check keeps eight states and more
+# Bytes of weights, gradients and momenta: a check keeps eight such states and more.
+MOST_STATE = 5e9
+SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Plan:
     request: launch.Request  # of the job: its check runs where it ran
     hardware: tuple[str, str]  # where the job ran: its processor, and its GPU or ""
     seconds: float  # from the first line of the job's log to the last
+    notes: tuple[str, ...] = ()  # what a trainee should know of its runs
 
 
 def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
@@ -41,16 +43,23 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
             f"job {job.id} had {job.info['n_gpu']} process, and {exercise.step} is about several: "
             f'submit("{job.command}", n_gpu={exercise.processes})'
         )
-    run = log_of(job)
-    state = sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
-    if state > MOST_STATE:
-        raise CheckError(
-            f"weights, gradients and states of {run.start['arguments'].get('model')} take "
-            f"{state / 1e9:.1f} GB in a process, and a check keeps several such states: submit a "
-            f"smaller --model, of at most {MOST_STATE / 12e6:,.0f} million parameters in a process"
+    run, found = log_of(job), tuple(entries(exercise, job, pairs))
+    notes = tuple(_audited_small(exercise, run))
+    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), run.seconds, notes)
+
+
+def _state(run) -> int:
+    """Return the bytes of weights, gradients and momenta that a process of this run held."""
+    return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
+
+
+def _audited_small(exercise, run):
+    if _state(run) > MOST_STATE:
+        yield (
+            f"weights, gradients and momenta of {run.start['arguments'].get('model')} take "
+            f"{_state(run) / 1e9:.1f} GB in a process: whole updates were kept and done again of a "
+            f"run with {exercise.small}; of your job's own size, every step was watched"
         )
-    found = tuple(entries(exercise, job, pairs))
-    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), run.seconds)
 
 
 def job_of(job) -> launch.Job:
@@ -109,7 +118,8 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
     spread. The trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients
     tell more. In the band, the solution's weights are off by a rounding error. Without pairs it
-    comes last: if the losses agree without it, it is left out.
+    comes last: if the losses agree without it, it is left out. If a state takes over 5 GB, whole
+    updates are kept of another run, with the exercise's small model and otherwise the same flags.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
@@ -125,9 +135,17 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
         entries.append(series.Entry(name, solution, [*flags, *more]))
     coarse = audit.precision_of(log_of(job), hardware) in audit.COARSE
     kept = audit.AUDITED // 2 if coarse else 0
+    large = _state(log_of(job)) > MOST_STATE
+    if large:
+        flags_small, usual = [*flags, *exercise.small.split()], f"{judge.SMALL}-solution"
+        entries.append(series.Entry(usual, solution, flags_small, audit=LEDGER | UNTIMED))
+        usual = f"{{{usual}}}"
+        entries.append(audited(judge.SMALL, mine, flags_small, SMALL_KEPT, usual, UNTIMED))
+    else:
+        flags_small, usual = flags, "{solution}"
     if coarse:
-        wide = [*flags, "--precision", "fp32"]
-        entries.append(audited("float32", mine, wide, kept, "{solution}", UNTIMED))
+        wide = [*flags_small, "--precision", "fp32"]
+        entries.append(audited(judge.FLOAT32, mine, wide, kept, usual, UNTIMED))
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
@@ -135,13 +153,14 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
         )
     rounds = pairs or 1
     keep = max(-(-(audit.AUDITED - kept) // rounds), 4 if hardware.startswith("cuda") else 2)
+    wish = {"keep": 0, "watch": True} if large else {"keep": keep}
     for i in range(1, rounds + 1):
-        more = {} if i == 1 else {"validate": False}  # one validation is enough
+        more = wish if i == 1 else wish | {"validate": False}  # one validation is enough
         name = f"after-{i}"
         both = [audited(name, mine, flags, keep, "{solution}", more, tuned=not coarse)]
         if pairs:
-            wish = {"keep": keep, "validate": False}
-            both.insert(0, series.Entry(f"before-{i}", before, known, audit=wish))
+            audit_it = wish | {"validate": False}
+            both.insert(0, series.Entry(f"before-{i}", before, known, audit=audit_it))
         entries += both if i % 2 else reversed(both)
     return entries if pairs else [*entries, band]
 

@@ -128,6 +128,7 @@ class Probe(Record):
     states_finite: bool | None = None  # all of their values, after the update
     numerics: Numerics = field(default_factory=Numerics)
     loader: Loader = field(default_factory=Loader)
+    work: list = field(default_factory=list)  # as of the last step; only if it will be compiled
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ class LastStep(Record):
     """The last step of a test run, under the profiler."""
 
     matrix_ops: list = field(default_factory=list)  # dicts of op, dtype, count
+    # Dicts of when (forward, backward, again), kind, of (the sizes), dtype, flop (of one), count.
+    work: list = field(default_factory=list)
     fused_updates: int | None = None  # calls that update many weights in one kernel
     calls: dict = field(default_factory=dict)  # how often the host waited, by call, such as "item"
     copies: dict = field(default_factory=dict)  # how many, by the profiler's name

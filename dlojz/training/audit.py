@@ -56,7 +56,8 @@ HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no cha
 def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
 
-    keep: how many updates, 0 if it is left out; write: into files (otherwise they are only copied);
+    keep: how many updates, 0 if it is left out; watch: what a replay compares of every step, even
+    if no update is kept; write: into files (otherwise they are only copied);
     memory: files without a name, which the job holds in memory, to write into if it has room;
     perturb: move the initial weights by a rounding error; autotune: false forbids cuDNN to try its
     algorithms, which in float32 can take minutes; validate: false ends the run where its training
@@ -160,6 +161,7 @@ class Auditor:
         self._witness = witness  # knows when the run is warm, and which step it profiles
         self._run, self._training, self._model = run, training, training.model
         self._wish, self._keep = wish, wish.get("keep", 0)
+        self._watches = bool(self._keep or wish.get("watch"))
         self._accumulate = getattr(args, "accumulate", 1)
         self._profiled = "--profile" in sys.argv  # as the check asked, not as the trainer says
         self._device = next(self._model.parameters()).device
@@ -326,7 +328,7 @@ class Auditor:
         step = self._steps_seen[-1]
         with self._aside():
             self._logit_bytes += 2 * logits.numel() * logits.element_size()
-            if self._keep and self._logit_bytes <= MOST_LOGITS:
+            if self._watches and self._logit_bytes <= MOST_LOGITS:
                 step["logits"] = logits.detach().clone()
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
 
@@ -353,7 +355,7 @@ class Auditor:
     def _begin_update(self):
         """Keep the generators, and the buffers unless the update before did."""
         self._generators = torch.get_rng_state(), _cuda_generator(self._device)
-        if not self._keep:
+        if not self._watches:
             return
         if self._buffers is None or self._skipped:
             self._buffers = self._copied_buffers()
@@ -396,7 +398,7 @@ class Auditor:
         }
         if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
             self._reserved = self._reserve(optimizer)
-        if self._keep and self._generators:
+        if self._watches and self._generators:
             buffers = self._copied_buffers()
             left = self._last_update + 1 - facts["update"]
             if self._draw.random() * left < self._keep - len(self._kept):  # all left, if need be

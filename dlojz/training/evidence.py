@@ -5,9 +5,10 @@ The trainer calls `watch` once. It logs these records of `dlojz.runs.records`:
 samples  before a test run on files: what the data set makes of a file of our own.
 probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
        layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm.
-last   the last step of a test run, under the profiler, outside the measured window: the dtypes of
-       matrix products and convolutions, copies, waits, what autograd still holds. It is left out
-       if the trainee's profiler records that step.
+       If the model will be compiled, also its convolutions and products: compiled code hides some.
+last   the last step of a test run, under the profiler, outside the measured window: convolutions
+       and matrix products with their sizes and dtypes, copies, waits, what autograd still holds. It
+       is left out if the trainee's profiler records that step.
 whole  all steps, from what the host knows without waiting: shapes of the inputs, numbers of
        backward passes and optimizer steps, and whether the weights changed.
 compilation  what torch.compile did, if anything: see `dlojz.training.compilation`.
@@ -30,12 +31,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dlojz.runs import kinds, records, spans
-from dlojz.training import audit, checkpoint, compilation, samples, sharding
+from dlojz.training import audit, checkpoint, compilation, samples, sharding, work
 
-DTYPES = {
-    **{"float": "float32", "double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
-    **{"long int": "int64", "long": "int64", "int": "int32", "unsigned char": "uint8"},
-}
 ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
     "uint8": 1,
@@ -77,10 +74,14 @@ class Witness:
         self._deterministic = torch.get_deterministic_debug_mode()
         self._weights = digest(self._model)
         self._pixels = {}
-        self._profiler = None
+        self._profiler = self._first_profiler = None
+        self._work = []
         self._stay, self._probe = [], []
         device = next(self._model.parameters()).device.type
         self._to_compile = COMPILES_IN.get(device, 0) * compilation.is_compiled(self._model)
+        asked = getattr(args, "compile", "off") != "off"  # perhaps not of the model itself
+        self._counts_first = args.test and (asked or self._to_compile > 0)
+        self._counts_first &= "--profile" not in sys.argv  # only one profiler can run at a time
         if args.test and (seen := samples.look(loader.dataset)):
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
@@ -125,6 +126,7 @@ class Witness:
         images = inputs[0]
         mode = "train" if model.training else "val"
         if mode == "train":
+            self._count_work()
             self._counts["forward"] += 1
             if not self._probe:
                 self._to_compile -= 1
@@ -168,6 +170,18 @@ class Witness:
             self._end_probe()
 
     # The probe: the first step that changes the weights ----------------------------------------
+
+    def _count_work(self):
+        """Begin to profile the first batch as it enters the model, or end with the next one.
+
+        Nothing is compiled yet, so that all of its convolutions and products are there to see.
+        """
+        if self._first_profiler:
+            self._work = work.counted(stop_profiler(self._first_profiler))
+            self._first_profiler = None
+        elif self._counts_first:
+            self._counts_first = False
+            self._first_profiler = start_profiler([torch.profiler.ProfilerActivity.CPU])
 
     def _on_layer(self, layer, inputs, output):
         self._counts["again"] += bool(self._first)  # after the loss: the backward pass needs it
@@ -220,6 +234,8 @@ class Witness:
         for hook in self._probe:
             hook.remove()
         self._probe = []
+        if self._first_profiler:
+            self._count_work()
         if "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("default")
         states = [
@@ -244,6 +260,7 @@ class Witness:
                 states_finite=_finite(states),
                 numerics=_numerics(),
                 loader=_loader(self._loader),
+                work=self._work,
             )
         )
 
@@ -446,11 +463,14 @@ def _loader(loader):
     )
 
 
-def start_profiler():
-    """Return a profiler that has started; `stop_profiler` stops it."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+def start_profiler(activities=()):
+    """Return a profiler that has started; `stop_profiler` stops it.
+
+    activities: what it records; by default the host's work, and that of a GPU if there is one.
+    """
+    kinds_of = torch.profiler.ProfilerActivity
+    on_gpu = [kinds_of.CUDA] if torch.cuda.is_available() else []
+    activities = list(activities) or [kinds_of.CPU, *on_gpu]
     profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
     profiler.start()
     # True only avoids a warning. At the end it would spend seconds on making Python objects of all
@@ -491,7 +511,7 @@ def _profile(events):
     for event in events:
         name = event.name()
         if kind := kinds.MATRIX_OPS.get(name):
-            matrix[kind, _dtype(next((d for d in event.dtypes() if d), "?"))] += 1
+            matrix[kind, work.dtype(next((d for d in event.dtypes() if d), "?"))] += 1
         elif kinds.FUSED.match(name):
             fused += 1
         elif name == "aten::_local_scalar_dense":
@@ -505,6 +525,7 @@ def _profile(events):
     return {
         **communication(events),
         **compilation.coverage(events),
+        "work": work.counted(events),
         "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
         "fused_updates": fused,
         "calls": dict(calls),
@@ -523,11 +544,6 @@ def _asks_not_to_wait(event) -> bool:
 def _ran_on_gpu(event) -> bool:
     # The profiler repeats the host's annotations on the GPU, around what they launched.
     return event.device_type() != CPU and not event.is_user_annotation()
-
-
-def _dtype(name):
-    """Return torch's name of the profiler's dtype: float is float32, c10::Half float16."""
-    return DTYPES.get(name.removeprefix("c10::"), name)
 
 
 def communication(events):
@@ -573,7 +589,7 @@ def _span(event, begin):
 
 def _collective(event, span):
     backend, op = kinds.COLLECTIVE.fullmatch(event.name()).groups()
-    dtype = _dtype(next(iter(event.dtypes()), "?"))
+    dtype = work.dtype(next(iter(event.dtypes()), "?"))
     return {
         "backend": backend,
         "op": op,

@@ -150,6 +150,7 @@ EXERCISE = Exercise(
     mechanism=mechanism,
     extras=extras,
     first_hints=WORK_FIRST,
+    small="--model squeezenet1_1 --image-size 32 -b 8",
     price=price,
     errors=(
         (r"unrecognized arguments: .*--compile", "flag"),

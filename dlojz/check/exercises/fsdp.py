@@ -255,6 +255,7 @@ EXERCISE = Exercise(
     beside={DDP: ("--sharding", "ddp")},
     second=smaller,
     second_name="smaller",
+    small="--model vit_tiny --image-size 32 -b 8",
     first_hints=WORK_FIRST,
     waited="together",
     errors=(
