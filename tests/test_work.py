@@ -231,3 +231,11 @@ def test_compiled_code_may_pad_a_product_or_make_one_of_a_convolution_and_no_mor
     product = [entry(kind="product", of="b", flop=99, count=4), WHOLE[1]]
     assert not judged.finding([(run(product, **one), usual)]).fails
     assert judged.finding([(run(HALF, **one), usual)]).fails
+
+
+def test_what_a_graph_replays_is_counted_before_it_is_recorded():
+    mine = run([], regions=2, first=WHOLE)
+    mine.last = records.LastStep(work=HALF[:1], compiled_regions=2)
+    assert judged.finding([(mine, run(WHOLE))]).fails
+    mine.compilation = records.Compilation(seen=[{"why": "cudagraph_recording", "mode": "train"}])
+    assert not judged.finding([(mine, run(WHOLE))]).fails

@@ -49,10 +49,16 @@ def _looks(mine, usual):
         return
     if usual.probe.work or mine.probe.work:
         yield ", before it is compiled", mine.probe.work, usual.probe.work or usual.last.work, 0.0
-    asked = str(usual.start["arguments"].get("compile"))
-    if not (asked.startswith(UNSEEN) or usual.share.again):
+    if not (_hidden(mine) or _hidden(usual) or usual.share.again):
         tolerance = COMPILED if compiled else 0.0
         yield place, _merged(mine.last.work), _merged(usual.last.work), tolerance
+
+
+def _hidden(run):
+    """Return whether compiled code does work that the profiler cannot name."""
+    modes = str(run.start["arguments"].get("compile"))
+    graphs = any(c["why"].startswith("cudagraph") for c in run.compilation.seen)
+    return graphs or modes.startswith(UNSEEN)
 
 
 def _merged(work):
