@@ -449,7 +449,7 @@ def secrets_of(hub, trainee):
             about = variables(process)
             found["server"] = about.get("JUPYTERHUB_API_TOKEN", found.get("server"))
             found["oauth"] = about.get("JUPYTERHUB_OAUTH_ACCESS_TOKEN", found.get("oauth"))
-    for file in trainee.home(".local/share/jupyter/runtime").glob("kernel-*.json"):
+    for file in Path("/run/dlojz", trainee.name).glob("kernel-*.json"):
         found["kernel"] = json.loads(file.read_text())["key"]
     return {what: secret for what, secret in found.items() if secret}
 
