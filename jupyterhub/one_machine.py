@@ -39,6 +39,9 @@ else:
         spawner.environment = {**spawner.environment, "JUPYTER_RUNTIME_DIR": str(folder)}
 
     c.Spawner.pre_spawn_hook = make_room
+    # Kernels that start in the same second may choose the same ports. Sockets' paths may have 107
+    # bytes, which that folder's never exceed.
+    c.Spawner.args.append("--KernelManager.transport=ipc")
 
 # A class that comes at once shares the cores: of thirty servers on two cores, some were given up
 # after JupyterHub's 30 s.
