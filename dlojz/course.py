@@ -1,9 +1,10 @@
 """The course's files and the chain of its steps. Imports neither torch nor the rest of dlojz."""
 
 import difflib
+import errno
 import os
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -25,6 +26,7 @@ PREPARED = {
 }
 
 
+FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your disk quota is used up"}
 STARTER = Path(__file__).with_name("dlojz.py")  # in a clone this may be the trainee's file
 
 
@@ -36,6 +38,36 @@ class UserError(ValueError):
 
     def _render_traceback_(self):  # IPython's hook
         return [f"{type(self).__name__}: {self}"]
+
+
+class NoRoomError(OSError, UserError):
+    """A full disk, or a quota that is used up: what was to be written, and how to make room."""
+
+    def __str__(self):
+        return self.strerror
+
+
+def no_room(error: BaseException) -> str:
+    """Return what is full if that is why something could not be written, and what to do; or ""."""
+    if not isinstance(error, OSError) or error.errno not in FULL:
+        return ""
+    return (
+        f"{FULL[error.errno]}: `du -sh runs/*` shows what is large; make room (rm -r runs/NUMBER), "
+        "then again"
+    )
+
+
+@contextmanager
+def needs_room(path: Path):
+    """Raise NoRoomError, which says what to do, where `path` can't be written on a full disk."""
+    try:
+        yield
+    except NoRoomError:
+        raise
+    except OSError as error:
+        if not (why := no_room(error)):
+            raise
+        raise NoRoomError(error.errno, f"{path} could not be written: {why}") from error
 
 
 def course_root(start=".") -> Path:
@@ -181,12 +213,14 @@ def write_atomically(path: Path, content: str | bytes):
     """Replace `path` in one step, so that a reader sees the old content or the new one."""
     # The thread's id is in the name because other threads and processes may write at the same time.
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
-    try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        temporary.replace(path)
-    except OSError:  # a full disk: leave nothing behind
-        temporary.unlink(missing_ok=True)
-        raise
+    with needs_room(path):
+        try:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            temporary.replace(path)
+        except OSError:  # a full disk: leave nothing behind
+            with suppress(OSError):  # some file systems need room to remove a file, too
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 class Diff(str):

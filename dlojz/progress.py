@@ -49,8 +49,10 @@ def load(path: Path | None = None) -> dict:
 @contextmanager
 def changing(path: Path) -> Iterator[dict]:
     """Yield the content of a file to change, which is written back, under a lock, on exit."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
+    with course.needs_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_suffix(".lock").open("w")
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may answer at once
         kept = load(path)
         yield kept

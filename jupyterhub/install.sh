@@ -42,6 +42,7 @@ python=${PYTHON:-/usr/bin/python3}
 "$python" -c 'import ensurepip, venv' 2>/dev/null || die "no venv: apt-get install python3-venv"
 command -v npm >/dev/null || die "no npm: apt-get install npm"
 
+echo "installing into $folder: the first time that takes some minutes"
 env=$folder/env
 [ -x "$env/bin/python" ] || "$python" -m venv "$env"
 "$env/bin/python" -m pip install -q -q --disable-pip-version-check -c "$course/constraints.txt" uv
@@ -59,7 +60,7 @@ npm install --silent --no-audit --no-fund --prefix "$folder/proxy" "$proxy" >/de
 
 if [ -z "${DLOJZ_DATA:-}" ] && [ ! -e "$folder/data" ]; then
   # As a whole or not at all: trainees must never find half a data set.
-  rm -rf "$folder/.data" && (cd "$course" && "$env/bin/dlojz" data "$folder/.data")
+  rm -rf "$folder/.data" && (cd "$course" && "$env/bin/dlojz" data "$folder/.data" >/dev/null)
   mv "$folder/.data" "$folder/data"
 fi
 # Git refuses a repository of another user, such as the course's own copy here, unless it is declared

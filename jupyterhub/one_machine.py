@@ -5,6 +5,7 @@ accounts: all servers are yours, so it shows how the course looks and isolates n
 """
 
 import os
+import pwd
 import sys
 from pathlib import Path
 
@@ -23,6 +24,24 @@ elif os.geteuid() != 0:
     sys.exit("HUB_LOGIN=pam needs root, to start each server with its trainee's account")
 else:
     c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
+
+    def make_room(spawner):
+        """Have a server keep its keys outside the home: it must start when a quota is used up.
+
+        Otherwise the trainee could not even log in to remove files.
+        """
+        user = pwd.getpwnam(spawner.user.name)
+        folder = Path("/run/dlojz", user.pw_name)  # only root can have made it
+        for place, owner, mode in ((folder.parent, 0, 0o711), (folder, user.pw_uid, 0o700)):
+            place.mkdir(exist_ok=True)
+            os.chown(place, owner, user.pw_gid if owner else 0)
+            place.chmod(mode)
+        spawner.environment = {**spawner.environment, "JUPYTER_RUNTIME_DIR": str(folder)}
+
+    c.Spawner.pre_spawn_hook = make_room
+    # Kernels that start in the same second may choose the same ports. Sockets' paths may have 107
+    # bytes, which that folder's never exceed.
+    c.Spawner.args.append("--KernelManager.transport=ipc")
 
 # A class that comes at once shares the cores: of thirty servers on two cores, some were given up
 # after JupyterHub's 30 s.

@@ -8,7 +8,7 @@
 #   HUB_URL          where to listen (default: http://127.0.0.1:8000)
 #   HUB_CERTIFICATE  HUB_KEY: the files of a TLS certificate, for https
 #   HUB_STATE        the hub's own folder: database, cookie secret (default: FOLDER/state, or FOLDER/trial)
-#   HUB_REPOSITORY   where the course is cloned from (default: this clone), HUB_BRANCH: which branch
+#   HUB_REPOSITORY   where the course is cloned from (default: FOLDER/course.git, or this clone), HUB_BRANCH: which branch
 #   DLOJZ_...        what servers and jobs get: DLOJZ_DATA, the images (default: FOLDER/data), DLOJZ_SITE
 #   HUB_PROFILES     HUB_ADDRESS, SLURM_CONF: see slurm_cluster.py
 set -euo pipefail
@@ -30,9 +30,11 @@ export HUB_STATE=${HUB_STATE:-$folder/state}
 umask 077
 mkdir -p "$HUB_STATE" && chmod 700 "$HUB_STATE" && cd "$HUB_STATE"
 
+repository=$folder/course.git # the guide's; a trial has only the clone
+[ "$HUB_LOGIN" != trial ] && [ -d "$repository" ] || repository=$(dirname "$here")
 echo "The course's link for trainees:"
 "$folder/env/bin/python" "$here/link.py" "$HUB_URL" \
-  "${HUB_REPOSITORY:-file://$(dirname "$here")}" ${HUB_BRANCH:+"$HUB_BRANCH"}
+  "${HUB_REPOSITORY:-file://$repository}" ${HUB_BRANCH:+"$HUB_BRANCH"}
 
 # A clean environment: the hub's would reach processes of trainees, and may hold an administrator's
 # tokens.

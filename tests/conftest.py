@@ -67,6 +67,28 @@ def make_course_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def small_disk(course_folder):
+    """runs/ on a disk of 1 MB."""
+    runs = course_folder / "runs"
+    runs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", runs]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a disk needs root and its capabilities")
+    yield runs
+    subprocess.run(["umount", "-l", runs], check=True)
+
+
+def fill(folder):
+    """Write until the disk is full."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError:
+            pass
+
+
+@pytest.fixture
 def script(course_folder):
     """Write a small trainer: script("code", name="t.py") -> its path."""
 

@@ -155,6 +155,15 @@ def test_debian_has_the_packages_that_a_recipe_installs(name):
         assert f"Package: {package}" in shown.stdout, package
 
 
+def test_the_builder_of_the_image_gets_what_it_copies_and_no_more():
+    """All else of a clone, such as images and runs, may be gigabytes."""
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    found = re.findall(r"^COPY (.+) \S+$", RECIPES["Dockerfile"], re.M)
+    copied = {word for line in found for word in line.split()}
+    assert "*" in lines
+    assert {line[1:] for line in lines if line.startswith("!")} == copied
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_files_that_a_recipe_copies_are_all_that_the_package_needs(name, tmp_path):
     """They are made into a wheel, as pip and uv would, and it holds the whole package."""

@@ -148,6 +148,22 @@ def test_an_empty_root_is_as_if_unset(monkeypatch, tmp_path):
     assert course.course_root(tmp_path / "notebooks") == tmp_path
 
 
+@pytest.mark.parametrize(("code", "what"), course.FULL.items())
+def test_what_is_full_is_told_apart(code, what, tmp_path):
+    message = f"x could not be written: {what}.*rm -r runs/NUMBER"
+    with pytest.raises(OSError, match=message) as told, course.needs_room(tmp_path / "x"):
+        raise OSError(code, "as the system says")
+    assert told.value.errno == code
+    assert str(told.value) == told.value._render_traceback_()[0].partition(": ")[2]
+
+
+def test_other_errors_of_a_file_are_left_alone(tmp_path):
+    refused = PermissionError(13, "as the system says")
+    with pytest.raises(PermissionError) as told, course.needs_room(tmp_path / "x"):
+        raise refused
+    assert told.value is refused
+
+
 def test_outside_the_course_one_is_told_where_to_go(tmp_path, monkeypatch):
     monkeypatch.delenv("DLOJZ_ROOT", raising=False)
     with pytest.raises(FileNotFoundError, match="cd into your clone, or set DLOJZ_ROOT"):

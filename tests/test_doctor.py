@@ -142,6 +142,12 @@ def test_each_limit_that_is_too_low_is_a_problem():
     ]
 
 
+def test_a_limit_that_only_the_container_can_raise_is_not_to_be_raised_in_it():
+    stuck = facts(software=software(open_files=256, open_files_most=256))
+    (problem,) = doctor.diagnose(stuck).problems
+    assert problem.remedy == "docker run --ulimit nofile=65536 ..."
+
+
 def test_what_costs_little_is_a_note():
     changes = {"pinned": {"numpy": "2.3.4", "torch": "2.11.0"}, "pythonpath": "/old"}
     changes |= {"open_files": 1024, "slurm_error": "sbatch: fatal: no DNS", "python_headers": False}

@@ -141,7 +141,7 @@ def site():
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         groups = [group.gr_name for group in grp.getgrall()]
-        for name in ("course", "course.git", "state"):
+        for name in ("class", "course", "course.git", "state"):
             shutil.rmtree(CACHE / name, ignore_errors=True)
         site = Site(Path(folder))
         site.folder.chmod(0o755)
@@ -336,7 +336,8 @@ def test_the_guides_link_is_the_course(site):
 
 def test_every_block_of_the_guide_is_run(site):
     """Four by the fixture `site`, and two lines of the fifth; the rest in tests of their own."""
-    begins = ("apt-get", "mkdir", "/opt/dlojz/course/", "groupadd", "install", "python3", "git")
+    begins = ("apt-get", "mkdir", "/opt/dlojz/course/", "groupadd", "install -m", "python3")
+    begins += ("install -d", "git")
     assert len(blocks()) == len(begins)
     assert all(text.startswith(begin) for text, begin in zip(blocks(), begins, strict=True))
     unit = site.folder / "dlojz-hub.service"  # the guide has installed it
@@ -449,7 +450,7 @@ def secrets_of(hub, trainee):
             about = variables(process)
             found["server"] = about.get("JUPYTERHUB_API_TOKEN", found.get("server"))
             found["oauth"] = about.get("JUPYTERHUB_OAUTH_ACCESS_TOKEN", found.get("oauth"))
-    for file in trainee.home(".local/share/jupyter/runtime").glob("kernel-*.json"):
+    for file in Path("/run/dlojz", trainee.name).glob("kernel-*.json"):
         found["kernel"] = json.loads(file.read_text())["key"]
     return {what: secret for what, secret in found.items() if secret}
 
@@ -470,6 +471,7 @@ def test_no_secret_is_in_a_log_a_command_line_or_an_open_file(hub, ann, bob, sit
     secrets = secrets_of(hub, ann)
     assert {"cookie secret", "proxy", "password", "own token", "server", "kernel"} <= set(secrets)
     places = [str(site.folder), str(CACHE / "state"), str(CACHE / "queue"), str(ann.home())]
+    places.append("/run/dlojz")  # what a server keeps outside the home
     seen = visible(secrets, places)
     assert {"cookie secret", "proxy", "password", "server", "kernel"} <= seen, "the search works"
     assert visible(secrets, places, bob) == set()
@@ -478,6 +480,22 @@ def test_no_secret_is_in_a_log_a_command_line_or_an_open_file(hub, ann, bob, sit
     about = variables(psutil.Process(hub.process.pid))
     assert "A_SECRET" not in about
     assert not set(about.values()) & set(secrets.values())
+
+
+def test_the_board_is_read_by_teachers_only(ann, bob, site):
+    site.run(block("install -d"))
+    folder, dlojz = CACHE / "class", f"{CACHE}/env/bin/dlojz"
+    words = [dlojz, "share", str(folder), "--as", "fox", "--yes"]
+    ann.run(f"import subprocess; subprocess.run({words})")
+    (file,) = folder.iterdir()
+    look = ["env", f"DLOJZ_ROOT={CACHE}/course", dlojz, "class", folder]
+    for attempt in (["ls", folder], ["cat", file], ["rm", "-f", file], look):
+        code, said = as_user(bob, *attempt)
+        assert code != 0, attempt
+        assert re.search("not permitted|denied", said), said
+    call("usermod", "--append", "--groups", "dlojz-teachers", site.names[2])
+    code, said = as_user(site.names[2], *look)
+    assert (code, "fox" in said) == (0, True), said
 
 
 def test_a_trainee_cannot_cancel_or_displace_anothers_job(ann, bob, site):

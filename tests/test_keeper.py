@@ -15,10 +15,12 @@ import psutil
 import pytest
 from test_launch import text, until
 
+from conftest import fill
 from dlojz.jobs import processes, tickets
 from dlojz.jobs.keeper import free_from_orphans
 from dlojz.launch import Request, State, SubmitError, find, here, queue, series, submit
 from dlojz.launch import job as job_module
+from dlojz.runs import log
 
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
 # A daemon as they are made: forked twice, in a session of its own, with no file left open.
@@ -397,28 +399,6 @@ def test_a_removed_queue_folder_lets_no_two_jobs_run_at_once(script):
     assert float(text(second).split()[0]) > float(text(first).split()[1])
 
 
-@pytest.fixture
-def small_disk(course_folder):
-    """runs/ on a disk of 1 MB."""
-    runs = course_folder / "runs"
-    runs.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", runs]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a disk needs root and its capabilities")
-    yield runs
-    subprocess.run(["umount", "-l", runs], check=True)
-
-
-def fill(folder):
-    """Write until the disk is full."""
-    with (folder / "filler").open("wb", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4096):
-                pass
-        except OSError:
-            pass
-
-
 def test_a_job_that_ends_well_on_a_full_disk_has_ended_well(script, small_disk):
     script("import time; print('x', flush=True); time.sleep(1)")
     job = submit("t.py")
@@ -436,13 +416,34 @@ def test_a_job_that_fails_for_a_full_disk_says_so(script, small_disk):
         """)
     job = submit("t.py")
     assert job.wait(60) == State.FAILED
-    assert "disk" in job.status["reason"]
+    assert "exit code 1; the disk is full: `du -sh runs/*` shows" in job.status["reason"]
+
+
+def test_a_log_on_a_full_disk_has_whole_lines_only(script, small_disk):
+    script("""
+        import os
+        from pathlib import Path
+        from types import SimpleNamespace
+        from dlojz.runs import log
+        run = log.RunLog(Path(os.environ["DLOJZ_RUN"]), SimpleNamespace())
+        for i in range(1000):
+            run.case(str(i), text="x" * 10_000)
+        run.end()
+        """)
+    job = submit("t.py")
+    assert job.wait(60) == State.FAILED
+    assert "the disk is full" in job.status["reason"]
+    file = job.directory / "events.jsonl"
+    assert file.read_bytes().endswith(b"}\n")
+    read = log.read(job)
+    assert list(read.cases) == [str(i) for i in range(len(read.cases))] != []
+    assert read.end.get("outcome", "failed") == "failed"
 
 
 def test_a_submission_on_a_full_disk_says_where_and_leaves_nothing(script, small_disk):
     script("")
     fill(small_disk)
-    with pytest.raises(SubmitError, match=r"No space left on device.*runs/0001"):
+    with pytest.raises(SubmitError, match=r"runs/0001.* could not be written: the disk is full"):
         submit("t.py")
     assert [p.name for p in small_disk.iterdir()] == ["filler"]
 

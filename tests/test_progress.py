@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from test_stats import write_log
 
+from conftest import fill
 from dlojz import course, launch, progress, widgets
 from dlojz.launch import submit
 from dlojz.launch.follow import _after
@@ -31,6 +32,16 @@ def test_the_rate_is_that_of_all_processes():
     for event in ({"event": "start", "size": 4}, {"event": "setup", "steps": 9}, step):
         now = _after(now, event)
     assert (now.done, now.total, now.images_per_s) == (1, 9, 320)
+
+
+def test_on_a_full_disk_what_was_kept_stays_and_the_trainee_is_told(small_disk, monkeypatch):
+    monkeypatch.setenv("DLOJZ_PROGRESS", str(small_disk / "progress.json"))
+    progress.keep("quizzes", "gpu", 1)
+    fill(small_disk)
+    with pytest.raises(course.UserError, match=r"progress.json could not .*disk is full"):
+        progress.keep("quizzes", "gpu", 2)
+    assert progress.last("quizzes", "gpu") == 1
+    assert not list(small_disk.glob(".progress*"))
 
 
 def test_answers_are_kept_with_their_history(course_folder):

@@ -23,6 +23,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from dlojz import course
 from dlojz.course import write_atomically
 from dlojz.jobs import processes, tickets
 
@@ -108,8 +109,8 @@ class Keeper:
             return final | {"exit_code": code}
         memory_was_full = _oom_kills() > kills_before  # of any process on this machine
         state, reason = outcome.from_exit(Path.cwd(), code, memory_was_full)
-        if state == "FAILED" and _is_full():
-            reason = f"{reason}; the disk is full: make room in {Path.cwd().parent}"
+        if state == "FAILED" and (why := _no_room()):
+            reason = f"{reason}; {why}"
         return {"state": state, "exit_code": code, "reason": reason}
 
     def watch(self, trainer):
@@ -269,9 +270,17 @@ def _oom_kills() -> int:
     return int(match[1]) if match else 0
 
 
-def _is_full():
-    disk = os.statvfs(".")
-    return disk.f_bavail * disk.f_frsize < 1 << 16
+def _no_room() -> str:
+    """Return what is full, and what to do, or "". A quota is seen only by who writes."""
+    file = Path(".room")
+    try:
+        file.write_bytes(os.urandom(1 << 16))  # no zeros, which some file systems store as nothing
+    except OSError as error:
+        return course.no_room(error)
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+    return ""
 
 
 if __name__ == "__main__":

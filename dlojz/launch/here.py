@@ -12,7 +12,8 @@ from dlojz.course import base_folder, write_atomically
 from dlojz.jobs import keeper, processes, tickets
 from dlojz.launch.files import read_json
 
-RESERVE_BYTES = 1 << 12  # freed by a keeper to write the final state on a full disk
+RESERVE_BYTES = 1 << 18  # freed by a keeper to write the final state on a full disk: btrfs counts
+# up to 16 KiB for each name, size and date that changes
 SILENT_S = 60  # without a sign of life, a keeper on another machine is lost
 BEGIN_S = 20  # for a keeper to write its identity
 

@@ -28,7 +28,7 @@ RESERVED = {
 }
 
 
-class SubmitError(Exception):
+class SubmitError(course.UserError):
     """A job that can't be submitted, with what to change."""
 
 
@@ -136,12 +136,15 @@ def made(fill, *args) -> Job:
 
 def _fill(run, request, source):
     try:
-        (run / "trainer.py").write_bytes(source)
-        for name, content in request.files.items():
-            (run / name).write_bytes(content)
-        for name in ("stdout.txt", "stderr.txt"):
-            (run / name).touch()
-        launcher().submit(run, request)
+        with course.needs_room(run):
+            (run / "trainer.py").write_bytes(source)
+            for name, content in request.files.items():
+                (run / name).write_bytes(content)
+            for name in ("stdout.txt", "stderr.txt"):
+                (run / name).touch()
+            launcher().submit(run, request)
+    except course.NoRoomError:
+        raise
     except OSError as error:
         raise OSError(f"{error} ({run})" if error.errno else str(error)) from None
 

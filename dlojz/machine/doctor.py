@@ -423,7 +423,8 @@ def _limit_problems(facts: dict) -> Iterator[Problem]:
         text = f"{_size(free)} free in {storage['folder']}"
         yield Problem(text, "5 GiB, for images and runs", "df -h .    (and make room)")
     if (files := software.get("open_files", 4096)) < 4096:
-        remedy = f"ulimit -n {min(software.get('open_files_most', 65536), 65536)}"
+        most = min(software.get("open_files_most", 65536), 65536)
+        remedy = f"ulimit -n {most}" if most > files else "docker run --ulimit nofile=65536 ..."
         text = f"at most {files} open files"
         yield Problem(text, "4096, with many workers", remedy, note=files >= 1024)
     if facts["network"]["infiniband"] and "locked_bytes" in software:

@@ -11,7 +11,10 @@ ADVICE = {
         "/dev/shm`. Use fewer --num-workers (0 does not use it), or give the container more: "
         "docker run --shm-size=8g"
     ),
-    r"Errno (28|122)\b": "the disk is full, or your quota: see `df -h .`, make room, submit again",
+    r"Errno (28|122)\b": (
+        "the disk is full, or your quota: see `df -h .` and `du -sh runs/*`, make room, "
+        "submit again"
+    ),
     r"Expected more than 1 value per channel": (
         "batch norm cannot train on a batch of one image, and the last batch of an epoch is that "
         "small: use --drop-last, or another --batch-size"

@@ -4,19 +4,21 @@ import re
 from itertools import count, takewhile
 from pathlib import Path
 
-from dlojz.course import base_folder, course_root
+from dlojz.course import base_folder, course_root, needs_room
 
 
 def new_run() -> Path:
     """Make and return a fresh folder runs/<number>, even while other processes do the same."""
     runs = base_folder() / "runs"
-    runs.mkdir(exist_ok=True)
+    with needs_room(runs):
+        runs.mkdir(exist_ok=True)
     number = max((int(p.name) for p in runs.iterdir() if re.fullmatch("[0-9]+", p.name)), default=0)
     while True:
         number += 1
         folder = runs / f"{number:04d}"
         try:
-            folder.mkdir()
+            with needs_room(folder):
+                folder.mkdir()
         except FileExistsError:  # another process was faster
             continue
         return folder

@@ -41,7 +41,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from dlojz import idr_torch
+from dlojz import course, idr_torch
 from dlojz.machine import cpus, facts, meters
 from dlojz.runs import records, schema1
 from dlojz.runs.advice import advice
@@ -115,9 +115,9 @@ class RunLog:
         self.folder = folder
         path = events_file(folder, idr_torch.rank)
         cut = path.exists() and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)  # a killed run keeps all that was resolved
         if cut:  # an earlier process was killed in the middle of a line
-            self._file.write("\n")
+            self._append(b"\n")
         self._args = args
         self._device = self._sensors = None
         self._last_words = []  # calls that log something before the end
@@ -239,7 +239,10 @@ class RunLog:
             outcome = "out_of_memory"
         tip = advice(error)
         told = f"{kind.__name__}: {error}"[:2000] + (f"\n{tip}" if tip else "")
-        self._finish(outcome, error=told)
+        if course.no_room(error):
+            self._last_words.clear()  # so little is left that only the end may fit
+        with suppress(OSError):  # what is said below matters more than this line
+            self._finish(outcome, error=told)
         if kind.__module__.startswith("dlojz."):  # our own errors say what to do: no traceback
             print(f"{kind.__name__}: {error}", file=sys.stderr)
         else:
@@ -249,8 +252,18 @@ class RunLog:
 
     def _write(self, event, **fields):
         line = json.dumps({"event": event, **fields}, default=_plain)
-        self._file.write(line + "\n")
-        self._file.flush()  # a killed run keeps all that was resolved
+        self._append(f"{line}\n".encode())
+
+    def _append(self, line: bytes):
+        """Write a line whole, or nothing of it: a disk may be full in its middle."""
+        size, left = os.fstat(self._file.fileno()).st_size, line
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with suppress(OSError):  # btrfs needs room for that, too
+                self._file.truncate(size)
+            raise
 
 
 def _plain(value):
