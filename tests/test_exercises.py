@@ -52,6 +52,8 @@ def test_each_pass_belongs_into_its_phase():
     assert (found.fails, found.hint) == (True, "phases")
     assert "backward in backward and forward" in found.yours
     assert not common.no_brake(run(phases=usual), run(phases=usual))[0].fails
+    crashed = run(phases={"forward": ["forward"]})
+    assert not common.no_brake(crashed, run(phases=usual))[0].fails, "it never came to the others"
 
 
 def test_more_threads_are_no_faster_step():

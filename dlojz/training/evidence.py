@@ -307,7 +307,7 @@ class Witness:
             backward=self._counts["backward"],
             optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
             phases={work: sorted(map(str, phases)) for work, phases in self._phases.items()},
-            threads=self._threads,
+            threads=self._threads or None,
             scale=self._scale(),
             weights_changed=self._weights != after,
             weights_after=after,

@@ -140,7 +140,7 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
     items = [r.last.calls.get("item", 0) for r in (mine, reference)]
     graphs = [r.last.graphs_alive for r in (mine, reference)]
     return [
-        like(SAME, "work in the phases", mine, reference, _phases, "phases"),
+        _in_phases(mine, reference),
         like(MECHANISM, "threads of the processor", mine, reference, _threads, "threads"),
         _at_most("numbers read from the device in a step", *items, "item"),
         _at_most("waits for the device in a step", *waits, "item"),
@@ -153,9 +153,15 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
     ]
 
 
-def _phases(run):
-    """Return in which phase of the Chronometer a pass is made: "forward in forward, ..."."""
-    return ", ".join(f"{w} in {' and '.join(p)}" for w, p in run.whole.phases.items()) or "unknown"
+def _in_phases(mine, reference):
+    """Return a finding: does each pass lie in its phase? Whether it was made, others tell."""
+    seen = mine.whole.phases
+    yours, expected = (
+        ", ".join(f"{work} in {' and '.join(phases.get(work, ['none']))}" for work in seen)
+        for phases in (seen, reference.whole.phases)
+    )
+    same = yours == expected
+    return Finding(SAME, "work in the phases", same, yours or "unknown", expected, "phases")
 
 
 def _threads(run):
