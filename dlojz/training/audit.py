@@ -192,7 +192,9 @@ class Auditor:
     def _hook(self):
         criterion = self._training.criterion
         self._hooks = [
-            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_input)),
+            self._model.register_forward_pre_hook(
+                torch.compiler.disable(self._on_input), with_kwargs=True
+            ),
             self._model.register_forward_hook(torch.compiler.disable(self._on_output)),
             criterion.register_forward_hook(
                 torch.compiler.disable(self._on_loss), with_kwargs=True
@@ -274,7 +276,7 @@ class Auditor:
 
     # Every step --------------------------------------------------------------------------------
 
-    def _on_input(self, model, inputs):
+    def _on_input(self, model, args, kwargs):
         if not (model.training and torch.is_grad_enabled()):
             self._close_window()
             self._compare_buffers()
@@ -285,7 +287,7 @@ class Auditor:
         with self._aside():
             if self._forwards % self._accumulate == 0:
                 self._begin_update()
-            self._steps_seen.append({"pixels": self._sample(inputs[0])})
+            self._steps_seen.append({"pixels": self._sample(entered(args, kwargs))})
         self._forwards += 1
 
     def _compare_buffers(self):
@@ -551,6 +553,11 @@ class Auditor:
                 timed=not self._profiled,
             )
         )
+
+
+def entered(args, kwargs):
+    """Return what a model was given first, by its place or its name."""
+    return next(iter((*args, *kwargs.values())))
 
 
 def given(args, kwargs):

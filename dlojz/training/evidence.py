@@ -94,7 +94,9 @@ class Witness:
         if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
             torch.compiler.set_stance("force_eager")
         self._stay = [
-            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_input)),
+            self._model.register_forward_pre_hook(
+                torch.compiler.disable(self._on_input), with_kwargs=True
+            ),
             self._training.criterion.register_forward_hook(
                 torch.compiler.disable(self._on_loss), with_kwargs=True
             ),
@@ -125,8 +127,8 @@ class Witness:
         """Return the mode of the model, and how many training steps have begun."""
         return ("train" if self._model.training else "val"), self._counts["forward"]
 
-    def _on_input(self, model, inputs):
-        images = inputs[0]
+    def _on_input(self, model, args, kwargs):
+        images = audit.entered(args, kwargs)
         mode = "train" if model.training else "val"
         if mode == "train":
             self._counts["forward"] += 1
