@@ -435,6 +435,13 @@ def test_a_run_that_did_all_right_passes():
     assert not failing(None)
 
 
+def test_groups_of_equal_settings_are_as_good_as_one():
+    def twice(updates, every):
+        every["updates"][3]["settings"] *= 2
+
+    assert not failing(twice)
+
+
 def set_in(place, number, **values):
     def change(updates, every):
         target = updates if place == "updates" else every[place]

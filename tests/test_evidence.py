@@ -42,6 +42,8 @@ def test_a_float32_run(seen):
     assert last.graphs_alive <= others
     assert whole.backward == whole.optimizer_steps == 6
     assert whole.weights_changed
+    assert whole.phases == {work: [work] for work in ("forward", "backward", "update")}
+    assert whole.threads == torch.get_num_threads()
     assert [(i["mode"], i["shape"], i["count"]) for i in whole.inputs] == [
         ("train", [4, 3, 32, 32], 6),
         ("val", [4, 3, 32, 32], 6),

@@ -64,6 +64,11 @@ def test_an_image_that_is_no_tensor_is_told(images):
     assert found == {"set": "Images", "pil": 1, "label": samples.LABEL, "dtype": "Image"}
 
 
+def test_colours_in_another_order_show(images, usual):
+    swapped = look(images, lambda path: torchvision.io.decode_image(path, mode="RGB").flip(0))
+    assert (usual["red"], swapped["red"]) == (0, 2)
+
+
 def test_a_grey_file_needs_a_mode(images, usual):
     assert usual["grey"] == 3
     assert look(images, torchvision.io.decode_image)["grey"] == 1

@@ -78,7 +78,8 @@ def ours(args) -> float:
     """Run the solution; return its images per second."""
     words = [str(course.solution("09")), "--data", str(args.data.resolve())]
     flags = f"--model {args.model} -b {args.batch} --image-size 224 --num-workers {args.workers} "
-    flags += f"--precision {args.precision} --prefetch-factor 1 --test --test-nsteps {args.steps} --compile {args.compile}"
+    flags += f"--precision {args.precision} --compile {args.compile} "
+    flags += f"--prefetch-factor 1 --test --test-nsteps {args.steps}"
     job = launch.submit((*words, *flags.split()), name="bench-imagenet")
     if job.wait() != launch.State.COMPLETED:
         sys.exit(job.explain())

@@ -121,8 +121,8 @@ def _settings(runs):
         text = f"{others} updates of weights that are not the model's"
         return _finding("optimizer's settings", False, text, "none", "settings")
     for run in runs:
-        usual = run.every["usual"][0]
-        for update in run.every["updates"]:
+        usual = _as_one(run.every["usual"][0])
+        for update in map(_as_one, run.every["updates"]):
             for name in ("optimizer", "settings"):
                 if update[name] != usual[name]:
                     yours = f"{_said(update[name])} in update {update['update']}"
@@ -130,6 +130,12 @@ def _settings(runs):
                         "optimizer's settings", False, yours, _said(usual[name]), "settings"
                     )
     return _finding("optimizer's settings", True, _said(usual["settings"]), "the solution's")
+
+
+def _as_one(update):
+    """Return an update with its groups of equal settings as one: they may divide the weights."""
+    groups = update["settings"]
+    return update | {"settings": [g for i, g in enumerate(groups) if g not in groups[:i]]}
 
 
 def _said(value):
@@ -359,7 +365,7 @@ def _stock(windows, loader):
     """
     kept = (loader.num_workers or 0) * (loader.prefetch_factor or 0)
     ahead, steps = max((w["ahead"], w["steps"]) for w in windows)
-    most = max(STOCK * steps, kept)
+    most = max(1, STOCK * steps, kept)  # one may be on its way to the device
     asked = f"at most {most:.0f}: a tenth, or what the solution's workers keep ready"
     what = "batches loaded before the window"
     return _finding(what, ahead <= most, f"{ahead}, for {steps} steps", asked, "ahead")

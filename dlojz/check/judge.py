@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz.check import audit, bars, ending, work
+from dlojz.check import audit, bars, ending, told, work
 from dlojz.check.exercises import (
     FASTER,
     MECHANISM,
@@ -229,6 +229,7 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         *broken[:1],
         audit.losses(runs.mine, runs.reference, band, precision),
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
+        told.finding(runs.mine.ranks),
         *audit.clocks(runs.mine, runs.reference),
     ]
 

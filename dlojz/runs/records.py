@@ -200,6 +200,8 @@ class WholeRun(Record):
     drawn: list | None = None  # a checksum of the images of each batch
     backward: int | None = None
     optimizer_steps: int | None = None
+    phases: dict = field(default_factory=dict)  # of the Chronometer, by what was done in them
+    threads: int | None = None  # of the processor, at most, for an operation
     scale: float | None = None  # of the gradient scaler, at the end
     weights_changed: bool | None = None
     weights_after: str | None = None  # checksums
@@ -253,6 +255,7 @@ class Samples(Record):
     shape: list | None = None
     dtype: str | None = None
     grey: int | None = None  # channels of a grey file's image
+    red: int | None = None  # the channel of this colour
     boxes: list = field(default_factory=list)  # the crop of each image
     detail: float | None = None
     fresh: int | None = None  # images that show the change of the file
@@ -278,6 +281,8 @@ class Audit(Record):
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
     val_losses: list = field(default_factory=list)  # of each batch of the validations
+    # By mode, of each batch: its loss, its images, and how many of these were classified rightly.
+    met: dict = field(default_factory=dict)
     same_buffers: bool | None = None  # as a validation begins: those of the step before
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed

@@ -87,8 +87,8 @@ def ledger_file(run: Path, rank: int) -> Path:
 
 
 def plain(name: str) -> str:
-    """Return a weight's name without what DDP and torch.compile put before it."""
-    return name.replace("module.", "").replace("_orig_mod.", "")
+    """Return a weight's name without what DDP, torch.compile and checkpointing put into it."""
+    return name.replace("_checkpoint_wrapped_", "").replace("module.", "").replace("_orig_mod.", "")
 
 
 def perturb(model, relative: float, seed: int):
@@ -180,6 +180,7 @@ class Auditor:
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
         self._steps_seen, self._updates, self._val_losses = [], [], []
+        self._met = {"train": [], "val": []}  # what the metrics should say of each batch
         self._logit_bytes = 0
         self._foreign = 0
         self._windows, self._window = [], None
@@ -193,9 +194,13 @@ class Auditor:
     def _hook(self):
         criterion = self._training.criterion
         self._hooks = [
-            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_input)),
+            self._model.register_forward_pre_hook(
+                torch.compiler.disable(self._on_input), with_kwargs=True
+            ),
             self._model.register_forward_hook(torch.compiler.disable(self._on_output)),
-            criterion.register_forward_hook(torch.compiler.disable(self._on_loss)),
+            criterion.register_forward_hook(
+                torch.compiler.disable(self._on_loss), with_kwargs=True
+            ),
             register_optimizer_step_pre_hook(self._on_update),
         ]
 
@@ -273,7 +278,7 @@ class Auditor:
 
     # Every step --------------------------------------------------------------------------------
 
-    def _on_input(self, model, inputs):
+    def _on_input(self, model, args, kwargs):
         if not (model.training and torch.is_grad_enabled()):
             self._close_window()
             self._compare_buffers()
@@ -284,7 +289,7 @@ class Auditor:
         with self._aside():
             if self._forwards % self._accumulate == 0:
                 self._begin_update()
-            self._steps_seen.append({"pixels": self._sample(inputs[0])})
+            self._steps_seen.append({"pixels": self._sample(entered(args, kwargs))})
         self._forwards += 1
 
     def _compare_buffers(self):
@@ -338,17 +343,17 @@ class Auditor:
             if "logits" in step:
                 step["gradient"] = gradient.detach().clone()
 
-    def _on_loss(self, criterion, inputs, loss):
-        if not self._model.training:
-            self._val_losses.append(loss.detach().clone())
-        if not (self._model.training and loss.requires_grad):
-            return
+    def _on_loss(self, criterion, args, kwargs, loss):
+        logits, labels = given(args, kwargs)
+        mode = "train" if self._model.training else "val"
         with self._aside():
-            if self._steps_seen:
+            self._met[mode].append(_met(logits, labels, loss))
+            if mode == "val":
+                self._val_losses.append(loss.detach().clone())
+            elif loss.requires_grad and self._steps_seen:
                 step = self._steps_seen[-1]
                 step["loss"] = loss.detach().clone()
-                if len(inputs) > 1:
-                    step["labels"] = inputs[1].detach().clone()
+                step["labels"] = labels.detach().clone()
 
     # Every update ------------------------------------------------------------------------------
 
@@ -398,7 +403,8 @@ class Auditor:
         }
         if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
             self._reserved = self._reserve(optimizer)
-        if self._watches and self._generators:
+        # None: since a validation no update began, as the model was left in evaluation mode
+        if self._watches and self._generators and self._buffers is not None:
             buffers = self._copied_buffers()
             left = self._last_update + 1 - facts["update"]
             if self._draw.random() * left < self._keep - len(self._kept):  # all left, if need be
@@ -540,6 +546,7 @@ class Auditor:
                 images=[int(s.get("images", 0)) for s in steps],
                 losses=[float(s["loss"]) if "loss" in s else None for s in steps],
                 val_losses=[float(loss) for loss in self._val_losses],
+                met={mode: _numbers(those) for mode, those in self._met.items()},
                 same_buffers=self._same_buffers,
                 updates=len(self._updates),
                 kept=self._kept,
@@ -548,6 +555,29 @@ class Auditor:
                 timed=not self._profiled,
             )
         )
+
+
+def entered(args, kwargs):
+    """Return what a model was given first, by its place or its name."""
+    return next(iter((*args, *kwargs.values())))
+
+
+def given(args, kwargs):
+    """Return logits and labels as a criterion was given them, by their places or names."""
+    names = dict(zip(("input", "target"), args, strict=False)) | kwargs
+    return names["input"], names["target"]
+
+
+@torch.no_grad()
+def _met(logits, labels, loss) -> list:
+    """Return loss, images and how many of them were classified rightly, of a batch."""
+    alike = labels.shape == logits.shape[:1]  # or else they are not numbers of classes
+    right = (logits.argmax(1) == labels).sum() if alike else math.nan
+    return [loss.detach().clone(), len(logits), right]
+
+
+def _numbers(batches) -> list:
+    return [[float(value) for value in batch] for batch in batches]
 
 
 def _free(device) -> int:

@@ -52,10 +52,16 @@ class Chronometer:
         self._clock = clock
         self._ledger = Ledger(device, sink, clock, device_clock)
         self._conductor = conductor or Conductor()
+        self._conductor.follows(self)
         self._phase = None
         self._step = 0  # steps begun and finished since start()
         self._validation = None  # when it began, in seconds
         self._tac = None
+
+    @property
+    def phase(self) -> str | None:
+        """Return the phase under way; None before the start."""
+        return self._phase
 
     @property
     def profiler(self):

@@ -26,6 +26,11 @@ class Conductor:
         self._profiled = False  # the profiler records the step under way
         self._range = None
 
+    def follows(self, chronometer):
+        """Let the witness ask which phase a Chronometer is in."""
+        if self._witness:
+            self._witness.chronometer = chronometer
+
     def measures(self, step: int) -> bool:
         """Return whether `step` may be measured: the run is warm, and nothing is profiled."""
         if self._profiled or (self._last is not None and step >= self._last):

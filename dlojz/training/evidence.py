@@ -69,6 +69,8 @@ class Witness:
         self._inputs, self._losses = Counter(), Counter()
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
+        self.chronometer = None  # which its conductor makes known
+        self._phases, self._threads = {}, 0
         self._loss_gradient = self._logits_gradient = None
         self._skipped = 0  # updates, by a fused optimizer with a scaler: a tensor on its device
         self._deterministic = torch.get_deterministic_debug_mode()
@@ -93,8 +95,12 @@ class Witness:
         if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
             torch.compiler.set_stance("force_eager")
         self._stay = [
-            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_input)),
-            self._training.criterion.register_forward_hook(torch.compiler.disable(self._on_loss)),
+            self._model.register_forward_pre_hook(
+                torch.compiler.disable(self._on_input), with_kwargs=True
+            ),
+            self._training.criterion.register_forward_hook(
+                torch.compiler.disable(self._on_loss), with_kwargs=True
+            ),
             self._training.optimizer.register_step_post_hook(self._on_update),
         ]
         weights = [p for p in self._model.parameters() if p.requires_grad]
@@ -122,12 +128,13 @@ class Witness:
         """Return the mode of the model, and how many training steps have begun."""
         return ("train" if self._model.training else "val"), self._counts["forward"]
 
-    def _on_input(self, model, inputs):
-        images = inputs[0]
+    def _on_input(self, model, args, kwargs):
+        images = audit.entered(args, kwargs)
         mode = "train" if model.training else "val"
         if mode == "train":
             self._count_work()
             self._counts["forward"] += 1
+            self._note_phase("forward")
             if not self._probe:
                 self._to_compile -= 1
         if mode not in self._pixels and not images.is_meta:
@@ -144,8 +151,8 @@ class Witness:
             torch.is_grad_enabled(),
         ] += 1
 
-    def _on_loss(self, criterion, inputs, loss):
-        logits, labels = inputs[:2]
+    def _on_loss(self, criterion, args, kwargs, loss):
+        logits, labels = audit.given(args, kwargs)
         mode = "train" if self._model.training else "val"
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
         if self._probe and loss.requires_grad and not self._first:
@@ -158,16 +165,23 @@ class Witness:
 
     def _on_gradient(self, weight):
         self._counts["backward"] += 1
+        self._note_phase("backward")
 
     def _on_update(self, optimizer, args, kwargs):
         if self._probe:
             torch.set_deterministic_debug_mode(self._deterministic)
         self._counts["optimizer_steps"] += 1
+        self._note_phase("update")
+        self._threads = max(self._threads, torch.get_num_threads())
         skipped = _found_inf(optimizer)
         if skipped is not None:
             self._skipped = self._skipped + skipped  # which is 0 or 1
         if self._probe and not skipped:
             self._end_probe()
+
+    def _note_phase(self, work):
+        """Note in which phase of the Chronometer this work is done."""
+        self._phases.setdefault(work, set()).add(getattr(self.chronometer, "phase", None))
 
     # The probe: the first step that changes the weights ----------------------------------------
 
@@ -311,6 +325,8 @@ class Witness:
             drawn=getattr(self._loader.batch_sampler, "drawn", None),
             backward=self._counts["backward"],
             optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
+            phases={work: sorted(map(str, phases)) for work, phases in self._phases.items()},
+            threads=self._threads or None,
             scale=self._scale(),
             weights_changed=self._weights != after,
             weights_after=after,

@@ -30,7 +30,8 @@ def look(dataset) -> dict:
     """Return how the data set makes an image from a file; {} if its images are synthetic.
 
     pil: files that PIL opened. grey: the channels of an image made from a file without colours.
-    boxes: [left, right, top, bottom] of each crop, as shares of the file; left > right: flipped.
+    red: the channel of this colour. boxes: [left, right, top, bottom] of each crop, as shares of
+    the file; left > right: flipped.
     detail: mean difference between neighbours, 0 to 1. fresh: images that show the rewritten file,
     of those made since. kept_objects, kept_bytes: what outlives these images. The draws are the
     same in each run: they depend on the seed and the index.
@@ -89,19 +90,22 @@ def _draw(probe, file):
     if not isinstance(image, torch.Tensor):
         return seen | {"dtype": type(image).__name__}
     seen |= {"dtype": str(image.dtype).removeprefix("torch."), "shape": list(image.shape)}
-    boxes, detail, fresh = [], [], 0
+    boxes, detail, fresh, across = [], [], 0, torch.zeros(3)
     for index in range(DRAWS):
         if index == DRAWS // 2:
             file.write_bytes(jpeg(blue=0.5))
             before = _alive()  # by now all that is allocated only once is there
         shown = _unit(probe[0, index][0])
         boxes.append(_box(shown))
+        if len(shown) == 3:
+            across += (shown[..., -1] - shown[..., 0]).mean(1).abs()  # only red grows that way
         detail.append(float((shown[2, :, 1:] - shown[2, :, :-1]).abs().mean()))
         fresh += index >= DRAWS // 2 and bool(shown[2].mean() > 0.5)
     objects, size = (now - was for now, was in zip(_alive(), before, strict=True))
     file.write_bytes(grey())
     return seen | {
         "grey": len(probe[0, 0][0]),
+        "red": int(across.argmax()),
         "boxes": boxes,
         "detail": sum(detail) / DRAWS,
         "fresh": fresh,

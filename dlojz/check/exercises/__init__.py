@@ -19,7 +19,10 @@ from dlojz.runs import log, stats
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
 # What is not the same work comes first, and then what was not measured honestly.
-WORK_FIRST = ("images", "validation", "momentum", "backward", "clock", "marks")
+WORK_FIRST = (
+    *("called", "eval-mode", "train-mode", "images", "validation"),
+    *("momentum", "backward", "clock", "marks"),
+)
 
 
 class State(StrEnum):

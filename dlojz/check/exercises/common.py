@@ -63,9 +63,11 @@ def like_if_seen(part, what, mine, reference, get, hint) -> Finding:
 
 def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
     """Return findings: does each step have the same images, passes and updates?"""
+    mode = _wrong_mode(mine, reference)
+    called = "images" if inputs(mine, "train") or mode else "called"
     looks = (
-        ("images in training", lambda r: shapes(r, "train"), "images"),
-        ("images in validation", lambda r: shapes(r, "val"), "validation"),
+        ("images in training", lambda r: shapes(r, "train"), mode or called),
+        ("images in validation", lambda r: shapes(r, "val"), mode or "validation"),
         ("backward passes", lambda r: r.whole.backward, "backward"),
         ("weights changed", lambda r: r.whole.weights_changed, "backward"),
         ("initial weights, checksum", lambda r: r.probe.weights, "weights"),
@@ -84,6 +86,17 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
         Finding(SAME, "updates of the weights", close, str(steps[0]), str(steps[1]), hint),
         finite_momenta(mine),
     ]
+
+
+def _wrong_mode(mine, reference):
+    """Return the hint if the same images enter the model in the other mode; None if they don't."""
+    (train, val), (usual, usual_val) = (
+        [sum(i["count"] for i in inputs(r, mode)) for mode in ("train", "val")]
+        for r in (mine, reference)
+    )
+    if train == usual or train + val != usual + usual_val:
+        return None
+    return "eval-mode" if train > usual else "train-mode"
 
 
 def finite_momenta(mine: log.Run, which: str = "") -> Finding:
@@ -127,6 +140,8 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
     items = [r.last.calls.get("item", 0) for r in (mine, reference)]
     graphs = [r.last.graphs_alive for r in (mine, reference)]
     return [
+        _in_phases(mine, reference),
+        like(MECHANISM, "threads of the processor", mine, reference, _threads, "threads"),
         _at_most("numbers read from the device in a step", *items, "item"),
         _at_most("waits for the device in a step", *waits, "item"),
         _at_most("tensors that keep a graph alive", *graphs, "kept"),
@@ -136,6 +151,21 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
             "no-grad",
         ),
     ]
+
+
+def _in_phases(mine, reference):
+    """Return a finding: does each pass lie in its phase? Whether it was made, others tell."""
+    seen = mine.whole.phases
+    yours, expected = (
+        ", ".join(f"{work} in {' and '.join(phases.get(work, ['none']))}" for work in seen)
+        for phases in (seen, reference.whole.phases)
+    )
+    same = yours == expected
+    return Finding(SAME, "work in the phases", same, yours or "unknown", expected, "phases")
+
+
+def _threads(run):
+    return run.whole.threads
 
 
 def _waits(run):

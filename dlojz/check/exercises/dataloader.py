@@ -1,11 +1,14 @@
 """05_dataloader: files become tensors of uint8, and the device does the rest."""
 
+import math
+
 from dlojz.check.exercises import MECHANISM, SAME, Exercise, Finding, Runs
 from dlojz.check.exercises.common import like, no_brake
 
 NEAR = 0.03  # of the file: two ways of resizing put an edge this far apart
 DETAIL = 0.04  # two decoders differ by a hundredth of it
 PIXELS = 0.02  # of a standard deviation; two decoders differ by a hundredth of it
+SPREAD = 1.5  # two deviations, at most; without normalization they are 4 times apart
 KEPT_OBJECTS, KEPT_BYTES = 8, 2_000_000  # 16 images kept are an object each, or 9 MB
 
 
@@ -20,6 +23,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         (SAME, "images in an epoch", _epoch, "dropped"),
         (SAME, "label of a file", lambda r: r.samples.label, "labels"),
         (MECHANISM, "data set", lambda r: r.samples.set, "set"),
+        (MECHANISM, "workers of the loader", lambda r: r.probe.loader.num_workers, "workers"),
         (MECHANISM, "files that PIL opens", lambda r: r.samples.pil, "decode"),
         (MECHANISM, "size of an image", _size, "smaller"),
         (MECHANISM, "type of an image", lambda r: r.samples.dtype, "uint8"),
@@ -46,11 +50,12 @@ def _cuts(mine, reference):
     cuts, expected = (len(_different(seen.boxes)) for seen in (mine, reference))
     away = max(map(_away, mine.boxes, reference.boxes))
     detail = mine.detail / reference.detail - 1
-    count = len(mine.boxes)
+    count, reds = len(mine.boxes), (str(mine.red), str(reference.red))
     kept = f"{mine.kept_objects} objects, {mine.kept_bytes / 1e6:.1f} MB"
     leaks = mine.kept_objects > KEPT_OBJECTS or mine.kept_bytes > KEPT_BYTES
     which = f"{cuts} different, up to {away:.1%} of the file away from the solution's"
     return [
+        Finding(SAME, "channel of red", mine.red == reference.red, *reds, "colours"),
         Finding(
             *(SAME, f"crops of {count} images", cuts == expected and away <= NEAR, which),
             *(
@@ -79,15 +84,17 @@ def _why(boxes, expected):
         left, right, top, bottom = boxes[0]
         middle = left < right and max(abs(left + right - 1), abs(top + bottom - 1)) < NEAR
         return "augmentation" if middle else "same-crop"
-    alike = [abs(_area(b) - _area(e)) < NEAR for b, e in zip(boxes, expected, strict=True)]
+    if any((b[0] > b[1]) != (e[0] > e[1]) for b, e in zip(boxes, expected, strict=True)):
+        return "augmentation"  # others are flipped
+    alike = [_away(_size_of(b), _size_of(e)) < NEAR for b, e in zip(boxes, expected, strict=True)]
     # Most are as large as the solution's, but elsewhere: cropped after the file was resized.
     return "detail" if sum(alike) > 0.75 * len(alike) else "augmentation"
 
 
-def _area(box):
-    """Return the area of a crop as a share of the file; negative if it is flipped."""
+def _size_of(box):
+    """Return the width and the height of a crop as shares of the file; flipped: width < 0."""
     left, right, top, bottom = box
-    return (right - left) * (bottom - top)
+    return right - left, bottom - top
 
 
 def _away(box, other):
@@ -111,7 +118,10 @@ def _entered(mine, reference, mode):
         _away(a, b) <= PIXELS for a, b in zip(yours, expected, strict=True)
     )
     text, wanted = (f"mean {p[0]}, deviation {p[1]}" if p else "unknown" for p in (yours, expected))
-    return Finding(SAME, what, near, text, wanted, {"train": "normalize", "val": "middle"}[mode])
+    # Images that are other ones, but normalized, spread about as much.
+    spread = yours[1][0] / expected[1][0] if yours and expected else math.inf
+    other = "pixels" if 1 / SPREAD < spread < SPREAD else "normalize"
+    return Finding(SAME, what, near, text, wanted, {"train": other, "val": "middle"}[mode])
 
 
 EXERCISE = Exercise(

@@ -5,7 +5,9 @@ shape but no values: what was left behind on the processor shows there just as o
 rehearsal is given --no-non-blocking as well, which the copies must follow; on a GPU a short run is.
 """
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
+from dataclasses import replace
+
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs, State
 from dlojz.check.exercises.common import inputs, like, losses, no_brake, words
 
 REHEARSAL, WAITS = "rehearsal", "no-non-blocking"
@@ -29,13 +31,23 @@ def mechanism(runs: Runs) -> list[Finding]:
         finding("device", [mine.setup.get("device")], "device"),
         finding("weights", mine.probe.parameters.devices, "model"),
         finding("images in training", [i["device"] for i in train], "batch"),
-        finding("labels in training", labels[0], "batch"),
+        _if_seen(finding("labels in training", labels[0], "batch")),
         finding("images in validation", [i["device"] for i in val], "validation-device"),
-        finding("labels in validation", labels[1], "validation-device"),
+        _if_seen(finding("labels in validation", labels[1], "validation-device")),
         finding("metrics", mine.probe.metrics_devices, "metrics"),
         *_copies(runs),
         *no_brake(runs.mine, runs.reference),
     ]
+
+
+def _if_seen(found: Finding) -> Finding:
+    """Return the finding; nothing is asked of labels that the criterion's hook did not see.
+
+    A loss that a function computes has no hook. On a wrong device it would have failed.
+    """
+    if found.yours != "none":
+        return found
+    return replace(found, state=State.NOT_ASKED, yours="not seen", hint=None)
 
 
 def _copies(runs):

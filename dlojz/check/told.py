@@ -1,0 +1,64 @@
+"""Does the log say of the training what the auditor saw of it: the losses, and the accuracy?
+
+The auditor computes them again, where the criterion is called: see `dlojz.training.audit`.
+"""
+
+import math
+from collections.abc import Sequence
+
+from dlojz.check.exercises import SAME, Finding, State
+from dlojz.runs import log
+
+WHAT, HINT = "losses and accuracy in the log", "told"
+LOSS = 1e-3  # of the loss: sums in float32
+ACCURACY = 0.002  # and an image: two classes may be equally likely
+
+
+def finding(ranks: Sequence[log.Run]) -> Finding:
+    """Return a finding on the logs of all processes of a run."""
+    met = [rank.audit.met for rank in ranks]
+    if not all(m.get("train") for m in met):
+        return Finding(SAME, WHAT, State.NOT_ASKED, "not seen", "a call of the criterion")
+    if not ranks[0].epochs:
+        return Finding(SAME, WHAT, False, "no epoch", "`run.epoch(...)` after each", HINT)
+    for told, seen, what in [*_steps(ranks), *_epochs(ranks[0].epochs, met)]:
+        if told is None or not _near(told, *seen):
+            asked = f"{seen[0]:.5g}, which is what the auditor saw"
+            text = f"{what}: {'nothing' if told is None else f'{told:.5g}'}"
+            return Finding(SAME, WHAT, False, text, asked, HINT)
+    return Finding(SAME, WHAT, True, "what the auditor saw", "the same")
+
+
+def _near(told, seen, tolerance):
+    return abs(told - seen) <= tolerance or math.isnan(seen) or told == seen
+
+
+def _steps(ranks):
+    """Yield the loss of each step: what the log says, (what was seen, tolerance), a name."""
+    for rank in ranks:
+        for step, (told, (loss, *_)) in enumerate(
+            zip(rank.steps.loss, rank.audit.met["train"], strict=False)
+        ):
+            yield told, (loss, LOSS * abs(loss)), f"loss of step {step}"
+
+
+def _epochs(epochs, met):
+    """Yield the same for the metrics of each epoch, over all processes."""
+    for mode in ("train", "val"):
+        batches = [_by_epoch(m.get(mode, []), len(epochs)) for m in met]
+        for number, parts in enumerate(zip(*batches, strict=False)):
+            seen = [batch for part in parts for batch in part]
+            images = sum(n for _, n, _ in seen)
+            loss = sum(loss * n for loss, n, _ in seen) / images
+            accuracy = sum(right for _, _, right in seen) / images
+            for name, value, most in (
+                ("loss", loss, LOSS * abs(loss)),
+                ("accuracy", accuracy, ACCURACY + 1 / images),
+            ):
+                yield epochs[number].get(f"{mode}_{name}"), (value, most), f"{mode} {name}"
+
+
+def _by_epoch(batches, epochs):
+    """Return the batches of each epoch, which has as many as any other."""
+    each = len(batches) // max(1, epochs)
+    return [batches[i * each : (i + 1) * each] for i in range(epochs)] if each else []
