@@ -158,6 +158,7 @@ def site():
         finally:
             for name in site.names:
                 subprocess.run(["userdel", "--force", "--remove", name], capture_output=True)
+                shutil.rmtree(f"/run/dlojz/{name}", ignore_errors=True)
             for group in {"dlojz", "dlojz-teachers"} - set(groups):
                 subprocess.run(["groupdel", group], capture_output=True)
 
@@ -594,6 +595,7 @@ def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site)
 
 
 def test_a_restart_of_the_hub_leaves_servers_and_kernels_alone(hub, ann):
+    ann.run("import dlojz")
     hub.left = hub.stop()
     hub.__enter__()
     ann.run.connect()
