@@ -77,6 +77,38 @@ def honest(number, parts, images, labels):
     parts.optimizer.step()
 
 
+def test_a_model_left_in_evaluation_mode_is_seen_and_ends_no_run(tmp_path):
+    def forgotten(number, parts, images, labels):
+        parts.model.train(number < 3)
+        honest(number, parts, images, labels)
+
+    _, ledger, _ = audited(tmp_path, step=forgotten, keep=6)
+    assert [bool(update["evaluating"]) for update in ledger["updates"]] == [False] * 3 + [True] * 3
+
+
+def test_what_the_metrics_should_say_is_kept_of_each_batch(tmp_path):
+    def by_name(number, parts, images, labels):
+        parts.optimizer.zero_grad()
+        logits = parts.model(input=images)
+        loss = parts.criterion(logits, target=labels)
+        parts.seen = (*getattr(parts, "seen", ()), (loss, logits.argmax(1).eq(labels).sum()))
+        loss.backward()
+        parts.optimizer.step()
+
+    kept = []
+    found, _, _ = audited(tmp_path, step=lambda *a: (by_name(*a), kept.append(a[1].seen[-1])))
+    assert found.met["val"] == []
+    assert found.met["train"] == [[loss.item(), 4.0, right.item()] for loss, right in kept]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["layer.weight", "module.layer.weight", "_orig_mod.layer._checkpoint_wrapped_module.weight"],
+)
+def test_a_weight_has_the_same_name_however_its_model_is_wrapped(name):
+    assert audit.plain(name) == "layer.weight"
+
+
 def test_images_are_counted_where_their_gradient_comes_back(tmp_path):
     def half(number, parts, images, labels):
         parts.optimizer.zero_grad()
