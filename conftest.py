@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import forking  # in tests/
+import stand_in  # in tests/
+from ipykernel import kernelspec
 
 REPOSITORY = Path(__file__).parent
 # The files that take longest come first: at the end no process is left alone with one of them.
@@ -67,19 +68,22 @@ def pytest_ignore_collect(collection_path):
 
 
 def start_forking(folder, config):
-    """Have the jobs of this test process forked from one that has imported torch."""
+    """Have jobs and kernels of this test process forked from one that has imported torch."""
     tests = REPOSITORY / "tests"
     python = folder / "python"
     python.write_text(
         f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(tests)!r})\n"
-        f"import forking\nforking.client({sys.executable!r}, {str(folder)!r})\n"
+        f"import stand_in\nstand_in.client({sys.executable!r}, {str(folder)!r})\n"
     )
     python.chmod(0o755)
     server = subprocess.Popen(
-        [sys.executable, str(tests / "forking.py"), forking.address(str(folder), os.environ)],
+        [sys.executable, str(tests / "forking.py"), stand_in.address(str(folder), os.environ)],
         stdin=subprocess.DEVNULL,
     )
     config.add_cleanup(server.kill)
+    kernel = kernelspec.get_kernel_dict
+    argv = [str(python), *stand_in.KERNEL, "-f", "{connection_file}"]
+    kernelspec.get_kernel_dict = lambda *more: kernel(*more) | {"argv": argv}
 
 
 def pytest_collection_modifyitems(items):
