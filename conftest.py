@@ -23,14 +23,16 @@ FIRST = (
     *("test_worth.py", "test_repair.py", "test_samples.py", "test_forks.py", "test_install.py"),
     "test_allocation.py",
 )
+SHARED_FOLDER = "DLOJZ_TESTS_SHARED"  # of all test processes of a session
 SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions", "tools")
 
 
 def pytest_configure(config):
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        return  # the process that only hands out the tests
     folder = Path(tempfile.mkdtemp(prefix="dlojz-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[SHARED_FOLDER] = str(folder)  # this process only hands out the tests
+        return
     root = folder / "course"
     root.mkdir()
     for name in SHARED:
@@ -83,7 +85,8 @@ def start_forking(folder, config):
     config.add_cleanup(server.kill)
     kernel = kernelspec.get_kernel_dict
     argv = [str(python), *stand_in.KERNEL, "-f", "{connection_file}"]
-    kernelspec.get_kernel_dict = lambda *more: kernel(*more) | {"argv": argv}
+    own = {stand_in.KEPT: os.environ.get(SHARED_FOLDER, str(folder))}
+    kernelspec.get_kernel_dict = lambda *more: kernel(*more) | {"argv": argv, "env": own}
 
 
 def pytest_collection_modifyitems(items):
