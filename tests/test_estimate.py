@@ -202,7 +202,7 @@ def test_fsdp_holds_a_share_of_weights_gradients_and_state(gpus, trainer, tiny):
 @pytest.mark.parametrize("checkpointing", ["off", "blocks"])
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_trainer_that_shards_by_itself_is_asked(sharding, checkpointing, trainer, tiny):
-    tiny(8)
+    tiny(4)
     own = imported(REPOSITORY / "solutions/dlojz_11_fsdp.py")
     how = {"gpus": 2, "sharding": sharding, "checkpointing": checkpointing}
     mine, usual = (estimate.measured(t, plan(**how))["backward begins"] for t in (own, trainer))
