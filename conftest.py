@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import forking  # in tests/
+import stand_in  # in tests/
+from ipykernel import kernelspec
 
 REPOSITORY = Path(__file__).parent
 # The files that take longest come first: at the end no process is left alone with one of them.
@@ -22,14 +23,16 @@ FIRST = (
     *("test_worth.py", "test_repair.py", "test_samples.py", "test_forks.py", "test_install.py"),
     "test_allocation.py",
 )
+SHARED_FOLDER = "DLOJZ_TESTS_SHARED"  # of all test processes of a session
 SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions", "tools")
 
 
 def pytest_configure(config):
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        return  # the process that only hands out the tests
     folder = Path(tempfile.mkdtemp(prefix="dlojz-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[SHARED_FOLDER] = str(folder)  # this process only hands out the tests
+        return
     root = folder / "course"
     root.mkdir()
     for name in SHARED:
@@ -67,19 +70,23 @@ def pytest_ignore_collect(collection_path):
 
 
 def start_forking(folder, config):
-    """Have the jobs of this test process forked from one that has imported torch."""
+    """Have jobs and kernels of this test process forked from one that has imported torch."""
     tests = REPOSITORY / "tests"
     python = folder / "python"
     python.write_text(
         f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(tests)!r})\n"
-        f"import forking\nforking.client({sys.executable!r}, {str(folder)!r})\n"
+        f"import stand_in\nstand_in.client({sys.executable!r}, {str(folder)!r})\n"
     )
     python.chmod(0o755)
     server = subprocess.Popen(
-        [sys.executable, str(tests / "forking.py"), forking.address(str(folder), os.environ)],
+        [sys.executable, str(tests / "forking.py"), stand_in.address(str(folder), os.environ)],
         stdin=subprocess.DEVNULL,
     )
     config.add_cleanup(server.kill)
+    kernel = kernelspec.get_kernel_dict
+    argv = [str(python), *stand_in.KERNEL, "-f", "{connection_file}"]
+    own = {stand_in.KEPT: os.environ.get(SHARED_FOLDER, str(folder))}
+    kernelspec.get_kernel_dict = lambda *more: kernel(*more) | {"argv": argv, "env": own}
 
 
 def pytest_collection_modifyitems(items):

@@ -12,6 +12,7 @@ from pathlib import Path
 import forking
 import psutil
 import pytest
+import stand_in
 
 REPOSITORY = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -32,11 +33,18 @@ def close_figures():
 @pytest.fixture(autouse=True)
 def same_libraries():
     """What a trainer that ran in this process has set for its libraries ends with its test."""
-    before = forking.read_once(os.environ)
+    before = stand_in.read_once(os.environ)
     yield
-    for name in forking.read_once(os.environ):
+    for name in stand_in.read_once(os.environ):
         del os.environ[name]
     os.environ |= before
+
+
+@pytest.fixture(autouse=True)
+def instructions():
+    """Inductor tries the processor's instructions in forks, as in jobs."""
+    if "torch._inductor.cpu_vec_isa" in sys.modules:
+        forking.load_in_forks()
 
 
 @pytest.fixture(scope="session")

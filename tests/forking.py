@@ -1,33 +1,27 @@
-"""A stand-in for Python in the tests' jobs ($DLOJZ_PYTHON): it need not import torch each time.
+"""The server of forks for the tests' jobs, which need not import torch each time.
 
 Hundreds of small trainings would each spend seconds of a core on it. So each test process starts a
-server, `forking.py SOCKET`, which imports torch once; `client` is what the keeper runs as Python.
-It has the server fork a child that becomes the training, passes on signals and ends as the child
-ends. What does not import torch, or has other variables that libraries read as they load, is run by
-the real Python, in the client's place. Nothing of it is in the package.
+server, `forking.py SOCKET`, which imports torch once; `stand_in.client` is what the keeper runs as
+Python, and has the server fork a child that becomes the training. The kernels of notebooks are
+forks, too. Nothing of it is in the package.
 """
 
-import array
 import contextlib
 import ctypes
 import gc
-import hashlib
+import importlib.util
 import json
+import marshal
 import os
-import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 
-TORCHRUN = ["-m", "torch.distributed.run"]
-WANTS_TORCH = re.compile(rb"^(# forked|(from|import) (torch|dlojz))\b", re.M)
-# What libraries read as they load: a fork can't have others than its parent.
-READ_ONCE = re.compile(
-    r"(ATEN|CUBLAS|CUDA|CUDNN|GOMP|KMP|LD|MALLOC|MKL|NCCL|NVIDIA|OMP|ONEDNN|OPENBLAS|"
-    r"PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_?|PYTHON(?!UNBUFFERED)"
-)
+from stand_in import KERNEL, TORCHRUN
+
 LARGEST = 1 << 20  # bytes of a request
 # Images of the synthetic set, a tenth of ImageNet's: to shuffle all of those takes a small training
 # a fifth of its time.
@@ -35,76 +29,6 @@ FEWER = {"train": 128_117, "val": 5_000}
 # Blocks of vit_tiny, a quarter of DeiT's, and of each stage of a ShuffleNet, one of each kind: most
 # of a small training is what each block costs, whatever its size.
 BLOCKS, STAGE = 3, 2
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-
-
-def address(folder: str, environment) -> str:
-    """The socket of the server whose forks are as good as a process with this environment."""
-    later = "CUDA_VISIBLE_DEVICES"  # read as CUDA begins, which is in the fork
-    same = sorted((k, v) for k, v in read_once(environment).items() if k != later)
-    return f"{folder}/{hashlib.sha256(repr(same).encode()).hexdigest()[:12]}"
-
-
-def read_once(environment) -> dict:
-    """The variables that libraries read as they load; torch sets one of them itself."""
-    own = "TORCHINDUCTOR_CACHE_DIR"
-    return {k: v for k, v in environment.items() if READ_ONCE.match(k) and k != own}
-
-
-# The client: what the keeper takes for Python ----------------------------------------------------
-
-
-def client(python: str, folder: str):
-    """Be `python ARGUMENTS`: in a fork of the server, if it has one for this program."""
-    argv = sys.argv[1:]
-    connection = _connect(argv, address(folder, os.environ))
-    if connection is None:
-        os.execv(python, [python, *argv])
-    request = {"argv": argv, "environment": dict(os.environ), "cwd": os.getcwd()}
-    request["client"] = os.getpid()
-    request["umask"] = os.umask(0)
-    message = json.dumps(request).encode()
-    descriptors = array.array("i", (0, 1, 2)).tobytes()
-    held = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
-    signal.pthread_sigmask(signal.SIG_BLOCK, held)  # until the child that they go to is known
-    connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-    child = int(connection.recv(64))
-    for number in held:
-        signal.signal(number, lambda number, _: _kill(child, number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
-    code = int(connection.recv(64) or -9)
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != 9 else None
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def _connect(argv, path):
-    if not _wants_torch(argv):
-        return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.connect(path)
-    except OSError:
-        return None
-    return connection
-
-
-def _wants_torch(argv):
-    if argv[:2] == TORCHRUN:
-        argv = [word for word in argv if word.endswith(".py")]
-    argv = argv[argv[:1] == ["-P"] :]
-    try:
-        with open(argv[0], "rb") as file:
-            return WANTS_TORCH.search(file.read()) is not None
-    except (OSError, IndexError):
-        return False
-
-
-def _kill(pid, number):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
 
 # The server --------------------------------------------------------------------------------------
 
@@ -123,6 +47,8 @@ def serve(path: str):
 
     from dlojz.training import chronometer, conductor, data, evidence, flags, models  # noqa: F401
 
+    load_in_forks()
+    import_for_notebooks()
     gc.freeze()  # all these, too
     data.Synthetic.LENGTHS = FEWER
     models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
@@ -144,7 +70,7 @@ def serve(path: str):
             listening.close()
             for other in (connection, *clients.values()):
                 other.close()
-            return json.loads(message), descriptors
+            return marshal.loads(message), descriptors
         for descriptor in descriptors:
             os.close(descriptor)
         clients[child] = connection
@@ -158,6 +84,46 @@ def shorter(usual):
         usual(self, [STAGE] * len(stages), *more, **named)
 
     return begin
+
+
+def load_in_forks():
+    """Have Inductor try the processor's instructions in forks of this process.
+
+    It would start Python six times, to load a small library each, after importing torch.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    class InForks:
+        DEVNULL = subprocess.DEVNULL
+
+        @staticmethod
+        def check_call(command, cwd, **more):
+            program = command[-1]
+            if (pid := os.fork()) == 0:
+                try:
+                    os.chdir(cwd)
+                    exec(program, {})
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            if status := os.waitpid(pid, 0)[1]:  # an instruction that there is not kills it
+                raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), command)
+
+    cpu_vec_isa.subprocess = InForks
+
+
+def import_for_notebooks():
+    """Import what each notebook's kernel would, and what the notebooks do."""
+    import ipykernel.ipkernel
+    import ipykernel.kernelapp
+    import ipykernel.zmqshell  # noqa: F401
+    import ipywidgets  # noqa: F401
+    import matplotlib.pyplot  # noqa: F401
+    import scipy.stats  # noqa: F401
+
+    import dlojz.check
+    import dlojz.figures.report
+    import dlojz.widgets  # noqa: F401
 
 
 def _tell_of_the_dead(clients):
@@ -196,13 +162,32 @@ def become(request, descriptors):
     os.chdir(request["cwd"])
     presets.gpus.cache_clear()
     argv = request["argv"]
-    if argv[:2] == TORCHRUN:
+    if argv[:2] == KERNEL:
+        _be_a_kernel(argv[2:])
+    elif argv[:2] == TORCHRUN:
         count = next(int(w.split("=")[1]) for w in argv if w.startswith("--nproc-per-node="))
         _run_torchrun(argv[2:], count)
+    elif argv[0] == "-m":
+        sys.path.insert(0, os.getcwd())
+        forks._run(importlib.util.find_spec(argv[1]).origin, argv[2:])
     elif argv[0] == "-P":
         forks._run(argv[1], argv[2:])
     else:
         forks.run_script(argv[0], argv[1:])
+
+
+def _be_a_kernel(argv):
+    """Be the kernel of a notebook, which draws into the notebook."""
+    import ipykernel_launcher
+    import matplotlib as mpl
+
+    from dlojz.jobs import forks
+
+    # matplotlib reads it as it is imported, and a kernel sets it before that.
+    mpl.rcParams["backend"] = os.environ.get(
+        "MPLBACKEND", "module://matplotlib_inline.backend_inline"
+    )
+    forks._run(ipykernel_launcher.__file__, argv)
 
 
 def _be_on_the_host_of(client):
@@ -273,8 +258,6 @@ class _Child:
         return self.returncode
 
     def wait(self, timeout=float("inf")):
-        import subprocess
-
         end = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > end:

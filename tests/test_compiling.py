@@ -141,8 +141,9 @@ def test_a_chain_becomes_one_kernel_that_reads_and_writes_once(train, tmp_path):
     assert "async_compile" not in source, "only the kernel, without what surrounds it"
 
 
-def test_the_price_of_compiling_is_measured_cold_and_warm(train, tmp_path):
+def test_the_price_of_compiling_is_measured_cold_and_warm(train, tmp_path, monkeypatch):
     """With a backend that generates no code, which takes seconds."""
+    monkeypatch.setattr("sys.executable", os.environ["DLOJZ_PYTHON"])
     train(EXPERIMENTS / "compile_time.py", tmp_path, *"--backend aot_eager --steps 3".split())
     eager, *others = log.read(tmp_path).cases.items()
     assert eager[0] == "eager"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_fsdp_holds_a_share_of_weights_gradients_and_state(gpus, trainer, tiny):
 @pytest.mark.parametrize("checkpointing", ["off", "blocks"])
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_trainer_that_shards_by_itself_is_asked(sharding, checkpointing, trainer, tiny):
-    tiny(8)
+    tiny(4)
     own = imported(REPOSITORY / "solutions/dlojz_11_fsdp.py")
     how = {"gpus": 2, "sharding": sharding, "checkpointing": checkpointing}
     mine, usual = (estimate.measured(t, plan(**how))["backward begins"] for t in (own, trainer))
@@ -312,7 +313,9 @@ torch.distributed.destroy_process_group()
 
 def test_two_real_processes_hold_the_same_shards_and_train_as_one(tmp_path, trainer, tiny):
     tiny(3)
-    command = [sys.executable, "-c", REAL_STEP, str(tmp_path / "store")]
+    program = tmp_path / "real_step.py"
+    program.write_text(REAL_STEP)
+    command = [os.environ["DLOJZ_PYTHON"], program, tmp_path / "store"]
     processes = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE) for rank in range(2)
     ]
@@ -378,7 +381,8 @@ def test_the_answer_names_the_cheapest_way_or_what_else_to_do():
 # The command -------------------------------------------------------------------------------------
 
 
-def test_the_command_predicts_and_finds_what_fits(capfd, course_folder):
+def test_the_command_predicts_and_finds_what_fits(capfd, course_folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", os.environ["DLOJZ_PYTHON"])
     words = ["estimate", "--model", "resnet18", "--image-size", "64", "-b", "4", "--fits", "0.3GB"]
     assert cli.main(words) == 0
     out, err = capfd.readouterr()

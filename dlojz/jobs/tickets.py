@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dlojz import presets
 from dlojz.jobs import processes
 
 TICKET = re.compile(r"(ticket|running)-(\d{8,15})-[0-9a-f]{8}")
@@ -39,6 +38,8 @@ class QueueError(OSError):
 
 def devices() -> tuple[str, ...]:
     """Return what one job at a time may hold: each GPU, or else the processor as a whole."""
+    from dlojz import presets  # who submits asks, and no keeper does
+
     return presets.gpus() or ("cpu",)
 
 

@@ -7,8 +7,6 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-import psutil
-
 from dlojz.runs.folder import events_file
 
 LINE = 1 << 16  # bytes: longer than either of those two lines
@@ -59,6 +57,8 @@ def _gone(run, start, begun) -> str:
     if start.get("hostname") != socket.gethostname() or not isinstance(start.get("pid"), int):
         # Another machine, or a container that was made again: only the log can tell.
         return "nothing in its log for a day" if _silent_s(run) > SILENT_S else ""
+    import psutil  # a keeper needs the rest of this module, and is started for each job
+
     try:
         reused = psutil.Process(start["pid"]).create_time() > (begun or 0) + SLACK_S
     except psutil.Error:

@@ -4,7 +4,7 @@ import re
 import signal
 from pathlib import Path
 
-from dlojz.runs import by_hand, log
+from dlojz.runs import by_hand
 from dlojz.runs.folder import events_file
 
 # Errors are for people to read: only the end of a long file, and the beginning of a long line.
@@ -31,6 +31,8 @@ def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, st
     """Return (state, reason) of a job that ended on its own, from exit code, logs and errors."""
     if exit_code == 0:
         return "COMPLETED", _early(run)
+    from dlojz.runs import log  # a quarter of what a keeper takes, and most jobs end well
+
     for file in sorted(run.glob("events*.jsonl")):
         try:
             end = log.read(file).end
@@ -77,6 +79,8 @@ def _first_to_fail(run, said, failed):
 
 def _size(run):
     """Return how many processes the run had according to its log; 0 if that cannot be read."""
+    from dlojz.runs import log
+
     try:
         return log.read(events_file(run)).start.get("size", 1)
     except log.LogError:
