@@ -12,8 +12,9 @@ from dlojz.course import base_folder, write_atomically
 from dlojz.jobs import keeper, processes, tickets
 from dlojz.launch.files import read_json
 
-RESERVE_BYTES = 1 << 18  # freed by a keeper to write the final state on a full disk: btrfs counts
-# up to 16 KiB for each name, size and date that changes
+# Freed by a keeper to write the final state on a full disk. Some file systems need 16 KiB for each
+# name, size or date that changes (btrfs).
+RESERVE_BYTES = 1 << 18
 SILENT_S = 60  # without a sign of life, a keeper on another machine is lost
 BEGIN_S = 20  # for a keeper to write its identity
 
