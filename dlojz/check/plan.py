@@ -134,35 +134,42 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*flags, *more]))
     coarse = audit.precision_of(log_of(job), hardware) in audit.COARSE
-    kept = audit.AUDITED // 2 if coarse else 0
     large = _state(log_of(job)) > MOST_STATE
-    if large:
-        flags_small, usual = [*flags, *exercise.small.split()], f"{judge.SMALL}-solution"
-        entries.append(series.Entry(usual, solution, flags_small, audit=LEDGER | UNTIMED))
-        usual = f"{{{usual}}}"
-        entries.append(audited(judge.SMALL, mine, flags_small, SMALL_KEPT, usual, UNTIMED))
-    else:
-        flags_small, usual = flags, "{solution}"
-    if coarse:
-        wide = [*flags_small, "--precision", "fp32"]
-        entries.append(audited(judge.FLOAT32, mine, wide, kept, usual, UNTIMED))
+    entries += _beside(exercise, mine, solution, flags, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
         entries.append(
             series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
         )
-    rounds = pairs or 1
-    keep = max(-(-(audit.AUDITED - kept) // rounds), 4 if hardware.startswith("cuda") else 2)
+    wanted = audit.AUDITED - _in_float32(coarse)
+    keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)
     wish = {"keep": 0, "watch": True} if large else {"keep": keep}
-    for i in range(1, rounds + 1):
+    for i in range(1, (pairs or 1) + 1):
         more = wish if i == 1 else wish | {"validate": False}  # one validation is enough
-        name = f"after-{i}"
-        both = [audited(name, mine, flags, keep, "{solution}", more, tuned=not coarse)]
+        both = [audited(f"after-{i}", mine, flags, keep, "{solution}", more, tuned=not coarse)]
         if pairs:
-            audit_it = wish | {"validate": False}
-            both.insert(0, series.Entry(f"before-{i}", before, known, audit=audit_it))
+            alike = wish | {"validate": False}
+            both.insert(0, series.Entry(f"before-{i}", before, known, audit=alike))
         entries += both if i % 2 else reversed(both)
     return entries if pairs else [*entries, band]
+
+
+def _in_float32(coarse) -> int:
+    """Return how many updates are kept of the run in float32."""
+    return audit.AUDITED // 2 if coarse else 0
+
+
+def _beside(exercise, mine, solution, flags, coarse, large):
+    """Yield the runs that are audited beside the trainee's own: in small, and in float32."""
+    usual = "{solution}"
+    if large:
+        flags, name = [*flags, *exercise.small.split()], f"{judge.SMALL}-solution"
+        yield series.Entry(name, solution, flags, audit=LEDGER | UNTIMED)
+        usual = f"{{{name}}}"
+        yield audited(judge.SMALL, mine, flags, SMALL_KEPT, usual, UNTIMED)
+    if coarse:
+        wide = [*flags, "--precision", "fp32"]
+        yield audited(judge.FLOAT32, mine, wide, _in_float32(coarse), usual, UNTIMED)
 
 
 LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
