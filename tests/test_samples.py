@@ -106,3 +106,8 @@ def test_no_loader_outlives_its_training(images, tmp_path, train):
     flags = "--test --test-nsteps 2 --model resnet18 --image-size 32 -b 4 --num-workers 1".split()
     train(course.solution("05"), tmp_path, *flags, "--data", images)
     assert loaders() == before, "at the end of Python each worker is waited for"
+
+
+def test_what_is_dropped_once_hides_no_growth():
+    assert samples._kept([10, 14, 18, 5, 9]) == 16
+    assert samples._kept([10, 10, 10, 30, 30]) == 0
