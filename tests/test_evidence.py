@@ -11,7 +11,7 @@ from made import torchrun
 from dlojz import course
 from dlojz.check.exercises import amp
 from dlojz.runs import log, records
-from dlojz.training import evidence
+from dlojz.training import audit, evidence
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 
@@ -105,11 +105,11 @@ def test_a_layout_is_told_by_strides(shape, last, expected):
     tensor = torch.zeros(shape)
     if last:
         tensor = tensor.to(memory_format=torch.channels_last)
-    assert evidence.layout(tensor) == expected
+    assert audit.layout(tensor) == expected
 
 
 def test_a_sliced_tensor_has_another_layout():
-    assert evidence.layout(torch.zeros(2, 3, 8, 8)[:, :, ::2, ::2]) == "other"
+    assert audit.layout(torch.zeros(2, 3, 8, 8)[:, :, ::2, ::2]) == "other"
 
 
 def test_a_checksum_ignores_the_layout_and_sees_one_bit():

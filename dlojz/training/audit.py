@@ -289,7 +289,8 @@ class Auditor:
         with self._aside():
             if self._forwards % self._accumulate == 0:
                 self._begin_update()
-            self._steps_seen.append({"pixels": self._sample(entered(args, kwargs))})
+            images = entered(args, kwargs)
+            self._steps_seen.append({"pixels": self._sample(images), "layout": layout(images)})
         self._forwards += 1
 
     def _compare_buffers(self):
@@ -560,6 +561,20 @@ class Auditor:
 def entered(args, kwargs):
     """Return what a model was given first, by its place or its name."""
     return next(iter((*args, *kwargs.values())))
+
+
+def layout(tensor) -> str:
+    """Return the memory layout of a [N, C, H, W] tensor, by its strides and not its shape.
+
+    "any" if both layouts match, as for 1x1 images, or if there are not four dimensions.
+    """
+    if tensor.ndim != 4:
+        return "any"
+    nchw = tensor.is_contiguous()
+    nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
+    if nchw and nhwc:
+        return "any"
+    return "NCHW" if nchw else "channels_last" if nhwc else "other"
 
 
 def given(args, kwargs):

@@ -144,7 +144,7 @@ class Witness:
             tuple(images.shape),
             images.dtype,
             images.device,
-            layout(images),
+            audit.layout(images),
             torch.get_autocast_dtype(images.device.type)
             if _has_autocast(images) and torch.is_autocast_enabled(images.device.type)
             else None,
@@ -207,8 +207,8 @@ class Witness:
             entered.dtype,
             output.dtype,
             output.device,
-            layout(entered),
-            layout(output),
+            audit.layout(entered),
+            audit.layout(output),
         ] += 1
 
     def _on_loss_gradient(self, gradient):
@@ -275,6 +275,7 @@ class Witness:
                 numerics=_numerics(),
                 loader=_loader(self._loader),
                 work=self._work,
+                compiles_in=self._to_compile,
             )
         )
 
@@ -341,20 +342,6 @@ class Witness:
         """Return the gradient scaler's final scale; None if there is none, or it is disabled."""
         scaler = getattr(self._training, "scaler", None)
         return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
-
-
-def layout(tensor) -> str:
-    """Return the memory layout of a [N, C, H, W] tensor, by its strides and not its shape.
-
-    "any" if both layouts match, as for 1x1 images, or if there are not four dimensions.
-    """
-    if tensor.ndim != 4:
-        return "any"
-    nchw = tensor.is_contiguous()
-    nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
-    if nchw and nhwc:
-        return "any"
-    return "NCHW" if nchw else "channels_last" if nhwc else "other"
 
 
 def digest(model) -> str | None:
@@ -446,7 +433,7 @@ def _parameters(model):
     return records.Parameters(
         dtypes=_dtypes(weights),
         devices=dict(Counter(str(p.device) for p in weights)),
-        layouts=dict(Counter(layout(p) for p in weights)),
+        layouts=dict(Counter(audit.layout(p) for p in weights)),
     )
 
 

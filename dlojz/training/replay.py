@@ -38,6 +38,7 @@ from dlojz.training.sharding import own
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
 LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
+FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 GONE = 99.0  # the distance of a gradient of zeros
 
 
@@ -132,7 +133,9 @@ class Replay:
         steps: what was kept of every step; noisy: to measure the solution's own noise, too.
         """
         number = state["facts"]["update"]
-        batches = self._batches(number)
+        first = number * self.args.accumulate
+        mine = steps[first : first + self.args.accumulate]
+        batches = self._laid_out(self._batches(number), mine)
         solved = self._step(state, batches)
         noise = {}
         if noisy and solved:
@@ -143,9 +146,7 @@ class Replay:
         if solved:
             found |= _gradients(_unscaled(state), solved["gradients"])
             found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"])}
-            first = number * self.args.accumulate
-            mine = [step.get("logits") for step in steps[first : first + self.args.accumulate]]
-            found |= {"outputs": _outputs(mine, solved["outputs"])}
+            found |= {"outputs": _outputs([s.get("logits") for s in mine], solved["outputs"])}
         return found | noise | self._optimizer(state)
 
     def _batches(self, update):
@@ -160,6 +161,15 @@ class Replay:
             images, labels = dataset.collate(samples)
             found.append((number, images.to(self.device), labels.to(self.device)))
         return found
+
+    def _laid_out(self, batches, steps):
+        """Return the batches in the layout of the trainee's images.
+
+        A GPU has other kernels for it, and they round otherwise: see `_lay_out`.
+        """
+        wanted = steps[0].get("layout") if steps else None
+        like = {"memory_format": FORMATS.get(wanted, torch.preserve_format)}
+        return [(number, images.to(**like), labels) for number, images, labels in batches]
 
     def _keys(self, epoch, first):
         """Yield (step, keys of its images) from the step `first`. An epoch is shuffled once."""
@@ -197,6 +207,7 @@ class Replay:
         training, number = self.training, state["facts"]["update"]
         self._must_fit(state)
         for name, tensor in state["weights"].items():
+            self._lay_out(self.weights[name], tensor)
             own(self.weights[name]).copy_(tensor)
         if moved:
             audit.perturb(self._model, *moved)
@@ -222,6 +233,16 @@ class Replay:
         scaler, scale = getattr(training, "scaler", None), state["facts"]["scale"]
         if scaler is not None and scaler.is_enabled() and scale is not None:
             scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})
+
+    def _lay_out(self, weight, tensor):
+        """Give a weight the layout that it had in the trainee's run, for its kernels.
+
+        On an H200 the gradients of small networks, in float32, were 0.0013 of them away from those
+        in the other layout, and 0.00004 from those of weights that are off by a rounding error.
+        """
+        wanted = audit.layout(tensor)
+        if own(weight) is weight and wanted in FORMATS and wanted != audit.layout(weight):
+            weight.data = weight.data.contiguous(memory_format=FORMATS[wanted])
 
     def _complete(self, optimizer):
         """Add momenta of zero where the trainee has none: a fused optimizer needs all or none."""
