@@ -671,7 +671,8 @@ def clock_findings(folder, change=None, **solved):
     log_file.write_text("".join(json.dumps(event) + "\n" for event in events))
     (run,) = log.read(folder).ranks
     run = dataclasses.replace(run, whole=records.WholeRun(optimizer_steps=10))
-    solution = dataclasses.replace(run, probe=records.Probe(loader=records.Loader()), **solved)
+    probe = records.Probe(loader=records.Loader())
+    solution = dataclasses.replace(run, **{"probe": probe} | solved)
     return {f.what: f for f in judged.clocks(run, solution)}
 
 
@@ -744,6 +745,39 @@ def test_a_window_may_begin_later_if_a_scaler_skipped_updates(
     whole = records.WholeRun(optimizer_steps=10 - skipped)
     found = clock_findings(tmp_path, windows=windows, whole=whole)
     assert found["Chronometer's windows"].fails == fails
+
+
+@pytest.mark.parametrize(("compiles_in", "fails"), [(0, True), (3, False)])
+def test_a_window_may_begin_earlier_if_nothing_is_compiled(tmp_path, compiles_in, fails):
+    windows = [{"first_step": 5, "steps": 5, "wall_s": 0.5}]
+    probe = records.Probe(loader=records.Loader(), compiles_in=compiles_in)
+    found = clock_findings(tmp_path, windows=windows, probe=probe)
+    assert found["Chronometer's windows"].fails == fails
+
+
+@pytest.mark.parametrize("wanted", ["NCHW", "channels_last"])
+@pytest.mark.parametrize("before", ["NCHW", "channels_last"])
+def test_a_replay_computes_in_the_layout_of_the_trainees_run(before, wanted):
+    """Other kernels would round otherwise."""
+    weight = torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=replay.FORMATS[before]).weight
+    kept = torch.randn(4, 3, 3, 3).to(memory_format=replay.FORMATS[wanted])
+    images, values = torch.randn(2, 3, 8, 8), weight.detach().clone()
+    again = object.__new__(replay.Replay)
+    again._lay_out(weight, kept)
+    ((_, laid_out, _),) = again._laid_out([(0, images, None)], [{"layout": wanted}])
+    assert audit.layout(weight) == audit.layout(laid_out) == wanted
+    assert torch.equal(weight, values)
+    assert torch.equal(laid_out, images)
+
+
+def test_a_vector_has_no_layout_and_a_slice_keeps_the_weights_own():
+    again = object.__new__(replay.Replay)
+    for weight, kept in (
+        (torch.ones(4), torch.ones(4)),
+        (torch.ones(2, 3, 8, 8), torch.ones(2, 3, 16, 8)[:, :, ::2]),
+    ):
+        again._lay_out(weight, kept)
+        assert weight.is_contiguous()
 
 
 def test_clocks_that_agree_pass(tmp_path):

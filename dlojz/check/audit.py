@@ -334,9 +334,9 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
 
     Nor may a trainer stop the Chronometer's clock.
     """
-    # A window waits for the first update that a gradient scaler does not skip.
-    updates = [r.whole.optimizer_steps for r in (run, reference)]
-    parts = [_parts(r, begins=updates[0] == updates[1]) for r in (run, reference)]
+    # A window waits for the first update that a gradient scaler does not skip, and for a compiler.
+    waits = [(r.whole.optimizer_steps, r.probe.compiles_in) for r in (run, reference)]
+    parts = [_parts(r, begins=waits[0] == waits[1]) for r in (run, reference)]
     found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
     windows = run.audit.windows
     if not windows:

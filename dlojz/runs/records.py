@@ -129,6 +129,7 @@ class Probe(Record):
     numerics: Numerics = field(default_factory=Numerics)
     loader: Loader = field(default_factory=Loader)
     work: list = field(default_factory=list)  # as of the last step; only if it will be compiled
+    compiles_in: int = 0  # further steps that the measurement waits for, if the model is compiled
 
 
 @dataclass(frozen=True)
