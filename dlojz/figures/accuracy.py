@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import dataclass
+from textwrap import fill
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,6 +16,7 @@ from dlojz.runs.stats import summary
 from dlojz.table import QUIET, Table
 
 COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
+WIDE = 38  # characters of a title in a line
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
 USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gain can be seen
 TICKS = (-80, -40, -10, -5, 0, 5, 10, 40, 80)
@@ -94,13 +96,15 @@ def plot_accuracy(run, only=None, ax=None):
     """
     clean, *others = rows(run, only)
     with style(grid="x"):
-        ax = ax or plt.subplots(figsize=(10, 1.9 + 0.34 * len(others)))[1]
+        titles = [fill(row.title, WIDE) for row in others]
+        lines = sum(1 + title.count("\n") / 2 for title in titles)
+        ax = ax or plt.subplots(figsize=(10, 1.9 + 0.34 * lines))[1]
         ax.axvline(0, color=PALETTE["limit"], lw=1)
         for at, row in enumerate(others):
             if at % 2 == 0:
                 ax.axhspan(at - 0.5, at + 0.5, color=PALETTE["limit"], alpha=0.07, lw=0)
             _plot_row(ax, at, row)
-        ax.set_yticks(range(len(others)), [row.title for row in others])
+        ax.set_yticks(range(len(others)), titles)
         ax.set_ylim(len(others) - 0.5, -0.5)
         ax.set_xlabel("accuracy, less that of the clean training (percentage points)")
         _scale(ax, [p for row in others for p in row.points])
@@ -130,7 +134,7 @@ def _scale(ax, points):
     low, high = min([-1.0, *points]), max([1.0, *points])
     if max(-low, high) <= 2 * LINEAR:
         return
-    ax.set_xscale("symlog", linthresh=LINEAR, linscale=2.5)
+    ax.set_xscale("symlog", linthresh=LINEAR, linscale=1.2)
     ax.set_xlim(1.25 * low, 1.5 * high)
     ticks = [t for t in TICKS if low <= t <= high]
     ax.set_xticks(ticks, [f"{t}".replace("-", "\N{MINUS SIGN}") for t in ticks])
