@@ -463,22 +463,37 @@ def test_host_memory_that_one_process_does_not_tell_is_not_known(tmp_path):
 
 def test_code_from_a_cache_has_its_backward_pass_with_it(tmp_path):
     """So it says nothing of what compiling costs. A processor's aot_eager generates no code."""
-    seen = [{"id": "0/0", "why": "dynamo", "mode": "train", "step": 2, "seconds": 1.5}]
+    seen = [{"id": "0/0", "why": "dynamo", "mode": "train", "step": 2, "seconds": 6}]
     evidence = {"when": "compilation", "seen": seen, "graphs": 2, "generated": 3}
     s = summary(write_log(tmp_path / "run.jsonl", evidence=evidence))
     assert s.compile_cached
-    assert "compiling took 1.5 s, 2% of the job; the code for training came" in repr(inspect_run(s))
+    assert "compiling took 6 s, 10% of the job; the code for training came" in repr(inspect_run(s))
     evidence["generated"] = 0
     assert not summary(write_log(tmp_path / "run.jsonl", evidence=evidence)).compile_cached
 
 
+def test_kernels_that_are_tried_are_part_of_what_compiling_took(tmp_path):
+    """The compiler says 5 s of the sixth step, which took 9 s longer than the others."""
+    seen = [{"id": "0/0", "why": "dynamo", "mode": "train", "step": 6, "seconds": 5.0}]
+    seen.append(seen[0] | {"mode": "val", "step": 9, "seconds": 2.0})
+    log_file = write_log(
+        tmp_path / "run.jsonl", evidence={"when": "compilation", "seen": seen, "graphs": 1}
+    )
+    assert summary(log_file).compile_s == 7.0
+    events = [json.loads(line) for line in log_file.read_text().splitlines()]
+    sixth = [event for event in events if event["event"] == "step"][5]
+    sixth["host_ms"]["backward"] += 9000
+    log_file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert summary(log_file).compile_s == pytest.approx(9 + 2)
+
+
 def test_what_the_compiler_took_is_told(tmp_path):
-    seen = [{"id": "0/0", "why": why, "mode": "train", "step": 2, "seconds": 1.5}
+    seen = [{"id": "0/0", "why": why, "mode": "train", "step": 2, "seconds": 3}
             for why in ("dynamo", "lazy_backward")]  # fmt: skip
     evidence = {"when": "compilation", "seen": seen, "graphs": 2, "breaks": {"a print": 1}}
     s = summary(write_log(tmp_path / "run.jsonl", evidence=evidence))
-    assert (s.compile_s, s.graphs, s.graph_breaks) == (3.0, 2, 1)
-    assert "2 graphs, 1 break; compiling took 3 s, 5% of the job" in repr(inspect_run(s))
+    assert (s.compile_s, s.graphs, s.graph_breaks) == (6, 2, 1)
+    assert "2 graphs, 1 break; compiling took 6 s, 10% of the job" in repr(inspect_run(s))
     assert not s.compile_cached
     eager = summary(write_log(tmp_path / "eager.jsonl"))
     assert eager.compile_s is None

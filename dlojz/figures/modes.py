@@ -89,8 +89,13 @@ def _named(s):
     precision = PRECISIONS.get(_precision(s), _precision(s))
     if _mode(s) != "off":
         layout = "" if s.arguments.get("channels_last") else ", NCHW"
-        return f"{_mode(s)}, {precision}{layout}"
+        return f"{_mode(s)}, {precision}{layout}{', tuned' * _tuned(s)}"
     return f"channels_last, {precision}" if _step(s) == "03" else precision
+
+
+def _tuned(s):
+    """Return whether a recording's compiler tried other tile sizes for its kernels."""
+    return "COORDINATE_DESCENT_TUNING=1" in (s.command or "")
 
 
 # Ladders -----------------------------------------------------------------------------------------

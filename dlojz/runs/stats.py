@@ -6,6 +6,7 @@ All tables, figures and checks take their numbers from here. `summary` returns o
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -55,7 +56,7 @@ class Summary:
     arguments: dict = field(default_factory=dict)
     trainer_sha256: str | None = None
     num_workers: int | None = None  # of its DataLoader
-    recorded: bool = False  # a recording of reference/
+    command: str | None = None  # that made a recording of reference/; None: it is none
     parameter_bytes: int | None = None
     cpus: int | None = None  # that each process may use
 
@@ -92,6 +93,10 @@ class Summary:
 
     epochs: tuple[dict, ...] = ()  # losses and accuracies, as logged
     seconds: float | None = None  # spent in training steps, all of them, by the host's clock
+
+    @property
+    def recorded(self) -> bool:
+        return self.command is not None
 
     @property
     def synthetic(self) -> bool:
@@ -192,7 +197,7 @@ def _identity(run):
         "arguments": arguments,
         "trainer_sha256": run.start.get("trainer_sha256"),
         "num_workers": run.probe.loader.num_workers,
-        "recorded": "command" in run.start,
+        "command": run.start.get("command"),
         "parameter_bytes": setup.get("parameter_bytes"),
         "cpus": run.start.get("cpu_count"),
         "windows": len(run.audit.windows if _is_audited(run) else run.windows),
@@ -289,15 +294,32 @@ def _compiled(run):
     seen = run.compilation
     if not seen.graphs:
         return {}
-    breaks = sum(seen.breaks.values())
+    breaks, seconds = sum(seen.breaks.values()), _compile_s(run)
     return {
-        "compile_s": seen.seconds,
+        "compile_s": seconds,
         # The log's times are whole seconds.
-        "compile_share": min(1.0, seen.seconds / run.seconds) if run.seconds else None,
+        "compile_share": min(1.0, seconds / run.seconds) if run.seconds else None,
         "compile_cached": seen.cached,
         "graphs": seen.graphs,
         "graph_breaks": breaks,
     }
+
+
+def _compile_s(run):
+    """Return what compiling took.
+
+    Of a step it is what the compiler says, or what the step took longer than others: the compiler
+    counts neither the kernels that it tries before it chooses one, nor how they are loaded.
+    """
+    host = np.add(run.steps.host_ms["forward"], run.steps.host_ms["backward"])
+    told = Counter()
+    for one in run.compilation.seen:
+        told[one["mode"], run.first_step + one["step"] - 1] += one["seconds"]
+    longer = ((host - np.median(host)) / 1000).tolist() if len(host) else []
+    return sum(
+        max(seconds, longer[step]) if mode == "train" and 0 <= step < len(longer) else seconds
+        for (mode, step), seconds in told.items()
+    )
 
 
 def _first_load_s(ranks):
