@@ -14,7 +14,7 @@ from dlojz.course import UserError
 from dlojz.figures import modes, report
 from dlojz.figures import worth as tables
 from dlojz.runs import worth
-from dlojz.runs.log import PHASES
+from dlojz.runs.log import PHASES, read
 from dlojz.runs.stats import summary
 
 SOLVED = Path(__file__).parent.parent / "solutions"
@@ -235,6 +235,27 @@ def test_what_notebook_09b_says_of_its_ladders_is_so():
     assert missing("09b_modes.ipynb", said) == []
 
 
+def test_what_notebook_09b_says_of_tuned_kernels_is_so():
+    tuned = runs.recorded("h200/09-tuned-resnet50-fp16")
+    [rungs] = modes.ladders([*runs.recordings("h200/09-ladder-resnet50-*"), tuned]).values()
+    *_, usual, rung = rungs
+    assert rung.words == "09  reduce-overhead, fp16, tuned"
+    assert usual.words == "09  reduce-overhead, fp16"
+    steps = [r.price.rpartition("after ")[2].removesuffix(" steps") for r in (rung, usual)]
+    said = [
+        f"{rung.run.images_per_s:,.0f} images/s, {rung.gain:.2f} times as fast as fp32",
+        f"{rung.gain / usual.gain - 1:.0%} faster than without it".replace("%", " %"),
+        f"took {rung.run.compile_s:.0f} s to compile instead of {usual.run.compile_s:.0f}",
+        "after {} steps instead of {}".format(*steps),
+        f"compiler says of itself: {read(tuned).compilation.seconds:.0f} s",
+    ]
+    assert missing("09b_modes.ipynb", said) == []
+    joules = [r.run.energy_per_image_j for r in (rung, usual)]
+    assert abs(joules[0] / joules[1] - 1) < 0.02, "as much energy"
+    readme = (SOLVED.parent / "README.md").read_text()
+    assert f"{rung.run.images_per_s:,.0f} images/s, {rung.gain:.2f} times fp32" in readme
+
+
 def test_what_notebook_09b_says_of_other_models_is_so():
     models = ("convnext_tiny", "vit_b_16")
     gains, saved, steps, whole, fp16 = [], [], [], [], []
@@ -314,8 +335,7 @@ def test_what_notebook_09b_says_of_the_prediction_is_so():
     assert all(worth.total_s(row) in told.compile_s for row, told in zip(rows, held, strict=True))
     assert min(gains, key=gains.get) == "squeezenet1_1"
     said = [f"between {min(gains.values()):.2f} and {max(gains.values()):.2f} times"]
-    (fit,) = worth.fits()
-    said.append(f"within a factor of {fit.compile_within:.1f}")
+    said.append(f"within a factor of {worth.fits()[0].compile_within:.1f}")
     assert missing("09b_modes.ipynb", said) == []
     profile = worth.Profile.of(rows[0]["profile"])
     kept = profile.device_ms["matrix"] + profile.update_ms
@@ -324,3 +344,23 @@ def test_what_notebook_09b_says_of_the_prediction_is_so():
     assert f"{profile.device_ms['matrix']:.0f} ms are matrix products" in asked
     assert f"{whole:.0f} ms / {kept:.0f} ms" in asked
     assert f"{gains['resnet18']:.2f} times" in asked
+
+
+def test_what_notebook_09b_says_of_predictions_for_an_h200_is_so():
+    rows = tables.measured(SOLVED.parent / "reference/h200/09-worth.json")
+    told = list(zip(rows, worth.leave_one_out(rows), strict=True))
+    gains = [row["measured"]["gain"] for row in rows]
+    assert len(rows) == 11
+    assert sum(row["measured"]["gain"] in found.gain for row, found in told) == 10
+    assert sum(worth.total_s(row) in found.compile_s for row, found in told) == 10
+    usual = [found.gain.value for _, found in told if 1.05 < found.gain.value < 1.35]
+    assert len(usual) == len(rows), "nearly all predictions are alike"
+    eager_ms = [
+        ms for row in rows if row["model"] == "resnet50" for ms in row["measured"]["eager_ms"]
+    ]
+    said = [f"gained between {min(gains):.2f} and {max(gains):.2f} times"]
+    said.append(f"ResNet-50 took between {min(eager_ms):.0f} and {max(eager_ms):.0f} ms")
+    fit = worth.fit_for("NVIDIA H200", True, "default")
+    said.append(f"within a factor of {fit.compile_within:.1f}, and ten of eleven")
+    assert missing("09b_modes.ipynb", said) == []
+    assert all("-b 64" in row["flags"] for row in rows)
