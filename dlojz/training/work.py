@@ -36,7 +36,7 @@ def counted(events) -> list[dict]:
     found, threads = Counter(), defaultdict(list)
     for event in events:
         name = event.name()
-        if event.device_type() == CPU and (name.startswith("aten::") or name.startswith(NODE)):
+        if (name in COUNTED or name.startswith((NODE, ATTENTION))) and event.device_type() == CPU:
             threads[event.start_thread_id()].append(event)
     for those in threads.values():
         found.update(_of_thread(those))
@@ -73,6 +73,10 @@ OPERANDS = {
     **{"aten::mm": 0, "aten::bmm": 0, "aten::mv": 0, "aten::_int_mm": 0, "aten::_scaled_mm": 0},
     **{"aten::addmm": 1, "aten::baddbmm": 1, "aten::addmv": 1, "aten::_addmm_activation": 1},
 }
+
+
+CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
+COUNTED = {*LAYERS, *OPERANDS, *CONVOLUTIONS}  # and attention, of several names
 
 
 def _work(name, event) -> list[tuple[str, str, int]]:
