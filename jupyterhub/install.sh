@@ -53,6 +53,12 @@ cp -r "$course"/{pyproject.toml,README.md,LICENSE,dlojz} "$copy"
 "$env/bin/uv" pip install -q --python "$env/bin/python" --compile-bytecode \
   -c "$course/constraints.txt" --reinstall-package dlojz "$copy[hub]"
 install -D -m 644 "$course/tools/overrides.json" "$env/share/jupyter/lab/settings/overrides.json"
+# A terminal is a login shell, so that it has what the site sets in /etc/profile, such as `module`;
+# but that also replaces PATH. A new terminal begins in the course, or where its launcher was.
+cat >"$env/etc/jupyter/jupyter_server_config.json" <<END
+{"ServerApp": {"terminado_settings": {"shell_command": ["bash", "-lc",
+  "PATH=$env/bin:\$PATH; [[ ! . -ef ~ ]] || cd dlojz 2>/dev/null; exec \${SHELL:-bash}"]}}}
+END
 
 proxy=configurable-http-proxy@5.3.0
 npm install --silent --no-audit --no-fund --prefix "$folder/proxy" "$proxy" >/dev/null ||

@@ -27,6 +27,7 @@ import hub_load
 import psutil
 import pytest
 import requests
+import websocket
 from journey import Lab, jobs, show_all_cells
 
 REPOSITORY = Path(__file__).parent.parent
@@ -356,6 +357,23 @@ def test_a_notebook_has_the_shared_package_and_its_job_ends(ann):
     )
     assert not ann.home(".npm").exists(), "a server starts no Node.js"
     assert said.split()[-2:] == ["COMPLETED", str(ann.home("dlojz/runs/0001"))], said
+
+
+def test_a_terminal_begins_in_the_course_and_knows_its_command(ann):
+    """Not so by default: a terminal is a login shell, and Debian's /etc/profile sets PATH."""
+    path = f"/user/{ann.name}/api/terminals"
+    name = ann.ask("POST", path).json()["name"]
+    address = f"{ann.url}/user/{ann.name}/terminals/websocket/{name}".replace("http", "ws", 1)
+    channel = websocket.create_connection(address, header=ann.token, timeout=60)
+    channel.send(json.dumps(["stdin", "pwd; dlojz queue; command -v python; exit\r"]))
+    said, kind = "", ""
+    while kind != "disconnect":
+        kind, *text = json.loads(channel.recv())
+        said += text[0] if kind == "stdout" else ""
+    words = said.split()
+    assert str(ann.home("dlojz")) in words, said
+    assert f"{CACHE}/env/bin/python" in words, said
+    assert "not found" not in said, said
 
 
 def test_the_environment_and_the_data_are_read_only(ann, site):
