@@ -4,14 +4,18 @@ The profiles are in profiles.toml, or in the file that HUB_PROFILES names. HUB_A
 nodes reach this machine. The folder of install.sh and the homes are on a file system of all nodes.
 """
 
+import asyncio
 import os
+import shlex
 import shutil
 import sys
 import tomllib
 from html import escape
 from pathlib import Path
 
-import batchspawner  # noqa: F401  its import registers where servers report their port
+import batchspawner  # its import registers where servers report their port
+from batchspawner.batchspawner import JobStatus
+from jupyterhub.utils import wait_for_server
 
 c = get_config()  # noqa: F821
 # Not JupyterHub's load_subconfig: it passes over a file that it can't find, and a hub with nothing
@@ -36,7 +40,43 @@ for name, profile in profiles.items():
 if not profiles:
     sys.exit(f"{file} has no profile: expected at least one, such as [cpu]")
 
-c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
+
+class Server(batchspawner.SlurmSpawner):
+    """A trainee's server, in a job of theirs."""
+
+    async def start(self):
+        """Start it, and give up as soon as its job has ended.
+
+        Batchspawner and the hub would wait for it until they time out, ten minutes later.
+        """
+        starting = asyncio.ensure_future(self.answer())
+        try:
+            while not (await asyncio.wait([starting], timeout=2))[0]:
+                if self.job_id and await self.query_job_status() == JobStatus.NOTFOUND:
+                    said = await self.last_words()
+                    raise RuntimeError(f"job {self.job_id} ended before it was a server: {said}")
+            return await starting
+        finally:
+            starting.cancel()
+
+    async def answer(self):
+        """Return where the server is, once it listens: it reports its port before."""
+        where = await super().start()
+        await wait_for_server(*where, timeout=self.http_timeout)
+        return where
+
+    async def last_words(self):
+        """Return the end of the job's log; root may not read it on a file system of all nodes."""
+        name, home = self.user.name, self.user_env({})["HOME"]
+        command = f"runuser -u {name} -- tail -n 3 {shlex.quote(home)}/.jupyter-server.log"
+        nothing = f"its log is empty; `scontrol show job {self.job_id}` may say more"
+        try:
+            return await self.run_command(command) or nothing
+        except RuntimeError as error:
+            return error
+
+
+c.JupyterHub.spawner_class = Server
 # The nodes talk to the hub, and the proxy to the servers on the nodes, by the cluster's network:
 # in clear text, so it must be one that only the cluster's machines can listen to.
 hub_port = c.JupyterHub.hub_bind_url.rpartition(":")[2]

@@ -710,6 +710,24 @@ def test_slurm_shows_no_token_and_lets_nobody_cancel_anothers_server(bea, ann, s
     assert [what for what, secret in secrets.items() if secret in log] == []
 
 
+def test_a_server_whose_job_ends_is_not_waited_for(slurm_hub, site):
+    """Batchspawner waits ten minutes. The log's last lines say why it ended."""
+    trainee = Trainee(slurm_hub, site.names[2])
+    local, away = trainee.home(".local"), trainee.home(".local-away")
+    if local.exists():
+        local.rename(away)
+    local.touch()  # a server keeps its files in this folder
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="500"):
+        trainee.ask("POST", f"/hub/api/users/{trainee.name}/server", json={})
+    assert time.monotonic() - begin < 60
+    said = slurm_hub.log.read_text()
+    assert re.search(rf"RuntimeError: job \d+ ended before(.*\n)+.*'{local}", said), said[-3000:]
+    local.unlink()
+    if away.exists():
+        away.rename(local)
+
+
 def test_a_server_that_is_stopped_gives_its_node_back(bea, cluster):
     bea.ask("DELETE", f"/hub/api/users/{bea.name}/server")
     until(lambda: not job_of(cluster, bea))
