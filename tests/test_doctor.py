@@ -26,6 +26,7 @@ def software(**changes) -> dict:
         "pinned": {},
         "shadows": [],
         "python_headers": True,
+        "openssl": True,
     }
     base |= {"compiler": "/usr/bin/g++", "open_files": 65536, "open_files_most": 65536}
     return {**base, **changes, "packages": found | changes.pop("packages", {})}
@@ -151,6 +152,7 @@ def test_a_limit_that_only_the_container_can_raise_is_not_to_be_raised_in_it():
 def test_what_costs_little_is_a_note():
     changes = {"pinned": {"numpy": "2.3.4", "torch": "2.11.0"}, "pythonpath": "/old"}
     changes |= {"open_files": 1024, "slurm_error": "sbatch: fatal: no DNS", "python_headers": False}
+    changes |= {"openssl": False}
     problems = doctor.diagnose(
         facts(cpu=cpu(affinity=4, threads=64), software=software(**changes))
     ).problems
@@ -159,7 +161,7 @@ def test_what_costs_little_is_a_note():
         "numpy 2.3.5",
         "4 of the machine's 64 CPUs are for this process",
         "at most 1024 open files",
-        "torch.compile lacks Python.h",
+        "torch.compile lacks Python.h, openssl",
         "sbatch does not answer: sbatch: fatal: no DNS",
         "PYTHONPATH=/old comes before the installed packages",
     ]

@@ -12,6 +12,7 @@ command -v slurmctld >/dev/null && command -v munged >/dev/null || packages+=(sl
 command -v ip >/dev/null || packages+=(iproute2)
 command -v pgrep >/dev/null || packages+=(procps)
 command -v g++ >/dev/null || packages+=(g++)
+command -v openssl >/dev/null || packages+=(openssl) # torch.compile calls it
 command -v npm >/dev/null || packages+=(npm)
 /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')

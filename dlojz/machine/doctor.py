@@ -306,6 +306,7 @@ def _compile(facts: dict) -> str:
     lacking = {
         "a C++ compiler": "compiler" not in software,
         "Python.h": not software["python_headers"],
+        "openssl": not software["openssl"],  # whose checksums the C++ headers need
         "triton": facts["gpu"]["cards"] and not software["packages"]["triton"],
     }
     names = ", ".join(name for name, lacks in lacking.items() if lacks)
@@ -435,7 +436,7 @@ def _limit_problems(facts: dict) -> Iterator[Problem]:
 def _software_problems(facts: dict) -> Iterator[Problem]:
     software = facts["software"]
     if (lacking := _compile(facts)) != "ready":
-        remedy = "apt install g++ python3-dev    (or load a compiler's module)"
+        remedy = "apt install g++ python3-dev openssl    (or load a compiler's module)"
         yield Problem(
             f"torch.compile {lacking}", "its compilers, if you want to try it", remedy, note=True
         )

@@ -279,6 +279,7 @@ def software(packages, folder=".") -> dict:
         slurm_error=None if slurm.strip() else slurm_error.strip() or None,
         compiler=shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
         python_headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
+        openssl=bool(shutil.which("openssl")),
         open_files=files,
         open_files_most=most_files,
         locked_bytes=_limits(resource.RLIMIT_MEMLOCK)[0],
