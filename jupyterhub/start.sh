@@ -33,7 +33,8 @@ mkdir -p "$HUB_STATE" && chmod 700 "$HUB_STATE" && cd "$HUB_STATE"
 repository=$folder/course.git # the guide's; a trial has only the clone
 [ "$HUB_LOGIN" != trial ] && [ -d "$repository" ] || repository=$(dirname "$here")
 echo "The course's link for trainees:"
-"$folder/env/bin/python" "$here/link.py" "$HUB_URL" \
+# No browser can go to 0.0.0.0, which is all addresses of this machine.
+"$folder/env/bin/python" "$here/link.py" "${HUB_URL/0.0.0.0/$(hostname --fqdn)}" \
   "${HUB_REPOSITORY:-file://$repository}" ${HUB_BRANCH:+"$HUB_BRANCH"}
 
 # A clean environment: the hub's would reach processes of trainees, and may hold an administrator's
