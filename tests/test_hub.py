@@ -613,6 +613,7 @@ def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site)
 
 
 def test_a_restart_of_the_hub_leaves_servers_and_kernels_alone(hub, ann):
+    ann.run.connect()  # the server may have closed a channel that idled
     ann.run("import dlojz")
     hub.left = hub.stop()
     hub.__enter__()
