@@ -780,5 +780,22 @@ def test_a_vector_has_no_layout_and_a_slice_keeps_the_weights_own():
         assert weight.is_contiguous()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_criterion_may_return_the_mean_the_sum_or_each_loss(reduction):
+    logits, labels = torch.randn(6, CLASSES), torch.randint(CLASSES, (6,))
+    criterion = torch.nn.CrossEntropyLoss(reduction=reduction)
+    found = audit.per_image(criterion, criterion(logits, labels), len(logits))
+    assert found == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
+
+
+def test_a_learning_rate_may_be_kept_in_float32():
+    rate, again = 0.004 / 3, SimpleNamespace(rates=[0.004 / 3])
+    update = dict.fromkeys(("optimizer", "settings", "missing", "evaluating", "random"))
+    update |= {"update": 0, "lr": [torch.tensor(rate)]}
+    assert replay._facts(update, again)["lr_off"] == 0
+    update["lr"] = [rate * (1 + 1e-9)]
+    assert replay._facts(update, again)["lr_off"] == pytest.approx(1e-9, rel=1e-3)
+
+
 def test_clocks_that_agree_pass(tmp_path):
     assert not any(f.fails for f in clock_findings(tmp_path).values())

@@ -348,12 +348,13 @@ class Auditor:
         logits, labels = given(args, kwargs)
         mode = "train" if self._model.training else "val"
         with self._aside():
-            self._met[mode].append(_met(logits, labels, loss))
+            mean = per_image(criterion, loss, len(logits))
+            self._met[mode].append(_met(logits, labels, mean))
             if mode == "val":
-                self._val_losses.append(loss.detach().clone())
+                self._val_losses.append(mean)
             elif loss.requires_grad and self._steps_seen:
                 step = self._steps_seen[-1]
-                step["loss"] = loss.detach().clone()
+                step["loss"] = mean
                 step["labels"] = labels.detach().clone()
 
     # Every update ------------------------------------------------------------------------------
@@ -583,12 +584,23 @@ def given(args, kwargs):
     return names["input"], names["target"]
 
 
+def sums(criterion) -> bool:
+    """Return whether a criterion says that it returns the sum of a batch's losses."""
+    return getattr(criterion, "reduction", None) == "sum"
+
+
+def per_image(criterion, loss, images: int):
+    """Return the mean loss of a batch: a criterion may also return the sum, or each image's."""
+    loss = loss.detach()
+    return loss / images if sums(criterion) else loss.mean() if loss.ndim else loss.clone()
+
+
 @torch.no_grad()
 def _met(logits, labels, loss) -> list:
     """Return loss, images and how many of them were classified rightly, of a batch."""
     alike = labels.shape == logits.shape[:1]  # or else they are not numbers of classes
     right = (logits.argmax(1) == labels).sum() if alike else math.nan
-    return [loss.detach().clone(), len(logits), right]
+    return [loss, len(logits), right]
 
 
 def _numbers(batches) -> list:

@@ -161,7 +161,8 @@ class Witness:
                 "logits": _tensor(logits),
                 "loss": _tensor(loss),
             }
-            loss.register_hook(self._on_loss_gradient)
+            of_mean = len(logits) if audit.sums(criterion) else 1
+            loss.register_hook(lambda gradient: self._on_loss_gradient(gradient, of_mean))
 
     def _on_gradient(self, weight):
         self._counts["backward"] += 1
@@ -211,9 +212,9 @@ class Witness:
             audit.layout(output),
         ] += 1
 
-    def _on_loss_gradient(self, gradient):
+    def _on_loss_gradient(self, gradient, of_mean):
         if self._loss_gradient is None:
-            self._loss_gradient = gradient.detach().clone()
+            self._loss_gradient = gradient.detach().sum() * of_mean
 
     def _on_output(self, model, inputs, logits):
         if torch.is_tensor(logits) and logits.requires_grad and self._logits_gradient is None:

@@ -355,12 +355,15 @@ def _facts(update, replay) -> dict:
     number = update["update"]
     rates = [float(rate) for rate in update["lr"]]
     usual = replay.rates[number] if number < len(replay.rates) else math.nan
+    kept = usual, float(torch.tensor(usual))  # an optimizer may have its rate in float32
     smallest = 1e-12  # a learning rate of 0 is compared by its distance
     return {
         "update": number,
         "optimizer": update["optimizer"],
         "lr": rates,
-        "lr_off": max(abs(rate - usual) / max(usual, smallest) for rate in rates),
+        "lr_off": max(
+            min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates
+        ),
         "settings": update["settings"],
         "missing": update["missing"],
         "evaluating": update["evaluating"],
