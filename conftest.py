@@ -4,6 +4,7 @@ Each process of pytest-xdist has its own, so that their jobs do not wait for eac
 written into the clone's runs/ or data/.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ def pytest_configure(config):
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ[SHARED_FOLDER] = str(folder)  # this process only hands out the tests
         return
+    gc.disable()  # until all tests are imported: what is imported stays
     root = folder / "course"
     root.mkdir()
     for name in SHARED:
@@ -91,6 +93,12 @@ def start_forking(folder, config):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: _place(item.path))
+
+
+def pytest_collection_finish():
+    """Have the collector skip what was imported: each collection would search all of torch."""
+    gc.freeze()
+    gc.enable()
 
 
 def _place(path):

@@ -1,5 +1,6 @@
 """Fixtures: small images, a course folder for one test, the trainer run in this process."""
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -20,6 +21,13 @@ FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def skip_what_stays():
+    """The collector does not search what earlier files have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

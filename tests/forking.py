@@ -41,6 +41,7 @@ def serve(path: str):
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path)
     listening.listen(64)  # who asks before all is imported waits
+    gc.disable()  # what is imported stays
     forks.prepare()
     import torch._inductor.compile_fx  # noqa: F401  the first compilation would, for 0.7 s
     from torchvision.models.shufflenetv2 import ShuffleNetV2
@@ -50,6 +51,7 @@ def serve(path: str):
     load_in_forks()
     import_for_notebooks()
     gc.freeze()  # all these, too
+    gc.enable()
     data.Synthetic.LENGTHS = FEWER
     models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
     ShuffleNetV2.__init__ = shorter(ShuffleNetV2.__init__)
