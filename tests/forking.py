@@ -120,12 +120,15 @@ def import_for_notebooks():
     import ipykernel.kernelapp
     import ipykernel.zmqshell  # noqa: F401
     import ipywidgets  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401
+    import matplotlib.pyplot as plt
     import scipy.stats  # noqa: F401
 
     import dlojz.check
     import dlojz.figures.report
     import dlojz.widgets  # noqa: F401
+
+    # A figure is drawn where it is shown: pyplot would draw it at the end of its cell, too.
+    plt._draw_all_if_interactive = lambda: None
 
 
 def _tell_of_the_dead(clients):
