@@ -57,9 +57,21 @@ def pytest_configure(config):
     # What a shell runs in the background ignores it, and so would the jobs of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     start_forking(folder, config)
-    from dlojz import images
+    make_images(folder / "data")
 
-    images.generate(folder / "data", 4, 16, 8, workers=1, progress=False)
+
+def make_images(folder):
+    """Draw a small set, of half the usual width and height.
+
+    A small training would spend half of its time on decoding larger ones.
+    """
+    from dlojz import images
+    from dlojz.images import draw
+
+    usual = draw._size
+    draw._size = lambda rng: tuple(side // 2 for side in usual(rng))
+    images.generate(folder, 4, 16, 8, workers=1, progress=False)
+    draw._size = usual
 
 
 def pytest_ignore_collect(collection_path):
