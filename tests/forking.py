@@ -126,7 +126,10 @@ def import_for_notebooks():
     import dlojz.check
     import dlojz.figures.report
     import dlojz.widgets  # noqa: F401
+    from dlojz.machine import facts
 
+    # The doctor has torch asked in a process of its own: that is a fork, too.
+    facts.torch_build.__defaults__ = (os.environ["DLOJZ_PYTHON"], 60)
     # A figure is drawn where it is shown: pyplot would draw it at the end of its cell, too.
     plt._draw_all_if_interactive = lambda: None
 
