@@ -429,6 +429,7 @@ def test_the_launcher_is_chosen_by_what_is_there(script, monkeypatch):
 def test_of_several_processes_the_first_that_failed_is_told(script, end, reason, said):
     script(
         f"""
+        # forked
         import os, sys, time
         if os.environ["RANK"] == "1":
             {end}

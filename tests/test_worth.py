@@ -500,7 +500,10 @@ def test_a_trainer_that_compiles_is_switched_off_or_refused(mine, monkeypatch):
         (["dlojz/dlojz.py", "--steps", "0"], "--steps 0: expected how many steps"),
     ],
 )
-def test_what_cannot_be_tried_is_one_clear_line(words, message, course_folder, capfd, known):
+def test_what_cannot_be_tried_is_one_clear_line(
+    words, message, course_folder, capfd, known, monkeypatch
+):
+    monkeypatch.setattr(sys, "executable", os.environ["DLOJZ_PYTHON"])
     known(fit())
     assert cli.main(["worth", "compile", *words]) == 2
     err = capfd.readouterr().err
