@@ -122,6 +122,9 @@ def copy_course(folder):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)
     call("git", "init", "-q", "-b", "main", cwd=folder)
+    # It is cloned once: packed small, it would cost more than it saves.
+    call("git", "config", "core.compression", "0", cwd=folder)
+    call("git", "config", "pack.window", "0", cwd=folder)
     commit(folder)
 
 
