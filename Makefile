@@ -22,7 +22,7 @@ setup: $(VENV)/.ready  ## make the virtual environment, with the versions that w
 
 # uv installs in parallel and compiles once: minutes less than pip for a set with torch in it.
 # Twice --quiet leaves pip's errors: its warnings are of a site's configuration, and no concern here.
-$(VENV)/.ready: pyproject.toml constraints.txt tools/overrides.json
+$(VENV)/.ready: pyproject.toml constraints.txt tools/overrides.json tools/page_config.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed, $$($(PYTHON) --version) was found: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
@@ -30,6 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/overrides.json
 	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt -e '.[dev]'
 	@install -D -m 644 tools/overrides.json $(VENV)/share/jupyter/lab/settings/overrides.json  # no news pop-up
+	@install -m 644 tools/page_config.json $(VENV)/share/jupyter/lab/settings/  # no Node.js for each page
 	@touch $@
 
 demo: setup  ## the main job, from nothing: data, two jobs, a report, a figure

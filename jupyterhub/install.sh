@@ -59,6 +59,8 @@ cat >"$env/etc/jupyter/jupyter_server_config.json" <<END
 {"ServerApp": {"terminado_settings": {"shell_command": ["bash", "-lc",
   "PATH=$env/bin:\$PATH; [[ ! . -ef ~ ]] || cd dlojz 2>/dev/null; exec \${SHELL:-bash}"]}}}
 END
+# Otherwise each page that is opened has the server start Node.js, to see if JupyterLab is to be built.
+install -m 644 "$course/tools/page_config.json" "$env/share/jupyter/lab/settings/page_config.json"
 
 proxy=configurable-http-proxy@5.3.0
 npm install --silent --no-audit --no-fund --prefix "$folder/proxy" "$proxy" >/dev/null ||
