@@ -644,7 +644,8 @@ def _ask_to_share(consent, mine, agreed):
     for note in classroom.dangers(consent.folder):
         print(f"note: {note}")
     if not agreed and sys.stdin and sys.stdin.isatty():
-        agreed = input("Share this, and what you do from now on? [y/N] ").strip().lower() == "y"
+        answer = input("Share this, and what you do from now on? [y/N] ")
+        agreed = answer.strip().lower() in ("y", "yes")
     if not agreed:
         print("Nothing is shared. To agree, answer y, or add --yes.")
         return 1

@@ -315,7 +315,8 @@ def test_a_state_is_shared_when_it_is_new_and_once_a_minute(monkeypatch):
     assert len(shared) == 3
 
 
-def test_a_trainee_is_asked_in_a_terminal_only(folder, course_folder, monkeypatch, capsys):
+@pytest.mark.parametrize("yes", ["y", "Yes "])
+def test_a_trainee_is_asked_in_a_terminal_only(folder, course_folder, monkeypatch, capsys, yes):
     words = ["share", str(folder), "--as", "ada"]
     assert cli.main(words) == 1
     out = capsys.readouterr().out
@@ -325,7 +326,7 @@ def test_a_trainee_is_asked_in_a_terminal_only(folder, course_folder, monkeypatc
     assert "Nothing is shared" in out
     assert not any(folder.iterdir())
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    for answer, status, files in (("", 1, 0), ("y", 0, 1)):
+    for answer, status, files in (("", 1, 0), ("yesterday", 1, 0), (yes, 0, 1)):
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
         assert cli.main(words) == status
         assert len([*folder.iterdir()]) == files
