@@ -12,6 +12,7 @@ import torch
 from test_stats import write_log
 
 from dlojz import course, runs
+from dlojz.course import UserError
 from dlojz.figures import layouts
 from dlojz.runs import log
 from dlojz.runs.stats import summary
@@ -278,3 +279,9 @@ def test_what_the_layout_gains_is_what_notebook_03_says():
         f"{speed.peak_memory_bytes / 1e9:.1f} GB" for (_, b), speed in speeds.items() if b == "0256"
     }
     assert [f"both recorded runs peaked at {peak}" in text for peak in peaks] == [True]
+
+
+def test_an_experiment_that_failed_before_its_first_case_is_named(tmp_path):
+    path = experiment(tmp_path / "layouts.jsonl", measure("steps", 6, "steps"))
+    with pytest.raises(UserError, match=r"layouts.jsonl: no case was measured; see the job's"):
+        layouts.plot_kinds([path])

@@ -9,6 +9,7 @@ from itertools import product
 import matplotlib.pyplot as plt
 import numpy as np
 
+from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs import kinds, log
 from dlojz.runs.stats import summary
@@ -116,7 +117,8 @@ def plot_kinds(runs, axes=None):
             size = (10, 0.5 + 2.2 * len(runs))
             axes = plt.subplots(len(runs), 1, figsize=size, squeeze=False)[1][:, 0]
         for ax, run in zip(axes, map(report.measured, runs), strict=True):
-            cases = run.cases
+            if not (cases := run.cases):
+                raise UserError(f"{run.path}: no case was measured; see the job's stderr.txt")
             first = next(iter(cases.values()))
             split = [step_by_kind(case, first) for case in cases.values()]
             left = np.zeros(len(cases))

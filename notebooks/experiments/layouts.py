@@ -18,7 +18,7 @@ import torchvision
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import evidence, experiments
+from dlojz.training import audit, experiments
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
     "neither": (False, False, False),
@@ -89,7 +89,7 @@ def profile(step, device):
     layouts = Counter()
     model = step.args[0]
     hooks = [
-        m.register_forward_hook(lambda _, __, out: layouts.update([evidence.layout(out)]))
+        m.register_forward_hook(lambda _, __, out: layouts.update([audit.layout(out)]))
         for m in model.modules()
         if isinstance(m, torch.nn.Conv2d)
     ]
