@@ -19,10 +19,10 @@ from ipykernel import kernelspec
 REPOSITORY = Path(__file__).parent
 # The files that take longest come first: at the end no process is left alone with one of them.
 FIRST = (
-    *("test_wrong.py", "test_hub.py", "test_slurm.py", "test_museum.py", "test_trainer.py"),
-    *("test_check.py", "test_browser.py", "test_keeper.py", "test_launch.py", "test_compiling.py"),
-    *("test_worth.py", "test_repair.py", "test_samples.py", "test_forks.py", "test_install.py"),
-    "test_allocation.py",
+    *("test_wrong.py", "test_hub.py", "test_slurm.py", "test_browser.py", "test_trainer.py"),
+    *("test_museum.py", "test_estimate.py", "test_repair.py", "test_check.py", "test_keeper.py"),
+    *("test_install.py", "test_launch.py", "test_fsdp.py", "test_allocation.py", "test_worth.py"),
+    *("test_sharding.py", "test_compiling.py", "test_rehearse.py", "test_slow.py", "test_forks.py"),
 )
 SHARED_FOLDER = "DLOJZ_TESTS_SHARED"  # of all test processes of a session
 SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions", "tools")
@@ -31,9 +31,21 @@ SHARED = (".course-root", "dlojz", "notebooks", "reference", "slurm", "solutions
 def pytest_configure(config):
     folder = Path(tempfile.mkdtemp(prefix="dlojz-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        os.environ[SHARED_FOLDER] = str(folder)  # this process only hands out the tests
-        return
+    # What a shell runs in the background ignores it, and so would the jobs of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Test processes and their jobs share few cores: with more threads each they would wait for each
+    # other, many times longer than they compute.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # Inductor would try the processor's instructions in each process, in programs that import
+    # torch: 20 s where nothing is cached.
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
+    if not hasattr(config, "workerinput"):
+        os.environ[SHARED_FOLDER] = str(folder)
+        os.environ["DLOJZ_PYTHON"] = str(folder / "python")
+        start_forking(folder, config)
+        make_images(folder / "images")
+        if getattr(config.option, "numprocesses", None):
+            return  # this process only hands out the tests
     gc.disable()  # until all tests are imported: what is imported stays
     root = folder / "course"
     root.mkdir()
@@ -45,19 +57,10 @@ def pytest_configure(config):
         "DLOJZ_PROGRESS": str(folder / "progress.json"),
         "DLOJZ_DATA": str(folder / "data"),
         "DLOJZ_PRESET": "smoke",
-        # Test processes and their jobs share few cores: with more threads each they would
-        # wait for each other, many times longer than they compute.
-        "OMP_NUM_THREADS": "1",
-        # Inductor would try the processor's instructions in each process, in programs that import
-        # torch: 20 s where nothing is cached.
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",
-        "DLOJZ_PYTHON": str(folder / "python"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    # What a shell runs in the background ignores it, and so would the jobs of the tests.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    start_forking(folder, config)
-    make_images(folder / "data")
+    shutil.copytree(Path(os.environ[SHARED_FOLDER], "images"), folder / "data")
+    fork_kernels()
 
 
 def make_images(folder):
@@ -84,7 +87,7 @@ def pytest_ignore_collect(collection_path):
 
 
 def start_forking(folder, config):
-    """Have jobs and kernels of this test process forked from one that has imported torch."""
+    """Have jobs of all test processes forked from one that has imported torch."""
     tests = REPOSITORY / "tests"
     python = folder / "python"
     python.write_text(
@@ -97,9 +100,13 @@ def start_forking(folder, config):
         stdin=subprocess.DEVNULL,
     )
     config.add_cleanup(server.kill)
+
+
+def fork_kernels():
+    """Have kernels of this test process forked, too."""
     kernel = kernelspec.get_kernel_dict
-    argv = [str(python), *stand_in.KERNEL, "-f", "{connection_file}"]
-    own = {stand_in.KEPT: os.environ.get(SHARED_FOLDER, str(folder))}
+    argv = [os.environ["DLOJZ_PYTHON"], *stand_in.KERNEL, "-f", "{connection_file}"]
+    own = {stand_in.KEPT: os.environ[SHARED_FOLDER]}
     kernelspec.get_kernel_dict = lambda *more: kernel(*more) | {"argv": argv, "env": own}
 
 
