@@ -58,7 +58,7 @@ def test_a_clean_model_is_one_graph_compiled_in_the_first_step():
     ]
     assert (found.graphs, found.operations, found.differentiated, found.generated) == (1, 3, 1, 0)
     assert not found.breaks
-    assert 0 < found.seconds < 60
+    assert 0 < sum(one["seconds"] for one in found.seen) < 60
     assert not again(found)
 
 
@@ -220,7 +220,7 @@ def priced(folder, monkeypatch, gain, pairs=True, seconds=300.0):
         folders = {n: f for n, f in folders.items() if n in ("solution", "band", "after-1")}
         folders["float32"] = folder / "float32"
     for name in folders:
-        seen = [compiled(2) | {"seconds": seconds}]
+        seen = [compiled(2) | {"seconds": seconds}] if seconds else []
         made._add(folders[name], when="compilation", seen=seen, graphs=1)
     return judge.judge(exercise, folders, judge.Standards())
 

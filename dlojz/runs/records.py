@@ -231,11 +231,6 @@ class Compilation(Record):
         return [c for c in self.seen if c["mode"] == "train"]
 
     @property
-    def seconds(self) -> float:
-        """Return how long all compilations took together."""
-        return sum(c["seconds"] for c in self.seen)
-
-    @property
     def cached(self) -> bool:
         """Return whether the code for training came from a cache of an earlier process.
 

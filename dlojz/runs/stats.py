@@ -73,7 +73,7 @@ class Summary:
     epoch_s: float | None = None  # all training images at images_per_s
     train_images: int | None = None
     validation_s: float | None = None  # the last validation
-    compile_s: float | None = None  # spent by torch.compile, in training and validation
+    compile_s: float | None = None  # what torch.compile took: see `compile_seconds`
     compile_share: float | None = None  # of the time from the log's first line to its last
     compile_cached: bool = False  # the code for training came from an earlier process
     graphs: int = 0  # that it made
@@ -294,7 +294,7 @@ def _compiled(run):
     seen = run.compilation
     if not seen.graphs:
         return {}
-    breaks, seconds = sum(seen.breaks.values()), _compile_s(run)
+    breaks, seconds = sum(seen.breaks.values()), compile_seconds(run)
     return {
         "compile_s": seconds,
         # The log's times are whole seconds.
@@ -305,8 +305,8 @@ def _compiled(run):
     }
 
 
-def _compile_s(run):
-    """Return what compiling took.
+def compile_seconds(run: log.Run) -> float:
+    """Return what compiling took, in training and validation.
 
     Of a step it is what the compiler says, or what the step took longer than others: the compiler
     counts neither the kernels that it tries before it chooses one, nor how they are loaded.

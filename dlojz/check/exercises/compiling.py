@@ -15,7 +15,7 @@ from dlojz.check.exercises import (
     Timed,
 )
 from dlojz.check.exercises.common import flag, like, no_brake
-from dlojz.runs import log
+from dlojz.runs import log, stats
 from dlojz.runs.breakeven import BreakEven
 
 OTHERWISE = "not-compiled"
@@ -128,7 +128,7 @@ def extras(on_gpu: bool) -> list[Extra]:
 
 def price(timed: Timed) -> list[Finding]:
     """Return after how many steps the compilation has paid for itself; nothing is asked of it."""
-    paid_s = statistics.median(run.compilation.seconds for run in timed.after)
+    paid_s = statistics.median(map(stats.compile_seconds, timed.after))
     if not paid_s:
         return [Finding(FASTER, "break-even", State.NOT_ASKED, "none", "nothing was compiled")]
     job = f"your job has {len(timed.after[0].steps):,} steps"
