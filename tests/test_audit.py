@@ -755,18 +755,34 @@ def test_a_window_may_begin_earlier_if_nothing_is_compiled(tmp_path, compiles_in
     assert found["Chronometer's windows"].fails == fails
 
 
+def test_the_layout_of_each_steps_images_is_kept(tmp_path):
+    def turned(number, parts, images, labels):
+        honest(number, parts, images.to(memory_format=torch.channels_last), labels)
+
+    for step, expected in ((honest, "NCHW"), (turned, "channels_last")):
+        (tmp_path / expected).mkdir()
+        _, ledger, _ = audited(tmp_path / expected, step=step)
+        assert {seen["layout"] for seen in ledger["steps"]} == {expected}
+
+
 @pytest.mark.parametrize("wanted", ["NCHW", "channels_last"])
 @pytest.mark.parametrize("before", ["NCHW", "channels_last"])
 def test_a_replay_computes_in_the_layout_of_the_trainees_run(before, wanted):
     """Other kernels would round otherwise."""
-    weight = torch.nn.Conv2d(3, 4, 3, bias=False).to(memory_format=replay.FORMATS[before]).weight
-    kept = torch.randn(4, 3, 3, 3).to(memory_format=replay.FORMATS[wanted])
-    images, values = torch.randn(2, 3, 8, 8), weight.detach().clone()
     again = object.__new__(replay.Replay)
-    again._lay_out(weight, kept)
+    again.training, again.device, again.rates = training(), torch.device("cpu"), [0.1]
+    again._model = again.training.model.to(memory_format=replay.FORMATS[before])
+    again.weights = dict(again._model.named_parameters())
+    again._buffers = dict(again._model.named_buffers())
+    kept = {name: torch.randn_like(weight) for name, weight in again.weights.items()}
+    kept["0.weight"] = kept["0.weight"].contiguous(memory_format=replay.FORMATS[wanted])
+    begun = {"buffers": again._buffers, "cpu_rng": torch.get_rng_state(), "cuda_rng": None}
+    state = {"weights": kept, "optimizer": {}, "begun": begun}
+    again._load(state | {"facts": {"update": 0, "scale": None}})
+    weight, images = again.weights["0.weight"], torch.randn(2, 3, 8, 8)
     ((_, laid_out, _),) = again._laid_out([(0, images, None)], [{"layout": wanted}])
     assert audit.layout(weight) == audit.layout(laid_out) == wanted
-    assert torch.equal(weight, values)
+    assert torch.equal(weight, kept["0.weight"])
     assert torch.equal(laid_out, images)
 
 

@@ -206,12 +206,13 @@ def test_no_window_opens_before_the_model_is_compiled(compiles, settled):
     model = Small()
     if compiles:
         model.compile(backend="eager")
-    step, _ = watched(model)
+    step, kept = watched(model)
     seen = []
     for _ in range(3):
         step()
         seen.append(step.witness.settled)
     assert seen == settled
+    assert kept.kept[records.Probe].compiles_in == settled.count(False), "a verdict reads it"
     torch.compiler.reset()
 
 
