@@ -247,7 +247,7 @@ def test_what_notebook_09b_says_of_tuned_kernels_is_so():
         f"{rung.gain / usual.gain - 1:.0%} faster than without it".replace("%", " %"),
         f"took {rung.run.compile_s:.0f} s to compile instead of {usual.run.compile_s:.0f}",
         "after {} steps instead of {}".format(*steps),
-        f"compiler says of itself: {read(tuned).compilation.seconds:.0f} s",
+        f"compiler says of itself: {sum(c['seconds'] for c in read(tuned).compilation.seen):.0f} s",
     ]
     assert missing("09b_modes.ipynb", said) == []
     joules = [r.run.energy_per_image_j for r in (rung, usual)]
@@ -353,8 +353,7 @@ def test_what_notebook_09b_says_of_predictions_for_an_h200_is_so():
     assert len(rows) == 11
     assert sum(row["measured"]["gain"] in found.gain for row, found in told) == 10
     assert sum(worth.total_s(row) in found.compile_s for row, found in told) == 10
-    usual = [found.gain.value for _, found in told if 1.05 < found.gain.value < 1.35]
-    assert len(usual) == len(rows), "nearly all predictions are alike"
+    assert {f"{found.gain.value:.1f}" for _, found in told} == {"1.1", "1.2", "1.3"}
     eager_ms = [
         ms for row in rows if row["model"] == "resnet50" for ms in row["measured"]["eager_ms"]
     ]

@@ -592,7 +592,9 @@ def sums(criterion) -> bool:
 def per_image(criterion, loss, images: int):
     """Return the mean loss of a batch: a criterion may also return the sum, or each image's."""
     loss = loss.detach()
-    return loss / images if sums(criterion) else loss.mean() if loss.ndim else loss.clone()
+    if sums(criterion):
+        return loss / images
+    return loss.mean() if loss.ndim else loss.clone()
 
 
 @torch.no_grad()

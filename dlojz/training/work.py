@@ -73,10 +73,8 @@ OPERANDS = {
     **{"aten::mm": 0, "aten::bmm": 0, "aten::mv": 0, "aten::_int_mm": 0, "aten::_scaled_mm": 0},
     **{"aten::addmm": 1, "aten::baddbmm": 1, "aten::addmv": 1, "aten::_addmm_activation": 1},
 }
-
-
-CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
-COUNTED = {*LAYERS, *OPERANDS, *CONVOLUTIONS}  # and attention, of several names
+# And attention, which has several names.
+COUNTED = {*LAYERS, *OPERANDS, "aten::convolution", "aten::convolution_backward"}
 
 
 def _work(name, event) -> list[tuple[str, str, int]]:
