@@ -52,12 +52,12 @@ def training():
     return SimpleNamespace(model=model, optimizer=optimizer, criterion=criterion)
 
 
-def audited(folder, steps=6, step=None, **wish):
+def audited(folder, steps=6, step=None, args=None, **wish):
     """An audited run of a small model: its record, and the files that it left."""
     parts, run = training(), Run(folder)
     witness = SimpleNamespace(last=steps - 1, settled=True)
     wish = {"keep": 3, "write": True} | wish
-    auditor = audit.Auditor(run, parts, SimpleNamespace(), witness, steps, wish)
+    auditor = audit.Auditor(run, parts, args or SimpleNamespace(), witness, steps, wish)
     parts.auditor = auditor
     generator = torch.Generator().manual_seed(1)
     for number in range(steps):
@@ -331,6 +331,20 @@ def test_the_window_has_no_gaps_and_ends_well_before_the_step_under_the_profiler
     assert abs(window["files_s"] - window["clock_s"]) < 0.1
     assert 0 < window["wall_s"] < window["clock_s"]
     assert window["wall_s"] + window["lost_s"] == pytest.approx(window["clock_s"])
+
+
+def test_no_window_waits_for_the_first_batch_of_a_validation(tmp_path):
+    def validates_after_six(number, parts, images, labels):
+        honest(number, parts, images, labels)
+        if number == 5:
+            time.sleep(0.5)
+            parts.model.eval()(images)
+            parts.model.train()
+
+    epochs = SimpleNamespace(epochs=2)
+    found, _, _ = audited(tmp_path, steps=12, step=validates_after_six, args=epochs)
+    assert [(w["first_step"], w["steps"]) for w in found.windows] == [(3, 2), (6, 4)]
+    assert all(window["clock_s"] < 0.5 for window in found.windows)
 
 
 def test_what_nobody_reads_stays_on_the_device(tmp_path, monkeypatch):
@@ -718,6 +732,22 @@ def test_a_delay_between_two_marks_is_no_trick_in_a_short_window(tmp_path, short
                 window[clock] /= 5
 
     assert clock_findings(tmp_path, short)["Chronometer's speed"].fails is fails
+
+
+@pytest.mark.parametrize("step", [7, 8])
+def test_a_delay_between_the_chronometers_mark_and_the_auditors_counts(tmp_path, step):
+    """The window closes at step 8. What one before took longer is no excuse for another delay."""
+
+    def held_up(event):
+        if event["event"] == "step" and event["step"] == step:
+            event["host_ms"]["forward"] += 200
+        if event["event"] == "window":
+            event["wall_s"] += 0.2
+        for window in event.get("windows", ()):
+            for clock in ("wall_s", "clock_s", "files_s"):
+                window[clock] += 0.2 if step == 8 else 0.4
+
+    assert clock_findings(tmp_path, held_up)["Chronometer's speed"].fails is (step == 7)
 
 
 @pytest.mark.parametrize(

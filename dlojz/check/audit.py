@@ -385,6 +385,9 @@ def _told_speed(run):
     In a short run one slow step is a large part of a window, and those of the auditor are not quite
     the Chronometer's. So its steps are asked for the time from one forward pass to another. Nor may
     its windows take less time than their steps.
+
+    The auditor comes after the Chronometer's mark, and a busy machine may hold a process between
+    them. Then the forward pass at which the window closes is longer than usual: that counts.
     """
     spans, own = ([_steps(w) for w in windows] for windows in (run.audit.windows, run.windows))
     if not own or max(span.stop for span in spans + own) > len(run.steps):
@@ -393,7 +396,10 @@ def _told_speed(run):
     steps_s = sum(times.values()) / 1000
     computing_s = (times["forward"] + times["backward"] + times["update"]) / 1000
     forward_s = [*steps_s.cumsum() - computing_s, steps_s.sum()]
-    seconds = sum(forward_s[span.stop] - forward_s[span.start] for span in spans)
+    forward_ms = times["forward"]
+    held_s = (forward_ms - statistics.median(forward_ms)).clip(min=0) / 1000
+    held_s = [*held_s, 0.0]  # a window may close after the last step
+    seconds = sum(forward_s[s.stop] + held_s[s.stop] - forward_s[s.start] for s in spans)
     shares = [w["wall_s"] / steps_s[s].sum() for w, s in zip(run.windows, own, strict=True)]
     images = sum(sum(run.steps.images[span]) for span in spans)
     return images / (seconds * min(1.0, *shares))

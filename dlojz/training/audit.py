@@ -239,15 +239,17 @@ class Auditor:
     def _windows_at(self, step):
         """Open or close the measured window, as the forward pass of this step begins.
 
-        It closes one step before that which is profiled: on a GPU a profiler begins slowly.
+        It closes one step before that which is profiled: on a GPU a profiler begins slowly. And it
+        closes at the last step of an epoch: the first batch of a validation may take seconds.
         """
         last = self._witness.last
         end = math.inf if last is None else last - 1
-        if self._window and step == end:
+        ends = step == end or (step + 1) % self._per_epoch == 0
+        if self._window and ends:
             self._close_window()
         warm = step >= (WARMUP_STEPS if self._witness.settled else MOST_WARMUP_STEPS)
         begins = step % self._accumulate == 0
-        if not self._window and warm and begins and step < end:
+        if not self._window and warm and begins and step < end and not ends:
             self._wait()
             self._lost_s()  # in the steps before
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
