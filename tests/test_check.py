@@ -17,6 +17,7 @@ from dlojz.check import CheckError, bars, check, ending, exercises, is_open, jud
 from dlojz.check.ending import How
 from dlojz.check.exercises import MECHANISM, Finding, State
 from dlojz.check.verdict import Verdict
+from dlojz.launch import series
 from dlojz.runs import log, stats
 from dlojz.runs.folder import events_file
 
@@ -649,3 +650,12 @@ def test_the_progress_bar_says_what_runs():
     said = [run.doing(names, done) for done in range(len(names) + 1)]
     assert said[:3] == ["solution", "rehearsal", "rehearsal"]
     assert said[3:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3
+
+
+def test_what_a_job_compiled_is_compiled_once_in_its_check(job, monkeypatch):
+    """A job that compiled for minutes does not make its check an hour long."""
+    monkeypatch.setattr(stats, "compile_seconds", lambda run: run.seconds - 10)
+    found = plan.of(exercises.find("01_gpu"), job)
+    assert found.seconds - found.compile_s == 10
+    entries = [series.Entry("before-1", "t", []), series.Entry("after-1", "t", [])]
+    assert run.about_s(found, entries) == run.IMPORTS_S + found.compile_s + 2 * 10

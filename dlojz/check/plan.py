@@ -33,6 +33,7 @@ class Plan:
     request: launch.Request  # of the job: its check runs where it ran
     hardware: tuple[str, str]  # where the job ran: its processor, and its GPU or ""
     seconds: float  # from the first line of the job's log to the last
+    compile_s: float  # of these: what torch.compile took. The runs find what it left in the caches
     notes: tuple[str, ...] = ()  # what a trainee should know of its runs
 
 
@@ -45,7 +46,8 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
         )
     run, found = log_of(job), tuple(entries(exercise, job, pairs))
     notes = tuple(_audited_small(exercise, run))
-    return Plan(exercise, job, found, launch.request_of(job), hardware_of(run), run.seconds, notes)
+    request, times = launch.request_of(job), (run.seconds, stats.compile_seconds(run))
+    return Plan(exercise, job, found, request, hardware_of(run), *times, notes)
 
 
 def _state(run) -> int:

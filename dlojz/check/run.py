@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
@@ -215,8 +215,7 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
     wanted = [_placed(entry, found) for entry in plan.entries if entry.name in missing]
     optional = {"band"} & {plan.entries[-1].name}  # it comes last where it may be left out
     sure = [entry for entry in wanted if entry.name not in optional] or wanted
-    long = sum(1 + (entry.replay is not None) for entry in sure if not entry.rehearse)
-    about = IMPORTS_S + max(2.0, plan.seconds) * long
+    about = about_s(plan, sure)
     step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
     runs = f"{len(sure)} run{'s' * (len(sure) > 1)}"
@@ -226,6 +225,15 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
     return series.submit(
         wanted, replace(plan.request, name=f"check-{step}", time_max_s=seconds, files=check)
     )
+
+
+def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
+    """Return about how many seconds these runs of a plan take.
+
+    They may have to compile what the job did not, once.
+    """
+    long = sum(1 + (entry.replay is not None) for entry in entries if not entry.rehearse)
+    return IMPORTS_S + plan.compile_s + max(2.0, plan.seconds - plan.compile_s) * long
 
 
 def _placed(entry, found):
