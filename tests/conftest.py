@@ -49,10 +49,12 @@ def same_libraries():
 
 
 @pytest.fixture(autouse=True)
-def instructions():
-    """Inductor tries the processor's instructions in forks, as in jobs."""
+def quick_compiler():
+    """As in jobs: Inductor tries the processor's instructions in forks, Dynamo times no guards."""
     if "torch._inductor.cpu_vec_isa" in sys.modules:
         forking.load_in_forks()
+    if "torch._dynamo.guards" in sys.modules:
+        forking.no_cache_flush()
 
 
 @pytest.fixture(scope="session")

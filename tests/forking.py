@@ -49,6 +49,7 @@ def serve(path: str):
     from dlojz.training import chronometer, conductor, data, evidence, flags, models  # noqa: F401
 
     load_in_forks()
+    no_cache_flush()
     import_for_notebooks()
     gc.freeze()  # all these, too
     gc.enable()
@@ -112,6 +113,13 @@ def load_in_forks():
                 raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), command)
 
     cpu_vec_isa.subprocess = InForks
+
+
+def no_cache_flush():
+    """Have Dynamo not time its guards, for which it flushes the processor's caches."""
+    from torch._dynamo import guards
+
+    guards.profile_guard_manager = lambda *manager: 0.0
 
 
 def import_for_notebooks():
