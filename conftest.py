@@ -5,6 +5,7 @@ written into the clone's runs/ or data/.
 """
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import stand_in  # in tests/
 from ipykernel import kernelspec
+
+from dlojz.machine import facts
 
 REPOSITORY = Path(__file__).parent
 # The files that take longest come first: at the end no process is left alone with one of them.
@@ -60,7 +63,7 @@ def pytest_configure(config):
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     shutil.copytree(Path(os.environ[SHARED_FOLDER], "images"), folder / "data")
-    fork_kernels()
+    fork_kernels(folder)
 
 
 def make_images(folder):
@@ -102,12 +105,15 @@ def start_forking(folder, config):
     config.add_cleanup(server.kill)
 
 
-def fork_kernels():
-    """Have kernels of this test process forked, too."""
-    kernel = kernelspec.get_kernel_dict
+def fork_kernels(folder):
+    """Have the kernels of notebooks forked, too, whoever starts them, and what a doctor asks."""
     argv = [os.environ["DLOJZ_PYTHON"], *stand_in.KERNEL, "-f", "{connection_file}"]
-    own = {stand_in.KEPT: os.environ[SHARED_FOLDER]}
-    kernelspec.get_kernel_dict = lambda *more: kernel(*more) | {"argv": argv, "env": own}
+    own = {"argv": argv, "env": {stand_in.KEPT: os.environ[SHARED_FOLDER]}}
+    place = folder / "jupyter" / "kernels" / "python3"
+    place.mkdir(parents=True)
+    (place / "kernel.json").write_text(json.dumps(kernelspec.get_kernel_dict() | own))
+    os.environ["JUPYTER_PATH"] = str(folder / "jupyter")
+    facts.torch_build.__defaults__ = (os.environ["DLOJZ_PYTHON"], 60)
 
 
 def pytest_collection_modifyitems(items):
