@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +19,17 @@ PARTS = {
     "rest": ("elementwise and the rest", "fuses them"),
 }
 UPDATE = "update: optimizer, metrics"
+SIDES = {worth.DEVICE: "GPU", worth.HOST: "host"}
+WHEN = {  # the host needs longer: eager, compiled
+    (False, False): "The GPU decides here",
+    (True, True): "The host decides here",
+    (True, False): "The host decides here, until the model is compiled",
+    (False, True): "The host decides here, once the model is compiled",
+}
+HOST_VARIES = (
+    "How long a host takes depends on what else it does, so the gain is not known well. A larger "
+    "batch keeps the GPU busy."
+)
 
 
 def step(row: Mapping) -> Table:
@@ -71,10 +83,11 @@ def answer(row: Mapping, steps: int | None) -> str:
     not_seen = "\n".join(f"- {text}" for text in unseen)
     told = (
         prediction(found, row),
+        decided(profile, fit),
         sentence(found, steps),
         f"{origin}\nLeft out, or guessed:\n{not_seen}",
     )
-    return "\n\n".join(map(str, told))
+    return "\n\n".join(str(text) for text in told if text)
 
 
 def to_dict(row: Mapping, steps: int | None) -> dict:
@@ -90,6 +103,7 @@ def to_dict(row: Mapping, steps: int | None) -> dict:
     }
     return dict(row) | {
         "prediction": finite,
+        "decides": found.decides,
         "answer": None if steps is None else found.answer(steps),
         "fit": asdict(fit),
         "unseen": worth.unseen(profile, fit, row["device"], row["torch"]),
@@ -117,6 +131,22 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
         rows = [(*row, value) for row, value in zip(rows, told, strict=True)]
         head, align = (*head, "measured"), align + ">"
     return Table(head, rows, align)
+
+
+def decided(profile: worth.Profile, fit: worth.Fit) -> str:
+    """Return what decides the step on a GPU, or "" on a processor, which is its own host."""
+    if not profile.on_gpu:
+        return ""
+    steps = [worth.sides_ms(profile, kept) for kept in (worth.NOTHING_DONE, fit.keeps)]
+    when = WHEN[tuple(ms[worth.HOST] >= ms[worth.DEVICE] for ms in steps)]
+    ms = [f"{ms[side]:.1f}" for ms in steps for side in (worth.DEVICE, worth.HOST)]
+    told = (
+        f"{when}: an eager step takes the GPU {ms[0]} ms to compute, and its host {ms[1]} ms to "
+        f"launch. Compiled, {ms[2]} and {ms[3]} ms are expected."
+    )
+    if worth.decides(profile, fit.keeps) == worth.DEVICE:
+        return told
+    return f"{told} {HOST_VARIES}"
 
 
 def _interval(found, text):
@@ -196,15 +226,27 @@ def errors(file: Path, mode: str = "default") -> Table:
 def scores(rows: Sequence[Mapping]) -> Table:
     """Return a table of what a fit of all other models predicts for each, beside what was measured.
 
-    rows: of one device and mode.
+    rows: of one device and mode. What decides a step, and flags, are shown where they differ.
     """
-    several = len({row["flags"] for row in rows}) > 1
+    flags, held = _differing(rows), worth.leave_one_out(rows)
     found = [
-        (f"{row['model']} {row['flags']}" if several else row["model"], *_score(row, told))
-        for row, told in zip(rows, worth.leave_one_out(rows), strict=True)
+        (SIDES[told.decides], row["model"], own, *_score(row, told))
+        for row, own, told in zip(rows, flags, held, strict=True)
     ]
-    head = ("model", "gain", "measured", "compile s", "measured", "steps", "measured")
-    return Table(head, found, "<>>>>>>")
+    found.sort(key=lambda cells: list(SIDES.values()).index(cells[0]))
+    head = ("decides", "model", "flags", "gain", "measured")
+    head += ("compile s", "measured", "steps", "measured")
+    same = [i for i in (0, 2) if len({cells[i] for cells in found}) == 1]
+    shown = [i for i in range(len(head)) if i not in same]
+    head, *found = [[cells[i] for i in shown] for cells in (head, *found)]
+    return Table(head, found, "".join("<<<>>>>>>"[i] for i in shown))
+
+
+def _differing(rows):
+    """Return for each row those of its flags that not all rows have."""
+    flags = [re.findall(r"-\S+(?: [^-]\S*)*", row["flags"]) for row in rows]
+    common = set.intersection(*map(set, flags))
+    return [" ".join(flag for flag in mine if flag not in common) for mine in flags]
 
 
 def _score(row, told):

@@ -7,8 +7,11 @@ the time in which the host launches them, it keeps a part:
     host = keeps["host"] * launching + update's launching
     step = the longer of the two on a GPU, their sum on a processor, which is its own host
 
-The gain is this step with all `keeps` at 1, divided by the step with those of a fit. The compile
-time is extrapolated from one block that was compiled:
+The gain is this step with all `keeps` at 1, divided by the step with those of a fit. How well it
+is known depends on what decides the step, see `decides`: a GPU computes the same kernels in the
+same time, but its host may have other work. So each of the two has an interval of its own.
+
+The compile time is extrapolated from one block that was compiled:
 
     seconds = start + block's seconds * (size of the model / size of the block) ** power
     size = operations + kernel * different operations
@@ -34,6 +37,8 @@ FITS = Path(__file__).with_name("worth.toml")
 UPDATE = "dlojz: update"  # the range of the update in a trace
 MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
 PARTS = ("matrix", "normalization", "rest")  # of the device's time
+DEVICE, HOST = "device", "host"  # what decides a step
+KEEPS_OF = {DEVICE: ("normalization", "rest"), HOST: ("host",)}
 NOTHING_DONE = {"normalization": 1.0, "rest": 1.0, "host": 1.0}  # what eager keeps
 FIRST_GUESS = {"normalization": 0.5, "rest": 0.5, "host": 0.5}
 FIRST_COSTS = {"kernel": 1.0, "power": 0.7}
@@ -90,9 +95,10 @@ class Fit:
     torch: str
     date: str
     models: int
+    decided: Mapping[str, int]  # of how many models DEVICE decided a step, of how many HOST
     keeps: Mapping[str, float]
     costs: Mapping[str, float]
-    gain_within: float  # a factor: nine of ten models are expected inside
+    gain_within: Mapping[str, float]  # by what decides, a factor: nine of ten are expected inside
     compile_within: float
     command: str = ""
 
@@ -123,6 +129,7 @@ class Prediction:
     step_ms: float  # eager
     gain: Range  # eager step / compiled step
     compile_s: Range
+    decides: str = DEVICE  # or HOST
 
     @property
     def break_even(self) -> Range:
@@ -182,13 +189,28 @@ def _minus(whole, part):
 # The prediction ----------------------------------------------------------------------------------
 
 
-def modelled_ms(profile: Profile, keeps: Mapping[str, float]) -> float:
-    """Return the time of a step of which a compiler keeps these parts."""
+def sides_ms(profile: Profile, keeps: Mapping[str, float]) -> dict[str, float]:
+    """Return the times of DEVICE and HOST for a step of which a compiler keeps these parts."""
     parts = profile.device_ms
     others = keeps["normalization"] * parts["normalization"] + keeps["rest"] * parts["rest"]
     device = parts["matrix"] + others + profile.update_ms
-    host = keeps["host"] * profile.host_ms + profile.update_host_ms
-    return max(device, host) if profile.on_gpu else device + host
+    return {DEVICE: device, HOST: keeps["host"] * profile.host_ms + profile.update_host_ms}
+
+
+def modelled_ms(profile: Profile, keeps: Mapping[str, float]) -> float:
+    """Return the time of a step of which a compiler keeps these parts."""
+    ms = sides_ms(profile, keeps).values()
+    return max(ms) if profile.on_gpu else sum(ms)
+
+
+def decides(profile: Profile, keeps: Mapping[str, float]) -> str:
+    """Return DEVICE if it needs longer than its host, eager and compiled, or else HOST.
+
+    A processor is its own host, so it always decides.
+    """
+    steps = [sides_ms(profile, kept) for kept in (NOTHING_DONE, keeps)]
+    busy = all(ms[DEVICE] > ms[HOST] for ms in steps)
+    return DEVICE if busy or not profile.on_gpu else HOST
 
 
 def gain(profile: Profile, keeps: Mapping[str, float]) -> float:
@@ -217,10 +239,12 @@ def measured_break_even(row: Mapping) -> float:
 
 def predict(profile: Profile, fit: Fit) -> Prediction:
     """Return what compiling is expected to bring and to cost."""
+    decided = decides(profile, fit.keeps)
     return Prediction(
         profile.step_ms,
-        Range.within(gain(profile, fit.keeps), fit.gain_within),
+        Range.within(gain(profile, fit.keeps), fit.gain_within[decided]),
         Range.within(compile_s(profile, fit.costs), fit.compile_within) + profile.start_s,
+        decided,
     )
 
 
@@ -231,6 +255,13 @@ def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
         "the batch was in memory: a training run that waits for its images gains less",
         "one process: DDP cuts the graph where its buckets end",
     ]
+    decided = decides(profile, fit.keeps)
+    if (models := fit.decided[decided]) <= len(KEEPS_OF[decided]):
+        told.insert(
+            0,
+            f"the {decided} decides here, as it did for {models} of the models that were measured: "
+            "the interval of the gain is a guess",
+        )
     if device != fit.device:
         told.insert(0, f"the coefficients are of {fit.device}: for {device} they are a guess")
     if torch != fit.torch:
@@ -288,32 +319,59 @@ def fit(rows: Sequence[Mapping], command: str = "") -> Fit:
     rows: what `training.worth --measure` has written. The error of a logarithm is minimised, so
     that twice as much counts as half as much.
     """
-    last = rows[-1]
-    profiles = [Profile.of(row["profile"]) for row in rows]
-    keeps, gain_within = _fitted(gain, FIRST_GUESS, profiles, [r["measured"]["gain"] for r in rows])
-    costs, compile_within = _fitted(
-        compile_s, FIRST_COSTS, profiles, [r["measured"]["compile_s"] for r in rows]
-    )
-    origin = (last["device"], profiles[-1].on_gpu, last["mode"], last["torch"], last["date"])
-    return Fit(*origin, len(rows), keeps, costs, gain_within, compile_within, command)
+    last, on_gpu = rows[-1], rows[-1]["profile"]["on_gpu"]
+    keeps, gain_within, decided = _fitted_by_side(rows, on_gpu)
+    costs, compile_within = _fitted(compile_s, FIRST_COSTS, rows, "compile_s")
+    origin = (last["device"], on_gpu, last["mode"], last["torch"], last["date"])
+    made_of = (_models(rows), decided)
+    return Fit(*origin, *made_of, keeps, costs, gain_within, compile_within, command)
 
 
-def _fitted(predicted, first, profiles, measured):
+def _fitted_by_side(rows, on_gpu):
+    """Return `keeps`, and by what decides a step: the factor of the gain, the number of models.
+
+    A first fit to all rows finds out what decides each. Then the device's `keeps` are fitted to the
+    rows that it decides, and the host's to the others, as a noisy host tells nothing of a GPU.
+    Where one of the two has too few models, the first fit remains.
+    """
+    keeps, within = _fitted(gain, FIRST_GUESS, rows, "gain")
+    if not on_gpu:
+        return keeps, {DEVICE: within}, {DEVICE: _models(rows)}
+    sides = {side: [] for side in KEEPS_OF}
+    for row in rows:
+        sides[decides(Profile.of(row["profile"]), keeps)].append(row)
+    gain_within, decided = dict.fromkeys(sides, within), {s: _models(sides[s]) for s in sides}
+    if all(decided[side] > len(names) for side, names in KEEPS_OF.items()):
+        for side, names in KEEPS_OF.items():
+            first = {name: FIRST_GUESS[name] for name in names}
+            found, gain_within[side] = _fitted(
+                lambda profile, some: gain(profile, keeps | some), first, sides[side], "gain"
+            )
+            keeps.update(found)
+    return keeps, gain_within, decided
+
+
+def _models(rows):
+    return len({row["model"] for row in rows})
+
+
+def _fitted(predicted, first, rows, name):
     """Return coefficients, none negative, and the factor within which they predict.
 
     The factor is that of a prediction for another model: Student's t, for the degrees of freedom
-    that are left.
+    that are left. The rows of one model count as one, since their errors have the same reasons.
     """
     from scipy.optimize import minimize  # here, as it is slow to import
     from scipy.special import stdtrit
 
-    free = len(profiles) - len(first)
+    models = _models(rows)
+    free = models - len(first)
     if free < 1:
-        raise UserError(f"{len(profiles)} models: a fit needs more than {len(first)}")
+        raise UserError(f"{models} models: a fit needs more than {len(first)}")
+    pairs = [(Profile.of(row["profile"]), row["measured"][name]) for row in rows]
 
     def errors(logs):
         chosen = _chosen(first, logs)
-        pairs = zip(profiles, measured, strict=True)
         return [math.log(predicted(profile, chosen) / value) for profile, value in pairs]
 
     start = [math.log(value) for value in first.values()]
@@ -324,9 +382,9 @@ def _fitted(predicted, first, profiles, measured):
 
     options = {"xatol": 1e-5, "fatol": 1e-10, "maxiter": 4000, "maxfev": 4000}
     best = minimize(cost, start, method="Nelder-Mead", options=options).x
-    spread = math.sqrt(sum(error**2 for error in errors(best)) / free)
-    wide = float(stdtrit(free, (1 + COVERED) / 2)) * math.sqrt(1 + 1 / len(profiles))
-    return _chosen(first, best), math.exp(wide * spread)
+    squares = statistics.fmean(error**2 for error in errors(best))
+    wide = float(stdtrit(free, (1 + COVERED) / 2)) * math.sqrt(1 + 1 / models)
+    return _chosen(first, best), math.exp(wide * math.sqrt(squares * models / free))
 
 
 def _chosen(first, logs):
