@@ -291,13 +291,16 @@ def test_errors_are_shown_by_what_decides_and_with_the_flags_that_differ():
 
 
 def test_a_prediction_says_what_decides_in_text_and_in_json(known):
-    known(fit(on_gpu=True))
+    known(fit(on_gpu=True, decided={"device": 4, "host": 7}))
     found = row(profile(True, rest=8.0, host_ms=90.0), command="mine.py")
-    assert "The host decides here: an eager step takes" in tables.answer(found, 9)
+    told = tables.answer(found, 9)
+    assert "The host decides here: an eager step takes" in told
+    assert "Coefficients of 9 models, of 7 where the host decides, on X1" in told
     assert json.loads(json.dumps(tables.to_dict(found, 9)))["decides"] == "host"
     known(fit())
     told = tables.answer(row(profile(rest=8.0, host_ms=90.0)), 9)
     assert "decides" not in told
+    assert "Coefficients of 9 models on X1" in told
     assert "\n\n\n" not in told
 
 
@@ -307,6 +310,7 @@ def test_a_recording_shows_its_errors(tmp_path):
     file.write_text(json.dumps([*rows(6), other, {"model": "bad", "mode": "default"}]))
     lines = str(tables.errors(file)).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [f"m{i}" for i in range(6)]
+    assert lines[0].split()[:2] == ["model", "gain"], "and nothing that is the same for all"
 
 
 def test_too_few_models_make_no_fit():
@@ -378,6 +382,29 @@ def test_each_fit_says_what_it_was_made_of():
         assert found.gain_within.keys() == found.decided.keys() >= {"device"}
         assert ("host" in found.decided) == found.on_gpu
         assert found.keeps.keys() == worth.FIRST_GUESS.keys()
+
+
+def test_what_the_changelog_says_of_the_fits_is_so():
+    said = (REPOSITORY / "CHANGELOG.md").read_text()
+    found = worth.fit_for("NVIDIA H200", True, "default")
+    gpu, host = (found.gain_within[side] for side in ("device", "host"))
+    assert f"the gain is known within {100 * (gpu - 1):.0f} %" in said
+    assert f"where its host does, within a factor of {host:.1f}" in said
+    assert f"predicted there within a factor of {found.compile_within:.1f}" in said
+    assert (found.models, found.decided["device"]) == (11, 4), "eleven, and four of these"
+
+
+def test_the_coefficients_are_those_of_the_recordings():
+    for file in ("cpu", "h200"):
+        mine = tables.measured(REPOSITORY / "reference" / file / "09-worth.json")
+        profile = worth.Profile.of(mine[0]["profile"])
+        written = worth.fit_for(mine[0]["device"], profile.on_gpu, "default")
+        fitted = worth.fit(mine, "; ".join(dict.fromkeys(map(tool.command, mine))))
+        numbers = ("keeps", "costs", "gain_within", "compile_within")
+        for name in numbers:
+            assert getattr(written, name) == pytest.approx(getattr(fitted, name), rel=2e-3), name
+        same = {name: getattr(written, name) for name in numbers}
+        assert dataclasses.replace(fitted, **same) == written
 
 
 # The measurements --------------------------------------------------------------------------------

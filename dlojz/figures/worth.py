@@ -79,13 +79,15 @@ def answer(row: Mapping, steps: int | None) -> str:
     """Return the prediction, what to conclude from it, and what it does not see."""
     profile, fit, found = _predicted(row)
     unseen = worth.unseen(profile, fit, row["device"], row["torch"])
-    origin = f"Coefficients of {fit.models} models on {fit.device}, torch {fit.torch}, {fit.date}."
+    side, models = SIDES[found.decides], fit.decided[found.decides]
+    like = f", of {models} where the {side} decides," if profile.on_gpu else ""
+    origin = f"{fit.models} models{like} on {fit.device}, torch {fit.torch}, {fit.date}."
     not_seen = "\n".join(f"- {text}" for text in unseen)
     told = (
         prediction(found, row),
         decided(profile, fit),
         sentence(found, steps),
-        f"{origin}\nLeft out, or guessed:\n{not_seen}",
+        f"Coefficients of {origin}\nLeft out, or guessed:\n{not_seen}",
     )
     return "\n\n".join(str(text) for text in told if text)
 
