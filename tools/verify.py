@@ -139,8 +139,12 @@ def wrong_answers(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
         for answer in wrong.judged_here(step):
             depends = answer.needs_gpu or answer.expect in ON_THE_DEVICE.get(step, ())
             if depends or not on_gpu:
-                job = _small(step, 0, on_gpu)
-                found.append(Case(step, "wrong", answer.name, 0, *job, here, answer.expect))
+                model, sizes = _small(step, 0, on_gpu)
+                own = exercises.find(step).own_flags.items()
+                left_out = {flag: words for flag, words in own if flag == answer.without}
+                sizes = " ".join(plan.without(sizes.split(), left_out))
+                expected = (on_gpu and answer.on_gpu) or answer.expect
+                found.append(Case(step, "wrong", answer.name, 0, model, sizes, here, expected))
     return found
 
 

@@ -2,9 +2,10 @@
 
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
 lines: `expect: <the hint that it must get>`, `why: <what it stands for>`. There may be more:
-`caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; and `needs: gpu`, if it
-is not wrong on a processor, or `needs: time`: only `make verify` judges those. In the folder museum
-are tricks that suit any step, each against the solution that its diff names.
+`caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; `without: <a flag of
+its step>` that its runs leave out; `on-gpu: <hint>`, if it is another one there; and `needs: gpu`,
+if it is not wrong on a processor, or `needs: time`: only `make verify` judges those. In the folder
+museum are tricks that suit any step, each against the solution that its diff names.
 
 `check` reports which no longer apply. `rebase` carries those over an edit of the solution, by a
 three-way merge with the solution as it was when the diff was last committed. `museum` writes the
@@ -38,6 +39,8 @@ class Wrong:
     flags: str = ""  # of its runs, besides those of all
     needs_gpu: bool = False
     needs_time: bool = False  # only `make verify` judges it
+    without: str = ""  # a flag of its step, which its runs leave out
+    on_gpu: str = ""  # the hint that must come first there; "": the same
 
     @property
     def step(self) -> str:
@@ -64,6 +67,8 @@ def read(path: Path) -> Wrong:
         known.get("flags", ""),
         known.get("needs") == "gpu",
         known.get("needs") == "time",
+        known.get("without", ""),
+        known.get("on-gpu", ""),
     )
 
 
@@ -118,7 +123,8 @@ def write(wrong: Wrong, solution: str, changed: str):
     wrong.path.parent.mkdir(parents=True, exist_ok=True)
     head = {"expect": wrong.expect, "why": wrong.why, "caught-by": wrong.caught_by}
     needs = "gpu" if wrong.needs_gpu else "time" if wrong.needs_time else ""
-    head |= {"flags": wrong.flags, "needs": needs}
+    head |= {"flags": wrong.flags, "without": wrong.without}
+    head |= {"on-gpu": wrong.on_gpu, "needs": needs}
     text = "".join(f"{name}: {value}\n" for name, value in head.items() if value)
     wrong.path.write_text(text + "".join(lines))
 
