@@ -318,6 +318,8 @@ def anonymous(log_text: str, command: str) -> str:
         if event["event"] == "start":
             event["hostname"] = "recorded"
             event["command"] = command
+        if "folder" in event:  # of the storage that was measured
+            event["folder"] = "recorded"
         lines.append(json.dumps(event))
     return "\n".join(lines) + "\n"
 
