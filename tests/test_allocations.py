@@ -14,7 +14,8 @@ from dlojz import course, runs
 from dlojz.course import UserError
 from dlojz.figures import allocations
 from dlojz.runs import log, memory
-from dlojz.training import estimate
+from dlojz.runs.stats import summary
+from dlojz.training import estimate, experiments
 from dlojz.training.worth import imported
 
 MIB = 2**20
@@ -156,6 +157,52 @@ def test_what_was_held_is_drawn_beyond_what_was_in_use():
         "5.91 GB of 6.18 GB held",
         "45.2 GB of 52.3 GB held",
     ]
+
+
+def solved():
+    return (course.course_root() / "solutions/01b_memory.ipynb").read_text()
+
+
+def test_what_the_notebook_says_of_the_recorded_parts_is_so():
+    whole, parts = (
+        summary(runs.recorded(f"h200/01-{name}"))
+        for name in ("resnet50-fp32-b0256", "accumulate-4x64")
+    )
+    assert whole.batch_size == 4 * parts.batch_size
+    speed = parts.images_per_s / whole.images_per_s
+    memory_of = parts.peak_memory_bytes / whole.peak_memory_bytes
+    said = f"In four parts it reached {100 * speed:.0f} % of the speed, with {100 * memory_of:.0f}"
+    assert f"{said} % of the memory" in solved()
+
+
+def test_what_the_notebook_says_of_the_recorded_gradients_is_so():
+    found = log.read(runs.recorded("h200/01-accumulated"))
+    away = {m.variant: m.value for m in found.measures if m.what == "the same statistics for all"}
+    assert away["loss"] < 1e-7
+    assert away["gradient"] == pytest.approx(5e-4, rel=0.1)
+    assert "256 images, it was about five parts in ten thousand, although TF32 was off" in solved()
+    arguments = found.start["arguments"]
+    assert (arguments["model"], arguments["batch_size"]) == ("resnet50", 256)
+    experiments.set_float32("fp32")
+    assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+
+
+def test_what_the_notebook_says_of_the_recorded_snapshot_is_so():
+    run = runs.recorded("h200/01-snapshot")
+    case = log.read(run).cases["recorded"]
+    tensors, held = case["allocated"], case["reserved"]
+    said = f"At most {max(tensors) / 1e9:.1f} GB are in tensors, and {held[-1] / 1e9:.1f} are held"
+    assert said in solved()
+    half = len(tensors) // 2
+    top = max(range(half), key=lambda i: tensors[i])
+    grown = [i for i in range(top + 1, half) if held[i + 1] > held[i]]
+    large = [i for i in grown if held[i + 1] - held[i] > 100e6]
+    assert large, "it rises while the tensors shrink"
+    for i in large:
+        assert held[i] - tensors[i] > 2 * (held[i + 1] - held[i]), "more than enough is free"
+    assert len(set(held[half:])) == 1, "flat in the second step"
+    title = allocations.plot_snapshot(run).get_title()
+    assert title.startswith("resnet50, 224 px, batch 64: recorded on NVIDIA H200")
 
 
 def test_what_is_beyond_the_count_is_a_bar_of_its_own(tmp_path):

@@ -1,5 +1,6 @@
 """The experiment and figures of matrix products in 8 bits, which are optional."""
 
+import math
 from importlib.util import find_spec
 
 import matplotlib as mpl
@@ -11,7 +12,7 @@ from test_sharding import EXPERIMENTS
 
 from dlojz import runs
 from dlojz.course import UserError
-from dlojz.figures import float8
+from dlojz.figures import float8, machines
 from dlojz.runs import log
 
 
@@ -59,6 +60,29 @@ def test_what_is_lost_is_a_table_and_a_line_for_each_recipe():
     assert lines["tensorwise"][-1] > 20 * lines["rowwise"][-1]
     with pytest.raises(UserError, match=r"a run of float8\.py with --sizes, on a GPU"):
         float8.break_even(run)
+
+
+def test_what_notebook_11b_says_of_the_recorded_layers_is_so():
+    run = runs.recorded("h200/11-float8")
+    ms = {n: c["step_ms"] for n, c in log.read(run).cases.items() if "step_ms" in c}
+    assert [row[0].replace(" ", "") for row in float8.break_even(run).rows] == [*ms]
+    faster = [n for n, each in ms.items() if max(each, key=each.get) == "bf16"]
+    slower = [n for n, each in ms.items() if min(each, key=each.get) == "bf16"]
+    assert faster == ["4096x4096x16384", "16384x4096x16384"]
+    assert slower == [n for n in ms if n not in faster]
+    assert len(ms) == 6
+    largest, (first, second, *_) = ms[faster[-1]], ms
+    work = {n: 6 * math.prod(map(int, n.split("x"))) for n in ms}  # three products
+    assert work[second] == 16 * work[first]
+    assert ms[second]["bf16"] == pytest.approx(ms[first]["bf16"], rel=0.02)
+    assert "1024x4096x16384" in slower, "a layer of 4,096 x 16,384 with 1,024 rows"
+    product = machines.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
+    gains = [largest["bf16"] / largest[recipe] for recipe in ("tensorwise", "rowwise")]
+    said = ["{:.2f} times as fast with one scale for each tensor, and {:.2f} times".format(*gains)]
+    said += [f"At {product:.0f} TFLOP/s the first one's products take "]
+    said[-1] += f"{work[first] / product / 1e9:.2f} ms, and it took {ms[first]['bf16']:.2f}"
+    text = (EXPERIMENTS.parent / "11b_hybrid.ipynb").read_text()
+    assert [words for words in said if words not in text] == []
 
 
 def test_a_layer_that_is_too_small_is_slower_in_8_bits(tmp_path):

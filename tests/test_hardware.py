@@ -234,15 +234,28 @@ def test_the_numbers_of_the_text_follow_from_the_table():
     assert registers > H100.units * shared, "registers hold more than all shared memory"
 
 
-def test_the_recorded_h100_reaches_what_the_text_says():
-    found = machines.measured(runs.recorded("h100/02-sizes"))
+def test_the_recorded_h200_reaches_what_the_text_says():
+    found = machines.measured(runs.recorded("h200/00-ceilings"))
     assert found.recorded
     row = hardware.same_as(found.device, list(SOLD.values()))
-    assert row is H100
-    shares = [found.tflops[f] / row.speed(f) for f in found.tflops]
-    assert f"reached {min(shares):.0%}".replace("%", "") in notebook()
-    assert f"to {max(shares):.0%} of what".replace("%", " %") in notebook()
-    assert [line[-1] for line in machines.shares(found, row).rows] == ["77%", "81%", "75%", "78%"]
+    assert row is H200
+    shares = [100 * found.tflops[f] / row.speed(f) for f in found.tflops]
+    copy = 100 * found.memory_gb_per_s / row.memory_gb_per_s
+    between = f"{min(shares):.0f} to {max(shares):.0f} % of"
+    assert f"reached {between} what an H200 is sold for" in notebook()
+    assert f"{between} the peak is a good result for a product, and {copy:.0f} % for" in notebook()
+    assert f"within its {row.power_w} W" in notebook()
+    table = [line[-1] for line in machines.shares(found, row).rows]
+    assert table == ["76%", "82%", "77%", "80%", "88%"]
+
+
+def test_the_recorded_distances_are_what_the_text_says():
+    rows = machines.distances(runs.recorded("h200/00-latency")).rows
+    far = {where: (after, speed) for where, after, speed, _ in rows}
+    said = f"from anywhere in 256 MiB took {far['anywhere in 256 MiB'][0]}. A tiny copy from its "
+    tiny, large = far["the GPU, from pinned memory"]
+    said += f"pinned memory to the GPU took {tiny}, and a large one went at {float(large):.0f} GB/s"
+    assert said in notebook()
 
 
 # ---------------------------------------------------------------- what was measured

@@ -32,6 +32,8 @@ def test_a_log_is_kept_without_its_machine():
         "command": "solutions/a.py -b 8",
         "git": "0a1b",
     }
+    storage = json.dumps({"event": "case", "case": "storage", "folder": "/home/ada/runs/0007"})
+    assert json.loads(record.anonymous(storage, "a.py"))["folder"] == "recorded"
 
 
 def test_a_trace_is_kept_without_the_paths_of_its_machine():

@@ -175,8 +175,8 @@ def plot_snapshot(run, ax=None):
         ax.plot(x, np.array(case["reserved"]) / 1e9, color="#333333", lw=1.1, ls="--")
         s = summary(run)
         sizes = f"{s.model}, {s.image_size} px, batch {s.batch_size}"
-        where = "" if how == "counted" else f"; {report.hardware_text(s)}"
-        ax.set_title(f"{sizes}, {how}{where}", fontsize=10, fontweight="normal")
+        where = how if how == "counted" else report.hardware_text(s)
+        ax.set_title(f"{sizes}: {where}", fontsize=10, fontweight="normal")
         ax.set(xlabel="entries of the snapshot", ylabel="memory (GB)", ylim=(0, None))
         ax.margins(x=0)
         shown = {"tensors": Patch(color=report.PALETTE["speed"]), "held": ax.lines[0]}

@@ -117,13 +117,15 @@ def waits(of, causes=True) -> Table:
     return Table(head, rows, "<<>>>", "the host waits nowhere")
 
 
-def averages(run, by_shape=False, most: int = 8) -> Table:
+def averages(run, by_shape=False, most: int = 8, only: str = "") -> Table:
     """Return a table of a run of experiments/averages.py: the operations that take most time.
 
     by_shape: whether those with inputs of other shapes have rows of their own.
+    only: a word that is in the names of those to be shown, such as "convolution".
     """
     cases = report.measured(run).cases
-    rows = cases["by name and shapes" if by_shape else "by name"]["rows"][:most]
+    rows = cases["by name and shapes" if by_shape else "by name"]["rows"]
+    rows = [row for row in rows if only in row["op"]][:most]
     cells = [
         (
             row["op"].removeprefix("aten::"),
