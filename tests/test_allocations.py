@@ -201,7 +201,7 @@ def test_what_the_notebook_says_of_the_recorded_snapshot_is_so():
     for i in large:
         assert held[i] - tensors[i] > 2 * (held[i + 1] - held[i]), "more than enough is free"
     assert len(set(held[half:])) == 1, "flat in the second step"
-    title = allocations.plot_snapshot(run).get_title()
+    title = allocations.plot_snapshot(run).get_title("left")
     assert title.startswith("resnet50, 224 px, batch 64: recorded on NVIDIA H200")
 
 

@@ -83,6 +83,8 @@ def test_what_notebook_11b_says_of_the_recorded_layers_is_so():
     said[-1] += f"{work[first] / product / 1e9:.2f} ms, and it took {ms[first]['bf16']:.2f}"
     text = (EXPERIMENTS.parent / "11b_hybrid.ipynb").read_text()
     assert [words for words in said if words not in text] == []
+    talk = (EXPERIMENTS.parent.parent / "solutions/TALK.md").read_text()
+    assert f"two were, the largest {gains[0]:.2f} times as fast as in bf16" in talk
 
 
 def test_a_layer_that_is_too_small_is_slower_in_8_bits(tmp_path):
