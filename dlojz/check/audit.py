@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log, stats
@@ -278,9 +279,9 @@ def losses(mine: log.Run, reference: log.Run, band: log.Run, precision: str) -> 
     """
     worst = (0.0, 0, 0.0, 0.0, 1.0)
     triples = list(zip(*(_losses(run) for run in (mine, reference, band)), strict=False))
+    noise = list(accumulate((_away(moved, usual) for _, usual, moved in triples), max))
     for step, (loss, usual, _) in enumerate(triples):
-        noise = max(_away(moved, then) for _, then, moved in triples[: step + 1 + LATER])
-        tolerance = max(LOSS[precision], DRIFT * noise)
+        tolerance = max(LOSS[precision], DRIFT * noise[min(step + LATER, len(noise) - 1)])
         share = _away(loss, usual) / tolerance
         if not share <= worst[0]:
             worst = (share, step, loss, usual, tolerance)
