@@ -14,10 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import stand_in  # in tests/
+import forking  # in tests/
+import stand_in
 from ipykernel import kernelspec
-
-from dlojz.machine import facts
 
 REPOSITORY = Path(__file__).parent
 # The files that take longest come first: at the end no process is left alone with one of them.
@@ -64,6 +63,7 @@ def pytest_configure(config):
     }
     shutil.copytree(Path(os.environ[SHARED_FOLDER], "images"), folder / "data")
     fork_kernels(folder)
+    forking.ask_torch_in_forks()
 
 
 def make_images(folder):
@@ -106,14 +106,13 @@ def start_forking(folder, config):
 
 
 def fork_kernels(folder):
-    """Have the kernels of notebooks forked, too, whoever starts them, and what a doctor asks."""
+    """Fork the kernels of notebooks as well, in a browser and in a rehearsal, too."""
     argv = [os.environ["DLOJZ_PYTHON"], *stand_in.KERNEL, "-f", "{connection_file}"]
     own = {"argv": argv, "env": {stand_in.KEPT: os.environ[SHARED_FOLDER]}}
     place = folder / "jupyter" / "kernels" / "python3"
     place.mkdir(parents=True)
     (place / "kernel.json").write_text(json.dumps(kernelspec.get_kernel_dict() | own))
     os.environ["JUPYTER_PATH"] = str(folder / "jupyter")
-    facts.torch_build.__defaults__ = (os.environ["DLOJZ_PYTHON"], 60)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,6 @@
 """The server of forks for the tests' jobs, which need not import torch each time.
 
-Hundreds of small trainings would each spend seconds of a core on it. So each test process starts a
+Hundreds of small trainings would each spend seconds of a core on it. So the session starts a
 server, `forking.py SOCKET`, which imports torch once; `stand_in.client` is what the keeper runs as
 Python, and has the server fork a child that becomes the training. The kernels of notebooks are
 forks, too. Nothing of it is in the package.
@@ -134,12 +134,17 @@ def import_for_notebooks():
     import dlojz.check
     import dlojz.figures.report
     import dlojz.widgets  # noqa: F401
-    from dlojz.machine import facts
 
-    # The doctor has torch asked in a process of its own: that is a fork, too.
-    facts.torch_build.__defaults__ = (os.environ["DLOJZ_PYTHON"], 60)
+    ask_torch_in_forks()
     # A figure is drawn where it is shown: pyplot would draw it at the end of its cell, too.
     plt._draw_all_if_interactive = lambda: None
+
+
+def ask_torch_in_forks():
+    """Have the doctor ask torch in a fork: it does so in a process of its own."""
+    from dlojz.machine import facts
+
+    facts.torch_build.__defaults__ = (os.environ["DLOJZ_PYTHON"], 60)
 
 
 def _tell_of_the_dead(clients):

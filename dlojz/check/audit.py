@@ -28,7 +28,7 @@ TENSOR = 0.1  # between the logarithms of two norms
 # for outputs.
 SAME_LINK, NOISES, ONE_STEP, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 5e-2, 1.5, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
-LATER = 2  # steps: where rounding errors grow thirtyfold in each, another run's are as large sooner
+LATER = 2  # steps by which another run may be ahead, where rounding errors grow thirtyfold in each
 VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER, CHRONOMETER_S = 0.10, 0.010  # by how much less time its marks may add up to
