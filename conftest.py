@@ -106,12 +106,14 @@ def start_forking(folder, config):
 
 
 def fork_kernels(folder):
-    """Fork the kernels of notebooks as well, in a browser and in a rehearsal, too."""
+    """Fork the kernels of notebooks as well: nbval's, a browser's and a rehearsal's."""
     argv = [os.environ["DLOJZ_PYTHON"], *stand_in.KERNEL, "-f", "{connection_file}"]
     own = {"argv": argv, "env": {stand_in.KEPT: os.environ[SHARED_FOLDER]}}
+    usual = kernelspec.get_kernel_dict
+    kernelspec.get_kernel_dict = lambda *more: usual(*more) | own  # nbval asks for it
     place = folder / "jupyter" / "kernels" / "python3"
     place.mkdir(parents=True)
-    (place / "kernel.json").write_text(json.dumps(kernelspec.get_kernel_dict() | own))
+    (place / "kernel.json").write_text(json.dumps(kernelspec.get_kernel_dict()))
     os.environ["JUPYTER_PATH"] = str(folder / "jupyter")
 
 

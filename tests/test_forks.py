@@ -1,8 +1,11 @@
 """A training in a fork, of a series or of the tests' own server, is as good as any."""
 
+import os
 import re
 
 import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from nbval.kernel import CURRENT_ENV_KERNEL_NAME, NbvalKernelspecManager
 
 from dlojz.launch import State, submit
 
@@ -137,3 +140,12 @@ def test_forked_jobs_draw_different_numbers(script):
     assert [job.wait(60) for job in jobs] == [State.COMPLETED] * 2
     one, other = ((job.directory / "stdout.txt").read_text().split() for job in jobs)
     assert not {*one} & {*other}
+
+
+@pytest.mark.parametrize(
+    ("manager", "kernel"),
+    [(NbvalKernelspecManager, CURRENT_ENV_KERNEL_NAME), (KernelSpecManager, "python3")],
+)
+def test_the_kernels_of_notebooks_are_forked(manager, kernel):
+    """Else they only take longer: each imports torch, and all that draws."""
+    assert manager().get_kernel_spec(kernel).argv[0] == os.environ["DLOJZ_PYTHON"]
