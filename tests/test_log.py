@@ -215,7 +215,10 @@ def test_evidence_is_read_as_it_was_written(tmp_path, monkeypatch):
 
 
 def test_a_missing_log_says_so(tmp_path):
-    with pytest.raises(log.LogError, match="no log to read"):
+    with pytest.raises(log.LogError, match=r"no log to read .*: did the run start"):
+        log.read(tmp_path)
+    (tmp_path / "stderr.txt").write_text("Traceback\nModuleNotFoundError: No module named 'x'\n\n")
+    with pytest.raises(log.LogError, match="its stderr ends with: ModuleNotFoundError: No module"):
         log.read(tmp_path)
 
 

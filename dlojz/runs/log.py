@@ -43,7 +43,7 @@ from pathlib import Path
 
 from dlojz import course, idr_torch
 from dlojz.machine import cpus, facts, meters
-from dlojz.runs import records, schema1
+from dlojz.runs import outcome, records, schema1
 from dlojz.runs.advice import advice
 from dlojz.runs.folder import events_file, new_run, path_of, trace_file
 
@@ -461,7 +461,9 @@ def _read(path, missing):
     try:
         file = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise NoLogError(f"{path}: no log to read ({error.strerror}): {missing}") from error
+        said = outcome.errors(path.parent).strip().splitlines()
+        why = f"its stderr ends with: {said[-1]}" if said else missing
+        raise NoLogError(f"{path}: no log to read ({error.strerror}): {why}") from error
     torn = None  # the error of a line that is not JSON: forgiven if it is last, or before a restart
     with file:
         for number, line in enumerate(file, 1):
