@@ -1,9 +1,14 @@
 """The bars: how much faster, on which hardware, and by which source."""
 
+import builtins
+import json
+from itertools import pairwise
+from unittest.mock import MagicMock
+
 import pytest
 from made import EPYC, H100, RESNET
 
-from dlojz import course
+from dlojz import course, presets
 from dlojz.check import bars
 from dlojz.runs import stats
 
@@ -68,3 +73,41 @@ def test_of_a_gpu_that_nobody_recorded_no_gain_is_asked_and_that_is_said():
     assert (
         "sizes" in bars.bar("02_amp", H100, RESNET | {"precision": "fp16", "batch_size": 8}).source
     )
+
+
+class Names(dict):
+    """The names of a notebook; whatever is not there is a stand-in."""
+
+    def __missing__(self, name):
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return MagicMock()
+
+
+def submitted_on_a_gpu(notebook):
+    """Return the arguments of the job that this notebook checks, on a machine with GPUs."""
+    cells = json.loads((course.course_root() / f"solutions/{notebook}.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+    def job(command, **more):
+        return MagicMock(command=command)
+
+    names = Names(preset=presets.PRESETS["gpu"], n=2, submit=job)
+    for source in sources:
+        if "flags" in source:
+            exec(source, {}, names)
+        if "after" in names:
+            break
+    words = names["after"].command.split()
+    found = dict(pairwise(words))  # a flag that comes twice: the last counts
+    sizes = {"image_size": int(found["--image-size"]), "batch_size": int(found["-b"])}
+    return sizes | {"model": found["--model"], "precision": found.get("--precision", "")}
+
+
+@pytest.mark.parametrize(
+    "notebook", ["01_gpu", "02_amp", "03_channels_last", "06_ddp", "09_compile"]
+)
+@pytest.mark.parametrize("card", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_on_a_gpu_a_notebook_checks_a_job_of_which_a_gain_is_asked(notebook, card):
+    bar = bars.bar(notebook, f"cuda: {card}", submitted_on_a_gpu(notebook))
+    assert bar.at_least, bar.source
