@@ -23,6 +23,7 @@ from dlojz.course import UserError
 from dlojz.figures import accuracy as figures
 from dlojz.images import draw, small
 from dlojz.runs import accuracy, log
+from dlojz.training import data as training_data
 from dlojz.training import experiments
 
 FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "accuracy.py"
@@ -376,7 +377,12 @@ def test_quarters_are_normalized_as_in_four_processes(experiment, data):
     grads = {}
     for name, quarters in (("accumulation", 1), ("fp32", 4), ("fp32", 1)):
         training = Training(experiment, name, data)
-        model = training.parts.model
+        # In float32 a rounding error can turn a ReLU on: 2e-3 of the gradient on some processors.
+        model = training.parts.model.double()
+        training.parts.optimizer.param_groups[0]["fused"] = False  # fused: float32 only
+        training.batches = [
+            (training_data.normalize(x).double(), labels) for x, labels in training.batches
+        ]
         for layer in model.modules():
             if isinstance(layer, torch.nn.BatchNorm2d):
                 own = layer.forward
@@ -384,7 +390,7 @@ def test_quarters_are_normalized_as_in_four_processes(experiment, data):
         for number in range(training.args.accumulate):
             training.step(number)
         grads[name, quarters] = [p.grad for p in model.parameters()]
-    assert experiments.away(grads["accumulation", 1], grads["fp32", 4]) < 1e-4
+    assert experiments.away(grads["accumulation", 1], grads["fp32", 4]) < 1e-9
     assert experiments.away(grads["fp32", 1], grads["fp32", 4]) > 0.1, "synchronised: another one"
 
 
