@@ -232,11 +232,11 @@ def _noisy(what, off, noises, hint):
     if not what.endswith(COARSE):
         most, single = NOISES * max(noise, SAME_LINK), max(ONE_STEP, 10 * noise)
     elif noise > TOO_NOISY:
-        text = f"off by {middle:.2g} of them, but the solution's own noise is {noise:.2g}"
-        return Finding(SAME, what, State.NOT_ASKED, text, "judged in float32")
+        text = f"off by {middle:.2g} of their size, and the solution's own noise is {noise:.2g}"
+        return Finding(SAME, what, State.NOT_ASKED, text, "too noisy: judged in float32 instead")
     else:
         most, single = COARSE_NOISES * noise, math.inf
-    text = f"off by {middle:.2g} of them in the middle, {worst:.2g} at worst"
+    text = f"off by {middle:.2g} of their size in the median, {worst:.2g} at worst"
     asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
     return _finding(what, middle <= most and worst <= single, text, asked, hint)
 
