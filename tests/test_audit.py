@@ -447,6 +447,41 @@ def test_a_single_bias_without_a_gradient_is_seen_however_small():
     assert replay._gradients(there, there)["gradients_tensor"] == 0
 
 
+class AtAKink(replay.Replay):
+    """A replay of a model whose first unit is 0 before its ReLU, so that roundings decide."""
+
+    def __init__(self):
+        self.device, self.args, self._noises, self.moved = torch.device("cpu"), None, [], []
+
+    def _step(self, state, batches, moved=None):
+        self.moved.append(moved)
+        model = torch.nn.Linear(2, 2, bias=False)
+        torch.nn.init.ones_(model.weight)
+        if moved:
+            audit.perturb(model, *moved)
+        units = torch.relu(model(torch.tensor([1.0, -1.0])) + torch.tensor([0.0, 1.0]))
+        units.sum().backward()
+        return {"gradients": {"weight": model.weight.grad}}
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    [
+        ([[0.0, 0.0], [1.0, -1.0]], 0.0),  # off, as 0 is in torch
+        ([[1.0, -1.0], [1.0, -1.0]], 0.0),  # on
+        ([[1.1, -1.1], [1.0, -1.0]], 0.1 / 2**0.5),  # neither of the two
+    ],
+)
+def test_gradients_may_be_those_of_either_side_of_a_kink(mine, expected):
+    again = AtAKink()
+    facts = {"update": 3, "grad_scale": None}
+    state = {"facts": facts, "gradients": {"weight": torch.tensor(mine)}}
+    found = again._nearest(state, [], again._step(state, []))
+    assert found["gradients"] == pytest.approx(expected, abs=1e-6)
+    seeds = [moved and moved[1] for moved in again.moved]
+    assert len(set(seeds)) == len(seeds) <= 1 + replay.AGAIN, "other errors each time"
+
+
 def test_gradients_that_are_missing_or_unexpected_are_named():
     one, two = {"a": torch.ones(2)}, {"b": torch.ones(2)}
     found = replay._gradients(one, two)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from dlojz.check.exercises import SAME, Finding, State
-from dlojz.runs import log, stats
+from dlojz.runs import log, records, stats
 
 AUDITED = 8  # updates in a verdict; a share p of wrong ones is missed with (1 - p) ** 8
 TOO_SHORT = "too-short"  # the hint
@@ -22,11 +22,10 @@ CRITERION = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 4e-3, "bf16": 1e-2}
 RATE = 1e-12
 ROUNDINGS = 8  # of float32
 BUFFERS = 1e-5
-TENSOR = 0.1  # between the logarithms of two norms
 # In float32 the middle one of the gradients may be off by NOISES times their noise, a single one by
-# ten times or ONE_STEP; in 16 bits by 1.5 times, unless the noise is too large to tell. The same
+# what `runs.records` says; in 16 bits by 1.5 times, unless the noise is too large to tell. The same
 # for outputs.
-SAME_LINK, NOISES, ONE_STEP, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 5e-2, 1.5, 0.5
+SAME_LINK, NOISES, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 1.5, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
 LATER = 2  # steps by which another run may be ahead, where rounding errors grow thirtyfold in each
 VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
@@ -230,7 +229,8 @@ def _noisy(what, off, noises, hint):
     off = [math.inf if math.isnan(distance) else distance for distance in off]
     noise, middle, worst = statistics.median(noises), statistics.median(off), max(off)
     if not what.endswith(COARSE):
-        most, single = NOISES * max(noise, SAME_LINK), max(ONE_STEP, 10 * noise)
+        most = NOISES * max(noise, SAME_LINK)
+        single = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * noise)
     elif noise > TOO_NOISY:
         text = f"off by {middle:.2g} of their size, and the solution's own noise is {noise:.2g}"
         return Finding(SAME, what, State.NOT_ASKED, text, "too noisy: judged in float32 instead")
@@ -248,7 +248,7 @@ def _tensors(updates):
         return _finding("gradients there or not", False, text, "as the solution's", "frozen")
     noise = max(u.get("gradients_tensor_noise", 0) for u in updates)
     worst = max(updates, key=lambda u: u["gradients_tensor"])
-    most = max(TENSOR, 3 * noise)
+    most = max(records.ONE_WEIGHT, records.ONE_WEIGHT_NOISES * noise)
     text = f"{worst['gradients_tensor']:.2g} apart ({worst['gradients_worst'] or 'none'})"
     asked = f"logarithms of their norms at most {most:.2g} apart"
     ok = worst["gradients_tensor"] <= most

@@ -298,6 +298,11 @@ class Replay(Record):
     every: dict = field(default_factory=dict)  # what was compared in every step
 
 
+# How far the gradients of a single update may be off, as a share of their size and between the
+# logarithms of one weight's two norms; or this many times the solution's own noise.
+ONE_UPDATE, ONE_UPDATE_NOISES, ONE_WEIGHT, ONE_WEIGHT_NOISES = 5e-2, 10, 0.1, 3
+
+
 EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
     "probe": Probe,

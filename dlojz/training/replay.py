@@ -13,7 +13,9 @@ optimizer   the solution's, fed with the trainee's gradients: the weights and mo
 buffers     of batch normalization, after the step
 
 The noise of each link is that of the solution itself, with weights that are off by a rounding error
-of the run's precision. Only tensors are taken from the trainee: learning rates, settings and the
+of the run's precision. Such an error can turn a ReLU on or off, and the gradients jump: where they
+are far off in an update, the solution does it again with other errors, and the nearest of its
+gradients count. Only tensors are taken from the trainee: learning rates, settings and the
 schedule are the solution's own. Every number goes into the log; `dlojz.check.audit` judges them.
 """
 
@@ -37,6 +39,7 @@ from dlojz.training.sharding import own
 
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
+AGAIN = 6  # times that the solution does an update again whose gradients are far off
 LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 GONE = 99.0  # the distance of a gradient of zeros
@@ -84,6 +87,15 @@ def _all_the_same(kept: list[int]):
         )
 
 
+def _any_process(here: bool) -> bool:
+    """Return whether it is so in any process: they do an update again together."""
+    if not torch.distributed.is_initialized():
+        return here
+    every = [None] * idr_torch.size
+    torch.distributed.all_gather_object(every, here)
+    return any(every)
+
+
 def imported(file):
     """Return a trainer as a module."""
     spec = importlib.util.spec_from_file_location("solution", file)
@@ -108,6 +120,7 @@ class Replay:
         self._buffers = {plain(name): b for name, b in self._model.named_buffers()}
         self._gradients = self._stream = None
         self._outputs = []
+        self._noises = []
         self.rates = _rates(self.training, self.per_epoch * args.epochs // args.accumulate)
         self._chrono = Chronometer()
         self._chrono.start()
@@ -139,15 +152,42 @@ class Replay:
         solved = self._step(state, batches)
         noise = {}
         if noisy and solved:
-            eps = rounding(getattr(self.args, "precision", None), self.device)
-            other = self._step(state, batches, moved=(eps, number))
+            other = self._step(state, batches, moved=(self._rounding, number))
             noise = _noise(solved, other) if other else {}
+            self._noises += [noise] if noise else []
         found = {"update": number}
         if solved:
-            found |= _gradients(_unscaled(state), solved["gradients"])
+            found |= self._nearest(state, batches, solved)
             found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"])}
             found |= {"outputs": _outputs([s.get("logits") for s in mine], solved["outputs"])}
         return found | noise | self._optimizer(state)
+
+    def _nearest(self, state, batches, solved) -> dict:
+        """Return how far the gradients are from the solution's, or from those of its weights moved.
+
+        Near a ReLU's kink two right computations are a jump apart: 9 % in one of 40 updates of
+        ShuffleNet, 32 px, batch 8, on a processor, for half of the weights that are off by a
+        rounding error.
+        """
+        mine, eps = _unscaled(state), self._rounding
+        found = _gradients(mine, solved["gradients"])
+        for again in range(AGAIN):
+            if not _any_process(self._far(found)):
+                break
+            seed = 10**6 * (1 + again) + state["facts"]["update"]  # torch takes 32 bits of it
+            if other := self._step(state, batches, moved=(eps, seed)):
+                found = min(found, _gradients(mine, other["gradients"]), key=_apart)
+        return found
+
+    def _far(self, found) -> bool:
+        """Return whether gradients are further off than a single update's may be."""
+        whole, one = (
+            min((noise[name] for noise in self._noises), default=0.0)
+            for name in ("gradients_noise", "gradients_tensor_noise")
+        )
+        whole = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * whole)
+        one = max(records.ONE_WEIGHT, records.ONE_WEIGHT_NOISES * one)
+        return not (found["gradients"] <= whole and found["gradients_tensor"] <= one)
 
     def _batches(self, update):
         """Return the solution's own batches of an update, on the device. Updates come in order."""
@@ -249,6 +289,10 @@ class Replay:
         if any("momentum_buffer" in state for state in optimizer.state.values()):
             for weight in self.weights.values():
                 optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+
+    @property
+    def _rounding(self):
+        return rounding(getattr(self.args, "precision", None), self.device)
 
     @property
     def _fused(self):
@@ -475,6 +519,12 @@ def _gradients(mine, solution) -> dict:
         "missing": sorted(solution.keys() - mine.keys()),
         "unexpected": sorted(mine.keys() - solution.keys()),
     }
+
+
+def _apart(found) -> float:
+    """Return by what the nearest gradients are chosen; what is not a number is far from all."""
+    whole = found["gradients"]
+    return math.inf if math.isnan(whole) else whole
 
 
 def _noise(solved, moved) -> dict:
