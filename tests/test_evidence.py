@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -214,6 +215,23 @@ def test_no_window_opens_before_the_model_is_compiled(compiles, settled):
     assert seen == settled
     assert kept.kept[records.Probe].compiles_in == settled.count(False), "a verdict reads it"
     torch.compiler.reset()
+
+
+def test_what_a_compiler_or_an_optimizer_reads_of_the_host_is_no_wait():
+    norm = torch.nn.BatchNorm1d(2)  # its guards compare numbers such as the momentum
+    norm.compile(backend="aot_eager", dynamic=True)
+    optimizer = torch.optim.SGD(norm.parameters(), torch.tensor(0.1), foreach=False)
+    norm(torch.randn(4, 2)).sum().backward()
+
+    def step(read):
+        loss = norm(torch.randn(4, 2)).sum()
+        optimizer.step()
+        if read:
+            loss.item()
+
+    events = [evidence.profiled(partial(step, read)) for read in (False, True)]
+    assert evidence.counts(events[0])["reads"] >= 2, "the guard's, the rate's"
+    assert [evidence._profile(found)["calls"].get("item", 0) for found in events] == [0, 1]
 
 
 def test_hooks_of_the_probe_do_not_stay():

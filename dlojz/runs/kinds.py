@@ -40,6 +40,8 @@ MATRIX_OPS = {
 FUSED = re.compile(r"aten::_fused_(sgd|adam|adamw|adagrad)_$")
 # What torch.compile made, as the profiler names it: a region of the forward or the backward pass.
 COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunctionBackward$")
+# What reads numbers of the host itself: a compiler's guards, an optimizer whose rate is a tensor.
+OWN_READS = re.compile(r"TorchDynamo Cache Lookup$|Optimizer\.step#")
 # A collective's name on the host, in the profiler, and on the GPU, as a kernel of NCCL.
 COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
 NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")

@@ -512,6 +512,7 @@ def _profile(events):
     """Return what ran in a step, from the profiler's records."""
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     fused = 0
+    own = [e for e in events if kinds.OWN_READS.match(e.name())]
     for event in events:
         name = event.name()
         if kind := kinds.MATRIX_OPS.get(name):
@@ -519,7 +520,7 @@ def _profile(events):
         elif kinds.FUSED.match(name):
             fused += 1
         elif name == "aten::_local_scalar_dense":
-            calls["item"] += 1
+            calls["item"] += not any(_within(event, other) for other in own)
         elif kinds.WAITS.match(name):
             calls[name] += 1
         elif name.startswith("Memcpy"):
@@ -537,6 +538,12 @@ def _profile(events):
         "non_blocking": sum(map(_asks_not_to_wait, events)),
         "kernels_us": {name: ns / 1000 for name, ns in kernels.most_common(12)},
     }
+
+
+def _within(event, other) -> bool:
+    begin = other.start_ns()
+    same_thread = event.start_thread_id() == other.start_thread_id()
+    return same_thread and begin <= event.start_ns() < begin + other.duration_ns()
 
 
 def _asks_not_to_wait(event) -> bool:
