@@ -596,7 +596,8 @@ def a_run(losses, val_losses):
         ([2.0, 1.0], [5.0], "fp32", State.FAILED),
         ([2.0, 1.0], [5.0, 6.001], "bf16", State.PASSED),
         ([2.0, 1.00001], [5.0, 6.001], "fp32", State.PASSED),  # the weights are a little off
-        ([2.0, 1.0], [], "fp32", State.NOT_ASKED),  # its loss is no call of the criterion
+        ([None, None], [], "fp32", State.NOT_ASKED),  # their losses are no calls of the criterion
+        ([2.0, 1.0], [], "fp32", State.FAILED),  # those of the training are
     ],
 )
 def test_the_validation_must_find_the_solutions_losses(losses, val_losses, precision, state):
@@ -604,6 +605,22 @@ def test_the_validation_must_find_the_solutions_losses(losses, val_losses, preci
     both = [a_run([2.0, 1.0], [5.0, 6.0]), a_run(losses, val_losses)]  # of two processes
     found = judged.validation(both, [solution] * 2, precision)
     assert found.state == state
+
+
+@pytest.mark.parametrize(
+    ("sizes", "state"),
+    [
+        ([4.0, 5.0], State.PASSED),
+        ([4.0, 4.0], State.FAILED),  # the same batch again
+        ([4.0], State.FAILED),
+        ([], State.NOT_ASKED),  # a run that nobody audits
+    ],
+)
+def test_where_a_function_computes_the_losses_the_outputs_are_compared(sizes, state):
+    solution, mine = a_run([2.0, 1.0], [5.0, 6.0]), a_run([None, None], [])
+    solution.audit = dataclasses.replace(solution.audit, val_outputs=[4.0, 5.0])
+    mine.audit = dataclasses.replace(mine.audit, val_outputs=sizes)
+    assert judged.validation([mine], [solution], "fp32").state == state
 
 
 def test_the_auditor_sees_the_losses_of_the_validation(tmp_path):
@@ -616,8 +633,9 @@ def test_the_auditor_sees_the_losses_of_the_validation(tmp_path):
             parts.model.train()
 
     found, _, _ = audited(tmp_path, step=validates)
-    assert len(found.val_losses) == 1
+    assert len(found.val_losses) == len(found.val_outputs) == 1
     assert found.val_losses[0] > 0
+    assert found.val_outputs[0] > 0
 
 
 def test_a_validation_needs_the_batch_statistics_of_the_training(tmp_path):

@@ -43,7 +43,10 @@ def test_a_float32_run(seen):
     assert last.graphs_alive <= others
     assert whole.backward == whole.optimizer_steps == 6
     assert whole.weights_changed
-    assert whole.phases == {work: [work] for work in ("forward", "backward", "update")}
+    works = ("forward", "backward", "update", "validation")
+    assert whole.phases == {work: [work] for work in works}
+    assert [u["weights"] for u in whole.updates] == [62], "all, in each of the updates"
+    assert len(whole.rates) == 6
     assert whole.threads == torch.get_num_threads()
     assert [(i["mode"], i["shape"], i["count"]) for i in whole.inputs] == [
         ("train", [4, 3, 32, 32], 6),

@@ -55,6 +55,15 @@ def test_a_loss_that_is_not_the_steps_own_is_refused():
     assert (found.state, found.yours) == (State.FAILED, "loss of step 1: 1.5")
 
 
+def test_the_learning_rates_in_the_log_are_the_solutions():
+    def run(*rates):
+        return log.Run("mine", steps=log.Steps(lr=array("d", rates)))
+
+    assert told.rates(run(0.1, 0.2), run(0.1, 0.2 + 1e-9)).state == State.PASSED
+    found = told.rates(run(0.2, 0.3), run(0.1, 0.2))
+    assert (found.state, found.hint, found.yours) == (State.FAILED, "told", "0.2 in step 0")
+
+
 def test_a_loss_that_diverged_may_be_logged_as_what_it_was():
     train = [*TRAIN[:3], [math.nan, 4, 4]]
     epochs = [EPOCHS[0], EPOCHS[1] | {"train_loss": math.nan}]

@@ -29,6 +29,7 @@ SAME_LINK, NOISES, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 1.5, 0.5
 LOSS, DRIFT = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}, 10
 LATER = 2  # steps by which another run may be ahead, where rounding errors grow thirtyfold in each
 VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
+OUTPUTS = "size of the outputs in the validation"
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER, CHRONOMETER_S = 0.10, 0.010  # by how much less time its marks may add up to
 STOCK = 0.1  # of a window's batches may have been loaded before it
@@ -305,10 +306,15 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: 
     what, worst = "losses of the validation", (0.0, 0, 0.0, 0.0, 0.0)
     for run, usual in zip(mine, solution, strict=True):
         seen, expected = run.audit.val_losses, usual.audit.val_losses
+        if expected and not seen and run.audit.losses and None not in run.audit.losses:
+            asked = "`training.criterion`, as in the training"
+            return _finding(what, False, "of another criterion", asked, "unseen")
+        if not (seen and expected):  # a function computes the losses
+            what, seen, expected = OUTPUTS, run.audit.val_outputs, usual.audit.val_outputs
         if not (seen and expected):
-            return Finding(SAME, what, State.NOT_ASKED, "not seen", "a call of the criterion")
+            return Finding(SAME, what, State.NOT_ASKED, "not seen", "an audited run")
         if len(seen) != len(expected):
-            text, asked = (f"{len(losses)} batches" for losses in (seen, expected))
+            text, asked = (f"{len(values)} batches" for values in (seen, expected))
             return _finding(what, False, text, asked, "validation")
         drift = max(map(_away, _losses(run), _losses(usual)), default=0.0)
         tolerance = max(VALIDATION[precision], MAGNIFIED * drift)

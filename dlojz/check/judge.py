@@ -57,14 +57,14 @@ def judge(
         if not ends.get(name, MISSING).completed:
             return _stopped(exercise, folders, name, ends.get(name, MISSING))
     runs, broken = _read(exercise, folders, ends)
-    mechanism = exercise.mechanism(runs)
+    mechanism = exercise.mechanism(_without_crashed(exercise, runs, ends))
     if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     same = common.same_work(runs.mine, runs.reference)
     ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
-        *(common.still_trains(name, *runs.extras[name]) for name in ended),
+        *(f for name in ended for f in common.still_trains(name, *runs.extras[name])),
         *_audit(exercise, folders, runs, timed),
         _work(folders, ends, runs),
         *mechanism,
@@ -102,6 +102,20 @@ def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
         missing = replace(NOT_JUDGED, expected="a job that completes")
         findings = [ended, *(replace(missing, part=part) for part in exercise.parts)]
     return Verdict(exercise.step, findings, exercise.hints, parts=exercise.parts)
+
+
+def _without_crashed(exercise, runs, ends) -> Runs:
+    """Return the runs without the extra ones that crashed: what they left undone is no mistake.
+
+    A rehearsal stays, for a device that was forgotten makes it crash, and its evidence says which.
+    """
+    rehearsed = {extra.name for extra in exercise.extras(False) if extra.rehearse}
+    left = {
+        name: pair
+        for name, pair in runs.extras.items()
+        if name in rehearsed or ends[name].how != ending.How.FAILED
+    }
+    return replace(runs, extras=left)
 
 
 MISSING = ending.Ending(ending.How.UNFINISHED, "it was not run")
@@ -230,6 +244,7 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         audit.losses(runs.mine, runs.reference, band, precision),
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
         told.finding(runs.mine.ranks),
+        told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
     ]
 

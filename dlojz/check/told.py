@@ -10,6 +10,7 @@ from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log
 
 WHAT, HINT = "losses and accuracy in the log", "told"
+RATES, RATE = "learning rates in the log", 1e-6  # of the rate
 LOSS = 1e-3  # of the loss: sums in float32
 ACCURACY = 0.002  # and an image: two classes may be equally likely
 
@@ -27,6 +28,16 @@ def finding(ranks: Sequence[log.Run]) -> Finding:
             text = f"{what}: {'nothing' if told is None else f'{told:.5g}'}"
             return Finding(SAME, WHAT, False, text, asked, HINT)
     return Finding(SAME, WHAT, True, "what the auditor saw", "the same")
+
+
+def rates(mine: log.Run, reference: log.Run) -> Finding:
+    """Return a finding: are the learning rates in the log those of the solution's?"""
+    pairs = zip(mine.steps.lr, reference.steps.lr, strict=False)
+    for step, (told, usual) in enumerate(pairs):
+        if told is None or abs(told - usual) > RATE * usual:
+            text = f"{'nothing' if told is None else f'{told:.7g}'} in step {step}"
+            return Finding(SAME, RATES, False, text, f"{usual:.7g}", HINT)
+    return Finding(SAME, RATES, True, "the solution's", "the same")
 
 
 def _near(told, seen, tolerance):

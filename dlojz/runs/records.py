@@ -203,6 +203,9 @@ class WholeRun(Record):
     optimizer_steps: int | None = None
     phases: dict = field(default_factory=dict)  # of the Chronometer, by what was done in them
     threads: int | None = None  # of the processor, at most, for an operation
+    rates: list = field(default_factory=list)  # of the first updates; None: on a GPU
+    # Dicts of weights (how many had a gradient), settings (of the optimizer), count: of these.
+    updates: list = field(default_factory=list)
     scale: float | None = None  # of the gradient scaler, at the end
     weights_changed: bool | None = None
     weights_after: str | None = None  # checksums
@@ -277,6 +280,7 @@ class Audit(Record):
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
     val_losses: list = field(default_factory=list)  # of each batch of the validations
+    val_outputs: list = field(default_factory=list)  # the norms of the logits of these batches
     # By mode, of each batch: its loss, its images, and how many of these were classified rightly.
     met: dict = field(default_factory=dict)
     same_buffers: bool | None = None  # as a validation begins: those of the step before

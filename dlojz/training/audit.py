@@ -180,6 +180,7 @@ class Auditor:
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
         self._steps_seen, self._updates, self._val_losses = [], [], []
+        self._val_outputs = []
         self._met = {"train": [], "val": []}  # what the metrics should say of each batch
         self._logit_bytes = 0
         self._foreign = 0
@@ -329,6 +330,8 @@ class Auditor:
         return images.detach()[:, channels, down, right].float()
 
     def _on_output(self, model, inputs, logits):
+        if torch.is_tensor(logits) and not model.training:
+            self._val_outputs.append(logits.detach().float().norm())
         if not self._steps_seen:
             return
         if not (torch.is_tensor(logits) and logits.requires_grad and model.training):
@@ -420,7 +423,7 @@ class Auditor:
             | {
                 "optimizer": type(optimizer).__name__,
                 "lr": [_copy(group["lr"]) for group in groups],
-                "settings": [_settings(group) for group in groups],
+                "settings": [settings(group) for group in groups],
                 "missing": [name for p, name in self._names.items() if p.grad is None],
                 "evaluating": sum(not module.training for module in self._modules),
                 "rows": self._rows(optimizer),
@@ -550,6 +553,7 @@ class Auditor:
                 images=[int(s.get("images", 0)) for s in steps],
                 losses=[float(s["loss"]) if "loss" in s else None for s in steps],
                 val_losses=[float(loss) for loss in self._val_losses],
+                val_outputs=[float(size) for size in self._val_outputs],
                 met={mode: _numbers(those) for mode, those in self._met.items()},
                 same_buffers=self._same_buffers,
                 updates=len(self._updates),
@@ -739,7 +743,8 @@ def states_of(optimizer) -> tuple[str, ...]:
     return STATES.get(type(optimizer).__name__, MOMENTUM)
 
 
-def _settings(group) -> dict:
+def settings(group) -> dict:
+    """Return what an optimizer's group is given that is no tensor, but its learning rate."""
     return {
         k: v for k, v in group.items() if k not in ("params", "lr", *HOW) and not torch.is_tensor(v)
     }

@@ -47,6 +47,7 @@ CPU = torch.autograd.DeviceType.CPU
 RANGE_S = 0.1  # gloo's threads complete a collective, and end its range in the trace a moment later
 # Steps after the probe until nothing is compiled any more. On a GPU the first one compiles, the
 # second warms a CUDA graph up, and the third records it.
+NOTED = 64  # updates of a run whose rates and settings are kept
 COMPILES_IN = {"cpu": 2, "cuda": 3}
 
 
@@ -71,6 +72,7 @@ class Witness:
         self._layers, self._first = Counter(), {}
         self.chronometer = None  # which its conductor makes known
         self._phases, self._threads = {}, 0
+        self._rates, self._updates = [], Counter()
         self._loss_gradient = self._logits_gradient = None
         self._skipped = 0  # updates, by a fused optimizer with a scaler: a tensor on its device
         self._deterministic = torch.get_deterministic_debug_mode()
@@ -137,6 +139,8 @@ class Witness:
             self._note_phase("forward")
             if not self._probe:
                 self._to_compile -= 1
+        else:
+            self._note_phase("validation")
         if mode not in self._pixels and not images.is_meta:
             self._pixels[mode] = _pixels(images)
         self._inputs[
@@ -173,12 +177,25 @@ class Witness:
             torch.set_deterministic_debug_mode(self._deterministic)
         self._counts["optimizer_steps"] += 1
         self._note_phase("update")
+        self._note_update(optimizer)
         self._threads = max(self._threads, torch.get_num_threads())
         skipped = _found_inf(optimizer)
         if skipped is not None:
             self._skipped = self._skipped + skipped  # which is 0 or 1
         if self._probe and not skipped:
             self._end_probe()
+
+    def _note_update(self, optimizer):
+        """Note how many weights one of the first updates moves, and by which settings."""
+        if len(self._rates) == NOTED:
+            return
+        groups = optimizer.param_groups
+        rates = {group["lr"] for group in groups}
+        known = not any(torch.is_tensor(rate) and rate.is_cuda for rate in rates)
+        self._rates.append(max(map(float, rates)) if known else None)
+        moved = sum(p.grad is not None for group in groups for p in group["params"])
+        settings = sorted({str(audit.settings(group)) for group in groups})
+        self._updates[moved, "; ".join(settings)] += 1
 
     def _note_phase(self, work):
         """Note in which phase of the Chronometer this work is done."""
@@ -329,6 +346,8 @@ class Witness:
             optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
             phases={work: sorted(map(str, phases)) for work, phases in self._phases.items()},
             threads=self._threads or None,
+            rates=self._rates,
+            updates=_rows(self._updates, "weights settings"),
             scale=self._scale(),
             weights_changed=self._weights != after,
             weights_after=after,

@@ -120,13 +120,32 @@ def _keeps_what_is_skipped(mine, reference):
     return skips and passes == usual and updates[0] < updates[1] <= passes
 
 
-def still_trains(name: str, mine: log.Run, reference: log.Run) -> Finding:
-    """Return a finding on an extra run: is the model in training mode in each of its epochs?"""
+def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
+    """Return findings on an extra run: is each of its epochs the solution's?"""
 
     def passes(run):
         return sum(i["count"] for i in inputs(run, "train"))
 
-    return like(SAME, f"steps in training mode, run {name}", mine, reference, passes, "frozen")
+    looks = [("steps in training mode", passes, "frozen")]
+    if reference.start.get("arguments", {}).get("epochs", 1) > 1:
+        looks += [
+            ("images drawn in two epochs", _drawn, "later"),
+            ("backward passes in two epochs", lambda r: r.whole.backward, "later"),
+        ]
+        if mine.whole.scale is None:  # a scaler skips updates, and how many depends on rounding
+            looks.append(("updates in two epochs", _updates, "later"))
+    return [
+        like(SAME, f"{what}, run {name}", mine, reference, get, hint) for what, get, hint in looks
+    ]
+
+
+def _updates(run):
+    """Return the updates of a run in words: of how many weights, by which settings and rates."""
+    kinds = "; ".join(
+        "{count} of {weights} weights, {settings}".format(**u) for u in run.whole.updates
+    )
+    rates = ", ".join("unknown" if r is None else f"{r:.5g}" for r in run.whole.rates)
+    return f"{kinds}; rates {rates}"
 
 
 def _drawn(run):

@@ -242,7 +242,7 @@ def extras(on_gpu: bool) -> list[Extra]:
     saves = f"{SMALL} {fsdp} --checkpoint {{run}}/checkpoint"
     return [
         Extra(UPDATES, tuple(saves.split())),
-        Extra(COPIES, tuple(f"{SMALL} --sharding ddp --test-nsteps 3".split())),
+        Extra(COPIES, tuple(f"{SMALL} --sharding ddp --test-nsteps 2 -e 2".split())),
     ]
 
 
