@@ -529,7 +529,7 @@ def _catch_up(args):
     if saved:
         print(f"yours was saved: {saved}\n`dlojz restore {saved.name}` puts it back")
     else:
-        print("yours was a step of the course: nothing to save")
+        print("your file was an unchanged step of the course, so no copy of it is kept")
 
 
 def _rehearse(args):

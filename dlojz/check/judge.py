@@ -194,7 +194,8 @@ def _with_evidence(exercise, folder, reference, ended) -> Verdict:
     with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
         found = exercise.mechanism(Runs(log.read(folder), log.read(reference)))
         seen = [f for f in found if f.fails and f.yours not in NOT_REACHED]
-    if seen and ended.hint != exercise.waited:  # evidence shows only what a wait left undone
+    certain = {exercise.waited, *(hint for _, hint in exercise.causes)}
+    if seen and ended.hint not in certain:  # else evidence shows only what was left undone
         ended = replace(ended, hint=None)
     evidence = seen or [NOT_JUDGED]
     found = [ended, *evidence, NOT_TIMED]
@@ -210,7 +211,8 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
     if exercise.waited and folder:
         waited = end.text.startswith("TIMEOUT") or outcome.only_waited(folder)
         hint = exercise.waited if waited else hint
-    hint = next((key for pattern, key in exercise.errors if re.search(pattern, errors)), hint)
+    known = (*exercise.causes, *exercise.errors)
+    hint = next((key for pattern, key in known if re.search(pattern, errors)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
         return Finding(SAME, what, State.UNMEASURED, end.text, "its end: check again", hint)
     expected = f"completed, with {flags}" if flags else "completed"

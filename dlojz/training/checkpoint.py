@@ -144,6 +144,11 @@ def save(training, states: list[dict], args, epoch: int, step: int):
     state = {name: part.state_dict() for name, part in vars(training).items()}
     state |= {"processes": states} | _facts(training, args, epoch, step)
     file = args.checkpoint
+    if file.is_dir():
+        raise CheckpointError(
+            f"--checkpoint {file}: it is a folder, and a whole checkpoint is one file. Does `save` "
+            "return once it has called save_shards? Or name another"
+        )
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dlojz.runs import kinds, records, spans
-from dlojz.training import audit, checkpoint, compilation, samples, sharding, work
+from dlojz.training import audit, checkpoint, compilation, models, samples, sharding, work
 
 ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
@@ -294,6 +294,7 @@ class Witness:
                 loader=_loader(self._loader),
                 work=self._work,
                 compiles_in=self._to_compile,
+                made_bytes=models.made_bytes(),
             )
         )
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 import torchvision
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dlojz import idr_torch
 
@@ -97,6 +98,8 @@ def draw(model, device):
             "model.to_empty(device=device), and fill its weights yourself"
         )
     model.to_empty(device=device)
+    for name, weight in model.named_parameters():
+        _note(model, name, weight)
     own = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, whole in _weights(model) if recipe[0] in LARGER else _values(*recipe):
         weight = own[name]
@@ -105,6 +108,23 @@ def draw(model, device):
             whole = distribute_tensor(whole.to(device), mesh, places, src_data_rank=None)
         weight.copy_(whole)
     return model
+
+
+_made = []  # the bytes of each weight that this process made whole, and with values
+
+
+def made_bytes() -> int:
+    """Return the bytes of all weights that this process made whole, and with values."""
+    return sum(_made)
+
+
+def _note(module, name, weight):
+    """Note a weight that a module is given; a shard, or what has no values, is not whole."""
+    if weight is not None and not isinstance(weight, DTensor) and not weight.is_meta:
+        _made.append(weight.nbytes)
+
+
+register_module_parameter_registration_hook(_note)
 
 
 def _values(*recipe):

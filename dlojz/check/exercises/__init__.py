@@ -127,6 +127,7 @@ class Exercise:
     mechanism: Callable[[Runs], list[Finding]]
     extras: Callable[[bool], list[Extra]] = lambda on_gpu: []
     errors: tuple[tuple[str, str], ...] = ()  # (pattern in stderr, hint): why a run may fail
+    causes: tuple[tuple[str, str], ...] = ()  # the same, where evidence of such a run misleads
     waited: str | None = None  # the hint if a process waited for another one in vain
     before_flags: tuple[str, ...] = ()  # extra flags of the runs before: fewer steps, if slow
     same_hardware: bool = True

@@ -51,6 +51,7 @@ def _is_on(mode):
 def _compiled(mine):
     regions = mine.last.compiled_regions or 0
     text = f"{regions} in the last step, {mine.compilation.graphs} graphs in all"
+    text = text if mine.last else "unknown"  # it crashed before that
     return Finding(MECHANISM, "compiled regions", regions > 0, text, "at least one", "nothing")
 
 
@@ -155,6 +156,14 @@ EXERCISE = Exercise(
     errors=(
         (r"unrecognized arguments: .*--compile", "flag"),
         (r"argument --compile: invalid choice", "modes"),
+        (
+            r"Unrecognized mode=|Invalid backend: '(default|reduce-overhead|max-autotune)'",
+            "backends",
+        ),
+        (
+            r"'NoneType' object has no attribute '(parameters|to|train|named_parameters)'",
+            "returned",
+        ),
         (r"No working C\+\+ compiler|InvalidCxxCompiler|Python\.h: No such file", "compiler"),
         (r"mix of the legacy and new APIs to set the matmul precision", "switches"),
         (r"torch\._dynamo\.exc\.(Unsupported|UserError)", "breaks"),

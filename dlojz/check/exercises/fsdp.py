@@ -36,6 +36,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     return [
         *_flags(mine, runs.arguments),
         like(SAME, "first weights of each process, checksum", *pair, _first, "one-model"),
+        _made(*pair),
         like(MECHANISM, "weights, by how they are cut", *pair, _placements, _cut(mine, reference)),
         like(MECHANISM, "modules gathered one at a time", *pair, _units, _units_hint(mine)),
         *_held(*pair),
@@ -64,6 +65,15 @@ def _flags(mine, arguments):
     if arguments.get("sharding") != "fsdp":
         text = str(arguments.get("sharding"))
         yield Finding(MECHANISM, "sharding of the job", False, text, "fsdp", "ask")
+
+
+def _made(mine, reference):
+    """Return a finding: was the model built without values, as a whole one would not fit?"""
+    sizes = [[run.probe.made_bytes for run in ranks] for ranks in (mine, reference)]
+    yours, most = max(sizes[0]), max(sizes[1])
+    text, asked = (f"{size / 1e6:.1f} MB" for size in (yours, most))
+    what = "weights made before they are shared"
+    return Finding(MECHANISM, what, yours <= most, text, f"at most {asked}", "whole")
 
 
 def _first(ranks):
@@ -258,6 +268,12 @@ EXERCISE = Exercise(
     small="--model vit_tiny --image-size 32 -b 8",
     first_hints=WORK_FIRST,
     waited="together",
+    causes=(
+        (r"view size is not compatible", "layout"),
+        (r"value was None when it should not be", "root-first"),
+        (r"RecursionError", "loop"),
+        (r"a whole checkpoint is one file", "goes-on"),
+    ),
     errors=(
         (r"unrecognized arguments: .*--(sharding|checkpointing|optimizer)", "flag"),
         (r"argument --(sharding|checkpointing|optimizer): invalid choice", "flag"),

@@ -29,7 +29,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     labels = [[e["labels_device"] for e in losses(mine, mode)] for mode in ("train", "val")]
     return [
         finding("device", [mine.setup.get("device")], "device"),
-        finding("weights", mine.probe.parameters.devices, "model"),
+        finding("weights", mine.probe.parameters.devices, _why(mine, kind)),
         finding("images in training", [i["device"] for i in train], "batch"),
         _if_seen(finding("labels in training", labels[0], "batch")),
         finding("images in validation", [i["device"] for i in val], "validation-device"),
@@ -38,6 +38,12 @@ def mechanism(runs: Runs) -> list[Finding]:
         *_copies(runs),
         *no_brake(runs.mine, runs.reference),
     ]
+
+
+def _why(mine, kind) -> str:
+    """Return the hint if weights were left behind: with everything else, or alone?"""
+    moved = [i["device"] for i in inputs(mine, "train")] + list(mine.probe.metrics_devices)
+    return "model" if any(str(device).startswith(kind) for device in moved) else "nothing-moved"
 
 
 def _if_seen(found: Finding) -> Finding:
@@ -78,6 +84,7 @@ EXERCISE = Exercise(
     errors=(
         (r"no NVIDIA driver|not compiled with CUDA|CUDA is not available", "by-name"),
         (r"target tensor expected|class probabilities", "labels"),
+        (r"(?s)cross_entropy.*(expected device|same device|should be the same)", "labels-behind"),
         (r"Tensor\.item\(\) cannot be called on meta", "item"),
         (r"in evaluate\n", "validation-device"),
         (r"[Cc]annot copy out of meta", "item"),
