@@ -38,7 +38,7 @@ NEED = {
     },
     "09_compile": {"not-compiled": {"not-asked"}},
     "11_fsdp": {
-        "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on"},
+        "two-batches": {"clip", "no-sync", "all-write", "accumulate", "goes-on", "shard"},
         "copies": {"not-asked"},
     },
 }

@@ -187,6 +187,7 @@ class Share(Record):
 
     placements: dict = field(default_factory=dict)  # weights by how they are spread, or "whole"
     held: dict = field(default_factory=dict)  # bytes of parameters, gradients, optimizer, here
+    alive_bytes: int | None = None  # of all tensors of the process, if the weights are spread
     units: int = 0  # modules that FSDP2 gathers one at a time
     again: int = 0  # calls of layers in the backward pass: their outputs were not kept
 

@@ -277,7 +277,11 @@ class Witness:
             if torch.is_tensor(value) and value.ndim
         ]
         self._run.evidence(
-            records.Share(**sharding.share(self._model, states), again=self._counts["again"])
+            records.Share(
+                **sharding.share(self._model, states),
+                alive_bytes=_alive_bytes() if _is_sharded(self._model) else None,
+                again=self._counts["again"],
+            )
         )
         self._run.evidence(
             records.Probe(
@@ -656,11 +660,23 @@ def _distributed(model):
     return {"wrapper": type(model).__name__} | {k: found[k] for k in DDP_FACTS if k in found}
 
 
-def _graphs_alive():
-    """Return how many tensors still hold their autograd graph after the step.
+def _is_sharded(model):
+    return any(isinstance(weight, DTensor) for weight in model.parameters())
 
-    Those without values, with which `torch.compile` has traced the step, are left out.
-    """
-    kept = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-    real = (t for t in kept if not type(t).__module__.startswith("torch._subclasses"))
-    return sum(t.grad_fn is not None for t in real)
+
+def _tensors():
+    """Return all tensors of this process, but those without values of torch.compile's tracing."""
+    found = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+    return [t for t in found if not type(t).__module__.startswith("torch._subclasses")]
+
+
+def _alive_bytes():
+    """Return the bytes of all tensors of this process; each piece of memory counts once."""
+    whole = (t for t in _tensors() if not isinstance(t, DTensor) and not t.is_meta)
+    storages = (t.untyped_storage() for t in whole if t.layout == torch.strided)
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+def _graphs_alive():
+    """Return how many tensors still hold their autograd graph after the step."""
+    return sum(t.grad_fn is not None for t in _tensors())

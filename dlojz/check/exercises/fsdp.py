@@ -121,6 +121,19 @@ def _held(mine, reference):
         yield like(MECHANISM, f"{part} in a process", mine, reference, get, hint)
 
 
+def _alive(mine, reference):
+    """Return a finding on all tensors of a process: a copy of the weights need not be a weight.
+
+    In a run without an auditor, which keeps copies itself.
+    """
+    yours, usual = ([run.share.alive_bytes for run in ranks] for ranks in (mine, reference))
+    if None in (*yours, *usual):
+        return []  # not sharded, which others tell
+    most = UNEVEN * max(usual)
+    ok, asked = max(yours) <= most, f"at most {_mb(most)}"
+    return [Finding(MECHANISM, "tensors in a process", ok, _mb(max(yours)), asked, "shard")]
+
+
 def _whole(ranks):
     """Return the hint for a process that holds too much: weights, or the optimizer's state."""
     return "shard" if "whole" in ranks[0].share.placements else "whole-state"
@@ -184,6 +197,7 @@ def _two_batches(mine, reference):
         like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
         like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "all-write"),
         _written(*pair),
+        *_alive(*pair),
     ]
 
 
