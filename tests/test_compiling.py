@@ -347,8 +347,16 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
         for way in ("eager", "compiled")
     }
     said = f"{per_sine[long, 'eager']:.1f} ms eager, and {per_sine[long, 'compiled']:.1f} ms"
-    said = [said, f"{1000 * per_sine[short, 'eager']:.1f} in the recording"]
-    said.append(f"{1000 * ms[f'1 {short}', 'compiled']:.0f} microseconds there")
+    said = [said, f"{1000 * per_sine[short, 'eager']:.1f} microseconds in the recording"]
+    one, eight = (1000 * ms[f"{sines} {short}", "compiled"] for sines in (1, 8))
+    said.append(f"took {one:.0f} microseconds with one sine and {eight:.0f} with eight")
+    gains = {
+        sines: compiling.ratio(case["eager_ms"], case["compiled_ms"])
+        for sines in (1, 2, 4, 8)
+        if (case := found[f"{sines} {short}"])
+    }
+    assert [sines for sines in gains if gains[sines] < 1] == [1, 2, 4]
+    said.append(f"eight were {gains[8]:.1f} times as fast")
     starts = {m.what: m.value for m in log.read(runs.recorded("cpu/09-compile-time")).measures}
     said.append(f"took {starts['the compiler starts, cold']:.0f} s here, in each process")
     text = (EXPERIMENTS.parent / "09_compile.ipynb").read_text()

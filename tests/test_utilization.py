@@ -224,7 +224,7 @@ def test_what_the_notebooks_say_of_these_runs_is_so():
     [(lost, case)] = [pair for pair in pairs if not pair[0].completed]
     assert lost.state == "OUT_OF_MEMORY"
     needs, has = figures.memory.highest(case)[1].bytes / 1e9, lost.memory_limit_bytes
-    eleven.append(f"256 images need {needs:.0f} GB where there are {has / 1e9:.0f}")
+    eleven.append(f"predicted to need {needs:.0f} GB, and this GPU has {has / 1e9:.0f}: the")
     eleven += ["Here are six runs", "Three of the runs were predicted to within 0.3 %"]
     eleven.append("So were the two compiled ones")
     assert (len(pairs), sum(figures._compiled(s) for s, _ in pairs)) == (6, 2)
