@@ -1,5 +1,6 @@
 """A table of text cells: plain text in a terminal, HTML in a notebook."""
 
+import re
 import unicodedata
 from html import escape
 
@@ -14,6 +15,10 @@ PAPER = "var(--jp-layout-color0, white)"  # behind the text; on a coloured chip,
 STATE_COLOURS = {"RUNNING": GOOD_INK, "COMPLETED": GOOD_INK}
 STATE_COLOURS |= dict.fromkeys(("QUEUED", "CANCELLED"), QUIET_INK)
 
+# Browsers break a line after any hyphen. These parts of a cell are kept whole: a flag, and of a
+# name with hyphens as much as ends with the name or a hyphen within 20 characters.
+PARTS = re.compile(r"(?<!\S)-\S+|(?<![^\s-])(?=\S+-)(?:\S{1,20}(?!\S)|\S{1,20}(?<=-))")
+
 
 def harmless(text: str, keep: str = "") -> str:
     """Return `text` with the characters that control a terminal escaped: "\\x1b", "\\n".
@@ -27,6 +32,11 @@ def harmless(text: str, keep: str = "") -> str:
 
 def _prints(character):
     return character.isprintable() or unicodedata.category(character) == "Zs"  # spaces
+
+
+def _unbroken(text):
+    """Return a cell in HTML whose flags stay whole, and whose names break into long parts."""
+    return PARTS.sub(r'<span style="white-space:nowrap">\g<0></span>', escape(text))
 
 
 class Table:
@@ -55,12 +65,17 @@ class Table:
     def _repr_html_(self):
         if not self.rows:
             return f"<p>{escape(self.empty)}</p>"
-        # A number stays in one line with its unit.
-        styles = {"<": "text-align:left", ">": "text-align:right;white-space:nowrap"}
+        # A number stays in one line with its unit; a long title need not.
+        narrow = "padding:.4em .35em;text-align:"  # up to 12 columns beside a file browser
+        styles = {"<": f"{narrow}left", ">": f"{narrow}right"}
+        more = {"<": "", ">": ";white-space:nowrap"}
 
         def row(cells, tag):
             pairs = zip(cells, self.align, strict=True)
-            return "".join(f'<{tag} style="{styles[a]}">{escape(c)}</{tag}>' for c, a in pairs)
+            return "".join(
+                f'<{tag} style="{styles[a]}{more[a] * (tag == "td")}">{_unbroken(c)}</{tag}>'
+                for c, a in pairs
+            )
 
         body = "".join(f"<tr>{row(r, 'td')}</tr>" for r in self.rows)
         return f"<table><tr>{row(self.head, 'th')}</tr>{body}</table>"

@@ -247,3 +247,5 @@ def test_fsdp_divides_what_stays_and_checkpointing_what_piles_up():
     assert [ax.get_title(loc="left") or ax.get_title() for ax in axes][2].startswith(
         "FSDP, checkpointing"
     )
+    enlarged = [len(ax.child_axes) for ax in axes]
+    assert enlarged == [0, 0, 1], "a panel that is low beside the others has a scale of its own"

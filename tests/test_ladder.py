@@ -130,9 +130,9 @@ def test_the_recorded_ladder_ends_where_the_notebook_does(folder):
     assert (words(axes[0])[0], hatched(axes[0])) == ("28", [])
 
 
-def test_what_has_no_counter_is_said_and_not_drawn_as_zero(folder):
+def test_what_has_no_sensor_is_said_and_not_drawn_as_zero(folder):
     ax = ladder.plot_ladder()[2]
-    assert "no counter" in words(ax)
+    assert "no sensor" in words(ax)
     assert all(bar.get_width() > 0 for bar in ax.patches)
     assert course.CHAIN.index("00_start") not in [round(bar.get_y() + 0.31) for bar in ax.patches]
 
@@ -183,6 +183,15 @@ def test_a_step_of_another_setting_is_hatched_without_a_ratio(folder, change, sa
     assert hatched(axes[0]) == [course.CHAIN.index("03_channels_last")]
     assert "×4.00" not in words(axes[0])
     assert f"03 channels last ({said})" in below(axes)
+
+
+def test_a_ratio_is_explained_only_where_one_is_drawn(folder):
+    keep("02_amp", {"02_amp": MINE})
+    keep("06_ddp", {"06_ddp": dataclasses.replace(MINE, processes=2)})
+    axes = ladder.plot_ladder()
+    assert not [text for ax in axes for text in words(ax) if text.startswith("×")]
+    assert "×" not in below(axes)
+    assert "(1 process)" in below(axes)
 
 
 def test_of_two_settings_the_later_is_the_one_to_go_on_with():

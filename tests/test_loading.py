@@ -203,21 +203,27 @@ def test_a_model_that_takes_more_than_the_loader_gives_is_data_bound(tmp_path):
     found = loading.supply(loader(tmp_path / "l.jsonl", {0: 40, 1: 50, 2: 95}), model)
     assert (found.bound, found.best, found.enough) == (True, 2, 7)
     assert str(found).startswith("data bound: the model takes 320 images/s, the loader gives at")
-    assert str(found).endswith("most 95 with 2 workers; 7 workers on 7 cores would be enough")
+    assert str(found).endswith(
+        "most 95 in parallel, with 2 workers; 7 workers on 7 cores would be enough"
+    )
 
 
 def test_what_was_tried_is_not_said_to_be_enough_if_it_was_not(tmp_path):
     """The second worker gave less than the first: two were not enough, so two can't be enough."""
     model = write_log(tmp_path / "m.jsonl", device=True)
     found = loading.supply(loader(tmp_path / "l.jsonl", {0: 150, 1: 200, 2: 230}), model)
-    assert str(found).endswith("at most 230 with 2 workers; 3 workers on 3 cores would be enough")
+    assert str(found).endswith(
+        "at most 230 in parallel, with 2 workers; 3 workers on 3 cores would be enough"
+    )
 
 
 def test_the_fewest_workers_that_feed_the_model_are_enough(tmp_path):
     model = write_log(tmp_path / "m.jsonl", device=True)
     found = loading.supply(loader(tmp_path / "l.jsonl", {0: 900, 1: 200, 2: 390, 4: 700}), model)
     assert (found.bound, found.best, found.enough) == (False, 4, 2)
-    assert str(found).endswith("the loader gives up to 700 with 4 workers; 2 workers are enough")
+    assert str(found).endswith(
+        "the loader gives up to 700 in parallel, with 4 workers; 2 workers are enough"
+    )
 
 
 def test_a_processor_that_does_both_is_told(tmp_path):

@@ -132,7 +132,7 @@ def test_a_bar_has_its_value_its_ratio_and_its_price(three):
     assert "800" in words(speed)
     assert "×2.50" in words(speed)
     assert "compiled in 20 s on 16 cores, won back after 2,000 steps" in words(speed)
-    assert set(words(energy)) == {"no counter"}, "a processor has none, which is not zero"
+    assert set(words(energy)) == {"no sensor"}, "a processor has none, which is not zero"
     speed.figure.canvas.draw()
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from html import escape
 
 import matplotlib as mpl
 import numpy as np
@@ -15,7 +16,7 @@ from dlojz import course
 from dlojz.figures import report
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
-from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK
+from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK, Table
 
 
 @pytest.fixture
@@ -120,6 +121,21 @@ def test_a_number_stays_in_one_line_with_its_unit(sweep):
     assert "white-space:nowrap" in cell[1]
 
 
+@pytest.mark.parametrize(
+    ("cell", "whole"),
+    [
+        ("t.py --checkpointing blocks -b 8", ["--checkpointing", "-b"]),
+        ("05-resnet50-bf16-synthetic-1", ["05-resnet50-bf16-", "synthetic-1"]),
+        ("&quot;" + 30 * "a" + "-b", []),
+        ("-", []),
+    ],
+)
+def test_a_cell_breaks_between_flags_and_in_long_names(cell, whole):
+    html = Table(("",), [(cell,)], "<")._repr_html_()
+    assert re.findall('nowrap">([^<]*)</span>', html) == whole
+    assert escape(cell) in re.sub("</?span[^>]*>", "", html)
+
+
 def test_a_failure_is_told_once(tmp_path):
     start = {"schema": 1, "time": "2026-01-02T03:04:05", "arguments": {"model": "resnet18"}}
     lost = dict.fromkeys(("setup", "window", "validation", "epoch", "memory", "end"))
@@ -148,7 +164,8 @@ def test_a_batch_sweep_draws_each_point_and_marks_what_did_not_fit(sweep):
     line = axes[0].lines[0]
     assert list(line.get_xdata()) == [8, 16, 32]
     assert list(line.get_ydata()) == pytest.approx([summary(r).images_per_s for r in sweep[:3]])
-    assert [t.get_text().strip() for t in axes[1].texts].count("out of memory") == 1
+    assert [line.get_marker() for line in axes[1].lines].count("X") == 1
+    assert legend_of(axes[0].figure).count("out of memory") == 1
     tops = {round(p.get_y() + p.get_height(), 3) for p in axes[1].patches}
     assert {1.8, 2.6, 4.2} <= tops
     assert {p.get_x() + p.get_width() / 2 for p in axes[1].patches} == {3, 4, 5}, "on their ticks"

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.figures.memory import COLOURS
+from dlojz.figures.memory import COLOURS, PAPER
 from dlojz.figures.report import bytes_text
 from dlojz.runs import log
 from dlojz.runs.memory import PARTS
@@ -20,6 +20,7 @@ from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 WITHIN = 0.08  # of an update: a narrower phase has no name in the drawing
+LOW = 0.2  # of the common scale: what is lower is also drawn enlarged
 WORKSPACES = "#D55E00"
 HELD = "#C9C9D2"
 
@@ -35,18 +36,19 @@ def plot_update(run, axes=None):
     cases = _cases(run, "at", "alive.py")
     with report.style():
         if axes is None:
-            size = (5.5 + 3 * len(cases), 4.4)
+            size = (5.6 + 2.1 * len(cases), 4.4)
             axes = plt.subplots(1, len(cases), figsize=size, sharey=True, squeeze=False)[1][0]
         drawn = {}
         for ax, (name, case) in zip(axes, cases.items(), strict=True):
             drawn |= _plot_moments(ax, case["at"], case["events"])
-            ax.set_title(f"{name}, {case['precision']}")
-            ax.set(xlabel="tensors that come and go, in their order", xticks=[])
+            ax.set_title(f"{name}, {case['precision']}".replace(": ", "\n"))
+            ax.set(xlabel="tensors that come and go, in order", xticks=[])
         top = 1.16 * max(line.get_ydata().max() for ax in axes for line in ax.lines)
         axes[0].set(ylabel="memory (GB)", ylim=(0, top))
         for ax, case in zip(axes, cases.values(), strict=True):
             _name_phases(ax, case["at"], case["events"])
-        place = {"loc": "outside lower center", "ncols": 4 * len(cases), "fontsize": 9}
+            _enlarge(ax, case["at"], case["events"], top)
+        place = {"loc": "outside lower center", "ncols": min(6, 4 * len(cases)), "fontsize": 9}
         report.legend(axes[0].figure, drawn, **place)
     return axes
 
@@ -61,22 +63,27 @@ def _cases(run, wanted, experiment):
 
 def _plot_moments(ax, moments, events):
     """Draw stacked areas and the allocator's line; mark the peak. Return {label: handle}."""
-    x = [moment["event"] / events for moment in moments]
-    there = [p for p in PARTS if any(m["parts"].get(p, 0) for m in moments) and p != "unsplit"]
-    heights = np.array([[m["parts"].get(part, 0) / 1e9 for m in moments] for part in there])
-    areas = ax.stackplot(x, heights, colors=[COLOURS[part] for part in there], lw=0)
+    x, areas, total = _plot_areas(ax, moments, events)
     held = [moment["reserved"] / 1e9 for moment in moments]
     (line,) = ax.plot(x, held, color="#333333", lw=1.1, ls="--")
-    total = heights.sum(axis=0)
     at = int(total.argmax())
     ax.plot(x[at], total[at], "v", color="black", ms=6)
     most = bytes_text(sum(moments[at]["parts"].values()))
     look = {"ha": "center", "fontsize": 9.5, "fontweight": "bold"}
-    above = {"xytext": (0, 14), "textcoords": "offset points"}
+    above = {"xytext": (0, 14), "textcoords": "offset points", "bbox": PAPER | {"pad": 0}}
     ax.annotate(f"peak: {most}", (min(0.85, max(0.15, x[at])), total[at]), **above, **look)
     ax.set(xlim=(0, 1))
     ax.grid(False, axis="x")
-    return dict(zip(there, areas, strict=True)) | {"held by the allocator": line}
+    return areas | {"held by the allocator": line}
+
+
+def _plot_areas(ax, moments, events):
+    """Draw stacked areas; return where the moments are, {part: area}, and the sum of the parts."""
+    x = [moment["event"] / events for moment in moments]
+    there = [p for p in PARTS if any(m["parts"].get(p, 0) for m in moments) and p != "unsplit"]
+    heights = np.array([[m["parts"].get(part, 0) / 1e9 for m in moments] for part in there])
+    areas = ax.stackplot(x, heights, colors=[COLOURS[part] for part in there], lw=0)
+    return x, dict(zip(there, areas, strict=True)), heights.sum(axis=0)
 
 
 def _name_phases(ax, moments, events):
@@ -89,6 +96,18 @@ def _name_phases(ax, moments, events):
             top = ax.get_ylim()[1]
             look = {"ha": "center", "va": "top", "fontsize": 9, "color": "#555560"}
             ax.text((begin + end) / 2, 0.985 * top, phase, **look)
+
+
+def _enlarge(ax, moments, events, top):
+    """Draw a panel that is low again in the room above it, on a scale of its own."""
+    most = max(sum(moment["parts"].values()) for moment in moments) / 1e9
+    if most > LOW * top:
+        return
+    inset = ax.inset_axes((0.14, 0.33, 0.83, 0.46))
+    _plot_areas(inset, moments, events)
+    inset.set(xlim=(0, 1), ylim=(0, 1.05 * most), xticks=[])
+    inset.set_title("the same, enlarged (GB)", fontsize=9, fontweight="normal")
+    inset.grid(False, axis="x")
 
 
 # What was counted, what was recorded, what was held ----------------------------------------------

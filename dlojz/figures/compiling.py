@@ -14,6 +14,7 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
+from dlojz.runs import breakeven
 from dlojz.runs.breakeven import BreakEven
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET_INK, Table
@@ -25,6 +26,7 @@ WAYS = {  # of experiments/compile_time.py
     "whole model": COMPILED,
     "block by block": report.PALETTE["update"],
 }
+RATIO = "x: how many times as fast it is compiled (eager time / compiled time)"
 # What Inductor's source surrounds a kernel with, in C++ and in Triton.
 KERNELS = re.compile(r"async_compile\.(?:cpp\w*|triton)\(.*?r?'''\n(?P<source>.*?)'''", re.DOTALL)
 MOVES = re.compile(r"loadu?\(|\bstore\(|in_out_ptr\d+\[|\bin_ptr\d+\[|out_ptr\d+\[")
@@ -47,35 +49,40 @@ def plot_pointwise(run, axes=None):
             for at, case in enumerate(cases):
                 _plot_pair(ax, at, case, scale)
             ax.set_xticks(range(len(cases)), [_launches(case) for case in cases])
-            ax.margins(y=0.12)
-            ax.set(ylabel=f"time of a call ({unit})", xlabel=f"below: {launched(run)}")
+            ax.margins(y=0.16)  # room for the text
+            below = "{}, eager → {}, compiled".format(*launched(run))
+            ax.set(ylabel=f"time of a call ({unit})", xlabel=below)
             title = f"{elements:,} elements, {report.bytes_text(4 * elements)}"
             ax.set_title(title, fontsize=10)
         handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (EAGER, COMPILED)]
         named = dict(zip(("eager", "compiled"), handles, strict=True))
         report.legend(axes[0], named, loc="upper left")
         figure = axes[0].figure
-        figure.suptitle(report.hardware_text(summary(run)), fontsize=9, x=0.01, ha="left")
+        text = f"{report.hardware_text(summary(run))}\n{RATIO}"
+        figure.suptitle(text, fontsize=9, x=0.01, ha="left")
     return axes
 
 
 def _plot_pair(ax, at, case, scale):
     """Draw two bars, and how many times as fast the compiled one is; in red if it is slower."""
     ms = [statistics.median(case[f"{way}_ms"]) for way in ("eager", "compiled")]
-    ax.bar((at - 0.2, at + 0.2), np.multiply(ms, scale), 0.38, color=(EAGER, COMPILED))
+    bars = ax.bar((at - 0.2, at + 0.2), np.multiply(ms, scale), 0.38, color=(EAGER, COMPILED))
+    labels = [f"{v:,.0f}" if (v := scale * value) >= 99.95 else f"{v:.3g}" for value in ms]
+    ax.bar_label(bars, labels, fontsize=7.5, padding=1)
     gain = ratio(case["eager_ms"], case["compiled_ms"])
     text = f"x {gain:.1f}" if gain >= 0.95 else f"x {gain:.2f}"
     style = {"color": "black" if gain > 1 else WORSE, "weight": "normal" if gain > 1 else "bold"}
-    ax.text(at, scale * max(ms), text, ha="center", va="bottom", fontsize=9, **style)
+    above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9}
+    ax.annotate(text, (at, scale * max(ms)), (0, 10), **above, **style)
 
 
 def _launches(case):
     return "{}\n{eager} → {compiled}".format(case["function"], **case["launches"])
 
 
-def launched(run) -> str:
-    """Return what the numbers of launches of a run count."""
-    return "kernels" if summary(run).on_gpu else "operations, kernels once compiled"
+def launched(run) -> tuple[str, str]:
+    """Return what the numbers of launches of a run count: eager, and compiled."""
+    return ("kernels" if summary(run).on_gpu else "operations"), "kernels"
 
 
 def ratio(before_ms, after_ms) -> float:
@@ -92,21 +99,22 @@ def moved(run) -> Table:
     """Return a table of launches, bytes and bandwidth of each chain on the longest tensor."""
     run = report.measured(run)
     elements = max(case["elements"] for case in run.cases.values())
-    rows = []
+    rows, words = [], dict(zip(("eager", "compiled"), launched(run), strict=True))
     for case in run.cases.values():
         if case["elements"] == elements:
-            rows += [_moved_row(case, way) for way in ("eager", "compiled")]
-    head = ("", "", launched(run), "bytes moved", "time", "bandwidth", "compiled in")
+            rows += [_moved_row(case, way, word) for way, word in words.items()]
+    head = ("", "", "launched", "bytes moved", "time", "bandwidth", "compiled in")
     return Table(head, rows, "<<>>>>>")
 
 
-def _moved_row(case, way):
+def _moved_row(case, way, launched):
+    launches = case["launches"][way]
     ms, count = statistics.median(case[f"{way}_ms"]), case["bytes"][way]
     unit, scale = _unit(ms)
     return (
         case["function"] if way == "eager" else "",
         way,
-        str(case["launches"][way]),
+        f"{launches} {launched if launches != 1 else launched.removesuffix('s')}",
         report.bytes_text(count),
         f"{scale * ms:,.3g} {unit}",
         f"{count / ms / 1e6:,.0f} GB/s",
@@ -308,7 +316,7 @@ def costs(run, only=WAYS) -> Table:
     """Return a table of what each way costs and brings, with its break-even in steps."""
     rows = [_cost_row(way) for way in ways(run, only)]
     head = ("", "graphs", "kernels", "cold", "warm", "step", "gain", "break-even", "warm cache")
-    return Table(head, rows, "<>>>>>>>>")
+    return Table(head, rows, "<>>>>><<<")
 
 
 def _cost_row(way):
@@ -324,10 +332,7 @@ def plot_break_even(run, axes=None, only=WAYS):
     """Draw the time that training has taken by step, and how far each way is ahead of eager."""
     run, found = report.measured(run), ways(run, only)
     eager, others = found[0], found[1:]
-    even = [s for way in others if math.isfinite(s := way.break_even(way.cold_s).steps)]
-    longest = max(way.cold_s for way in others)
-    # Beyond the last crossing; if there is none, until eager has taken three times as long.
-    steps = 1.5 * max(even) if even else 3000 * longest / eager.step_ms
+    steps = _steps_shown(eager, others)
     with report.style("both"):
         if axes is None:
             axes = plt.subplots(1, 2, figsize=(11, 4))[1]
@@ -343,19 +348,28 @@ def plot_break_even(run, axes=None, only=WAYS):
             ax.set(xlim=(0, steps), xlabel="steps")
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         total.figure.legend(loc="outside lower left", fontsize=9)
-        notes = "dotted: with the caches of an earlier process; shaded: the interval of the gain"
-        total.figure.suptitle(
-            f"{report.experiment_text(run)}\n{notes}", fontsize=9, x=0.01, ha="left"
-        )
+        title = f"{report.experiment_text(run)}\nshaded: the interval of the gain"
+        total.figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     return axes
+
+
+def _steps_shown(eager, others):
+    """Return the steps of the axis: beyond the last crossing of the lines, seen or by chance.
+
+    If there is none, or none that is near, until eager has taken three times as long as compiling.
+    """
+    least = 3000 * max(way.cold_s for way in others) / eager.step_ms
+    even = [breakeven.steps(way.cold_s, eager.step_ms, way.gain) for way in others]
+    return max([least] + [1.5 * s for s in even if s < 100 * least])
 
 
 def _plot_total(ax, way, steps):
     """Draw a line that begins when the compilation ends, and one with a warm cache."""
-    label = f"{way.name}: {way.told}; break-even: {way.break_even(way.cold_s)}"
-    for compile_s, look in ((way.cold_s, {"label": label, "lw": 2}), (way.warm_s, {"ls": ":"})):
+    caches = {f"{way.name}: {way.told}": way.cold_s, f"{way.name}, warm cache": way.warm_s}
+    for (label, compile_s), look in zip(caches.items(), ({"lw": 2}, {"ls": ":"}), strict=True):
         ends = [compile_s, compile_s + steps * way.step_ms / 1000]
-        ax.plot([0, steps], ends, color=WAYS[way.name], **look)
+        label += f"; break-even: {way.break_even(compile_s)}"
+        ax.plot([0, steps], ends, color=WAYS[way.name], label=label, **look)
     ax.plot(0, way.cold_s, "o", color=WAYS[way.name], clip_on=False)
 
 

@@ -40,7 +40,6 @@ UNKEPT = "passed: check again to see it"  # by a version that kept no figures
 # How to say in what a step differs from those that it stands beside.
 DIFFERS = {
     "device_name": "on {}",
-    "processes": "{} processes",
     "image_size": "{} px",
     "batch_size": "batch {}",
     "memory_of": "memory of the {}",
@@ -106,13 +105,17 @@ def apart(found: Mapping[str, Reached]) -> dict[str, str]:
     wanted = found[base(found)].setting if found else {}
     told = {
         step: ", ".join(
-            DIFFERS.get(name, "{}").format(value)
-            for name, value in r.setting.items()
-            if value != wanted[name]
+            _difference(name, value) for name, value in r.setting.items() if value != wanted[name]
         )
         for step, r in found.items()
     }
     return {step: text for step, text in told.items() if text}
+
+
+def _difference(name, value):
+    if name == "processes":
+        return f"{value} process{'es' * (value > 1)}"
+    return DIFFERS.get(name, "{}").format(value)
 
 
 def plot_ladder(until: str | int = CHAIN[-1], shown: Ladder | None = None, axes=None):
@@ -147,8 +150,8 @@ def _plot_panel(ax, found, name):
     known = {step: v for step, r in sorted(found.items()) if (v := getattr(r, name)) is not None}
     first = next((step for step in known if step not in different), None)
     for step in found.keys() - known.keys():
-        no_counter = name == "energy_per_image_j" and not found[step].on_gpu
-        _say(ax, CHAIN.index(step), "no counter" if no_counter else "not measured")
+        no_sensor = name == "energy_per_image_j" and not found[step].on_gpu
+        _say(ax, CHAIN.index(step), "no sensor" if no_sensor else "not measured")
     hatched = {"fill": False, "hatch": "/////", "edgecolor": colour, "lw": 0}
     for step, value in known.items():
         row, interval = CHAIN.index(step), found[step].interval * (name == "images_per_s")
@@ -160,6 +163,8 @@ def _plot_panel(ax, found, name):
         written = _say(ax, row, text(value / unit), at, color="black")
         if step not in different and step != first:
             _say(ax, 0.5, f"×{value / known[first]:.2f}", 1, xycoords=written)
+    if not known:
+        ax.spines[["bottom", "left"]].set_visible(False)
     longest = max(known.values(), default=0) / unit
     ax.set(title=title, xlim=(0, 1.45 * longest or 1))  # room for the text
     ax.xaxis.set_major_locator(MaxNLocator(5) if known else NullLocator())
@@ -182,15 +187,17 @@ def _caption(shown):
     """Return the lines below the figure: what the bars are, and which of them stand apart."""
     if not shown.found:
         return []
-    r, several = shown.found[base(shown.found)], len(shown.found) > 1
+    r, others = shown.found[base(shown.found)], apart(shown.found)
+    several = len(shown.found) - len(others) > 1
     processes = f" x {r.processes} processes" if r.processes > 1 else ""
     timed = any(of.interval for of in shown.found.values())
-    lines = "; black line: 95 % interval of the mean" * timed
-    different = [f"{_words(step)} ({text})" for step, text in apart(shown.found).items()]
+    told = ["×: compared with the first solid bar"] * several
+    told += ["Black line: 95 % interval of the mean"] * timed
+    different = [f"{_words(step)} ({text})" for step, text in others.items()]
     return [
         f"{r.device_name}, torch {r.torch}, {r.date}: {r.model}, {r.image_size} px, batch "
         f"{r.batch_size}{processes}, {r.data}. Peak memory of the {r.memory_of}.",
-        *([f"×: compared with the first solid bar{lines}."] if several else []),
+        *([f"{'. '.join(told)}."] if told else []),
         *shown.notes,
         *wrap(f"Hatched, not comparable: {'; '.join(different)}." * bool(different), 175),
     ]

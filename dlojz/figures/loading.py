@@ -344,7 +344,9 @@ class Supply:
         return fed[0] if fed else math.ceil(self.consumed / each)
 
     def __str__(self):
-        most = f"{self.given[self.best]:,.0f} with {_knob_words('num_workers', self.best)}"
+        beside = "in parallel, " * bool(self.best)  # in the figure, 0 workers may well give more
+        workers = _knob_words("num_workers", self.best)
+        most = f"{self.given[self.best]:,.0f} {beside}with {workers}"
         enough = _knob_words("num_workers", self.enough)
         text = f"data bound: the model takes {self.consumed:,.0f} images/s, the loader gives "
         if not self.bound:
@@ -380,23 +382,34 @@ def plot_supply(loader_runs, model_run, ax=None):
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
             run = log.read(run)
             cases = _loader_cases(run)
-            at = [case["num_workers"] for case in cases]
-            middle = [np.median(case["images_per_s"]) for case in cases]
-            ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
             label = name + _others_text(cases, run.start.get("cpu_count"))
-            shown[label] = ax.plot(at, middle, "o-", color=colour)[0]
-            ax.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
+            shown[label] = _plot_given(ax, cases, colour)
             found = supply(run, model)
             said += wrap(f"{name}: {found}" if len(named) > 1 else str(found), 105)
         line = {"color": PALETTE["failure"], "linestyle": "--"}
-        shown["all rounds"] = Patch(color=PALETTE["limit"], alpha=0.35, lw=0)
+        band = SERIES[0] if len(named) == 1 else PALETTE["limit"]
+        shown["all rounds"] = Patch(color=band, alpha=0.2, lw=0)
         shown["the model consumes"] = ax.axhline(found.consumed, **line)
-        ax.set(ylabel="images/s", ylim=(0, None), xticks=at)
-        ax.set_xlabel("workers (0: the training loads its images itself, in turn with its steps)")
+        ax.set(ylabel="images/s", ylim=(0, None), xticks=shown[label].get_xdata())
+        ax.set_xlabel(
+            "workers (hollow, 0: the training loads images itself, in turn with its steps)"
+        )
         said += _model_disturbed(model)
         ax.set_title("\n".join(said), fontsize=9, fontweight="normal")
         legend(ax, shown, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
+
+
+def _plot_given(ax, cases, colour):
+    """Draw what a loader delivers by workers, with a hollow mark for none; return the line."""
+    at = [case["num_workers"] for case in cases]
+    middle = [np.median(case["images_per_s"]) for case in cases]
+    ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
+    ax.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
+    (line,) = ax.plot(at, middle, "o-", color=colour)
+    if not at[0]:
+        ax.plot(0, middle[0], "o", color=colour, mfc="white")
+    return line
 
 
 def _others_text(cases, cpus):

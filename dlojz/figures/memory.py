@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 
+from dlojz.figures import report
 from dlojz.figures.report import bytes_text
 from dlojz.runs import memory
 from dlojz.runs.memory import PARTS, Peak
@@ -27,6 +28,8 @@ LEFT_OUT = (
     "max_memory_allocated shows it."
 )
 WIDTH = 40  # characters of the longest bar
+CARD = {"color": report.PALETTE["limit"], "linestyle": "--", "lw": 1}  # the line of a card's memory
+PAPER = {"facecolor": "white", "pad": 2, "lw": 0}  # behind a text, so that no line crosses it
 
 
 def highest(row: Mapping) -> tuple[str, Peak]:
@@ -102,19 +105,25 @@ def plot(peaks: Mapping[str, Peak], limit: float | None = None, ax=None, each="G
         for part in PARTS:
             size = max(0, peak.parts.get(part, 0)) / scale
             if size:
-                label = None if part in shown else part
-                ax.barh(y, size, left=left, color=COLOURS[part], label=label)
+                name = None if part in shown else part
+                ax.barh(y, size, left=left, color=COLOURS[part], label=name)
                 shown.add(part)
             left += size
-        ax.text(left, y, f" {bytes_text(peak.bytes)}", va="center")
+        label(ax, left, y, bytes_text(peak.bytes))
     if limit:
-        ax.axvline(limit / scale, color="black", linestyle="--")
+        ax.axvline(limit / scale, **CARD)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.set(xlabel=f"memory of each {each} ({unit})", xlim=(0, 1.15 * largest / scale))
     below = -0.6 / (0.5 + 0.5 * len(peaks))  # nearly half an inch
     ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, below), frameon=False)
     return ax
+
+
+def label(ax, x, y, text, points=6, **look):
+    """Write a text beside the end of a bar, and interrupt the lines behind it."""
+    look = {"textcoords": "offset points", "va": "center", "bbox": PAPER} | look
+    ax.annotate(text, (x, y), (points, 0), **look)
 
 
 def errors(rows: Sequence[Mapping]) -> Table:

@@ -193,7 +193,7 @@ def _plot_energy(ax, rungs):
     first = rungs[0].run.energy_per_image_j
     for row, rung in enumerate(rungs):
         if row not in known:
-            _say(ax, row, 0, "no counter" if not rung.run.on_gpu else "not measured: too short")
+            _say(ax, row, 0, "no sensor" if not rung.run.on_gpu else "not measured: too short")
             continue
         ax.barh(row, known[row], 0.66, color=COMPILED if rung.run.graphs else EAGER)
         written = _say(ax, row, known[row], f"{known[row]:.3f}", color="black")

@@ -361,7 +361,7 @@ def plot_batch_sweep(runs, axes=None):
         shown = _plot_speeds(sweeps, axes[0]) | _plot_memory(sweeps, axes[1])
         if energy and len(axes) > 2:
             _plot_energy(sweeps, axes[2])
-        place = {"loc": "outside lower center", "ncols": min(5, len(shown))}
+        place = {"loc": "outside lower center", "ncols": min(6, len(shown))}
         legend(axes[0].figure, shown, **place, fontsize=9)
     return axes
 
@@ -419,7 +419,7 @@ def _plot_memory(sweeps, ax):
         fit = stats.fit_memory(found)
         for s in found:
             at = np.log2(s.batch_size) + (i - (len(sweeps) - 1) / 2) * width
-            _plot_peak(ax, s, at, width, fit, SERIES[i % len(SERIES)])
+            shown |= _plot_peak(ax, s, at, width, fit, SERIES[i % len(SERIES)])
         if fit:
             lines.append(f"{label}: {_fit_text(fit)}")
             shown["does not grow with the batch"] = Patch(color=PALETTE["model"])
@@ -438,15 +438,18 @@ def _plot_memory(sweeps, ax):
 
 
 def _plot_peak(ax, s, at, width, fit, colour):
-    """Draw the bar of one run, or the reason why it has none."""
+    """Draw the bar of one run, or a mark if it was out of memory; return {label: mark}."""
     if s.state == "OUT_OF_MEMORY":
-        look = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 9}
-        ax.text(at, 0, " out of memory", color=PALETTE["failure"], **look)
+        look = {"marker": "X", "ms": 8, "mec": "white", "ls": "", "color": PALETTE["failure"]}
+        # Above the axis by a constant distance, whatever its scale.
+        mark = ax.plot(at, 0.03, transform=ax.get_xaxis_transform(), **look)
+        return {"out of memory": mark[0]}
     if s.completed and s.peak_memory_bytes:
         total = s.peak_memory_bytes / 1e9
         fixed = min(fit.fixed_bytes / 1e9 if fit else 0, total)
         ax.bar(at, fixed, 0.95 * width, color=PALETTE["model"])
         ax.bar(at, total - fixed, 0.95 * width, fixed, color=colour)
+    return {}
 
 
 def _fit_text(fit):

@@ -21,7 +21,6 @@ HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
 COLOURS = ddp.COLOURS | {"reduce_scatter": report.PALETTE["update"]}
 MOVED = ("parameters", "gradients", "optimizer")  # to the host, by FSDP2's offload policy
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
-PAPER = {"facecolor": "white", "pad": 0, "lw": 0}  # behind a text, so that no line crosses it
 
 
 def _measured(run, field, experiment) -> log.Run:
@@ -296,7 +295,14 @@ def recomputed(run) -> Table:
         sizes = (report.bytes_text(case[f"{what}_bytes"]) for what in ("kept", "peak"))
         more = (f"x {factor['operations']:.2f}", f"{ms:,.1f} ms", f"x {factor['time']:.2f}")
         rows.append((way, *sizes, *more))
-    head = ("checkpointing", "kept", "peak", "operations", "median step", "")
+    head = (
+        "checkpointing",
+        "kept",
+        "peak",
+        "operations",
+        "median step",
+        "ratio in the same round (median)",
+    )
     return Table(head, rows, "<>>>>>")
 
 
@@ -313,12 +319,14 @@ def plot_recompute(run, axes=None):
         keeps.bar_label(bars, [report.bytes_text(1e6 * v) for v in kept], padding=4)
         keeps.set(xlabel="kept for the backward pass (MB)", xlim=(0, 1.2 * max(kept)))
         drawn = {}
-        for what, shift, colour in (("operations", -0.18, "forward"), ("time", 0.18, "backward")):
+        looks = {"operations": (-0.18, "forward", "black"), "time": (0.18, "backward", "white")}
+        for what, (shift, colour, ink) in looks.items():
             at, values = np.arange(len(cases)) + shift, [f[what] for f in found.values()]
             drawn[what] = costs.barh(at, values, 0.34, color=report.PALETTE[colour])
-            labels = [f"x {v:.2f}" for v in values]
-            costs.bar_label(drawn[what], labels, padding=4, fontsize=8, bbox=PAPER)
-        costs.set(xlabel="of a step, against the first", xlim=(0, 1.25 * max([*values, 4 / 3])))
+            text = {"label_type": "center", "fontsize": 9, "color": ink}  # away from the line
+            costs.bar_label(drawn[what], [f"x {v:.2f}" for v in values], **text)
+        costs.set_xlim(0, 1.1 * max([*values, 4 / 3]))
+        costs.set_xlabel(f"a step's operations and time, relative to “{next(iter(cases))}”")
         drawn["4/3"] = costs.axvline(4 / 3, color=report.PALETTE["limit"], ls="--", zorder=0)
         keeps.set_yticks(range(len(cases)), cases)
         keeps.invert_yaxis()
@@ -383,11 +391,10 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
         ax.set_xlim(
             0, 1.15 * max([peak.bytes for peak in found.values()] + [*cards.values()]) / 1e9
         )
-        for text in ax.texts:
-            text.set_bbox(PAPER)
         for card, size in cards.items():
-            ax.axvline(size / 1e9, color="black", linestyle="--", lw=1, zorder=0)
-            ax.text(size / 1e9, -0.7, card, ha="center", va="bottom", fontsize=9, bbox=PAPER)
+            ax.axvline(size / 1e9, **memory.CARD, zorder=0)
+            look = {"ha": "center", "va": "bottom", "fontsize": 9, "bbox": memory.PAPER}
+            ax.text(size / 1e9, -0.7, card, **look)
         arguments = log.read(run).start["arguments"]
         what = "{model}, {batch_size} images of {image_size} px on each GPU, {precision}"
         ax.set_title(what.format(**arguments), fontsize=10, pad=18)

@@ -62,8 +62,7 @@ def plot_peaks(run, ax=None):
             at = max(peak, came) / 1e9
             if came:
                 ax.plot(came / 1e9, y, "D", color="black", mec="white", ms=8, zorder=4)
-            box = {"facecolor": "white", "alpha": 0.8, "pad": 0, "lw": 0}
-            ax.text(at, y, _words(s, peak), va="center", fontsize=9, linespacing=1.3, bbox=box)
+            memory.label(ax, at, y, _words(s, peak), 10, fontsize=9, linespacing=1.3)
         ax.text(limit / 1e9, -0.65, f"it has {report.bytes_text(limit)}", ha="center", va="bottom")
         ax.set_xlim(0, 1.3 * max(_peak(case).bytes for _, case in pairs) / 1e9)
         title = f"predicted, and recorded: ◆\n{_where(pairs)}"
@@ -77,7 +76,7 @@ def _words(s, peak):
     came = "out of memory"
     if s.completed:
         came = f"{report.bytes_text(s.peak_memory_bytes)} recorded"
-    return f"   {predicted}\n   {came}"
+    return f"{predicted}\n{came}"
 
 
 # Speed -------------------------------------------------------------------------------------------
