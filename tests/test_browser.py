@@ -109,6 +109,7 @@ def test_a_trainee_does_the_second_notebook(lab, trainee):
         trainee.run('quiz("gpu-where")')
         trainee.answer("gpu-where", "An error: the input", says="never moves a tensor")
         assert progress.last("quizzes", "gpu-where") == 2
+        trainee.run('quiz("gpu-memory")')
         trainee.predict('predict("01 gpu"', 40, 1)
         trainee.open_file("/dlojz/dlojz.py")
         changes = edits(file.read_text(), solved)
