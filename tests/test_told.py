@@ -59,7 +59,9 @@ def test_the_learning_rates_in_the_log_are_the_solutions():
     def run(*rates):
         return log.Run("mine", steps=log.Steps(lr=array("d", rates)))
 
-    assert told.rates(run(0.1, 0.2), run(0.1, 0.2 + 1e-9)).state == State.PASSED
+    in_float32 = array("f", [0.2])[0]
+    assert told.rates(run(0.1, in_float32), run(0.1, 0.2)).state == State.PASSED
+    assert told.rates(run(0.1, 0.2 + 1e-9), run(0.1, 0.2)).fails
     found = told.rates(run(0.2, 0.3), run(0.1, 0.2))
     assert (found.state, found.hint, found.yours) == (State.FAILED, "told", "0.2 in step 0")
 

@@ -4,13 +4,14 @@ The auditor computes them again, where the criterion is called: see `dlojz.train
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 
 from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log
 
 WHAT, HINT = "losses and accuracy in the log", "told"
-RATES, RATE = "learning rates in the log", 1e-6  # of the rate
+RATES, RATE = "learning rates in the log", 1e-12  # of the rate: a long schedule moves 1e-9 a step
 LOSS = 1e-3  # of the loss: sums in float32
 ACCURACY = 0.002  # and an image: two classes may be equally likely
 
@@ -34,10 +35,15 @@ def rates(mine: log.Run, reference: log.Run) -> Finding:
     """Return a finding: are the learning rates in the log those of the solution's?"""
     pairs = zip(mine.steps.lr, reference.steps.lr, strict=False)
     for step, (told, usual) in enumerate(pairs):
-        if told is None or abs(told - usual) > RATE * usual:
-            text = f"{'nothing' if told is None else f'{told:.7g}'} in step {step}"
-            return Finding(SAME, RATES, False, text, f"{usual:.7g}", HINT)
+        if told is None or not (abs(told - usual) <= RATE * usual or told == _rounded(usual)):
+            text = f"{'nothing' if told is None else f'{told:.12g}'} in step {step}"
+            return Finding(SAME, RATES, False, text, f"{usual:.12g}", HINT)
     return Finding(SAME, RATES, True, "the solution's", "the same")
+
+
+def _rounded(rate):
+    """Return a learning rate as a tensor of float32 keeps it."""
+    return array("f", [rate])[0]
 
 
 def _near(told, seen, tolerance):
