@@ -9,6 +9,7 @@ import pytest
 from made import RESNET
 from test_stats import write_log
 
+from dlojz import course
 from dlojz.check import bars, ending, exercises, judge, run
 from dlojz.check.exercises import FASTER, PARTS, Runs, State, common
 from dlojz.check.verdict import Verdict
@@ -349,6 +350,23 @@ def test_of_a_run_that_crashed_nothing_counts_as_unasked(tmp_path):
     without_an_end(folders["after-1"], folders)
     found = judge.judge(exercise, folders, judge.Standards())
     assert [found.part(part) for part in PARTS] == [FAILED, UNMEASURED, UNMEASURED]
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "how", "stays"),
+    [
+        ("06", "accumulates", "FAILED", False),
+        ("06", "accumulates", "COMPLETED", True),
+        ("01", "rehearsal", "FAILED", True),  # a device that was forgotten makes it crash
+    ],
+)
+def test_what_a_crashed_extra_run_left_undone_is_no_mistake(step, name, how, stays):
+    pair = log.Run("mine"), log.Run("solution")
+    ends = {name: ending.Ending(ending.How[how], "")}
+    found = judge._without_crashed(
+        exercises.find(course.step(step)), Runs(*pair, {name: pair}), ends
+    )
+    assert (name in found.extras) == stays
 
 
 def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):

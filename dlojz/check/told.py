@@ -32,11 +32,11 @@ def finding(ranks: Sequence[log.Run]) -> Finding:
 
 
 def rates(mine: log.Run, reference: log.Run) -> Finding:
-    """Return a finding: are the learning rates in the log those of the solution's?"""
+    """Return a finding: are the learning rates in the log the solution's?"""
     pairs = zip(mine.steps.lr, reference.steps.lr, strict=False)
     for step, (told, usual) in enumerate(pairs):
-        if told is None or not (abs(told - usual) <= RATE * usual or told == _rounded(usual)):
-            text = f"{'nothing' if told is None else f'{told:.12g}'} in step {step}"
+        if not (abs(told - usual) <= RATE * usual or told == _rounded(usual)):
+            text = f"{told:.12g} in step {step}"
             return Finding(SAME, RATES, False, text, f"{usual:.12g}", HINT)
     return Finding(SAME, RATES, True, "the solution's", "the same")
 

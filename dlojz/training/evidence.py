@@ -45,9 +45,9 @@ DDP_FACTS = (
 )
 CPU = torch.autograd.DeviceType.CPU
 RANGE_S = 0.1  # gloo's threads complete a collective, and end its range in the trace a moment later
+NOTED = 64  # updates of a run whose rates and settings are kept
 # Steps after the probe until nothing is compiled any more. On a GPU the first one compiles, the
 # second warms a CUDA graph up, and the third records it.
-NOTED = 64  # updates of a run whose rates and settings are kept
 COMPILES_IN = {"cpu": 2, "cuda": 3}
 
 

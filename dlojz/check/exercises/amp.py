@@ -81,6 +81,7 @@ def _scaled(mine, reference):
     scale, usual = _factor(mine, reference), reference.probe.loss_gradient
     # A factor so small saves few gradients from underflow.
     least = max(1, (usual or 1) / SMALLER)
+    scaled = scale is not None and least < scale < math.inf
     norm, expected = (r.probe.gradients.norm for r in (mine, reference))
     # A scaler would have skipped the update.
     hint = "unscale" if norm is None or math.isfinite(norm) else "scaler-step"
@@ -88,11 +89,7 @@ def _scaled(mine, reference):
     return [
         like(MECHANISM, f"{LAYERS}, in fp16", mine, reference, _outputs, "format"),
         Finding(
-            *(
-                MECHANISM,
-                "factor on the loss in fp16",
-                scale is not None and least < scale < math.inf,
-            ),
+            *(MECHANISM, "factor on the loss in fp16", scaled),
             *(_number(scale), f"above {_number(least)}, such as {_number(usual)}", "scaler"),
         ),
         Finding(
