@@ -55,6 +55,16 @@ def test_a_float32_run(seen):
     assert len(whole.drawn) == 6
 
 
+def test_the_workers_of_a_loader_end_with_the_log():
+    loader = torch.utils.data.DataLoader(range(8), num_workers=2, persistent_workers=True)
+    batches = iter(loader)  # as the frames of an error keep it
+    next(batches)
+    workers = batches._workers
+    assert all(worker.is_alive() for worker in workers)
+    evidence._end_workers()
+    assert not any(worker.is_alive() for worker in workers)
+
+
 def test_autocast_is_seen_where_it_acts(seen):
     run = seen("02", "--precision", "bf16", "-b", "2")
     probe = run.probe

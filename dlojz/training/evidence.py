@@ -29,6 +29,7 @@ from contextlib import nullcontext, suppress
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no public name for it
 
 from dlojz.runs import kinds, records, spans
 from dlojz.training import audit, checkpoint, compilation, models, samples, sharding, work
@@ -338,8 +339,8 @@ class Witness:
                 self._run.evidence(compiled)
             if self._auditor:
                 self._auditor.finish()
-        # A loader that is alive when Python exits waits five seconds for each of its workers.
         self._loader = None
+        _end_workers()
 
     def _whole(self):
         after = digest(self._model)
@@ -658,6 +659,16 @@ def _distributed(model):
         return {}
     found = data()
     return {"wrapper": type(model).__name__} | {k: found[k] for k in DDP_FACTS if k in found}
+
+
+def _end_workers():
+    """End the workers of all loaders, also of those that the frames of an error keep alive.
+
+    Where memory is pinned and workers persist, torch waits five seconds for each as Python exits.
+    """
+    for thing in gc.get_objects():
+        if type(thing) is _MultiProcessingDataLoaderIter:
+            thing._shutdown_workers()
 
 
 def _is_sharded(model):
