@@ -55,7 +55,7 @@ def training():
 def audited(folder, steps=6, step=None, args=None, **wish):
     """An audited run of a small model: its record, and the files that it left."""
     parts, run = training(), Run(folder)
-    witness = SimpleNamespace(last=steps - 1, settled=True)
+    witness = SimpleNamespace(last=steps - 1, middle=None, settled=True)
     wish = {"keep": 3, "write": True} | wish
     auditor = audit.Auditor(run, parts, args or SimpleNamespace(), witness, steps, wish)
     parts.auditor = auditor
@@ -399,7 +399,10 @@ def test_what_a_gpu_lost_to_the_auditor_is_left_out(tmp_path):
 
 def test_a_trainer_that_says_it_is_profiled_is_timed_all_the_same(tmp_path):
     parts, run = training(), Run(tmp_path)
-    witness, says = SimpleNamespace(last=5, settled=True), SimpleNamespace(profile=True)
+    witness, says = (
+        SimpleNamespace(last=5, middle=None, settled=True),
+        SimpleNamespace(profile=True),
+    )
     auditor = audit.Auditor(run, parts, says, witness, 6, {})
     for number in range(6):
         honest(number, parts, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
@@ -410,7 +413,7 @@ def test_a_trainer_that_says_it_is_profiled_is_timed_all_the_same(tmp_path):
 
 def test_images_of_another_size_have_no_pixels_to_compare(tmp_path):
     parts, run = training(), Run(tmp_path)
-    witness = SimpleNamespace(last=5, settled=True)
+    witness = SimpleNamespace(last=5, middle=None, settled=True)
     auditor = audit.Auditor(run, parts, SimpleNamespace(), witness, 6, {})
     assert auditor._sample(torch.zeros(2, 3, 8, 8)).shape == (2, audit.PIXELS)
     assert auditor._sample(torch.zeros(2, 3, 16, 16)) is None
@@ -908,3 +911,31 @@ def test_a_learning_rate_may_be_kept_in_float32():
 
 def test_clocks_that_agree_pass(tmp_path):
     assert not any(f.fails for f in clock_findings(tmp_path).values())
+
+
+# A step in the middle -----------------------------------------------------------------------------
+
+
+def middles(folder, steps=12, batches=100, wish=True, **args):
+    """The steps that auditors draw, out of forty."""
+    names = SimpleNamespace(**args)
+    witness = SimpleNamespace(last=steps - 1, middle=None, settled=True)
+    loader = range(batches)
+    make = audit.Auditor(Run(folder), training(), names, witness, steps, {"middle": wish}, loader)
+    return {make.middle(steps - 1) for _ in range(40)}
+
+
+def test_a_step_of_the_second_half_is_drawn_and_never_the_last(tmp_path):
+    assert middles(tmp_path) == {6, 7, 8, 9, 10}
+    assert middles(tmp_path, steps=8) == {5, 6}
+
+
+def test_it_ends_an_update_as_the_last_one_does(tmp_path):
+    assert middles(tmp_path, accumulate=2) == {7, 9}
+
+
+@pytest.mark.parametrize(
+    "how", [{"wish": False}, {"steps": 5}, {"batches": 12}, {"precision": "fp16"}], ids=str
+)
+def test_none_is_drawn_where_no_step_is_like_the_last(tmp_path, how):
+    assert middles(tmp_path, **how) == {None}

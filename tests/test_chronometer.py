@@ -124,7 +124,7 @@ class Witness:
     def __init__(self, last):
         self.last, self.told = last, []
 
-    def begins(self):
+    def begins(self, step):
         self.told.append("begins")
 
     def ends(self):

@@ -55,6 +55,18 @@ def test_a_float32_run(seen):
     assert len(whole.drawn) == 6
 
 
+def test_a_step_in_the_middle_is_profiled_too_and_not_measured(seen, monkeypatch):
+    monkeypatch.setenv(audit.VARIABLE, '{"keep": 1, "middle": true}')
+    run = seen("01", "--test-nsteps", "8", "-b", "2")
+    step = run.middle.step
+    assert step in (5, 6)
+    assert run.last.step == 7
+    assert run.middle.work == run.last.work != []
+    measured = [(w["first_step"], w["first_step"] + w["steps"]) for w in run.windows]
+    assert measured == ([(3, 5), (6, 7)] if step == 5 else [(3, 6)])
+    assert run.in_the_middle.ranks[0].last is run.middle
+
+
 def test_the_workers_of_a_loader_end_with_the_log():
     loader = torch.utils.data.DataLoader(range(8), num_workers=2, persistent_workers=True)
     batches = iter(loader)  # as the frames of an error keep it

@@ -40,7 +40,7 @@ def entries(step, answers, folder):
         trainer.write_text(wrong.source(answer))
         name = f"{answer.name}--after-1"
         # Ten of twelve: with eight, a mistake in the last four would be missed once in 495 times.
-        found[name] = plan.audited(name, trainer, flags, 10, "{job}/" + usual)
+        found[name] = plan.audited(name, trainer, flags, 10, "{job}/" + usual, plan.ALONE)
     return list(found.values())
 
 

@@ -382,10 +382,19 @@ def _stock(windows, loader):
 
 
 def _parts(run, begins):
-    """Return which steps the Chronometer measured, and how many validations it counted."""
-    words = "{steps} from {first_step}" if begins else "to {end}"
-    ends = [w | {"end": w["first_step"] + w["steps"]} for w in run.windows]
-    windows = ", ".join(words.format(**w) for w in ends) or "none"
+    """Return which steps the Chronometer measured, and how many validations it counted.
+
+    The step in the middle that is profiled counts as measured: a window ends before it.
+    """
+    spans = []
+    for window in run.windows:
+        first, end = window["first_step"], window["first_step"] + window["steps"]
+        end += end == run.middle.step
+        if spans and spans[-1][1] == first == 1 + (run.middle.step or 0):
+            first, _ = spans.pop()
+        spans.append((first, end))
+    words = "{0} from {1}" if begins else "to {2}"
+    windows = ", ".join(words.format(end - first, first, end) for first, end in spans) or "none"
     return f"steps: {windows}; validations: {len(run.validations)}"
 
 

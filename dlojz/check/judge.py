@@ -57,7 +57,7 @@ def judge(
         if not ends.get(name, MISSING).completed:
             return _stopped(exercise, folders, name, ends.get(name, MISSING))
     runs, broken = _read(exercise, folders, ends)
-    mechanism = exercise.mechanism(_without_crashed(exercise, runs, ends))
+    mechanism = _mechanism(exercise, _without_crashed(exercise, runs, ends))
     if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     same = common.same_work(runs.mine, runs.reference)
@@ -102,6 +102,21 @@ def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
         missing = replace(NOT_JUDGED, expected="a job that completes")
         findings = [ended, *(replace(missing, part=part) for part in exercise.parts)]
     return Verdict(exercise.step, findings, exercise.hints, parts=exercise.parts)
+
+
+def _mechanism(exercise, runs) -> list[Finding]:
+    """Return the findings on the mechanism, and those that fail only in the middle of the run."""
+    found = exercise.mechanism(runs)
+    if not (middle := runs.mine.middle):
+        return found
+    failing = {f.what for f in found if f.fails}
+    inside = exercise.mechanism(replace(runs, mine=runs.mine.in_the_middle))
+    where = f" (step {middle.step})"
+    return found + [
+        replace(f, what=f"{f.what}, in the middle", yours=f.yours + where)
+        for f in inside
+        if f.fails and f.what not in failing
+    ]
 
 
 def _without_crashed(exercise, runs, ends) -> Runs:
@@ -252,13 +267,12 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
 
 
 def _work(folders, ends, runs) -> Finding:
-    """Return whether the last step of each run of the trainee's did the solution's work."""
+    """Return whether each step that was looked at did the solution's work."""
     beside = runs.extras[SMALL][1] if SMALL in runs.extras else runs.reference
     usual = dict.fromkeys(_names(folders, "after-"), runs.reference)
     usual |= dict.fromkeys(_among(folders, SMALL, FLOAT32), beside)
-    return work.finding(
-        [(log.read(folders[name]), of) for name, of in usual.items() if ends[name].completed]
-    )
+    pairs = [(log.read(folders[name]), of) for name, of in usual.items() if ends[name].completed]
+    return work.finding(pairs + [(run.in_the_middle, of) for run, of in pairs if run.middle])
 
 
 # The speed ---------------------------------------------------------------------------------------

@@ -148,6 +148,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     wish = {"keep": 0, "watch": True} if large else {"keep": keep}
     for i in range(1, (pairs or 1) + 1):
         more = wish if i == 1 else wish | {"validate": False}  # one validation is enough
+        more = more if pairs else more | ALONE
         both = [audited(f"after-{i}", mine, flags, keep, "{solution}", more, tuned=not coarse)]
         if pairs:
             alike = wish | {"validate": False}
@@ -176,6 +177,7 @@ def _beside(exercise, mine, solution, flags, coarse, large):
 
 LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
 BAND = {"perturb": True, "validate": False}  # of it, only the losses are read
+ALONE = {"middle": True}  # of a run that no gain is asked of: there is time for another look
 # Runs of which only the updates are read: cuDNN would try algorithms for minutes.
 UNTIMED = {"autotune": False, "validate": False}
 

@@ -38,12 +38,12 @@ def finding(pairs: Sequence[tuple[log.Run, log.Run]]) -> Finding:
             if missing := less(there, here, tolerance):
                 return Finding(SAME, WHAT, False, f"{missing}{place}", expected, HINT)
     text = _sum(seen[0][0].last.work)
-    return Finding(SAME, WHAT, True, f"{text}, in {len(seen)} last steps", expected)
+    return Finding(SAME, WHAT, True, f"{text}, in {len(seen)} steps", expected)
 
 
 def _looks(mine, usual):
     """Yield (where, the trainee's work, the solution's, the share that may be missing)."""
-    place, compiled = f" in step {len(usual.steps) - 1}", usual.last.compiled_regions
+    place, compiled = f" in step {mine.last.step}", usual.last.compiled_regions
     if not (compiled or mine.last.compiled_regions):
         yield place, mine.last.work, usual.last.work, 0.0
         return

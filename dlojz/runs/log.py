@@ -35,7 +35,7 @@ import sys
 import time
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
@@ -410,6 +410,7 @@ class Run:
     samples: records.Samples = field(default_factory=records.Samples)
     probe: records.Probe = field(default_factory=records.Probe)
     share: records.Share = field(default_factory=records.Share)
+    middle: records.MiddleStep = field(default_factory=records.MiddleStep)
     last: records.LastStep = field(default_factory=records.LastStep)
     whole: records.WholeRun = field(default_factory=records.WholeRun)
     compilation: records.Compilation = field(default_factory=records.Compilation)
@@ -437,6 +438,13 @@ class Run:
             return [self]
         missing = f"the run had {size} processes: did this one start?"
         return [self, *(_read(events_file(folder, rank), missing) for rank in range(1, size))]
+
+    @property
+    def in_the_middle(self) -> "Run":
+        """Return this log with the step in the middle that was profiled as its last."""
+        ranks = [replace(run, last=run.middle) for run in self.ranks]
+        ranks[0].ranks = ranks
+        return ranks[0]
 
 
 def read(run) -> Run:

@@ -137,6 +137,7 @@ class Probe(Record):
 class LastStep(Record):
     """The last step of a test run, under the profiler."""
 
+    step: int | None = None  # its number; None in a log of before this was noted
     matrix_ops: list = field(default_factory=list)  # dicts of op, dtype, count
     # Dicts of when (forward, backward, again), kind, of (the sizes), dtype, flop (of one), count.
     work: list = field(default_factory=list)
@@ -179,6 +180,11 @@ class LastStep(Record):
     def only_asked(self) -> bool:
         """Return whether the times are when the host launched, not when the GPU communicated."""
         return self.on_gpu and self.timed_on != "gpu"
+
+
+@dataclass(frozen=True)
+class MiddleStep(LastStep):
+    """A step before the last one that a check has drawn, under the profiler."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +319,7 @@ EVIDENCE = {  # by `when`, which is also the name in a log.Run
     "samples": Samples,
     "probe": Probe,
     "share": Share,
+    "middle": MiddleStep,
     "last": LastStep,
     "whole": WholeRun,
     "compilation": Compilation,

@@ -61,7 +61,7 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     memory: files without a name, which the job holds in memory, to write into if it has room;
     perturb: move the initial weights by a rounding error; autotune: false forbids cuDNN to try its
     algorithms, which in float32 can take minutes; validate: false ends the run where its training
-    ends.
+    ends; middle: true has the witness profile one more step, drawn from those before the last.
     """
     wish = wished()
     if wish:  # Inductor would draw other random numbers, for a dropout, than the solution's replay
@@ -163,6 +163,7 @@ class Auditor:
         self._wish, self._keep = wish, wish.get("keep", 0)
         self._watches = bool(self._keep or wish.get("watch"))
         self._accumulate = getattr(args, "accumulate", 1)
+        self._precision = getattr(args, "precision", None)
         self._profiled = "--profile" in sys.argv  # as the check asked, not as the trainer says
         self._device = next(self._model.parameters()).device
         self._names = {p: plain(name) for name, p in self._model.named_parameters()}
@@ -189,7 +190,7 @@ class Auditor:
         on_gpu = self._device.type == "cuda"
         self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
         if wish.get("perturb"):
-            perturb(self._model, rounding(getattr(args, "precision", None), self._device), seed=1)
+            perturb(self._model, rounding(self._precision, self._device), seed=1)
         self._hook()
 
     def _hook(self):
@@ -204,6 +205,20 @@ class Auditor:
             ),
             register_optimizer_step_pre_hook(self._on_update),
         ]
+
+    def middle(self, last: int) -> int | None:
+        """Return a step before the last one for the witness to profile, too, drawn; None: none.
+
+        Half of a run comes before it. It is like the last one: of the batches of an update only
+        the last exchanges gradients, and an epoch's last batch may be smaller than any other. In
+        fp16 nobody knows when the first update is made.
+        """
+        as_any = self._per_epoch < len(self._loader) and self._precision != "fp16"
+        if not self._wish.get("middle") or self._profiled or not as_any:
+            return None
+        first = max(WARMUP_STEPS + 1 + self._accumulate, self._steps // 2)
+        steps = range(last - self._accumulate, first - 1, -self._accumulate)
+        return self._draw.choice(steps) if steps else None
 
     # Time --------------------------------------------------------------------------------------
 
@@ -240,17 +255,18 @@ class Auditor:
     def _windows_at(self, step):
         """Open or close the measured window, as the forward pass of this step begins.
 
-        It closes one step before that which is profiled: on a GPU a profiler begins slowly. And it
-        closes at the last step of an epoch: the first batch of a validation may take seconds.
+        It is closed in a step that is profiled, and in that before it: on a GPU a profiler begins
+        slowly. And it closes at the last step of an epoch: the first batch of a validation may take
+        seconds.
         """
-        last = self._witness.last
-        end = math.inf if last is None else last - 1
-        ends = step == end or (step + 1) % self._per_epoch == 0
+        last, middle = self._witness.last, self._witness.middle
+        ends = last is not None and step >= last - 1
+        ends |= middle in (step, step + 1) or (step + 1) % self._per_epoch == 0
         if self._window and ends:
             self._close_window()
         warm = step >= (WARMUP_STEPS if self._witness.settled else MOST_WARMUP_STEPS)
         begins = step % self._accumulate == 0
-        if not self._window and warm and begins and step < end and not ends:
+        if not self._window and warm and begins and not ends:
             self._wait()
             self._lost_s()  # in the steps before
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)

@@ -1,7 +1,8 @@
 """The choice for each step: measured, profiled for the evidence, or profiled by the trainee.
 
-The witness profiles the last step, the trainee's profiler those of its schedule. That takes time,
-so such a step is not measured. The Chronometer asks at each step's boundaries.
+The witness profiles the last step and, in a check, perhaps one in the middle, the trainee's
+profiler those of its schedule. That takes time, so such a step is not measured. The Chronometer
+asks at each step's boundaries.
 """
 
 import torch
@@ -12,8 +13,9 @@ from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 class Conductor:
     """The separation of the profiled steps from the measured ones.
 
-    witness: profiles one step, `witness.last` (None: none), between its `begins()` and `ends()`;
-        no window opens before it is `settled`. See `dlojz.training.evidence`.
+    witness: profiles the steps `witness.middle` and `witness.last` (None: none), between its
+        `begins(step)` and `ends()`; no window opens before it is `settled`. See
+        `dlojz.training.evidence`.
     profiler: an attribute, the trainee's `torch.profiler.profile` of some of the steps. The phases
         of those are ranges in its trace.
     """
@@ -21,7 +23,8 @@ class Conductor:
     def __init__(self, witness=None):
         self.profiler = None
         self._witness = witness
-        self._last = getattr(witness, "last", None)  # a step, by its number since start()
+        # Steps, by their numbers since start().
+        self._last, self._middle = (getattr(witness, name, None) for name in ("last", "middle"))
         self._actions = []  # the profiler's action in each step
         self._profiled = False  # the profiler records the step under way
         self._range = None
@@ -33,24 +36,25 @@ class Conductor:
 
     def measures(self, step: int) -> bool:
         """Return whether `step` may be measured: the run is warm, and nothing is profiled."""
-        if self._profiled or (self._last is not None and step >= self._last):
+        over = self._last is not None and step >= self._last
+        if self._profiled or over or step == self._middle:
             return False
         settled = self._witness is None or self._witness.settled
         return step >= (WARMUP_STEPS if settled else MOST_WARMUP_STEPS)
 
     def looks_at(self, step: int) -> bool:
         """Return whether the witness profiles `step`."""
-        return step == self._last
+        return step in (self._middle, self._last)
 
     def begins(self, step: int):
         """Start the witness, unless the profiler is on: only one can run at a time."""
         wanted = self.profiler and self.profiler.schedule(step).name != "NONE"
         if not (wanted or self._profiled):
-            self._witness.begins()
+            self._witness.begins(step)
 
     def ends(self, step: int):
-        """Stop the witness if its step lies before `step`."""
-        if self._last is not None and step > self._last:
+        """Stop the witness if it profiled the step before `step`."""
+        if self.looks_at(step - 1):
             self._witness.ends()
 
     def profiler_begins(self) -> bool:

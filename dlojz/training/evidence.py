@@ -9,6 +9,7 @@ probe  the first training step, under hooks: devices, dtypes and strides of the 
 last   the last step of a test run, under the profiler, outside the measured window: convolutions
        and matrix products with their sizes and dtypes, copies, waits, what autograd still holds. It
        is left out if the trainee's profiler records that step.
+middle  the same of a step before it, in a check that asks for it.
 whole  all steps, from what the host knows without waiting: shapes of the inputs, numbers of
        backward passes and optimizer steps, and whether the weights changed.
 compilation  what torch.compile did, if anything: see `dlojz.training.compilation`.
@@ -68,6 +69,7 @@ class Witness:
         self._model, self._args = training.model, args
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
+        self._looked_at = None  # the step that is profiled, or the last one that was
         self._inputs, self._losses = Counter(), Counter()
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
@@ -90,6 +92,7 @@ class Witness:
         if args.test and (seen := samples.look(loader.dataset)):
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
+        self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -303,17 +306,19 @@ class Witness:
             )
         )
 
-    # The last step: under the profiler -----------------------------------------------------------
+    # The last step, and one in the middle: under the profiler ------------------------------------
 
-    def begins(self):
-        """Begin to profile the last step; the device has finished the earlier ones."""
+    def begins(self, step: int):
+        """Begin to profile a step; the device has finished the earlier ones."""
         with self._auditor.pause() if self._auditor else nullcontext():
             self._end_probe()
-            self._run.note_memory()
+            if self._looked_at is None:
+                self._run.note_memory()
+            self._looked_at = step
             self._profiler = start_profiler()
 
     def ends(self):
-        """Stop the profiler at the end of the last step, and log what it saw."""
+        """Stop the profiler at the end of the step, and log what it saw."""
         if self._profiler is None:
             return
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -321,7 +326,8 @@ class Witness:
         events = stop_profiler(self._profiler)
         self._profiler = None
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
-        self._run.evidence(records.LastStep(**seen, graphs_alive=_graphs_alive()))
+        kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
+        self._run.evidence(kind(step=self._looked_at, **seen, graphs_alive=_graphs_alive()))
 
     def profiled(self, actions):
         """Log what the trainee's profiler did in each step, by the names of torch's actions."""

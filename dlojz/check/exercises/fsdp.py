@@ -50,6 +50,7 @@ def mechanism(runs: Runs) -> list[Finding]:
             _gathered_hint(mine, reference),
         ),
         like(MECHANISM, "layers computed again", *pair, _again, "recompute"),
+        like(MECHANISM, "products computed again in a step", *pair, _in_a_step, "recompute"),
         *(_two_batches(*runs.extras[UPDATES]) if UPDATES in runs.extras else []),
         *(_copies(*runs.extras[COPIES]) if COPIES in runs.extras else []),
         *no_brake(mine, reference),
@@ -183,6 +184,13 @@ def _gathered_hint(mine, reference):
 @_known
 def _again(ranks):
     return words(run.share.again for run in ranks)
+
+
+def _in_a_step(ranks):
+    """Return how many matrix products and convolutions ran again in the backward pass."""
+    if not ranks[0].last.work:
+        return "unknown"
+    return words(sum(w["count"] for w in run.last.work if w["when"] == "again") for run in ranks)
 
 
 def _two_batches(mine, reference):
