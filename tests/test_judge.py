@@ -374,3 +374,39 @@ def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):
     assert finding.state == NOT_ASKED
     assert finding.yours.startswith("1.83")
     assert "no bar is known for NVIDIA X1" in finding.expected
+
+
+# A step in the middle -----------------------------------------------------------------------------
+
+
+def looked_at(path, middle, last):
+    """The mechanism's findings on a run with these regions in the two steps that were profiled."""
+    compiled = exercises.find("09_compile")
+    run = log.read(timed(path, "run", 10, compile="default"))
+    run.last = records.LastStep(step=9, compiled_regions=last)
+    if middle is not None:
+        run.middle = records.MiddleStep(step=6, compiled_regions=middle)
+    return {f.what: f for f in judge._mechanism(compiled, Runs(run, run))}
+
+
+def test_a_mechanism_that_is_there_only_at_both_ends_is_seen_in_the_middle(tmp_path):
+    found = looked_at(tmp_path, middle=0, last=2)
+    assert not found["compiled regions"].fails
+    missing = found["compiled regions, in the middle"]
+    assert missing.fails
+    assert missing.hint == "nothing"
+    assert missing.yours.endswith("(step 6)")
+
+
+@pytest.mark.parametrize("last", [0, 2])
+@pytest.mark.parametrize("middle", [2, None])
+def test_the_middle_adds_nothing_where_it_is_as_good(tmp_path, middle, last):
+    found = looked_at(tmp_path, middle, last)
+    assert found["compiled regions"].fails == (last == 0)
+    assert not any("middle" in what for what in found)
+
+
+def test_what_fails_in_both_is_told_once(tmp_path):
+    found = looked_at(tmp_path, middle=0, last=0)
+    assert found["compiled regions"].fails
+    assert "compiled regions, in the middle" not in found

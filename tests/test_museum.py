@@ -18,7 +18,6 @@ FLAGS = {
     "05_dataloader": f"{SMALL} --data {course.data_folder()} --num-workers 1 --precision fp32 "
     "--test-nsteps 8",
     "06_ddp": f"{SMALL} --data synthetic --precision fp32",
-    "09_compile": f"{SMALL} --data synthetic --precision fp32 --model resnet18 --compile aot_eager",
 }
 pytestmark = pytest.mark.timeout(900)  # a fixture runs all tricks of a step
 
@@ -44,12 +43,14 @@ def entries(step, answers, folder):
     return list(found.values())
 
 
+ANSWERS = [a for a in (*wrong.museum(), *wrong.right()) if not (a.needs_gpu or a.needs_time)]
+
+
 @pytest.fixture(scope="module", params=FLAGS)
 def runs(request, tmp_path_factory):
     """(step, its answers, the folder of each run): all tricks of a step, in one job."""
     step = request.param
-    both = [*wrong.museum(), *wrong.right()]
-    answers = [a for a in both if a.step == step and not (a.needs_gpu or a.needs_time)]
+    answers = [answer for answer in ANSWERS if answer.step == step]
     wanted = entries(step, answers, tmp_path_factory.mktemp("museum"))
     n = exercises.find(step).processes
     job = series.submit(wanted, Request(name=f"museum-{step}", time_max_s=3600, n_gpu=n))
