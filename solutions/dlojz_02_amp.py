@@ -1,14 +1,11 @@
 """The trainer of the DLO-JZ workshop: an image classifier that you will make fast.
 
-By hand:   python -m dlojz.dlojz --test --model resnet18 --image-size 64 -b 32
 As a job:  dlojz submit "dlojz/dlojz.py --test --model resnet18 --image-size 64 -b 32"
-Flags:     python -m dlojz.dlojz --help
+By hand:   python -m dlojz.dlojz --test --model resnet18, or --help
 
 Edit the paragraphs that begin with `# TODO`, notebook by notebook. Read `main` first.
 """
 
-import argparse
-import os
 from itertools import islice
 from types import SimpleNamespace
 
@@ -19,24 +16,10 @@ from dlojz import idr_torch
 from dlojz.runs import log
 from dlojz.training import checkpoint, data, evidence, flags, metrics, models
 from dlojz.training.chronometer import Chronometer
-from dlojz.training.conductor import Conductor
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(
-        prog="dlojz.py",
-        description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--model", default="resnet152", help="any classifier of torchvision.models")
-    parser.add_argument("--image-size", type=flags.positive, default=224, help="pixels, each side")
-    parser.add_argument("-b", "--batch-size", type=flags.positive, default=32, help="per process")
-    parser.add_argument("-e", "--epochs", type=flags.positive, default=1, help="training passes")
-    parser.add_argument("--accumulate", type=flags.positive, default=1, help="batches per update")
-    parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate")
-    parser.add_argument("--mom", type=float, default=0.9, help="momentum")
-    parser.add_argument("--wd", type=float, default=5e-4, help="weight decay")
-    parser.add_argument("--clip-norm", type=float, default=0.0, help="largest norm; 0: no limit")
+    parser = flags.parser()  # with those that no notebook changes, such as --model
     # 02: add a flag --precision
     formats = ("fp32", "tf32", "fp16", "bf16")
     best = "fp16" if torch.cuda.is_available() else "fp32"
@@ -50,7 +33,7 @@ def parse_args():
 
     # TODO 11a: add flags --sharding, --checkpointing and --optimizer
 
-    return flags.parse(parser)  # adds the flags that no notebook changes, such as --data
+    return flags.parse(parser)
 
 
 def build_model(args, num_classes):
@@ -121,18 +104,16 @@ def build_loaders(args):
 
 
 def build_loader(args, dataset, batches):
-    num_workers = 0 if dataset.resident else min(args.num_workers, idr_torch.cpus_per_task)
-    options = {"num_workers": num_workers}
-    if num_workers > 0:  # without workers, torch refuses these two
-        options["persistent_workers"] = args.persistent_workers
-        options["prefetch_factor"] = args.prefetch_factor
+    workers = 0 if dataset.resident else min(args.num_workers, idr_torch.cpus_per_task)
     return torch.utils.data.DataLoader(
         dataset,
         batch_sampler=batches,
         collate_fn=dataset.collate,
+        num_workers=workers,
+        persistent_workers=args.persistent_workers and workers > 0,
+        prefetch_factor=args.prefetch_factor if workers > 0 else None,
         pin_memory=args.pin_memory and torch.cuda.is_available(),
         generator=torch.Generator(),  # its own, so that a resume finds the default one unchanged
-        **options,
     )
 
 
@@ -229,7 +210,7 @@ def save(training, args, epoch, step):
     checkpoint.save(training, states, args, epoch, step)
 
 
-def build_training(args, device, num_classes, updates):
+def build_training(args, device, num_classes, steps):
     """Return all parts that have a state, for a checkpoint to hold."""
     model = placed(build_model(args, num_classes), args, device)
     # 02: let one kernel update all weights, without the host
@@ -240,9 +221,7 @@ def build_training(args, device, num_classes, updates):
 
     # TODO 11a: choose the optimizer
 
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, args.lr, updates, cycle_momentum=False
-    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, steps, cycle_momentum=False)
     training = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)
     training.criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     # 01: put the metrics on the device
@@ -262,10 +241,6 @@ def set_numerics(args):
     torch.backends.cudnn.conv.fp32_precision = float32
 
     # TODO 03: turn on cuDNN's autotuner
-
-    if args.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
-        torch.use_deterministic_algorithms(True)
 
 
 def set_device():
@@ -289,19 +264,17 @@ def main():
     training = build_training(args, device, len(train_loader.dataset.classes), updates)
     first_epoch, first_step = checkpoint.load(training, args) if args.resume else (0, 0)
     run.setup(device, training, train_loader, val_loader)
-    conductor = Conductor(evidence.watch(run, training, train_loader, args))
-    chrono = Chronometer(device, run, conductor=conductor)
+    chrono = Chronometer(device, run, witness=evidence.watch(run, training, train_loader, args))
     # TODO 04: set chrono.profiler, which records a few steps
 
     chrono.start()
     for epoch in range(first_epoch, args.epochs):
-        train_loader.batch_sampler.set_epoch(epoch, first_step)
+        train_loader.batch_sampler.set_epoch(epoch, first_step if epoch == first_epoch else 0)
         train = train_one_epoch(epoch, train_loader, training, device, args, chrono)
         chrono.validation()
         val = evaluate(val_loader, training, device, args)
         chrono.idle()
         run.epoch(epoch, train, val)
-        first_step = 0
         if args.checkpoint:
             save(training, args, epoch + 1, step=0)
     chrono.stop()

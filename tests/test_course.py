@@ -59,7 +59,7 @@ def test_an_edit_that_meets_a_step_changes_nothing(course_folder):
 @pytest.mark.parametrize("step", course.CHAIN)
 def test_the_trainer_can_be_read_in_one_sitting(step):
     lines = course.solution(step).read_text().splitlines()
-    assert len(lines) < (300 if step == course.CHAIN[0] else 400)
+    assert len(lines) < (270 if step == course.CHAIN[0] else 360)
     assert max(map(len, lines)) <= 100
     functions = [
         node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.FunctionDef)

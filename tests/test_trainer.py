@@ -281,7 +281,7 @@ def stopped_at_its_first_checkpoint(folder, *flags):
         folder / "half.pt",
         "save(training, args, epoch, step + 1)",
     )
-    ends = "torch.distributed.barrier(); os._exit(0)"
+    ends = "torch.distributed.barrier(); import os; os._exit(0)"
     dies.write_text(DDP.read_text().replace(saves, f"{saves}; {ends}"))
     command = torchrun(dies, (*flags, "--checkpoint", half), 2)
     environment = {**os.environ, "DLOJZ_RUN": str(folder / "first"), "OMP_NUM_THREADS": "1"}

@@ -43,15 +43,22 @@ class Chronometer:
     """The marks between the phases of a run; finished steps and windows go to `sink`.
 
     sink, clock, device_clock: passed to the `Ledger` that reads the marks; the run log is a sink.
-    conductor: decides which steps are measured, and which are profiled instead.
+    witness: profiles one or two steps, which are then not measured: what `evidence.watch` returns.
+    conductor: decides which steps are measured, and which are profiled; by default for the witness.
     """
 
     def __init__(
-        self, device="cpu", sink=None, clock=clocks.host, device_clock=None, conductor=None
+        self,
+        device="cpu",
+        sink=None,
+        clock=clocks.host,
+        device_clock=None,
+        conductor=None,
+        witness=None,
     ):
         self._clock = clock
         self._ledger = Ledger(device, sink, clock, device_clock)
-        self._conductor = conductor or Conductor()
+        self._conductor = conductor or Conductor(witness)
         self._conductor.follows(self)
         self._phase = None
         self._step = 0  # steps begun and finished since start()

@@ -10,13 +10,38 @@ from dlojz import idr_torch
 from dlojz.training import models
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the trainer's parser, with the flags of the model and its training."""
+    parser = argparse.ArgumentParser(
+        prog="dlojz.py",
+        description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model", default="resnet152", help="any classifier of torchvision.models")
+    parser.add_argument("--image-size", type=positive, default=224, help="pixels, each side")
+    parser.add_argument("-b", "--batch-size", type=positive, default=32, help="per process")
+    parser.add_argument("-e", "--epochs", type=positive, default=1, help="training passes")
+    parser.add_argument("--accumulate", type=positive, default=1, help="batches per update")
+    parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate")
+    parser.add_argument("--mom", type=float, default=0.9, help="momentum")
+    parser.add_argument("--wd", type=float, default=5e-4, help="weight decay")
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="largest norm; 0: no limit")
+    return parser
+
+
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the arguments of this command line, with the flags that no notebook changes."""
+    """Return the arguments of this command line, with the flags of loading and of short runs.
+
+    Sets what some of them ask of torch.
+    """
     add_loading(parser)
     add_running(parser)
     parser.epilog = f"larger models: {models.larger()}"
     args = check(parser, parser.parse_args())
     keep_apart(getattr(args, "precision", ""))
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
+        torch.use_deterministic_algorithms(True)
     return args
 
 
