@@ -380,6 +380,15 @@ def form(shown):
     return make
 
 
+def test_a_trainer_with_a_parser_of_its_own_has_each_flag_once(tmp_path):
+    """As dlojz.py was until 0.2: its flags of the model, then those that the package adds."""
+    own = 'parser.add_argument("--model", default="resnet18")\nflags.parse(parser)\n'
+    (tmp_path / "older.py").write_text(own)
+    names = [flag.label for flag in launch.flags_of(tmp_path / "older.py")]
+    assert names[:2] == ["--model", "--data"]
+    assert len(names) == len({*names})
+
+
 @pytest.mark.parametrize("file", ["dlojz/dlojz.py", "solutions/dlojz_11_fsdp.py"])
 def test_the_flags_in_the_source_are_those_of_the_parser(file, monkeypatch):
     """Argparse itself says what the trainer's flags are: names, types, choices, defaults."""

@@ -1,8 +1,8 @@
 """The flags of a trainer, read from its source: to import it would import torch.
 
-A flag is a call of `add_argument` or of `flags.switch`. A trainer that calls `flags.parse` has the
-flags of dlojz/training/flags.py, too. A default that is computed is unknown, such as one that
-depends on whether there is a GPU.
+A flag is a call of `add_argument` or of `flags.switch`. A trainer that calls `flags.parser` and
+`flags.parse` has the flags of dlojz/training/flags.py, too. A default that is computed is unknown,
+such as one that depends on whether there is a GPU.
 """
 
 import ast
@@ -28,7 +28,7 @@ class Flag:
     help: str = ""
     least: int | None = None  # of a whole number
     opposite: bool = False  # --x has --no-x
-    common: bool = False  # one of those that no notebook changes
+    common: bool = False  # one of those that say how a run is made, and not what it trains
 
     @property
     def label(self) -> str:
@@ -50,19 +50,29 @@ class Flag:
 
 
 def flags_of(trainer: Path) -> list[Flag]:
-    """Return the flags of a trainer, in the order of its source. Raise UserError if it has none."""
+    """Return the flags of a trainer, in the order of --help. Raise UserError if it has none."""
     source = trainer.read_text()
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise UserError(f"{trainer}, line {error.lineno}: {error.msg}: mend it first") from None
-    found = [flag for call in _calls(tree) if (flag := _flag(call, _constants(tree)))]
+    found = _flags(tree, tree)
+    common = ast.parse(COMMON.read_text())
+    (first,) = (node for node in common.body if getattr(node, "name", "") == "parser")
+    common.body.remove(first)
+    if "flags.parser(" in source:
+        found = _flags(first, first) + found
     if "flags.parse(" in source:
-        common = ast.parse(COMMON.read_text())
-        found += [f for call in _calls(common) if (f := _flag(call, _constants(common), True))]
+        found += _flags(common, common, common=True)
     if not found:
         raise UserError(f"{trainer} has no flag: expected a trainer that calls add_argument")
     return found
+
+
+def _flags(part, tree, common=False) -> list[Flag]:
+    """Return the flags of a part of a file."""
+    constants = _constants(tree)
+    return [flag for call in _calls(part) if (flag := _flag(call, constants, common))]
 
 
 def _calls(tree) -> list[ast.Call]:
