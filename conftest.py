@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import forking  # in tests/
+import pytest
 import stand_in
 from ipykernel import kernelspec
 
@@ -89,6 +90,20 @@ def pytest_ignore_collect(collection_path):
         return None  # as pytest decides
     same = handed_out.exists() and handed_out.read_bytes() == collection_path.read_bytes()
     return True if same else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Hold a solved notebook to its own check, which has all the runs of a trainee's."""
+    from dlojz import course, progress
+
+    result = yield
+    if item.path.suffix == ".ipynb" and item.path.parent.name == "solutions":
+        for call, step in progress.CALL.findall(item.cell.source):
+            if call == "check" and step in course.CHAIN:
+                verdict = progress.last("verdicts", step)
+                assert verdict["passed"], verdict
+    return result
 
 
 def start_forking(folder, config):
