@@ -1,7 +1,9 @@
 """The evidence says what the run did, not what its text says; and it disturbs nothing."""
 
+import multiprocessing
 import os
 import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -67,14 +69,19 @@ def test_a_step_in_the_middle_is_profiled_too_and_not_measured(seen, monkeypatch
     assert run.in_the_middle.ranks[0].last is run.middle
 
 
-def test_the_workers_of_a_loader_end_with_the_log():
-    loader = torch.utils.data.DataLoader(range(8), num_workers=2, persistent_workers=True)
-    batches = iter(loader)  # as the frames of an error keep it
-    next(batches)
-    workers = batches._workers
-    assert all(worker.is_alive() for worker in workers)
-    evidence._end_workers()
-    assert not any(worker.is_alive() for worker in workers)
+def test_an_error_keeps_no_worker_of_a_loader_alive(train, images, tmp_path):
+    """Its frames hold the loader, and at exit torch would wait for each worker, on a GPU."""
+    step = "    chrono.backward()\n"
+    text = course.solution("05").read_text()
+    assert text.count(step) == 1
+    (tmp_path / "fails.py").write_text(text.replace(step, f"    raise ValueError('mine')\n{step}"))
+    flags = [*FLAGS, "--data", images, "--num-workers", "1"]  # the last --data counts
+    with pytest.raises(ValueError, match="mine") as caught:
+        train(tmp_path / "fails.py", tmp_path, *flags)
+    mine = {*multiprocessing.active_children()}
+    assert mine
+    sys.excepthook(caught.type, caught.value, caught.tb)  # the log's, as at the end of a process
+    assert not mine & {*multiprocessing.active_children()}
 
 
 def test_autocast_is_seen_where_it_acts(seen):

@@ -1,6 +1,7 @@
 """What all trainers' flags have in common."""
 
 import argparse
+import os
 import sys
 
 import pytest
@@ -27,3 +28,15 @@ def test_compiled_code_is_found_again_in_its_own_precision_only(monkeypatch, pre
     finally:
         flags.keep_apart(before)
     assert issubclass(autograd_cache.AOTAutogradCacheDetails, FxGraphHashDetails)
+
+
+def test_a_deterministic_run_asks_torch_for_it(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dlojz.py", "--deterministic"])
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        flags.parse(flags.parser())
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

@@ -390,7 +390,7 @@ def _parts(run, begins):
     for window in run.windows:
         first, end = window["first_step"], window["first_step"] + window["steps"]
         end += end == run.middle.step
-        if spans and spans[-1][1] == first == 1 + (run.middle.step or 0):
+        if spans and spans[-1][1] == first and first - 1 == run.middle.step:
             first, _ = spans.pop()
         spans.append((first, end))
     words = "{0} from {1}" if begins else "to {2}"

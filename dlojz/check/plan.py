@@ -146,9 +146,9 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     wanted = audit.AUDITED - _in_float32(coarse)
     keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)
     wish = {"keep": 0, "watch": True} if large else {"keep": keep}
+    wish |= {} if pairs else ALONE
     for i in range(1, (pairs or 1) + 1):
         more = wish if i == 1 else wish | {"validate": False}  # one validation is enough
-        more = more if pairs else more | ALONE
         both = [audited(f"after-{i}", mine, flags, keep, "{solution}", more, tuned=not coarse)]
         if pairs:
             alike = wish | {"validate": False}

@@ -56,23 +56,22 @@ def flags_of(trainer: Path) -> list[Flag]:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise UserError(f"{trainer}, line {error.lineno}: {error.msg}: mend it first") from None
-    found = _flags(tree, tree)
+    found = _flags(tree)
     common = ast.parse(COMMON.read_text())
     (first,) = (node for node in common.body if getattr(node, "name", "") == "parser")
     common.body.remove(first)
     if "flags.parser(" in source:
-        found = _flags(first, first) + found
+        found = _flags(first) + found
     if "flags.parse(" in source:
-        found += _flags(common, common, common=True)
+        found += _flags(common, common=True)
     if not found:
         raise UserError(f"{trainer} has no flag: expected a trainer that calls add_argument")
     return found
 
 
-def _flags(part, tree, common=False) -> list[Flag]:
-    """Return the flags of a part of a file."""
+def _flags(tree, common=False) -> list[Flag]:
     constants = _constants(tree)
-    return [flag for call in _calls(part) if (flag := _flag(call, constants, common))]
+    return [flag for call in _calls(tree) if (flag := _flag(call, constants, common))]
 
 
 def _calls(tree) -> list[ast.Call]:

@@ -670,7 +670,7 @@ def _distributed(model):
 def _end_workers():
     """End the workers of all loaders, also of those that the frames of an error keep alive.
 
-    Where memory is pinned and workers persist, torch waits five seconds for each as Python exits.
+    Where memory is pinned and workers persist, torch waits for each as Python exits: up to 5 s.
     """
     for thing in gc.get_objects():
         if type(thing) is _MultiProcessingDataLoaderIter:

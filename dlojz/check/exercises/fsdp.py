@@ -50,7 +50,7 @@ def mechanism(runs: Runs) -> list[Finding]:
             _gathered_hint(mine, reference),
         ),
         like(MECHANISM, "layers computed again", *pair, _again, "recompute"),
-        like(MECHANISM, "products computed again in a step", *pair, _in_a_step, "recompute"),
+        like(MECHANISM, "products computed again in a step", *pair, _products_again, "recompute"),
         *(_two_batches(*runs.extras[UPDATES]) if UPDATES in runs.extras else []),
         *(_copies(*runs.extras[COPIES]) if COPIES in runs.extras else []),
         *no_brake(mine, reference),
@@ -186,7 +186,7 @@ def _again(ranks):
     return words(run.share.again for run in ranks)
 
 
-def _in_a_step(ranks):
+def _products_again(ranks):
     """Return how many matrix products and convolutions ran again in the backward pass."""
     if not ranks[0].last.work:
         return "unknown"
