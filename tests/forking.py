@@ -26,9 +26,11 @@ LARGEST = 1 << 20  # bytes of a request
 # Images of the synthetic set, a tenth of ImageNet's: to shuffle all of those takes a small training
 # a fifth of its time.
 FEWER = {"train": 128_117, "val": 5_000}
-# Blocks of vit_tiny, a quarter of DeiT's, and of each stage of a ShuffleNet, one of each kind: most
-# of a small training is what each block costs, whatever its size.
-BLOCKS, STAGE = 3, 2
+# Blocks of vit_tiny, a quarter of DeiT's, and of each stage of a ShuffleNet, one of each kind, and
+# of a ResNet-18: most of a small training is what each block costs, whatever its size. Three
+# quarters of a ShuffleNet's weights are its classifier's, which a check keeps and compares: it gets
+# a quarter of the features.
+BLOCKS, STAGE, RESNET_STAGE, FEATURES = 3, 2, 1, 256
 
 # The server --------------------------------------------------------------------------------------
 
@@ -44,6 +46,7 @@ def serve(path: str):
     gc.disable()  # what is imported stays
     forks.prepare()
     import torch._inductor.compile_fx  # noqa: F401  the first compilation would, for 0.7 s
+    from torchvision.models.resnet import ResNet
     from torchvision.models.shufflenetv2 import ShuffleNetV2
 
     from dlojz.training import chronometer, conductor, data, evidence, flags, models  # noqa: F401
@@ -56,6 +59,7 @@ def serve(path: str):
     data.Synthetic.LENGTHS = FEWER
     models.LARGER["vit_tiny"] = models.LARGER["vit_tiny"]._replace(layers=BLOCKS)
     ShuffleNetV2.__init__ = shorter(ShuffleNetV2.__init__)
+    ResNet.__init__ = shorter_resnet18(ResNet.__init__)
     clients = {}  # child: its client's connection
     while True:
         waiting, _, _ = select.select([listening, *clients.values()], [], [], 0.02)
@@ -81,11 +85,22 @@ def serve(path: str):
 
 
 def shorter(usual):
-    """ShuffleNetV2's __init__, with fewer blocks in each stage."""
+    """ShuffleNetV2's __init__, with fewer blocks in each stage, and fewer features at the end."""
 
-    def begin(self, stages, *more, **named):
-        usual(self, [STAGE] * len(stages), *more, **named)
+    def begin(self, stages, channels, *more, **named):
+        usual(self, [STAGE] * len(stages), [*channels[:-1], FEATURES], *more, **named)
 
+    return begin
+
+
+def shorter_resnet18(usual):
+    """ResNet's __init__, with fewer blocks in each stage of a ResNet-18."""
+
+    def begin(self, block, layers, *more, **named):
+        layers = [RESNET_STAGE] * 4 if list(layers) == [2, 2, 2, 2] else layers
+        usual(self, block, layers, *more, **named)
+
+    begin.usual = usual
     return begin
 
 
@@ -124,20 +139,28 @@ def no_cache_flush():
 
 def import_for_notebooks():
     """Import what each notebook's kernel would, and what the notebooks do."""
+    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the debugger would say so
+    import ipykernel.debugger
     import ipykernel.ipkernel
     import ipykernel.kernelapp
     import ipykernel.zmqshell  # noqa: F401
     import ipywidgets  # noqa: F401
     import matplotlib.pyplot as plt
     import scipy.stats  # noqa: F401
+    from IPython.core import pylabtools
 
     import dlojz.check
     import dlojz.figures.report
     import dlojz.widgets  # noqa: F401
 
     ask_torch_in_forks()
-    # A figure is drawn where it is shown: pyplot would draw it at the end of its cell, too.
+    # A figure is drawn where it is shown, once: pyplot would draw it at the end of its cell, too,
+    # and the inline backend to see how much of it there is.
     plt._draw_all_if_interactive = lambda: None
+    usual = pylabtools.print_figure
+    pylabtools.print_figure = lambda *figure, bbox_inches, **more: usual(
+        *figure, bbox_inches=None, **more
+    )
 
 
 def ask_torch_in_forks():
@@ -188,7 +211,10 @@ def become(request, descriptors):
     elif argv[:2] == TORCHRUN:
         count = next(int(w.split("=")[1]) for w in argv if w.startswith("--nproc-per-node="))
         _run_torchrun(argv[2:], count)
-    elif argv[0] == "-m":
+    elif argv[0] == "-m":  # of ours, and what it says of a model is compared
+        from torchvision.models.resnet import ResNet
+
+        ResNet.__init__ = ResNet.__init__.usual
         sys.path.insert(0, os.getcwd())
         forks._run(importlib.util.find_spec(argv[1]).origin, argv[2:])
     elif argv[0] == "-P":

@@ -21,13 +21,6 @@ from dlojz.training import checkpoint, flags, models
 SOLUTION = course.solution("11")
 SIZES = "--model vit_tiny --image-size 32 -e 2 --num-workers 0 --lr 0.01 --precision fp32"
 SAVE = "            save(training, args, epoch, step + 1)\n"
-# Processes send all weights of a model in each step: of resnet18 fewer than half will do.
-SHORTER = """import torch
-from torchvision.models import resnet
-
-whole = resnet._resnet
-resnet._resnet = lambda block, layers, *more, **named: whole(block, [1, 1, 1, 1], *more, **named)
-"""
 RUNS = {
     "ddp": "--sharding ddp",
     "fsdp": "--sharding fsdp",
@@ -45,16 +38,12 @@ RUNS = {
 def runs(images, tmp_path_factory):
     """The folder of each run, of two processes; "stopped" ends after its first checkpoint."""
     folder = tmp_path_factory.mktemp("fsdp")
-    stopping, shorter, saved = (folder / name for name in ("stopping.py", "shorter.py", "saved"))
+    stopping, saved = folder / "stopping.py", folder / "saved"
     text = SOLUTION.read_text()
-    assert text.count(SAVE) == text.count("\nimport torch\n") == 1
-    shorter.write_text(text.replace("import torch\n", SHORTER))
+    assert text.count(SAVE) == 1
     stopping.write_text(text.replace(SAVE, f"{SAVE}            raise SystemExit('stopped')\n"))
     common = [*SIZES.split(), "-b", "8", "--data", str(images)]
-    wanted = [
-        series.Entry(n, shorter if "resnet" in n else SOLUTION, [*common, *f.split()])
-        for n, f in RUNS.items()
-    ]
+    wanted = [series.Entry(n, SOLUTION, [*common, *f.split()]) for n, f in RUNS.items()]
     adamw = [*common, *RUNS["adamw"].split()]
     saves = ["--checkpoint", str(saved), "--checkpoint-every", "3"]
     wanted.append(series.Entry("stopped", stopping, [*adamw, *saves]))
