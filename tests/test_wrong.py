@@ -150,6 +150,21 @@ def test_a_job_that_crashes_gets_the_same_hint_with_nothing_beside_it(runs):
             assert judge.crashed(exercise, own, "crashed").hint_key == answer.expect, answer.name
 
 
+@pytest.mark.parametrize("runs", ["09_compile"], indirect=True)
+def test_a_backend_that_no_job_on_a_gpu_asks_for_is_tried_there(runs):
+    """The wrong answer compiles in every mode, and hands the word for a backend on as one."""
+    folders, exercise = series.folders(runs[1]), exercises.find("09_compile")
+    (extra,) = [extra for extra in exercise.extras(True) if extra not in exercise.extras(False)]
+    found = {
+        name: folders["solution"] for name in ("solution", "after-1", f"{extra.name}-solution")
+    }
+    for answer, hint in (("mode-for-all", "backends"), ("solution", None)):
+        tried = folders.get(f"{answer}--after-1", folders["solution"])
+        verdict = judge.judge(exercise, found | {extra.name: tried}, plan.standards(exercise))
+        failing = [f for f in verdict.failing if f.what == f"run {extra.name}"]
+        assert [f.hint for f in failing] == [hint] * bool(hint), verdict
+
+
 @pytest.mark.parametrize(
     "answer", [*wrong.every(), *wrong.museum()], ids=lambda a: f"{a.step}-{a.name}"
 )

@@ -139,7 +139,8 @@ MISSING = ending.Ending(ending.How.UNFINISHED, "it was not run")
 def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
     """Return the logs to judge, and a finding for each extra run that did not complete."""
     extras, broken = {}, []
-    flags = {extra.name: " ".join(extra.flags) for extra in exercise.extras(False)}
+    every = [*exercise.extras(False), *exercise.extras(True)]
+    flags = {extra.name: " ".join(extra.flags) for extra in every}
     for name in (n for n in folders if f"{n}-solution" in folders):
         pair = name, f"{name}-solution"
         for run in pair:

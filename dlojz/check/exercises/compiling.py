@@ -18,7 +18,7 @@ from dlojz.check.exercises.common import flag, like, no_brake
 from dlojz.runs import log, stats
 from dlojz.runs.breakeven import BreakEven
 
-OTHERWISE = "not-compiled"
+OTHERWISE, BACKEND = "not-compiled", "aot_eager"
 SMALL = "--test --data synthetic --model squeezenet1_1 --image-size 32 -b 8 --test-nsteps 2 -e 2"
 # In Dynamo's reasons. What is disabled are the hooks of the check itself, if the trainer compiles
 # the function that calls the model.
@@ -123,8 +123,12 @@ def _off(mine, reference):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run that asks for no compiler."""
-    return [Extra(OTHERWISE, tuple(f"{SMALL} --compile off".split()))]
+    """Return a short run that asks for no compiler, and on a GPU one with the word for a backend.
+
+    There a job asks for a mode; on a processor most ask for this backend.
+    """
+    words = {OTHERWISE: "off"} | ({BACKEND: "aot_eager"} if on_gpu else {})
+    return [Extra(n, tuple(f"{SMALL} --compile {word}".split())) for n, word in words.items()]
 
 
 def price(timed: Timed) -> list[Finding]:
