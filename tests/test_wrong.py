@@ -155,14 +155,14 @@ def test_a_backend_that_no_job_on_a_gpu_asks_for_is_tried_there(runs):
     """The wrong answer compiles in every mode, and hands the word for a backend on as one."""
     folders, exercise = series.folders(runs[1]), exercises.find("09_compile")
     (extra,) = [extra for extra in exercise.extras(True) if extra not in exercise.extras(False)]
-    found = {
-        name: folders["solution"] for name in ("solution", "after-1", f"{extra.name}-solution")
-    }
-    for answer, hint in (("mode-for-all", "backends"), ("solution", None)):
-        tried = folders.get(f"{answer}--after-1", folders["solution"])
-        verdict = judge.judge(exercise, found | {extra.name: tried}, plan.standards(exercise))
+    names = ("solution", "after-1", f"{extra.name}-solution")
+    found = dict.fromkeys(names, folders["solution"])
+    for tried, hints in (("mode-for-all--after-1", ["backends"]), ("solution", [])):
+        runs_of_both = found | {extra.name: folders[tried]}
+        verdict = judge.judge(exercise, runs_of_both, plan.standards(exercise))
         failing = [f for f in verdict.failing if f.what == f"run {extra.name}"]
-        assert [f.hint for f in failing] == [hint] * bool(hint), verdict
+        assert [f.hint for f in failing] == hints, verdict
+        assert all("--compile aot_eager" in f.expected for f in failing)
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,9 @@ def _off(mine, reference):
 def extras(on_gpu: bool) -> list[Extra]:
     """Return a short run that asks for no compiler, and on a GPU one with the word for a backend.
 
-    There a job asks for a mode; on a processor most ask for this backend.
+    There the notebook's job asks for a mode; on a processor it asks for this backend.
     """
-    words = {OTHERWISE: "off"} | ({BACKEND: "aot_eager"} if on_gpu else {})
+    words = {OTHERWISE: "off"} | ({BACKEND: BACKEND} if on_gpu else {})
     return [Extra(n, tuple(f"{SMALL} --compile {word}".split())) for n, word in words.items()]
 
 
