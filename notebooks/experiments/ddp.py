@@ -32,12 +32,17 @@ OPTIONS = {
     "buffers not sent": {"broadcast_buffers": False},
     "both": {"gradient_as_bucket_view": True, "broadcast_buffers": False},
 }
+COMPILED = {  # what is asked with --compile: the same, and how the graph is cut at buckets
+    "both, buckets of 50 MB": OPTIONS["both"] | {"bucket_cap_mb": 50},
+    "both, graph not cut": OPTIONS["both"],
+}
 ACCUMULATED = 4
 VARIANTS = (
     *("no communication", *OPTIONS, "gradients travel as bf16", "stream of high priority"),
     *("loss read in each step", "metrics summed in each step", "SyncBatchNorm"),
     *(f"update every {ACCUMULATED}", f"update every {ACCUMULATED}, reduced in each step"),
 )
+MODES = ("off", "aot_eager", "default", "reduce-overhead", "max-autotune")
 NEED_GPU = ("stream of high priority", "SyncBatchNorm")
 FEW = ("no communication", "DDP", "buckets of 1 MB", "one bucket")
 
@@ -48,8 +53,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=8, help="how often each is timed")
     parser.add_argument("--steps", type=int, default=1, help="steps that are timed together")
     of = {"nargs": "+", "metavar": "VARIANT"}
-    parser.add_argument("--variants", default=FEW, choices=(*VARIANTS, "all"), **of)
+    choices = (*VARIANTS, *COMPILED, "all")
+    parser.add_argument("--variants", default=FEW, choices=choices, **of)
+    parser.add_argument("--compile", choices=MODES, default="off", help="each model (default: off)")
     args = parser.parse_args()
+    if args.compile == "off" and (needed := set(args.variants) & set(COMPILED)):
+        raise SystemExit(f"--variants {', '.join(sorted(needed))}: add --compile default")
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
@@ -77,6 +86,8 @@ def training(name, args, device):
     model = model.to(memory_format=torch.channels_last)
     if name == "SyncBatchNorm":
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if args.compile != "off":
+        compile_alone(name, model, args.compile)
     if name != "no communication":
         model = wrapped(name, model, device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
@@ -101,12 +112,25 @@ def training(name, args, device):
         if name in ("metrics summed in each step", "loss read in each step"):
             sums.tolist()  # waits for the device
 
+    if args.compile != "off":  # now, for it is said once for all how graphs are cut
+        with torch._dynamo.config.patch(optimize_ddp="not cut" not in name):
+            step()
     return step
+
+
+def compile_alone(name, model, mode):
+    """Compile a model in place, with code of its own: code that is there is used again.
+
+    Torch keeps it for the model's class, and does not ask whether it was cut for DDP's buckets.
+    """
+    model.__class__ = type(name, (type(model),), {})
+    model.compile(**({"backend": mode} if mode == "aot_eager" else {"mode": mode}))
 
 
 def wrapped(name, model, device):
     """Return the model in DDP, in this variant."""
-    options, ids = dict(OPTIONS.get(name, {})), [device] if device.type == "cuda" else None
+    options = dict((OPTIONS | COMPILED).get(name, {}))
+    ids = [device] if device.type == "cuda" else None
     if name == "stream of high priority":
         kind = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options["process_group"] = torch.distributed.new_group(pg_options=kind)
