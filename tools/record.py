@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
@@ -183,10 +184,13 @@ def _ladder_09():
         f"{EXPERIMENTS}/loader.py --trainer {_solution('09')} "
         + (f"--workers 8 12 14 16 -- {supply}"),
     )
-    for n, again in product((1, 2), (1, 2, 3)):
+    for again, n in product((1, 2, 3), (1, 2)):
         flags = _steps("resnet50", 6600, 256)
         run = f"{_solution('09')} {flags} {compiled} default"
         yield f"09-compiled-resnet50-bf16-x{n}-{again}", run
+    variants = "'no communication' DDP both 'both, buckets of 50 MB' 'both, graph not cut'"
+    run = f"{EXPERIMENTS}/ddp.py --model resnet50 -b 256 --precision bf16 --rounds 6 --steps 10"
+    yield "09-ddp-x2", f"{run} --compile default --variants {variants}"
 
 
 def _sharding_11():
@@ -212,6 +216,24 @@ def _transformers_11():
     for batch, checkpointing in ((64, "off"), (96, "off"), (128, "blocks")):
         how = f"--model vit_2b -b {batch} --checkpointing {checkpointing}"
         yield f"11-vit_2b-b{batch:04d}-{checkpointing}-compiled", f"{run} default {how}"
+
+
+def _sharded_11():
+    """Yield the transformers on two GPUs: whole in each of them, and in shards."""
+    jobs = {
+        "vit_600m": ((64, "off", "ddp"), (64, "off", "fsdp")),
+        "vit_2b": ((32, "off", "ddp"), (32, "off", "fsdp"), (32, "blocks", "fsdp")),
+        "vit_6b": ((64, "off", "fsdp"), (128, "blocks", "fsdp")),
+    }
+    run = f"{_solution('11')} --test-nsteps 16 {SYNTHETIC} --precision bf16 --compile"
+    for model, how in jobs.items():
+        for batch, checkpointing, sharding in how:
+            flags = f"--model {model} -b {batch} --checkpointing {checkpointing}"
+            flags += f" --sharding {sharding}"
+            yield f"11-{model}-b{batch:04d}-{checkpointing}-{sharding}-x2", f"{run} off {flags}"
+    for model, batch in (("vit_2b", 96), ("vit_2b", 160), ("vit_6b", 64)):
+        flags = f"--model {model} -b {batch} --sharding fsdp"
+        yield f"11-{model}-b{batch:04d}-off-fsdp-compiled-x2", f"{run} default {flags}"
 
 
 def _solution(step):
@@ -288,6 +310,7 @@ RECORDINGS = {
         "11-recompute": f"{EXPERIMENTS}/recompute.py",
         **dict(_transformers_11()),
         **dict(_sharding_11()),
+        **dict(_sharded_11()),
         "11-float8": f"{EXPERIMENTS}/float8.py",  # with torchao installed
     },
 }
@@ -389,9 +412,13 @@ def record(
 
 
 def _entry(recording, command, caches):
-    """Return a run with an empty cache of its own: code that it found would have no price."""
-    trainer, *flags = command.removeprefix(variables(command)).split()
-    own = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/{recording}"}
+    """Return a run with an empty cache of its own: code that it found would have no price.
+
+    Runs that are repeated for their speed share one.
+    """
+    trainer, *flags = shlex.split(command.removeprefix(variables(command)))
+    code = re.sub(r"(-compiled-.*)-\d$", r"\1", recording)
+    own = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/{code}"}
     return series.Entry(recording, course.course_root() / trainer, flags, environment=own)
 
 
