@@ -1,4 +1,4 @@
-"""Figures of recorded runs of a model on one GPU: memory as predicted, and the share of the peak.
+"""Figures of recorded runs of large models: memory as predicted, and the share of the peak.
 
 They take a run of `notebooks/experiments/predicted.py`, which names the recordings it is about.
 """
@@ -31,8 +31,10 @@ def _peak(case) -> Peak:
 
 
 def run_name(s: Summary) -> str:
-    """Return what was run, in a few words: "vit_2b, 32 images, checkpointing"."""
+    """Return what was run, in a few words: "vit_2b, 32 images, FSDP on 2 GPUs, checkpointing"."""
     words = [s.model, f"{s.batch_size} images"]
+    if s.size > 1:
+        words.append(f"{s.arguments.get('sharding', 'ddp').upper()} on {s.size} GPUs")
     words += ["checkpointing"] * (s.arguments.get("checkpointing", "off") != "off")
     return ", ".join(words + ["compiled"] * _compiled(s))
 
@@ -89,18 +91,20 @@ def used(run) -> list[tuple[Summary, Utilization]]:
 
 
 def shares(run, product=None) -> Table:
-    """Return a table of speed, memory and the shares of the peak of each recording.
+    """Return a table of speed, and of the memory and the shares of the peak of each GPU.
 
     product: a run of experiments/sizes.py or roofline.py, for what a bare product reaches.
     """
     pairs, rows = used(run), []
     peak, best = pairs[0][1].peak_tflops, _best(product, pairs)
     for s, u in pairs:
-        speed = f"{s.images_per_s:,.0f}", f"{u.tflops / s.images_per_s:.2f}", f"{u.tflops:,.0f}"
+        image = u.tflops * s.size / s.images_per_s
+        speed = f"{s.images_per_s:,.0f}", f"{image:.2f}", f"{u.tflops:,.0f}"
         of = [u.mfu, u.hfu] * bool(peak) + [best and u.tflops / best[0]] * bool(best)
         size = report.bytes_text(s.peak_memory_bytes)
         rows.append((run_name(s), *speed, *(f"{share:.1%}" for share in of), size))
-    head = ["", "images/s", "TFLOP per image", "TFLOP/s"]
+    of_each = " of each GPU" * any(s.size > 1 for s, _ in pairs)
+    head = ["", "images/s", "TFLOP per image", f"TFLOP/s{of_each}"]
     head += [f"MFU: of {peak:,.1f} TFLOP/s", "HFU"] if peak else []
     head += [f"of {best[0]:,.0f}, {best[1]}"] if best else []
     return Table([*head, "memory"], rows, "<" + ">" * len(head))
@@ -119,7 +123,7 @@ def _best(product, pairs) -> tuple[float, str] | None:
 
 
 def plot_shares(run, product=None, ax=None):
-    """Draw the operations per second of each recording, below what its GPU is sold with.
+    """Draw the operations per second of each recording's GPUs, below what one is sold with.
 
     product: as in `shares`.
     """
@@ -135,7 +139,7 @@ def plot_shares(run, product=None, ax=None):
             ax.axvline(at, color="black", ls="--", lw=1)
             ax.text(at, -0.6, text, ha="center", va="bottom", fontsize=8)
         ax.set(ylim=(len(pairs) - 0.5, -0.5))
-        ax.set_xlabel("TFLOP/s: forward and backward pass of an image, times images/s")
+        ax.set_xlabel("TFLOP/s of each GPU: forward and backward pass of an image, times images/s")
         ax.set_title(_where(pairs), fontsize=9, fontweight="normal", pad=28)
         below = -0.9 / len(pairs)  # nearly half an inch
         report.legend(ax, drawn, ncols=2, loc="upper left", bbox_to_anchor=(0, below))

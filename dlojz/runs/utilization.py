@@ -15,7 +15,7 @@ from dlojz.runs import stats
 
 @dataclass(frozen=True)
 class Utilization:
-    """What a run has computed in a second, in TFLOP/s of all its GPUs together."""
+    """What each GPU of a run has computed in a second, in TFLOP/s."""
 
     tflops: float  # of the model's own operations
     again_tflops: float  # of those that checkpointing repeats
@@ -31,7 +31,7 @@ class Utilization:
 
 
 def utilization(run, operations: Mapping[str, float]) -> Utilization | None:
-    """Return what a run of the trainer has computed in a second; None if it has no speed.
+    """Return what each GPU of a run of the trainer has computed; None if it has no speed.
 
     operations: of an image, as `dlojz.training.operations` counts them.
     """
@@ -39,13 +39,13 @@ def utilization(run, operations: Mapping[str, float]) -> Utilization | None:
     if not s.images_per_s:
         return None
     model, again = (operations["forward"] + operations["backward"], operations["again"])
-    each = s.images_per_s / 1e12
+    each = s.images_per_s / s.size / 1e12
     return Utilization(each * model, each * again, peak_tflops(s))
 
 
 def peak_tflops(run) -> float | None:
-    """Return the TFLOP/s that the GPUs of a run are sold with; None if no table has them."""
+    """Return the TFLOP/s that each GPU of a run is sold with; None if no table has it."""
     s = stats.summary(run)
     row = hardware.same_as(s.device_name, hardware.sold())
     speed = row and row.speed(s.arguments.get("precision", "fp32"))
-    return speed and s.size * speed / row.devices
+    return speed and speed / row.devices
