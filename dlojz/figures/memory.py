@@ -27,6 +27,10 @@ LEFT_OUT = (
     "Without the CUDA context, cuDNN's and NCCL's buffers: the peak of an eager step, as "
     "max_memory_allocated shows it."
 )
+ANEW = (
+    "DDP makes its buckets anew as the second step begins. If NCCL has not let go of the first "
+    "ones by then, that takes {} more, once: have room for it."
+)
 WIDTH = 40  # characters of the longest bar
 CARD = {"color": report.PALETTE["limit"], "linestyle": "--", "lw": 1}  # the line of a card's memory
 PAPER = {"facecolor": "white", "pad": 2, "lw": 0}  # behind a text, so that no line crosses it
@@ -51,7 +55,10 @@ def about(row: Mapping) -> str:
     several = "s" * (plan["batch"] > 1)
     images = f"{plan['batch']:,} image{several} of {plan['image_size']} px on each GPU"
     most = f"At most {bytes_text(peak.bytes)} on each GPU, {WHEN[phase]}"
-    return f"{asked}, {images}\n{most}:\n\n{parts(peak)}\n\n{LEFT_OUT}"
+    notes = [LEFT_OUT]
+    if plan["sharding"] == "ddp" and plan["gpus"] > 1:  # seen on one of two H200
+        notes.append(ANEW.format(bytes_text(peak.parts["gradients"])))
+    return "\n\n".join([f"{asked}, {images}\n{most}:", str(parts(peak)), *notes])
 
 
 def parts(peak: Peak) -> Table:
