@@ -6,6 +6,7 @@ import made
 import pytest
 import test_judge
 import torch
+from test_compiling import load
 from torch._dynamo.utils import counters
 
 from dlojz.check import judge
@@ -265,3 +266,25 @@ def test_without_pairs_the_break_even_is_not_known(tmp_path, monkeypatch):
     assert found.yours == "not known"
     assert "compiling took 300.0 s" in found.expected
     assert "pairs=6" in found.expected
+
+
+def test_variants_that_are_compiled_alone_do_not_share_their_code():
+    ddp = load("ddp")
+    for way, graphs in (("shared", 1), ("alone", 2)):
+        torch._dynamo.reset()
+        counters.clear()
+        for name in ("one", "other"):
+            model = Small()
+            if way == "alone":
+                ddp.compile_alone(name, model, "aot_eager")
+            else:
+                model.compile(backend="aot_eager")
+            model(torch.randn(2, 4))
+        assert counters["stats"]["unique_graphs"] == graphs
+    assert isinstance(model, Small)
+
+
+def test_variants_of_a_compiled_graph_need_a_compiler(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["ddp.py", "--variants", "DDP", "both, graph not cut"])
+    with pytest.raises(SystemExit, match="both, graph not cut: add --compile default"):
+        load("ddp").main()

@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 
 mpl.use("Agg")
@@ -13,7 +14,7 @@ from dlojz import runs
 from dlojz.course import UserError
 from dlojz.figures import modes, report
 from dlojz.figures import worth as tables
-from dlojz.runs import worth
+from dlojz.runs import stats, worth
 from dlojz.runs.log import PHASES, read
 from dlojz.runs.stats import summary
 
@@ -311,6 +312,34 @@ def test_what_notebook_09b_says_of_small_batches_is_so():
     assert missing("09b_modes.ipynb", said) == []
     assert faster(other + "0064", batch + "09-b0064") > 1, "eager, and ahead of the compiled one"
     assert recorded(batch + "03-b0064").ahead_ms < 1
+
+
+def test_what_notebook_09b_says_of_two_gpus_is_so():
+    cases = read(runs.recorded("h200/09-ddp-x2")).cases
+    alone = np.array(cases["no communication"]["step_ms"])
+    ms = {name: np.array(case["step_ms"]) for name, case in cases.items()}
+    added = {name: 100 * np.median(times - alone) / np.median(alone) for name, times in ms.items()}
+    kept = {name: 100 * np.median(alone) / np.median(times) for name, times in ms.items()}
+    more = np.median(ms["DDP"] - alone)
+    said = [f"adds {more:.1f} ms to a step of {np.median(alone):.1f} ms. In notebook 06 it was"]
+    said.append(f"**both** adds {added['both']:.1f} %: two GPUs do {kept['both']:.1f} % of twice")
+    said.append(f"DDP as it comes is at {kept['DDP']:.1f} %")
+    cut, fewer = (added[f"both, {what}"] for what in ("graph not cut", "buckets of 50 MB"))
+    said += [f"optimize_ddp = False`) adds {cut:.1f} %", f"It adds {fewer:.1f} %, too"]
+    assert len(cases["both"]["collectives"]) == 5
+    assert len(cases["both, buckets of 50 MB"]["collectives"]) == 2
+    assert round(added["both"] - cut) == 1, "the price of the cuts"
+    assert (added["DDP"] - added["both"]) == pytest.approx(added["DDP"] / 2, rel=0.1), "half of it"
+    eager = read(runs.recorded("h200/06-ddp-x2")).cases
+    alone, with_ddp = (np.array(eager[n]["step_ms"]) for n in ("no communication", "DDP"))
+    said.append(f"{np.median(with_ddp - alone):.1f} ms, of a step of {np.median(alone):.0f} ms")
+    one, two = (recorded(f"09-compiled-resnet50-bf16-x{n}-1") for n in (1, 2))
+    share = 50 * two.images_per_s / one.images_per_s
+    said.append(f"{one.images_per_s:,.0f} and {two.images_per_s:,.0f} images/s, {share:.1f} %")
+    run = read(runs.recorded("h200/09-compiled-resnet50-bf16-x2-1"))
+    steps = sum(stats.step_times(run)[1].values())[stats.measured(run)]
+    said.append(f"anything from {steps.min():.1f} to {steps.max():.1f} ms")
+    assert missing("09b_modes.ipynb", said) == []
 
 
 def test_what_notebook_09b_says_of_a_cache_is_so():

@@ -246,8 +246,10 @@ def plot_variants(run, only=None, to=None, ax=None):
         ax.set(ylim=(len(others) - 0.4, -0.6), xlim=(low - 0.05 * room, high + 0.45 * room))
         ax.set_xlabel(f"added to the {base:,.1f} ms of '{name}' (ms per batch; line: all rounds)")
         start = run.start
-        what = f"{start['arguments']['model']}, batch {start['arguments']['batch_size']}"
-        where = f"{what} x {start['size']} processes; {_where(run)}"
+        given = start["arguments"]
+        what = f"{given['model']}, batch {given['batch_size']} x {start['size']} processes"
+        what += ", compiled" * (given.get("compile", "off") != "off")
+        where = f"{what}; {_where(run)}"
         ax.set_title(where, fontsize=9, fontweight="normal")
     return ax
 
