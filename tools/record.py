@@ -223,7 +223,7 @@ def _sharded_11():
     jobs = {
         "vit_600m": ((64, "off", "ddp"), (64, "off", "fsdp")),
         "vit_2b": ((32, "off", "ddp"), (32, "off", "fsdp"), (32, "blocks", "fsdp")),
-        "vit_6b": ((64, "off", "fsdp"), (128, "blocks", "fsdp")),
+        "vit_6b": ((64, "off", "fsdp"), (32, "blocks", "fsdp")),
     }
     run = f"{_solution('11')} --test-nsteps 16 {SYNTHETIC} --precision bf16 --compile"
     for model, how in jobs.items():
