@@ -37,8 +37,8 @@ demo: setup  ## the main job, from nothing: data, two jobs, a report, a figure
 	$(BIN)/python tools/demo.py
 
 # Where no bytecode is written, hundreds of processes would each compile the package.
-test: setup  ## all tests: unit, solutions, notebooks, browser
-	tools/system.sh
+test:  ## all tests: unit, solutions, notebooks, browser
+	@tools/system.sh & system=$$!; $(MAKE) --no-print-directory setup && wait $$system
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PARALLEL) --dist=loadfile --no-loadscope-reorder --durations=15 \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
 
