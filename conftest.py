@@ -18,6 +18,7 @@ import forking  # in tests/
 import pytest
 import stand_in
 from ipykernel import kernelspec
+from nbval import kernel
 
 REPOSITORY = Path(__file__).parent
 # The files that take longest come first: at the end no process is left alone with one of them.
@@ -132,6 +133,13 @@ def fork_kernels(folder):
     place.mkdir(parents=True)
     (place / "kernel.json").write_text(json.dumps(kernelspec.get_kernel_dict()))
     os.environ["JUPYTER_PATH"] = str(folder / "jupyter")
+    manager = kernel.KernelManager
+
+    def on_files(**more):
+        """A port that was free may be another job's before the kernel has it. A file is its own."""
+        return manager(transport="ipc", ip=tempfile.mkdtemp(dir=folder) + "/kernel", **more)
+
+    kernel.KernelManager = on_files
 
 
 def pytest_collection_modifyitems(items):
