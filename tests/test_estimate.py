@@ -566,7 +566,9 @@ def test_a_recorded_transformer_is_met(path, monkeypatch):
     monkeypatch.setattr(estimate, "result", lambda *_: cases[name])
     row = tool.compare(path / "events.jsonl" if path.is_dir() else path)
     twice = path.stem == "11-vit_2b-b0032-off-ddp-x2"
-    assert row["note"] == (tool.COMPILED if "compiled" in name else tool.ANEW if twice else "")
+    assert row["note"] == (
+        tool.COMPILED if "compiled" in name else tool.NEW_BUCKETS if twice else ""
+    )
     compiled = row["note"] == tool.COMPILED
     assert compiled or tool.within(row)
     if row["recorded"] and not compiled:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 MODELS = ("resnet50", "resnet152", "vit_600m", "vit_2b", "vit_6b")
 WITHIN, WITHIN_BYTES = 0.05, 64e6  # whichever is more
 AUTOTUNED, COMPILED = "autotuned in float32", "compiled, predicted without"
-ANEW = "with DDP's first buckets"
+NEW_BUCKETS = "with DDP's first buckets"
 
 
 def main():
@@ -45,7 +45,7 @@ def main():
         sys.exit(f"{where}: no run of {', '.join(args.models)} on a GPU; try reference/h200")
     rows = [compare(file) for file in files]
     print(figures.errors(rows))
-    bound = [row for row in rows if row["note"] in ("", ANEW)]
+    bound = [row for row in rows if row["note"] in ("", NEW_BUCKETS)]
     far = [row["name"] for row in bound if not within(row)]
     print(f"{len(bound) - len(far)} of {len(bound)} as near as they must be; not: {far or 'none'}")
 
@@ -68,7 +68,7 @@ def compare(file: Path) -> dict:
     found = figures.highest(estimate.result(trainer, plan))[1]
     peak, why, more = max(rank.memory["device_peak_bytes"] for rank in ranks), note(run, plan), 0
     if plan.sharding == "ddp" and plan.gpus > 1 and peak > found.bytes + WITHIN * peak:
-        why, more = why or ANEW, found.parts["gradients"]
+        why, more = why or NEW_BUCKETS, found.parts["gradients"]
     return {
         "name": file.parent.name if file.stem == "events" else file.stem,
         "predicted": found.bytes + more,

@@ -27,8 +27,8 @@ LEFT_OUT = (
     "Without the CUDA context, cuDNN's and NCCL's buffers: the peak of an eager step, as "
     "max_memory_allocated shows it."
 )
-ANEW = (
-    "DDP makes its buckets anew as the second step begins. If NCCL has not let go of the first "
+NEW_BUCKETS = (
+    "DDP makes its buckets again as the second step begins. If NCCL has not let go of the first "
     "ones by then, that takes {} more, once: have room for it."
 )
 WIDTH = 40  # characters of the longest bar
@@ -57,7 +57,7 @@ def about(row: Mapping) -> str:
     most = f"At most {bytes_text(peak.bytes)} on each GPU, {WHEN[phase]}"
     notes = [LEFT_OUT]
     if plan["sharding"] == "ddp" and plan["gpus"] > 1:  # seen on one of two H200
-        notes.append(ANEW.format(bytes_text(peak.parts["gradients"])))
+        notes.append(NEW_BUCKETS.format(bytes_text(peak.parts["gradients"])))
     return "\n\n".join([f"{asked}, {images}\n{most}:", str(parts(peak)), *notes])
 
 
