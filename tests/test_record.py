@@ -124,3 +124,18 @@ def test_variables_are_there_when_torch_is_imported(tmp_path, course_folder, mon
     monkeypatch.setattr(sys, "argv", ["record.py", "09", str(tmp_path)])
     record.main()
     assert json.loads((tmp_path / "09-tuned.jsonl").read_text().splitlines()[0])["command"] == tuned
+
+
+def test_a_run_finds_no_code_of_another_unless_it_repeats_it():
+    names = ["09-ladder-resnet50-5-default", "09-ladder-resnet50-5-reduce-overhead", "09-ddp-x2"]
+    names += ["09-compiled-resnet50-bf16-x1-1", "09-compiled-resnet50-bf16-x2-1"]
+    commands = record.RECORDINGS["09"]
+    found = [record._entry(name, commands[name], "/tmp/caches").environment for name in names]
+    assert len({*(e["TORCHINDUCTOR_CACHE_DIR"] for e in found)}) == len(names)
+    again = names[-1].replace("x2-1", "x2-3")
+    assert record._entry(again, commands[again], "/tmp/caches").environment == found[-1]
+
+
+def test_words_in_quotes_stay_together_in_a_recorded_command():
+    entry = record._entry("09-ddp-x2", record.RECORDINGS["09"]["09-ddp-x2"], "/tmp/caches")
+    assert entry.flags[-2:] == ["both, buckets of 50 MB", "both, graph not cut"]
