@@ -13,7 +13,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 HUB ?= one_machine
 HUB_FOLDER ?= $(if $(filter 0,$(shell id -u)),/opt/dlojz,$(HOME)/.local/share/dlojz)
 
-.PHONY: help setup demo test lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
+.PHONY: help setup system demo test lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -38,7 +38,7 @@ demo: setup  ## the main job, from nothing: data, two jobs, a report, a figure
 
 # Where no bytecode is written, hundreds of processes would each compile the package.
 test:  ## all tests: unit, solutions, notebooks, browser
-	@tools/system.sh & system=$$!; $(MAKE) --no-print-directory setup && wait $$system
+	@$(MAKE) --no-print-directory -j2 system setup
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PARALLEL) --dist=loadfile --no-loadscope-reorder --durations=15 \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
 
@@ -48,6 +48,9 @@ lab: setup  ## open JupyterLab on the notebooks
 hub:  ## try the course on a JupyterHub of your own, on loopback; or HUB=slurm_cluster
 	jupyterhub/install.sh $(HUB_FOLDER)
 	HUB_LOGIN=trial HUB_BRANCH=$${HUB_BRANCH:-$$(git branch --show-current)} jupyterhub/start.sh $(HUB_FOLDER) $(HUB)
+
+system:
+	@tools/system.sh
 
 lint: setup  ## ruff, and the derived files
 	$(BIN)/ruff check
