@@ -64,7 +64,10 @@ def main():
     run.experiment(device)
     experiments.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # as in the solution of this step
-    wanted = VARIANTS if "all" in args.variants else args.variants
+    every = (*VARIANTS, *(COMPILED if args.compile != "off" else ()))
+    wanted = every if "all" in args.variants else args.variants
+    torch._dynamo.config.recompile_limit = 2 * len(every)  # all have the same program to compile
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
     with experiments.process_group(device):
         steps = {name: training(name, args, device) for name in wanted}
