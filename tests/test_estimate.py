@@ -535,6 +535,16 @@ def test_a_run_out_of_memory_must_be_predicted_to_need_more_than_there_is(monkey
     assert row("h200/11-vit_2b-b0064-off-compiled", 1)["note"] == tool.COMPILED
 
 
+def test_ddps_new_buckets_do_not_excuse_a_run_out_of_memory(monkeypatch):
+    lost = log.read(runs.recorded("h200/11-vit_2b-b0032-off-ddp-x2"))
+    lost.end["outcome"] = "out_of_memory"
+    monkeypatch.setattr(tool.log, "read_ranks", lambda *_: [lost])
+    found = {"peaks": {"update": {"gradients": 149e9}}}
+    monkeypatch.setattr(estimate, "result", lambda *_: found)
+    row = tool.compare(lost.path / "events.jsonl")
+    assert (row["predicted"], row["recorded"], tool.within(row)) == (149e9, None, False)
+
+
 @pytest.mark.parametrize(("size", "near"), [(31.5e9, 1), (30e9, 1), (29e9, 0)])
 def test_the_tool_counts_the_predictions_that_are_too_far(size, near, monkeypatch, capsys):
     monkeypatch.setattr(estimate, "result", lambda *_: {"peaks": {"update": {"all": size}}})

@@ -67,12 +67,14 @@ def compare(file: Path) -> dict:
     trainer = imported(ROOT / run.start["command"].split()[0])
     found = figures.highest(estimate.result(trainer, plan))[1]
     peak, why, more = max(rank.memory["device_peak_bytes"] for rank in ranks), note(run, plan), 0
-    if plan.sharding == "ddp" and plan.gpus > 1 and peak > found.bytes + WITHIN * peak:
+    lost = run.end.get("outcome") == "out_of_memory"
+    several = plan.sharding == "ddp" and plan.gpus > 1
+    if several and not lost and peak > found.bytes + WITHIN * peak:
         why, more = why or NEW_BUCKETS, found.parts["gradients"]
     return {
         "name": file.parent.name if file.stem == "events" else file.stem,
         "predicted": found.bytes + more,
-        "recorded": None if run.end.get("outcome") == "out_of_memory" else peak,
+        "recorded": None if lost else peak,
         "limit": run.memory["device_total_bytes"],
         "note": why,
     }
