@@ -6,6 +6,8 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+import torch
+import torchvision
 
 mpl.use("Agg")
 from test_stats import write_log
@@ -326,6 +328,11 @@ def test_what_notebook_09b_says_of_two_gpus_is_so():
     said.append(f"DDP as it comes is at {kept['DDP']:.1f} %")
     cut, fewer = (added[f"both, {what}"] for what in ("graph not cut", "buckets of 50 MB"))
     said += [f"optimize_ddp = False`) adds {cut:.1f} %", f"It adds {fewer:.1f} %, too"]
+    said.append(
+        f"without cuts a step is {added['both'] - cut:.0f} % shorter. The other {cut:.1f} %"
+    )
+    sent = min(case["communication_ms"] for case in cases.values() if "communication_ms" in case)
+    assert 0.3 < sent < 0.6, "half a millisecond"
     assert len(cases["both"]["collectives"]) == 5
     assert len(cases["both, buckets of 50 MB"]["collectives"]) == 2
     assert round(added["both"] - cut) == 1, "the price of the cuts"
@@ -340,6 +347,20 @@ def test_what_notebook_09b_says_of_two_gpus_is_so():
     steps = sum(stats.step_times(run)[1].values())[stats.measured(run)]
     said.append(f"anything from {steps.min():.1f} to {steps.max():.1f} ms")
     assert missing("09b_modes.ipynb", said) == []
+
+
+def test_a_resnet50_is_cut_as_notebook_09b_says():
+    from torch._dynamo.backends.distributed import DDPOptimizer  # seconds to import
+
+    pieces = []
+    cut = DDPOptimizer(50 * 2**20, lambda piece, _: pieces.append(piece) or piece)
+    torch._dynamo.reset()
+    model = torchvision.models.resnet50()
+    torch.compile(model, backend=cut.compile_fn)(torch.zeros(2, 3, 32, 32))
+    torch._dynamo.reset()
+    assert len(pieces) == 3, "its first bucket is of 1 MB"
+    said = "two buckets instead of five, and two cuts instead of four"
+    assert missing("09b_modes.ipynb", [said]) == []
 
 
 def test_what_notebook_09b_says_of_a_cache_is_so():

@@ -44,8 +44,10 @@ def _compiled(s) -> bool:
 
 
 def _where(pairs) -> str:
-    """Return the hardware of the recordings, with their precision."""
-    return f"{pairs[0][0].arguments['precision']}, {report.hardware_text(pairs[0][0])}"
+    """Return the hardware of the recordings, with their precision and the days when they ran."""
+    first, days = pairs[0][0], sorted({s.date for s, _ in pairs})
+    where = report.hardware_text(first).replace(first.date, " to ".join({days[0]: 0, days[-1]: 0}))
+    return f"{first.arguments['precision']}, {where}"
 
 
 # Memory ------------------------------------------------------------------------------------------
@@ -139,7 +141,9 @@ def plot_shares(run, product=None, ax=None):
             ax.axvline(at, color="black", ls="--", lw=1)
             ax.text(at, -0.6, text, ha="center", va="bottom", fontsize=8)
         ax.set(ylim=(len(pairs) - 0.5, -0.5))
-        ax.set_xlabel("TFLOP/s of each GPU: forward and backward pass of an image, times images/s")
+        ax.set_xlabel(
+            "TFLOP/s of each GPU: forward and backward pass of an image, times its images/s"
+        )
         ax.set_title(_where(pairs), fontsize=9, fontweight="normal", pad=28)
         below = -0.9 / len(pairs)  # nearly half an inch
         report.legend(ax, drawn, ncols=2, loc="upper left", bbox_to_anchor=(0, below))

@@ -1,7 +1,7 @@
 """The share of its peak at which a GPU has trained: model FLOPs utilization, MFU.
 
 As the PaLM paper defines it (https://arxiv.org/abs/2204.02311, appendix B): the operations that the
-model needs for an image, forward and backward, times images per second, over what the GPU is sold
+model needs for an image, forward and backward, times images per second, over what its GPUs are sold
 with. What is computed again does not count, for it trains nothing. With it, the share is called
 hardware FLOPs utilization, HFU; here that is what checkpointing repeats, and nothing else.
 """
