@@ -268,19 +268,19 @@ def test_without_pairs_the_break_even_is_not_known(tmp_path, monkeypatch):
     assert "pairs=6" in found.expected
 
 
-def test_variants_that_are_compiled_alone_do_not_share_their_code(monkeypatch):
+def test_variants_that_are_compiled_alone_do_not_share_their_code():
     ddp = load("ddp")
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 18)  # as in the experiment
     for way, graphs in (("shared", 1), ("alone", 9)):
         torch._dynamo.reset()
         counters.clear()
         for name in map(str, range(9)):
             model = Small()
-            if way == "alone":
-                ddp.compile_alone(name, model, "aot_eager")
-            else:
-                model.compile(backend="aot_eager")
-            model(torch.randn(2, 4))
+            with torch._dynamo.config.patch(recompile_limit=18):  # as the experiment sets it
+                if way == "alone":
+                    ddp.compile_alone(name, model, "aot_eager")
+                else:
+                    model.compile(backend="aot_eager")
+                model(torch.randn(2, 4))
         assert counters["stats"]["unique_graphs"] == graphs
     assert isinstance(model, Small)
 
