@@ -184,7 +184,7 @@ def _ladder_09():
         f"{EXPERIMENTS}/loader.py --trainer {_solution('09')} "
         + (f"--workers 8 12 14 16 -- {supply}"),
     )
-    for again, n in product((1, 2, 3), (1, 2)):
+    for n, again in product((1, 2), (1, 2, 3)):
         flags = _steps("resnet50", 6600, 256)
         run = f"{_solution('09')} {flags} {compiled} default"
         yield f"09-compiled-resnet50-bf16-x{n}-{again}", run
