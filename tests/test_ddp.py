@@ -265,6 +265,15 @@ def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
     assert speed.get_ylim()[0] == energy.get_ylim()[0] == 0
 
 
+def test_variants_that_were_compiled_are_said_to_be():
+    eager, compiled = (
+        ddp.plot_variants(recorded.recorded(f"h200/{step}-ddp-x2")).get_title("left")
+        for step in ("06", "09")
+    )
+    assert "compiled" in compiled
+    assert "compiled" not in eager
+
+
 def test_what_syncbatchnorm_costs_is_what_all_texts_say():
     ax = ddp.plot_variants(recorded.recorded("h200/06-ddp-x2"), only=["SyncBatchNorm"], to="DDP")
     added = f"{ax.patches[0].get_width():.0f}"

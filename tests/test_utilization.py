@@ -166,6 +166,7 @@ def test_the_bars_of_the_speed_end_where_the_hardware_was():
     used = figures.used(runs.recorded(PREDICTED))
     assert [bar.get_width() for bar in own] == [u.tflops for _, u in used]
     assert sum(bar.get_width() > 0 for bar in again) == 2, "with checkpointing"
+    assert ax.get_title("left").endswith("2026-11-23 to 2026-11-24"), "all recordings"
     sold, product = (line.get_xdata()[0] for line in ax.lines)
     assert (sold, product) == (989.5, pytest.approx(788.8, abs=0.1))
     assert {"51%  ", "52%  "} <= {text.get_text() for text in ax.texts}
@@ -297,6 +298,13 @@ def test_what_notebook_11_says_of_two_gpus_is_so():
     said.append(
         "added {:.0f} ms to a step of `vit_600m` and {:.0f} ms to one of `vit_2b`".format(*more)
     )
+    case = dict((figures.run_name(s), case) for s, case in figures.cases(runs.recorded(PREDICTED)))
+    parts = figures.memory.highest(case[whole])[1].parts
+    halves = sum(parts[part] for part in ("parameters", "gradients", "optimizer"))
+    # One GPU has all of them, and autocast's copies of the weights in place of the gathered ones.
+    alone = 2 * halves + parts["activations"] + 2 * case[whole]["parameters"]
+    said.append(f"`vit_6b` with 64 images would need {alone / 1e9:.0f} GB of one H200")
+    said.append(f"with 64 images it would need {alone / 1e9:.0f} GB. In shards")
     said.append(f"compiled at {speed(BEST):.0f} images/s instead of {speed(whole):.0f}")
     assert missing("11_fsdp", said) == []
 

@@ -46,7 +46,8 @@ def _compiled(s) -> bool:
 def _where(pairs) -> str:
     """Return the hardware of the recordings, with their precision and the days when they ran."""
     first, days = pairs[0][0], sorted({s.date for s, _ in pairs})
-    where = report.hardware_text(first).replace(first.date, " to ".join({days[0]: 0, days[-1]: 0}))
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    where = report.hardware_text(first).replace(first.date, when)
     return f"{first.arguments['precision']}, {where}"
 
 

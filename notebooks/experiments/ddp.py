@@ -15,7 +15,7 @@ import torchvision
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.runs import log, worth
 from dlojz.training import evidence, experiments
 
 MB_OF_ONE_BUCKET = 4096
@@ -42,7 +42,7 @@ VARIANTS = (
     *("loss read in each step", "metrics summed in each step", "SyncBatchNorm"),
     *(f"update every {ACCUMULATED}", f"update every {ACCUMULATED}, reduced in each step"),
 )
-MODES = ("off", "aot_eager", "default", "reduce-overhead", "max-autotune")
+MODES = ("off", "aot_eager", *worth.MODES)
 NEED_GPU = ("stream of high priority", "SyncBatchNorm")
 FEW = ("no communication", "DDP", "buckets of 1 MB", "one bucket")
 
@@ -64,10 +64,12 @@ def main():
     run.experiment(device)
     experiments.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # as in the solution of this step
-    every = (*VARIANTS, *(COMPILED if args.compile != "off" else ()))
+    every = VARIANTS
+    if args.compile != "off":
+        every += tuple(COMPILED)
+        torch._dynamo.config.recompile_limit = 2 * len(every)  # all have the same program
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
     wanted = every if "all" in args.variants else args.variants
-    torch._dynamo.config.recompile_limit = 2 * len(every)  # all have the same program to compile
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
     wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
     with experiments.process_group(device):
         steps = {name: training(name, args, device) for name in wanted}
