@@ -226,6 +226,31 @@ def test_gradients_are_compared_without_the_scale_that_a_fused_optimizer_takes_a
     assert own._gradients["w"].tolist() == [16, 32]
 
 
+@pytest.mark.parametrize("skipped", [(), (1, 2)])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_updates_whose_gradients_are_zeros_count(optimizer, skipped):
+    """Those of a transformer are, in the first step, but for its classifier's."""
+    weight, ledger = torch.nn.Parameter(torch.zeros(3)), []
+    options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+    solution = optimizer([weight], 0.1, fused=True, **options)
+    rows = SimpleNamespace(_chosen=[(weight, None)])
+    for number in range(5):
+        weight.grad = torch.full((3,), 1e-10 if number else 0.0)
+        solution.found_inf = torch.tensor(float(number in skipped))
+        facts = {"update": number, "grad_scale": None, "found_inf": solution.found_inf}
+        drawn = audit.Auditor._rows(rows, solution)
+        ledger.append(facts | {"rows": torch.cat([row.reshape(-1) for row in drawn])})
+        solution.step()
+    assert weight.detach().ne(0).all()
+    solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
+    solved.rates = [0.1] * 5
+    states = list(audit.states_of(solution))
+    ledger = {"updates": ledger, "rows": [("w", None)], "states": states}
+    assert max(replay._rows(solved, ledger)) < judged.ROUNDINGS
+    ledger["updates"][4]["rows"][:3] *= 1.01
+    assert replay._rows(solved, ledger)[3] > judged.ROUNDINGS
+
+
 @pytest.mark.parametrize("mine", [torch.inf, torch.nan, 0.0])
 def test_gradients_of_any_kind_have_a_distance(mine):
     found = replay._gradients({"w": torch.tensor([mine])}, {"w": torch.tensor([1.0])})

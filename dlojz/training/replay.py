@@ -418,23 +418,34 @@ def _facts(update, replay) -> dict:
 def _rows(replay, ledger) -> list:
     """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
     found, usual = [], list(audit.states_of(replay.training.optimizer))
+    made = 0  # updates before this one
     for now, then in zip(ledger["updates"], ledger["updates"][1:], strict=False):
         known = now["rows"].shape == then["rows"].shape and now["update"] < len(replay.rates)
-        if not known or ledger["states"] != usual:
+        if known and ledger["states"] == usual:
+            pairs = zip(*(_parts(replay, ledger, u["rows"]) for u in (now, then)), strict=True)
+            found.append(max((_row(replay, now, made, *pair) for pair in pairs), default=0.0))
+        else:
             found.append(None)
-            continue
-        pairs = zip(*(_parts(replay, ledger, u["rows"]) for u in (now, then)), strict=True)
-        found.append(max((_row(replay, now, *pair) for pair in pairs), default=0.0))
+        made += not _skips(now)
     return found
 
 
-def _row(replay, update, before, after) -> float:
-    """Return how many roundings (weight, gradient, states) of one row are from the solution's."""
+def _skips(update) -> bool:
+    """Return whether a fused optimizer skipped an update by itself."""
+    return update["found_inf"] is not None and bool(float(update["found_inf"]))
+
+
+def _row(replay, update, made: int, before, after) -> float:
+    """Return how many roundings (weight, gradient, states) of one row are from the solution's.
+
+    made: the updates before. Adam counts them even where all gradients were zeros, as are those of
+    a transformer's first step if its classifier begins with zeros.
+    """
     weight, gradient, *states = before
     moved, expected = torch.nn.Parameter(weight.clone()), states
-    scale, skipped = update["grad_scale"], update["found_inf"]
+    scale = update["grad_scale"]
     gradient = gradient if scale is None else gradient / float(scale)
-    if skipped is None or not float(skipped):  # a fused optimizer skips an update by itself
+    if not _skips(update):
         (group, *_) = replay.training.optimizer.param_groups
         kind = type(replay.training.optimizer)
         known = inspect.signature(kind).parameters.keys() - {"params"}
@@ -442,10 +453,10 @@ def _row(replay, update, before, after) -> float:
         settings["lr"] = replay.rates[update["update"]]
         optimizer = kind([moved], **settings)
         keys = audit.states_of(optimizer)
-        if any(state.any() for state in states):
+        if made:
             kept = {key: state.clone() for key, state in zip(keys, states, strict=True)}
             if keys != audit.MOMENTUM:
-                kept["step"] = torch.tensor(float(update["update"]))
+                kept["step"] = torch.tensor(float(made))
             optimizer.state[moved].update(kept)
         moved.grad = gradient
         optimizer.step()
@@ -483,8 +494,7 @@ def _rates(training, updates) -> list[float]:
 
 def _had_to_skip(state) -> bool:
     """Return whether a fused optimizer skipped this update, with a gradient that is not finite."""
-    told = state["facts"]["found_inf"]
-    if told is None or not float(told):
+    if not _skips(state["facts"]):
         return False
     return not all(bool(g.isfinite().all()) for g in state["gradients"].values())
 
