@@ -384,6 +384,41 @@ def test_what_nobody_reads_stays_on_the_device(tmp_path, monkeypatch):
     assert put_away == [False]
 
 
+@pytest.mark.parametrize(("free", "peak"), [(10**12, 1.4e6), (0, 1.3e6)])  # 0: kept for a step
+@pytest.mark.parametrize("resets", [False, True])
+def test_the_peak_is_that_of_the_training_and_not_of_what_the_auditor_keeps(
+    tmp_path, monkeypatch, free, peak, resets
+):
+    """Here, a GPU's memory is played by two numbers: what is allocated, and its peak."""
+    card = SimpleNamespace(now=10**6, peak=10**6)
+
+    def allocate(nbytes):
+        card.now += nbytes
+        card.peak = max(card.peak, card.now)
+
+    def step(number, parts, images, labels):
+        allocate(300_000)
+        allocate(-300_000)
+        honest(number, parts, images, labels)
+        if number == 7:  # the validation
+            allocate(400_000)
+            allocate(-400_000)
+        elif resets:
+            card.peak = card.now
+
+    put_away = audit.Auditor._put_away
+    monkeypatch.setattr(audit, "_free", lambda device: free)
+    monkeypatch.setattr(audit, "_allocated", lambda device: (card.now, card.peak))
+    monkeypatch.setattr(audit, "_fill", lambda copies, tensors: allocate(5 * 10**6))
+    monkeypatch.setattr(
+        audit.Auditor,
+        "_put_away",
+        lambda self, *state: (put_away(self, *state), allocate(-5 * 10**6)),
+    )
+    found, _, _ = audited(tmp_path, steps=8, step=step, keep=4)
+    assert found.peak_bytes == pytest.approx(peak, rel=0.01)  # less the logits of eight batches
+
+
 def test_pauses_that_are_not_the_auditors_are_measured(tmp_path):
     def dozes(number, parts, images, labels):
         with clocks.pause():

@@ -294,6 +294,7 @@ class Audit(Record):
     same_buffers: bool | None = None  # as a validation begins: those of the step before
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
+    peak_bytes: int | None = None  # of a GPU's memory, without what the auditor keeps there
     foreign: int = 0  # updates of weights that are not the model's
     own_clock: bool = False  # the Chronometer's clock is its own
     timed: bool = True  # False with --profile: a profiler's steps say nothing about the speed

@@ -14,7 +14,8 @@ could save on, and of the optimizer itself the rows are looked at in every updat
 They stay on a GPU to the end of the run, if it has room for them. Otherwise the clocks stand still
 while one is written.
 The auditor also measures the speed, from forward pass to forward pass by its own clock, and counts
-an image where its gradient comes back.
+an image where its gradient comes back. And it measures the peak of a GPU's memory, without what it
+keeps there itself.
 """
 
 import gc
@@ -30,7 +31,7 @@ from time import perf_counter
 
 import torch
 import torch._inductor.config
-from torch.cuda import synchronize  # bound now: a trainer cannot replace it
+from torch.cuda import memory_stats_as_nested_dict, synchronize  # a trainer can't replace them now
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -187,6 +188,8 @@ class Auditor:
         self._foreign = 0
         self._windows, self._window = [], None
         self._paused_s, self._within_pause = 0.0, False
+        self._peak = 0  # bytes of a GPU, without what the auditor holds
+        self._held = self._most_held = 0  # bytes that it holds itself
         on_gpu = self._device.type == "cuda"
         self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
         if wish.get("perturb"):
@@ -295,6 +298,30 @@ class Auditor:
     def _lost_s(self):
         return self._side_work.take() if self._side_work else 0.0
 
+    # Memory ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _holding(self):
+        """Count what the auditor allocates meanwhile, to keep it to the end or for a step."""
+        begin = self._note_peak()
+        yield
+        end, _ = _allocated(self._device)
+        self._hold(end - begin)
+
+    def _hold(self, nbytes):
+        self._held += nbytes
+        self._most_held = max(self._most_held, self._held)
+
+    def _note_peak(self) -> int:
+        """Note the peak until now; return what is allocated.
+
+        All steps are alike, also those in which the auditor holds most. A peak before them, as the
+        model was made, was noted as it was.
+        """
+        allocated, peak = _allocated(self._device)
+        self._peak = max(self._peak, peak - self._most_held)
+        return allocated
+
     # Every step --------------------------------------------------------------------------------
 
     def _on_input(self, model, args, kwargs):
@@ -357,6 +384,7 @@ class Auditor:
             self._logit_bytes += 2 * logits.numel() * logits.element_size()
             if self._watches and self._logit_bytes <= MOST_LOGITS:
                 step["logits"] = logits.detach().clone()
+                self._hold(2 * logits.nbytes)  # with their gradient
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
 
     def _on_logits_gradient(self, step, gradient):
@@ -403,7 +431,7 @@ class Auditor:
         if not ours <= self._names.keys():
             self._foreign += 1
             return
-        with self._aside():
+        with self._aside(), self._holding():
             self._end_update()
             if not self._is_skipped(optimizer):
                 self._take(optimizer)
@@ -542,6 +570,7 @@ class Auditor:
         for hook in self._hooks:
             hook.remove()
         self._close_window()
+        self._note_peak()
         self._end_update()
         for state in self._waiting if self._wish.get("write") else ():  # no pause: nothing is timed
             self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
@@ -575,6 +604,7 @@ class Auditor:
                 updates=len(self._updates),
                 kept=self._kept,
                 foreign=self._foreign,
+                peak_bytes=self._peak or None,
                 own_clock=not clocks.foreign(),
                 timed=not self._profiled,
             )
@@ -629,6 +659,14 @@ def _met(logits, labels, loss) -> list:
 
 def _numbers(batches) -> list:
     return [[float(value) for value in batch] for batch in batches]
+
+
+def _allocated(device) -> tuple[int, int]:
+    """Return the bytes of all tensors on a GPU, now and at their peak; of a processor (0, 0)."""
+    if device.type != "cuda":
+        return 0, 0
+    told = memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    return told["current"], told["peak"]
 
 
 def _free(device) -> int:

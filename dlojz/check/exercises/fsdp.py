@@ -256,7 +256,7 @@ def _most(ranks):
 
 def _peak(mine, whole: Beside, less: float) -> list[Finding]:
     """Return a finding on the peak of a GPU's memory. less: bytes that are no longer held."""
-    peaks = [run.memory.get("device_peak_bytes") for run in mine]
+    peaks = [run.audit.peak_bytes for run in mine]
     if None in peaks:
         return []
     what, yours = "peak memory of a GPU", f"{max(peaks) / 1e9:,.2f} GB"
