@@ -22,13 +22,14 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
-from dlojz import course, launch, progress
+from dlojz import course, launch, presets, progress
 from dlojz.course import UserError
 from dlojz.machine import facts
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
 CARD = re.compile(r"\*\*It takes\*\* \| about (\d+) minutes")
+BESIDE = " beside an "  # a GPU, for which the notebook chose its sizes, but no job used it
 SHOWN = 60  # characters of a cell's first line
 LONG_S = 300  # a cell that takes longer has people wait with nothing to do
 
@@ -186,7 +187,7 @@ def _code_cells(text):
 def _hardware(jobs):
     """Return the hardware of the jobs' logs: the largest number of devices, and their name.
 
-    If no log names any, it is this machine's processor.
+    If no log names any, it is this machine's processor, and the card beside it if it has one.
     """
     found = [(False, 1, facts.cpu()["model"])]
     for job in jobs:
@@ -199,7 +200,14 @@ def _hardware(jobs):
     on_gpu, size, name = max(found)
     if on_gpu:
         return f"{size} x {name}" if size > 1 else name
-    return f"{len(os.sched_getaffinity(0))} CPU cores ({name})"
+    cores = f"{len(os.sched_getaffinity(0))} CPU cores ({name})"
+    cards = facts.gpus()["cards"] if presets.gpus() else ()
+    return f"{cores}{BESIDE}{cards[0]['name']}" if cards else cores
+
+
+def has_gpu(on: str) -> bool:
+    """Return whether what a rehearsal ran on, in words, has a GPU."""
+    return "CPU cores" not in on or BESIDE in on
 
 
 def _job(job):

@@ -92,6 +92,11 @@ def test_it_is_noted_on_what_the_jobs_ran(notebook, monkeypatch):
     del jobs[0]
     assert rehearsed(path, begin=2)["on"] == "2 x a GPU", "as the first part had"
     assert rehearsed(path)["on"].endswith("CPU cores (a processor)")
+    monkeypatch.setattr(rehearse.presets, "gpus", lambda: ("GPU-0",))
+    monkeypatch.setattr(rehearse.facts, "gpus", lambda: {"cards": [{"name": "H"}]})
+    found = rehearsed(path)
+    assert found["on"].endswith("CPU cores (a processor) beside an H")
+    assert verify_notebooks.kind(found) == found["on"]
 
 
 def test_a_kernel_that_dies_is_reported(notebook):
@@ -198,6 +203,7 @@ def test_a_stamp_replaces_an_older_one_of_the_same_hardware(course_folder):
             ["2 CPU cores (x)", "H"],
             "2 CPU cores (x), torch 1, 2026; H, torch 1, 2026. Some figures",
         ),
+        (["2 CPU cores (x) beside an H"], "2 CPU cores (x) beside an H, torch 1, 2026. Some"),
     ],
 )
 def test_a_card_says_what_the_notebook_was_last_verified_on(runs, row):

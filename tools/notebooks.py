@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 
+from dlojz import rehearse
 from dlojz.course import course_root
 
 VERIFIED = re.compile(
@@ -51,7 +52,7 @@ def stamped(notebook, name, verified):
     """Return the notebook with the hardware and dates of its last runs on its card."""
     runs = verified.get(name, [])
     found = [f"{run['on']}, torch {run['torch']}, {run['date']}" for run in runs]
-    if all("CPU" in run["on"] for run in runs):
+    if not any(rehearse.has_gpu(run["on"]) for run in runs):
         found.append("not yet on a GPU")
     said = "; ".join(found)
     card = notebook.cells[0]

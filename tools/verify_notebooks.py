@@ -56,7 +56,7 @@ def stamp(found):
 
 def kind(run) -> str:
     """Return the GPU of a run, or that it had none."""
-    return "CPU" if "CPU cores" in run["on"] else run["on"]
+    return run["on"] if rehearse.has_gpu(run["on"]) else "CPU"
 
 
 if __name__ == "__main__":
