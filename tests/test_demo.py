@@ -48,3 +48,21 @@ def test_make_lab_opens_for_root_too(user, allowed, tmp_path, monkeypatch):
     words = ["make", "-n", "-C", Path(__file__).parent.parent, "lab"]
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert ("--allow-root" in shown) == allowed
+
+
+OPTIMIZED = (
+    "import ensurepip, sys; sys.exit(sys.base_prefix != '/usr' or sys.version_info < (3, 11))"
+)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_make_prefers_a_python_that_was_compiled_with_optimizations(quick, tmp_path, monkeypatch):
+    (tmp_path / "python3").write_text(f"#!/bin/sh\nexit {1 - quick}\n")
+    (tmp_path / "python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHON", raising=False)
+    words = ["make", "-n", "-B", "-C", Path(__file__).parent.parent, "setup"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    others = subprocess.run(["/usr/bin/python3", "-c", OPTIMIZED]).returncode == 0
+    chosen = "python3" if quick or not others else "/usr/bin/python3"
+    assert f"|| {chosen} -m venv" in shown

@@ -15,7 +15,7 @@ command -v g++ >/dev/null || packages+=(g++)
 command -v openssl >/dev/null || packages+=(openssl) # torch.compile calls it
 command -v npm >/dev/null || packages+=(npm)
 /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
-headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')
+headers=$("${PYTHON:-python3}" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [ -e "$headers/Python.h" ] || packages+=(python3-dev)
 [ ${#packages[@]} -eq 0 ] && exit 0
 
