@@ -566,9 +566,21 @@ def findings(change=None, precision="fp32", updates=8):
     found, every = json.loads(json.dumps([found, every]))
     if change:
         change(found, every)
-    mine, again = log.Run("mine"), log.Run("again")
+    mine, again = log.Run(Path("mine")), log.Run("again")
     again.replay = records.Replay(found, every)
     return judged.findings([judged.Audited(mine, again, precision)])
+
+
+def test_an_update_of_two_processes_is_one():
+    found, every = made.updates(4), made.every(32, 10)
+    runs = []
+    for rank in range(2):
+        mine, again = log.Run(Path("run", f"{rank}.jsonl")), log.Run("again")
+        again.replay = records.Replay(found, every)
+        runs.append(judged.Audited(mine, again, "fp32"))
+    (number,) = [f for f in judged.findings(runs) if f.what == "audit"]
+    assert number.yours == "4 updates done again with the solution"
+    assert number.state == State.UNMEASURED
 
 
 def failing(change, **more):
@@ -730,7 +742,7 @@ def test_a_validation_needs_the_batch_statistics_of_the_training(tmp_path):
 
 def test_updates_of_weights_that_are_not_the_models_are_refused():
     found, every = made.updates(8), made.every(32, 10)
-    mine, again = log.Run("mine"), log.Run("again")
+    mine, again = log.Run(Path("mine")), log.Run("again")
     mine.audit, again.replay = records.Audit(foreign=3), records.Replay(found, every)
     failing = [f for f in judged.findings([judged.Audited(mine, again, "fp32")]) if f.fails]
     assert [(f.what, f.yours, f.hint) for f in failing] == [

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log, records, stats
@@ -52,6 +53,11 @@ class Audited:
     mine: log.Run
     replay: log.Run
     precision: str
+
+    @property
+    def folder(self) -> Path:
+        """Return where the run's log lies, with those of its other processes."""
+        return self.mine.path.parent
 
     @property
     def updates(self) -> list[dict]:
@@ -202,7 +208,7 @@ def _updates(runs):
         _tensors(solved),
         _buffers(solved),
         _optimizer(updates),
-        _number(len({(id(r), u["update"]) for r in runs for u in r.updates})),
+        _number(len({(r.folder, u["update"]) for r in runs for u in r.updates})),
     ]
 
 
