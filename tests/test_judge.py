@@ -140,18 +140,25 @@ def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
 # What could not be measured does not pass --------------------------------------------------------
 
 LIGHT = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32}
+VGG = RESNET | {"model": "vgg19"}
 ASKED = {  # (step, precision, hardware and sizes) for which a bar asks for something
+    "01": ("01_gpu", "fp32", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
+    "01 on an A100": ("01_gpu", "fp32", "cuda:0", "NVIDIA A100-SXM4-80GB", RESNET),
+    "02 on an A100": ("02_amp", "fp16", "cuda:0", "NVIDIA A100-SXM4-80GB", RESNET),
+    "03 with a VGG": ("03_channels_last", "fp16", "cuda:0", "NVIDIA H100 80GB HBM3", VGG),
+    "09": ("09_compile", "bf16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
     "02": ("02_amp", "fp16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
     "03": ("03_channels_last", "fp16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
     "03 on a CPU": ("03_channels_last", "fp32", "cpu", "AMD EPYC", RESNET),
     "05 on a CPU": ("05_dataloader", "fp32", "cpu", "AMD EPYC", LIGHT),
     "06": ("06_ddp", "bf16", "cuda:0", "NVIDIA H100 80GB HBM3", RESNET),
 }
+UNASKED = {"02 on a CPU": ("02_amp", "bf16", "cpu", "AMD EPYC", LIGHT)}
 
 
-def made_runs(folder, asked, gain=3.0):
+def made_runs(folder, asked, gain=10.0):
     """The solution and six pairs, all of them right and `gain` times as fast; and the exercise."""
-    step, precision, device, name, sizes = ASKED[asked]
+    step, precision, device, name, sizes = (ASKED | UNASKED)[asked]
     folders = {}
     pairs = [f"{side}-{i}" for i in range(1, 7) for side in ("before", "after")]
     wide = ["float32"] if precision == "fp16" or precision == "bf16" else []
@@ -258,6 +265,14 @@ DAMAGES = (
 )
 
 
+def test_each_bar_that_asks_for_a_speed_is_tried_here():
+    tried = [
+        bars.bar(step, f"{device.split(':')[0]}: {name}", sizes | {"precision": precision})
+        for step, precision, device, name, sizes in ASKED.values()
+    ]
+    assert {bar for bar in bars.BARS if bar.at_least is not None} == set(tried)
+
+
 @pytest.mark.parametrize("asked", ASKED)
 def test_whole_runs_with_a_gain_pass_each_bar(tmp_path, asked):
     """Else the tests below could not fail."""
@@ -336,6 +351,15 @@ def test_runs_that_are_too_short_say_what_to_submit(tmp_path):
     said = repr(judge.judge(exercise, folders, judge.Standards()))
     assert "? speed: of 10 steps the first are warm-up, the last is inspected" in said
     assert "submit with --test-nsteps 30" in said
+
+
+def test_runs_that_are_too_short_for_a_speed_that_nobody_asks_for_say_why_it_is_not(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02 on a CPU")
+    for folder in folders.values():
+        too_short(folder, folders)
+    said = repr(judge.judge(exercise, folders, judge.Standards()))
+    assert "This processor has unknown instructions" in said
+    assert "{" not in said
 
 
 def test_a_log_without_an_end_is_named(tmp_path):

@@ -282,9 +282,11 @@ def _work(folders, ends, runs) -> Finding:
 def _speed(exercise, folders, ends, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
     """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
     bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
+    known = runs.reference.start.get("instructions") or ["unknown instructions"]
+    bar = replace(bar, source=bar.source.format(instructions=", ".join(known)))
     names = _names(folders, "before-")
     if not names and bar.at_least is None:
-        why = _no_gain(bar, runs, recorded)
+        why = f"no gain asked: {bar.source}{recorded}"
         return None, Finding(FASTER, "speed", State.NOT_ASKED, "not compared", why)
     for name in names:
         if not ends[name].completed:
@@ -331,12 +333,7 @@ def _not_asked(exercise, bar, before, runs, recorded) -> str:
     """Return why the speed is reported and nothing is asked of it; "" if a bar asks for it."""
     if fed := _is_fed(exercise, before, runs.reference):
         return f"no gain asked: {fed}"
-    return _no_gain(bar, runs, recorded) if bar.at_least is None else ""
-
-
-def _no_gain(bar, runs, recorded) -> str:
-    known = runs.reference.start.get("instructions") or ["unknown instructions"]
-    return f"no gain asked: {bar.source.format(instructions=', '.join(known))}{recorded}"
+    return f"no gain asked: {bar.source}{recorded}" if bar.at_least is None else ""
 
 
 def _asked(bar, found) -> Finding:
