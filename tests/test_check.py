@@ -490,6 +490,18 @@ def test_a_run_on_other_hardware_is_not_used_again(checked_job):
     assert run._completed(elsewhere, keys) == {}, "nor if its key were the same"
 
 
+def test_a_run_of_another_version_of_what_measures_is_not_used_again(tmp_path, monkeypatch):
+    (tmp_path / "training").mkdir()
+    file = tmp_path / "training" / "audit.py"
+    seen = []
+    for text, torch in (("a", "2.11.0"), ("a", "2.11.0"), ("b", "2.11.0"), ("a", "2.12.0")):
+        file.write_text(text)
+        monkeypatch.setattr(run.metadata, "version", {"torch": torch, "torchvision": "0.26"}.get)
+        seen.append(run._measuring.__wrapped__(tmp_path))
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 3
+
+
 @pytest.mark.parametrize("field", ["account", "module", "n_gpu"])
 def test_a_run_on_another_kind_of_node_is_not_used_again(checked_job, field):
     planned = plan.of(exercises.find("01_gpu"), checked_job)

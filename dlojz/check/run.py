@@ -22,7 +22,7 @@ from dlojz.runs import log
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 # What decides what a run logs: runs of another version of these are not reused.
-MEASURING = ("idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
+MEASURING = ("course.py", "idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
 
 
 def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
@@ -130,15 +130,15 @@ def _key(entry, pair: bytes, plan) -> str:
 
 
 @cache
-def _measuring() -> bytes:
+def _measuring(package: Path = Path(__file__).parent.parent) -> bytes:
     """Return a digest of the code that measures, in the package that is installed here."""
-    package = Path(__file__).parent.parent
     sources = sorted(file for pattern in MEASURING for file in package.glob(pattern))
     found = hashlib.sha256(b"\0".join(file.read_bytes() for file in sources))
-    try:
-        found.update(metadata.version("torch").encode())
-    except metadata.PackageNotFoundError:  # a login node
-        found.update(b"unknown")
+    for library in ("torch", "torchvision"):
+        try:
+            found.update(metadata.version(library).encode())
+        except metadata.PackageNotFoundError:  # a login node
+            found.update(b"unknown")
     return found.digest()
 
 
