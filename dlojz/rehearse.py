@@ -22,9 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
-from dlojz import course, launch, presets, progress
+from dlojz import course, launch, progress
 from dlojz.course import UserError
-from dlojz.machine import facts
+from dlojz.machine import facts, gpus
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
@@ -201,7 +201,7 @@ def _hardware(jobs):
     if on_gpu:
         return f"{size} x {name}" if size > 1 else name
     cores = f"{len(os.sched_getaffinity(0))} CPU cores ({name})"
-    cards = facts.gpus()["cards"] if presets.gpus() else ()
+    cards = facts.gpus()["cards"] if gpus.visible() else ()
     return f"{cores}{BESIDE}{cards[0]['name']}" if cards else cores
 
 

@@ -384,10 +384,10 @@ def test_what_nobody_reads_stays_on_the_device(tmp_path, monkeypatch):
     assert put_away == [False]
 
 
-@pytest.mark.parametrize(("free", "peak"), [(10**12, 1.4e6), (0, 1.3e6)])  # 0: kept for a step
+@pytest.mark.parametrize(("free", "least"), [(10**12, 1.4e6), (0, 1.3e6)])  # 0: kept for a step
 @pytest.mark.parametrize("resets", [False, True])
 def test_the_peak_is_that_of_the_training_and_not_of_what_the_auditor_keeps(
-    tmp_path, monkeypatch, free, peak, resets
+    tmp_path, monkeypatch, free, least, resets
 ):
     """Here, a GPU's memory is played by two numbers: what is allocated, and its peak."""
     card = SimpleNamespace(now=10**6, peak=10**6)
@@ -416,7 +416,8 @@ def test_the_peak_is_that_of_the_training_and_not_of_what_the_auditor_keeps(
         lambda self, *state: (put_away(self, *state), allocate(-5 * 10**6)),
     )
     found, _, _ = audited(tmp_path, steps=8, step=step, keep=4)
-    assert found.peak_bytes == pytest.approx(peak, rel=0.01)  # less the logits of eight batches
+    logits = 8 * 2 * 4 * 4 * CLASSES  # bytes, with their gradients: eight batches of four images
+    assert least - logits <= found.peak_bytes <= 1.4e6
 
 
 def test_pauses_that_are_not_the_auditors_are_measured(tmp_path):

@@ -431,7 +431,7 @@ def _rows(replay, ledger) -> list:
 
 
 def _skips(update) -> bool:
-    """Return whether a fused optimizer skipped an update by itself."""
+    """Return whether a fused optimizer skipped an update: no other is called then."""
     return update["found_inf"] is not None and bool(float(update["found_inf"]))
 
 
