@@ -126,7 +126,8 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
 def test_where_no_gain_is_asked_nothing_is_compared(job):
     """On this processor: a single ratio has no spread."""
     names = [e.name for e in plan.entries(exercises.find("01_gpu"), job, pairs=None)]
-    assert names == ["solution", "rehearsal", "rehearsal-solution", "after-1", "band"]
+    bands = [f"band-{seed}" for seed in range(1, 7)]
+    assert names == ["solution", "rehearsal", "rehearsal-solution", "after-1", *bands]
     found = check("01", job)
     assert found.passed
     assert "– speed: not compared\n" in repr(found)
@@ -363,7 +364,7 @@ def test_forged_runs_are_judged_like_others(forged):
     ("name", "code", "stderr", "said"),
     [
         ("solution", -9, "", "run solution, of the solution,.*killed by SIGKILL. Check again"),
-        ("band", -9, "", "run band, of the solution,.*killed by SIGKILL. Check again"),
+        ("band-1", -9, "", "run band-1, of the solution,.*killed by SIGKILL. Check again"),
         ("before-1", -15, "", "run before-1, of the step before,.*killed by SIGTERM"),
         ("before-1", 0, "", "run before-1, of the step before,.*its log has no end"),
         ("after-1", -9, "", "run after-1 did not complete, which says nothing.*SIGKILL"),

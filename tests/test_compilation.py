@@ -218,7 +218,7 @@ def priced(folder, monkeypatch, gain, pairs=True, seconds=300.0):
     monkeypatch.setitem(test_judge.ASKED, "09", asked)
     exercise, folders = test_judge.made_runs(folder, "09", gain)
     if not pairs:
-        folders = {n: f for n, f in folders.items() if n in ("solution", "band", "after-1")}
+        folders = {n: f for n, f in folders.items() if n in ("solution", "band-1", "after-1")}
         folders["float32"] = folder / "float32"
     for name in folders:
         seen = [compiled(2) | {"seconds": seconds}] if seconds else []

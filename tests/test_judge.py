@@ -162,7 +162,7 @@ def made_runs(folder, asked, gain=10.0):
     folders = {}
     pairs = [f"{side}-{i}" for i in range(1, 7) for side in ("before", "after")]
     wide = ["float32"] if precision == "fp16" or precision == "bf16" else []
-    for own in ["solution", "band", *wide, *pairs]:
+    for own in ["solution", "band-1", *wide, *pairs]:
         ms = (
             20.0
             * (gain if own.startswith("before") else 1)
@@ -309,7 +309,7 @@ def test_no_set_of_logs_without_a_measured_speed_passes_where_a_bar_asks_for_one
 
 def test_runs_that_were_not_timed_do_not_pass(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
-    names = ("solution", "band", "float32", "before-1", "after-1")
+    names = ("solution", "band-1", "float32", "before-1", "after-1")
     first = {n: folders[n] for n in names}
     assert not judge.judge(exercise, first, judge.Standards(), timed=False).passed
 
@@ -320,8 +320,8 @@ def test_losses_that_agree_need_no_band(tmp_path, loss, told):
     log_file = folders["after-1"] / "events.jsonl"
     log_file.write_text(log_file.read_text().replace('"losses": [2.0', f'"losses": [{loss}'))
     found = {name: folders[name] for name in ("solution", "after-1")}
-    keys = dict.fromkeys((*found, "band"), "")
-    expected = found if told else {}
+    keys = dict.fromkeys((*found, "band-1", "band-2"), "")
+    expected = found if told else None
     assert run._told_already(exercise, keys, found, judge.Standards()) == expected
 
 
@@ -331,8 +331,8 @@ def test_the_first_pair_need_not_hold_all_updates_to_replay(tmp_path):
     event, *_ = (e for e in map(json.loads, again.read_text().splitlines()) if "updates" in e)
     changed = json.dumps(event | {"updates": event["updates"][:2]})
     again.write_text(again.read_text().replace(json.dumps(event), changed))
-    first = {n: folders[n] for n in ("solution", "band", "before-1", "after-1")}
-    assert run._told_already(exercise, folders, first, judge.Standards()) == {}
+    first = {n: folders[n] for n in ("solution", "band-1", "before-1", "after-1")}
+    assert run._told_already(exercise, folders, first, judge.Standards()) is None
     assert judge.judge(exercise, folders, judge.Standards()).passed
 
 

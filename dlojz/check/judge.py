@@ -31,6 +31,7 @@ NOT_TIMED = Finding(
 NOT_JUDGED = Finding(
     MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
 )
+BAND = "band-"  # runs of the solution with weights that are off by a rounding error, by number
 FLOAT32 = "float32"  # a run of the trainee's trainer, beside those in 16 bits
 SMALL = "small"  # another, whose updates are kept if a state of those is too large
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
@@ -52,8 +53,7 @@ def judge(
     timed: whether all pairs that measure the speed are among them.
     """
     ends = {name: ending.of(folder, standards.trainer) for name, folder in folders.items()}
-    band = ["band"] if "band" in folders else []
-    for name in ("solution", *band, *(_names(folders, "after-") or ["after-1"])):
+    for name in ("solution", *_names(folders, BAND), *(_names(folders, "after-") or ["after-1"])):
         if not ends.get(name, MISSING).completed:
             return _stopped(exercise, folders, name, ends.get(name, MISSING))
     runs, broken = _read(exercise, folders, ends)
@@ -254,12 +254,12 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
             found += audit.audited(folders[name], again, kind)
         else:
             broken.append(_ended(exercise, again, ending.of(again), "audit", "audit"))
-    band = log.read(folders["band"]) if "band" in folders else runs.reference
+    bands = [log.read(folders[name]) for name in _names(folders, BAND)]
     links = audit.findings(found) if found else []
     return [
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
-        audit.losses(runs.mine, runs.reference, band, precision),
+        audit.losses(runs.mine, runs.reference, bands, precision),
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
         told.finding(runs.mine.ranks),
         told.rates(runs.mine, runs.reference),

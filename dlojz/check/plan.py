@@ -119,9 +119,10 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
 
     Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
     spread. The trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients
-    tell more. In the band, the solution's weights are off by a rounding error. Without pairs it
-    comes last: if the losses agree without it, it is left out. If a state takes over 5 GB, whole
-    updates are kept of another run, with the exercise's small model and otherwise the same flags.
+    tell more. In a band, the solution's weights are off by a rounding error. Without pairs there
+    may be several, which come last: once the losses agree, the others are left out. If a state
+    takes over 5 GB, whole updates are kept of another run, with the exercise's small model and
+    otherwise the same flags.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
@@ -130,9 +131,12 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     if pairs is None:
         pairs = 0 if bars.bar(step, hardware, arguments).at_least is None else stats.MIN_PAIRS
     entries = [series.Entry("solution", solution, flags, audit=LEDGER)]
-    band = series.Entry("band", solution, flags, audit=BAND)
+    bands = [
+        series.Entry(f"{judge.BAND}{seed}", solution, flags, audit=BAND | {"perturb": seed})
+        for seed in range(1, 1 + len(audit.DRIFTS))
+    ]
     if pairs:
-        entries.append(band)
+        entries.append(bands[0])
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*flags, *more]))
     coarse = audit.precision_of(log_of(job), hardware) in audit.COARSE
@@ -154,7 +158,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
             alike = wish | {"validate": False}
             both.insert(0, series.Entry(f"before-{i}", before, known, audit=alike))
         entries += both if i % 2 else reversed(both)
-    return entries if pairs else [*entries, band]
+    return entries if pairs else [*entries, *bands]
 
 
 def _in_float32(coarse) -> int:
@@ -176,7 +180,7 @@ def _beside(exercise, mine, solution, flags, coarse, large):
 
 
 LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
-BAND = {"perturb": True, "validate": False}  # of it, only the losses are read
+BAND = {"validate": False}  # only the losses are read
 ALONE = {"middle": True}  # of a run that no gain is asked of: there is time for another look
 # Runs of which only the updates are read: cuDNN would try algorithms for minutes.
 UNTIMED = {"autotune": False, "validate": False}

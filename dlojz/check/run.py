@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 from dlojz import course, launch, presets, progress
 from dlojz.check import ending, judge
+from dlojz.check.audit import LOSSES
 from dlojz.check.ending import How
 from dlojz.check.exercises import FASTER
 from dlojz.check.plan import Plan, hardware_of
@@ -28,7 +30,7 @@ MEASURING = ("course.py", "idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.p
 def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
     """Return the folder of each run; submit those that no earlier check has completed.
 
-    If those up to the first pair tell enough, do not wait for the others. Raises CheckError for a
+    If those so far tell enough, do not wait for the others. Raises CheckError for a
     run that failed, and not because of the trainee's file.
     """
     keys = keys_of(plan)
@@ -55,23 +57,25 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
 
 
 def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
-    """Return the runs up to the first pair if they tell enough, or {} if they do not.
+    """Return the runs so far if they tell enough; None if they do not.
 
-    They do if something is wrong, or if no pairs are asked for and the losses need no band. None:
-    not all of them have ended.
+    They do if something is wrong up to the first pair. Without pairs they always do, but if only
+    the losses are not near enough: the solution's may be as far. Then it runs once more, with
+    another rounding error, until they are near or all its bands are there.
     """
     names = list(keys)
-    first = names[: 1 + max(names.index(n) for n in ("before-1", "after-1") if n in names)]
-    if not set(first) <= set(found):
+    end = 1 + max(names.index(n) for n in ("before-1", "after-1") if n in names)
+    if not set(names[:end]) <= set(found):
         return None
-    folders = {name: found[name] for name in first}
-    if len(first) == len(names):
-        return {}
-    findings = judge.judge(exercise, folders, standards, timed=False).findings
-    failing = [f for f in findings if f.fails and f.part != FASTER]
-    if names[len(first) :] == ["band"]:
-        return {} if any(f.hint == "losses" for f in failing) else folders
-    return folders if failing else {}
+    last = optional(names)
+    timed = {*names} - last <= set(found)
+    folders = {n: found[n] for n in (names if timed else names[:end]) if n in found}
+    findings = judge.judge(exercise, folders, standards, timed).findings
+    failing = {f.hint for f in findings if f.fails and (timed or f.part != FASTER)}
+    if not timed:
+        return folders if failing else None
+    more = failing == {LOSSES} if last & set(found) else LOSSES in failing
+    return None if more and not last <= set(found) else folders
 
 
 def _refuse(found: Mapping[str, Path], standards):
@@ -79,7 +83,7 @@ def _refuse(found: Mapping[str, Path], standards):
     for name, folder in found.items():
         end = ending.of(folder, standards.trainer)
         before = name.startswith("before-")
-        solution = name.endswith(("solution", "band")) or name.startswith("beside-")
+        solution = name.endswith("solution") or name.startswith(("beside-", judge.BAND))
         if name.startswith(("before-", "beside-")) and end.how == How.OUT_OF_MEMORY:
             continue  # the judge says what to do
         if end.how == How.KILLED or ((before or solution) and not end.completed):
@@ -213,8 +217,8 @@ def _under_way(missing) -> launch.Job | None:
 
 def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.Job:
     wanted = [_placed(entry, found) for entry in plan.entries if entry.name in missing]
-    optional = {"band"} & {plan.entries[-1].name}  # it comes last where it may be left out
-    sure = [entry for entry in wanted if entry.name not in optional] or wanted
+    left_out = optional([entry.name for entry in plan.entries])
+    sure = [entry for entry in wanted if entry.name not in left_out] or wanted
     about = about_s(plan, sure)
     step = plan.exercise.step
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
@@ -225,6 +229,11 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
     return series.submit(
         wanted, replace(plan.request, name=f"check-{step}", time_max_s=seconds, files=check)
     )
+
+
+def optional(names: Sequence[str]) -> set[str]:
+    """Return which runs may be left out: the bands that come last."""
+    return {*takewhile(lambda name: name.startswith(judge.BAND), reversed(names))}
 
 
 def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
@@ -267,12 +276,14 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
 
     names, answer = list(series.folders(job)), None
     silent = False if _in_a_notebook() else None
-    with tqdm(total=len(names), unit="run", leave=False, disable=silent) as bar:
+    sure = len(names) - len(optional(names))
+    with tqdm(total=sure or len(names), unit="run", leave=False, disable=silent) as bar:
         while not (state := job.state).final:
             progress.share_state(job, state)
             done = series.finished(job)
             bar.set_description(f"{step}: {doing(names, done)}", refresh=done == bar.n)
             if done > bar.n:
+                bar.total = max(bar.total, done)
                 bar.update(done - bar.n)
                 try:
                     answer = enough() if answer is None else answer
@@ -283,7 +294,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
                     job.cancel("ended early by the check: the first runs tell enough")
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
-        if answer:
+        if answer or bar.n > bar.total:
             bar.total = bar.n  # the others are not needed, and a bar that is not full ends in red
     return answer
 

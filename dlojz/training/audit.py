@@ -60,9 +60,10 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     keep: how many updates, 0 if it is left out; watch: what a replay compares of every step, even
     if no update is kept; write: into files (otherwise they are only copied);
     memory: files without a name, which the job holds in memory, to write into if it has room;
-    perturb: move the initial weights by a rounding error; autotune: false forbids cuDNN to try its
-    algorithms, which in float32 can take minutes; validate: false ends the run where its training
-    ends; middle: true has the witness profile one more step, drawn from those before the last.
+    perturb: move the initial weights by a rounding error, drawn with this seed; autotune: false
+    forbids cuDNN to try its algorithms, which in float32 can take minutes; validate: false ends the
+    run where its training ends; middle: true has the witness profile one more step, drawn from
+    those before the last.
     """
     wish = wished()
     if wish:  # Inductor would draw other random numbers, for a dropout, than the solution's replay
@@ -192,8 +193,8 @@ class Auditor:
         self._held = self._most_held = 0  # bytes that it holds itself
         on_gpu = self._device.type == "cuda"
         self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
-        if wish.get("perturb"):
-            perturb(self._model, rounding(self._precision, self._device), seed=1)
+        if seed := wish.get("perturb"):
+            perturb(self._model, rounding(self._precision, self._device), seed)
         self._hook()
 
     def _hook(self):
