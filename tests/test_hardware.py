@@ -167,7 +167,7 @@ def test_what_is_not_sold_is_an_empty_cell_and_what_is_derived_is_marked():
     assert cells(table, H100.name)["fp8"] == "1,979"
     assert cells(table, XEON.name)["bf16"] == "≈ 103"
     assert cells(table, A100.name)["ridge, operations per byte"] == "153"
-    assert cells(machines.rest(list(SOLD.values())), MI250X.name)["links GB/s"] == ""
+    assert cells(machines.rest(list(SOLD.values())), XEON.name)["links GB/s"] == ""
     units = cells(machines.rest([H100]), H100.name)["units, of the whole die"]
     assert units == "132 of 144"
 
@@ -443,6 +443,11 @@ def test_a_gpus_parts_come_from_torch_and_nvml():
     assert here["registers"] == "2.5 MiB in all, 256 KiB on each"
     assert (here["clock"], here["power"]) == ("1,980 MHz", "650 W, the limit set")
     assert here["memory"] == "80 GB"
+    assert "matrix units" not in {part for part, text in here.items() if text}
+    own = {part: text for part, text, _ in machines.anatomy(found, H100, H100).rows}
+    assert own["units"] == "10 multiprocessors, of 144 on the whole die"
+    assert own["matrix units"] == "40 tensor cores, 4 on each"
+    assert own["memory"] == "80 GB, sold with 3,350 GB/s"
 
 
 def test_what_a_gpu_does_not_say_is_an_empty_cell():

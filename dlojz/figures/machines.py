@@ -427,12 +427,13 @@ def _time(ns):
 # Anatomy -----------------------------------------------------------------------------------------
 
 
-def anatomy(facts: Mapping, sold) -> Table:
+def anatomy(facts: Mapping, sold, own=None) -> Table:
     """Return a table of the parts of this machine's GPU, or processor, beside an H100 as sold.
 
-    facts: of an Examination by the doctor; sold: the row of the H100.
+    facts: of an Examination by the doctor; sold: the row of the H100; own: that of this machine's
+    GPU, if it is sold in the table: neither torch nor the driver says all of it.
     """
-    here = _gpu_parts(facts) if facts["torch"].get("devices") else _cpu_parts(facts)
+    here = _gpu_parts(facts, own) if facts["torch"].get("devices") else _cpu_parts(facts)
     parts = {
         "name": sold.name,
         "units": f"{sold.units} multiprocessors, of {sold.units_full} on the whole die",
@@ -442,9 +443,8 @@ def anatomy(facts: Mapping, sold) -> Table:
         + f" in all, {_size_text(sold.registers_per_unit * 4)} on each",
         "first cache": f"up to {sold.shared_kb_per_unit:g} KiB on each, shared memory",
         "last cache": f"{sold.cache_mb:g} MB, L2",
-        "matrix units": f"{sold.units * sold.tensor_cores_per_unit} tensor cores, "
-        f"{sold.tensor_cores_per_unit} on each",
-        "memory": f"{sold.memory_gb:g} GB",
+        "matrix units": _tensor_cores(sold, sold.units),
+        "memory": f"{sold.memory_gb:g} GB, {sold.memory_gb_per_s:,.0f} GB/s",
         "clock": f"{sold.clock_mhz:,} MHz",
         "power": f"{sold.power_w:g} W",
     }
@@ -452,7 +452,12 @@ def anatomy(facts: Mapping, sold) -> Table:
     return Table(("", "here", "sold"), lines, "<<<")
 
 
-def _gpu_parts(facts):
+def _tensor_cores(row, units):
+    each = row.tensor_cores_per_unit
+    return f"{units * each} tensor cores, {each} on each"
+
+
+def _gpu_parts(facts, own):
     device, cards = facts["torch"]["devices"][0], facts["gpu"]["cards"]
     card = next((c for c in cards if c.get("name") == device["name"]), {})
     units, warp = device["units"], device["warp"]
@@ -461,14 +466,17 @@ def _gpu_parts(facts):
     shared, clock = device["shared_bytes_per_unit"], device["clock_khz"]
     found = {
         "name": device["name"],
-        "units": f"{units} multiprocessors",
+        "units": f"{units} multiprocessors"
+        + (f", of {own.units_full} on the whole die" if own and own.units_full else ""),
         "at once": warps
         and f"{warps} warps of {warp} threads on each: {units * warps * warp:,} threads",
         "registers": registers
         and f"{_size_text(units * registers)} in all, {_size_text(registers)} on each",
         "first cache": shared and f"up to {shared / 1024:g} KiB on each, shared memory",
         "last cache": device["cache_bytes"] and f"{device['cache_bytes'] / 2**20:.3g} MiB, L2",
-        "memory": report.bytes_text(device["memory_bytes"]),
+        "matrix units": own and own.tensor_cores_per_unit and _tensor_cores(own, units),
+        "memory": report.bytes_text(device["memory_bytes"])
+        + (f", sold with {own.memory_gb_per_s:,.0f} GB/s" if own else ""),
         "clock": clock and f"{card.get('clock_mhz') or clock / 1000:,.0f} MHz",
         "power": card.get("power_limit_w") and f"{card['power_limit_w']:.0f} W, the limit set",
     }
