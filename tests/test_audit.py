@@ -420,6 +420,24 @@ def test_the_peak_is_that_of_the_training_and_not_of_what_the_auditor_keeps(
     assert least - logits <= found.peak_bytes <= 1.4e6
 
 
+def test_a_machine_that_holds_the_process_between_two_looks_at_the_clocks_is_no_cheat(
+    tmp_path, monkeypatch
+):
+    usual, held = Path.write_bytes, []
+
+    def writes(file, content):
+        if len(held) < 3:
+            held.append(time.sleep(0.1))
+        return usual(file, content)
+
+    quiet = audit._offset(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", writes)
+    assert audit._offset(tmp_path) == pytest.approx(quiet, abs=0.02)
+    assert len(held) == 3
+    held.clear()
+    assert audit._offset(tmp_path, tries=3) != pytest.approx(quiet, abs=0.02)
+
+
 def test_pauses_that_are_not_the_auditors_are_measured(tmp_path):
     def dozes(number, parts, images, labels):
         with clocks.pause():

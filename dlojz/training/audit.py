@@ -47,6 +47,7 @@ PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
 ROOM = 8  # times the memory that the updates to keep take must be free, or they go to the disk
 MOST_LOGITS = 256 * 2**20  # bytes that the logits of a run, and their gradients, may take
+QUICK_S = 0.005  # about the tick of a file system's clock
 SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into an optimizer's group
 # The tensors of an optimizer's state, of the shape of the weight.
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
@@ -274,20 +275,19 @@ class Auditor:
             self._wait()
             self._lost_s()  # in the steps before
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
-            stamp = _stamp(self._run.folder)
-            pauses = self._paused_s, clocks.unasked()
-            self._window = (step, pauses, perf_counter(), stamp, ahead)
+            pauses, offset = (self._paused_s, clocks.unasked()), _offset(self._run.folder)
+            self._window = (step, pauses, perf_counter(), offset, ahead)
 
     def _close_window(self):
         """End the measured window, if one is open."""
         if self._window is None:
             return
         self._wait()
-        first, (own, unasked), begin, stamp, ahead = self._window
+        first, (own, unasked), begin, offset, ahead = self._window
         clock = perf_counter() - begin
         lost = self._paused_s - own + self._lost_s()
         others = clocks.unasked() - unasked
-        files = _stamp(self._run.folder) - stamp
+        files = clock + _offset(self._run.folder) - offset
         steps = self._forwards - first
         self._window = None
         if steps and not self._profiled:
@@ -841,8 +841,17 @@ def _in_work(iterator) -> int:
     return len(told) - arrived - sum(queue.qsize() for queue in queues)
 
 
-def _stamp(folder) -> float:
-    """Return the time of the file system, in seconds: another clock than Python's."""
-    file = Path(folder, ".clock")
-    file.write_bytes(b".")
-    return file.stat().st_mtime_ns / 1e9
+def _offset(folder, tries=5) -> float:
+    """Return how many seconds the file system's clock is ahead of Python's: one is no other's.
+
+    A busy machine may hold the process between two looks. Of some tries the quickest counts.
+    """
+    file, found = Path(folder, ".clock"), []
+    for _ in range(tries):
+        begin = perf_counter()
+        file.write_bytes(b".")
+        end = perf_counter()
+        found.append((end - begin, file.stat().st_mtime_ns / 1e9 - (begin + end) / 2))
+        if end - begin < QUICK_S:
+            break
+    return min(found)[1]
