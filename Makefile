@@ -65,7 +65,7 @@ lint: setup  ## ruff, and the derived files
 	$(BIN)/python tools/notebooks.py check
 
 slurm:  ## start a throw-away Slurm on this machine, to rehearse on (root, Debian or Ubuntu)
-	tools/system.sh
+	PYTHON=$(PYTHON) tools/system.sh
 	SLURM_FIXTURE_CPUS=8 slurm/throwaway.sh start
 	@echo "To use it: eval \"\$$(slurm/throwaway.sh env)\"    To end it: make slurm-stop"
 

@@ -29,7 +29,7 @@ from dlojz.runs import log, stats
 from dlojz.table import Table
 
 CARD = re.compile(r"\*\*It takes\*\* \| about (\d+) minutes")
-BESIDE = " beside an "  # a GPU, for which the notebook chose its sizes, but no job used it
+BESIDE = " beside a GPU, "  # which no job used, but for which the notebook chose its sizes
 SHOWN = 60  # characters of a cell's first line
 LONG_S = 300  # a cell that takes longer has people wait with nothing to do
 
@@ -202,11 +202,11 @@ def _hardware(jobs):
         return f"{size} x {name}" if size > 1 else name
     cores = f"{len(os.sched_getaffinity(0))} CPU cores ({name})"
     cards = facts.gpus()["cards"] if gpus.visible() else ()
-    return f"{cores}{BESIDE}{cards[0]['name']}" if cards else cores
+    return f"{cores}{BESIDE}{cards[0].get('name', '?')}" if cards else cores
 
 
 def has_gpu(on: str) -> bool:
-    """Return whether what a rehearsal ran on, in words, has a GPU."""
+    """Return whether what a rehearsal ran on, in words, has a GPU, used or not."""
     return "CPU cores" not in on or BESIDE in on
 
 

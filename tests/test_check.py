@@ -495,12 +495,12 @@ def test_a_run_of_another_version_of_what_measures_is_not_used_again(tmp_path, m
     (tmp_path / "training").mkdir()
     file = tmp_path / "training" / "audit.py"
     seen = []
-    for text, torch in (("a", "2.11.0"), ("a", "2.11.0"), ("b", "2.11.0"), ("a", "2.12.0")):
+    for text, torch, vision in ("abc", "abc", "xbc", "ayc", "abz"):
         file.write_text(text)
-        monkeypatch.setattr(run.metadata, "version", {"torch": torch, "torchvision": "0.26"}.get)
+        monkeypatch.setattr(run.metadata, "version", {"torch": torch, "torchvision": vision}.get)
         seen.append(run._measuring.__wrapped__(tmp_path))
     assert seen[0] == seen[1]
-    assert len(set(seen)) == 3
+    assert len(set(seen)) == 4
 
 
 @pytest.mark.parametrize("field", ["account", "module", "n_gpu"])

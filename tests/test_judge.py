@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import shutil
 
 import made
 import pytest
@@ -325,6 +326,23 @@ def test_losses_that_agree_need_no_band(tmp_path, loss, told):
     assert run._told_already(exercise, keys, found, judge.Standards()) == expected
 
 
+@pytest.mark.parametrize(
+    ("bands", "broken", "told"), [(1, False, False), (1, True, True), (2, False, True)]
+)
+def test_while_only_the_losses_fail_the_solution_runs_again(tmp_path, bands, broken, told):
+    exercise, folders = made_runs(tmp_path, "02 on a CPU")
+    log_file = folders["after-1"] / "events.jsonl"
+    log_file.write_text(log_file.read_text().replace('"losses": [2.0', '"losses": [2.1'))
+    if broken:  # other images
+        again, other = folders["after-1"] / "replay", {"pixels": [1.0] * 10}
+        rewrite(again, lambda e: e | {"every": e["every"] | other} if "every" in e else e)
+    shutil.copytree(folders["band-1"], tmp_path / "band-2")
+    every = {n: folders[n] for n in ("solution", "float32", "after-1", "band-1")}
+    keys = dict.fromkeys((*every, "band-2"), "")
+    found = every | ({"band-2": tmp_path / "band-2"} if bands == 2 else {})
+    assert run._told_already(exercise, keys, found, judge.Standards()) == (found if told else None)
+
+
 def test_the_first_pair_need_not_hold_all_updates_to_replay(tmp_path):
     exercise, folders = made_runs(tmp_path, "05 on a CPU")
     again = folders["after-1"] / "replay" / "events.jsonl"
@@ -332,7 +350,7 @@ def test_the_first_pair_need_not_hold_all_updates_to_replay(tmp_path):
     changed = json.dumps(event | {"updates": event["updates"][:2]})
     again.write_text(again.read_text().replace(json.dumps(event), changed))
     first = {n: folders[n] for n in ("solution", "band-1", "before-1", "after-1")}
-    assert run._told_already(exercise, folders, first, judge.Standards()) is None
+    assert run._told_already(exercise, folders, first, judge.Standards()) == {}
     assert judge.judge(exercise, folders, judge.Standards()).passed
 
 

@@ -95,7 +95,7 @@ def test_it_is_noted_on_what_the_jobs_ran(notebook, monkeypatch):
     monkeypatch.setattr(rehearse.gpus, "visible", lambda: ("GPU-0",))
     monkeypatch.setattr(rehearse.facts, "gpus", lambda: {"cards": [{"name": "H"}]})
     found = rehearsed(path)
-    assert found["on"].endswith("CPU cores (a processor) beside an H")
+    assert found["on"].endswith("CPU cores (a processor) beside a GPU, H")
     assert verify_notebooks.kind(found) == found["on"]
 
 
@@ -203,7 +203,10 @@ def test_a_stamp_replaces_an_older_one_of_the_same_hardware(course_folder):
             ["2 CPU cores (x)", "H"],
             "2 CPU cores (x), torch 1, 2026; H, torch 1, 2026. Some figures",
         ),
-        (["2 CPU cores (x) beside an H"], "2 CPU cores (x) beside an H, torch 1, 2026. Some"),
+        (
+            ["2 CPU cores (x) beside a GPU, H"],
+            "2 CPU cores (x) beside a GPU, H, torch 1, 2026. Some",
+        ),
     ],
 )
 def test_a_card_says_what_the_notebook_was_last_verified_on(runs, row):

@@ -57,11 +57,11 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
 
 
 def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
-    """Return the runs so far if they tell enough; None if they do not.
+    """Return the runs so far if they tell enough; {} if all are needed, None if more must end.
 
-    They do if something is wrong up to the first pair. Without pairs they always do, but if only
-    the losses are not near enough: the solution's may be as far. Then it runs once more, with
-    another rounding error, until they are near or all its bands are there.
+    With pairs they do if something is wrong in the first. Without, at once, unless the losses are
+    too far: the solution's may be as far. Then its first band is run, and the next ones as long as
+    nothing but the losses fails.
     """
     names = list(keys)
     end = 1 + max(names.index(n) for n in ("before-1", "after-1") if n in names)
@@ -73,7 +73,7 @@ def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
     findings = judge.judge(exercise, folders, standards, timed).findings
     failing = {f.hint for f in findings if f.fails and (timed or f.part != FASTER)}
     if not timed:
-        return folders if failing else None
+        return folders if failing else {}
     more = failing == {LOSSES} if last & set(found) else LOSSES in failing
     return None if more and not last <= set(found) else folders
 
@@ -224,7 +224,7 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
     text = f"{about / 60:.0f} minutes" if about > 100 else f"{about:.0f} s"
     runs = f"{len(sure)} run{'s' * (len(sure) > 1)}"
     say(f"check {step} of job {plan.job.id}: {runs}, about {text}")
-    seconds = 3600 * (1 + int(3 * about // 3600))
+    seconds = 3600 * (1 + int(3 * about_s(plan, wanted) // 3600))
     check = {CHECK_FILE: json.dumps(missing).encode()}
     return series.submit(
         wanted, replace(plan.request, name=f"check-{step}", time_max_s=seconds, files=check)
@@ -290,7 +290,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
                 except CheckError:
                     job.cancel("ended early by the check: one of its own runs failed")
                     raise
-                if answer:
+                if answer and done < len(names):
                     job.cancel("ended early by the check: the first runs tell enough")
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)

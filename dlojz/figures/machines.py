@@ -476,7 +476,7 @@ def _gpu_parts(facts, own):
         "last cache": device["cache_bytes"] and f"{device['cache_bytes'] / 2**20:.3g} MiB, L2",
         "matrix units": own and own.tensor_cores_per_unit and _tensor_cores(own, units),
         "memory": report.bytes_text(device["memory_bytes"])
-        + (f", sold with {own.memory_gb_per_s:,.0f} GB/s" if own else ""),
+        + (f", sold with {own.memory_gb_per_s / own.devices:,.0f} GB/s" if own else ""),
         "clock": clock and f"{card.get('clock_mhz') or clock / 1000:,.0f} MHz",
         "power": card.get("power_limit_w") and f"{card['power_limit_w']:.0f} W, the limit set",
     }

@@ -275,7 +275,9 @@ class Auditor:
             self._wait()
             self._lost_s()  # in the steps before
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
-            pauses, offset = (self._paused_s, clocks.unasked()), _offset(self._run.folder)
+            with self._stopped():  # a slow disk is not the trainer's
+                offset = _offset(self._run.folder)
+            pauses = self._paused_s, clocks.unasked()
             self._window = (step, pauses, perf_counter(), offset, ahead)
 
     def _close_window(self):
@@ -287,7 +289,8 @@ class Auditor:
         clock = perf_counter() - begin
         lost = self._paused_s - own + self._lost_s()
         others = clocks.unasked() - unasked
-        files = clock + _offset(self._run.folder) - offset
+        with self._stopped():
+            files = clock + _offset(self._run.folder) - offset
         steps = self._forwards - first
         self._window = None
         if steps and not self._profiled:
