@@ -448,6 +448,8 @@ def test_a_gpus_parts_come_from_torch_and_nvml():
     assert own["units"] == "10 multiprocessors, of 144 on the whole die"
     assert own["matrix units"] == "40 tensor cores, 4 on each"
     assert own["memory"] == "80 GB, sold with 3,350 GB/s"
+    die = {part: text for part, text, _ in machines.anatomy(found, H100, MI250X).rows}
+    assert die["memory"] == "80 GB, sold with 1,638 GB/s", "half of the package's"
 
 
 def test_what_a_gpu_does_not_say_is_an_empty_cell():

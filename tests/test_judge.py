@@ -362,21 +362,22 @@ def test_a_step_before_that_ran_out_of_memory_says_what_to_submit(tmp_path):
     assert "a measured speed: submit with a smaller -b" in said
 
 
-def test_runs_that_are_too_short_say_what_to_submit(tmp_path):
-    exercise, folders = made_runs(tmp_path, "02")
+@pytest.mark.parametrize(
+    ("runs", "state", "todo"),
+    [
+        ("02", "?", "submit with --test-nsteps 30"),
+        ("02 on a CPU", "–", "This processor has unknown instructions"),  # no gain is asked
+    ],
+)
+def test_runs_that_are_too_short_say_what_to_submit_or_why_no_speed_is_asked(
+    tmp_path, runs, state, todo
+):
+    exercise, folders = made_runs(tmp_path, runs)
     for folder in folders.values():
         too_short(folder, folders)
     said = repr(judge.judge(exercise, folders, judge.Standards()))
-    assert "? speed: of 10 steps the first are warm-up, the last is inspected" in said
-    assert "submit with --test-nsteps 30" in said
-
-
-def test_runs_that_are_too_short_for_a_speed_that_nobody_asks_for_say_why_it_is_not(tmp_path):
-    exercise, folders = made_runs(tmp_path, "02 on a CPU")
-    for folder in folders.values():
-        too_short(folder, folders)
-    said = repr(judge.judge(exercise, folders, judge.Standards()))
-    assert "This processor has unknown instructions" in said
+    assert f"{state} speed: of 10 steps the first are warm-up, the last is inspected" in said
+    assert todo in said
     assert "{" not in said
 
 

@@ -285,7 +285,7 @@ def losses(mine: log.Run, reference: log.Run, bands: Sequence[log.Run], precisio
 
     bands: the solution's runs with weights that were off by a rounding error. Small batches are
     chaotic: what such a run reaches a little later, another one reaches now. And where a rounding
-    error turns a ReLU on or off, the losses jump: not in each run, but in two of them alike.
+    error turns a ReLU on or off the losses jump, in some runs and not in others.
     """
     worst = (0.0, 0, 0.0, 0.0, 1.0)
     every = list(zip(*(_losses(run) for run in (mine, reference, *bands)), strict=False))
