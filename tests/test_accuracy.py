@@ -22,6 +22,7 @@ from dlojz import course, runs
 from dlojz.course import UserError
 from dlojz.figures import accuracy as figures
 from dlojz.images import draw, small
+from dlojz.launch import Request, State, series
 from dlojz.runs import accuracy, log
 from dlojz.training import data as training_data
 from dlojz.training import experiments
@@ -163,6 +164,45 @@ def test_without_flips_and_moves_the_rest_stays(experiment, data):
     middles, same = seen(experiment, images, flips=False, moves=False)
     assert (middles == images[order, :, 3:27, 3:27]).all()
     assert (order == same).all()
+
+
+@pytest.mark.parametrize(("seed", "batch", "count"), [(3, 8, 96), (None, 7, 48)])
+def test_processes_share_each_batch_and_see_every_image_once(experiment, data, seed, batch, count):
+    images, labels = data["train"][0]["usual"][:count], torch.arange(count)
+    whole, *shares = (
+        [*experiment.Resident(images, labels, SIZE, batch, seed, share=share)]
+        for share in ((0, 1), (0, 2), (1, 2))
+    )
+    for (shown, told), *parts in zip(whole, *shares, strict=True):
+        seen, said = (torch.cat(part) for part in zip(*parts, strict=True))
+        assert sorted(said.tolist()) == sorted(told.tolist())
+        assert (seen[said.argsort()] == shown[told.argsort()]).all()
+        assert all(len(labels) == pytest.approx(len(told) / 2, abs=0.5) for _, labels in parts)
+
+
+def test_in_a_job_of_two_processes_some_variants_share_each_batch():
+    flags = f"--seeds 1 --model shufflenet_v2_x0_5 --image-size {SIZE} -b 8 -e 1 --classes 3"
+    flags += " --images-per-class 8 --val-per-class 3 --variants processes not-wrapped"
+    entry = series.Entry("shared", FILE, flags.split())
+    job = series.submit([entry], Request(name="accuracy", n_gpu=2))
+    assert job.wait() == State.COMPLETED, job.explain()
+    (folder,) = series.folders(job).values()
+    found = log.read(folder).cases
+    assert [case["variant"] for case in found.values()] == ["fp32", "processes", "not-wrapped"]
+    clean, shared, alone = found.values()
+    assert clean["updates"] == shared["updates"] == alone["updates"] == 3
+    assert shared["first_loss"] == alone["first_loss"] != clean["first_loss"], "of half a batch"
+    assert shared["loss"] != alone["loss"], "the gradients of the other half count"
+    assert shared["accuracy"] in [n / 9 for n in range(10)], "each image once"
+    assert "2 processes together" in figures._caption(folder)
+
+
+def test_synchronised_batch_norm_is_that_of_all_processes(experiment):
+    trainer = experiment.copy_of_trainer(experiment.VARIANTS["sync-batch-norm"])
+    args = SimpleNamespace(model="resnet18", image_size=SIZE)
+    kinds = {type(layer) for layer in trainer.build_model(args, CLASSES).modules()}
+    assert torch.nn.SyncBatchNorm in kinds
+    assert torch.nn.BatchNorm2d not in kinds
 
 
 @pytest.mark.parametrize("low", [0.08, 0.5])
@@ -416,8 +456,12 @@ def test_the_longer_warm_up_ends_at_half_time(experiment, data):
 def test_what_changes_the_images_is_recorded_for_05_and_the_batch_for_06(experiment):
     clean, *others = experiment.VARIANTS.values()
     images = {v.title for v in others if (v.train, v.val, v.crop) != ("usual", "usual", clean.crop)}
-    batches = {v.title for v in others if "-b " in v.flags}
-    for names, titles in ((record.IMAGES_05, images), (record.BATCHES_06, batches)):
+    batches = {v.title for v in others if "-b " in v.flags and not v.shared}
+    shared = {v.title for v in others if v.shared}
+    for names, titles in (
+        *((record.IMAGES_05, images), (record.BATCHES_06, batches)),
+        (record.PROCESSES_06, shared),
+    ):
         assert {experiment.VARIANTS[name].title for name in names.split()} == titles
 
 
@@ -442,13 +486,14 @@ def test_a_patch_stays_in_its_own_copy_of_the_trainer(experiment):
             "27 images are less than a batch of 64",
         ),
         ("-b 30 --variants accumulation", "-b 30: expected a multiple of 4"),
+        ("--variants processes", "--variants processes: needs several processes: submit it with"),
     ],
 )
 def test_bad_flags_get_a_clear_error(experiment, monkeypatch, capsys, flags, message):
     few = "--variants bf16 " if "--variants" not in flags else ""
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *(few + flags).split()])
     with pytest.raises(SystemExit):
-        experiment.parse_args(on_gpu=False)
+        experiment.parse_args(CPU)
     assert message in capsys.readouterr().err
 
 
@@ -620,10 +665,15 @@ def test_an_unknown_variant_is_named_with_what_is_there(trained, show, only):
         ("06b_scaling", "06", "batch-x4-updates", "6 and"),
         ("06b_scaling", "06", "batch-x4-lr-updates", "86.0 %"),
         ("06b_scaling", "06", "batch-x4-lr-updates", "7 points"),
+        ("06b_scaling", "06-x2", "processes", "1.2 points"),
+        ("06b_scaling", "06-x2", "sync-batch-norm", "1.5 points"),
+        ("06b_scaling", "06-x2", "not-wrapped", "costs 19 points"),
     ],
 )
 def test_what_a_notebook_quotes_was_recorded(notebook, recording, variant, quoted):
-    _, row = figures.rows(runs.recorded(f"h200/{recording}-accuracy"), only=[variant])
+    step, *processes = recording.split("-")
+    name = "-".join([step, "accuracy", *processes])
+    _, row = figures.rows(runs.recorded(f"h200/{name}"), only=[variant])
     told, right = row.difference, 100 * np.mean(list(row.accuracies.values()))
     if told.word == "no difference shown":
         measured = [f"{told.half:.1f}"]

@@ -65,6 +65,7 @@ IMAGES_05 = "torchvision no-antialias no-antialias-train no-flip no-augmentation
 IMAGES_05 += "resized-crop large-crops small-copies"
 BATCHES_06 = "accumulation batch-x4 batch-x4-lr batch-x4-warm-up batch-x4-updates "
 BATCHES_06 += "batch-x4-lr-updates"
+PROCESSES_06 = "processes sync-batch-norm not-wrapped"
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
 
 
@@ -134,6 +135,10 @@ def _scaling_06():
     flags = _flags("resnet50", "bf16", 256)
     for n, again in product((1, 2, 4, 8), (1, 2, 3)):
         name = f"06-resnet50-bf16-x{n}-{again}"
+        yield name, f"{_solution('06')} {flags} --precision bf16"
+    for again, n in product((1, 2, 3), (1, 2, 4, 8)):  # strong: 256 images in all
+        flags = _flags("resnet50", "bf16", 256 // n)
+        name = f"06-strong-resnet50-bf16-x{n}-{again}"
         yield name, f"{_solution('06')} {flags} --precision bf16"
 
 
@@ -290,6 +295,9 @@ RECORDINGS = {
     },
     "06": {
         "06-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {BATCHES_06}",
+        "06-accuracy-x2": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {PROCESSES_06}",
+        "06-accuracy-few-x2": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {PROCESSES_06} "
+        "-b 8 --lr 0.0125 -e 5",  # 4 images in each process
         **dict(_scaling_06()),
         **dict(_experiments_06()),
     },

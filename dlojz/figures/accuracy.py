@@ -157,8 +157,9 @@ def _caption(run):
     """Return the sizes and the hardware, with how to read the marks."""
     s = summary(run)
     given = s.arguments
+    several = f" in {s.size} processes together" if s.size > 1 else ""
     sizes = (
-        f"{s.model}, {s.image_size} px, batch {s.batch_size}, {given['epochs']} epochs of "
+        f"{s.model}, {s.image_size} px, batch {s.batch_size}{several}, {given['epochs']} epochs of "
         f"{given['classes']} x {given['images_per_class']:,} images, validated on "
         f"{given['classes'] * given['val_per_class']:,}"
     )

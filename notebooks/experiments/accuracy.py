@@ -7,6 +7,9 @@ it other flags, replaces one of its parts, or makes its images in another way; t
 trainer's. All images are on the device. Seed and epoch alone determine their order and their crops,
 so that all variants of a seed see the same images. Every variant is trained with seed 0, then with
 seed 1, and so on: a job that is cut off can still be compared.
+
+In a job of several processes, submit(..., n_gpu=2), some variants share each batch among them, with
+the trainer of notebook 06. The others are trained whole in each process, as in a job of one.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest import mock
@@ -134,6 +138,16 @@ def longer_warm_up(training, device):
     )
 
 
+def synchronised(trainer):
+    """Normalize by the statistics of all processes."""
+    build = trainer.build_model
+
+    def build_model(args, num_classes):
+        return torch.nn.SyncBatchNorm.convert_sync_batchnorm(build(args, num_classes))
+
+    trainer.build_model = build_model
+
+
 @dataclass(frozen=True)
 class Crop:
     """How a training image is cut out of one on the device."""
@@ -153,8 +167,19 @@ class Variant:
     train: str = "usual"  # the way in which these images are made, of small.WAYS
     val: str = "usual"
     crop: Crop = Crop()
+    trainer: str = "03"  # the solution of this step
+    shared: bool = False  # each process gets its share of every batch
+
+    def wants(self, device, processes: int) -> str:
+        """Return what this variant needs and does not find: "" if it can be trained here."""
+        if self.shared and processes < 2:
+            return "several processes: submit it with n_gpu=2"
+        if self.patch is synchronised and device.type != "cuda":
+            return "GPUs: SyncBatchNorm has no code for a processor"
+        return ""
 
 
+SHARED = {"flags": "--precision fp32 -b {share}", "shared": True}
 VARIANTS = {  # the first is the clean training; numbers in braces follow from the command line
     "fp32": Variant("fp32", "--precision fp32"),
     "tf32": Variant("TF32", "--precision tf32"),
@@ -218,6 +243,12 @@ VARIANTS = {  # the first is the clean training; numbers in braces follow from t
     "small-copies": Variant(
         "RandomResizedCrop of images made smaller before", crop=Crop(area=(0.08, 1))
     ),
+    "processes": Variant("several processes", trainer="06", **SHARED),
+    "sync-batch-norm": Variant(
+        "several processes, SyncBatchNorm", patch=synchronised, trainer="06", **SHARED
+    ),
+    # The solution of 05 wraps nothing: each process trains a model of its own on its share.
+    "not-wrapped": Variant("several processes, DDP forgotten", trainer="05", **SHARED),
 }
 
 
@@ -236,10 +267,14 @@ def crops(images, index, top, left, size):
 class Resident:
     """A loader of images that are on the device: uint8 [N, 3, side, side], and their labels."""
 
-    def __init__(self, images, labels, size, batch_size, seed=None, crop=Crop()):
-        """seed: of order, crops and flips; None: the middles, in their order."""
+    def __init__(self, images, labels, size, batch_size, seed=None, crop=Crop(), share=(0, 1)):
+        """seed: of order, crops and flips; None: the middles, in their order.
+
+        batch_size: in all processes. share: rank and number of the processes that share a batch.
+        """
         self.images, self.labels = images, labels
         self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.share = share
         self.crop = Crop(flips=False, moves=False) if seed is None else crop
         self.batch_sampler = SimpleNamespace(first_step=0)  # never resumed in mid-epoch
         self.epoch = 0
@@ -279,7 +314,8 @@ class Resident:
         order, *places = self.draws()
         index, top, left, flip = (part.to(self.images.device) for part in (order, *places))
         for step in range(len(self)):
-            here = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            rank, processes = self.share
+            here = slice(step * self.batch_size + rank, (step + 1) * self.batch_size, processes)
             if self.crop.area:
                 images = self.resized(order[here])  # on the CPU: the device is not waited for
             else:
@@ -292,7 +328,8 @@ def draw(args, device):
     """Return {split: (images, labels)} on the device; the images by the way they are made."""
     side, found = round(MARGIN * args.image_size), {}
     counts = {"train": args.images_per_class, "val": args.val_per_class}
-    with tqdm(total=args.classes * sum(counts.values()), unit="image", desc="drawing") as bar:
+    total, quiet = args.classes * sum(counts.values()), not idr_torch.is_master
+    with tqdm(total=total, unit="image", desc="drawing", disable=quiet) as bar:
         for split, count in counts.items():
             ways = dict.fromkeys(getattr(VARIANTS[name], split) for name in args.variants)
             images, labels = small.images(
@@ -310,6 +347,7 @@ class FirstLoss(Marks):
     """A stand-in for the Chronometer, which keeps the first loss, on the device."""
 
     value = None
+    profiler = None
 
     def transfer(self):
         """Begin the copy to the device."""
@@ -325,7 +363,7 @@ class FirstLoss(Marks):
 
 def copy_of_trainer(variant: Variant):
     """Return the trainer, patched."""
-    trainer = replay.imported(course.solution("03"))
+    trainer = replay.imported(course.solution(variant.trainer))
     if variant.patch:
         variant.patch(trainer)
     return trainer
@@ -334,7 +372,8 @@ def copy_of_trainer(variant: Variant):
 def arguments(trainer, variant: Variant, args, seed: int):
     """Return the trainer's arguments for this variant, parsed by the trainer."""
     b, lr = args.batch_size, args.lr
-    more = {"clip": args.clip_norm, "quarter": b // 4, "fourfold": 4 * b, "fourfold_lr": 4 * lr}
+    more = {"clip": args.clip_norm, "quarter": b // 4, "share": b // idr_torch.size}
+    more |= {"fourfold": 4 * b, "fourfold_lr": 4 * lr}
     # As many updates as in the clean training. An epoch leaves out what is less than a batch.
     images = args.classes * args.images_per_class
     more["more_epochs"] = round(args.epochs * (images // b) / max(1, images // (4 * b)))
@@ -347,9 +386,12 @@ def arguments(trainer, variant: Variant, args, seed: int):
 def loaders(variant: Variant, given, data):
     """Return the loaders of this variant: of its training, and of its validation."""
     size, (ways, labels), (val_ways, val_labels) = given.image_size, data["train"], data["val"]
-    images, batch = ways[variant.train], given.batch_size
-    loader = Resident(images, labels, size, batch, given.seed, variant.crop)
-    return loader, Resident(val_ways[variant.val], val_labels, size, VAL_BATCH)
+    images, batch, share = ways[variant.train], given.batch_size, (0, 1)
+    if variant.shared:
+        batch, share = batch * idr_torch.size, (idr_torch.rank, idr_torch.size)
+    loader = Resident(images, labels, size, batch, given.seed, variant.crop, share)
+    val_images = val_ways[variant.val]
+    return loader, Resident(val_images, val_labels, size, VAL_BATCH, share=share)
 
 
 def train(variant: Variant, args, seed: int, data, device) -> dict:
@@ -376,7 +418,7 @@ def train(variant: Variant, args, seed: int, data, device) -> dict:
     }
 
 
-def parse_args(on_gpu: bool):
+def parse_args(device):
     """Return the arguments; the sizes that are not given suit the device."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
@@ -394,7 +436,7 @@ def parse_args(on_gpu: bool):
     add("--val-per-class", type=positive, help="to validate on")
     add("--lr", type=float, help="the highest learning rate")
     add("--clip-norm", type=float, default=1.0, help="largest norm, in the variants that clip")
-    parser.set_defaults(**(ON_GPU if on_gpu else ON_CPU))
+    parser.set_defaults(**(ON_GPU if device.type == "cuda" else ON_CPU))
     args = parser.parse_args()
     unknown = [name for name in args.variants if name not in (*VARIANTS, "all")]
     if unknown:
@@ -402,8 +444,14 @@ def parse_args(on_gpu: bool):
             f"--variants {' '.join(unknown)}: not known; expected some of "
             f"{', '.join(VARIANTS)}, or all"
         )
+    missing = {name: variant.wants(device, idr_torch.size) for name, variant in VARIANTS.items()}
+    for name in args.variants:
+        if missing.get(name):
+            parser.error(f"--variants {name}: needs {missing[name]}")
+    wanted = args.variants
+    if "all" in wanted:
+        wanted = [name for name in VARIANTS if not missing[name]]
     # The clean training is always there, since all others are compared with it.
-    wanted = VARIANTS if "all" in args.variants else args.variants
     clean = next(iter(VARIANTS))
     args.variants = list(dict.fromkeys([clean, *wanted]))
     images, largest = args.classes * args.images_per_class, args.batch_size
@@ -415,16 +463,17 @@ def parse_args(on_gpu: bool):
         )
     if args.batch_size % 4 and "accumulation" in args.variants:
         parser.error(f"-b {args.batch_size}: expected a multiple of 4, for 4 quarters of a batch")
+    shared = any(VARIANTS[name].shared for name in args.variants)
+    if shared and args.batch_size % idr_torch.size:
+        parser.error(f"-b {args.batch_size}: expected a multiple of {idr_torch.size} processes")
     return args
 
 
-def main():
-    device = idr_torch.device()
-    args = parse_args(device.type == "cuda")
-    run = log.open_run(args)
-    run.experiment(device)
+def train_all(run, args, device):
+    """Train every variant with every seed, and log each training as it ends."""
     data = draw(args, device)
-    with tqdm(total=args.seeds * len(args.variants), unit="training") as bar:
+    total, quiet = args.seeds * len(args.variants), not idr_torch.is_master
+    with tqdm(total=total, unit="training", disable=quiet) as bar:
         for seed in range(args.seeds):
             for name in args.variants:
                 bar.set_description(f"{name}, seed {seed}")
@@ -433,6 +482,15 @@ def main():
                 run.case(f"{name}, seed {seed}", **said, **found)
                 bar.set_postfix(accuracy=f"{found['accuracy']:.1%}")
                 bar.update()
+
+
+def main():
+    device = idr_torch.device()
+    args = parse_args(device)
+    run = log.open_run(args)
+    run.experiment(device)
+    with experiments.process_group(device) if idr_torch.size > 1 else nullcontext():
+        train_all(run, args, device)
     run.end()
 
 
