@@ -5,6 +5,7 @@ import re
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 mpl.use("Agg")
@@ -17,6 +18,7 @@ from dlojz import runs as recorded
 from dlojz.course import UserError
 from dlojz.figures import ddp
 from dlojz.launch import Request, series
+from dlojz.runs import log, stats
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
 from dlojz.widgets.answer import ANSWERS
@@ -255,14 +257,48 @@ def test_costs_are_means_by_the_number_of_gpus(tmp_path):
 
 def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
     weak = ddp.costs(recorded.recordings("h200/06-resnet50-bf16-x*"))
+    strong = ddp.costs(recorded.recordings("h200/06-strong-resnet50-bf16-x*"))
     parts = [recorded.recorded(f"h200/03-resnet50-bf16-nhwc-b{b:04d}") for b in (256, 128, 64)]
-    strong = ddp.costs(parts, whole=256)
-    assert [n for n, *_ in weak] == [n for n, *_ in strong] == [1, 2, 4]
-    assert [round(100 * joule / weak[0][2] - 100) for *_, joule in weak] == [0, 6, 6]
-    assert [round(100 * joule / strong[0][2] - 100) for *_, joule in strong] == [0, 0, 4]
-    speed, energy = ddp.plot_costs({"weak": weak, "strong": strong})
-    assert [text.get_text() for text in energy.texts] == ["+6%", "+6%", "+0%", "+4%"]
+    bound = ddp.costs(parts, whole=256)
+    assert [n for n, *_ in weak] == [n for n, *_ in bound] == [1, 2, 4]
+    assert [n for n, *_ in strong] == [1, 2]
+    more = [[round(100 * j / rows[0][2] - 100) for *_, j in rows] for rows in (weak, strong, bound)]
+    assert more == [[0, 6, 6], [0, 9], [0, 0, 4]]
+    alone = [rows[0][2] for rows in (weak, strong, bound)]
+    text = (course.course_root() / "notebooks" / "06b_scaling.ipynb").read_text()
+    assert "With weak scaling it is 6 % more" in text
+    assert "With strong scaling it is 9 % more" in text
+    assert f"one GPU differs by {100 * max(alone) / min(alone) - 100:.0f} %" in text
+    speed, energy = ddp.plot_costs({"weak": weak, "strong": strong, "bound": bound})
+    assert [text.get_text() for text in energy.texts] == ["+6%", "+6%", "+9%", "+0%", "+4%"]
     assert speed.get_ylim()[0] == energy.get_ylim()[0] == 0
+
+
+def test_two_gpus_with_half_the_batch_wait_for_their_hosts_as_notebook_06b_says():
+    one, two = (
+        [*map(stats.summary, recorded.recordings(f"h200/06-strong-resnet50-bf16-x{n}-*"))]
+        for n in (1, 2)
+    )
+    speeds = [np.mean([s.images_per_s for s in series]) for series in (one, two)]
+    text = (course.course_root() / "notebooks" / "06b_scaling.ipynb").read_text()
+    assert f"two reach {50 * speeds[1] / speeds[0]:.1f} %" in text
+    halves = [
+        stats.summary(recorded.recorded(f"h200/03-resnet50-bf16-nhwc-b{b}"))
+        for b in ("0128", "0256")
+    ]
+    bound = 100 * halves[0].images_per_s / halves[1].images_per_s
+    assert f"the shares alone would allow {bound:.1f} %" in text
+    assert f"it is {np.median([s.ahead_ms for s in one]):.0f} ms ahead of its GPU" in text
+    ahead = [s.ahead_ms for s in two]
+    assert f"it is {min(ahead):.0f} to {max(ahead):.0f} ms ahead in the median" in text
+    medians, late = [], []
+    for path in recorded.recordings("h200/06-strong-resnet50-bf16-x2-*"):
+        run = log.read(path)
+        measured = stats.measured(run)
+        medians.append(np.median(sum(stats.step_times(run)[1].values())[measured]))
+        late.append(np.quantile(np.array(run.steps.ahead_ms)[measured], 0.1))
+    assert max(late) < 3
+    assert f"anything from {min(medians):.1f} to {max(medians):.1f} ms a step" in text
 
 
 def test_variants_that_were_compiled_are_said_to_be():
