@@ -316,6 +316,12 @@ def test_what_notebook_09b_says_of_small_batches_is_so():
     assert recorded(batch + "03-b0064").ahead_ms < 1
 
 
+def phase(name, part, share):
+    """Return the quantile of a part of the steps of a recording, in ms of the device."""
+    run = read(runs.recorded(f"h200/{name}"))
+    return np.quantile(np.array(stats.step_times(run)[1][part])[stats.measured(run)], share)
+
+
 def test_what_notebook_09b_says_of_two_gpus_is_so():
     cases = read(runs.recorded("h200/09-ddp-x2")).cases
     alone = np.array(cases["no communication"]["step_ms"])
@@ -340,12 +346,26 @@ def test_what_notebook_09b_says_of_two_gpus_is_so():
     eager = read(runs.recorded("h200/06-ddp-x2")).cases
     alone, with_ddp = (np.array(eager[n]["step_ms"]) for n in ("no communication", "DDP"))
     said.append(f"{np.median(with_ddp - alone):.1f} ms, of a step of {np.median(alone):.0f} ms")
-    one, two = (recorded(f"09-compiled-resnet50-bf16-x{n}-1") for n in (1, 2))
-    share = 50 * two.images_per_s / one.images_per_s
-    said.append(f"{one.images_per_s:,.0f} and {two.images_per_s:,.0f} images/s, {share:.1f} %")
-    run = read(runs.recorded("h200/09-compiled-resnet50-bf16-x2-1"))
-    steps = sum(stats.step_times(run)[1].values())[stats.measured(run)]
-    said.append(f"anything from {steps.min():.1f} to {steps.max():.1f} ms")
+    name = "09-compiled-resnet50-bf16-x{}-{}"
+    pairs = [[recorded(name.format(n, pair)) for n in (1, 2)] for pair in (1, 2, 3)]
+    speeds = np.array([[s.images_per_s for s in pair] for pair in pairs])
+    (low, twice_low), (high, twice_high) = speeds.min(0), speeds.max(0)
+    said.append(f"{low:,.0f} to {high:,.0f} images/s on one GPU")
+    said.append(f"{twice_low:,.0f} to {twice_high:,.0f} on two")
+    shares = 50 * speeds[:, 1] / speeds[:, 0]
+    said.append(f"{shares.min():.1f} to {shares.max():.1f} % of twice as much")
+    said.append(f"{kept['both'] - shares.mean():.0f} % less than in the figure")
+    alone, both = np.array([[s.ahead_ms for s in pair] for pair in pairs]).T.round()
+    said.append(f"is {alone.min():.0f} to {alone.max():.0f} ms ahead")
+    said.append("it was {:.0f}, {:.0f} and {:.0f} ms".format(*sorted(both)))
+    more = {}
+    for part, share in (("forward", 0.5), ("backward", 0.5), ("backward", 0.9)):
+        ms = [[phase(name.format(n, pair), part, share) for n in (1, 2)] for pair in (1, 2, 3)]
+        more[part, share] = np.diff(ms)
+    assert more["forward", 0.5].max() < 0.3, "as long as on one GPU"
+    usual, late = more["backward", 0.5], more["backward", 0.9]
+    said.append(f"{usual.min():.1f} to {usual.max():.1f} ms longer in the median")
+    said.append(f"{late.min():.0f} to {late.max():.0f} ms longer in one step of ten")
     assert missing("09b_modes.ipynb", said) == []
 
 
