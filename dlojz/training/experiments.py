@@ -87,7 +87,7 @@ def process_group(device):
     if on_gpu:
         torch.cuda.set_device(device)
     torch.distributed.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # shards may be offloaded to the processor
         rank=idr_torch.rank,
         world_size=idr_torch.size,
         device_id=device if on_gpu else None,
