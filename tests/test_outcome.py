@@ -100,6 +100,8 @@ OWN = "[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: once\n"
         (GONE.format(0), True),
         (GONE.format(0) + table((1, -15), (0, 1)), True),
         (GONE.format(0) + OWN, False),
+        ("[rank0]: CheckpointError: not written (Connection closed by peer [::1]:1)\n", True),
+        ("[rank0]: CheckpointError: not written (Is the disk full?)\n", False),
         (GONE.format(0) + table((1, -9), (0, 1)), False),
         ("", False),
     ],

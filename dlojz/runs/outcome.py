@@ -20,7 +20,7 @@ FAILED = re.compile(r"^  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.M)
 # The message of a process whose peer was gone, or did not come.
 GONE = r"(?:Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Timed out wait)"
 PEER_GONE = re.compile(rf"^\[rank(\d+)\]:.*{GONE}", re.M)
-TRACEBACK = re.compile(r"^\[rank(\d+)\]: Traceback", re.M)
+ERROR = re.compile(r"^\[rank(\d+)\]: (?:Traceback|\w+Error: )", re.M)  # ours have no traceback
 # torch's message about each process that did not reach its end.
 NOT_PARTED = re.compile(r"^.*destroy_process_group\(\) was not called.*\n?", re.M)
 # argparse's list of all flags, printed before the one line that matters.
@@ -109,7 +109,7 @@ def only_waited(run: Path) -> bool:
     codes = (int(code) for _, code in FAILED.findall(said))
     if any(code < 0 and code != -signal.SIGTERM for code in codes):  # torchrun ends the others
         return False
-    failed = set(TRACEBACK.findall(said))
+    failed = set(ERROR.findall(said))
     return bool(failed) and failed <= set(PEER_GONE.findall(said))
 
 
