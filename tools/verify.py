@@ -43,7 +43,7 @@ SMALL = {
     "05_dataloader": (12, 24, f"--precision fp32 {FILES} 1"),
     "06_ddp": (8, 16, "--precision fp32"),
     "09_compile": (8, 16, "--precision fp32 --compile {mode}"),
-    "11_fsdp": (8, 16, "--precision fp32 --sharding fsdp --checkpointing blocks"),
+    "11_fsdp": (8, 16, "--precision bf16 --sharding fsdp --checkpointing blocks"),
 }
 LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "01_gpu": "--model resnet18 -b 16 --test-nsteps 10",
