@@ -4,8 +4,10 @@ With HUB_LOGIN=pam it runs with the trainee's own account. HUB_LOGIN=trial needs
 accounts: all servers are yours, so it shows how the course looks and isolates nobody.
 """
 
+import itertools
 import os
 import pwd
+import socket
 import sys
 from pathlib import Path
 
@@ -13,6 +15,23 @@ c = get_config()  # noqa: F821
 # Not JupyterHub's load_subconfig: it passes over a file that it can't find, and a hub with nothing
 # but defaults would listen on all addresses.
 exec(Path(__file__).with_name("common.py").read_text())
+
+# JupyterHub asks the system for any free port, and another program may be given the same one before
+# the server listens on it. These are given to nobody: they lie below the system's, and above those
+# of jobs (dlojz/idr_torch.py).
+ports = itertools.cycle(range(30_000, 32_000))
+
+
+def choose_port(spawner):
+    """Have a server listen on a port that no other program is given meanwhile."""
+    for port in itertools.islice(ports, 2_000):
+        with socket.socket() as free:
+            if free.connect_ex(("127.0.0.1", port)):  # nobody answers
+                spawner.port = port
+                return
+
+
+c.Spawner.pre_spawn_hook = choose_port
 
 if os.environ["HUB_LOGIN"] == "trial":
     c.JupyterHub.spawner_class = "simple"
@@ -30,6 +49,7 @@ else:
 
         Otherwise the trainee could not even log in to remove files.
         """
+        choose_port(spawner)
         user = pwd.getpwnam(spawner.user.name)
         folder = Path("/run/dlojz", user.pw_name)  # only root can have made it
         for place, owner, mode in ((folder.parent, 0, 0o711), (folder, user.pw_uid, 0o700)):

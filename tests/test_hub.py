@@ -22,7 +22,7 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import hub_load
 import psutil
@@ -350,6 +350,8 @@ def test_a_plain_user_tries_a_hub_with_a_password(site, bob):
             p for p in psutil.process_iter() if variables(p).get("JUPYTERHUB_USER") == "eve"
         )
         assert server.username() == bob
+        port = urlsplit(variables(server)["JUPYTERHUB_SERVICE_URL"]).port
+        assert 30_000 <= port < 32_000, "one that the system gives to nobody"
 
 
 def test_the_guides_link_is_the_course(site):
