@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dlojz import course, launch
+from dlojz.check import audit as judged
 from dlojz.images import generate
 from dlojz.runs import log
 from dlojz.runs.stats import summary
+from dlojz.training import audit, replay
 
 SOLUTION = course.solution("01")
 
@@ -131,3 +134,24 @@ def test_a_step_is_profiled_and_a_block_compiled_before_the_whole_model(tmp_path
     assert 0.7 < explained / found.step_ms < 1.3
     assert found.block.name == "layer1.0 (BasicBlock)"
     assert row["measured"]["compile_s"] > found.block.compile_s > 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_rows_of_an_update_are_done_again_as_this_gpu_does_them(fused):
+    """On a processor a fused AdamW computes with other numbers: 30 to 80 roundings apart."""
+    device, updates = torch.device("cuda"), []
+    weight = torch.nn.Parameter(torch.linspace(-1e-3, 1e-3, 64, device=device))
+    mine = torch.optim.AdamW([weight], 0.01, fused=fused)
+    solution = torch.optim.AdamW([weight.detach().clone().requires_grad_()], 0.01, fused=True)
+    drawn = SimpleNamespace(_chosen=[(weight, None)])
+    for number in range(6):
+        weight.grad = torch.sin(torch.arange(64.0, device=device) * (number + 1))
+        rows = [row.reshape(-1).cpu() for row in audit.Auditor._rows(drawn, mine)]
+        facts = {"update": number, "grad_scale": None, "found_inf": None}
+        updates.append(facts | {"rows": torch.cat(rows)})
+        mine.step()
+    states = list(audit.states_of(solution))
+    ledger = {"updates": updates, "rows": [("w", None)], "states": states}
+    solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
+    solved.rates, solved.device = [0.01] * 6, device
+    assert max(replay._rows(solved, ledger)) < judged.ROUNDINGS
