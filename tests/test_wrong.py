@@ -32,7 +32,7 @@ NEED = {
         "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format", "momentum"},
         "fp32-accumulates": {"scaler-always", "enabled", "tf32", "mean"},
     },
-    "03_channels_last": {"no-channels-last": {"autotuner", "not-asked", "later"}},
+    "03_channels_last": {"no-channels-last": {"autotuner", "not-asked", "later", "touched"}},
     "04_profiler": {"without-the-flag": {"always", "not-there"}},
     "05_dataloader": {"two-epochs": {"later"}},
     "06_ddp": {

@@ -91,6 +91,7 @@ class Numerics(Record):
 
     matmul_fp32: str | None = None
     conv_fp32: str | None = None
+    cpu_fp32: list = field(default_factory=list)  # of matrix products and convolutions there
     fp16_reduction: bool | None = None
     bf16_reduction: bool | None = None
     cudnn: bool | None = None
@@ -214,6 +215,7 @@ class WholeRun(Record):
     rates: list = field(default_factory=list)  # of the first updates; None: on a GPU
     # Dicts of weights (how many had a gradient), settings (of the optimizer), count: of these.
     updates: list = field(default_factory=list)
+    touched: int | None = None  # updates before which weights or momenta had been changed
     scale: float | None = None  # of the gradient scaler, at the end
     weights_changed: bool | None = None
     weights_after: str | None = None  # checksums

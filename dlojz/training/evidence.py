@@ -93,6 +93,8 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
+        several = args.test and args.epochs > 1 and not self._auditor
+        self._between = Between() if several else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -109,6 +111,11 @@ class Witness:
             ),
             self._training.optimizer.register_step_post_hook(self._on_update),
         ]
+        if self._between:
+            self._stay += [
+                self._training.optimizer.register_step_pre_hook(self._between.begin),
+                self._training.optimizer.register_step_post_hook(self._between.end),
+            ]
         weights = [p for p in self._model.parameters() if p.requires_grad]
         if weights:
             self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
@@ -360,6 +367,7 @@ class Witness:
             threads=self._threads or None,
             rates=self._rates,
             updates=_rows(self._updates, "weights settings"),
+            touched=int(self._between.changed) if self._between else None,
             scale=self._scale(),
             weights_changed=self._weights != after,
             weights_after=after,
@@ -374,6 +382,42 @@ class Witness:
         """Return the gradient scaler's final scale; None if there is none, or it is disabled."""
         scaler = getattr(self._training, "scaler", None)
         return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
+
+
+class Between:
+    """What changes between two updates: weights and momenta are the optimizer's alone.
+
+    Of the first, the middle and the last weight one row is compared. On the device: nothing waits.
+    """
+
+    def __init__(self):
+        self.changed = 0  # updates before which it was not as the one before had left it
+        self._left = {}
+
+    def begin(self, optimizer, args, kwargs):
+        """Compare, before an update."""
+        found = self._rows(optimizer)
+        other = [
+            (row != found[key]).any() if key in found else torch.tensor(True)
+            for key, row in self._left.items()
+        ]
+        if other:
+            self.changed = self.changed + torch.stack([o.to(other[0].device) for o in other]).any()
+
+    def end(self, optimizer, args, kwargs):
+        """Keep what an update has left."""
+        self._left = {key: row.clone() for key, row in self._rows(optimizer).items()}
+
+    def _rows(self, optimizer):
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        found, names = {}, audit.states_of(optimizer)
+        for place in {0, len(weights) // 2, len(weights) - 1}:
+            weight = weights[place]
+            states = {key: optimizer.state.get(weight, {}).get(key) for key in names}
+            for key, tensor in ({"weight": weight} | states).items():
+                if tensor is not None and not tensor.is_meta:
+                    found[place, key] = audit.own(tensor.detach())[:1]
+        return found
 
 
 def digest(model) -> str | None:
@@ -478,10 +522,12 @@ def _devices(training):
 
 
 def _numerics():
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    on_cpu = cpu.matmul.fp32_precision, cpu.conv.fp32_precision
     return records.Numerics(
         matmul_fp32=cuda.fp32_precision,
         conv_fp32=cudnn.conv.fp32_precision,
+        cpu_fp32=["ieee" if word == "none" else word for word in on_cpu],
         fp16_reduction=cuda.allow_fp16_reduced_precision_reduction,
         bf16_reduction=cuda.allow_bf16_reduced_precision_reduction,
         cudnn=cudnn.enabled,

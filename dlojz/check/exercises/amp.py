@@ -123,6 +123,7 @@ def _in_float32(mine, reference):
         (f"{LAYERS}, in fp32", _outputs, "enabled"),
         ("float32 matrix products, in fp32", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
         ("float32 convolutions, in fp32", lambda r: r.probe.numerics.conv_fp32, "tf32"),
+        ("float32 on the processor, in fp32", lambda r: words(r.probe.numerics.cpu_fp32), "tf32"),
     )
     return [
         *(like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks),

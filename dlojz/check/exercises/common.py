@@ -134,6 +134,8 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
         ]
         if mine.whole.scale is None:  # a scaler skips updates, and how many depends on rounding
             looks.append(("updates in two epochs", _updates, "later"))
+        if reference.whole.touched is not None:
+            looks.append(("weights and momenta between updates", _touched, "touched"))
     return [
         like(SAME, f"{what}, run {name}", mine, reference, get, hint) for what, get, hint in looks
     ]
@@ -146,6 +148,11 @@ def _updates(run):
     )
     rates = ", ".join("unknown" if r is None else f"{r:.5g}" for r in run.whole.rates)
     return f"{kinds}; rates {rates}"
+
+
+def _touched(run):
+    times = run.whole.touched
+    return "unknown" if times is None else f"changed {times} times" if times else "left alone"
 
 
 def _drawn(run):
