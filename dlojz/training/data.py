@@ -160,7 +160,7 @@ class Batches(torch.utils.data.Sampler):
             )
         self.epoch = self.first_step = 0
         self.begun = 0  # batches of this epoch that a loader has asked for
-        self.drawn = []  # checksums of the indices in each of the first batches
+        self.drawn = []  # of each epoch: checksums of the indices in its first batches
 
     def set_epoch(self, epoch: int, first_step: int = 0):
         """Choose the epoch and its first step. Earlier images are skipped, not decoded."""
@@ -173,10 +173,11 @@ class Batches(torch.utils.data.Sampler):
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self):
-        self.begun = 0
+        self.begun, drawn = 0, []
+        self.drawn.append(drawn)
         for batch in self._batches():
-            if len(self.drawn) < CHECKED_BATCHES:
-                self.drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
+            if len(drawn) < CHECKED_BATCHES:
+                drawn.append(zlib.crc32(struct.pack(f"<{len(batch)}q", *batch)))
             self.begun += 1
             yield [(self.epoch, index) for index in batch]
 

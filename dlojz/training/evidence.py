@@ -27,6 +27,7 @@ import time
 import zlib
 from collections import Counter
 from contextlib import nullcontext, suppress
+from itertools import chain
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -34,6 +35,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no pub
 
 from dlojz.runs import kinds, records, spans
 from dlojz.training import audit, checkpoint, compilation, models, samples, sharding, work
+from dlojz.training.data import CHECKED_BATCHES
 
 ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
@@ -360,7 +362,7 @@ class Witness:
         return records.WholeRun(
             inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
             losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
-            drawn=getattr(self._loader.batch_sampler, "drawn", None),
+            drawn=self._drawn(),
             backward=self._counts["backward"],
             optimizer_steps=self._counts["optimizer_steps"] - int(self._skipped),
             phases={work: sorted(map(str, phases)) for work, phases in self._phases.items()},
@@ -377,6 +379,15 @@ class Witness:
             saved_bytes=checkpoint.saved_bytes(),
             pixels=self._pixels,
         )
+
+    def _drawn(self):
+        """Return checksums of the batches of all epochs: of as many as each has steps.
+
+        A loop that is left by `break` has asked for one more.
+        """
+        drawn = getattr(self._loader.batch_sampler, "drawn", None)
+        steps = self._args.test_nsteps if self._args.test else None
+        return drawn and [*chain(*(each[:steps] for each in drawn))][:CHECKED_BATCHES]
 
     def _scale(self):
         """Return the gradient scaler's final scale; None if there is none, or it is disabled."""
