@@ -545,3 +545,15 @@ def test_what_notebook_11_says_of_its_recordings_is_so():
     assert [words for words in said if words not in text] == []
     left = gb["64 GPUs, FSDP, checkpointing"], gb["64 GPUs, FSDP"]
     assert "leaves {:.1f} GB of the {:.0f}".format(*left) in ANSWERS["11 from the figures"]
+
+
+def test_bytes_of_fsdp2_depend_on_the_format_as_notebook_11_says():
+    sent = {}
+    for name in ("sharding-fp32-x2", "sharding-x2"):  # the second one in bf16
+        run = runs.recorded(f"h200/11-{name}")
+        sent[name] = [float(row[-1].split("x ")[1]) for row in sharding.collectives(run).rows]
+    assert sent == {"sharding-fp32-x2": [1, 1.5, 1, 1], "sharding-x2": [1, 1, 0.75, 0.75]}
+    text = (course.course_root() / "notebooks" / "11_fsdp.ipynb").read_text()
+    assert "In float32 that is 1.5 times the bytes" in text
+    assert "then FSDP2 sends as many bytes as DDP" in text
+    assert "In float32 this sends about as much as DDP, in bf16 three quarters of it" in text

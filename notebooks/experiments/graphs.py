@@ -17,7 +17,7 @@ from dlojz.runs import log
 from dlojz.training.graphs import Watch, breaks, first_line
 
 WIDTH, BATCH = 16, 4
-CALLS = 12  # more than Dynamo's limit of 8 recompilations
+CALLS = 12  # of each model
 
 
 class Clean(nn.Module):
@@ -36,7 +36,7 @@ class Clean(nn.Module):
 
 
 class Branch(Clean):
-    """Python must know a value before it can go on."""
+    """The mean is taken off, if it is large."""
 
     def between(self, x):
         if x.mean() > 0.1:
@@ -52,7 +52,7 @@ class BranchRepaired(Clean):
 
 
 class Print(Clean):
-    """A side effect that no graph can hold."""
+    """It says what shape it sees."""
 
     def between(self, x):
         print("between:", x.shape)
@@ -69,7 +69,7 @@ class PrintRepaired(Clean):
 
 
 class Counter(Clean):
-    """A number of Python's: the graph holds its value, and a guard checks it in each call."""
+    """A factor that grows with the number of calls."""
 
     def __init__(self):
         super().__init__()
