@@ -4,6 +4,7 @@ That solutions pass is seen in the solved notebooks: conftest.py.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,8 +81,8 @@ def entries(step, prefix, trainer, flags, expect):
         found = [plan.audited(name, trainer, flags, 6, "{job}/solution")]
     for extra in exercises.find(step).extras(False):
         if expect in NEED[step][extra.name]:
-            name = f"{prefix}{extra.name}"
-            found.append(series.Entry(name, trainer, extra.flags, extra.rehearse))
+            entry = plan.short(extra, trainer)
+            found.append(replace(entry, name=f"{prefix}{extra.name}"))
     return found
 
 
@@ -102,8 +103,7 @@ def runs(request, tmp_path_factory):
         wanted.append(series.Entry(name, course.solution(step), [*flags, *more]))
     wanted += entries(step, "starter--", course.before(step), flags, EXPECTED[step])
     for extra in exercises.find(step).extras(False):
-        name = f"{extra.name}-solution"
-        wanted.append(series.Entry(name, course.solution(step), extra.flags, extra.rehearse))
+        wanted.append(plan.short(extra, course.solution(step), "-solution"))
     for answer in judged(step):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))

@@ -143,10 +143,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     large = _state(log_of(job)) > MOST_STATE
     entries += _beside(exercise, mine, solution, flags, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
-        entries.append(series.Entry(extra.name, mine, extra.flags, extra.rehearse))
-        entries.append(
-            series.Entry(f"{extra.name}-solution", solution, extra.flags, extra.rehearse)
-        )
+        entries += [short(extra, mine), short(extra, solution, "-solution")]
     wanted = audit.AUDITED - _in_float32(coarse)
     keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)
     wish = {"keep": 0, "watch": True} if large else {"keep": keep}
@@ -159,6 +156,14 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
             both.insert(0, series.Entry(f"before-{i}", before, known, audit=alike))
         entries += both if i % 2 else reversed(both)
     return entries if pairs else [*entries, *bands]
+
+
+def short(extra, trainer, suffix: str = "") -> series.Entry:
+    """Return an extra run, of the trainee's trainer or of the solution."""
+    watched = None if extra.rehearse else {"epochs": True}
+    return series.Entry(
+        f"{extra.name}{suffix}", trainer, extra.flags, extra.rehearse, audit=watched
+    )
 
 
 def _in_float32(coarse) -> int:

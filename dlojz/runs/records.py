@@ -215,7 +215,13 @@ class WholeRun(Record):
     rates: list = field(default_factory=list)  # of the first updates; None: on a GPU
     # Dicts of weights (how many had a gradient), settings (of the optimizer), count: of these.
     updates: list = field(default_factory=list)
+    # Of a check's short runs, in all epochs:
     touched: int | None = None  # updates before which weights or momenta had been changed
+    entered: list = field(
+        default_factory=list
+    )  # of a batch: mode, deviation and mean of its pixels
+    labels: list = field(default_factory=list)  # of a batch: mode, a sum of its labels by place
+    norms: list = field(default_factory=list)  # of the gradients of each update
     scale: float | None = None  # of the gradient scaler, at the end
     weights_changed: bool | None = None
     weights_after: str | None = None  # checksums

@@ -95,8 +95,7 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
-        several = args.test and args.epochs > 1 and not self._auditor
-        self._between = Between() if several else None
+        self._steps = Steps() if "epochs" in audit.wished() else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -113,10 +112,10 @@ class Witness:
             ),
             self._training.optimizer.register_step_post_hook(self._on_update),
         ]
-        if self._between:
+        if self._steps:
             self._stay += [
-                self._training.optimizer.register_step_pre_hook(self._between.begin),
-                self._training.optimizer.register_step_post_hook(self._between.end),
+                self._training.optimizer.register_step_pre_hook(self._steps.begin),
+                self._training.optimizer.register_step_post_hook(self._steps.end),
             ]
         weights = [p for p in self._model.parameters() if p.requires_grad]
         if weights:
@@ -146,6 +145,8 @@ class Witness:
     def _on_input(self, model, args, kwargs):
         images = audit.entered(args, kwargs)
         mode = "train" if model.training else "val"
+        if self._steps:
+            self._steps.enter(mode, images)
         if mode == "train":
             self._count_work()
             self._counts["forward"] += 1
@@ -172,6 +173,8 @@ class Witness:
         logits, labels = audit.given(args, kwargs)
         mode = "train" if self._model.training else "val"
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
+        if self._steps:
+            self._steps.label(mode, labels)
         if self._probe and loss.requires_grad and not self._first:
             self._first = {
                 "labels": _crc(labels),
@@ -369,7 +372,7 @@ class Witness:
             threads=self._threads or None,
             rates=self._rates,
             updates=_rows(self._updates, "weights settings"),
-            touched=int(self._between.changed) if self._between else None,
+            **(self._steps.found() if self._steps else {}),
             scale=self._scale(),
             weights_changed=self._weights != after,
             weights_after=after,
@@ -395,29 +398,58 @@ class Witness:
         return scaler.get_scale() if scaler is not None and scaler.is_enabled() else None
 
 
-class Between:
-    """What changes between two updates: weights and momenta are the optimizer's alone.
+class Steps:
+    """What each step of a short run gets and does, in all of its epochs; nothing waits for it.
 
-    Of the first, the middle and the last weight one row is compared. On the device: nothing waits.
+    And what changes between two updates: weights and momenta are the optimizer's alone. Of the
+    first, the middle and the last weight one row is compared.
     """
 
     def __init__(self):
-        self.changed = 0  # updates before which it was not as the one before had left it
+        self._images, self._labels, self._norms = [], [], []
+        self._changed = 0  # updates before which it was not as the one before had left it
         self._left = {}
 
+    def enter(self, mode, images):
+        """Note what enters the model: mean and standard deviation of the batch."""
+        self._images.append((mode, torch.stack([*torch.std_mean(images.detach().float())])))
+
+    def label(self, mode, labels):
+        """Note the labels of a batch, in their order."""
+        classes = labels if labels.ndim == 1 else labels.argmax(1)
+        places = torch.arange(1, len(classes) + 1, device=classes.device)
+        self._labels.append((mode, (places * classes).sum()))
+
     def begin(self, optimizer, args, kwargs):
-        """Compare, before an update."""
+        """Note the gradients of an update, and compare what it finds with what was left."""
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [audit.own(p.grad) for p in weights if p.grad is not None]
+        scale = getattr(optimizer, "grad_scale", None)
+        self._norms.append(
+            torch.nn.utils.get_total_norm(gradients) / (1 if scale is None else scale)
+        )
         found = self._rows(optimizer)
         other = [
             (row != found[key]).any() if key in found else torch.tensor(True)
             for key, row in self._left.items()
         ]
         if other:
-            self.changed = self.changed + torch.stack([o.to(other[0].device) for o in other]).any()
+            self._changed = (
+                self._changed + torch.stack([o.to(other[0].device) for o in other]).any()
+            )
 
     def end(self, optimizer, args, kwargs):
         """Keep what an update has left."""
         self._left = {key: row.clone() for key, row in self._rows(optimizer).items()}
+
+    def found(self) -> dict:
+        """Return all of it, as fields of the run's record."""
+        return {
+            "touched": int(self._changed),
+            "entered": [[mode, *map(float, numbers)] for mode, numbers in self._images],
+            "labels": [[mode, int(number)] for mode, number in self._labels],
+            "norms": [float(norm) for norm in self._norms],
+        }
 
     def _rows(self, optimizer):
         weights = [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,8 +1,10 @@
 """The findings of every exercise: is it the same training, and does nothing slow it down unseen?"""
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable
+from itertools import zip_longest
 
 from dlojz.check.exercises import MECHANISM, SAME, Finding, State
 from dlojz.runs import log
@@ -120,6 +122,10 @@ def _keeps_what_is_skipped(mine, reference):
     return skips and passes == usual and updates[0] < updates[1] <= passes
 
 
+NORM, NORM_OF_HALF = 0.05, 0.25  # of the gradients of an update: in float32, in 16 bits
+PIXELS = 0.02  # of the mean and the standard deviation of a batch
+
+
 def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
     """Return findings on an extra run: is each of its epochs the solution's?"""
 
@@ -127,18 +133,53 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
         return sum(i["count"] for i in inputs(run, "train"))
 
     looks = [("steps in training mode", passes, "frozen")]
-    if reference.start.get("arguments", {}).get("epochs", 1) > 1:
+    several = reference.start.get("arguments", {}).get("epochs", 1) > 1
+    watched = several and reference.whole.touched is not None  # not on the meta device
+    if several:
         looks += [
             ("images drawn in two epochs", _drawn, "later"),
             ("backward passes in two epochs", lambda r: r.whole.backward, "later"),
         ]
         if mine.whole.scale is None:  # a scaler skips updates, and how many depends on rounding
             looks.append(("updates in two epochs", _updates, "later"))
-        if reference.whole.touched is not None:
+        if watched:
             looks.append(("weights and momenta between updates", _touched, "touched"))
-    return [
+    found = [
         like(SAME, f"{what}, run {name}", mine, reference, get, hint) for what, get, hint in looks
     ]
+    return [*found, _step_by_step(name, mine, reference)] if watched else found
+
+
+def _step_by_step(name, mine, reference):
+    """Return a finding on what every step of an extra run got, and on the gradients it made."""
+    yours, usual = mine.whole, reference.whole
+    half = reference.start.get("arguments", {}).get("precision") in ("fp16", "bf16")
+    most = NORM_OF_HALF if half else NORM
+    other = ""
+    for what, each, expected, near in (
+        ("pixels", yours.entered, usual.entered, _same_pixels),
+        ("labels", yours.labels, usual.labels, operator.eq),
+        ("gradients", yours.norms, usual.norms, lambda a, b: abs(a - b) <= most * b),
+    ):
+        if what == "gradients" and usual.scale is not None:
+            continue  # a scaler skips updates, and how many depends on rounding
+        if what == "labels" and not each:
+            continue  # a loss of one's own: the gradients tell
+        pairs = enumerate(zip_longest(each, expected))
+        wrong = [i for i, (a, b) in pairs if None in (a, b) or not near(a, b)]
+        if wrong and not other:
+            kind = "update" if what == "gradients" else "batch"
+            other = f"other {what} in {kind} {wrong[0]} of {len(expected)}"
+    expected = f"pixels, labels and gradients within {most:.0%}"
+    return Finding(
+        SAME, f"all steps, run {name}", not other, other or "the same", expected, "later"
+    )
+
+
+def _same_pixels(mine, usual):
+    (mode, *numbers), (usual_mode, *others) = mine, usual
+    pairs = zip(numbers, others, strict=True)
+    return mode == usual_mode and all(abs(a - b) <= PIXELS for a, b in pairs)
 
 
 def _updates(run):

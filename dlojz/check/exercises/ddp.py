@@ -42,6 +42,7 @@ def _two_epochs(mine, reference, dealt):
     pair = mine.ranks, reference.ranks
     return [
         like(SAME, "images in two epochs", *pair, _drawn, "epoch" if dealt else None),
+        like(SAME, "processes with the same weights, after two", *pair, _weights, "wrap"),
         like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "one-writer"),
         like(MECHANISM, "processes whose state is in it", *pair, _states, "gather"),
     ]
