@@ -1,6 +1,7 @@
 """What a data set makes of a file, whoever wrote it."""
 
 import gc
+import os
 
 import pytest
 import torch
@@ -59,9 +60,26 @@ def test_who_keeps_decoded_images_does_not_see_the_new_file(images, usual):
     assert usual["fresh"] == samples.DRAWS // 2
 
 
+def test_images_that_are_kept_in_files_are_seen(images, usual, tmp_path):
+    """By path, size, time and inode: what a cache between runs would ask for."""
+
+    def decode(path):
+        facts = os.stat(path)
+        name = f"{path}{facts.st_size}{facts.st_mtime_ns}{facts.st_ino}".replace("/", "-")
+        if not (tmp_path / name).exists():
+            torch.save(tensor(path), tmp_path / name)
+        return torch.load(tmp_path / name)
+
+    found = look(images, decode)
+    assert found["fresh"] == 0
+    assert found["others"] == 2, "the probe's file, and the grey one"
+    assert usual["others"] == 0
+
+
 def test_an_image_that_is_no_tensor_is_told(images):
     found = look(images, torchvision.datasets.folder.pil_loader, [])
-    assert found == {"set": "Images", "pil": 1, "label": samples.LABEL, "dtype": "Image"}
+    seen = {"set": "Images", "pil": 1, "others": 0}
+    assert found == {**seen, "label": samples.LABEL, "dtype": "Image"}
 
 
 def test_colours_in_another_order_show(images, usual):

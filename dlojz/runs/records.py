@@ -266,6 +266,7 @@ class Samples(Record):
 
     set: str | None = None
     pil: int | None = None  # how often PIL opened a file
+    others: int | None = None  # files that Python opened beside the probe's
     label: int | None = None
     shape: list | None = None
     dtype: str | None = None

@@ -509,8 +509,12 @@ def _norm(gradients, scale):
     """Return the gradients' norm, without the factor that a fused optimizer takes away itself."""
     if not gradients:
         return None
-    norm = _value(torch.nn.utils.get_total_norm(gradients))
-    return norm if norm is None or scale is None else norm / float(scale)
+    # One call takes no mixture, and a trainee's model may be one: blocks in shards, others whole.
+    parts = [[g for g in gradients if isinstance(g, DTensor) == it] for it in (True, False)]
+    norms = [_value(torch.nn.utils.get_total_norm(part)) for part in parts if part]
+    if None in norms:
+        return None
+    return math.hypot(*norms) / (1.0 if scale is None else float(scale))
 
 
 def _value(tensor):

@@ -3,9 +3,11 @@
 The pixels of that file encode their position: red grows from left to right, green from top to
 bottom, blue is noise of all sizes. So whatever the trainee wrote, the images that come out show
 which part of the file was cropped, whether it was flipped, and how much detail is left. Halfway
-through, the file is rewritten with more blue, which exposes a data set that caches.
+through, the file is rewritten with more blue, which exposes a data set that caches. It keeps its
+size and its time, so that only its bytes tell.
 """
 
+import builtins
 import copy
 import gc
 import io
@@ -31,9 +33,9 @@ LABEL = 1  # the file's
 def look(dataset) -> dict:
     """Return how the data set makes an image from a file; {} if its images are synthetic.
 
-    pil: files that PIL opened. grey: the channels of an image made from a file without colours.
-    red: the channel of this colour. boxes: [left, right, top, bottom] of each crop, as shares of
-    the file; left > right: flipped.
+    pil: files that PIL opened. others: how many files Python opened beside ours. grey: the channels
+    of an image made from a file without colours. red: the channel of this colour. boxes: [left,
+    right, top, bottom] of each crop, as shares of the file; left > right: flipped.
     detail: mean difference between neighbours, 0 to 1. fresh: images that show the rewritten file,
     of those made since. kept_objects, kept_bytes: what outlives these images. The draws are the
     same in each run: they depend on the seed and the index.
@@ -46,15 +48,25 @@ def look(dataset) -> dict:
         file = Path(folder, "probe.JPEG")
         probe = copy.copy(dataset)
         probe.samples = [(str(file), LABEL)] * DRAWS
-        opened, real = [0], Image.open
+        opened, others, real, usual = [0], set(), Image.open, builtins.open
 
         def counting(*args, **kwargs):
             opened[0] += 1
             return real(*args, **kwargs)
 
-        with mock.patch.object(Image, "open", counting):
+        def noting(path, *args, **kwargs):
+            if isinstance(path, (str, bytes, os.PathLike)):
+                others.add(os.fsdecode(path))
+            return usual(path, *args, **kwargs)
+
+        with (
+            mock.patch.object(Image, "open", counting),
+            mock.patch.object(builtins, "open", noting),
+            mock.patch.object(io, "open", noting),
+        ):
             seen = _draw(probe, file)
-        return {"set": type(dataset).__name__, "pil": opened[0], **seen}
+        others = [path for path in others - {str(file)} if not path.startswith("/proc/")]
+        return {"set": type(dataset).__name__, "pil": opened[0], "others": len(others), **seen}
 
 
 def jpeg(blue: float) -> bytes:
@@ -86,7 +98,10 @@ def _blocks(size):
 
 def _draw(probe, file):
     """Make all images from the file, and return what they show."""
-    file.write_bytes(jpeg(blue=0))
+    before, after = jpeg(blue=0), jpeg(blue=0.5)
+    size = max(len(before), len(after))  # what follows the end of an image is not read
+    file.write_bytes(before.ljust(size, b"\0"))
+    times = file.stat()
     image, label = probe[0, 0]
     seen = {"label": int(label)}
     if not isinstance(image, torch.Tensor):
@@ -95,7 +110,8 @@ def _draw(probe, file):
     boxes, detail, fresh, across, alive = [], [], 0, torch.zeros(3), []
     for index in range(DRAWS):
         if index == DRAWS // 2:
-            file.write_bytes(jpeg(blue=0.5))
+            file.write_bytes(after.ljust(size, b"\0"))
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
         if index >= DRAWS // 2 and index % (DRAWS // 8) == 0:
             alive.append(_alive())
         shown = _unit(probe[0, index][0])

@@ -29,6 +29,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         (MECHANISM, "data set", lambda r: r.samples.set, "set"),
         (MECHANISM, "workers of the loader", lambda r: r.probe.loader.num_workers, "workers"),
         (MECHANISM, "files that PIL opens", lambda r: r.samples.pil, "decode"),
+        (MECHANISM, "other files opened for an image", lambda r: r.samples.others, "cached"),
         (MECHANISM, "size of an image", _size, "smaller"),
         (MECHANISM, "type of an image", lambda r: r.samples.dtype, "uint8"),
     )
