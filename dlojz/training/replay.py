@@ -465,9 +465,8 @@ def _row(replay, update, made: int, before, after) -> float:
     before, after = ([part.to(replay.device) for part in parts] for parts in (before, after))
     (group, *_) = replay.training.optimizer.param_groups
     found = _row_of(replay, group, update, made, before, after)
-    if found > 1 and group.get("fused"):  # nor is it the same one without fusion
-        plain_one = group | {"fused": False}
-        found = min(found, _row_of(replay, plain_one, update, made, before, after))
+    if found > 1 and group.get("fused"):  # it may be the same one without fusion
+        found = min(found, _row_of(replay, group | {"fused": False}, update, made, before, after))
     return found
 
 
