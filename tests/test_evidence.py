@@ -401,3 +401,45 @@ def test_on_a_processor_communication_is_timed_on_the_host():
     assert found["backward_ms"] == [2, 4]
     assert "exposed_ms" not in found
     assert evidence.communication(HOST[:3]) == {}
+
+
+def test_what_changes_weights_between_updates_is_seen_and_nan_is_no_change():
+    weight, scalar = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.tensor(1.0))
+    optimizer, steps = torch.optim.SGD([weight, scalar], 0.1, momentum=0.9), evidence.Steps()
+    optimizer.register_step_pre_hook(steps.begin)
+    optimizer.register_step_post_hook(steps.end)
+
+    def update(gradient=1.0):
+        weight.grad, scalar.grad = torch.full((3,), gradient), torch.tensor(gradient)
+        optimizer.step()
+        return steps.found()["touched"]
+
+    assert [update(), update()] == [0, 0]
+    optimizer.state[scalar]["momentum_buffer"].zero_()
+    assert [update(), update()] == [1, 1]
+    weight.data.mul_(2)
+    assert update() == 2
+    optimizer.state[weight].clear()
+    assert update() == 3
+    assert [update(torch.nan), update(), update()] == [3, 3, 3]
+    assert steps.found()["norms"][:2] == [2.0, 2.0]
+
+
+def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
+    steps, images = evidence.Steps(), torch.rand(4, 3, 8, 8)
+    labels = torch.tensor([3, 1, 2, 0])
+    for mode, shown, told in (
+        ("train", images, labels),
+        ("train", images.to(memory_format=torch.channels_last), labels),
+        ("val", images.roll(1, 0), torch.nn.functional.one_hot(labels)),
+    ):
+        steps.enter(mode, shown)
+        steps.label(mode, told)
+    steps.label("train", labels.roll(1))
+    (first, same, rolled), told = steps.found()["entered"], steps.found()["labels"]
+    assert first == same
+    assert [len(seen) for seen in first[1]] == [8] * 4
+    assert rolled == ["val", first[1][-1:] + first[1][:-1]]
+    assert told[0] == told[1] == ["train", 11]
+    assert told[2] == ["val", 11]
+    assert told[3] != told[0]

@@ -160,7 +160,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
 
 def short(extra, trainer, suffix: str = "") -> series.Entry:
     """Return an extra run, of the trainee's trainer or of the solution."""
-    watched = None if extra.rehearse else {"epochs": True}
+    watched = {"epochs": True} if "-e" in extra.flags and not extra.rehearse else None
     return series.Entry(
         f"{extra.name}{suffix}", trainer, extra.flags, extra.rehearse, audit=watched
     )

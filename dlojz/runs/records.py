@@ -217,7 +217,7 @@ class WholeRun(Record):
     updates: list = field(default_factory=list)
     # Of a check's short runs, in all epochs:
     touched: int | None = None  # updates before which weights or momenta had been changed
-    entered: list = field(default_factory=list)  # of a batch: mode, deviation, mean of its pixels
+    entered: list = field(default_factory=list)  # of a batch: mode, some pixels of each image
     labels: list = field(default_factory=list)  # of a batch: mode, a sum of its labels by place
     norms: list = field(default_factory=list)  # of the gradients of each update
     scale: float | None = None  # of the gradient scaler, at the end

@@ -322,8 +322,10 @@ class Replay:
         found = self._stepped(state)
         if found["optimizer_roundings"] > 1 and self._fused:
             self._fuse(False)
-            found = min(found, self._stepped(state), key=itemgetter("optimizer_roundings"))
-            self._fuse(True)
+            try:
+                found = min(found, self._stepped(state), key=itemgetter("optimizer_roundings"))
+            finally:
+                self._fuse(True)
         return found
 
     def _fuse(self, fused: bool):

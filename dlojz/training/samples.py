@@ -28,6 +28,7 @@ from dlojz.training import data
 DRAWS = 32  # images that are made from the file
 WIDTH, HEIGHT = 500, 375  # pixels of the file, like most of ImageNet's
 LABEL = 1  # the file's
+SYSTEM = ("/proc/", "/sys/", "/dev/null")
 
 
 def look(dataset) -> dict:
@@ -56,16 +57,18 @@ def look(dataset) -> dict:
 
         def noting(path, *args, **kwargs):
             if isinstance(path, (str, bytes, os.PathLike)):
-                others.add(os.fsdecode(path))
+                others.add(os.path.realpath(os.fsdecode(path)))
             return usual(path, *args, **kwargs)
 
+        file.write_bytes(jpeg(blue=0))
+        probe[0, 0]  # what a library reads only once does not count
         with (
             mock.patch.object(Image, "open", counting),
             mock.patch.object(builtins, "open", noting),
             mock.patch.object(io, "open", noting),
         ):
             seen = _draw(probe, file)
-        others = [path for path in others - {str(file)} if not path.startswith("/proc/")]
+        others = [path for path in others - {os.path.realpath(file)} if not path.startswith(SYSTEM)]
         return {"set": type(dataset).__name__, "pil": opened[0], "others": len(others), **seen}
 
 

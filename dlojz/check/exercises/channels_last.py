@@ -6,7 +6,8 @@ from dlojz.check.exercises.common import flag, inputs, like, no_brake, words
 WANTED = "channels_last"
 OTHERWISE = "no-channels-last"
 SMALL = (
-    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2 -e 2"
+    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2 -e 2 "
+    "--precision tf32"  # with a scaler, updates would be skipped
 )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
@@ -125,7 +126,7 @@ def _keeps_what_is_skipped(mine, reference):
 # By which the gradients of an update may be larger or smaller: with a few images, a rounding error
 # in the first update was 5 % of the second one's, and 28 % of the fourth's.
 NORM = 4.0
-PIXELS = 0.02  # of the mean and the standard deviation of a batch
+PIXELS = 0.02  # by which the middle one of an image's may be off
 
 
 def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
@@ -154,32 +155,44 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
 
 def _step_by_step(name, mine, reference):
     """Return a finding on what every step of an extra run got, and on the gradients it made."""
-    yours, usual = mine.whole, reference.whole
-    other = ""
-    for what, each, expected, near in (
-        ("pixels", yours.entered, usual.entered, _same_pixels),
-        ("labels", yours.labels, usual.labels, operator.eq),
-        ("gradients", yours.norms, usual.norms, lambda a, b: b / NORM <= a <= b * NORM),
-    ):
-        if what == "gradients" and usual.scale is not None:
-            continue  # a scaler skips updates, and how many depends on rounding
-        if what == "labels" and not each:
-            continue  # a loss of one's own: the gradients tell
-        pairs = enumerate(zip_longest(each, expected))
-        wrong = [i for i, (a, b) in pairs if None in (a, b) or not near(a, b)]
-        if wrong and not other:
-            kind = "update" if what == "gradients" else "batch"
-            other = f"other {what} in {kind} {wrong[0]} of {len(expected)}"
+    ranks = zip(mine.ranks, reference.ranks, strict=False)
+    others = filter(None, (_other(a.whole, b.whole) for a, b in ranks))
+    other = next(others, "")
     expected = f"the same pixels and labels, gradients at most {NORM:.0f} times as large or small"
-    return Finding(
-        SAME, f"all steps, run {name}", not other, other or "the same", expected, "later"
-    )
+    what = f"all steps, run {name}"
+    return Finding(SAME, what, not other, other or "the same", expected, "later")
+
+
+def _other(mine, usual) -> str:
+    """Return what first differs in a process, such as "other labels in batch 4 of 8"; or ""."""
+    looks = [("pixels", "batch", mine.entered, usual.entered, _same_pixels)]
+    for mode in ("train", "val"):  # a loss of one's own: the gradients tell
+        if labels := _of(mode, mine.labels):
+            looks.append(("labels", f"{mode} batch", labels, _of(mode, usual.labels), operator.eq))
+    if usual.scale is None:  # a scaler skips updates, and how many depends on rounding
+        looks.append(("gradients", "update", mine.norms, usual.norms, _near_norm))
+    for what, kind, each, expected, near in looks:
+        for number, (a, b) in enumerate(zip_longest(each, expected)):
+            if a is None or b is None or not near(a, b):
+                return f"other {what} in {kind} {number} of {len(expected)}"
+    return ""
+
+
+def _of(mode, noted):
+    return [entry for entry in noted if entry[0] == mode]
+
+
+def _near_norm(mine, usual):
+    return usual / NORM <= mine <= usual * NORM or (math.isnan(mine) and math.isnan(usual))
 
 
 def _same_pixels(mine, usual):
-    (mode, *numbers), (usual_mode, *others) = mine, usual
-    pairs = zip(numbers, others, strict=True)
-    return mode == usual_mode and all(abs(a - b) <= PIXELS for a, b in pairs)
+    """Return whether a batch has the same images: of the pixels of each, the middle one counts."""
+    (mode, images), (usual_mode, others) = mine, usual
+    return (mode, len(images)) == (usual_mode, len(others)) and all(
+        statistics.median(abs(a - b) for a, b in zip(image, other, strict=False)) <= PIXELS
+        for image, other in zip(images, others, strict=True)
+    )
 
 
 def _updates(run):
@@ -192,7 +205,7 @@ def _updates(run):
 
 
 def _touched(run):
-    times = run.whole.touched
+    times = max((rank.whole.touched or 0 for rank in run.ranks), default=None)
     return "unknown" if times is None else f"changed {times} times" if times else "left alone"
 
 

@@ -19,7 +19,10 @@ from dlojz.runs import log, stats
 from dlojz.runs.breakeven import BreakEven
 
 OTHERWISE, BACKEND = "not-compiled", "aot_eager"
-SMALL = "--test --data synthetic --model squeezenet1_1 --image-size 32 -b 8 --test-nsteps 2 -e 2"
+SMALL = (
+    "--test --data synthetic --model squeezenet1_1 --image-size 32 -b 8 --test-nsteps 2 -e 2 "
+    "--precision tf32"
+)
 # In Dynamo's reasons. What is disabled are the hooks of the check itself, if the trainer compiles
 # the function that calls the model.
 LIMIT, NO_BREAK = re.compile("recompile limit"), re.compile("recompile limit|compiler.disable")

@@ -153,7 +153,7 @@ def _states(ranks):
 
 def extras(on_gpu: bool) -> list[Extra]:
     """Return two epochs with a checkpoint, and seven batches, the last of which ends no update."""
-    two = f"{SMALL} --test-nsteps 2 -e 2 --checkpoint {{run}}/checkpoint.pt"
+    two = f"{SMALL} --precision tf32 --test-nsteps 2 -e 2 --checkpoint {{run}}/checkpoint.pt"
     return [
         Extra(EPOCHS, tuple(two.split())),
         Extra(

@@ -6,7 +6,8 @@ from dlojz.runs import log, trace
 from dlojz.runs.folder import trace_file
 
 SMALL = (
-    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4 -e 2"
+    "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4 -e 2 "
+    "--precision tf32"
 )
 QUIET = "without-the-flag"
 MOST_STEPS = 10  # a trace of more steps is larger and tells nothing more
