@@ -302,7 +302,6 @@ EXERCISE = Exercise(
         (r"argument --(sharding|checkpointing|optimizer): invalid choice", "flag"),
         (r"Cannot copy out of meta tensor|on the meta device|is on meta", "values"),
         (r"FSDP does not support .*contiguous|non-contiguous parameters", "layout"),
-        (r"_fused_\w+\.default: got mixed torch.Tensor and DTensor", "whole-state"),
         (r"mixed torch.Tensor and DTensor", "order"),
         (r"requires even sharding|uneven sharding on", "even"),
         (r"has no attribute 'set_requires_gradient_sync'", "shard"),
