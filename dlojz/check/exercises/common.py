@@ -137,7 +137,7 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
 
     looks = [("steps in training mode", passes, "frozen")]
     several = reference.start.get("arguments", {}).get("epochs", 1) > 1
-    watched = several and reference.whole.touched is not None  # not on the meta device
+    watched = reference.whole.touched is not None  # several epochs, not on the meta device
     if several:
         looks += [
             ("images drawn in two epochs", _drawn, "later"),
@@ -205,8 +205,8 @@ def _updates(run):
 
 
 def _touched(run):
-    times = max((rank.whole.touched or 0 for rank in run.ranks), default=None)
-    return "unknown" if times is None else f"changed {times} times" if times else "left alone"
+    times = max(rank.whole.touched or 0 for rank in run.ranks)
+    return f"changed {times} times" if times else "left alone"
 
 
 def _drawn(run):
