@@ -5,6 +5,7 @@ import math
 import random
 import subprocess
 import sys
+import warnings
 
 import made
 import pytest
@@ -93,6 +94,15 @@ def test_the_figures_of_a_gpu_run(tmp_path):
     assert s.power_w == pytest.approx(500)
     assert s.energy_per_image_j == pytest.approx(2000 / (40 * 32))
     assert (s.peak_memory_bytes, s.memory_of, s.memory_limit_bytes) == (7, "device", 80)
+
+
+def test_a_run_too_short_to_know_how_far_the_host_was_ahead_does_not_say(tmp_path):
+    path = write_log(tmp_path / "run.jsonl", device=True, steps=4)
+    path.write_text(path.read_text().replace(', "ahead_ms": 40.0', ""))
+    with warnings.catch_warnings(action="error"):
+        s = summary(path)
+    assert s.clock == "device"
+    assert s.ahead_ms is None
 
 
 def test_power_and_energy_of_an_audited_run_are_of_its_sensors_window(tmp_path):

@@ -247,7 +247,9 @@ def _speed(ranks):
         found["epoch_s"] = first.setup["train_images"] / found["images_per_s"]
     if clock == "device":
         found["device_images_per_s"] = 1000 * images / steps_ms.sum()
-        found["ahead_ms"] = float(np.nanmedian(np.asarray(first.steps.ahead_ms)[chosen]))
+        ahead = np.asarray(first.steps.ahead_ms)[chosen]
+        if not np.isnan(ahead).all():  # NaN before the window
+            found["ahead_ms"] = float(np.nanmedian(ahead))
     long_enough = wall_s >= MIN_ENERGY_WINDOW_S
     if long_enough and first.windows and all("energy_j" in w for r in ranks for w in r.windows):
         energy = sum(w["energy_j"] for r in ranks for w in r.windows)
