@@ -54,6 +54,8 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "05_dataloader": f"--model resnet50 -b 64 --test-nsteps 400 {FILES} 16",
     "06_ddp": "--model resnet50 -b 256 --test-nsteps 20 --precision bf16",
     "09_compile": "--model resnet50 -b 256 --test-nsteps 30 --precision bf16",
+    "11_fsdp": "--model vit_l_16 -b 32 --test-nsteps 24 --precision bf16 --optimizer adamw "
+    "--lr 0.001 --sharding fsdp --checkpointing blocks",
 }
 ON_THE_DEVICE = {  # hints that another device may change
     "01_gpu": {*exercises.read_hints("gpu"), "item"},
