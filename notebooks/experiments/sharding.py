@@ -38,6 +38,7 @@ class Way:
     each: bool = True  # gradients are exchanged after each part, or after the last one only
 
 
+PINNED = torch.cuda.is_available()  # without a GPU no memory can be
 WAYS = {
     "DDP": Way(ddp=True),
     "FSDP2": Way(),
@@ -46,6 +47,7 @@ WAYS = {
     "HSDP, 2 copies": Way(copies=2),
     "FSDP2, two blocks ahead": Way(ahead=2),
     "FSDP2, offloaded": Way(options={"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+    "FSDP2, offloaded, pinned": Way(options={"offload_policy": CPUOffloadPolicy(PINNED)}),
     "DDP, in 2 parts": Way(ddp=True, parts=2, each=False),
     "FSDP2, in 2 parts": Way(parts=2),
     "FSDP2, in 2 parts, one exchange": Way(parts=2, each=False),
@@ -54,7 +56,8 @@ COMPARISONS = {
     "ways": ("DDP", "FSDP2", "FSDP2, kept whole after forward", "FSDP2, root only"),
     "nodes": ("DDP", "FSDP2", "HSDP, 2 copies"),
     "ahead": ("FSDP2", "FSDP2, two blocks ahead"),
-    "offload": ("FSDP2", "FSDP2, offloaded"),  # nothing moves on a processor
+    # Nothing moves on a processor.
+    "offload": ("FSDP2", "FSDP2, offloaded", "FSDP2, offloaded, pinned"),
     "parts": ("DDP, in 2 parts", "FSDP2, in 2 parts", "FSDP2, in 2 parts, one exchange"),
 }
 BACKWARD = "pass: backward"  # its name in the profiler's record
@@ -169,8 +172,10 @@ class Training:
         return found, [whole(p.grad).cpu() for p in self.model.parameters()]
 
     def held(self):
-        """Return the bytes that this process holds from one step to the next."""
+        """Return the bytes that this process holds from one step to the next, on its device."""
         state = [v for each in self.optimizer.state.values() for v in each.values()]
+        if sharding.own(next(self.model.parameters())).device != self.device:
+            return {}  # the host holds them
         return sharding.share(self.model, [sharding.own(value) for value in state])["held"]
 
     def norms(self) -> tuple[float, float]:
