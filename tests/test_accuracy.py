@@ -668,6 +668,9 @@ def test_an_unknown_variant_is_named_with_what_is_there(trained, show, only):
         ("06b_scaling", "06-x2", "processes", "1.2 points"),
         ("06b_scaling", "06-x2", "sync-batch-norm", "1.5 points"),
         ("06b_scaling", "06-x2", "not-wrapped", "costs 19 points"),
+        ("06b_scaling", "06-few-x2", "processes", "costs 6.5 points"),
+        ("06b_scaling", "06-few-x2", "sync-batch-norm", "1.6 points"),
+        ("06b_scaling", "06-few-x2", "not-wrapped", "costs 28 points"),
     ],
 )
 def test_what_a_notebook_quotes_was_recorded(notebook, recording, variant, quoted):
