@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import statistics
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -244,6 +245,23 @@ def test_what_the_host_keeps_is_copied_three_times_a_step():
     assert "DDP" not in " ".join(rows)
     with pytest.raises(UserError, match="no copy"):
         sharding.offloaded(fits, fits)
+
+
+def test_what_notebook_11b_says_of_shards_on_the_host_is_so():
+    cases = log.read(runs.recorded("h200/11-offload-x2")).cases
+    here, offloaded = (cases[name] for name in ("FSDP2", "FSDP2, offloaded"))
+    copied = 3 * here["bytes"]["parameters"]
+    seconds = copied / sharding._copy_speed(runs.recorded("h100/01-tensors"))
+    ms, longer = (statistics.median(case["step_ms"]) for case in (here, offloaded))
+    said = [f"a step takes {ms:.0f} ms. Each of them would copy {copied / 1e9:.1f} GB"]
+    said.append(f"which is {seconds:.2f} s")
+    said.append(f"**{longer:.0f} ms, {longer / ms:.1f} times as long.**")
+    said.append(f"explain a tenth of the {longer - ms:.0f} ms more")
+    assert 1000 * seconds == pytest.approx((longer - ms) / 10, rel=0.1)
+    peaks = (case["peak_bytes"] / 1e9 for case in (here, offloaded))
+    said.append("peak fell from {:.1f} to {:.1f} GB".format(*peaks))
+    text = (EXPERIMENTS.parent / "11b_hybrid.ipynb").read_text()
+    assert [words for words in said if words not in text] == []
 
 
 def way(peak_bytes=None, **more):
