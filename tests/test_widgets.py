@@ -220,6 +220,19 @@ def test_a_prediction_of_a_ratio_is_scored(course_folder, capsys):
     )
 
 
+def test_a_prediction_of_a_gain_is_scored_with_two_runs(course_folder, tmp_path):
+    window = {"first_step": 3, "steps": 7, "wall_s": 1.4, "others_cpu": 0.92}
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
+    slow = write_log(tmp_path / "slow.jsonl", window=window, start=start)
+    fast = write_log(tmp_path / "fast.jsonl")
+    widgets.predict("c", ratio=2)
+    text = repr(widgets.score_gain("c", slow, fast))
+    assert "ratio: predicted 2, measured 2 times: ★★★" in text
+    assert "disturbed: others kept 0.9 of 2 CPUs busy" in text
+    nothing = write_log(tmp_path / "nothing.jsonl", steps=0, window=None)
+    assert repr(widgets.score_gain("c", fast, nothing)).endswith("measured -: not measured")
+
+
 def test_no_prediction_is_no_error(course_folder, tmp_path, capsys):
     widgets.predict("b", images_per_s=None)
     assert "no guess yet: write a number for images_per_s" in capsys.readouterr().out

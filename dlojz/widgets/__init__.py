@@ -10,7 +10,7 @@ from dlojz.widgets.answer import answer
 from dlojz.widgets.form import submit_form
 from dlojz.widgets.monitor import monitor
 from dlojz.widgets.mysteries import accuse
-from dlojz.widgets.prediction import Score, predict, score, score_value
+from dlojz.widgets.prediction import Score, predict, score, score_gain, score_value
 from dlojz.widgets.queue import queue
 from dlojz.widgets.quiz import quiz
 from dlojz.widgets.trials import trials
@@ -24,6 +24,7 @@ __all__ = [
     "queue",
     "quiz",
     "score",
+    "score_gain",
     "score_value",
     "submit_form",
     "trials",

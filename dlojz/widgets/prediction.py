@@ -1,6 +1,6 @@
 """Predictions of a trainee, and their score against what was measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from dlojz import progress
@@ -15,7 +15,7 @@ PREDICTABLE = {
     "epoch_s": ("s", lambda s: s.epoch_s),
     "backward_share": ("of the step", lambda s: s.shares.get("backward")),
     "data_share": ("of the step", lambda s: s.shares.get("data")),
-    "ratio": ("times", lambda s: None),  # of two runs, so in no summary: see `score_value`
+    "ratio": ("times", lambda s: None),  # of two runs, so in no summary: see `score_gain`
 }
 
 
@@ -73,6 +73,15 @@ def score(key: str, run) -> Score:
     rows = [(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()]
     note = f"disturbed: {found.disturbance}" if found.disturbance else ""
     return _kept(key, Score(rows, note))
+
+
+def score_gain(key: str, before, after) -> Score:
+    """Return the last predicted ratio under `key` beside the speeds of two runs: after / before."""
+    found = [stats.summary(run) for run in (before, after)]
+    speeds = [s.images_per_s for s in found]
+    shown = score_value(key, ratio=speeds[1] / speeds[0] if all(speeds) else None)
+    disturbed = dict.fromkeys(s.disturbance for s in found if s.disturbance)
+    return replace(shown, note=f"disturbed: {', '.join(disturbed)}" if disturbed else "")
 
 
 def score_value(key: str, **measured) -> Score:
