@@ -45,6 +45,36 @@ def test_images_that_did_not_come_have_the_hint_of_their_reason(train, val, hint
     assert {f.hint for f in found if f.fails and f.what.startswith("images in")} == hints
 
 
+def short_run(**others):
+    """A check's short run of two processes; others: of the second one, by field."""
+    usual = {
+        "touched": 0,
+        "entered": [["train", [[0.1, 0.2, 0.3]]], ["train", [[0.4, 0.5, 0.6]]]],
+        "labels": [["train", 3], ["train", 5]],
+        "norms": [1.0, 2.0],
+    }
+    first, second = run(**usual), run(**(usual | others))
+    first.start["arguments"] = {"epochs": 2}
+    first.ranks = [first, second]
+    return first
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"entered": [["train", [[0.1, 0.2, 0.3]]]] * 2}, "other pixels in batch 1 of 2"),
+        ({"labels": [["train", 3], ["train", 6]]}, "other labels in train batch 1 of 2"),
+        ({"norms": [1.0, 9.0]}, "other gradients in update 1 of 2"),
+        ({"norms": [1.0]}, "other gradients in update 1 of 2"),
+        ({"touched": 1}, "changed 1 times"),
+        ({"norms": [1.1, 1.9]}, ""),  # rounding
+    ],
+)
+def test_a_short_run_is_looked_at_in_each_process(others, said):
+    found = common.still_trains("with two epochs", short_run(**others), short_run())
+    assert [f.yours for f in found if f.fails] == ([said] if said else [])
+
+
 def test_each_pass_belongs_into_its_phase():
     usual = {"forward": ["forward"], "backward": ["backward"], "update": ["update"]}
     late = usual | {"backward": ["backward", "forward"]}
