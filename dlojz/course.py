@@ -24,7 +24,8 @@ PREPARED = {
     "04_slow": "slow.py",
     "09_repair": "repair.py",
 }
-
+# And one without a verdict: a figure shows whether it is right.
+COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
 
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your disk quota is used up"}
 STARTER = Path(__file__).with_name("dlojz.py")  # in a clone this may be the trainee's file
@@ -125,7 +126,7 @@ def step(name: str | int) -> str:
 
 def prepared(name: str) -> Path:
     """Return the file of a prepared exercise, as it is handed out."""
-    return course_root() / "notebooks" / "experiments" / PREPARED[name]
+    return course_root() / "notebooks" / "experiments" / COPIED[name]
 
 
 def own(name: str) -> str:
@@ -133,15 +134,15 @@ def own(name: str) -> str:
 
     What is there is left as it is. To begin again, rename it.
     """
-    with suppress(FileExistsError), (course_root() / PREPARED[name]).open("xb") as file:
+    with suppress(FileExistsError), (course_root() / COPIED[name]).open("xb") as file:
         file.write(prepared(name).read_bytes())
-    return PREPARED[name]
+    return COPIED[name]
 
 
 def solution(name: str | int) -> Path:
     """Return the trainer as it is after this step, or a prepared file without its faults."""
-    if name in PREPARED:
-        return course_root() / "solutions" / PREPARED[name]
+    if name in COPIED:
+        return course_root() / "solutions" / COPIED[name]
     return course_root() / "solutions" / f"dlojz_{step(name)}.py"
 
 

@@ -1,6 +1,6 @@
 """Batch normalization in several processes, each of which normalizes by its own images only.
 
-Submitted by a notebook: submit("notebooks/experiments/batchnorm.py", n_gpu=2).
+Submitted by notebook 06b, from your own copy: batchnorm.py in the course's folder.
 
 A few steps of training in DDP; then `statistics`, which is yours to write, on a batch that is split
 between the processes, against what one process computes from the whole batch.

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -226,6 +227,17 @@ def test_the_statistics_of_the_solution_are_those_of_one_process_and_others_are_
         "wrong": other,
         "coarse": {"the same"} | other,  # in float32 only the variance is lost
     }
+
+
+def test_the_statistics_are_written_in_a_copy_that_is_never_overwritten(course_folder):
+    with pytest.raises(launch.SubmitError, match=r'course\.own\("06_batchnorm"\) makes your copy'):
+        launch.submit("batchnorm.py")
+    (course_folder / "notebooks").symlink_to(Path(__file__).parent.parent / "notebooks")
+    copy = course_folder / course.own("06_batchnorm")
+    assert copy.read_text() == course.prepared("06_batchnorm").read_text()
+    copy.write_text("mine")
+    assert course.own("06_batchnorm") == "batchnorm.py"
+    assert copy.read_text() == "mine"
 
 
 def test_the_solution_of_the_statistics_differs_only_in_its_paragraph():

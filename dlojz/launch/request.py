@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from dlojz import course, sites
-from dlojz.course import PREPARED, base_folder, course_root, prepared, write_atomically
+from dlojz.course import COPIED, base_folder, course_root, prepared, write_atomically
 from dlojz.launch import slurm
 from dlojz.launch.here import Here
 from dlojz.launch.job import Job
@@ -209,7 +209,7 @@ def find_trainer(name: str) -> Path | None:
     """
     root = base_folder()
     folders = [Path.cwd(), root, root / "dlojz", root / "solutions"]
-    if name in PREPARED.values():
+    if name in COPIED.values():
         folders.pop()
     candidates = [folder / name for folder in folders]
     if name == "dlojz/dlojz.py" and not course.in_a_clone():
@@ -220,7 +220,7 @@ def find_trainer(name: str) -> Path | None:
 def _find(name: str) -> Path:
     if found := find_trainer(name):
         return found
-    if step := next((step for step, file in PREPARED.items() if file == name), None):
+    if step := next((step for step, file in COPIED.items() if file == name), None):
         raise SubmitError(
             f'no {name} yet: course.own("{step}") makes your copy, and so does '
             f"`cp {prepared(step)} {course_root()}`"
