@@ -241,6 +241,37 @@ def _sharded_11():
         yield f"11-{model}-b{batch:04d}-off-fsdp-compiled-x2", f"{run} default {flags}"
 
 
+def _on_a_processor():
+    """Yield what texts quote of a processor: 1,000 images of 64 px or more in $DLOJZ_DATA."""
+    for fault in ("none", "sleep", "garbage --stack"):
+        yield (
+            f"04-cpu-trace-{fault.split()[0]}",
+            f"{EXPERIMENTS}/faults.py --model resnet18 -b 8 --image-size 64 --precision fp32 "
+            f"--steps 2 --fault {fault}",
+        )
+    sizes = "--model resnet18 --image-size 64 -b 32"
+    # What oneDNN, which computes convolutions, may use of the processor.
+    most = {"avx512-bf16": "AVX512_CORE_BF16", "avx512": "AVX512_CORE", "avx2": "AVX2"}
+    for name, isa in most.items():
+        for precision in ("fp32", "bf16"):
+            run = f"{_solution('02')} {sizes} --test --data synthetic --test-nsteps 8"
+            run = f"ONEDNN_MAX_CPU_ISA={isa} {run} --precision {precision}"
+            yield f"02-cpu-{name}-{precision}", run
+    for pixels in (64, 128):
+        run = f"{EXPERIMENTS}/layouts.py --model resnet18 -b 32 --steps 6"
+        yield f"03-cpu-layouts-{pixels:03d}", f"{run} --image-size {pixels}"
+    yield "04-cpu-segments", "OMP_NUM_THREADS=1 solutions/segments.py --seed 0"
+    yield "04-cpu-means", f"OMP_NUM_THREADS=1 {EXPERIMENTS}/segment_mean.py --rounds 9"
+    for kept in ("", "no-"):
+        run = f"{_solution('05')} {sizes} --test --test-nsteps 12 -e 4 --num-workers 2"
+        yield f"05-cpu-{kept}persistent", f"{run} --{kept}persistent-workers"
+    for again in (1, 2, 3):
+        for mode in ("off", "aot_eager"):
+            run = f"{_solution('09')} {sizes} --test --data synthetic --test-nsteps 20"
+            name = f"09-cpu-{mode.replace('_', '-')}-{again}"
+            yield name, f"{run} --precision fp32 --compile {mode}"
+
+
 def _solution(step):
     return f"solutions/dlojz_{course.step(step)}.py"
 
@@ -282,11 +313,6 @@ RECORDINGS = {
         "04-host-waits": f"{EXPERIMENTS}/host_waits.py",
         "04-averages": f"{EXPERIMENTS}/averages.py --model resnet50 -b 128 --precision bf16",
     },
-    "04-cpu": {
-        f"04-cpu-trace-{fault.split()[0]}": f"{EXPERIMENTS}/faults.py --model resnet18 -b 8 "
-        f"--image-size 64 --precision fp32 --steps 2 --fault {fault}"
-        for fault in ("none", "sleep", "garbage --stack")
-    },
     "05": {
         "05-decoders": f"{EXPERIMENTS}/decoders.py --images 256 --rounds 6",
         "05-storage": f"{EXPERIMENTS}/storage.py",
@@ -321,6 +347,7 @@ RECORDINGS = {
         **dict(_sharded_11()),
         "11-float8": f"{EXPERIMENTS}/float8.py",  # with torchao installed
     },
+    "cpu": dict(_on_a_processor()),
 }
 
 

@@ -154,14 +154,24 @@ def host_waits(run) -> Table:
 
 
 def ways(run) -> Table:
-    """Return a table of a run of experiments/segment_mean.py: each way, its time, its calls."""
-    found = log.read(run)
+    """Return a table of a run of experiments/segment_mean.py: each way, its times, its calls.
+
+    An older run does not know how long a way takes with its backward pass.
+    """
+    cases = log.read(run).cases
+    times = {"ms": "median ms", "and_backward_ms": "and backward"}
+    times = {what: head for what, head in times.items() if all(what in c for c in cases.values())}
     rows = [
-        (name, f"{np.median(case['ms']):.3g}", *(f"{case[what]}" for what in COUNTED))
-        for name, case in found.cases.items()
+        (
+            name,
+            *(f"{np.median(case[what]):.3g}" for what in times),
+            *(f"{case[what]}" for what in COUNTED),
+        )
+        for name, case in cases.items()
     ]
-    head = ("way", "median ms", "operations", "kernels", "results the host waits for")
-    return Table(head, rows, "<>>>>", "the run has not ended well: job.explain() says why")
+    head = ("way", *times.values(), "operations", "kernels", "results the host waits for")
+    align = "<" + ">" * (len(head) - 1)
+    return Table(head, rows, align, "the run has not ended well: job.explain() says why")
 
 
 def plot_roofline(run, ax=None):

@@ -1,13 +1,15 @@
-"""The mean of each segment of a long list, in five ways: equal results, different times.
+"""The mean of each segment of a long list, in six ways: equal results, different times.
 
 Submitted by a notebook: submit("notebooks/experiments/segment_mean.py").
 
 The rows of x belong to segments of different lengths, like the atoms of molecules or the words of
-sentences. Each way is checked against the first, timed in turn, and profiled once.
+sentences. Each way is checked against the first, timed in turn, alone and with its backward pass,
+and profiled once.
 """
 
 import argparse
 import statistics
+from functools import partial
 
 import torch
 
@@ -19,6 +21,12 @@ from dlojz.training import evidence, experiments, segments
 def segment_reduce(x, ids, segments):
     """Return the means by one operation on neighbours; equal ids must be neighbours, in order."""
     return torch.segment_reduce(x, "mean", lengths=torch.bincount(ids, minlength=segments))
+
+
+def sorted_first(x, ids, segments):
+    """Return the means by a sort and one operation on neighbours; ids come in any order."""
+    order = ids.argsort(stable=True)
+    return segment_reduce(x[order], ids[order], segments)
 
 
 def scatter_reduce(x, ids, segments):
@@ -42,9 +50,16 @@ WAYS = {
     "two scatter_add_": segments.baseline,
     "scatter_reduce": scatter_reduce,
     "segment_reduce": segment_reduce,
+    "a sort and segment_reduce": sorted_first,
     "scatter_add_ and unique_consecutive": scatter_add,
     "loop of sums": loop_of_sums,
 }
+
+
+def and_backward(way, x, ids, segments):
+    """Compute the means, and the gradient of their sum."""
+    way(x.requires_grad_(), ids, segments).sum().backward()
+    x.grad = None
 
 
 def main():
@@ -62,14 +77,17 @@ def main():
     ids[: args.segments] = torch.arange(args.segments)  # none is empty
     ids = ids.sort().values.to(device)
     x = torch.randn(args.rows, args.features, device=device)
-    calls = {n: lambda way=way: way(x, ids, args.segments) for n, way in WAYS.items()}
+    calls = {n: partial(way, x, ids, args.segments) for n, way in WAYS.items()}
+    both = {n: partial(and_backward, way, x.clone(), ids, args.segments) for n, way in WAYS.items()}
     with experiments.process_group(device):
         expected = calls["two scatter_add_"]()
         for call in calls.values():
             torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
+        longer = experiments.in_turn(both, device, args.rounds)
         for name, ms in experiments.in_turn(calls, device, args.rounds).items():
             run.measure(name, statistics.median(ms), "ms")
-            run.case(name, ms=ms, **evidence.counts(evidence.profiled(calls[name])))
+            found = evidence.counts(evidence.profiled(calls[name]))
+            run.case(name, ms=ms, and_backward_ms=longer[name], **found)
     run.end()
 
 
