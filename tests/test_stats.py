@@ -12,6 +12,7 @@ import pytest
 
 from dlojz.figures.report import inspect_run
 from dlojz.runs import stats
+from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, compare, summary
 
@@ -94,6 +95,17 @@ def test_the_figures_of_a_gpu_run(tmp_path):
     assert s.power_w == pytest.approx(500)
     assert s.energy_per_image_j == pytest.approx(2000 / (40 * 32))
     assert (s.peak_memory_bytes, s.memory_of, s.memory_limit_bytes) == (7, "device", 80)
+
+
+def test_the_lead_of_a_run_is_that_of_the_process_for_which_the_others_wait(tmp_path):
+    for rank in range(2):
+        write_log(events_file(tmp_path, rank), device=True, rank=rank, size=2)
+    late = events_file(tmp_path, 1)
+    late.write_text(late.read_text().replace('"ahead_ms": 40.0', '"ahead_ms": 0.5'))
+    assert summary(tmp_path).ahead_ms == 0.5
+    assert "0 ms ahead of the device (median; of the process that is least" in repr(
+        inspect_run(tmp_path)
+    )
 
 
 def test_a_run_too_short_to_know_how_far_the_host_was_ahead_does_not_say(tmp_path):

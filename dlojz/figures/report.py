@@ -225,7 +225,8 @@ def _speed_lines(s):
         ),
     ]
     if s.ahead_ms is not None:
-        lines.append(("host", f"{s.ahead_ms:,.0f} ms ahead of the device (median)"))
+        which = "median; of the process that is least ahead" if s.size > 1 else "median"
+        lines.append(("host", f"{s.ahead_ms:,.0f} ms ahead of the device ({which})"))
     if s.graphs:
         lines.append(("compiler", _compiler_text(s)))
     return [*lines, ("optimizer", s.optimizer)]

@@ -69,7 +69,9 @@ class Summary:
     step_ms_spread: tuple[float, float] | None = None  # 10th and 90th percentile
     phase_ms: dict = field(default_factory=dict)  # mean over the steps, by phase
     shares: dict = field(default_factory=dict)  # of the step's time, by phase; sums to 1
-    ahead_ms: float | None = None  # median: how far the host ran ahead of the device
+    # Median: how far the host ran ahead of the device; with several processes, the last of them,
+    # for which the others wait.
+    ahead_ms: float | None = None
     epoch_s: float | None = None  # all training images at images_per_s
     train_images: int | None = None
     validation_s: float | None = None  # the last validation
@@ -221,6 +223,13 @@ def step_times(run) -> tuple[str, dict[str, np.ndarray]]:
     return clock, {phase: np.asarray(times[phase]) for phase in PHASES}
 
 
+def lead_ms(run):
+    """Return how far a process ran ahead of its device in a measured step; None if unknown."""
+    ahead = np.asarray(run.steps.ahead_ms)[measured(run)]
+    known = ahead[~np.isnan(ahead)]  # NaN before the window
+    return float(np.median(known)) if len(known) else None
+
+
 def _speed(ranks):
     first = ranks[0]
     chosen = measured(first)
@@ -247,9 +256,8 @@ def _speed(ranks):
         found["epoch_s"] = first.setup["train_images"] / found["images_per_s"]
     if clock == "device":
         found["device_images_per_s"] = 1000 * images / steps_ms.sum()
-        ahead = np.asarray(first.steps.ahead_ms)[chosen]
-        if not np.isnan(ahead).all():  # NaN before the window
-            found["ahead_ms"] = float(np.nanmedian(ahead))
+        if ahead := [ms for rank in ranks if (ms := lead_ms(rank)) is not None]:
+            found["ahead_ms"] = min(ahead)
     long_enough = wall_s >= MIN_ENERGY_WINDOW_S
     if long_enough and first.windows and all("energy_j" in w for r in ranks for w in r.windows):
         energy = sum(w["energy_j"] for r in ranks for w in r.windows)
