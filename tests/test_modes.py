@@ -338,7 +338,8 @@ def test_what_notebook_09b_says_of_two_gpus_is_so():
         f"without cuts a step is {added['both'] - cut:.0f} % shorter. The other {cut:.1f} %"
     )
     sent = min(case["communication_ms"] for case in cases.values() if "communication_ms" in case)
-    assert 0.3 < sent < 0.6, "half a millisecond"
+    said.append("all gradients are sent in 0.35 ms (notebook 06)")
+    assert 0.3 < sent < 0.6, "compiled, no longer than there"
     assert len(cases["both"]["collectives"]) == 5
     assert len(cases["both, buckets of 50 MB"]["collectives"]) == 2
     assert round(added["both"] - cut) == 1, "the price of the cuts"
@@ -355,9 +356,17 @@ def test_what_notebook_09b_says_of_two_gpus_is_so():
     shares = 50 * speeds[:, 1] / speeds[:, 0]
     said.append(f"{shares.min():.1f} to {shares.max():.1f} % of twice as much")
     said.append(f"{kept['both'] - shares.mean():.0f} % less than in the figure")
-    alone, both = np.array([[s.ahead_ms for s in pair] for pair in pairs]).T.round()
+    leads = [
+        [stats.lead_ms(run) for run in read(runs.recorded(f"h200/{name.format(n, pair)}")).ranks]
+        for n in (1, 2)
+        for pair in (1, 2, 3)
+    ]
+    alone, both = np.array(leads[:3]).round(), np.sort(leads[3:]).round()
     said.append(f"is {alone.min():.0f} to {alone.max():.0f} ms ahead")
-    said.append("it was {:.0f}, {:.0f} and {:.0f} ms".format(*sorted(both)))
+    early, late = both[:, 1], both[:, 0]
+    said.append(f"one host was {early.min():.0f} or {early.max():.0f} ms ahead")
+    said.append(f"the other one {late.min():.0f} to {late.max():.0f} ms")
+    assert [s.ahead_ms for _, s in pairs] == [min(found) for found in leads[3:]]
     more = {}
     for part, share in (("forward", 0.5), ("backward", 0.5), ("backward", 0.9)):
         ms = [[phase(name.format(n, pair), part, share) for n in (1, 2)] for pair in (1, 2, 3)]

@@ -1,5 +1,6 @@
 """The operations of an image against papers and torchvision, and the share of a GPU's peak."""
 
+from collections import Counter
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,7 +15,7 @@ from test_sharding import EXPERIMENTS
 from dlojz import runs
 from dlojz.course import UserError
 from dlojz.figures import utilization as figures
-from dlojz.runs import log
+from dlojz.runs import log, stats
 from dlojz.runs.stats import Summary
 from dlojz.runs.utilization import Utilization, utilization
 from dlojz.training import estimate, models, operations
@@ -304,6 +305,15 @@ def test_what_notebook_11_says_of_two_gpus_is_so():
     halves = sum(parts[part] for part in ("parameters", "gradients", "optimizer"))
     # One GPU has all of them, and autocast's copies of the weights in place of the gathered ones.
     alone = 2 * halves + parts["activations"] + 2 * case[whole]["parameters"]
+    lead = {
+        name: [stats.lead_ms(run) for run in log.read_ranks(runs.recorded(f"h200/11-{name}-x2"))]
+        for name in ("vit_600m-b0064-off-ddp", "vit_600m-b0064-off-fsdp", "vit_6b-b0064-off-fsdp")
+    }
+    both, (_, late), large = lead.values()
+    said.append(f"both hosts are {min(both):.0f} ms ahead of their GPUs")
+    assert round(min(both)) == round(max(both))
+    said.append(f"one of them is {late:.1f} ms ahead")
+    said.append(f"In `vit_6b` both hosts are {min(large):.0f} ms or more ahead")
     said.append(f"`vit_6b` with 64 images would need {alone / 1e9:.0f} GB of one H200")
     said.append(f"with 64 images it would need {alone / 1e9:.0f} GB. In shards")
     said.append(f"compiled at {speed(BEST):.0f} images/s instead of {speed(whole):.0f}")
@@ -325,8 +335,20 @@ def test_what_notebook_11_says_of_the_same_training_on_two_gpus_is_so():
     low, high = min(bf16["FSDP2"]["step_ms"]), max(bf16["FSDP2"]["step_ms"])
     ddp = np.median(bf16["DDP"]["step_ms"])
     said.append(f"it took {ddp:.0f} ms with DDP, and between {low:.0f} and {high:.0f} with FSDP2")
+    said.append(f"overlaps nothing, and took {np.median(bf16[ROOT]['step_ms']):.0f} ms")
+    sent = [sum(c["bytes"] for c in bf16[way]["collectives"]) for way in (ROOT, "FSDP2")]
+    assert sent[0] == pytest.approx(0.75 * sent[1], rel=0.01), "three quarters"
+    waited = sorted(
+        run.cases["FSDP2"]["communication_ms"]
+        for run in log.read_ranks(runs.recorded("h200/11-sharding-x2"))
+    )
     said.append(
-        f"*root only*, which overlaps nothing, took {np.median(bf16[ROOT]['step_ms']):.0f} ms"
+        "one process spent {:.0f} ms in its collectives, and the other {:.0f} ms".format(*waited)
+    )
+    calls = Counter(c["op"] for c in bf16["FSDP2"]["collectives"])
+    said.append(
+        f"{len(bf16['DDP']['collectives'])} all-reduces with DDP, or {calls['all_gather']} "
+        f"all-gathers and {calls['reduce_scatter']} reduce-scatters"
     )
     said += ["less than 2 millionths apart in float32", "about one part in a hundred"]
     assert missing("11_fsdp", said) == []
