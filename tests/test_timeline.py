@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import statistics
 import sys
@@ -12,7 +13,7 @@ from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wa
 
 from dlojz import cli, course, runs
 from dlojz.figures import machines, report, timeline
-from dlojz.runs import breakdown, host, kinds, log, trace
+from dlojz.runs import breakdown, host, kinds, log, stats, trace
 from dlojz.runs.folder import trace_file
 from dlojz.runs.log import PHASES
 
@@ -288,6 +289,13 @@ def test_what_notebook_04b_says_of_the_recorded_averages_is_so():
     said += [f"{sides[14]:.1f} at 14 and {sides[7]:.1f} at 7"]
     said += [f"with 3 channels in, takes {100 * sides[224] / ms:.0f} %"]
     said += [f"batch normalization: {normal:.1f} ms, {normal / ms:.1f} times as much as all"]
+    forward = [row for row in rows if row["op"] == "aten::native_batch_norm"]
+    gb = sum(2 * math.prod(row["shapes"][0]) * row["calls"] for row in forward) / 1e9
+    tb = machines.measured(runs.recorded("h200/00-ceilings")).memory_gb_per_s / 1000
+    said += [f"{gb:.2f} GB, read and written eight times", f"copies {tb:.1f} TB/s"]
+    said += [f"that would be {8 * gb / tb:.1f} ms"]
+    step = stats.summary(runs.recorded("h200/03-resnet50-bf16-nhwc-b0128")).step_ms
+    said += [f"a *whole* step with as many images takes {step:.1f} ms"]
     assert [words for words in said if words not in solved("04b_roofline")] == []
     first, last = sides[224] + sides[56], sides[14] + sides[7]
     assert first == pytest.approx(last, rel=0.1), "neither guess is right"
