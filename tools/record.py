@@ -270,6 +270,10 @@ def _on_a_processor():
             run = f"{_solution('09')} {sizes} --test --data synthetic --test-nsteps 20"
             name = f"09-cpu-{mode.replace('_', '-')}-{again}"
             yield name, f"{run} --precision fp32 --compile {mode}"
+    tiny = f"{sizes.replace('resnet18', 'vit_tiny')} --test --data synthetic --test-nsteps 12"
+    for sharding in ("ddp", "fsdp --checkpointing blocks"):
+        run = f"{_solution('11')} {tiny} --precision fp32 --optimizer adamw --lr 0.001"
+        yield f"11-cpu-{sharding.split()[0]}-x2", f"{run} --sharding {sharding}"
 
 
 def _solution(step):
