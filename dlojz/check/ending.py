@@ -71,26 +71,30 @@ def _name(number):
 def error(folder: Path, trainer: str = "dlojz.py") -> str:
     """Return the error of a run or job in one line, with the line of the trainer that raised it."""
     errors = outcome.errors(folder)
-    told = [str(end["error"]) for end in _ends(folder) if end.get("error")]
+    told = {rank: str(e["error"]) for rank, e in enumerate(_ends(folder)) if e.get("error")}
     # Rather not that of a process which only waited.
-    said = min(told, key=lambda text: bool(re.search(outcome.GONE, text)), default="")
+    rank = min(told, key=lambda rank: bool(re.search(outcome.GONE, told[rank])), default=None)
+    said = told.get(rank, "")
     if not said:
         said = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
     words = harmless(" ".join(said.split()))
     words = words if len(words) <= MOST else f"{words[:MOST]} ..."
-    return ", at ".join(filter(None, (words, _place(errors, trainer))))
+    return ", at ".join(filter(None, (words, _place(errors, trainer, rank))))
 
 
-# A frame of a traceback in the trainer: its line's number, and the line itself.
-FRAME = re.compile(r'^(?:\[rank\d+\]:)? *File "[^"\n]*trainer\.py", line (\d+).*\n(.*)', re.M)
+# A frame of a traceback in the trainer: the process, its line's number, and the line itself.
+FRAME = re.compile(r'^(?:\[rank(\d+)\]:)? *File "[^"\n]*trainer\.py", line (\d+).*\n(.*)', re.M)
 
 
-def _place(errors, trainer):
-    """Return the last line of the trainer in a traceback: "dlojz.py:142: scaler.step(...)"."""
+def _place(errors, trainer, rank):
+    """Return the last line of the trainer in a traceback: "dlojz.py:142: scaler.step(...)".
+
+    rank: of the process that raised the error, None if it is not known.
+    """
     frames = FRAME.findall(errors)
     if not frames:
         return ""
-    number, code = frames[-1]
+    _, number, code = ([f for f in frames if f[0] == str(rank)] or frames)[-1]
     return f"{trainer}:{number}: {re.sub(r'^.rank[0-9]+.:', '', code).strip()}"
 
 
