@@ -28,6 +28,7 @@ from dlojz.training import data
 DRAWS = 32  # images that are made from the file
 WIDTH, HEIGHT = 500, 375  # pixels of the file, like most of ImageNet's
 LABEL = 1  # the file's
+TURNED = 0x0112  # EXIF's number for how a viewer should turn the image
 SYSTEM = ("/proc/", "/sys/", "/dev/null")
 
 
@@ -79,9 +80,11 @@ def jpeg(blue: float) -> bytes:
     pixels[..., 0] = np.linspace(0, 255, WIDTH)
     pixels[..., 1] = np.linspace(0, 255, HEIGHT)[:, None]
     pixels[..., 2] = 255 * (blue + 0.5 * (noise - noise.min()) / np.ptp(noise))
-    out = io.BytesIO()
+    out, notes = io.BytesIO(), Image.Exif()
+    notes[TURNED] = 6  # by a quarter, which neither decoder of the course does
     # Without subsampling: the colours carry the message.
-    Image.fromarray(pixels.astype(np.uint8)).save(out, "JPEG", quality=95, subsampling=0)
+    image = Image.fromarray(pixels.astype(np.uint8))
+    image.save(out, "JPEG", quality=95, subsampling=0, exif=notes)
     return out.getvalue()
 
 
