@@ -225,7 +225,9 @@ class WholeRun(Record):
     weights_after: str | None = None  # checksums
     buffers_after: str | None = None
     saves: int | None = None  # checkpoints that were written
-    saved_states: int | None = None  # of how many processes the last of them holds the state
+    own_state: str | None = None  # a checksum of this process's state, as it was made first
+    saved_states: list = field(default_factory=list)  # those in the first checkpoint, by rank
+    saved_names: bool | None = None  # it has the names of this run's model, which a resume needs
     saved_bytes: int | None = None  # what this process wrote for it
     pixels: dict = field(default_factory=dict)  # {mode: [means, deviations]} of a batch, by colour
 

@@ -15,6 +15,8 @@ import shutil
 import signal
 import sys
 import threading
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,7 +35,17 @@ LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for 
 LATEST = "latest"  # in a folder of shards: the name of the folder that is complete
 SHARDED = ("model", "optimizer")  # the parts that are written in shards
 
-_saves = []  # of each checkpoint: of how many processes it holds the state, bytes written here
+_made = []  # checksums of the states of this process, as they were made
+_saves = []  # of each checkpoint: a `Saved`
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a check may ask of a checkpoint: no more than names and numbers."""
+
+    states: list[str]  # a checksum of the state of each process, by rank; [] in shards
+    names: list[str]  # of the model's tensors; [] in shards
+    nbytes: int  # written by this process
 
 
 class CheckpointError(Exception):
@@ -45,14 +57,14 @@ def saves() -> int:
     return len(_saves)
 
 
-def saved_states() -> int | None:
-    """Return of how many processes the last checkpoint holds the state; None if there is none."""
-    return _saves[-1][0] if _saves else None
+def first_and_last() -> tuple[Saved, Saved] | None:
+    """Return the first and the last checkpoint that this process wrote."""
+    return (_saves[0], _saves[-1]) if _saves else None
 
 
-def saved_bytes() -> int | None:
-    """Return what this process wrote for the last checkpoint; None if it wrote none."""
-    return _saves[-1][1] if _saves else None
+def first_state() -> str | None:
+    """Return a checksum of this process's state, as it was made first."""
+    return _made[0] if _made else None
 
 
 def prepare(args, run):
@@ -128,12 +140,23 @@ def own_state(training) -> dict:
     """
     device = next(training.model.parameters()).device
     on_gpu = device.type == "cuda"
-    return {
+    found = {
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state(device) if on_gpu else None,
         "metrics": {k: v.cpu() for k, v in training.metrics.state_dict().items()},
         "buffers": {k: v.cpu() for k, v in training.model.named_buffers()},
     }
+    _made.append(_checksum(found))
+    return found
+
+
+def _checksum(state) -> str:
+    """Return a checksum of the tensors of a process's state."""
+    tensors = [state["cpu_rng"], *state["metrics"].values(), *state["buffers"].values()]
+    total = 0
+    for tensor in tensors:
+        total = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), total)
+    return f"{total:08x}"
 
 
 def save(training, states: list[dict], args, epoch: int, step: int):
@@ -160,8 +183,9 @@ def save(training, states: list[dict], args, epoch: int, step: int):
             f"--checkpoint {file}: not written ({_first_line(error)}). Is the disk full? Free some "
             "space, or give --checkpoint a file elsewhere; what was saved before is still there"
         ) from error
-    different = len({id(own) for own in states})  # gathered, not one state several times
-    _written(file, epoch, step, different, file.stat().st_size)
+    own = [_checksum(s) if isinstance(s, dict) else "" for s in states]
+    saved = Saved(own, list(state["model"]), file.stat().st_size)
+    _written(file, epoch, step, saved)
 
 
 def save_shards(training, args, epoch: int, step: int):
@@ -191,7 +215,7 @@ def save_shards(training, args, epoch: int, step: int):
             if old != into:
                 shutil.rmtree(old)
     nbytes = sum(f.stat().st_size for f in into.glob(f"__{rank}_*"))
-    _written(folder, epoch, step, idr_torch.size, nbytes)
+    _written(folder, epoch, step, Saved([], [], nbytes))
 
 
 def _facts(training, args, epoch, step) -> dict:
@@ -200,12 +224,12 @@ def _facts(training, args, epoch, step) -> dict:
     return {"epoch": epoch, "step": step, "promises": promises, "trainer": _trainer_sha256()}
 
 
-def _written(path, epoch, step, states, nbytes):
+def _written(path, epoch, step, saved):
     if idr_torch.is_master:
         if folder := os.environ.get("DLOJZ_RUN"):  # a requeued job resumes from here
             course.write_atomically(Path(folder, LAST), str(path.resolve()))
         print(f"saved {path}: epoch {epoch}, step {step}", flush=True)
-    _saves.append((states, nbytes))
+    _saves.append(saved)
 
 
 def load(training, args) -> tuple[int, int]:

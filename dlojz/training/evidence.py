@@ -97,7 +97,7 @@ class Witness:
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
-        self._steps = Steps() if "epochs" in audit.wished() else None
+        self._steps = Steps(self._model) if "epochs" in audit.wished() else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -153,6 +153,7 @@ class Witness:
             self._count_work()
             self._counts["forward"] += 1
             self._note_phase("forward")
+            self._note_threads()
             if not self._probe:
                 self._to_compile -= 1
         else:
@@ -189,6 +190,11 @@ class Witness:
     def _on_gradient(self, weight):
         self._counts["backward"] += 1
         self._note_phase("backward")
+        self._note_threads()
+
+    def _note_threads(self):
+        """Note how many threads of the processor an operation has: in each phase of a step."""
+        self._threads = max(self._threads, torch.get_num_threads())
 
     def _on_update(self, optimizer, args, kwargs):
         if self._probe:
@@ -196,7 +202,7 @@ class Witness:
         self._counts["optimizer_steps"] += 1
         self._note_phase("update")
         self._note_update(optimizer)
-        self._threads = max(self._threads, torch.get_num_threads())
+        self._note_threads()
         skipped = _found_inf(optimizer)
         if skipped is not None:
             self._skipped = self._skipped + skipped  # which is 0 or 1
@@ -380,10 +386,22 @@ class Witness:
             weights_after=after,
             buffers_after=_checksum(self._model.buffers()),
             saves=checkpoint.saves(),
-            saved_states=checkpoint.saved_states(),
-            saved_bytes=checkpoint.saved_bytes(),
+            own_state=checkpoint.first_state(),
             pixels=self._pixels,
+            **self._saved(),
         )
+
+    def _saved(self):
+        """Return what is known of the checkpoints, as fields of the run's record."""
+        if not (saved := checkpoint.first_and_last()):
+            return {}
+        first, last = saved
+        names = not last.names or last.names == list(self._training.model.state_dict())
+        return {
+            "saved_states": first.states,
+            "saved_names": names,
+            "saved_bytes": last.nbytes,
+        }
 
     def _drawn(self):
         """Return checksums of the batches of all epochs: of as many as each has steps.
@@ -403,17 +421,22 @@ class Witness:
 class Steps:
     """What each step of a short run gets and does, in all of its epochs; nothing waits for it.
 
-    And what changes between two updates: weights and momenta are the optimizer's alone. Of the
-    first, the middle and the last weight one row is compared.
+    And what changes between two updates: weights and momenta are the optimizer's alone, and batch
+    statistics those of forward passes in training. Of the first, the middle and the last one some
+    numbers are compared.
     """
 
-    def __init__(self):
+    def __init__(self, model):
+        self._model = model
         self._images, self._labels, self._norms = [], [], []
         self._changed = 0  # updates before which it was not as the one before had left it
-        self._left = {}
+        self._left, self._statistics = {}, {}
 
     def enter(self, mode, images):
-        """Note eight pixels of each image that enters the model."""
+        """Note eight pixels of each image that enters the model, and statistics that changed."""
+        if mode == "train":
+            self._compare(self._statistics, _statistics(self._model))
+            self._statistics = {}  # until the next update
         flat = images.detach().flatten(1)
         seen = flat[:, :: max(1, flat.shape[1] // SEEN)][:, :SEEN]
         self._images.append((mode, seen.float().clone()))
@@ -432,8 +455,11 @@ class Steps:
         self._norms.append(
             torch.nn.utils.get_total_norm(gradients) / (1 if scale is None else scale)
         )
-        found = self._rows(optimizer)
-        other = [_differ(row, found.get(key)) for key, row in self._left.items()]
+        self._compare(self._left, self._rows(optimizer))
+
+    def _compare(self, left, found):
+        """Count an update before which what was left is not what is found."""
+        other = [_differ(row, found.get(key)) for key, row in left.items()]
         if any(it is None for it in other):  # another shape or device, or gone
             self._changed = self._changed + 1
         elif other:
@@ -442,6 +468,7 @@ class Steps:
     def end(self, optimizer, args, kwargs):
         """Keep what an update has left."""
         self._left = {key: row.clone() for key, row in self._rows(optimizer).items()}
+        self._statistics = {key: row.clone() for key, row in _statistics(self._model).items()}
 
     def found(self) -> dict:
         """Return all of it, as fields of the run's record."""
@@ -462,6 +489,13 @@ class Steps:
                 if tensor is not None and not tensor.is_meta:
                     found[place, key] = audit.own(tensor.detach()).reshape(-1)[:SEEN]
         return found
+
+
+def _statistics(model) -> dict:
+    """Return some numbers of three of the batch statistics of a model, by place."""
+    found = [b.detach() for b in model.buffers() if b.is_floating_point() and not b.is_meta]
+    places = {0, len(found) // 2, len(found) - 1} if found else ()
+    return {place: found[place].reshape(-1)[:SEEN] for place in places}
 
 
 def _differ(left, found):

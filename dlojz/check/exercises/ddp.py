@@ -6,7 +6,8 @@ from collections import Counter
 from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
 from dlojz.check.exercises.common import like, no_brake, words
 
-SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
+# Another seed than 0, which a sampler has without being asked.
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
 FIRST_STEPS, NEAR = 4, 1e-3  # the losses of the run that accumulates, against the solution's
 
@@ -45,6 +46,7 @@ def _two_epochs(mine, reference, dealt):
         like(SAME, "processes with the same weights, after two", *pair, _weights, "wrap"),
         like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "one-writer"),
         like(MECHANISM, "processes whose state is in it", *pair, _states, "gather"),
+        like(MECHANISM, "weights by the names of your model", *pair, _named, "names"),
     ]
 
 
@@ -148,12 +150,19 @@ def _writers(ranks):
 
 
 def _states(ranks):
-    return max(run.whole.saved_states or 0 for run in ranks)
+    """Return the state of how many processes is in the checkpoint, in its place."""
+    saved = next((run.whole.saved_states for run in ranks if run.whole.saved_states), [])
+    return sum(a == run.whole.own_state for a, run in zip(saved, ranks, strict=False))
+
+
+def _named(ranks):
+    return words(run.whole.saved_names for run in ranks if run.whole.saved_names is not None)
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return two epochs with a checkpoint, and seven batches, the last of which ends no update."""
+    """Return two epochs with checkpoints, and seven batches, the last of which ends no update."""
     two = f"{SMALL} --precision tf32 --test-nsteps 2 -e 2 --checkpoint {{run}}/checkpoint.pt"
+    two += " --checkpoint-every 1"  # in the middle of an epoch each process has its own statistics
     return [
         Extra(EPOCHS, tuple(two.split())),
         Extra(
