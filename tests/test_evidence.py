@@ -405,7 +405,8 @@ def test_on_a_processor_communication_is_timed_on_the_host():
 
 def test_what_changes_weights_between_updates_is_seen_and_nan_is_no_change():
     weight, scalar = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.tensor(1.0))
-    optimizer, steps = torch.optim.SGD([weight, scalar], 0.1, momentum=0.9), evidence.Steps()
+    model = torch.nn.BatchNorm1d(4)
+    optimizer, steps = torch.optim.SGD([weight, scalar], 0.1, momentum=0.9), evidence.Steps(model)
     optimizer.register_step_pre_hook(steps.begin)
     optimizer.register_step_post_hook(steps.end)
 
@@ -426,7 +427,7 @@ def test_what_changes_weights_between_updates_is_seen_and_nan_is_no_change():
 
 
 def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
-    steps, images = evidence.Steps(), torch.rand(4, 3, 8, 8)
+    steps, images = evidence.Steps(torch.nn.Flatten()), torch.rand(4, 3, 8, 8)
     labels = torch.tensor([3, 1, 2, 0])
     for mode, shown, told in (
         ("train", images, labels),

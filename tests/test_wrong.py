@@ -11,7 +11,7 @@ import pytest
 import wrong
 
 from dlojz import course
-from dlojz.check import exercises, judge, plan
+from dlojz.check import exercises, judge, plan, run
 from dlojz.launch import Request, series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
@@ -37,7 +37,7 @@ NEED = {
     "04_profiler": {"without-the-flag": {"always", "not-there"}},
     "05_dataloader": {"two-epochs": {"later"}},
     "06_ddp": {
-        "two-epochs": {"epoch", "one-writer", "gather", "frozen"},
+        "two-epochs": {"epoch", "one-writer", "gather", "frozen", "names", "later"},
         "accumulates": {"accumulate", "deal", "mean", "schedule", "no-sync"},
     },
     "09_compile": {"not-compiled": {"not-asked"}},
@@ -81,8 +81,9 @@ def entries(step, prefix, trainer, flags, expect):
         found = [plan.audited(name, trainer, flags, 6, "{job}/solution")]
     for extra in exercises.find(step).extras(False):
         if expect in NEED[step][extra.name]:
-            entry = plan.short(extra, trainer)
-            found.append(replace(entry, name=f"{prefix}{extra.name}"))
+            entry = run._placed(plan.short(extra, trainer), {})
+            again = entry.replay if expect == "later" else None
+            found.append(replace(entry, name=f"{prefix}{extra.name}", replay=again))
     return found
 
 

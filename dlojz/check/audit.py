@@ -78,6 +78,14 @@ def audited(folder, replay, precision: str) -> list[Audited]:
 
 def findings(runs: Sequence[Audited]) -> list[Finding]:
     """Return what the audit found in all runs of the trainee's trainer, each link once."""
+    found = links(runs)
+    if any("gradients" in update for run in runs for update in run.updates):
+        found.append(_number(len({(r.folder, u["update"]) for r in runs for u in r.updates})))
+    return found
+
+
+def links(runs: Sequence[Audited]) -> list[Finding]:
+    """Return the same without the number of updates."""
     every = [r for r in runs if r.every]
     if not every:
         return [_unmeasured("audit", "no step could be replayed")]
@@ -210,7 +218,6 @@ def _updates(runs):
         _tensors(solved),
         _buffers(solved),
         _optimizer(updates),
-        _number(len({(r.folder, u["update"]) for r in runs for u in r.updates})),
     ]
 
 

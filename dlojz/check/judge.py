@@ -66,6 +66,7 @@ def judge(
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
         *(f for name in ended for f in common.still_trains(name, *runs.extras[name])),
         *_audit(exercise, folders, runs, timed),
+        *(f for name in ended if name != SMALL for f in _later(name, folders, runs)),
         _work(folders, ends, runs),
         *mechanism,
     ]
@@ -265,6 +266,23 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
     ]
+
+
+def _later(name, folders, runs) -> list[Finding]:
+    """Return what the audit of a short run with several epochs found that is not the solution's."""
+    again = folders[name] / series.REPLAY
+    if not again.exists():
+        return []
+    what, asked = f"audit of each epoch, run {name}", "the solution's updates"
+    end = ending.of(again)
+    if not end.completed:
+        return [Finding(SAME, what, State.UNMEASURED, end.text, f"{asked}: check again", "later")]
+    found = audit.audited(folders[name], again, audit.precision_of(runs.extras[name][1]))
+    failing = [
+        f for f in (*audit.links(found), told.finding(runs.extras[name][0].ranks)) if f.fails
+    ]
+    words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
+    return [Finding(SAME, what, not failing, words or "the same", asked, "later")]
 
 
 def _work(folders, ends, runs) -> Finding:

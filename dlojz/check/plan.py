@@ -21,6 +21,7 @@ LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 # Bytes of weights, gradients and momenta: a check keeps eight such states and more.
 MOST_STATE = 5e9
 SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
+LATER_KEPT = 4  # of a short run with two epochs: most have no more
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     large = _state(log_of(job)) > MOST_STATE
     entries += _beside(exercise, mine, solution, flags, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
-        entries += [short(extra, mine), short(extra, solution, "-solution")]
+        entries += [short(extra, solution, "-solution"), short(extra, mine)]
     wanted = audit.AUDITED - _in_float32(coarse)
     keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)
     wish = {"keep": 0, "watch": True} if large else {"keep": keep}
@@ -160,10 +161,14 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
 
 def short(extra, trainer, suffix: str = "") -> series.Entry:
     """Return an extra run, of the trainee's trainer or of the solution."""
-    watched = {"epochs": True} if "-e" in extra.flags and not extra.rehearse else None
-    return series.Entry(
-        f"{extra.name}{suffix}", trainer, extra.flags, extra.rehearse, audit=watched
-    )
+    name = f"{extra.name}{suffix}"
+    if "-e" not in extra.flags or extra.rehearse:
+        return series.Entry(name, trainer, extra.flags, extra.rehearse)
+    watched = {"epochs": True}
+    if suffix:
+        return series.Entry(name, trainer, extra.flags, audit=LEDGER | watched)
+    usual = f"{{{extra.name}-solution}}"
+    return audited(name, trainer, extra.flags, LATER_KEPT, usual, watched, tuned=False)
 
 
 def _in_float32(coarse) -> int:
@@ -203,7 +208,8 @@ def audited(
     program = Path(find_spec("dlojz.training.replay").origin)
     wish = {"keep": keep, "write": True} | (more or {})
     again = {"autotune": tuned and wish.get("autotune", True)}
-    replay = series.Entry(series.REPLAY, program, [solution, "{run}/..", *flags], audit=again)
+    own = [solution, "{run}/..", *without(flags, LEFT_OUT)]
+    replay = series.Entry(series.REPLAY, program, own, audit=again)
     return series.Entry(name, trainer, flags, audit=wish, replay=replay)
 
 

@@ -52,6 +52,7 @@ SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into a
 # The tensors of an optimizer's state, of the shape of the weight.
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
 MOMENTUM = ("momentum_buffer",)
+NAMED = ("params", "param_names")  # the weights, and their names where they were given with them
 HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no change of the result
 
 
@@ -64,10 +65,11 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     perturb: move the initial weights by a rounding error, drawn with this seed; autotune: false
     forbids cuDNN to try its algorithms, which in float32 can take minutes; validate: false ends the
     run where its training ends; middle: true has the witness profile one more step, drawn from
-    those before the last. {"epochs": true} asks for no auditor: the witness looks at every step.
+    those before the last; epochs: the witness looks at every step, and without another wish
+    there is no auditor.
     """
     wish = wished()
-    if "epochs" in wish:
+    if wish.keys() == {"epochs"}:
         return None
     if wish:  # Inductor would draw other random numbers, for a dropout, than the solution's replay
         torch._inductor.config.fallback_random = True
@@ -806,7 +808,7 @@ def states_of(optimizer) -> tuple[str, ...]:
 def settings(group) -> dict:
     """Return what an optimizer's group is given that is no tensor, but its learning rate."""
     return {
-        k: v for k, v in group.items() if k not in ("params", "lr", *HOW) and not torch.is_tensor(v)
+        k: v for k, v in group.items() if k not in (*NAMED, "lr", *HOW) and not torch.is_tensor(v)
     }
 
 

@@ -146,7 +146,7 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
         if mine.whole.scale is None:  # a scaler skips updates, and how many depends on rounding
             looks.append(("updates in two epochs", _updates, "later"))
         if watched:
-            looks.append(("weights and momenta between updates", _touched, "touched"))
+            looks.append(("weights, momenta, statistics between updates", _touched, "touched"))
     found = [
         like(SAME, f"{what}, run {name}", mine, reference, get, hint) for what, get, hint in looks
     ]

@@ -275,7 +275,8 @@ def extras(on_gpu: bool) -> list[Extra]:
     """
     fsdp = "--sharding fsdp --accumulate 2 --clip-norm 0.1 --test-nsteps 7"
     saves = f"{SMALL} {fsdp} --checkpoint {{run}}/checkpoint"
-    whole = f"{SMALL} --sharding ddp --test-nsteps 2 -e 2{' --compile off' if on_gpu else ''}"
+    whole = f"{SMALL} --sharding ddp --test-nsteps 2 -e 2 --optimizer adamw --lr 0.001"
+    whole += " --compile off" if on_gpu else ""
     return [Extra(UPDATES, tuple(saves.split())), Extra(COPIES, tuple(whole.split()))]
 
 
