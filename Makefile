@@ -49,7 +49,7 @@ test:  ## all tests: unit, solutions, notebooks, browser
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
 
 lab: setup  ## open JupyterLab on the notebooks
-	$(BIN)/jupyter lab $(ROOT) --notebook-dir=. notebooks/00_start.ipynb
+	$(BIN)/jupyter lab $(ROOT) --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb
 
 hub:  ## try the course on a JupyterHub of your own, on loopback; or HUB=slurm_cluster
 	jupyterhub/install.sh $(HUB_FOLDER)

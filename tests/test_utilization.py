@@ -219,6 +219,14 @@ def test_the_experiment_predicts_a_recording_and_counts_its_image(train, tmp_pat
     assert found.peak_tflops == 67, "true fp32"
 
 
+def test_the_stages_of_a_model_add_up_to_all_of_its_operations(train, tmp_path):
+    """The first stage of a ResNet has the name of a layer in each of its blocks."""
+    train(EXPERIMENTS / "model.py", tmp_path, "--model", "resnet50")
+    found = {m.what: m.value for m in log.read(tmp_path).measures}
+    assert found["conv1"] == pytest.approx(2 * 112**2 * 64 * 3 * 7**2 / 1e6)
+    assert sum(found.values()) == pytest.approx(2 * 4089, rel=0.001)
+
+
 def missing(notebook, said):
     text = (EXPERIMENTS.parent / f"{notebook}.ipynb").read_text()
     return [words for words in said if words not in text]

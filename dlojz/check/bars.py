@@ -16,7 +16,8 @@ CPU = r"^cpu: "
 BF16 = (
     "a processor gains from bf16 only with AVX512_BF16 or AMX: 1.3 times as fast was measured on "
     "an AMD EPYC that has the first. Without them bf16 was 2 to 2.8 times slower (AVX-512), 20 to "
-    "30 times (AVX2). This processor has {instructions}"
+    "30 times (AVX2). It depends on the model and its size, too, so none is asked. This processor "
+    "has {instructions}"
 )
 
 

@@ -127,13 +127,18 @@ def plot_costs(found: Mapping[str, Sequence], axes=None):
         look = {"ls": "--", "color": PALETTE["limit"], "label": "linear"}
         speed.plot([1, most], [first[1] / first[0], most * first[1] / first[0]], **look)
         for place, (label, rows) in enumerate(found.items()):
-            colour, away = SERIES[place % len(SERIES)], 8 if place else -16
+            colour = SERIES[place % len(SERIES)]
             gpus, rates, joules = zip(*rows, strict=True)
             speed.plot(gpus, rates, "o-", color=colour, label=label)
             energy.plot(gpus, joules, "o-", color=colour)
             for n, joule in zip(gpus[1:], joules[1:], strict=True):
                 text = f"{joule / joules[0] - 1:+.0%}"
-                at = {"xytext": (0, away), "textcoords": "offset points", "ha": "center"}
+                highest = all(joule >= j for each in found.values() for m, _, j in each if m == n)
+                at = {
+                    "xytext": (0, 8 if highest else -16),
+                    "textcoords": "offset points",
+                    "ha": "center",
+                }
                 energy.annotate(text, (n, joule), color=colour, fontsize=9, **at)
         for ax, what in ((speed, "images/s, all together"), (energy, "energy (J per image)")):
             ax.set(xlabel="GPUs", xticks=sorted({n for rows in found.values() for n, *_ in rows}))

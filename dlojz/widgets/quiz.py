@@ -67,7 +67,8 @@ def quiz(key: str):
     if key not in QUIZZES:
         raise KeyError(f"no quiz {key!r}: expected one of {', '.join(QUIZZES)}")
     asked = QUIZZES[key]
-    texts = [answer.text for answer in asked.answers]
+    # A radio button's text has no markup.
+    texts = [answer.text.replace("`", "") for answer in asked.answers]
     kept = _kept(key, asked)
     choice = ipywidgets.RadioButtons(options=texts, value=None if kept is None else texts[kept])
     choice.layout.width = "100%"

@@ -30,7 +30,9 @@ def main():
         )
     with FlopCounterMode(display=False) as counter:
         model(images)
-    flops = {k.rpartition(".")[2]: sum(v.values()) for k, v in counter.get_flop_counts().items()}
+    counts = counter.get_flop_counts()  # of "Global", "ResNet", "ResNet.layer1", ...
+    stages = {name: counts.get(f"{type(model).__name__}.{name}", {}) for name in outputs}
+    flops = {name: sum(count.values()) for name, count in stages.items()}
     for name, stage in model.named_children():
         if args.of == "parameters":
             run.measure(
