@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from dlojz import launch
+from dlojz.launch import Request, series
 from dlojz.machine import meters
 
 CPU, GPU = SimpleNamespace(type="cpu"), SimpleNamespace(type="cuda")
@@ -101,7 +103,20 @@ def test_the_processes_of_one_run_do_not_disturb_each_other(monkeypatch):
     monkeypatch.setattr(meters, "cpu_seconds_of_others", roots.append)
     meters.Sensors(CPU, size=1)
     meters.Sensors(CPU, size=4)
-    assert roots == [os.getpid(), os.getppid()]
+    monkeypatch.setenv(meters.TREE, "7")  # of a series: each process of a run has its own parent
+    meters.Sensors(CPU, size=1)
+    meters.Sensors(CPU, size=4)
+    assert roots == [os.getpid(), os.getppid(), os.getpid(), 7]
+
+
+def test_a_series_names_the_tree_that_all_processes_of_a_run_are_in(script):
+    trainer = script("import os; print(os.environ['DLOJZ_TREE'], os.getppid())")
+    job = series.submit([series.Entry("one", trainer, [])], Request(name="tree", n_gpu=2))
+    assert job.wait() == launch.State.COMPLETED, job.explain()
+    lines = (job.directory / "one" / "stdout.txt").read_text().splitlines()
+    trees, parents = map(set, zip(*map(str.split, lines), strict=True))
+    assert (len(trees), len(parents)) == (1, 2)
+    assert not trees & parents
 
 
 def test_this_machine_can_be_read():

@@ -17,6 +17,7 @@ import psutil
 from dlojz.machine import gpus
 
 PROC, PROC_STAT = Path("/proc"), Path("/proc/stat")
+TREE = "DLOJZ_TREE"  # the variable with the process whose tree is the run, if it is no parent
 BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
 # The bits of NVML's clocks event reasons (nvml.h). Those left out are not a disturbance: 0x1 idle,
 # 0x2 clocks set by a user, 0x10 synchronised cards, 0x100 a display's clocks, 0x400 top voltage.
@@ -53,7 +54,7 @@ class Sensors:
         """
         self._device = device
         # torchrun and Slurm start the processes of a run from one parent, so its tree is the run.
-        self._root = os.getpid() if size == 1 else os.getppid()
+        self._root = os.getpid() if size == 1 else int(os.environ.get(TREE) or os.getppid())
         self._begin = self._read()
 
     def window(self) -> dict:
