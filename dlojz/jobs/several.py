@@ -17,7 +17,6 @@ from pathlib import Path
 
 from dlojz import course, idr_torch
 from dlojz.jobs import forks, processes
-from dlojz.machine import meters
 
 PLAN = "plan.json"  # in the job's folder: the runs, in order
 REPLAY = "replay"  # in a run's folder: that of the program that follows it
@@ -31,7 +30,7 @@ def plan(folder):
 
 def main():
     job = Path(os.environ["DLOJZ_RUN"])
-    os.environ[meters.TREE] = str(os.getppid())  # a run's own parent has one of its processes only
+    os.environ["DLOJZ_TREE"] = str(os.getppid())  # a run's parent has one of its processes only
     forks.prepare()  # here, once, for all of them
     processes.adopt_orphans()
     for entry in plan(job):
