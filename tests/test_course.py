@@ -190,7 +190,7 @@ MAY_IMPORT = {
     "training": {"course", "idr_torch", "images", "machine", "runs"},
     "dlojz": {"idr_torch", "runs", "training"},
     "launch": {"course", "jobs", "runs", "sites", "table"},
-    "check": {"course", "launch", "machine", "presets", "progress", "runs", "table"},
+    "check": {"course", "images", "launch", "machine", "presets", "progress", "runs", "table"},
     "rehearse": {"course", "launch", "machine", "progress", "runs", "table"},
     "syllabus": {"course", "rehearse", "table"},
     "widgets": {"course", "figures", "launch", "progress", "runs", "table", "updates"},

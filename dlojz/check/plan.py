@@ -21,7 +21,10 @@ LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 # Bytes of weights, gradients and momenta: a check keeps eight such states and more.
 MOST_STATE = 5e9
 SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
-LATER_KEPT = 4  # of a short run with two epochs: most have no more
+LATER_KEPT = 8  # of a short run with two epochs: they have no more
+# Classes, and images of each for training and validation. Batches of 8 leave a smaller one, also of
+# the share of one of two processes, and it is not so small that batch normalization fails.
+FEW = {"classes": 3, "images_per_class": 9, "val_images_per_class": 3}
 
 
 @dataclass(frozen=True)
@@ -160,15 +163,28 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
 
 
 def short(extra, trainer, suffix: str = "") -> series.Entry:
-    """Return an extra run, of the trainee's trainer or of the solution."""
-    name = f"{extra.name}{suffix}"
-    if "-e" not in extra.flags or extra.rehearse:
-        return series.Entry(name, trainer, extra.flags, extra.rehearse)
+    """Return an extra run, of the trainee's trainer or of the solution.
+
+    {images} among its flags is a folder with so few images that the run comes to the end of an
+    epoch.
+    """
+    name, flags = f"{extra.name}{suffix}", extra.flags
+    if "{images}" in flags:
+        flags = tuple(str(few_images()) if flag == "{images}" else flag for flag in flags)
+    if "-e" not in flags or extra.rehearse:
+        return series.Entry(name, trainer, flags, extra.rehearse)
     watched = {"epochs": True}
     if suffix:
-        return series.Entry(name, trainer, extra.flags, audit=LEDGER | watched)
+        return series.Entry(name, trainer, flags, audit=LEDGER | watched)
     usual = f"{{{extra.name}-solution}}"
-    return audited(name, trainer, extra.flags, LATER_KEPT, usual, watched, tuned=False)
+    return audited(name, trainer, flags, LATER_KEPT, usual, watched, tuned=False)
+
+
+def few_images() -> Path:
+    """Return a folder with few images beside the runs, where all nodes see it; make them once."""
+    from dlojz import images  # only here: with PIL and NumPy
+
+    return images.generate(course.base_folder() / "runs" / ".few", **FEW, workers=1, progress=False)
 
 
 def _in_float32(coarse) -> int:
