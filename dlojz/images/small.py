@@ -11,6 +11,7 @@ from dlojz.images import draw
 from dlojz.images.folder import default_workers, processes
 
 CHUNK = 25  # images of a class that a worker draws before it hands them over: about a second
+FEW = 100  # images that are drawn sooner than a process begins
 # Even the smallest of torchvision's random crops, 8 % of an image, has more pixels than it needs.
 LARGE = 4
 
@@ -75,13 +76,15 @@ def images(
     """Return the first `per_class` images of each class, made in each of the `ways`, and labels.
 
     The images are uint8 [N, 3, side, side], by way; each is drawn only once.
-    workers: processes that draw; None: as many as this process has CPUs, 1: this process alone.
+    workers: processes that draw; None: as many as this process has CPUs, 1: this process alone,
+        which also draws few images: other processes would take seconds to begin.
     progress: called with the number of images that were just drawn.
     """
     starts = itertools.product(range(classes), range(0, per_class, CHUNK))
     tasks = [(k, range(start, min(start + CHUNK, per_class))) for k, start in starts]
+    workers = 1 if classes * per_class <= FEW else workers or default_workers()
     found = []
-    for chunk in _drawn(seed, split, tasks, side, ways, workers or default_workers()):
+    for chunk in _drawn(seed, split, tasks, side, ways, workers):
         found.append(chunk)
         if progress:
             progress(len(chunk[ways[0]]))
