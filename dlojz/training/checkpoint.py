@@ -41,7 +41,7 @@ _saves = []  # of each checkpoint: a `Saved`
 
 @dataclass(frozen=True)
 class Saved:
-    """What a check may ask of a checkpoint: no more than names and numbers."""
+    """What a check asks about a checkpoint."""
 
     states: list[str]  # a checksum of the state of each process, by rank; [] in shards
     names: list[str]  # of the model's tensors; [] in shards
