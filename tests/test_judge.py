@@ -412,6 +412,18 @@ def test_what_a_crashed_extra_run_left_undone_is_no_mistake(step, name, how, sta
     assert (name in found.extras) == stays
 
 
+@pytest.mark.parametrize(("left", "state"), [("replay", State.PASSED), ("", State.UNMEASURED)])
+def test_a_second_epoch_that_was_not_done_again_is_not_known(tmp_path, left, state):
+    exercise, folders = made_runs(tmp_path, "05 on a CPU")
+    for name in ("two-epochs", "two-epochs-solution"):
+        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+    if not left:
+        shutil.rmtree(folders["two-epochs"] / "replay")
+    verdict = judge.judge(exercise, folders, judge.Standards())
+    (found,) = (f for f in verdict.findings if f.what == "audit of each epoch, run two-epochs")
+    assert (found.state, verdict.passed) == (state, bool(left)), verdict
+
+
 def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):
     finding = judged_speed(tmp_path, 183, 100, precision="fp16", device_name="NVIDIA X1")
     assert finding.state == NOT_ASKED

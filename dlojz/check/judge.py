@@ -66,7 +66,7 @@ def judge(
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
         *(f for name in ended for f in common.still_trains(name, *runs.extras[name])),
         *_audit(exercise, folders, runs, timed),
-        *(f for name in ended if name != SMALL for f in _later(name, folders, runs)),
+        *(_later(name, folders, runs) for name in ended if name in _replayed(exercise)),
         _work(folders, ends, runs),
         *mechanism,
     ]
@@ -140,8 +140,7 @@ MISSING = ending.Ending(ending.How.UNFINISHED, "it was not run")
 def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
     """Return the logs to judge, and a finding for each extra run that did not complete."""
     extras, broken = {}, []
-    every = [*exercise.extras(False), *exercise.extras(True)]
-    flags = {extra.name: " ".join(extra.flags) for extra in every}
+    flags = {extra.name: " ".join(extra.flags) for extra in _extras(exercise)}
     for name in (n for n in folders if f"{n}-solution" in folders):
         pair = name, f"{name}-solution"
         for run in pair:
@@ -268,21 +267,29 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
     ]
 
 
-def _later(name, folders, runs) -> list[Finding]:
+def _replayed(exercise) -> set[str]:
+    """Return the extra runs whose updates are done again."""
+    return {extra.name for extra in _extras(exercise) if extra.replayed}
+
+
+def _extras(exercise):
+    """Return the extra runs of an exercise, those on a CPU and those on a GPU."""
+    return [*exercise.extras(False), *exercise.extras(True)]
+
+
+def _later(name, folders, runs) -> Finding:
     """Return what the audit of a short run with several epochs found that is not the solution's."""
     again = folders[name] / series.REPLAY
-    if not again.exists():
-        return []
     what, asked = f"audit of each epoch, run {name}", "the solution's updates"
     end = ending.of(again)
     if not end.completed:
-        return [Finding(SAME, what, State.UNMEASURED, end.text, f"{asked}: check again", "later")]
+        return Finding(SAME, what, State.UNMEASURED, end.text, f"{asked}: check again", "later")
     found = audit.audited(folders[name], again, audit.precision_of(runs.extras[name][1]))
     failing = [
         f for f in (*audit.links(found), told.finding(runs.extras[name][0].ranks)) if f.fails
     ]
     words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
-    return [Finding(SAME, what, not failing, words or "the same", asked, "later")]
+    return Finding(SAME, what, not failing, words or "the same", asked, "later")
 
 
 def _work(folders, ends, runs) -> Finding:

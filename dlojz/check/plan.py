@@ -171,7 +171,7 @@ def short(extra, trainer, suffix: str = "") -> series.Entry:
     name, flags = f"{extra.name}{suffix}", extra.flags
     if "{images}" in flags:
         flags = tuple(str(few_images()) if flag == "{images}" else flag for flag in flags)
-    if "-e" not in flags or extra.rehearse:
+    if not extra.replayed:
         return series.Entry(name, trainer, flags, extra.rehearse)
     watched = {"epochs": True}
     if suffix:

@@ -78,6 +78,11 @@ class Extra:
     flags: tuple[str, ...]
     rehearse: bool = False  # on the meta device
 
+    @property
+    def replayed(self) -> bool:
+        """Whether its updates are done again: it is short, and shows what a second epoch does."""
+        return "-e" in self.flags and not self.rehearse
+
 
 @dataclass(frozen=True)
 class Beside:
