@@ -72,7 +72,11 @@ class Hint:
 
 @dataclass(frozen=True)
 class Extra:
-    """An extra pair of runs: the trainee's trainer and the solution, with these flags."""
+    """An extra pair of runs: the trainee's trainer and the solution, with these flags.
+
+    Where losses or updates are compared, they ask for float32 and --deterministic: batches are so
+    small that batch normalization makes a thousandfold of a GPU's other roundings.
+    """
 
     name: str  # of a folder
     flags: tuple[str, ...]

@@ -159,7 +159,7 @@ def extras(on_gpu: bool) -> list[Extra]:
     """
     kinds = {
         FP16: f"--test-nsteps 8 --precision fp16 --clip-norm {CLIP_NORM}",
-        FP32: "--test-nsteps 4 -e 2 --precision fp32 --accumulate 2",
+        FP32: "--test-nsteps 4 -e 2 --precision fp32 --deterministic --accumulate 2",
         BF16: "--test-nsteps 2 --precision bf16",
     }
     wanted = (FP16, FP32, BF16) if on_gpu else (FP16, FP32)

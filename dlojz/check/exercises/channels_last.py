@@ -7,7 +7,7 @@ WANTED = "channels_last"
 OTHERWISE = "no-channels-last"
 SMALL = (
     "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 2 -e 2 "
-    "--precision tf32"  # with a scaler, updates would be skipped
+    "--precision fp32"  # with a scaler, updates would be skipped
 )
 
 

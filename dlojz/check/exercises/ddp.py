@@ -7,7 +7,8 @@ from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, 
 from dlojz.check.exercises.common import like, no_brake, words
 
 # Another seed than 0, which a sampler has without being asked.
-SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1"
+SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1 "
+SMALL += "--precision fp32 --deterministic"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
 FIRST_STEPS, NEAR = 4, 1e-3  # the losses of the run that accumulates, against the solution's
 
@@ -164,12 +165,12 @@ def extras(on_gpu: bool) -> list[Extra]:
 
     The first saves in the middle of an epoch, where each process has its own statistics.
     """
-    two = f"{SMALL} --data {{images}} --num-workers 0 --precision tf32 --test-nsteps 9 -e 2"
+    two = f"{SMALL} --data {{images}} --num-workers 0 --test-nsteps 9 -e 2"
     two += " --checkpoint {run}/checkpoint.pt --checkpoint-every 1"
     seven = "--test-nsteps 7 --accumulate 2"
     return [
         Extra(EPOCHS, tuple(two.split())),
-        Extra(ACCUMULATES, tuple(f"{SMALL} --data synthetic {seven} --precision fp32".split())),
+        Extra(ACCUMULATES, tuple(f"{SMALL} --data synthetic {seven}".split())),
     ]
 
 

@@ -7,7 +7,7 @@ from dlojz.runs.folder import trace_file
 
 SMALL = (
     "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4 -e 2 "
-    "--precision tf32"
+    "--precision fp32 --deterministic"
 )
 QUIET = "without-the-flag"
 MOST_STEPS = 10  # a trace of more steps is larger and tells nothing more
