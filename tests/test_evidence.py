@@ -266,6 +266,32 @@ def test_what_a_compiler_or_an_optimizer_reads_of_the_host_is_no_wait():
     assert [evidence._profile(found)["calls"].get("item", 0) for found in events] == [0, 1]
 
 
+class Told(SimpleNamespace):
+    """A record of the profiler: each of its fields is a function, as Kineto's are."""
+
+    def __getattr__(self, name):
+        return lambda: {"start_thread_id": 1, "duration_ns": 1}.get(name)
+
+
+def told(name, start_ns, duration_ns=1):
+    return Told(name=lambda: name, start_ns=lambda: start_ns, duration_ns=lambda: duration_ns)
+
+
+def test_waits_of_ddp_for_its_own_clock_are_not_the_trainees(monkeypatch):
+    """It reads its events in its first ten steps and in each hundredth: eight waits."""
+    for name in ("communication", "compilation.coverage"):
+        monkeypatch.setattr(f"dlojz.training.evidence.{name}", lambda events: {})
+    monkeypatch.setattr("dlojz.training.evidence.work.counted", lambda events: {})
+    monkeypatch.setattr("dlojz.training.evidence._asks_not_to_wait", lambda event: False)
+    monkeypatch.setattr("dlojz.training.evidence._ran_on_gpu", lambda event: False)
+    event, whole = "cudaEventSynchronize", "cudaDeviceSynchronize"
+    seen = [told("DistributedDataParallel.forward", 100, 50)]
+    seen += [told(event, 101 + i) for i in range(8)]
+    seen += [told(whole, 120), told(event, 99), told(event, 150), told(event, 200)]
+    assert evidence._profile(seen)["calls"] == {event: 3, whole: 1}
+    assert evidence._profile(seen[1:])["calls"] == {event: 11, whole: 1}, "without DDP"
+
+
 def test_hooks_of_the_probe_do_not_stay():
     model = Small()
     step, kept = watched(model)

@@ -49,6 +49,9 @@ NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_consecutive", "aten::_unique2")
 # CUDA calls in which the host waits for the device; a copy counts only if it takes long.
 WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize")
+# In its first ten steps and in every hundredth, DDP waits in its forward pass for the events by
+# which it times the step before (torch/csrc/distributed/c10d/logger.cpp).
+OWN_WAITS = "cudaEventSynchronize", "DistributedDataParallel.forward"
 
 
 @cache

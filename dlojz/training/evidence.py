@@ -683,6 +683,8 @@ def _profile(events):
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     fused = 0
     own = [e for e in events if kinds.OWN_READS.match(e.name())]
+    waits_of_ddp, forward = kinds.OWN_WAITS
+    ddp = [e for e in events if e.name() == forward]
     for event in events:
         name = event.name()
         if kind := kinds.MATRIX_OPS.get(name):
@@ -692,7 +694,7 @@ def _profile(events):
         elif name == "aten::_local_scalar_dense":
             calls["item"] += not any(_within(event, other) for other in own)
         elif kinds.WAITS.match(name):
-            calls[name] += 1
+            calls[name] += name != waits_of_ddp or not any(_during(event, other) for other in ddp)
         elif name.startswith("Memcpy"):
             copies[name] += 1
         elif _ran_on_gpu(event):
@@ -711,9 +713,11 @@ def _profile(events):
 
 
 def _within(event, other) -> bool:
-    begin = other.start_ns()
-    same_thread = event.start_thread_id() == other.start_thread_id()
-    return same_thread and begin <= event.start_ns() < begin + other.duration_ns()
+    return event.start_thread_id() == other.start_thread_id() and _during(event, other)
+
+
+def _during(event, other) -> bool:
+    return 0 <= event.start_ns() - other.start_ns() < other.duration_ns()
 
 
 def _asks_not_to_wait(event) -> bool:
