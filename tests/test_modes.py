@@ -307,6 +307,8 @@ def test_what_notebook_09b_says_of_small_batches_is_so():
     said.append(f"{steps_of(batch + '09-b0064')} until that has paid")
     gains = [faster(f"{batch}09-b{n}", f"{batch}03-b{n}") for n in ("0128", "0512")]
     said.append("With 128 images it is {:.2f} times, with 512 it is {:.2f}".format(*gains))
+    lost = faster(batch + "09-b0032", batch + "03-b0032")
+    said.append(f"With 32 images compiling *lost*: {lost:.2f} times")
     other = "03-resnet50-bf16-nhwc-b"
     apart = abs(faster(batch + "03-b0512", other + "0512") - 1)
     said.append(f"machines differ by {100 * apart:.1f} %")

@@ -84,7 +84,7 @@ class Extra:
 
     @property
     def replayed(self) -> bool:
-        """Whether its updates are done again: it is short, and shows what a second epoch does."""
+        """Return whether its updates are done again, as they are of a run with several epochs."""
         return "-e" in self.flags and not self.rehearse
 
 
