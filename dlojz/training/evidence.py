@@ -341,8 +341,6 @@ class Witness:
         """Stop the profiler at the end of the step, and log what it saw."""
         if self._profiler is None:
             return
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            time.sleep(RANGE_S)
         events = stop_profiler(self._profiler)
         self._profiler = None
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
@@ -655,6 +653,8 @@ def start_profiler(activities=()):
 
 def stop_profiler(profiler) -> list:
     """Stop the profiler, which waits for the device; return its events for `communication`."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        time.sleep(RANGE_S)
     profiler.stop()
     return profiler.profiler.kineto_results.events()
 
