@@ -1,6 +1,8 @@
 """What is seen of torch.compile, and what an exercise makes of it."""
 
+import os
 import re
+import subprocess
 
 import made
 import pytest
@@ -9,6 +11,7 @@ import torch
 from test_compiling import load
 from torch._dynamo.utils import counters
 
+from dlojz import course
 from dlojz.check import judge
 from dlojz.check.exercises import Runs, State, compiling
 from dlojz.runs import log, records
@@ -283,6 +286,19 @@ def test_variants_that_are_compiled_alone_do_not_share_their_code():
                 model(torch.randn(2, 4))
         assert counters["stats"]["unique_graphs"] == graphs
     assert isinstance(model, Small)
+
+
+def test_each_way_to_compile_ddp_sends_all_gradients(tmp_path):
+    ways = ["both", "both, graph not cut", "both, static graph", "both, compiled autograd"]
+    flags = "--model squeezenet1_1 --image-size 32 -b 2 --rounds 1 --compile aot_eager --variants"
+    file = course.course_root() / "notebooks" / "experiments" / "ddp.py"
+    command = made.torchrun(file, [*flags.split(), *ways], 2)
+    environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
+    subprocess.run(command, env=environment, check=True, timeout=180, capture_output=True)
+    for run in log.read_ranks(tmp_path):
+        sent = {name: [c["bytes"] for c in run.cases[name]["collectives"]] for name in ways}
+        assert {name: sum(each) for name, each in sent.items()} == dict.fromkeys(ways, 4_941_984)
+        assert len(sent["both, compiled autograd"]) > len(sent["both"]), "one for each weight"
 
 
 def test_variants_of_a_compiled_graph_need_a_compiler(monkeypatch):

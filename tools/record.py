@@ -196,6 +196,8 @@ def _ladder_09():
     variants = "'no communication' DDP both 'both, buckets of 50 MB' 'both, graph not cut'"
     run = f"{EXPERIMENTS}/ddp.py --model resnet50 -b 256 --precision bf16 --rounds 6 --steps 10"
     yield "09-ddp-x2", f"{run} --compile default --variants {variants}"
+    others = "'no communication' both 'both, static graph' 'both, compiled autograd'"
+    yield "09-ddp-graphs-x2", f"{run} --compile default --variants {others}"
 
 
 def _sharding_11():

@@ -35,7 +35,10 @@ OPTIONS = {
 COMPILED = {  # what is asked with --compile: the same, and how the graph is cut at buckets
     "both, buckets of 50 MB": OPTIONS["both"] | {"bucket_cap_mb": 50},
     "both, graph not cut": OPTIONS["both"],
+    "both, static graph": OPTIONS["both"] | {"static_graph": True},
+    "both, compiled autograd": OPTIONS["both"],
 }
+PYTHON = "python_reducer"  # DDP's messages from hooks in Python, which compiled autograd follows
 ACCUMULATED = 4
 VARIANTS = (
     *("no communication", *OPTIONS, "gradients travel as bf16", "stream of high priority"),
@@ -93,8 +96,10 @@ def training(name, args, device):
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if args.compile != "off":
         compile_alone(name, model, args.compile)
+    cut = how_cut(name)
     if name != "no communication":
-        model = wrapped(name, model, device)
+        with torch._dynamo.config.patch(optimize_ddp=cut):
+            model = wrapped(name, model, device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     shape = (args.batch_size, 3, args.image_size, args.image_size)
     images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
@@ -110,7 +115,8 @@ def training(name, args, device):
             with model.no_sync() if silent else nullcontext():
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
                     loss = torch.nn.functional.cross_entropy(model(images), labels)
-                (loss / accumulated).backward()
+                with compiled_backward(args.compile) if cut == PYTHON else nullcontext():
+                    (loss / accumulated).backward()
         optimizer.step()
         if name == "metrics summed in each step":
             torch.distributed.all_reduce(sums)
@@ -118,9 +124,26 @@ def training(name, args, device):
             sums.tolist()  # waits for the device
 
     if args.compile != "off":  # now, for it is said once for all how graphs are cut
-        with torch._dynamo.config.patch(optimize_ddp="not cut" not in name):
+        with torch._dynamo.config.patch(optimize_ddp=cut):
             step()
     return step
+
+
+def how_cut(name) -> bool | str:
+    """Return whether Dynamo cuts graphs at DDP's buckets, or else how DDP exchanges gradients."""
+    return PYTHON if "compiled autograd" in name else "not cut" not in name
+
+
+def compiled_backward(mode):
+    """Return a context in which the whole backward pass is one graph, with DDP's messages in it.
+
+    Source: https://docs.pytorch.org/tutorials/intermediate/compiled_autograd_tutorial.html
+    """
+    return torch._dynamo.compiled_autograd._enable(torch.compile(**asked(mode)))
+
+
+def asked(mode) -> dict:
+    return {"backend": mode} if mode == "aot_eager" else {"mode": mode}
 
 
 def compile_alone(name, model, mode):
@@ -129,7 +152,7 @@ def compile_alone(name, model, mode):
     Torch keeps it for the model's class, and does not ask whether it was cut for DDP's buckets.
     """
     model.__class__ = type(name, (type(model),), {})
-    model.compile(**({"backend": mode} if mode == "aot_eager" else {"mode": mode}))
+    model.compile(**asked(mode))
 
 
 def wrapped(name, model, device):
