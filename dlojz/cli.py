@@ -320,7 +320,7 @@ def _submit(args):
     if not args.wait:
         print("see `dlojz queue`, then `dlojz report`")
         return 0
-    states = [_wait(job) for job in jobs]
+    states = [job.wait() for job in jobs]
     _show(jobs)
     return 0 if set(states) <= {launch.State.COMPLETED, launch.State.OUT_OF_MEMORY} else 1
 
@@ -344,19 +344,6 @@ def _duration(seconds):
     hours, rest = divmod(seconds, 3600)
     parts = ((hours, "hour"), (rest // 60, "minute"), (rest % 60, "second"))
     return " ".join(f"{n} {unit}{'s' * (n > 1)}" for n, unit in parts if n)
-
-
-def _wait(job):
-    """Wait for a job with a progress bar over its steps, and return its state."""
-    from tqdm import tqdm
-
-    bar = tqdm(total=None, unit="step", desc=f"job {job.id}", leave=False, disable=None)
-    with bar:  # shown in a terminal only
-        for now in launch.follow(job):
-            bar.total = now.total
-            bar.set_postfix_str(str(now.state))
-            bar.update(now.done - bar.n)
-    return job.state
 
 
 def _queue(args):

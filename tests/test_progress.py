@@ -1,6 +1,8 @@
 """How far a job is, and what a trainee said."""
 
+import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from test_stats import write_log
 from conftest import fill
 from dlojz import course, launch, progress, widgets
 from dlojz.launch import submit
-from dlojz.launch.follow import _after
+from dlojz.launch.follow import Bar, _after
 from dlojz.widgets import mysteries
 from dlojz.widgets.quiz import QUIZZES
 
@@ -24,6 +26,38 @@ def test_a_job_is_followed_to_its_end(course_folder):
     assert (seen[-1].state, seen[-1].done, seen[-1].total) == ("COMPLETED", 10, 10)
     assert [n.done for n in seen] == sorted(n.done for n in seen)
     assert seen[-1].images_per_s > 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_a_job_that_is_waited_for_shows_its_progress_where_somebody_looks(
+    kind, course_folder, monkeypatch
+):
+    monkeypatch.setattr(sys, "stderr", screen := kind())
+    monkeypatch.setattr(Bar, "SOON_S", 0.001)
+    monkeypatch.setattr(Bar, "REFRESH_S", 0)
+    flags = "--test --test-nsteps 5 --data synthetic --model resnet18 --image-size 32 -b 2"
+    job = submit(f"dlojz.py {flags}", name="mine")
+    assert job.wait(60) == launch.State.COMPLETED
+    drawn = screen.getvalue()
+    if kind is Terminal:
+        assert f"job {job.id}, mine, queued, 00:0" in drawn
+        assert "| 5/5 steps, 00:0" in drawn
+        assert re.search(r"\r +\r?$", drawn), "nothing stays"
+    else:
+        assert drawn == ""
+
+
+def test_who_waits_no_longer_than_that_is_told_the_state(course_folder, script):
+    job = submit(str(script("import time; time.sleep(60)")))
+    with pytest.raises(TimeoutError, match=f"job {job.id} is still (QUEUED|RUNNING) after 0.5 s"):
+        job.wait(0.5)
+    job.cancel()
+    assert job.wait(30) == launch.State.CANCELLED
 
 
 def test_the_rate_is_that_of_all_processes():

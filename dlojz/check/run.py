@@ -258,13 +258,7 @@ def _placed(entry, found):
 def say(text: str):
     """Print a line about the check, where it does not mix with the verdict."""
     # In a terminal, stdout is for the verdict.
-    print(text, file=sys.stdout if _in_a_notebook() else sys.stderr, flush=True)
-
-
-def _in_a_notebook():
-    """Return whether this is a notebook's kernel, without importing IPython."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    print(text, file=sys.stdout if launch.in_a_notebook() else sys.stderr, flush=True)
 
 
 def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | None:
@@ -275,7 +269,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
     from tqdm.auto import tqdm
 
     names, answer = list(series.folders(job)), None
-    silent = False if _in_a_notebook() else None
+    silent = False if launch.in_a_notebook() else None
     sure = len(names) - len(optional(names))
     with tqdm(total=sure or len(names), unit="run", leave=False, disable=silent) as bar:
         while not (state := job.state).final:

@@ -1,6 +1,7 @@
 """The progress of a job, until it has ended."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,6 +46,45 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
         if state.final:
             return
         time.sleep(every_s)
+
+
+class Bar:
+    """A progress bar of a job, in notebooks and terminals; not of a job that ends at once."""
+
+    SOON_S, REFRESH_S = 1.5, 0.5
+
+    def __init__(self, job):
+        self._bar, self._next = None, time.monotonic() + self.SOON_S
+        if in_a_notebook() or sys.stderr.isatty():
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(desc=f"job {job.id}, {job.name}", leave=False, delay=self.SOON_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, now: Now):
+        """Draw the progress, a few times a second at most."""
+        if self._bar is None or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self.REFRESH_S
+        if now.total and self._bar.total != now.total:
+            self._bar.reset(now.total)
+        known = "{l_bar}{bar}| {n_fmt}/{total_fmt} steps, {elapsed}"
+        self._bar.bar_format = known if now.total else "{desc}{postfix}, {elapsed}"
+        self._bar.set_postfix_str(now.state.lower(), refresh=False)
+        self._bar.n = now.done
+        self._bar.refresh()
+
+
+def in_a_notebook() -> bool:
+    """Return whether this is a notebook's kernel, without importing IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _after(now, event):
