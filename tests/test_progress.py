@@ -38,14 +38,14 @@ def test_a_job_that_is_waited_for_shows_its_progress_where_somebody_looks(
     kind, course_folder, monkeypatch
 ):
     monkeypatch.setattr(sys, "stderr", screen := kind())
-    monkeypatch.setattr(Bar, "SOON_S", 0.001)
+    monkeypatch.setattr(Bar, "SOON_S", 0)
     monkeypatch.setattr(Bar, "REFRESH_S", 0)
     flags = "--test --test-nsteps 5 --data synthetic --model resnet18 --image-size 32 -b 2"
     job = submit(f"dlojz.py {flags}", name="mine")
     assert job.wait(60) == launch.State.COMPLETED
     drawn = screen.getvalue()
     if kind is Terminal:
-        assert f"job {job.id}, mine, queued, 00:0" in drawn
+        assert re.search(f"job {job.id}, mine, (queued|running), 00:0", drawn)
         assert "| 5/5 steps, 00:0" in drawn
         assert re.search(r"\r +\r?$", drawn), "nothing stays"
     else:

@@ -52,13 +52,13 @@ class Bar:
     """A progress bar of a job, in notebooks and terminals; not of a job that ends at once."""
 
     SOON_S, REFRESH_S = 1.5, 0.5
+    STATE = "{desc}{postfix}, {elapsed}"
+    STEPS = "{l_bar}{bar}| {n_fmt}/{total_fmt} steps, {elapsed}"
 
     def __init__(self, job):
+        self._name = f"job {job.id}, {job.name}"
+        self._seen = in_a_notebook() or sys.stderr.isatty()
         self._bar, self._next = None, time.monotonic() + self.SOON_S
-        if in_a_notebook() or sys.stderr.isatty():
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(desc=f"job {job.id}, {job.name}", leave=False, delay=self.SOON_S)
 
     def __enter__(self):
         return self
@@ -69,13 +69,16 @@ class Bar:
 
     def show(self, now: Now):
         """Draw the progress, a few times a second at most."""
-        if self._bar is None or time.monotonic() < self._next:
+        if not self._seen or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self.REFRESH_S
+        if self._bar is None:
+            from tqdm.auto import tqdm  # a tenth of a second
+
+            self._bar = tqdm(desc=self._name, bar_format=self.STATE, leave=False)
         if now.total and self._bar.total != now.total:
             self._bar.reset(now.total)
-        known = "{l_bar}{bar}| {n_fmt}/{total_fmt} steps, {elapsed}"
-        self._bar.bar_format = known if now.total else "{desc}{postfix}, {elapsed}"
+        self._bar.bar_format = self.STEPS if now.total else self.STATE
         self._bar.set_postfix_str(now.state.lower(), refresh=False)
         self._bar.n = now.done
         self._bar.refresh()
