@@ -69,6 +69,22 @@ def test_an_interval_of_equal_speeds_can_be_drawn():
     assert "100" in words(ladder.plot_ladder(shown=shown)[0])
 
 
+def test_a_speed_that_something_disturbed_has_a_star(tmp_path):
+    window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
+    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
+    start |= {"cpu_count": 2, "versions": {}}
+    runs = [
+        write_log(tmp_path / f"{i}.jsonl", start=start, window=window | {"others_cpu": busy})
+        for i, busy in enumerate((0.0, 0.9, 0.0))
+    ]
+    quiet = reached.of(runs[::2], runs[::2])
+    found = {"01_gpu": quiet, "02_amp": reached.of(runs, runs)}
+    axes = ladder.plot_ladder(shown=ladder.Ladder("mine", found, "not passed yet"))
+    assert [words(axes[0]).count(text) for text in ("320", "320*")] == [1, 1]
+    below = axes[0].figure._supxlabel.get_text()
+    assert below.endswith("* Disturbed while it was timed: 02 amp (1 of 3 runs).")
+
+
 def test_two_runs_have_no_interval(tmp_path):
     runs = [write_log(tmp_path / f"{i}.jsonl") for i in range(2)]
     assert reached.of(runs, runs).interval == []

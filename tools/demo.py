@@ -42,7 +42,6 @@ def main():
             sys.exit(job.explain())
 
     print("\n3. what their logs say\n")
-    print(report.inspect_run(jobs[0]), "\n")
     print(report.compare_runs(jobs))
     for note in disturbed(jobs):
         print(note)

@@ -160,7 +160,8 @@ def _plot_panel(ax, found, name):
             ax.plot(interval, (row, row), "|-", color="black", ms=6)
         # A wide interval may run into the text.
         at = min(interval[1], 1.15 * value) if interval else value / unit
-        written = _say(ax, row, text(value / unit), at, color="black")
+        star = "*" * (found[step].disturbed > 0 and name == "images_per_s")
+        written = _say(ax, row, text(value / unit) + star, at, color="black")
         if step not in different and step != first:
             _say(ax, 0.5, f"×{value / known[first]:.2f}", 1, xycoords=written)
     if not known:
@@ -194,10 +195,16 @@ def _caption(shown):
     told = ["×: compared with the first solid bar"] * several
     told += ["Black line: 95 % interval of the mean"] * timed
     different = [f"{_words(step)} ({text})" for step, text in others.items()]
+    slowed = [
+        f"{_words(step)} ({of.disturbed} of {of.runs} runs)"
+        for step, of in sorted(shown.found.items())
+        if of.disturbed
+    ]
     return [
         f"{r.device_name}, torch {r.torch}, {r.date}: {r.model}, {r.image_size} px, batch "
         f"{r.batch_size}{processes}, {r.data}. Peak memory of the {r.memory_of}.",
         *([f"{'. '.join(told)}."] if told else []),
         *shown.notes,
         *wrap(f"Hatched, not comparable: {'; '.join(different)}." * bool(different), 175),
+        *wrap(f"* Disturbed while it was timed: {'; '.join(slowed)}." * bool(slowed), 175),
     ]

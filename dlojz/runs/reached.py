@@ -24,6 +24,7 @@ class Reached(records.Record):
     flags: str = ""  # of the job
     date: str = ""
     runs: int = 0  # that were timed
+    disturbed: int = 0  # of these: something else may have slowed them down
     images_per_s: float | None = None  # their geometric mean, as in a comparison of pairs
     interval: list = field(default_factory=list)  # its ends, of 95 %
     peak_memory_bytes: int | None = None
@@ -66,6 +67,7 @@ def of(timed: Sequence, alone: Sequence, flags: str = "") -> Reached:
         flags=flags,
         date=first.date,
         runs=len(speeds),
+        disturbed=sum(bool(s.disturbance) for s in found),
         images_per_s=statistics.geometric_mean(speeds) if speeds else None,
         interval=list(stats.interval(speeds)[1:]) if len(speeds) >= MIN_RUNS else [],
         peak_memory_bytes=max(peaks, default=None),
