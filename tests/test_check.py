@@ -135,7 +135,8 @@ def test_where_no_gain_is_asked_nothing_is_compared(job):
     (speed,) = [f for f in found.findings if f.what == "speed"]
     assert speed.state == State.NOT_ASKED
     series = launch.latest("check-01_gpu")
-    assert "ended early by the check" in series.status["reason"], "the losses agree without a band"
+    assert series.status["reason"] == "ended early: the first runs tell the check enough"
+    assert series.state == launch.State.COMPLETED, "nothing went wrong"
     assert check("01", job).passed
     assert launch.latest("check-01_gpu") == series, "nor does the next check run the band"
 
@@ -333,7 +334,7 @@ def test_a_wrong_edit_is_not_timed(course_folder, capsys):
     assert found.part("faster") == State.UNMEASURED
     assert "not timed" in repr(found)
     series_job = launch.jobs()[-1]
-    assert series_job.state == launch.State.CANCELLED
+    assert series_job.status["reason"].startswith("ended early"), "of 28 runs a few were made"
     assert check("01", submitted, pairs=12).hint_key == found.hint_key
     assert launch.jobs()[-1] == series_job, "it is known, and not run again"
 

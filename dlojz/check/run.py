@@ -282,10 +282,10 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
                 try:
                     answer = enough() if answer is None else answer
                 except CheckError:
-                    job.cancel("ended early by the check: one of its own runs failed")
+                    job.cancel("one of the check's own runs failed")
                     raise
                 if answer and done < len(names):
-                    job.cancel("ended early by the check: the first runs tell enough")
+                    job.end_early("the first runs tell the check enough")
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
         if answer or bar.n > bar.total:

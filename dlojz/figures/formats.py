@@ -235,8 +235,8 @@ def plot_ways(run, ax=None):
             values.append(np.quantile(ms, (0.25, 0.5, 0.75)))
     shown = parts if on_gpu else {"time of an update": parts["until the host goes on"]}
     height = 0.8 / len(shown)
-    with style():
-        ax = ax or plt.subplots(figsize=(9, 3.4))[1]
+    with style(grid="x"):
+        ax = ax or plt.subplots(figsize=(9, 3.6))[1]
         colours = (PALETTE["failure"], PALETTE["update"]) if on_gpu else (PALETTE["update"],)
         for i, ((label, values), colour) in enumerate(zip(shown.items(), colours, strict=True)):
             low, middle, high = np.transpose(values)
@@ -250,7 +250,7 @@ def plot_ways(run, ax=None):
         ax.invert_yaxis()
         ax.set_xlim(0, 1.4 * ax.dataLim.xmax)  # room for the words
         ax.set_xlabel(f"ms, median and quartiles; {s.arguments['model']}, {hardware_text(s)}")
-        ax.legend(loc="lower right")
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(shown))  # above all words
     return ax
 
 

@@ -165,7 +165,9 @@ class Inspection:
         if s.images_per_s:
             lines.append(("energy", _energy_text(s)))
         if s.epoch_s:
-            text = f"{duration_text(s.epoch_s)} for {s.train_images:,} images, extrapolated"
+            count = f"{s.train_images:,} images"
+            of = f"as many as ImageNet has, {count}" if s.synthetic else count
+            text = f"{duration_text(s.epoch_s)} for {of}, extrapolated"
             lines.append(("epoch", text))
         if s.validation_s:
             lines.append(("validation", duration_text(s.validation_s)))

@@ -20,6 +20,7 @@ from dlojz.runs import by_hand, outcome
 from dlojz.table import Table
 
 QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # a process per GPU
+EARLY = "ended early: "  # how the reason begins for which a job that had done enough was ended
 MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: errors outside the trainer
 
 
@@ -83,7 +84,7 @@ class Job:
             if not info.get("command"):
                 raise FileError("job.json has no command")
             found = _checked("state.json", self.launcher.status(self.directory, info))
-            return found | {"state": str(State(found["state"]))}
+            return found | {"state": str(_early(State(found["state"]), found.get("reason")))}
         except (FileError, KeyError, ValueError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else error
             return {"state": "FAILED", "reason": f"its files are damaged: {said}"}
@@ -114,6 +115,10 @@ class Job:
         if not self.state.final:
             self.launcher.cancel(self.directory, self.info, reason)
 
+    def end_early(self, why: str):
+        """End a job that has done what it was submitted for: its state becomes COMPLETED."""
+        self.cancel(f"{EARLY}{why}")
+
     def explain(self, lines: int = 12) -> str:
         """Return the state, the last lines of stderr, and where to read more."""
         status = self.status
@@ -127,6 +132,12 @@ class Job:
 
     def __repr__(self):
         return f"<job {self.id} {self.name!r}: {self.state}>"
+
+
+def _early(state, reason):
+    """Return COMPLETED for a job that was cancelled because it had done enough."""
+    done = state == State.CANCELLED and (reason or "").startswith(EARLY)
+    return State.COMPLETED if done else state
 
 
 NUMBER = ((int, float), "a number")
