@@ -24,7 +24,9 @@ def mechanism(runs: Runs) -> list[Finding]:
         steps = f"{len(reference.steps)}"
         return [*found, Finding(MECHANISM, "steps", False, steps, "8 or more", "short")]
     if asked:
-        found += [*_schedule(_actions(mine)), *_trace(mine, _actions(mine))]
+        actions = _actions(mine)
+        # What begins again writes its trace again, perhaps with no whole step.
+        found += [*_schedule(actions), *([] if _begins_again(actions) else _trace(mine, actions))]
     if QUIET in runs.extras:
         found.append(like(MECHANISM, "without the flag", *runs.extras[QUIET], _quiet, "always"))
     return [*found, *no_brake(mine, reference)]
@@ -46,13 +48,21 @@ def _schedule(actions):
         return []
     ends = recorded[-1] < len(actions) - 1
     few = f"1 to {MOST_STEPS}, then off"
-    text = f"{len(recorded)} of {len(actions)}" + ("" if ends else ", never off")
-    enough = ends and len(recorded) <= MOST_STEPS
+    again = _begins_again(actions)
+    text = f"{len(recorded)} of {len(actions)}"
+    text += ", and it begins again" * again + ", never off" * (not ends and not again)
+    enough = ends and not again and len(recorded) <= MOST_STEPS
     warm = recorded[0] > 0 and actions[recorded[0] - 1] == "WARMUP"
     return [
         Finding(MECHANISM, "steps recorded by the profiler", enough, text, few, "left-on"),
         Finding(MECHANISM, "warm-up before them", warm, str(warm), "True", "warm-up"),
     ]
+
+
+def _begins_again(actions):
+    """Return whether the profiler does anything after it has saved its first trace."""
+    rest = actions[actions.index("RECORD_AND_SAVE") + 1 :] if "RECORD_AND_SAVE" in actions else []
+    return set(rest) - {"NONE"} != set()
 
 
 def _trace(run, actions):
