@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torchvision
 from made import torchrun
 
 from dlojz import course
 from dlojz.check.exercises import amp
-from dlojz.runs import log, records
+from dlojz.runs import kinds, log, records
 from dlojz.training import audit, evidence
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
@@ -270,26 +271,59 @@ class Told(SimpleNamespace):
     """A record of the profiler: each of its fields is a function, as Kineto's are."""
 
     def __getattr__(self, name):
-        return lambda: {"start_thread_id": 1, "duration_ns": 1}.get(name)
+        return lambda: {"start_thread_id": 1, "device_type": evidence.CPU}.get(name)
 
 
 def told(name, start_ns, duration_ns=1):
     return Told(name=lambda: name, start_ns=lambda: start_ns, duration_ns=lambda: duration_ns)
 
 
-def test_waits_of_ddp_for_its_own_clock_are_not_the_trainees(monkeypatch):
-    """It reads its events in its first ten steps and in each hundredth: eight waits."""
+@pytest.fixture
+def counted(monkeypatch):
+    """The calls that are counted of events: counted(events)."""
     for name in ("communication", "compilation.coverage"):
         monkeypatch.setattr(f"dlojz.training.evidence.{name}", lambda events: {})
     monkeypatch.setattr("dlojz.training.evidence.work.counted", lambda events: {})
     monkeypatch.setattr("dlojz.training.evidence._asks_not_to_wait", lambda event: False)
     monkeypatch.setattr("dlojz.training.evidence._ran_on_gpu", lambda event: False)
+    return lambda events: evidence._profile(events)["calls"]
+
+
+def test_waits_of_ddp_for_its_own_clock_are_not_the_trainees(counted):
+    """It reads its events in its first ten steps and in each hundredth: eight waits."""
     event, whole = "cudaEventSynchronize", "cudaDeviceSynchronize"
     seen = [told("DistributedDataParallel.forward", 100, 50)]
     seen += [told(event, 101 + i) for i in range(8)]
     seen += [told(whole, 120), told(event, 99), told(event, 150), told(event, 200)]
-    assert evidence._profile(seen)["calls"] == {event: 3, whole: 1}
-    assert evidence._profile(seen[1:])["calls"] == {event: 11, whole: 1}, "without DDP"
+    assert counted(seen) == {event: 3, whole: 1}
+    assert counted(seen[1:]) == {event: 11, whole: 1}, "without DDP"
+
+
+def test_what_the_auditor_waits_for_is_not_the_trainees(counted):
+    """A large update is put away in the next one, which may be profiled."""
+    seen = [told(kinds.ASIDE, 100, 50), told("cudaDeviceSynchronize", 101)]
+    seen += [told("aten::_local_scalar_dense", 110), told("cudaStreamSynchronize", 149)]
+    assert set(counted(seen).values()) <= {0}
+    assert counted([*seen, told("cudaStreamSynchronize", 150)])["cudaStreamSynchronize"] == 1
+
+
+def test_random_crops_of_a_loader_without_workers_read_nothing_of_the_device():
+    images = torchvision.datasets.FakeData(
+        8, (3, 9, 9), transform=torchvision.transforms.RandomResizedCrop(8)
+    )
+    batches = iter(torch.utils.data.DataLoader(images, 4, collate_fn=len))
+    events = evidence.profiled(lambda: next(batches))
+    assert evidence.counts(events)["reads"] > 0
+    assert evidence._profile(events)["calls"].get("item", 0) == 0
+
+
+def test_the_probe_leaves_inductors_settings_alone():
+    """`use_deterministic_algorithms` does not, and then no kernel is chosen by its time."""
+    step, _ = watched(Small())
+    step()
+    step()
+    assert not torch._inductor.config.deterministic
+    assert torch.get_deterministic_debug_mode() == 0
 
 
 def test_hooks_of_the_probe_do_not_stay():

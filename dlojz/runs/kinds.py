@@ -40,8 +40,9 @@ MATRIX_OPS = {
 FUSED = re.compile(r"aten::_fused_(sgd|adam|adamw|adagrad)_$")
 # What torch.compile made, as the profiler names it: a region of the forward or the backward pass.
 COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunctionBackward$")
-# What reads numbers of the host itself: a compiler's guards, an optimizer whose rate is a tensor.
-OWN_READS = re.compile(r"TorchDynamo Cache Lookup$|Optimizer\.step#")
+# What reads numbers of the host itself: a compiler's guards, an optimizer whose rate is a tensor,
+# the random crops of a loader without workers.
+OWN_READS = re.compile(r"TorchDynamo Cache Lookup$|Optimizer\.step#|enumerate\(DataLoader\)#")
 # A collective's name on the host, in the profiler, and on the GPU, as a kernel of NCCL.
 COLLECTIVE = re.compile(r"(gloo|nccl):(\w+)")
 NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
@@ -52,6 +53,7 @@ WAITS = re.compile(r"^cu(da)?(Stream|Device|Event|Ctx)Synchronize")
 # In its first ten steps and in every hundredth, DDP waits in its forward pass for the events by
 # which it times the step before (torch/csrc/distributed/c10d/logger.cpp).
 OWN_WAITS = "cudaEventSynchronize", "DistributedDataParallel.forward"
+ASIDE = "dlojz: audit"  # a range in the profile of what the auditor does
 
 
 @cache

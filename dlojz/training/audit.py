@@ -25,7 +25,7 @@ import os
 import random
 import sys
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 
@@ -37,7 +37,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dlojz import idr_torch
 from dlojz.machine import facts as machine
-from dlojz.runs import records
+from dlojz.runs import kinds, records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.training import clocks
 from dlojz.training.sharding import own
@@ -113,6 +113,12 @@ def rounding(precision: str | None, device) -> float:
     if device.type == "cuda":  # a processor has no TF32
         known["tf32"] = 2.0**-11
     return known.get(precision, 2.0**-24)
+
+
+def _named_aside():
+    """Return a context that names what the auditor does in a profile, if one is being recorded."""
+    recorded = torch.autograd.profiler._is_profiler_enabled
+    return torch.profiler.record_function(kinds.ASIDE) if recorded else nullcontext()
 
 
 BEFORE, AFTER = ("weights", "optimizer", "gradients"), ("weights", "optimizer")
@@ -219,14 +225,16 @@ class Auditor:
         """Return a step before the last one for the witness to profile, too, drawn; None: none.
 
         Half of a run comes before it. It is like the last one: of the batches of an update only
-        the last exchanges gradients, and an epoch's last batch may be smaller than any other. In
-        fp16 nobody knows when the first update is made.
+        the last exchanges gradients, an epoch's last batch may be smaller than any other, and the
+        profile of its first step would hold the validation. In fp16 nobody knows when the first
+        update is made.
         """
         as_any = self._per_epoch < len(self._loader) and self._precision != "fp16"
         if not self._wish.get("middle") or self._profiled or not as_any:
             return None
         first = max(WARMUP_STEPS + 1 + self._accumulate, self._steps // 2)
         steps = range(last - self._accumulate, first - 1, -self._accumulate)
+        steps = [step for step in steps if step % self._per_epoch]
         return self._draw.choice(steps) if steps else None
 
     # Time --------------------------------------------------------------------------------------
@@ -234,9 +242,10 @@ class Auditor:
     @contextmanager
     def pause(self):
         """Stop all clocks of the run meanwhile; the device finishes its work before."""
-        self._wait()
-        with self._stopped():
-            yield
+        with _named_aside():
+            self._wait()
+            with self._stopped():
+                yield
 
     @contextmanager
     def _stopped(self):
@@ -250,12 +259,14 @@ class Auditor:
             self._within_pause = within
             self._paused_s += 0.0 if within else perf_counter() - begin
 
+    @contextmanager
     def _aside(self):
         """Keep what the auditor itself does out of the time that it measures.
 
         On a processor all clocks stand still. A GPU may work on: it is asked what it lost.
         """
-        return self._side_work.during() if self._side_work else self._stopped()
+        with _named_aside(), self._side_work.during() if self._side_work else self._stopped():
+            yield
 
     def _wait(self):
         if self._device.type == "cuda":

@@ -282,7 +282,9 @@ class Witness:
         memory that happens to be zero it would seem right.
         """
         self._deterministic = torch.get_deterministic_debug_mode()
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # `use_deterministic_algorithms` would change Inductor's settings, too, and for good: then
+        # nothing that is compiled later has its kernels chosen by time.
+        torch.set_deterministic_debug_mode("warn")
 
     def _end_probe(self):
         if not self._probe:
@@ -682,9 +684,11 @@ def _profile(events):
     """Return what ran in a step, from the profiler's records."""
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     fused = 0
-    own = [e for e in events if kinds.OWN_READS.match(e.name())]
+    hosts = [e for e in events if e.device_type() == CPU]  # ranges are repeated on the GPU
+    own = [e for e in hosts if kinds.OWN_READS.match(e.name())]
+    aside = [e for e in hosts if e.name() == kinds.ASIDE]
     waits_of_ddp, forward = kinds.OWN_WAITS
-    ddp = [e for e in events if e.name() == forward]
+    ddp = [e for e in hosts if e.name() == forward]
     for event in events:
         name = event.name()
         if kind := kinds.MATRIX_OPS.get(name):
@@ -692,9 +696,10 @@ def _profile(events):
         elif kinds.FUSED.match(name):
             fused += 1
         elif name == "aten::_local_scalar_dense":
-            calls["item"] += not any(_within(event, other) for other in own)
+            calls["item"] += not any(_within(event, other) for other in own + aside)
         elif kinds.WAITS.match(name):
-            calls[name] += name != waits_of_ddp or not any(_during(event, other) for other in ddp)
+            others = aside + ddp * (name == waits_of_ddp)
+            calls[name] += not any(_during(event, other) for other in others)
         elif name.startswith("Memcpy"):
             copies[name] += 1
         elif _ran_on_gpu(event):
