@@ -1053,6 +1053,34 @@ def test_clocks_that_agree_pass(tmp_path):
     assert not any(f.fails for f in clock_findings(tmp_path).values())
 
 
+class TwoKernels(replay.Replay):
+    """A solution's step whose gradient depends on weights that are moved, and on the kernels."""
+
+    _may_differ = True
+
+    def __init__(self):
+        self.args, self.device = SimpleNamespace(accumulate=1), torch.device("cpu")
+        self._noises = []
+        self._batches = self._laid_out = lambda *_: []
+        self._nearest = self._optimizer = lambda *_: {}
+
+    def _step(self, state, batches, moved=None):
+        off = 1e-4 * bool(moved) + 1e-2 * (not torch.backends.cudnn.enabled)
+        one = {"a": torch.ones(1) + off}
+        return {"gradients": one, "buffers": one, "outputs": [one["a"]]}
+
+
+@pytest.mark.parametrize(("may_differ", "noise"), [(False, 1e-4), (True, 1e-2)])
+def test_kernels_that_a_gpu_may_choose_otherwise_are_noise(may_differ, noise, monkeypatch):
+    monkeypatch.setattr(TwoKernels, "_may_differ", may_differ)
+    state = {"facts": {"update": 0}, "after": {"buffers": {"a": torch.ones(1)}}}
+    step = {"logits": torch.ones(1)}
+    found = TwoKernels().update(state, [step], noisy=True)
+    assert found["gradients_noise"] == pytest.approx(noise, rel=0.01)
+    assert found["buffers_noise"] == pytest.approx(noise, rel=0.01)
+    assert torch.backends.cudnn.enabled
+
+
 # A step in the middle -----------------------------------------------------------------------------
 
 
@@ -1068,6 +1096,10 @@ def middles(folder, steps=12, batches=100, wish=True, **args):
 def test_a_step_of_the_second_half_is_drawn_and_never_the_last(tmp_path):
     assert middles(tmp_path) == {6, 7, 8, 9, 10}
     assert middles(tmp_path, steps=8) == {5, 6}
+
+
+def test_it_is_not_the_first_of_an_epoch_whose_profile_would_hold_the_validation(tmp_path):
+    assert middles(tmp_path, steps=12, epochs=2) == {7, 8, 9, 10}
 
 
 def test_it_ends_an_update_as_the_last_one_does(tmp_path):

@@ -23,6 +23,7 @@ import importlib.util
 import inspect
 import math
 import sys
+from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -155,6 +156,10 @@ class Replay:
         if noisy and solved:
             other = self._step(state, batches, moved=(self._rounding, number))
             noise = _noise(solved, other) if other else {}
+            if noise and self._may_differ:
+                with _without_cudnn():
+                    other = self._step(state, batches)
+                noise = {k: max(v, noise[k]) for k, v in _noise(solved, other).items()}
             self._noises += [noise] if noise else []
         found = {"update": number}
         if solved:
@@ -290,6 +295,17 @@ class Replay:
         if any("momentum_buffer" in state for state in optimizer.state.values()):
             for weight in self.weights.values():
                 optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+
+    @property
+    def _may_differ(self) -> bool:
+        """Return whether the trainee's run may have had other kernels on a GPU, in float32.
+
+        The autotuner of each run chooses for itself. And what is compiled has another batch
+        normalization than cuDNN's.
+        """
+        exact = self._rounding == rounding("fp32", self.device)
+        chosen = torch.backends.cudnn.benchmark or getattr(self.args, "compile", "off") != "off"
+        return exact and chosen and self.device.type == "cuda"
 
     @property
     def _rounding(self):
@@ -567,6 +583,16 @@ def _apart(found) -> float:
     """Return by what the nearest gradients are chosen; what is not a number is far from all."""
     whole = found["gradients"]
     return math.inf if math.isnan(whole) else whole
+
+
+@contextmanager
+def _without_cudnn():
+    """Have PyTorch's own kernels compute convolutions and batch normalization meanwhile."""
+    before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def _noise(solved, moved) -> dict:
