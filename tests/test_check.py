@@ -611,6 +611,33 @@ def test_a_large_state_is_never_kept(job, precision, monkeypatch):
     assert "take 7.5 GB in a process" in planned.notes[0]
 
 
+@pytest.mark.parametrize(("peak", "small"), [(30e9, False), (40e9, True)])
+def test_a_job_that_would_not_fit_in_float32_is_audited_with_a_small_model(
+    job, peak, small, monkeypatch
+):
+    monkeypatch.setattr(plan.audit, "precision_of", lambda *_: "bf16")
+    run = log.read(job.directory)
+    run.memory |= {"device_peak_bytes": peak, "device_total_bytes": 80e9}
+    monkeypatch.setattr(plan, "log_of", lambda _: run)
+    planned = plan.of(exercises.find("02_amp"), job, pairs=3)
+    flags = {e.name: " ".join(e.flags) for e in planned.entries}
+    assert ("-b 8" in flags["float32"]) == small, "the job has -b 4"
+    assert ("small" in flags) == bool(planned.notes) == small
+    if small:
+        assert "needs 40 of the GPU's 80 GB, and in float32 about twice" in planned.notes[0]
+
+
+def test_in_fp16_on_a_gpu_two_updates_more_are_kept(job, monkeypatch):
+    """Of those that its gradient scaler skipped none can be done again."""
+    kept = {}
+    for precision in ("fp16", "bf16"):
+        monkeypatch.setattr(plan.audit, "precision_of", lambda *_, p=precision: p)
+        monkeypatch.setattr(plan, "what", lambda *_: ("05_dataloader", "cuda: X1", {}))
+        entries = plan.entries(exercises.find("05_dataloader"), job, pairs=None)
+        (kept[precision],) = [e.audit["keep"] for e in entries if e.name == "after-1"]
+    assert kept == {"fp16": 6, "bf16": 4}
+
+
 def test_a_job_that_was_cancelled_is_no_verdict(script):
     script("import time; time.sleep(60)")
     submitted = launch.submit("t.py --test")

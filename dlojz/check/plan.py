@@ -20,6 +20,10 @@ LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
 # Bytes of weights, gradients and momenta: a check keeps eight such states and more.
 MOST_STATE = 5e9
+WIDER = (
+    2.2  # times the memory in 16 bits that the same run takes in float32, and what is kept of it
+)
+SPARE = 2  # updates: one may be kept in the window that its gradient scaler then skips
 SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
 LATER_KEPT = 8  # of a short run with two epochs: they have no more
 # Classes, and images of each for training and validation. Batches of 8 leave a smaller one, also of
@@ -59,12 +63,25 @@ def _state(run) -> int:
     return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
 
 
+def _too_large(run) -> str:
+    """Return why whole updates of this job can't be kept and done again; "" if they can."""
+    model = run.start["arguments"].get("model")
+    if (held := _state(run)) > MOST_STATE:
+        return f"weights, gradients and momenta of {model} take {held / 1e9:.1f} GB in a process"
+    peak, whole = (run.memory.get(f"device_{name}_bytes") or 0 for name in ("peak", "total"))
+    if audit.precision_of(run) in audit.COARSE and WIDER * peak > whole > 0:
+        return (
+            f"{model} needs {peak / 1e9:.0f} of the GPU's {whole / 1e9:.0f} GB, and in float32 "
+            "about twice as much"
+        )
+    return ""
+
+
 def _audited_small(exercise, run):
-    if _state(run) > MOST_STATE:
+    if why := _too_large(run):
         yield (
-            f"weights, gradients and momenta of {run.start['arguments'].get('model')} take "
-            f"{_state(run) / 1e9:.1f} GB in a process: whole updates were kept and done again of a "
-            f"run with {exercise.small}; of your job's own size, every step was watched"
+            f"{why}: whole updates were kept and done again of a run with {exercise.small}; of "
+            "your job's own size, every step was watched"
         )
 
 
@@ -144,11 +161,13 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*flags, *more]))
     coarse = audit.precision_of(log_of(job), hardware) in audit.COARSE
-    large = _state(log_of(job)) > MOST_STATE
+    large = bool(_too_large(log_of(job)))
     entries += _beside(exercise, mine, solution, flags, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, "-solution"), short(extra, mine)]
-    wanted = audit.AUDITED - _in_float32(coarse)
+    precision = audit.precision_of(log_of(job), hardware)
+    spare = SPARE if precision == "fp16" and hardware.startswith("cuda") else 0
+    wanted = audit.AUDITED - _in_float32(coarse) + spare
     keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)
     wish = {"keep": 0, "watch": True} if large else {"keep": keep}
     wish |= {} if pairs else ALONE
