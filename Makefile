@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 # Test processes: one more than a small machine has cores, for Slurm and browsers mostly wait.
 PARALLEL ?= 3
 STEP ?= 03
+# JupyterLab's terminal finds `dlojz` by PATH, which a login shell would set anew.
+TERMINAL := --ServerApp.terminado_settings='{"shell_command": ["bash"]}'
 # JupyterLab refuses root, who is the only user of most containers.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -49,7 +51,7 @@ test:  ## all tests: unit, solutions, notebooks, browser
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
 
 lab: setup  ## open JupyterLab on the notebooks
-	$(BIN)/jupyter lab $(ROOT) --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter lab $(ROOT) $(TERMINAL) --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb
 
 hub:  ## try the course on a JupyterHub of your own, on loopback; or HUB=slurm_cluster
 	jupyterhub/install.sh $(HUB_FOLDER)

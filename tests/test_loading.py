@@ -1,6 +1,7 @@
 """The tables and figures of notebook 05 say what the logs say."""
 
 import json
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
@@ -172,6 +173,15 @@ def test_oversubscription_is_told_in_words(tmp_path):
     text = loading.oversubscription(trial(tmp_path / "1.jsonl", workers=2))
     assert "2 workers decoding and 2 threads training share 2 cores" in text
     assert loading.oversubscription(trial(tmp_path / "2.jsonl", 1, threads=1)) == ""
+
+
+def test_the_same_oversubscription_is_told_once(tmp_path, monkeypatch):
+    told = {"1": "oversubscribed: " + "word " * 30, "2": "", "3": "oversubscribed: " + "word " * 30}
+    monkeypatch.setattr(loading, "oversubscription", lambda job: told[job.id])
+    text = loading.oversubscribed([SimpleNamespace(id=number) for number in told])
+    assert text.startswith("1, 3: oversubscribed: word")
+    assert text.endswith("\n2: enough cores for all")
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_on_a_gpu_one_thread_trains(tmp_path):

@@ -1,5 +1,6 @@
 """Tables and figures say what the summary says."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -13,6 +14,7 @@ mpl.use("Agg")
 from test_stats import write_log
 
 from dlojz import course
+from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
@@ -347,6 +349,29 @@ def test_the_phases_of_runs_stand_side_by_side(sweep, tmp_path):
     ax = report.plot_phases(sweep[2:], labels=["before", "after $"])
     assert "after $ has no measured step: OUT_OF_MEMORY" in ax.get_xlabel()
     assert report.save_figure(sweep[:1], tmp_path / "one.png").stat().st_size > 10_000
+
+
+def test_of_runs_on_different_hardware_it_is_said_which_ran_where(sweep):
+    ran = report.plot_phases(sweep[:2], labels=["off", "on"]).get_xlabel()
+    assert ran.count("X1") <= 1
+    other = dataclasses.replace(summary(sweep[1]), device_name="another")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "summary", lambda run: other if run is sweep[1] else summary(run))
+        ran = report.plot_phases(sweep[:2], labels=["off", "on"]).get_xlabel()
+    assert re.search(r"\noff: .*\non: another", ran)
+
+
+def test_a_figure_that_fails_does_not_turn_off_all_others():
+    """A notebook's first figure turns interactive mode on, as its backend is loaded."""
+    before = mpl.is_interactive()
+    try:
+        mpl.interactive(False)
+        with contextlib.suppress(UserError), report.style():
+            mpl.interactive(True)
+            report.plot_phases([])
+        assert mpl.is_interactive()
+    finally:
+        mpl.interactive(before)
 
 
 def test_every_recording_can_be_read_and_names_no_machine():

@@ -288,6 +288,13 @@ def test_a_difference_must_clear_the_margin_of_the_hardware(device, ratio, word)
     assert found.warnings == ()
 
 
+def test_an_interval_that_lies_above_1_but_not_above_the_margin_says_so():
+    found = compare(*pairs([1.012, 1.02, 1.016] * 2))
+    assert (found.low > 1, found.word) == (True, "no difference shown")
+    assert str(found).endswith("6 pairs): no difference of over 3 % shown")
+    assert str(compare(*pairs([0.99, 1.02] * 3))).endswith("6 pairs): no difference shown")
+
+
 def test_the_interval_must_clear_the_margin_and_not_the_mean_alone():
     assert compare(*pairs([1.0, 1.2] * 3)).word == "no difference shown"
     assert compare(*pairs([1.0, 1 / 1.2] * 3)).word == "no difference shown"

@@ -342,6 +342,9 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: 
             if not share <= worst[0]:
                 worst = (share, batch, loss, there, tolerance)
     share, batch, loss, there, tolerance = worst
+    if share <= 1 < tolerance:
+        text = f"too noisy: the losses of the training are up to {drift:.1%} apart"
+        return Finding(SAME, what, State.NOT_ASKED, text, "a longer training, with larger batches")
     text = f"{loss:.5g} in batch {batch}" if share else "the same"
     asked = f"{there:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
     return _finding(what, share <= 1, text, asked, "evaluation")

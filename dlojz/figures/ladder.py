@@ -176,6 +176,8 @@ def _plot_panel(ax, found, name):
 def _say(ax, row, text, x=0.0, color=QUIET, **where):
     """Write a few words beside a bar, or in its place."""
     look = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": color}
+    # An interval's line may lie below the text.
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     return ax.annotate(text, (x, row), (5, 0), **look, **where)
 
 

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.figures.report import (
     PALETTE,
@@ -23,7 +24,7 @@ from dlojz.figures.report import (
     legend,
     style,
 )
-from dlojz.runs import log, stats
+from dlojz.runs import log, outcome, stats
 from dlojz.runs.stats import summary
 from dlojz.runs.trials import KNOBS, began, of_one_training, ready, trial
 from dlojz.table import Table
@@ -276,6 +277,14 @@ def _knob_words(name, value):
     return f"{'' if value else 'not '}{word}" if isinstance(value, bool) else f"{word} {value}"
 
 
+def oversubscribed(jobs) -> str:
+    """Return lines that name the jobs with more busy workers and threads than cores."""
+    told = {}
+    for job in jobs:
+        told.setdefault(oversubscription(job) or "enough cores for all", []).append(job.id)
+    return "\n".join(fill(f"{', '.join(ids)}: {text}", 100) for text, ids in told.items())
+
+
 def oversubscription(run) -> str:
     """Return a warning if a run has more busy workers and threads than cores; else "".
 
@@ -343,6 +352,12 @@ class Supply:
         each = self.given[self.best] / max(1, self.best)
         return fed[0] if fed else math.ceil(self.consumed / each)
 
+    @property
+    def short(self) -> str:
+        """Return in a few words whether it is data bound, and what the loader gives at most."""
+        most = f"{self.given[self.best]:,.0f} images/s with {_knob_words('num_workers', self.best)}"
+        return f"{'not ' * (not self.bound)}data bound, the loader gives up to {most}"
+
     def __str__(self):
         beside = "in parallel, " * bool(self.best)  # in the figure, 0 workers may well give more
         workers = _knob_words("num_workers", self.best)
@@ -385,7 +400,7 @@ def plot_supply(loader_runs, model_run, ax=None):
             label = name + _others_text(cases, run.start.get("cpu_count"))
             shown[label] = _plot_given(ax, cases, colour)
             found = supply(run, model)
-            said += wrap(f"{name}: {found}" if len(named) > 1 else str(found), 105)
+            said += wrap(f"{name}: {found.short}" if len(named) > 1 else str(found), 105)
         line = {"color": PALETTE["failure"], "linestyle": "--"}
         band = SERIES[0] if len(named) == 1 else PALETTE["limit"]
         shown["all rounds"] = Patch(color=band, alpha=0.2, lw=0)
@@ -426,7 +441,8 @@ def _model_disturbed(s):
 def _loader_cases(found):
     cases = [case for case in found.cases.values() if "num_workers" in case]
     if not cases:
-        raise ValueError(f"{found.path}: no loader was measured; job.explain() says why")
+        what = outcome.errors(found.path.parent).strip().rpartition("\n")[2]
+        raise UserError(f"{found.path.parent}: no loader was measured. {what}")
     return sorted(cases, key=lambda case: case["num_workers"])
 
 

@@ -57,11 +57,17 @@ STYLE = {
 @contextmanager
 def style(grid="y"):
     """Draw in the course's style inside this context."""
-    with plt.rc_context({**STYLE, "axes.grid.axis": grid}):
-        yield
-        interactive = mpl.is_interactive()
-    # A notebook's first figure loads its backend, which turns interactive mode on: leave it on.
-    mpl.interactive(interactive)
+    interactive = mpl.is_interactive()
+    try:
+        with plt.rc_context({**STYLE, "axes.grid.axis": grid}):
+            try:
+                yield
+            finally:
+                interactive = mpl.is_interactive()
+    finally:
+        # A notebook's first figure loads its backend, which turns interactive mode on: leave it
+        # on, also if that figure could not be drawn.
+        mpl.interactive(interactive)
 
 
 def legend(where, named: Mapping, **look):
@@ -508,7 +514,8 @@ def plot_steps(run, ax=None):
             _mark_warmup(ax, bottom, warmup)
         s = summary(read)
         look = {"fontsize": 9, "fontweight": "normal", "pad": 24 if measured else 6}
-        ax.set_title(setting_text(s) + disturbed_text([s]), **look)
+        workers = "" if s.num_workers is None else f", workers: {s.num_workers}"
+        ax.set_title(setting_text(s) + workers + disturbed_text([s]), **look)
         ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9)
     return ax
 
@@ -554,6 +561,8 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
         told = disturbed_text([s for s, _ in shown])
         ax.margins(x=0.35 if told else 0.22)  # room for the text
         hardware = sorted({hardware_text(s) for s, _ in shown})
+        if len(hardware) > 1:
+            hardware = [f"{text.partition(chr(10))[0]}: {hardware_text(s)}" for s, text in shown]
         notes = [f"{label} has no measured step: {s.state}" for s, label in absent]
         below = "\n".join(["mean step (ms)", *hardware, *notes]) + told
         ax.set_xlabel(below, parse_math=False)  # a label may have dollars in it

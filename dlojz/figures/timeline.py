@@ -259,11 +259,11 @@ def _computed(found) -> dict[str, float]:
     return {name: rest * ms / total for name, ms in spent.items()}
 
 
-def plot_step(of, number=None, verdict=True, ax=None):
+def plot_step(of, number=None, verdict=True, ax=None, title=""):
     """Draw one step: what the host was doing, and the device below it.
 
     number: the step's place in the trace, from 0, by default the middle one.
-    verdict: whether to write what bounds the step.
+    verdict: whether to write what bounds the step; title: what to write before the device's name.
     """
     found = open_trace(of)
     number = len(found.steps) // 2 if number is None else number
@@ -287,7 +287,8 @@ def plot_step(of, number=None, verdict=True, ax=None):
         ax.set(ylim=(len(places) + 0.5, -0.5), xlim=(0, end - step.begin))
         ax.set_xlabel(f"in {step.name} (ms)")
         said = breakdown.analyse(found).verdict if verdict else None
-        ax.set_title("; ".join(filter(None, (said, found.device if found.on_gpu else None))))
+        known = (title, said, found.device if found.on_gpu else None)
+        ax.set_title("; ".join(filter(None, known)))
         _legend(ax)
     return ax
 

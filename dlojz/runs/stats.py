@@ -403,7 +403,10 @@ class Comparison:
             digits = 3 if self.high - self.low < 0.02 else 2
             interval = f"95 % interval {self.low:.{digits}f} to {self.high:.{digits}f}, "
         but = "" if self.comparable else ", but the runs are not comparable"
-        return f"{self.ratio:.{digits}f} times as fast ({interval}{count}): {self.word}{but}"
+        word = self.word
+        if word == NO_DIFFERENCE and self.low is not None and not self.low <= 1 <= self.high:
+            word = f"no difference of over {100 * self.margin:.0f} % shown"
+        return f"{self.ratio:.{digits}f} times as fast ({interval}{count}): {word}{but}"
 
 
 def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = True) -> Comparison:

@@ -587,7 +587,7 @@ def _apart(found) -> float:
 
 @contextmanager
 def _without_cudnn():
-    """Have PyTorch's own kernels compute convolutions and batch normalization meanwhile."""
+    """Let PyTorch's own kernels compute convolutions and batch normalization meanwhile."""
     before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
     try:
         yield

@@ -138,7 +138,7 @@ def accuse(letter: str):
     kept = _kept(letter)
     place = [key for _, key in options].index(kept)  # a value of None would show nothing
     choice = ipywidgets.Dropdown(options=options, index=place, description=letter)
-    choice.layout.width = "34em"
+    choice.layout.width = "40em"
     choice.style.description_width = "2em"
     verdict = ipywidgets.HTML(_sentence(letter, kept == truth(letter)) if kept else "")
 
