@@ -44,7 +44,7 @@ def test_decoders_are_compared_with_the_first_of_their_kind(decoders):
     assert rows["torchvision"][2:] == ("720", "700 to 740", "1.38")
     assert rows["torchvision, v2, uint8"][2:] == ("420", "400 to 440", "2.00")
     assert rows["nvJPEG, 16 in a batch"][4] == "16.00"
-    assert rows["simplejpeg"][3] == "not installed here"
+    assert rows["simplejpeg"][3] == "not installed: pip install simplejpeg"
 
 
 def test_the_ratio_of_two_ways_is_taken_round_by_round(decoders):
@@ -238,7 +238,7 @@ def test_the_fewest_workers_that_feed_the_model_are_enough(tmp_path):
 
 def test_a_processor_that_does_both_is_told(tmp_path):
     found = loading.supply(loader(tmp_path / "l.jsonl", {1: 320}), write_log(tmp_path / "m.jsonl"))
-    assert str(found).endswith("here both share the cores: together about 160 images/s")
+    assert str(found).endswith("here both share the cores: together at most about 160 images/s")
 
 
 def test_the_figure_says_whether_one_is_data_bound(tmp_path):

@@ -91,8 +91,8 @@ def decoders(run) -> Table:
         times = f"{way.median / base:.2f}"
         rows.append((KINDS[way.kind], way.name, f"{way.median:,.0f}", spread, times))
     if not any(way.name == "simplejpeg" for way in found):
-        where = "there" if summary(run).recorded else "here"
-        rows.append((KINDS["decoder"], "simplejpeg", "-", f"not installed {where}", "-"))
+        lacks = "not installed" + ": pip install simplejpeg" * (not summary(run).recorded)
+        rows.append((KINDS["decoder"], "simplejpeg", "-", lacks, "-"))
     unit = "images per CPU-second" + ("; GPU: per second" if "nvJPEG" in first else "")
     return Table(("", "way", unit, "rounds", "times the first"), rows, "<<>>>")
 
@@ -371,7 +371,8 @@ class Supply:
             cores = f"{self.enough} core{'s' * (self.enough > 1)}"
             text += f"at most {most}; {enough} on {cores} would be enough"
         if self.shared:
-            text += f"; here both share the cores: together about {self.together:,.0f} images/s"
+            most = f"{self.together:,.0f} images/s"
+            text += f"; here both share the cores: together at most about {most}"
         return text
 
 
