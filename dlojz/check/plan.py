@@ -20,9 +20,7 @@ LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
 # Bytes of weights, gradients and momenta: a check keeps eight such states and more.
 MOST_STATE = 5e9
-WIDER = (
-    2.2  # times the memory in 16 bits that the same run takes in float32, and what is kept of it
-)
+WIDER = 2.2  # times the memory of a run in 16 bits: that of the same run in float32
 SPARE = 2  # updates: one may be kept in the window that its gradient scaler then skips
 SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
 LATER_KEPT = 8  # of a short run with two epochs: they have no more
