@@ -39,6 +39,17 @@ def test_the_first_hint_is_the_exercises_first(course_folder):
     assert verdict(late).hint_key == "losses"
 
 
+def test_other_rows_that_fail_are_said_to_follow_perhaps():
+    images, dtype = (
+        Finding(MECHANISM, what, False, "1", "2", hint)
+        for what, hint in (("images", "images"), ("dtype", "autocast"))
+    )
+    unnamed = Finding(FASTER, "speed", State.UNMEASURED, "not timed", "fix that first")
+    for text in (repr, Verdict._repr_html_):
+        assert "the other rows marked ✗ may follow" in text(verdict(images, dtype))
+        assert "the other rows marked ✗" not in text(verdict(images, images, unnamed))
+
+
 def test_what_is_not_asked_does_not_fail():
     asked = Finding(SAME, "images", True, "1", "1")
     found = verdict(asked, Finding(FASTER, "speed", State.NOT_ASKED, "0.4 times", "no gain asked"))

@@ -117,8 +117,14 @@ class Verdict:
                     lines.append(f"        {'' if _is_report(f) else 'expected: '}{f.expected}")
         lines += [f"  note: {text}" for text in self.notes]
         if self.hint_key:
-            lines.append(f"  next: {self.hints[self.hint_key].nudge}")
+            lines.append(f"  next: {self.hints[self.hint_key].nudge}{self._then}")
         return "\n".join(lines)
+
+    @property
+    def _then(self):
+        """Return a sentence on the rows that have hints of their own, if there are any."""
+        others = {f.hint for f in self.failing} - {self.hint_key, None}
+        return " Then check again: the other rows marked ✗ may follow from this." if others else ""
 
     @property
     def _word(self):
@@ -175,7 +181,7 @@ def _card(verdict):
     chip = f"color:{PAPER};background:{colour};padding:1px 8px;border-radius:8px"
     hint = ""
     if verdict.hint_key:
-        nudge = _code_html(verdict.hints[verdict.hint_key].nudge)
+        nudge = _code_html(verdict.hints[verdict.hint_key].nudge + verdict._then)
         hint = f"<div><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></div>"
     parts = "".join(_part_html(verdict, name) for name in verdict.parts)
     notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict.notes)
