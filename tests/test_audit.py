@@ -992,6 +992,15 @@ def test_a_window_may_begin_earlier_if_nothing_is_compiled(tmp_path, compiles_in
     assert found["Chronometer's windows"].fails == fails
 
 
+@pytest.mark.parametrize(("batches", "fails"), [(0, True), (6, False)])
+def test_a_window_may_begin_later_if_the_first_update_did(tmp_path, batches, fails):
+    """In fp16 as many updates may be skipped, and others."""
+    windows = [{"first_step": 6, "steps": 4, "wall_s": 0.4}]
+    probe = records.Probe(loader=records.Loader(), batches=batches)
+    found = clock_findings(tmp_path, windows=windows, probe=probe)
+    assert found["Chronometer's windows"].fails == fails
+
+
 def test_the_layout_of_each_steps_images_is_kept(tmp_path):
     def turned(number, parts, images, labels):
         honest(number, parts, images.to(memory_format=torch.channels_last), labels)

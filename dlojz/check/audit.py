@@ -367,7 +367,9 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     Nor may a trainer stop the Chronometer's clock.
     """
     # A window waits for the first update that a gradient scaler does not skip, and for a compiler.
-    waits = [(r.whole.optimizer_steps, r.probe.compiles_in) for r in (run, reference)]
+    waits = [
+        (r.whole.optimizer_steps, r.probe.batches, r.probe.compiles_in) for r in (run, reference)
+    ]
     parts = [_parts(r, begins=waits[0] == waits[1]) for r in (run, reference)]
     found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
     windows = run.audit.windows

@@ -131,6 +131,7 @@ class Probe(Record):
     loader: Loader = field(default_factory=Loader)
     work: list = field(default_factory=list)  # as of the last step; only if it will be compiled
     compiles_in: int = 0  # further steps that the measurement waits for, if the model is compiled
+    batches: int = 0  # of the training, until the first update that was not skipped
     made_bytes: int = 0  # of weights that modules of this process were given whole, with values
 
 

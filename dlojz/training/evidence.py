@@ -324,6 +324,7 @@ class Witness:
                 loader=_loader(self._loader),
                 work=self._work,
                 compiles_in=self._to_compile,
+                batches=self._counts["forward"],
                 made_bytes=models.made_bytes(),
             )
         )
