@@ -50,6 +50,14 @@ def test_other_rows_that_fail_are_said_to_follow_perhaps():
         assert "the other rows marked ✗" not in text(verdict(images, images, unnamed))
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_who_has_passed_need_not_measure_again(passed):
+    found = verdict(Finding(SAME, "images", passed, "1", "1", "images"))
+    found.notes = ("disturbed: stop them and measure again",)
+    for text in (repr(found), found._repr_html_()):
+        assert ("it passed all the same" in text) == passed
+
+
 def test_what_is_not_asked_does_not_fail():
     asked = Finding(SAME, "images", True, "1", "1")
     found = verdict(asked, Finding(FASTER, "speed", State.NOT_ASKED, "0.4 times", "no gain asked"))

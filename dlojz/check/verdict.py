@@ -115,10 +115,17 @@ class Verdict:
                 lines.append(f"      {_sign(f)} {f.what}: {f.yours}")
                 if f.state != State.PASSED:
                     lines.append(f"        {'' if _is_report(f) else 'expected: '}{f.expected}")
-        lines += [f"  note: {text}" for text in self.notes]
+        lines += [f"  note: {text}" for text in self._said]
         if self.hint_key:
             lines.append(f"  next: {self.hints[self.hint_key].nudge}{self._then}")
         return "\n".join(lines)
+
+    @property
+    def _said(self):
+        """Return the notes; of a verdict that passed, that nothing more is asked for."""
+        again = self.passed and any("measure again" in text for text in self.notes)
+        more = "it passed all the same: measured again, the gain would only be known better"
+        return (*self.notes, more) if again else self.notes
 
     @property
     def _then(self):
@@ -184,7 +191,7 @@ def _card(verdict):
         nudge = _code_html(verdict.hints[verdict.hint_key].nudge + verdict._then)
         hint = f"<div><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></div>"
     parts = "".join(_part_html(verdict, name) for name in verdict.parts)
-    notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict.notes)
+    notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict._said)
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px;'
         f'line-height:1.5"><b>{verdict.step}</b> <span style="{chip}">{verdict._word}</span>'
