@@ -50,7 +50,7 @@ def first_checks(ran):
     said, submitted = io.StringIO(), [len(launch.jobs())]
     with contextlib.redirect_stderr(said):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run, "_wait", interrupted)
+            patch.setattr(run, "doing", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 paired(ran)
         submitted.append(len(launch.jobs()))
@@ -118,6 +118,7 @@ def test_an_edit_makes_new_runs_of_what_it_touches(checked_job, course_folder, c
 
 
 def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
+    assert "of this check goes on, and the next check finds it: `dlojz cancel" in first_checks.said
     before, interrupted, ended = first_checks.submitted
     assert (interrupted, ended) == (before + 1, before + 1)
     assert first_checks.found.passed, first_checks.found

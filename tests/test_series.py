@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from dlojz import course, launch
+from dlojz.check import ending
 from dlojz.jobs import keeper, several
 from dlojz.launch import Request, series
 from dlojz.runs import log
@@ -40,6 +41,31 @@ def test_each_training_has_a_log_and_a_failure_ends_only_itself(course_folder):
     assert first.start["pid"] != last.start["pid"]
     assert "planted" in (folders["wrong"] / "stderr.txt").read_text()
     assert (job.directory / "note.txt").read_bytes() == b"kept"
+
+
+STANDS = """
+import time
+from dlojz import idr_torch
+def gather():
+    time.sleep(300)
+def evaluate():
+    time.sleep(300)
+gather() if idr_torch.is_master else evaluate()
+"""
+
+
+def test_a_run_that_stands_still_is_ended_and_says_where_each_process_stood(script):
+    """As if a process had left out a collective. The next run is made all the same."""
+    stands, after = script(STANDS, "stands.py"), script("print('made')", "after.py")
+    entries = [series.Entry("stands", stands, [], most_s=3.0), series.Entry("after", after, [])]
+    job = series.submit(entries, Request(name="two", n_gpu=2))
+    assert job.wait(60) == launch.State.COMPLETED, job.explain()
+    folders = series.folders(job)
+    end = ending.of(folders["stands"], "mine.py")
+    assert end.how == ending.How.FAILED
+    stood = end.text.removeprefix("TIMEOUT: it stood still at ").split(" and ")
+    assert sorted(stood) == ["mine.py:5 (gather)", "mine.py:7 (evaluate)"]
+    assert (folders["after"] / "exit_code").read_text().strip() == "0"
 
 
 def test_a_rehearsal_computes_on_meta_without_values(course_folder):

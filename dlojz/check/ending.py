@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from dlojz.launch import series
 from dlojz.runs import by_hand, outcome
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
@@ -51,6 +52,8 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
         if outcomes and all(o == "completed" for o in outcomes):
             return Ending(How.COMPLETED, "completed")
         return Ending(How.FAILED, NO_END)
+    if series.TOO_LONG in codes:
+        return Ending(How.FAILED, f"TIMEOUT: it stood still{_stood(folder, trainer)}")
     said = error(folder, trainer)
     if "out_of_memory" in outcomes:
         return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
@@ -60,6 +63,15 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
     if max(codes) <= 0:
         return Ending(How.FAILED, f"ended by {_name(-min(codes))}")
     return Ending(How.FAILED, said or f"exit code {max(codes)}")
+
+
+def _stood(folder, trainer):
+    """Return the lines of the trainer in which its processes stood, as their stacks say."""
+    said = outcome.tail(folder / "stderr.txt")
+    _, *stacks = re.split(r"^(?:Current )?[Tt]hread 0x.*$", said, flags=re.M)
+    lines = [re.search(r'File ".*/trainer\.py", line (\d+) in (\w+)', each) for each in stacks]
+    found = dict.fromkeys(f"{trainer}:{line[1]} ({line[2]})" for line in lines if line)
+    return f" at {' and '.join(found)}" if found else ""
 
 
 def _name(number):

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
@@ -22,6 +23,7 @@ from dlojz.launch import files, series
 from dlojz.runs import log
 
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
+STANDS_STILL_S = 180  # a run of a check that takes longer, and ten times as long as its job, does
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 # What decides what a run logs: runs of another version of these are not reused.
 MEASURING = ("course.py", "idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
@@ -225,10 +227,21 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
     runs = f"{len(sure)} run{'s' * (len(sure) > 1)}"
     say(f"check {step} of job {plan.job.id}: {runs}, about {text}")
     seconds = 3600 * (1 + int(3 * about_s(plan, wanted) // 3600))
+    wanted = [_limited(entry, plan) for entry in wanted]
     check = {CHECK_FILE: json.dumps(missing).encode()}
     return series.submit(
         wanted, replace(plan.request, name=f"check-{step}", time_max_s=seconds, files=check)
     )
+
+
+def _limited(entry, plan):
+    """Return an entry that is ended when it has taken much longer than the job, as has its replay.
+
+    If a process leaves out a collective, the others wait for it, and no error is raised.
+    """
+    most_s = max(STANDS_STILL_S, 10 * plan.seconds)
+    replay = entry.replay and replace(entry.replay, most_s=most_s)
+    return replace(entry, most_s=most_s, replay=replay)
 
 
 def optional(names: Sequence[str]) -> set[str]:
@@ -271,7 +284,10 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
     names, answer = list(series.folders(job)), None
     silent = False if launch.in_a_notebook() else None
     sure = len(names) - len(optional(names))
-    with tqdm(total=sure or len(names), unit="run", leave=False, disable=silent) as bar:
+    with (
+        _told_if_interrupted(job),
+        tqdm(total=sure or len(names), unit="run", leave=False, disable=silent) as bar,
+    ):
         while not (state := job.state).final:
             progress.share_state(job, state)
             done = series.finished(job)
@@ -291,6 +307,17 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
         if answer or bar.n > bar.total:
             bar.total = bar.n  # the others are not needed, and a bar that is not full ends in red
     return answer
+
+
+@contextmanager
+def _told_if_interrupted(job):
+    """Say that the job goes on, and how to end it, if somebody interrupts the wait for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        told = f"job {job.id} of this check goes on, and the next check finds it"
+        say(f"{told}: `dlojz cancel {job.id}` ends it")
+        raise
 
 
 def doing(names: list[str], done: int) -> str:

@@ -6,7 +6,9 @@ several processes (n_gpu) each runs this program: they go from one run to the ne
 that fails ends its run in all of them.
 """
 
+import faulthandler
 import json
+import math
 import os
 import signal
 import socket
@@ -22,6 +24,8 @@ PLAN = "plan.json"  # in the job's folder: the runs, in order
 REPLAY = "replay"  # in a run's folder: that of the program that follows it
 POLL_S = 0.02  # between looks at a child
 GRACE_S = 3.0  # for a process after another one of its run has failed
+TOO_LONG = 124  # the exit code of a run that was ended because it took too long, as of timeout(1)
+STACK, STACK_S = signal.SIGUSR2, 0.5  # has a process write where it stands, which takes a moment
 
 
 def plan(folder):
@@ -70,7 +74,7 @@ def _run(job, folder, entry) -> int:
     if child == 0:
         _become(job, folder, entry)
         sys.exit()
-    code = _wait(child, folder)
+    code = _wait(child, folder, entry["most_s"])
     processes.end(processes.descendants)  # what it left behind would disturb the next
     course.write_atomically(_code_of(folder, idr_torch.rank), f"{code}\n")
     return _all_codes(folder)
@@ -104,13 +108,22 @@ def _code_of(folder, rank):
     return folder / f"exit_code.rank{rank}"
 
 
-def _wait(child, folder) -> int:
-    """Return the exit code of this process's part; kill it if another part has failed."""
-    ends = None
+def _wait(child, folder, most_s=None) -> int:
+    """Return the exit code of this process's part; kill it if another part has failed.
+
+    TOO_LONG if it has not ended after `most_s`. Then its stack goes to its stderr first.
+    """
+    ends, last = None, time.monotonic() + most_s if most_s else math.inf
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > last:
+            os.kill(child, STACK)
+            time.sleep(STACK_S)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return TOO_LONG
         if ends is None and any(_failed_elsewhere(folder)):
             ends = time.monotonic() + GRACE_S  # it may notice and report that
         if ends and time.monotonic() > ends:
@@ -140,6 +153,7 @@ def _become(job, folder, entry):
         stream.flush()
         descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, stream.fileno())
+    faulthandler.register(STACK)
     os.environ |= entry["environment"] | {"DLOJZ_RUN": str(folder)}
     if entry["rehearse"]:
         _rehearse()

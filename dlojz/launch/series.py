@@ -18,6 +18,7 @@ from dlojz.launch.job import Job
 from dlojz.launch.request import Request, send
 
 REPLAY = several.REPLAY  # in a run's folder: that of the run that follows it
+TOO_LONG = several.TOO_LONG
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Entry:
     audit: dict | None = None  # what a check keeps of it: see `dlojz.training.audit.begin`
     replay: "Entry | None" = None  # a run that follows, if this one succeeds, in its folder
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the job
+    most_s: float | None = None  # after these it is ended, and its stderr says where it stood
 
 
 def submit(entries: Sequence[Entry], request: Request) -> Job:
