@@ -371,7 +371,9 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
         gain = ms[name, "eager"] / ms[name, "compiled"]
         said.append(f"{what} {gain:.1f} times as fast")
     starts = {m.what: m.value for m in log.read(runs.recorded("cpu/09-compile-time")).measures}
-    said.append(f"took {starts['the compiler starts, cold']:.0f} s here, in each process")
+    said.append(
+        f"took {starts['the compiler starts, cold']:.0f} s in the recording, in each process"
+    )
     text = (EXPERIMENTS.parent / "09_compile.ipynb").read_text()
     assert [words for words in said if words not in text] == []
     _, whole, blocks = compiling.ways(runs.recorded("cpu/09-compile-time"))

@@ -231,6 +231,9 @@ def test_a_prediction_of_a_gain_is_scored_with_two_runs(course_folder, tmp_path)
     assert "disturbed: others kept 0.9 of 2 CPUs busy" in text
     nothing = write_log(tmp_path / "nothing.jsonl", steps=0, window=None)
     assert repr(widgets.score_gain("c", fast, nothing)).endswith("measured -: not measured")
+    failed = write_log(tmp_path / "failed.jsonl", steps=0, window=None, end={"outcome": "failed"})
+    said = repr(widgets.score_gain("c", slow, failed))
+    assert "job failed is FAILED: job.explain() says why" in said
 
 
 def test_no_prediction_is_no_error(course_folder, tmp_path, capsys):

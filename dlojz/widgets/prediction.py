@@ -80,8 +80,10 @@ def score_gain(key: str, before, after) -> Score:
     found = [stats.summary(run) for run in (before, after)]
     speeds = [s.images_per_s for s in found]
     shown = score_value(key, ratio=speeds[1] / speeds[0] if all(speeds) else None)
+    failed = [f"job {s.name} is {s.state}" for s in found if not s.completed]
     disturbed = dict.fromkeys(s.disturbance for s in found if s.disturbance)
-    return replace(shown, note=f"disturbed: {', '.join(disturbed)}" if disturbed else "")
+    note = f"disturbed: {', '.join(disturbed)}" if disturbed else ""
+    return replace(shown, note=f"{', '.join(failed)}: job.explain() says why" if failed else note)
 
 
 def score_value(key: str, **measured) -> Score:

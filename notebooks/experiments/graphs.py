@@ -44,27 +44,11 @@ class Branch(Clean):
         return x
 
 
-class BranchRepaired(Clean):
-    """Both sides are computed, and the values choose on the device."""
-
-    def between(self, x):
-        return torch.where(x.mean() > 0.1, x - x.mean(), x)
-
-
 class Print(Clean):
     """It says what shape it sees."""
 
     def between(self, x):
         print("between:", x.shape)
-        return x
-
-
-class PrintRepaired(Clean):
-    """The same line, for eager runs only: a compiler leaves it out."""
-
-    def between(self, x):
-        if not torch.compiler.is_compiling():
-            print("between:", x.shape)
         return x
 
 
@@ -78,6 +62,25 @@ class Counter(Clean):
     def between(self, x):
         self.steps += 1
         return x * min(1, self.steps / 100)
+
+
+# Guess here, before you read on: the same, repaired.
+
+
+class BranchRepaired(Clean):
+    """Both sides are computed, and the values choose on the device."""
+
+    def between(self, x):
+        return torch.where(x.mean() > 0.1, x - x.mean(), x)
+
+
+class PrintRepaired(Clean):
+    """The same line, for eager runs only: a compiler leaves it out."""
+
+    def between(self, x):
+        if not torch.compiler.is_compiling():
+            print("between:", x.shape)
+        return x
 
 
 class CounterRepaired(Clean):
