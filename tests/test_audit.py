@@ -1066,7 +1066,7 @@ def test_clocks_that_agree_pass(tmp_path):
 class TwoKernels(replay.Replay):
     """A solution's step whose gradient depends on weights that are moved, and on the kernels."""
 
-    _may_differ = True
+    _may_differ = native = True
 
     def __init__(self):
         self.args, self.device = SimpleNamespace(accumulate=1), torch.device("cpu")
@@ -1075,14 +1075,20 @@ class TwoKernels(replay.Replay):
         self._nearest = self._optimizer = lambda *_: {}
 
     def _step(self, state, batches, moved=None):
+        if not (self.native or torch.backends.cudnn.enabled):
+            raise RuntimeError("no such kernel")
         off = 1e-4 * bool(moved) + 1e-2 * (not torch.backends.cudnn.enabled)
         one = {"a": torch.ones(1) + off}
         return {"gradients": one, "buffers": one, "outputs": [one["a"]]}
 
 
-@pytest.mark.parametrize(("may_differ", "noise"), [(False, 1e-4), (True, 1e-2)])
-def test_kernels_that_a_gpu_may_choose_otherwise_are_noise(may_differ, noise, monkeypatch):
+@pytest.mark.parametrize(
+    ("may_differ", "native", "noise"),
+    [(False, True, 1e-4), (True, True, 1e-2), (True, False, 1e-4)],
+)
+def test_kernels_that_a_gpu_may_choose_otherwise_are_noise(may_differ, native, noise, monkeypatch):
     monkeypatch.setattr(TwoKernels, "_may_differ", may_differ)
+    monkeypatch.setattr(TwoKernels, "native", native)
     state = {"facts": {"update": 0}, "after": {"buffers": {"a": torch.ones(1)}}}
     step = {"logits": torch.ones(1)}
     found = TwoKernels().update(state, [step], noisy=True)

@@ -23,7 +23,6 @@ import importlib.util
 import inspect
 import math
 import sys
-from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -156,9 +155,7 @@ class Replay:
         if noisy and solved:
             other = self._step(state, batches, moved=(self._rounding, number))
             noise = _noise(solved, other) if other else {}
-            if noise and self._may_differ:
-                with _without_cudnn():
-                    other = self._step(state, batches)
+            if noise and self._may_differ and (other := self._without_cudnn(state, batches)):
                 noise = {k: max(v, noise[k]) for k, v in _noise(solved, other).items()}
             self._noises += [noise] if noise else []
         found = {"update": number}
@@ -233,12 +230,14 @@ class Replay:
             register_optimizer_step_pre_hook(self._on_update),
             self._model.register_forward_hook(self._on_output),
         ]
-        for step, images, labels in batches:
-            self._chrono.transfer()
-            self.trainer.train_step(step, self.training, images, labels, self.args, self._chrono)
-            self._chrono.next_iter()
-        for hook in hooks:
-            hook.remove()
+        try:
+            for step, *batch in batches:
+                self._chrono.transfer()
+                self.trainer.train_step(step, self.training, *batch, self.args, self._chrono)
+                self._chrono.next_iter()
+        finally:
+            for hook in hooks:
+                hook.remove()
         if self._gradients is None:
             return None
         return {
@@ -306,6 +305,19 @@ class Replay:
         exact = self._rounding == rounding("fp32", self.device)
         chosen = torch.backends.cudnn.benchmark or getattr(self.args, "compile", "off") != "off"
         return exact and chosen and self.device.type == "cuda"
+
+    def _without_cudnn(self, state, batches) -> dict | None:
+        """Return a step with PyTorch's own convolutions and batch normalization.
+
+        None: it has no kernel of its own for something, or no memory.
+        """
+        before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+        try:
+            return self._step(state, batches)
+        except RuntimeError:
+            return None
+        finally:
+            torch.backends.cudnn.enabled = before
 
     @property
     def _rounding(self):
@@ -583,16 +595,6 @@ def _apart(found) -> float:
     """Return by what the nearest gradients are chosen; what is not a number is far from all."""
     whole = found["gradients"]
     return math.inf if math.isnan(whole) else whole
-
-
-@contextmanager
-def _without_cudnn():
-    """Let PyTorch's own kernels compute convolutions and batch normalization meanwhile."""
-    before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
 
 
 def _noise(solved, moved) -> dict:
