@@ -26,7 +26,7 @@ WAYS = {  # of experiments/compile_time.py
     "whole model": COMPILED,
     "block by block": report.PALETTE["update"],
 }
-RATIO = "x: how many times as fast it is compiled (eager time / compiled time)"
+RATIO = "x: how many times as fast it is compiled (the median of calls in turn)"
 # What Inductor's source surrounds a kernel with, in C++ and in Triton.
 KERNELS = re.compile(r"async_compile\.(?:cpp\w*|triton)\(.*?r?'''\n(?P<source>.*?)'''", re.DOTALL)
 MOVES = re.compile(r"loadu?\(|\bstore\(|in_out_ptr\d+\[|\bin_ptr\d+\[|out_ptr\d+\[")
