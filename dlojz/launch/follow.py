@@ -59,6 +59,7 @@ class Bar:
         self._name = f"job {job.id}, {job.name}"
         self._seen = in_a_notebook() or sys.stderr.isatty()
         self._bar, self._next = None, time.monotonic() + self.SOON_S
+        self._progress = follow(job, every_s=0)
 
     def __enter__(self):
         return self
@@ -67,11 +68,13 @@ class Bar:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, now: Now):
-        """Draw the progress, a few times a second at most."""
+    def show(self):
+        """Read the job's log, if somebody looks, and draw its progress: twice a second at most."""
         if not self._seen or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self.REFRESH_S
+        if (now := next(self._progress, None)) is None:  # it has just ended
+            return
         if self._bar is None:
             from tqdm.auto import tqdm  # a tenth of a second
 

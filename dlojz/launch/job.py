@@ -13,7 +13,7 @@ from pathlib import Path
 from dlojz.course import base_folder, write_atomically
 from dlojz.jobs.keeper import LOST
 from dlojz.launch.files import FileError, read_json
-from dlojz.launch.follow import Bar, follow
+from dlojz.launch.follow import Bar
 from dlojz.launch.here import Here
 from dlojz.launch.slurm import Slurm
 from dlojz.runs import by_hand, outcome
@@ -99,12 +99,13 @@ class Job:
         In a notebook or a terminal, a bar shows the progress of a job that takes its time.
         """
         end = time.monotonic() + timeout if timeout is not None else None
+        poll_s = self.launcher.poll_s
         with Bar(self) as bar:
-            for now in follow(self, self.launcher.poll_s):
-                bar.show(now)
-                state = State(now.state)
-                if not state.final and end is not None and time.monotonic() > end:
+            while not (state := self.state).final:
+                if end is not None and time.monotonic() > end:
                     raise TimeoutError(f"job {self.id} is still {state} after {timeout} s")
+                bar.show()
+                time.sleep(poll_s)
         return state
 
     def cancel(self, reason: str = ""):
