@@ -318,7 +318,7 @@ def test_random_crops_of_a_loader_without_workers_read_nothing_of_the_device():
 
 
 def test_the_probe_leaves_inductors_settings_alone():
-    """`use_deterministic_algorithms` does not, and then no kernel is chosen by its time."""
+    """`use_deterministic_algorithms` does not: Inductor then times fewer kernels."""
     step, _ = watched(Small())
     step()
     step()

@@ -282,8 +282,8 @@ class Witness:
         memory that happens to be zero it would seem right.
         """
         self._deterministic = torch.get_deterministic_debug_mode()
-        # `use_deterministic_algorithms` would change Inductor's settings, too, and for good: then
-        # nothing that is compiled later has its kernels chosen by time.
+        # `use_deterministic_algorithms` would turn on Inductor's deterministic mode, too, and for
+        # good: it times no kernels of reductions, and no choices for matrix products.
         torch.set_deterministic_debug_mode("warn")
 
     def _end_probe(self):
