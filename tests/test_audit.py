@@ -984,19 +984,21 @@ def test_a_window_may_begin_later_if_a_scaler_skipped_updates(
     assert found["Chronometer's windows"].fails == fails
 
 
-@pytest.mark.parametrize(("compiles_in", "fails"), [(0, True), (3, False)])
-def test_a_window_may_begin_earlier_if_nothing_is_compiled(tmp_path, compiles_in, fails):
-    windows = [{"first_step": 5, "steps": 5, "wall_s": 0.5}]
-    probe = records.Probe(loader=records.Loader(), compiles_in=compiles_in)
-    found = clock_findings(tmp_path, windows=windows, probe=probe)
-    assert found["Chronometer's windows"].fails == fails
-
-
-@pytest.mark.parametrize(("batches", "fails"), [(0, True), (6, False)])
-def test_a_window_may_begin_later_if_the_first_update_did(tmp_path, batches, fails):
-    """In fp16 as many updates may be skipped, and others."""
-    windows = [{"first_step": 6, "steps": 4, "wall_s": 0.4}]
-    probe = records.Probe(loader=records.Loader(), batches=batches)
+@pytest.mark.parametrize(
+    ("first", "waited", "fails"),
+    [
+        (5, {"compiles_in": 0}, True),
+        (5, {"compiles_in": 3}, False),
+        (6, {"batches": 0}, True),
+        (6, {"batches": 6}, False),  # in fp16 as many updates may be skipped, and others
+    ],
+)
+def test_a_window_may_begin_elsewhere_if_it_waited_for_something_else(
+    tmp_path, first, waited, fails
+):
+    """For a compiler, or for the first update that was not skipped."""
+    windows = [{"first_step": first, "steps": 10 - first, "wall_s": 0.1 * (10 - first)}]
+    probe = records.Probe(loader=records.Loader(), **waited)
     found = clock_findings(tmp_path, windows=windows, probe=probe)
     assert found["Chronometer's windows"].fails == fails
 

@@ -63,7 +63,7 @@ def test_a_run_that_stands_still_is_ended_and_says_where_each_process_stood(scri
     folders = series.folders(job)
     end = ending.of(folders["stands"], "mine.py")
     assert end.how == ending.How.FAILED
-    stood = end.text.removeprefix("TIMEOUT: it stood still at ").split(" and ")
+    stood = end.text.removeprefix("TIMEOUT: it took too long, and stood at ").split(" and ")
     assert sorted(stood) == ["mine.py:5 (gather)", "mine.py:7 (evaluate)"]
     assert (folders["after"] / "exit_code").read_text().strip() == "0"
 

@@ -53,7 +53,7 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
             return Ending(How.COMPLETED, "completed")
         return Ending(How.FAILED, NO_END)
     if series.TOO_LONG in codes:
-        return Ending(How.FAILED, f"TIMEOUT: it stood still{_stood(folder, trainer)}")
+        return Ending(How.FAILED, f"TIMEOUT: it took too long{_stood(folder, trainer)}")
     said = error(folder, trainer)
     if "out_of_memory" in outcomes:
         return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
@@ -71,7 +71,7 @@ def _stood(folder, trainer):
     _, *stacks = re.split(r"^(?:Current )?[Tt]hread 0x.*$", said, flags=re.M)
     lines = [re.search(r'File ".*/trainer\.py", line (\d+) in (\w+)', each) for each in stacks]
     found = dict.fromkeys(f"{trainer}:{line[1]} ({line[2]})" for line in lines if line)
-    return f" at {' and '.join(found)}" if found else ""
+    return f", and stood at {' and '.join(found)}" if found else ""
 
 
 def _name(number):

@@ -140,8 +140,8 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     spread. The trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients
     tell more. In a band, the solution's weights are off by a rounding error. Without pairs there
     may be several, which come last: once the losses agree, the others are left out. If a state
-    takes over 5 GB, whole updates are kept of another run, with the exercise's small model and
-    otherwise the same flags.
+    takes over 5 GB, or the job would not fit in float32, whole updates are kept of another run,
+    with the exercise's small model and otherwise the same flags.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
@@ -158,12 +158,12 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
         entries.append(bands[0])
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*flags, *more]))
-    coarse = audit.precision_of(log_of(job), hardware) in audit.COARSE
-    large = bool(_too_large(log_of(job)))
+    run = log_of(job)
+    precision = audit.precision_of(run, hardware)
+    coarse, large = precision in audit.COARSE, bool(_too_large(run))
     entries += _beside(exercise, mine, solution, flags, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, "-solution"), short(extra, mine)]
-    precision = audit.precision_of(log_of(job), hardware)
     spare = SPARE if precision == "fp16" and hardware.startswith("cuda") else 0
     wanted = audit.AUDITED - _in_float32(coarse) + spare
     keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)

@@ -74,8 +74,8 @@ class Hint:
 class Extra:
     """An extra pair of runs: the trainee's trainer and the solution, with these flags.
 
-    Where losses or updates are compared, they ask for float32 and --deterministic: batches are so
-    small that batch normalization makes a thousandfold of a GPU's other roundings.
+    Where losses or updates of a model with batch normalization are compared, they ask for float32
+    and --deterministic: with a few images it magnifies what other roundings a GPU may have.
     """
 
     name: str  # of a folder
