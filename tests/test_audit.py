@@ -569,10 +569,14 @@ def test_a_single_bias_without_a_gradient_is_seen_however_small():
 
 
 class AtAKink(replay.Replay):
-    """A replay of a model whose first unit is 0 before its ReLU, so that roundings decide."""
+    """A replay of a model whose first unit is 0 before its ReLU, so that roundings decide.
 
-    def __init__(self):
-        self.device, self.args, self._noises, self.moved = torch.device("cpu"), None, [], []
+    share: that of this unit in the loss.
+    """
+
+    def __init__(self, share=1.0, precision="fp32"):
+        self.device, self.args = torch.device("cpu"), SimpleNamespace(precision=precision)
+        self.share, self._noises, self.moved = torch.tensor([share, 1.0]), [], []
 
     def _step(self, state, batches, moved=None):
         self.moved.append(moved)
@@ -581,8 +585,14 @@ class AtAKink(replay.Replay):
         if moved:
             audit.perturb(model, *moved)
         units = torch.relu(model(torch.tensor([1.0, -1.0])) + torch.tensor([0.0, 1.0]))
-        units.sum().backward()
+        (self.share * units).sum().backward()
         return {"gradients": {"weight": model.weight.grad}}
+
+    def nearest(self, mine):
+        """How far these gradients are from the solution's, which are asked again."""
+        facts = {"update": 3, "grad_scale": None}
+        state = {"facts": facts, "gradients": {"weight": torch.tensor(mine)}}
+        return self._nearest(state, [], self._step(state, []))["gradients"]
 
 
 @pytest.mark.parametrize(
@@ -595,12 +605,16 @@ class AtAKink(replay.Replay):
 )
 def test_gradients_may_be_those_of_either_side_of_a_kink(mine, expected):
     again = AtAKink()
-    facts = {"update": 3, "grad_scale": None}
-    state = {"facts": facts, "gradients": {"weight": torch.tensor(mine)}}
-    found = again._nearest(state, [], again._step(state, []))
-    assert found["gradients"] == pytest.approx(expected, abs=1e-6)
+    assert again.nearest(mine) == pytest.approx(expected, abs=1e-6)
     seeds = [moved and moved[1] for moved in again.moved]
     assert len(set(seeds)) == len(seeds) <= 1 + replay.AGAIN, "other errors each time"
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", 0.0), ("bf16", 0.01)])
+def test_in_float32_a_small_jump_is_looked_at_again_too(precision, expected):
+    """The middle one of a few updates has narrower bounds than a single one, in float32 alone."""
+    found = AtAKink(0.01, precision).nearest([[0.01, -0.01], [1.0, -1.0]])
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_gradients_that_are_missing_or_unexpected_are_named():

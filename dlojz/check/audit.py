@@ -23,10 +23,9 @@ CRITERION = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 4e-3, "bf16": 1e-2}
 RATE = 1e-12
 ROUNDINGS = 8  # of float32
 BUFFERS = 1e-5
-# In float32 the middle one of the gradients may be off by NOISES times their noise, a single one by
-# what `runs.records` says; in 16 bits by 1.5 times, unless the noise is too large to tell. The same
-# for outputs.
-SAME_LINK, NOISES, COARSE_NOISES, TOO_NOISY = 1e-5, 4, 1.5, 0.5
+# In 16 bits the gradients may be off by 1.5 times their noise, unless it is too large to tell; in
+# float32 by what `runs.records` says. The same for outputs.
+COARSE_NOISES, TOO_NOISY = 1.5, 0.5
 LOSS = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}
 DRIFTS = (10, 2, 2, 2, 2, 2)  # times the noise of each of the solution's bands
 LOSSES = "losses"  # the hint
@@ -245,7 +244,7 @@ def _noisy(what, off, noises, hint):
     off = [math.inf if math.isnan(distance) else distance for distance in off]
     noise, middle, worst = statistics.median(noises), statistics.median(off), max(off)
     if not what.endswith(COARSE):
-        most = NOISES * max(noise, SAME_LINK)
+        most = records.NOISES * max(noise, records.SAME_LINK)
         single = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * noise)
     elif noise > TOO_NOISY:
         text = f"off by {middle:.2g} of their size, and the solution's own noise is {noise:.2g}"

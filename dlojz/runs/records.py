@@ -324,6 +324,8 @@ class Replay(Record):
 # How far the gradients of a single update may be off, as a share of their size and between the
 # logarithms of one weight's two norms; or this many times the solution's own noise.
 ONE_UPDATE, ONE_UPDATE_NOISES, ONE_WEIGHT, ONE_WEIGHT_NOISES = 5e-2, 10, 0.1, 3
+# In float32 that of the middle one: this many times the noise, which counts as at least SAME_LINK.
+NOISES, SAME_LINK = 4, 1e-5
 
 
 EVIDENCE = {  # by `when`, which is also the name in a log.Run
