@@ -253,19 +253,22 @@ def _minutes(seconds):
 
 
 def problems(found: Mapping) -> list[str]:
-    """Return what a class would stumble over, in words."""
-    said = [f"cell {c['cell']}: {c['error']}" for c in found["cells"] if c["error"]]
-    done = {cell["cell"] for cell in found["cells"]}
-    if not said and (left := [cell for cell in found["code_cells"] if cell not in done]):
-        said.append(f"not done: go on with --from {left[0]}")
-    said += [
-        f"check {step} did not pass" for step, passed in found["verdicts"].items() if not passed
-    ]
-    return said + [
+    """Return what a class would stumble over, in words: failures, and cells that take long."""
+    return failures(found) + [
         f"cell {cell['cell']} takes {_minutes(cell['seconds'])}"
         for cell in found["cells"]
         if cell["seconds"] > LONG_S and not cell["error"]
     ]
+
+
+def failures(found: Mapping) -> list[str]:
+    """Return what kept a notebook from running whole, with each check passed, in words."""
+    said = [f"cell {c['cell']}: {c['error']}" for c in found["cells"] if c["error"]]
+    done = {cell["cell"] for cell in found["cells"]}
+    if not said and (left := [cell for cell in found["code_cells"] if cell not in done]):
+        said.append(f"not done: go on with --from {left[0]}")
+    checks = found["verdicts"].items()
+    return said + [f"check {step} did not pass" for step, passed in checks if not passed]
 
 
 def room(found: Sequence[Mapping], trainees: int, devices: int) -> str:
