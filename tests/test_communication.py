@@ -66,6 +66,8 @@ def test_the_figures_are_drawn(tmp_path):
     run = write(tmp_path / "r", 3, slow=1)
     when, much = ddp.plot_collectives(run)
     assert len(when.patches) == 3 * (1 + len(BUCKETS))
+    begins = {round(bar.get_x(), 6) for bar in when.patches}
+    assert begins == {0, *(begin - 25 for *_, begin, _ in BUCKETS)}, "from the backward pass on"
     assert sum(p.get_width() for p in much.patches) == pytest.approx(3 * 26.004096)
     assert "wait 15.0 ms for process 1" in ddp.plot_ranks(run).get_title(loc="left")
 

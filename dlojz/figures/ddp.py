@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 from scipy.optimize import nnls
 
 from dlojz.course import UserError
@@ -209,7 +210,9 @@ def plot_link(runs, ax=None):
             model = _fitted(n, sizes, ms)
             ax.plot(sizes, ms, "o", color=colour, label=_where(run))
             ax.plot(sizes, model.milliseconds(sizes), color=colour, label=str(model))
-        ax.set(xscale="log", yscale="log", xlabel="tensor (bytes)", ylabel="all-reduce (ms)")
+        ax.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel="all-reduce (ms)")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: report.bytes_text(size)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
         ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
@@ -448,7 +451,8 @@ def plot_collectives(job, axes=None):
             _plot_bytes(much, rank, run)
         for ax in axes:
             ax.set(yticks=range(len(runs)), ylim=(len(runs) - 0.5, -0.5))
-        when.set(xlabel="in the last step (ms, clock of each process)", ylabel="process")
+        when.set(ylabel="process")
+        when.set_xlabel("since the backward pass of the last step began (ms, each process's clock)")
         when.set_title(_title(runs))
         much.set(xlabel="sent in a step (MB)", xlim=(0, None))
         much.set_title("how much")
@@ -472,13 +476,14 @@ def _title(runs):
 
 def _plot_rank(ax, rank, run):
     begin, end = run.last.backward_ms
-    ax.barh(rank, end - begin, 0.8, left=begin, color="#E3E3E8", label="backward")
+    ax.barh(rank, end - begin, 0.8, color="#E3E3E8", label="backward")
     for c in run.last.collectives:
         look = {"color": COLOURS.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
         if run.last.only_asked:  # only the launch is known, not the span
-            ax.plot(c["begin_ms"], rank, ">", ms=9, label=c["op"], **look)
+            ax.plot(c["begin_ms"] - begin, rank, ">", ms=9, label=c["op"], **look)
         else:
-            ax.barh(rank, c["ms"], 0.45, left=c["begin_ms"], label=c["op"], ec="white", **look)
+            left = c["begin_ms"] - begin
+            ax.barh(rank, c["ms"], 0.45, left=left, label=c["op"], ec="white", **look)
 
 
 def _plot_bytes(ax, rank, run):
