@@ -813,6 +813,47 @@ def test_a_validation_needs_the_batch_statistics_of_the_training(tmp_path):
         assert state == (State.PASSED if same else State.FAILED)
 
 
+@pytest.mark.parametrize(
+    ("moved_in", "batch", "same"), [((), 0, True), ((2,), 0, False), ((5,), 1, False)]
+)
+def test_a_validation_needs_the_weights_that_the_last_update_left(tmp_path, moved_in, batch, same):
+    """In each epoch, and in each batch; afterwards they may be as before."""
+
+    def validates(number, parts, images, labels):
+        honest(number, parts, images, labels)
+        if number not in (2, 5):
+            return
+        parts.model.eval()
+        kept = {name: tensor.clone() for name, tensor in parts.model.state_dict().items()}
+        with torch.no_grad():
+            for i in range(2):
+                if number in moved_in and i == batch:
+                    parts.model[0].weight *= 1.001
+                parts.model(images)
+        parts.model.load_state_dict(kept)
+        parts.model.train()
+
+    found, _, _ = audited(tmp_path, step=validates, args=SimpleNamespace(epochs=2))
+    assert found.same_weights is same
+    run, usual = a_run([2.0], [5.0]), a_run([2.0], [5.0])
+    run.audit = dataclasses.replace(run.audit, same_weights=same)
+    assert judged.validation([usual, run], [usual, usual], "fp32").fails is not same
+
+
+def test_an_update_that_is_skipped_leaves_the_weights_as_they_were(tmp_path):
+    def skips(number, parts, images, labels):
+        parts.criterion(parts.model(images), labels).backward()
+        if number != 5:
+            parts.optimizer.step()
+        else:
+            parts.model.eval()
+            with torch.no_grad():
+                parts.model(images)
+
+    found, _, _ = audited(tmp_path, step=skips)
+    assert found.same_weights is True
+
+
 def test_updates_of_weights_that_are_not_the_models_are_refused():
     found, every = made.updates(8), made.every(32, 10)
     mine, again = log.Run(Path("mine")), log.Run("again")

@@ -318,9 +318,8 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: 
     They may be further apart than those of the training, which the validation magnifies. The model
     that is evaluated is that of process 0, with the batch statistics of its last step.
     """
-    if mine[0].audit.same_buffers is False:
-        text, asked = "not those of the last step", "as process 0 trained them"
-        return _finding("batch statistics of the validation", False, text, asked, "evaluation")
+    if other := another_model(mine):
+        return other
     what, worst = "losses of the validation", (0.0, 0, 0.0, 0.0, 0.0)
     for run, usual in zip(mine, solution, strict=True):
         seen, expected = run.audit.val_losses, usual.audit.val_losses
@@ -347,6 +346,18 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: 
     text = f"{loss:.5g} in batch {batch}" if share else "the same"
     asked = f"{there:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
     return _finding(what, share <= 1, text, asked, "evaluation")
+
+
+def another_model(mine: Sequence[log.Run]) -> Finding | None:
+    """Return what shows that another model was validated than the one that was trained, or None."""
+    hint = "evaluation"
+    if any(run.audit.same_weights is False for run in mine):
+        text, asked = "not those of the last update", "as they were trained"
+        return _finding("weights of the validation", False, text, asked, hint)
+    if mine[0].audit.same_buffers is False:
+        text, asked = "not those of the last step", "as process 0 trained them"
+        return _finding("batch statistics of the validation", False, text, asked, hint)
+    return None
 
 
 def _losses(run):

@@ -285,9 +285,10 @@ def _later(name, folders, runs) -> Finding:
     if not end.completed:
         return Finding(SAME, what, State.UNMEASURED, end.text, f"{asked}: check again", "later")
     found = audit.audited(folders[name], again, audit.precision_of(runs.extras[name][1]))
-    failing = [
-        f for f in (*audit.links(found), told.finding(runs.extras[name][0].ranks)) if f.fails
-    ]
+    ranks = runs.extras[name][0].ranks
+    failing = [f for f in (*audit.links(found), told.finding(ranks)) if f.fails]
+    if not audit.another_model(runs.mine.ranks):  # else it is the validation's, in each epoch
+        failing += filter(None, [audit.another_model(ranks)])
     words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
     return Finding(SAME, what, not failing, words or "the same", asked, "later")
 

@@ -302,6 +302,7 @@ class Audit(Record):
     # By mode, of each batch: its loss, its images, and how many of these were classified rightly.
     met: dict = field(default_factory=dict)
     same_buffers: bool | None = None  # as a validation begins: those of the step before
+    same_weights: bool | None = None  # in all validations: those that the last update left
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
     peak_bytes: int | None = None  # of a GPU's memory, without what the auditor keeps there

@@ -32,7 +32,10 @@ from time import perf_counter
 import torch
 import torch._inductor.config
 from torch.cuda import memory_stats_as_nested_dict, synchronize  # a trainer can't replace them now
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dlojz import idr_torch
@@ -189,6 +192,8 @@ class Auditor:
         self._buffers, self._generators = None, ()  # as the update under way began
         self._skipped = False  # no optimizer was called in the update before
         self._same_buffers = None  # as validations began
+        self._weights = None  # the norm of each, after the last update of an epoch
+        self._same_weights = None  # in all batches of the validations
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
@@ -219,6 +224,7 @@ class Auditor:
                 torch.compiler.disable(self._on_loss), with_kwargs=True
             ),
             register_optimizer_step_pre_hook(self._on_update),
+            register_optimizer_step_post_hook(self._after_update),
         ]
 
     def middle(self, last: int) -> int | None:
@@ -347,6 +353,7 @@ class Auditor:
         if not (model.training and torch.is_grad_enabled()):
             self._close_window()
             self._compare_buffers()
+            self._compare_weights()
             if self._forwards >= self._steps and not self._wish.get("validate", True):
                 self._end_run()
             return
@@ -356,6 +363,8 @@ class Auditor:
                 self._begin_update()
             images = entered(args, kwargs)
             self._steps_seen.append({"pixels": self._sample(images), "layout": layout(images)})
+            ends = (self._forwards + 1) % self._per_epoch == 0
+            self._weights = self._weight_norms() if ends else None  # its update may be skipped
         self._forwards += 1
 
     def _compare_buffers(self):
@@ -370,8 +379,20 @@ class Auditor:
         self._same_buffers = same and self._same_buffers is not False
         self._buffers = None  # until the next update
 
+    def _compare_weights(self):
+        """Note whether a batch is validated with the weights that the last update left."""
+        if self._weights is not None:
+            same = torch.equal(self._weights, self._weight_norms())
+            self._same_weights = same and self._same_weights is not False
+
+    def _weight_norms(self):
+        """Return the norm of each weight, or of this process's shard, without a wait."""
+        return torch.stack(torch._foreach_norm([own(p.detach()) for p in self._names])).float()
+
     def _end_run(self):
         """End the process, as if the trainer had ended here."""
+        if self._same_weights is False:  # another model's are in their place, for the validation
+            self._state = State()
         self._run.end()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -454,6 +475,11 @@ class Auditor:
             self._end_update()
             if not self._is_skipped(optimizer):
                 self._take(optimizer)
+
+    def _after_update(self, optimizer, args, kwargs):
+        if self._weights is not None:
+            with self._aside():
+                self._weights = self._weight_norms()
 
     def _is_skipped(self, optimizer) -> bool:
         """Return whether a fused optimizer is about to skip this update: another is not called.
@@ -620,6 +646,7 @@ class Auditor:
                 val_outputs=[float(size) for size in self._val_outputs],
                 met={mode: _numbers(those) for mode, those in self._met.items()},
                 same_buffers=self._same_buffers,
+                same_weights=self._same_weights,
                 updates=len(self._updates),
                 kept=self._kept,
                 foreign=self._foreign,
