@@ -125,6 +125,18 @@ def test_any_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_pa
     assert amp._factor(mine, usual) == pytest.approx(2**16, rel=1e-3)
 
 
+@pytest.mark.parametrize(("allowed", "expected"), [(False, "ieee ieee"), (True, "tf32 tf32")])
+def test_the_older_switches_of_tf32_count_too(allowed, expected):
+    """In a process of its own: torch does not let both kinds be mixed."""
+    code = f"""
+import torch
+from dlojz.training import evidence
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}
+seen = evidence._numerics()
+print(seen.matmul_fp32, seen.conv_fp32)"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == expected
+
+
 def test_the_gradients_norm_is_that_after_clipping(seen):
     probe = seen("02", "--precision", "fp32", "--clip-norm", "0.5").probe
     assert probe.gradients.norm == pytest.approx(0.5, rel=1e-4)

@@ -619,15 +619,20 @@ def _numerics():
     cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     on_cpu = cpu.matmul.fp32_precision, cpu.conv.fp32_precision
     return records.Numerics(
-        matmul_fp32=cuda.fp32_precision,
-        conv_fp32=cudnn.conv.fp32_precision,
-        cpu_fp32=["ieee" if word == "none" else word for word in on_cpu],
+        matmul_fp32=_float32(cuda.fp32_precision),
+        conv_fp32=_float32(cudnn.conv.fp32_precision),
+        cpu_fp32=[_float32(word) for word in on_cpu],
         fp16_reduction=cuda.allow_fp16_reduced_precision_reduction,
         bf16_reduction=cuda.allow_bf16_reduced_precision_reduction,
         cudnn=cudnn.enabled,
         cudnn_benchmark=cudnn.benchmark,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
+
+
+def _float32(word):
+    """Return how float32 is computed; "none", as after `allow_tf32 = False`, asks for nothing."""
+    return "ieee" if word == "none" else word
 
 
 def _loader(loader):
