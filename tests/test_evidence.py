@@ -125,6 +125,45 @@ def test_any_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_pa
     assert amp._factor(mine, usual) == pytest.approx(2**16, rel=1e-3)
 
 
+@pytest.fixture
+def edited(tmp_path, train):
+    """Run the solution of 02 with these edits; returns its log."""
+
+    def call(edits, *flags):
+        text = course.solution("02").read_text()
+        for old, new in edits.items():
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        (tmp_path / "edited.py").write_text(text)
+        train(tmp_path / "edited.py", tmp_path, *FLAGS, *flags)
+        return log.read(tmp_path)
+
+    return call
+
+
+MODE = """
+from torch.utils._python_dispatch import TorchDispatchMode
+class PassesOn(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+def forward(training"""
+CALL = "        logits = training.model("
+BACKWARD = "    training.scaler.scale(loss / args.accumulate).backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ({}, []),
+        ({CALL: f"        with PassesOn():\n    {CALL}"}, ["PassesOn"]),
+        ({BACKWARD: f"    with PassesOn():\n    {BACKWARD}"}, ["PassesOn"]),
+    ],
+)
+def test_a_dispatch_mode_is_noted_in_either_pass(edited, edits, expected):
+    run = edited({"\ndef forward(training": MODE} | edits, "--precision", "fp32")
+    assert run.last.modes == expected
+
+
 @pytest.mark.parametrize(("allowed", "expected"), [(False, "ieee ieee"), (True, "tf32 tf32")])
 def test_the_older_switches_of_tf32_count_too(allowed, expected):
     """In a process of its own: torch does not let both kinds be mixed."""

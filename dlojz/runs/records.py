@@ -143,6 +143,7 @@ class LastStep(Record):
     matrix_ops: list = field(default_factory=list)  # dicts of op, dtype, count
     # Dicts of when (forward, backward, again), kind, of (the sizes), dtype, flop (of one), count.
     work: list = field(default_factory=list)
+    modes: list = field(default_factory=list)  # dispatch modes that were on, in any step so far
     fused_updates: int | None = None  # calls that update many weights in one kernel
     calls: dict = field(default_factory=dict)  # how often the host waited, by call, such as "item"
     copies: dict = field(default_factory=dict)  # how many, by the profiler's name

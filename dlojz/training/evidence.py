@@ -32,6 +32,7 @@ from itertools import chain
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no public name for it
 
 from dlojz.runs import kinds, records, spans
@@ -86,12 +87,14 @@ class Witness:
         self._weights = digest(self._model)
         self._pixels = {}
         self._profiler = self._first_profiler = None
+        self._modes, self._inside = set(), []  # hooks of the layers, while a step is profiled
         self._work = []
         self._stay, self._probe = [], []
         device = next(self._model.parameters()).device.type
         self._to_compile = COMPILES_IN.get(device, 0) * compilation.is_compiled(self._model)
         asked = getattr(args, "compile", "off") != "off"  # perhaps not of the model itself
-        self._counts_first = args.test and (asked or self._to_compile > 0)
+        self._compiles = asked or self._to_compile > 0
+        self._counts_first = args.test and self._compiles
         self._counts_first &= "--profile" not in sys.argv  # only one profiler can run at a time
         if args.test and (seen := samples.look(loader.dataset)):
             run.evidence(records.Samples(**seen))
@@ -123,11 +126,7 @@ class Witness:
         if weights:
             self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
         self._probe = [
-            *(
-                layer.register_forward_hook(self._on_layer)
-                for layer in self._model.modules()
-                if not any(True for _ in layer.children())
-            ),
+            *(layer.register_forward_hook(self._on_layer) for layer in _leaves(self._model)),
             self._model.register_forward_hook(self._on_output),
             self._training.optimizer.register_step_pre_hook(self._on_gradients),
             self._training.optimizer.register_step_pre_hook(self._fill_undefined),
@@ -189,8 +188,13 @@ class Witness:
 
     def _on_gradient(self, weight):
         self._counts["backward"] += 1
+        self._note_modes()
         self._note_phase("backward")
         self._note_threads()
+
+    def _note_modes(self, *of_a_layer):
+        """Note the dispatch modes that are on: Python between an operation and its kernel."""
+        self._modes |= {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
 
     def _note_threads(self):
         """Note how many threads of the processor an operation has: in each phase of a step."""
@@ -338,6 +342,9 @@ class Witness:
             if self._looked_at is None:
                 self._run.note_memory()
             self._looked_at = step
+            if not self._compiles:  # or it would be compiled again, with these hooks
+                call = self._note_modes
+                self._inside = [layer.register_forward_hook(call) for layer in _leaves(self._model)]
             self._profiler = start_profiler()
 
     def ends(self):
@@ -346,7 +353,10 @@ class Witness:
             return
         events = stop_profiler(self._profiler)
         self._profiler = None
+        for hook in self._inside:
+            hook.remove()
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
+        seen["modes"] = sorted(self._modes)
         kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
         self._run.evidence(kind(step=self._looked_at, **seen, graphs_alive=_graphs_alive()))
 
@@ -628,6 +638,11 @@ def _numerics():
         cudnn_benchmark=cudnn.benchmark,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
+
+
+def _leaves(model):
+    """Return the layers that have none of their own."""
+    return [layer for layer in model.modules() if not any(True for _ in layer.children())]
 
 
 def _float32(word):
