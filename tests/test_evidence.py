@@ -164,6 +164,19 @@ def test_a_dispatch_mode_is_noted_in_either_pass(edited, edits, expected):
     assert run.last.modes == expected
 
 
+EACH_STEP = "        loss = train_step(step"
+ONE_EPOCH = "        train = train_one_epoch("
+
+
+@pytest.mark.parametrize(
+    ("call", "stale"), [(EACH_STEP, 0), (ONE_EPOCH, 5)], ids=["each step", "the whole epoch"]
+)
+def test_casts_of_the_weights_of_an_earlier_step_are_counted(edited, call, stale):
+    around = "        with torch.autocast(device.type, torch.bfloat16):\n    "
+    run = edited({call: around + call}, "--precision", "bf16")
+    assert run.whole.stale_casts == stale
+
+
 @pytest.mark.parametrize(("allowed", "expected"), [(False, "ieee ieee"), (True, "tf32 tf32")])
 def test_the_older_switches_of_tf32_count_too(allowed, expected):
     """In a process of its own: torch does not let both kinds be mixed."""

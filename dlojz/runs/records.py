@@ -223,6 +223,7 @@ class WholeRun(Record):
     labels: list = field(default_factory=list)  # of a batch: mode, a sum of its labels by place
     norms: list = field(default_factory=list)  # of the gradients of each update
     scale: float | None = None  # of the gradient scaler, at the end
+    stale_casts: int = 0  # steps that computed with casts of the weights of an earlier one
     weights_changed: bool | None = None
     weights_after: str | None = None  # checksums
     buffers_after: str | None = None

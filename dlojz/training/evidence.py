@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no public name for it
 
 from dlojz.runs import kinds, records, spans
-from dlojz.training import audit, checkpoint, compilation, models, samples, sharding, work
+from dlojz.training import audit, casts, checkpoint, compilation, models, samples, sharding, work
 from dlojz.training.data import CHECKED_BATCHES
 
 ITEM_BYTES = {
@@ -82,6 +82,7 @@ class Witness:
         self._phases, self._threads = {}, 0
         self._rates, self._updates = [], Counter()
         self._loss_gradient = self._logits_gradient = None
+        self._canary, self._stale = None, 0  # steps with old casts: a tensor on their device
         self._skipped = 0  # updates, by a fused optimizer with a scaler: a tensor on its device
         self._deterministic = torch.get_deterministic_debug_mode()
         self._weights = digest(self._model)
@@ -149,6 +150,8 @@ class Witness:
         if self._steps:
             self._steps.enter(mode, images)
         if mode == "train":
+            if self._canary:
+                self._stale, self._canary = self._stale + self._canary.stale(), None
             self._count_work()
             self._counts["forward"] += 1
             self._note_phase("forward")
@@ -165,9 +168,7 @@ class Witness:
             images.dtype,
             images.device,
             audit.layout(images),
-            torch.get_autocast_dtype(images.device.type)
-            if _has_autocast(images) and torch.is_autocast_enabled(images.device.type)
-            else None,
+            torch.get_autocast_dtype(images.device.type) if casts.enabled(images.device) else None,
             torch.is_grad_enabled(),
         ] += 1
 
@@ -205,6 +206,8 @@ class Witness:
             torch.set_deterministic_debug_mode(self._deterministic)
         self._counts["optimizer_steps"] += 1
         self._note_phase("update")
+        device = next(self._model.parameters()).device
+        self._canary = casts.Canary(device) if casts.enabled(device) else None
         self._note_update(optimizer)
         self._note_threads()
         skipped = _found_inf(optimizer)
@@ -393,6 +396,7 @@ class Witness:
             updates=_rows(self._updates, "weights settings"),
             **(self._steps.found() if self._steps else {}),
             scale=self._scale(),
+            stale_casts=int(self._stale),
             weights_changed=self._weights != after,
             weights_after=after,
             buffers_after=_checksum(self._model.buffers()),
@@ -542,10 +546,6 @@ def _crc(tensor, start=0):
         return None
     flat = sharding.own(tensor.detach()).contiguous().cpu().reshape(-1).view(torch.uint8)
     return zlib.crc32(flat.numpy(), start)
-
-
-def _has_autocast(tensor):
-    return torch.amp.is_autocast_available(tensor.device.type)
 
 
 def _pixels(images):

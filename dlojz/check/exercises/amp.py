@@ -31,6 +31,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         ("dtype of the weights", lambda r: words(r.probe.parameters.dtypes), "half-weights"),
         ("dtype of the gradients", lambda r: words(r.probe.gradients.dtypes), "half-weights"),
         ("matrix operations of the last step", _matrix_ops, _why(_matrix_ops(mine))),
+        ("steps with old casts of the weights", lambda r: r.whole.stale_casts, "old-casts"),
         ("autocast in validation", _autocast_in_validation, "validation-autocast"),
         ("float32 matrix products", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
         ("float32 convolutions", lambda r: r.probe.numerics.conv_fp32, "tf32"),

@@ -1,0 +1,33 @@
+"""Does a step compute with casts of its own weights, or with those of an earlier step?
+
+Autocast casts a weight once, and keeps that cast until its context is left. A context around many
+steps computes all of them with the weights of the first (https://docs.pytorch.org/docs/stable/amp.html,
+"autocast ... should wrap only the forward pass(es)").
+"""
+
+import torch
+
+
+def enabled(device: torch.device) -> bool:
+    """Return whether autocast is on, here and now."""
+    known = torch.amp.is_autocast_available(device.type)
+    return known and torch.is_autocast_enabled(device.type)
+
+
+class Canary:
+    """A weight that is cast under autocast as an update ends, and changed before the next step."""
+
+    def __init__(self, device: torch.device):
+        self._one = torch.ones(1, 1, device=device)
+        self._weight = torch.ones(1, 1, device=device, requires_grad=True)
+        self._product()
+
+    def stale(self) -> torch.Tensor:
+        """Return 1 if the old cast is still in use, else 0: a tensor on the device."""
+        with torch.no_grad():
+            self._weight.zero_()
+        return self._product().float().sum()
+
+    def _product(self):
+        with torch.enable_grad():  # only casts of what may have a gradient are kept
+            return torch.nn.functional.linear(self._one, self._weight).detach()
