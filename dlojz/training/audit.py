@@ -42,7 +42,7 @@ from dlojz import idr_torch
 from dlojz.machine import facts as machine
 from dlojz.runs import kinds, records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
-from dlojz.training import clocks
+from dlojz.training import calls, clocks
 from dlojz.training.sharding import own
 
 VARIABLE = "DLOJZ_AUDIT"
@@ -216,10 +216,7 @@ class Auditor:
     def _hook(self):
         criterion = self._training.criterion
         self._hooks = [
-            self._model.register_forward_pre_hook(
-                torch.compiler.disable(self._on_input), with_kwargs=True
-            ),
-            self._model.register_forward_hook(torch.compiler.disable(self._on_output)),
+            *calls.hook(self._model, self._on_input, self._on_output),
             criterion.register_forward_hook(
                 torch.compiler.disable(self._on_loss), with_kwargs=True
             ),
@@ -435,7 +432,7 @@ class Auditor:
 
     def _on_loss(self, criterion, args, kwargs, loss):
         logits, labels = given(args, kwargs)
-        mode = "train" if self._model.training else "val"
+        mode = "train" if calls.inner(self._model).training else "val"
         with self._aside():
             mean = per_image(criterion, loss, len(logits))
             self._met[mode].append(_met(logits, labels, mean))

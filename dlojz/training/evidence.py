@@ -36,7 +36,17 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no public name for it
 
 from dlojz.runs import kinds, records, spans
-from dlojz.training import audit, casts, checkpoint, compilation, models, samples, sharding, work
+from dlojz.training import (
+    audit,
+    calls,
+    casts,
+    checkpoint,
+    compilation,
+    models,
+    samples,
+    sharding,
+    work,
+)
 from dlojz.training.data import CHECKED_BATCHES
 
 ITEM_BYTES = {
@@ -110,9 +120,7 @@ class Witness:
         if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
             torch.compiler.set_stance("force_eager")
         self._stay = [
-            self._model.register_forward_pre_hook(
-                torch.compiler.disable(self._on_input), with_kwargs=True
-            ),
+            *calls.hook(self._model, self._on_input),
             self._training.criterion.register_forward_hook(
                 torch.compiler.disable(self._on_loss), with_kwargs=True
             ),
@@ -142,7 +150,8 @@ class Witness:
 
     def _place(self):
         """Return the mode of the model, and how many training steps have begun."""
-        return ("train" if self._model.training else "val"), self._counts["forward"]
+        mode = "train" if calls.inner(self._model).training else "val"
+        return mode, self._counts["forward"]
 
     def _on_input(self, model, args, kwargs):
         images = audit.entered(args, kwargs)
@@ -174,7 +183,7 @@ class Witness:
 
     def _on_loss(self, criterion, args, kwargs, loss):
         logits, labels = audit.given(args, kwargs)
-        mode = "train" if self._model.training else "val"
+        mode, _ = self._place()
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
         if self._steps:
             self._steps.label(mode, labels)
