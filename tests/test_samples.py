@@ -1,11 +1,14 @@
 """What a data set makes of a file, whoever wrote it."""
 
+import functools
 import gc
+import multiprocessing
 import os
 
 import pytest
 import torch
 import torchvision.transforms.v2
+from torch.utils.data import DataLoader, get_worker_info
 
 from dlojz import course
 from dlojz.check.exercises import dataloader
@@ -129,3 +132,40 @@ def test_no_loader_outlives_its_training(images, tmp_path, train):
 def test_what_is_dropped_once_hides_no_growth():
     assert samples._kept([10, 14, 18, 5, 9]) == 16
     assert samples._kept([10, 10, 10, 30, 30]) == 0
+
+
+def within(images, init=None, workers=1, **more):
+    dataset = data.Images(images, "train", 0, more.pop("decode", tensor), V1.Compose(CROP))
+    loader = DataLoader(dataset, batch_size=2, num_workers=workers, worker_init_fn=init, **more)
+    return samples.look_within(loader)
+
+
+def keeps(_):
+    dataset = get_worker_info().dataset
+    dataset.decode = functools.cache(dataset.decode)
+
+
+@functools.cache
+def _kept(path):
+    return tensor(path)
+
+
+def keeps_in_workers(path):
+    return _kept(path) if get_worker_info() else tensor(path)
+
+
+@pytest.mark.parametrize(
+    ("decode", "init", "workers", "fresh"),
+    [
+        (tensor, None, 0, 16),
+        (tensor, None, 1, 16),
+        (tensor, keeps, 1, 0),
+        (keeps_in_workers, None, 1, 0),
+        (keeps_in_workers, None, 0, 16),  # it has no worker to keep anything in
+    ],
+)
+def test_what_a_worker_does_is_seen_there(images, decode, init, workers, fresh):
+    before = torch.get_rng_state()
+    assert within(images, init, workers, decode=decode)["fresh"] == fresh
+    assert torch.equal(torch.get_rng_state(), before), "the training draws what it would have"
+    assert not multiprocessing.active_children()

@@ -107,7 +107,7 @@ class Witness:
         self._compiles = asked or self._to_compile > 0
         self._counts_first = args.test and self._compiles
         self._counts_first &= "--profile" not in sys.argv  # only one profiler can run at a time
-        if args.test and (seen := samples.look(loader.dataset)):
+        if args.test and (seen := samples.look_within(loader)):
             run.evidence(records.Samples(**seen))
         self._auditor = audit.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None

@@ -22,6 +22,8 @@ from unittest import mock
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import worker  # no public name for what `get_worker_info` returns
 
 from dlojz.training import data
 
@@ -30,6 +32,48 @@ WIDTH, HEIGHT = 500, 375  # pixels of the file, like most of ImageNet's
 LABEL = 1  # the file's
 TURNED = 0x0112  # EXIF's number for how a viewer should turn the image
 SYSTEM = ("/proc/", "/sys/", "/dev/null")
+
+
+class _Probed(Dataset):
+    """What a worker finds out: one item."""
+
+    def __init__(self, loader):
+        self._dataset, self._init = loader.dataset, loader.worker_init_fn
+
+    def __getitem__(self, _):
+        # For the trainee's function, and for the data set itself: as in a worker of the loader.
+        here, dataset = get_worker_info(), self._dataset
+        info = worker.WorkerInfo(id=0, num_workers=1, seed=here.seed, dataset=dataset)
+        worker._worker_info = info
+        if self._init:
+            self._init(0)
+        return look(dataset)
+
+
+def look_within(loader) -> dict:
+    """Return what `look` finds in a worker like the loader's, if it has any."""
+    dataset = loader.dataset
+    if not getattr(loader, "num_workers", 0) or not _can_be_probed(dataset):
+        return look(dataset)
+    probing = DataLoader(
+        _Probed(loader),
+        batch_size=None,
+        sampler=[0],
+        num_workers=1,
+        collate_fn=_as_it_is,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),  # the training's own draws nothing for it
+    )
+    (found,) = probing
+    return found
+
+
+def _as_it_is(item):
+    return item
+
+
+def _can_be_probed(dataset):
+    return not getattr(dataset, "resident", False) and hasattr(dataset, "samples")
 
 
 def look(dataset) -> dict:
@@ -44,7 +88,7 @@ def look(dataset) -> dict:
     """
     if getattr(dataset, "resident", False):
         return {}
-    if not hasattr(dataset, "samples"):
+    if not _can_be_probed(dataset):
         return {"set": type(dataset).__name__}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "probe.JPEG")
