@@ -384,7 +384,7 @@ def test_a_job_is_judged_and_its_trace_read(prepared):
     found = check("04_slow", job)
     assert found.hint_key == "arrays", found
     assert found.part("same work") == State.PASSED
-    assert found.part("as fast") == State.FAILED
+    assert found.part("as fast") in (State.FAILED, State.UNMEASURED), "it may be too busy to tell"
     shown = figures.operators(job)
     assert [row[0] for row in shown.rows] == ["data", "forward", "backward", "update", "validation"]
     assert "aten::is_nonzero" in repr(shown)
