@@ -840,6 +840,22 @@ def test_a_validation_needs_the_weights_that_the_last_update_left(tmp_path, move
     assert judged.validation([usual, run], [usual, usual], "fp32").fails is not same
 
 
+def test_an_optimizer_of_another_model_ends_no_update(tmp_path):
+    """Weights that moved before it steps are not what the model's own optimizer left."""
+    other = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+
+    def moves(number, parts, images, labels):
+        honest(number, parts, images, labels)
+        with torch.no_grad():
+            if number == 5:
+                parts.model[0].weight *= 1.001
+                other.step()
+                parts.model.eval()(images)
+
+    found, _, _ = audited(tmp_path, step=moves)
+    assert (found.same_weights, found.foreign) == (False, 1)
+
+
 def test_an_update_that_is_skipped_leaves_the_weights_as_they_were(tmp_path):
     def skips(number, parts, images, labels):
         parts.criterion(parts.model(images), labels).backward()

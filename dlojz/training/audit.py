@@ -464,8 +464,7 @@ class Auditor:
         return found
 
     def _on_update(self, optimizer, args, kwargs):
-        ours = {p for group in optimizer.param_groups for p in group["params"]}
-        if not ours <= self._names.keys():
+        if not self._is_ours(optimizer):
             self._foreign += 1
             return
         with self._aside(), self._holding():
@@ -474,9 +473,13 @@ class Auditor:
                 self._take(optimizer)
 
     def _after_update(self, optimizer, args, kwargs):
-        if self._weights is not None:
+        if self._weights is not None and self._is_ours(optimizer):
             with self._aside():
                 self._weights = self._weight_norms()
+
+    def _is_ours(self, optimizer) -> bool:
+        """Return whether an optimizer updates weights of the model alone."""
+        return {p for g in optimizer.param_groups for p in g["params"]} <= self._names.keys()
 
     def _is_skipped(self, optimizer) -> bool:
         """Return whether a fused optimizer is about to skip this update: another is not called.
