@@ -194,7 +194,9 @@ start() {
   write_conf
   cp /etc/hosts "$D/hosts.before"
   if [ "$ISOLATE" != none ]; then
-    for k in $(seq "$ALL"); do echo "$(addr "$k") node$k $MARK" >>/etc/hosts; done
+    # Locked: another cluster may be starting, or ending and writing the file anew.
+    for k in $(seq "$ALL"); do echo "$(addr "$k") node$k $MARK"; done |
+      flock /etc/hosts sh -c 'cat >>/etc/hosts'
   fi
   munged --socket="$D/run/munge.socket" --key-file="$D/munge/key" --pid-file="$D/run/munged.pid" \
     --log-file="$D/munge/log" --seed-file="$D/munge/seed"
@@ -277,7 +279,8 @@ stop() {
   for p in $(pgrep -x slurmstepd || true); do
     case $(readlink "/proc/$p/cwd") in "$D"/log*) kill_tree "$p" ;; esac
   done
-  grep -q "$MARK" /etc/hosts && { grep -v "$MARK" /etc/hosts >"$D/hosts.new"; cat "$D/hosts.new" >/etc/hosts; }
+  # shellcheck disable=SC2016  # the inner shell's words
+  flock /etc/hosts sh -c 'grep -v "$1" /etc/hosts >"$2"; cat "$2" >/etc/hosts' - "$MARK" "$D/hosts.new"
   ip link show sfbr0 >/dev/null 2>&1 && net_down
   return 0
 }
