@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -856,9 +857,10 @@ def test_an_optimizer_of_another_model_ends_no_update(tmp_path):
     assert (found.same_weights, found.foreign) == (False, 1)
 
 
-def test_an_update_that_is_skipped_leaves_the_weights_as_they_were(tmp_path):
+@pytest.mark.parametrize("factor", [1.0, math.nan])
+def test_an_update_that_is_skipped_leaves_the_weights_as_they_were(tmp_path, factor):
     def skips(number, parts, images, labels):
-        parts.criterion(parts.model(images), labels).backward()
+        parts.criterion(factor * parts.model(images), labels).backward()
         if number != 5:
             parts.optimizer.step()
         else:

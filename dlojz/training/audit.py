@@ -379,7 +379,8 @@ class Auditor:
     def _compare_weights(self):
         """Note whether a batch is validated with the weights that the last update left."""
         if self._weights is not None:
-            same = torch.equal(self._weights, self._weight_norms())
+            bits = (norms.view(torch.int32) for norms in (self._weights, self._weight_norms()))
+            same = torch.equal(*bits)  # also of a weight that is not a number
             self._same_weights = same and self._same_weights is not False
 
     def _weight_norms(self):
