@@ -572,10 +572,11 @@ def test_a_single_bias_without_a_gradient_is_seen_however_small():
 class AtAKink(replay.Replay):
     """A replay of a model whose first unit is 0 before its ReLU, so that roundings decide.
 
-    share: that of this unit in the loss.
+    share: that of this unit in the loss; away: by how much it is off zero.
     """
 
-    def __init__(self, share=1.0, precision="fp32"):
+    def __init__(self, share=1.0, precision="fp32", away=0.0):
+        self.away = away
         self.device, self.args = torch.device("cpu"), SimpleNamespace(precision=precision)
         self.share, self._noises, self.moved = torch.tensor([share, 1.0]), [], []
 
@@ -585,7 +586,7 @@ class AtAKink(replay.Replay):
         torch.nn.init.ones_(model.weight)
         if moved:
             audit.perturb(model, *moved)
-        units = torch.relu(model(torch.tensor([1.0, -1.0])) + torch.tensor([0.0, 1.0]))
+        units = torch.relu(model(torch.tensor([1.0, -1.0])) + torch.tensor([self.away, 1.0]))
         (self.share * units).sum().backward()
         return {"gradients": {"weight": model.weight.grad}}
 
@@ -616,6 +617,14 @@ def test_in_float32_a_small_jump_is_looked_at_again_too(precision, expected):
     """The middle one of a few updates has narrower bounds than a single one, in float32 alone."""
     found = AtAKink(0.01, precision).nearest([[0.01, -0.01], [1.0, -1.0]])
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("roundings", "found"), [(3, True), (100, False)])
+def test_a_kink_that_is_a_few_roundings_away_is_reached(roundings, found):
+    """Images that are normalized in other steps are off by more than one."""
+    mine = [[0.0, 0.0], [1.0, -1.0]]  # off, where the solution's unit is on
+    reached = AtAKink(away=roundings * 2.0**-24).nearest(mine) < 1e-6
+    assert reached == found
 
 
 def test_gradients_that_are_missing_or_unexpected_are_named():

@@ -186,8 +186,8 @@ class Replay:
     def _far(self, found) -> bool:
         """Return whether gradients are further off than a single update's may be.
 
-        In float32: than the middle one's. Of four updates a kink may be in two, as in one of eight
-        of ShuffleNet on a processor, and then it is the middle one that is off.
+        In float32: than the middle one may be. A kink was in one of ten comparisons of ShuffleNet
+        on a processor, so it may be in two of four updates, and the middle one is off, too.
         """
         whole, one = (
             min((noise[name] for noise in self._noises), default=0.0)
