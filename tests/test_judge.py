@@ -424,6 +424,29 @@ def test_a_second_epoch_that_was_not_done_again_is_not_known(tmp_path, left, sta
     assert (found.state, verdict.passed) == (state, bool(left)), verdict
 
 
+def of_another_model(folder):
+    """Let the audit of a run say that other weights were validated than those that it trained."""
+    seen = {"same_weights": False}
+    rewrite(folder, lambda e: e | seen if e.get("when") == "audit" else e)
+
+
+@pytest.mark.parametrize(
+    ("names", "what", "hint"),
+    [
+        (["two-epochs"], "audit of each epoch, run two-epochs", "later"),
+        (["after-1", "two-epochs"], "weights of the validation", "evaluation"),
+    ],
+)
+def test_another_model_is_validated_in_a_later_epoch_or_from_the_first(tmp_path, names, what, hint):
+    exercise, folders = made_runs(tmp_path, "05 on a CPU")
+    for name in ("two-epochs", "two-epochs-solution"):
+        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+    for name in names:
+        of_another_model(folders[name])
+    verdict = judge.judge(exercise, folders, judge.Standards())
+    assert [(f.what, f.hint) for f in verdict.findings if f.fails] == [(what, hint)]
+
+
 def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):
     finding = judged_speed(tmp_path, 183, 100, precision="fp16", device_name="NVIDIA X1")
     assert finding.state == NOT_ASKED

@@ -287,8 +287,9 @@ def _later(name, folders, runs) -> Finding:
     found = audit.audited(folders[name], again, audit.precision_of(runs.extras[name][1]))
     ranks = runs.extras[name][0].ranks
     failing = [f for f in (*audit.links(found), told.finding(ranks)) if f.fails]
-    if not audit.another_model(runs.mine.ranks):  # else it is the validation's, in each epoch
-        failing += filter(None, [audit.another_model(ranks)])
+    other = audit.another_model(ranks)
+    if other and not audit.another_model(runs.mine.ranks):  # else it is so in each epoch
+        failing.append(other)
     words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
     return Finding(SAME, what, not failing, words or "the same", asked, "later")
 
