@@ -40,6 +40,8 @@ def test_the_wrapped_model_may_validate_on_its_own_and_not_train(wrapped):
     model, seen = wrapped
     model.module(torch.ones(1, 2))
     assert seen == [], "it would exchange no gradients"
+    model(torch.ones(1, 2))
+    seen.clear()
     model.module.eval()  # the wrapper is still in training
     model.module(torch.ones(1, 2))
     assert seen == [(model.module, False, 1), (model.module, False, (1, 3))]

@@ -479,10 +479,10 @@ def _plot_rank(ax, rank, run):
     ax.barh(rank, end - begin, 0.8, color="#E3E3E8", label="backward")
     for c in run.last.collectives:
         look = {"color": COLOURS.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
+        left = c["begin_ms"] - begin
         if run.last.only_asked:  # only the launch is known, not the span
-            ax.plot(c["begin_ms"] - begin, rank, ">", ms=9, label=c["op"], **look)
+            ax.plot(left, rank, ">", ms=9, label=c["op"], **look)
         else:
-            left = c["begin_ms"] - begin
             ax.barh(rank, c["ms"], 0.45, left=left, label=c["op"], ec="white", **look)
 
 

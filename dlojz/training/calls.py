@@ -20,34 +20,24 @@ def hook(model, on_input, on_output=None) -> list:
 
     model: in them, the one that is wrapped.
     """
-    wrapped, within = inner(model), []  # within: a call of the wrapper is under way
+    wrapped, under_way = inner(model), []  # calls of the wrapper
 
-    def enter(_, args, kwargs):
-        within.append(True)
-        on_input(wrapped, args, kwargs)
+    def counts(called):
+        return called is model or not (under_way or wrapped.training)
 
-    def leave(_, args, output):
-        within.clear()
-        if on_output:
-            on_output(wrapped, args, output)
-
-    def enter_alone(_, args, kwargs):
-        if not (within or wrapped.training):
+    def enter(called, args, kwargs):
+        if counts(called):
             on_input(wrapped, args, kwargs)
+        if called is model:
+            under_way.append(called)
 
-    def leave_alone(_, args, output):
-        if on_output and not (within or wrapped.training):
+    def leave(called, args, output):
+        if called is model:
+            under_way.clear()
+        if on_output and counts(called):
             on_output(wrapped, args, output)
 
-    pairs = [(model, enter, leave)]
-    if wrapped is not model and not compilation.is_compiled(wrapped):  # or it has other graphs
-        pairs.append((wrapped, enter_alone, leave_alone))
+    modules = {model} if compilation.is_compiled(wrapped) else {model, wrapped}  # or other graphs
     aside = torch.compiler.disable
-    return [
-        hooked
-        for module, before, after in pairs
-        for hooked in (
-            module.register_forward_pre_hook(aside(before), with_kwargs=True),
-            module.register_forward_hook(aside(after)),
-        )
-    ]
+    before = [m.register_forward_pre_hook(aside(enter), with_kwargs=True) for m in modules]
+    return before + [m.register_forward_hook(aside(leave)) for m in modules]

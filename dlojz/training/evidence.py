@@ -101,8 +101,9 @@ class Witness:
         self._modes, self._inside = set(), []  # hooks of the layers, while a step is profiled
         self._work = []
         self._stay, self._probe = [], []
-        device = next(self._model.parameters()).device.type
-        self._to_compile = COMPILES_IN.get(device, 0) * compilation.is_compiled(self._model)
+        self._device = next(self._model.parameters()).device
+        compiled = compilation.is_compiled(self._model)
+        self._to_compile = COMPILES_IN.get(self._device.type, 0) * compiled
         asked = getattr(args, "compile", "off") != "off"  # perhaps not of the model itself
         self._compiles = asked or self._to_compile > 0
         self._counts_first = args.test and self._compiles
@@ -215,8 +216,7 @@ class Witness:
             torch.set_deterministic_debug_mode(self._deterministic)
         self._counts["optimizer_steps"] += 1
         self._note_phase("update")
-        device = next(self._model.parameters()).device
-        self._canary = casts.Canary(device) if casts.enabled(device) else None
+        self._canary = casts.Canary(self._device) if casts.enabled(self._device) else None
         self._note_update(optimizer)
         self._note_threads()
         skipped = _found_inf(optimizer)

@@ -52,9 +52,8 @@ class _Probed(Dataset):
 
 def look_within(loader) -> dict:
     """Return what `look` finds in a worker like the loader's, if it has any."""
-    dataset = loader.dataset
-    if not getattr(loader, "num_workers", 0) or not _can_be_probed(dataset):
-        return look(dataset)
+    if not (getattr(loader, "num_workers", 0) and _can_be_probed(loader.dataset)):
+        return look(loader.dataset)
     probing = DataLoader(
         _Probed(loader),
         batch_size=None,
@@ -72,8 +71,12 @@ def _as_it_is(item):
     return item
 
 
+def _is_resident(dataset):
+    return getattr(dataset, "resident", False)
+
+
 def _can_be_probed(dataset):
-    return not getattr(dataset, "resident", False) and hasattr(dataset, "samples")
+    return not _is_resident(dataset) and hasattr(dataset, "samples")
 
 
 def look(dataset) -> dict:
@@ -86,10 +89,8 @@ def look(dataset) -> dict:
     of those made since. kept_objects, kept_bytes: what outlives these images. The draws are the
     same in each run: they depend on the seed and the index.
     """
-    if getattr(dataset, "resident", False):
-        return {}
     if not _can_be_probed(dataset):
-        return {"set": type(dataset).__name__}
+        return {} if _is_resident(dataset) else {"set": type(dataset).__name__}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "probe.JPEG")
         probe = copy.copy(dataset)
