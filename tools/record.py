@@ -329,7 +329,7 @@ RECORDINGS = {
         "06-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {BATCHES_06}",
         "06-accuracy-x2": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {PROCESSES_06}",
         "06-accuracy-few-x2": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {PROCESSES_06} "
-        "-b 8 --lr 0.0125 -e 5",  # 4 images in each process
+        "-b 8 --lr 0.0125 -e 3 --classes 12",  # 4 images in each process
         **dict(_scaling_06()),
         **dict(_experiments_06()),
     },
