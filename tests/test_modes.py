@@ -148,7 +148,7 @@ def test_any_part_of_the_recorded_ladder_can_be_drawn():
     speed.figure.canvas.draw()
     axes = modes.plot_rungs(every)
     texts = [text for speed, _ in axes for text in words(speed)]
-    assert {"6,953", "×7.64", "3,220", "×8.48"} <= set(texts)
+    assert {"7,014", "×7.71", "3,220", "×8.48"} <= set(texts)
     assert not [text for text in texts if "was in a cache" in text], "it would hide the price"
     axes[0][0].figure.canvas.draw()
 
@@ -214,7 +214,7 @@ def test_what_notebook_09_says_of_its_h200_is_so():
 
 
 def test_what_notebook_09b_says_of_its_ladders_is_so():
-    said, graphs = [], []
+    said, graphs, defaults = [], [], []
     tops = {"resnet50": "5-reduce-overhead-fp16", "resnet152": "5-reduce-overhead"}
     for model, top in tops.items():
         ladder = f"09-ladder-{model}-"
@@ -222,14 +222,15 @@ def test_what_notebook_09b_says_of_its_ladders_is_so():
         said.append(f"{faster(ladder + top, fp32):.2f} times as fast")
         said.append(f"{faster(ladder + '4-channels-last', fp32):.2f}")
         graphs.append(f"{faster(graph, ladder + '5-default') - 1:.0%}")
-        assert f"{faster(ladder + '5-default', ladder + '4-channels-last'):.2f}" == "1.42"
+        defaults.append(f"{faster(ladder + '5-default', ladder + '4-channels-last'):.2f}")
         said.append(steps_of(graph))
-    assert graphs == ["3%", "2%"]
+    assert graphs == ["1%", "2%"]
+    said.append("makes them {} and {} times".format(*defaults))
     ladder = "09-ladder-resnet50-"
     eager = faster(ladder + "4-channels-last-fp16", ladder + "4-channels-last")
     said.append(f"Eager it was {eager:.2f} times as fast as bf16")
     fp16, bf16 = (recorded(ladder + rung) for rung in (tops["resnet50"], "5-reduce-overhead"))
-    assert f"{fp16.images_per_s / bf16.images_per_s - 1:.0%}" == "2%"
+    assert f"{fp16.images_per_s / bf16.images_per_s - 1:.0%}" == "4%"
     joules = [fp16.energy_per_image_j, recorded(ladder + "1-fp32").energy_per_image_j]
     said.append("{:.3f} J instead of {:.3f}".format(*joules))
     said.append(f"won its {bf16.compile_s:.0f} s back")
@@ -252,9 +253,9 @@ def test_what_notebook_09b_says_of_tuned_kernels_is_so():
         "after {} steps instead of {}".format(*steps),
         f"compiler says of itself: {sum(c['seconds'] for c in read(tuned).compilation.seen):.0f} s",
     ]
-    assert missing("09b_modes.ipynb", said) == []
     joules = [r.run.energy_per_image_j for r in (rung, usual)]
-    assert abs(joules[0] / joules[1] - 1) < 0.02, "as much energy"
+    said.append(f"takes {1 - joules[0] / joules[1]:.0%} less energy".replace("%", " %"))
+    assert missing("09b_modes.ipynb", said) == []
     readme = (SOLVED.parent / "README.md").read_text()
     assert f"{rung.run.images_per_s:,.0f} images/s, {rung.gain:.2f} times fp32" in readme
 

@@ -19,7 +19,7 @@ from dlojz.table import QUIET
 
 # ResNet-50 on one H200, with a batch of 256 where that was recorded. A step that is not in this
 # table has no recording. That of 09 is in mode default, which its solution takes on a GPU: notebook
-# 09b has reduce-overhead, 3 % faster and recorded on another host.
+# 09b has reduce-overhead, 1 % faster.
 RECORDED = {
     "00_start": "h100/00-resnet50-cpu-b0032*",
     "01_gpu": "h200/01-resnet50-fp32-b0256*",
