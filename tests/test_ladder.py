@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
+from PIL import Image
 
 mpl.use("Agg")
 import made
+import readme_figure
 from matplotlib.colors import to_hex
 from test_stats import write_log
 
@@ -119,7 +121,7 @@ def test_the_first_check_times_the_start_of_the_course_too(tmp_path, step, steps
 def test_without_a_verdict_the_recorded_ladder_says_what_will_be_here(folder):
     axes = ladder.plot_ladder()
     assert "Yours will be drawn here" in axes[0].figure.get_suptitle()
-    assert {"910", "2,434", "×2.67", "3,919", "9,059", "6,627"} <= set(words(axes[0]))
+    assert {"910", "2,434", "×2.67", "3,919", "9,059", "6,669"} <= set(words(axes[0]))
     assert {"23.1", "11.8"} <= set(words(axes[1]))
     assert "0.136" in words(axes[2])
     assert words(axes[0]).count("not recorded") == 1
@@ -227,3 +229,10 @@ def test_a_solid_bar_has_the_colour_of_its_figure(folder):
     keep("01_gpu", {"01_gpu": MINE})
     found = [to_hex(ax.patches[0].get_facecolor()).upper() for ax in ladder.plot_ladder()]
     assert found == [colour for _, _, colour, _ in ladder.PANELS.values()]
+
+
+def test_the_figure_of_the_readme_is_drawn_from_what_is_recorded_today():
+    _, words = readme_figure.draw()
+    with Image.open(readme_figure.PICTURE) as picture:
+        assert picture.text["Description"] == words, "draw it: python tools/readme_figure.py"
+    assert readme_figure.PICTURE.name in (REPOSITORY / "README.md").read_text()
