@@ -57,7 +57,8 @@ def every(images, steps) -> dict:
     ]
     none = [0.0] * steps
     return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
-            "criterion": none, "rows": none, "updates": facts, "usual": facts}  # fmt: skip
+            "criterion": none, "scales": [1.0] * steps, "rows": none, "updates": facts,
+            "usual": facts}  # fmt: skip
 
 
 def _add(folder, **evidence):

@@ -665,6 +665,34 @@ def test_an_update_of_two_processes_is_one():
     assert number.state == State.UNMEASURED
 
 
+@pytest.mark.parametrize(
+    ("scale", "precision", "fails"),
+    [
+        (0.25, "bf16", False),
+        (1.0, "fp32", False),  # divided by the accumulated steps elsewhere
+        (0.5, "bf16", False),  # and summed over two processes
+        (0.2505, "bf16", False),  # rounded
+        (0.278, "bf16", True),  # without label smoothing, as the logits are small
+        (1e-9, "bf16", True),
+        (0.25 * 65536 * 1.001, "bf16", False),  # by a scaler that is always there
+        (0.278 * 65536, "bf16", True),
+        (0.75, "tf32", True),
+        (0.25 * 128, "fp16", False),
+        (0.278 * 128, "fp16", True),
+        (-0.25, "fp16", True),
+        (0.2501, "fp32", True),
+    ],
+)
+def test_a_gradient_of_the_loss_may_be_divided_elsewhere_and_no_more(scale, precision, fails):
+    every = made.every(32, 10)
+    every["scales"] = [0.25] * 7 + [scale]
+    start = {"arguments": {"accumulate": 4}, "size": 2}
+    mine, again = log.Run(Path("mine"), start=start), log.Run("again")
+    again.replay = records.Replay(made.updates(8), every)
+    found = judged.findings([judged.Audited(mine, again, precision)])
+    assert [f.what for f in found if f.fails] == ["gradient of the loss"] * fails
+
+
 def failing(change, **more):
     return [(f.what, f.hint) for f in findings(change, **more) if f.fails]
 
@@ -705,6 +733,8 @@ def put(place, number, value):
         (put("pixels", 7, None), "pixels of the images", "pixels"),
         (put("criterion", 7, 2e-4), "gradient of the loss", "criterion"),
         (put("criterion", 7, None), "gradient of the loss", "criterion"),
+        (put("scales", 7, 1.1), "gradient of the loss", "criterion"),
+        (put("scales", 7, -1.0), "gradient of the loss", "criterion"),
         (put("rows", 7, 9.0), "update of weights drawn at random", "update"),
         (put("rows", 7, float("nan")), "update of weights drawn at random", "update"),
         (set_in("updates", 7, optimizer_roundings=9.0), "update of all weights", "update"),

@@ -20,6 +20,7 @@ COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
 
 PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
 CRITERION = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 4e-3, "bf16": 1e-2}
+SCALE = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 5e-3, "bf16": 5e-3}  # bf16 rounds by up to 0.4 %
 RATE = 1e-12
 ROUNDINGS = 8  # of float32
 BUFFERS = 1e-5
@@ -123,8 +124,35 @@ def _criterion(runs):
         bad.append((worst / CRITERION[run.precision], worst, step))
     _, worst, step = max(bad)
     ok = all(share <= 1 for share, _, _ in bad)
+    if ok and (scaled := next(filter(None, map(_scaled, runs)), None)):
+        asked = f"as large as the solution's, within {max(SCALE[r.precision] for r in runs):.2%}"
+        return _finding("gradient of the loss", False, scaled, asked, "criterion")
     asked = f"at most {tolerance:g} of the solution's, in every step"
     return _finding("gradient of the loss", ok, _where(worst, step), asked, "criterion")
+
+
+def _scaled(run):
+    """Return how many times as large as the solution's a gradient of the loss is; "" if as large.
+
+    A trainer may divide by the accumulated steps or by the processes elsewhere, or have a scaler
+    where none is needed.
+    """
+    start = run.mine.start
+    steps, processes = start.get("arguments", {}).get("accumulate", 1), start.get("size", 1)
+    usual = {steps**i * processes**j for i in (-1, 0, 1) for j in (-1, 0, 1)}
+    for step, scale in enumerate(run.every["scales"]):
+        if scale is None or not math.isfinite(scale):
+            continue  # another finding
+        shares = [_without_scaler(scale / one, run.precision) for one in usual]
+        if min(abs(share - 1) for share in shares) > SCALE[run.precision]:
+            return f"{scale:.3g} times in step {step}"
+    return ""
+
+
+def _without_scaler(share, precision):
+    """Return a share without the factor of a scaler: a power of two, 65536 at first."""
+    scaled = share > 2**8 or (share > 0 and precision == "fp16")
+    return share / 2 ** round(math.log2(share)) if scaled else share
 
 
 def _rate(runs):

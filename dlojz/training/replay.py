@@ -415,13 +415,13 @@ class Replay:
             scale = momentum.abs() + (0 if gradient is None else gradient.to(self.device).abs())
             _keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * EPS * scale)
 
-    def criterion(self, step: dict, labels) -> float | None:
-        """Return how far the logits' gradient is from that of the solution's criterion.
+    def criterion(self, step: dict, labels) -> tuple[float | None, float | None]:
+        """Return how far the logits' gradient is from that of the solution's criterion, and scale.
 
-        Its scale is left out: it is part of the gradients.
+        How far, without the scale: how many times as large it is.
         """
         if not {"logits", "gradient"} <= step.keys() or len(step["logits"]) != len(labels):
-            return None
+            return None, None
         logits = step["logits"].to(self.device).requires_grad_()
         images = torch.zeros(len(logits), 3, 8, 8, device=self.device)
         stand_in = SimpleNamespace(**vars(self.training) | {"model": lambda images: logits})
@@ -429,19 +429,19 @@ class Replay:
         (expected,) = torch.autograd.grad(loss, logits)
         there, expected = step["gradient"].to(self.device).double(), expected.double()
         factor = (there * expected).sum() / expected.square().sum()
-        return float((there - factor * expected).norm() / there.norm())
+        return float((there - factor * expected).norm() / there.norm()), float(factor)
 
 
 def every_step(replay, mine, solution) -> dict:
     """Return what was compared in every step and update, from both ledgers."""
     pairs = list(zip(mine["steps"], solution["steps"], strict=False))
+    losses = [replay.criterion(a, b["labels"]) if "labels" in b else (None, None) for a, b in pairs]
     return {
         "steps": [len(mine["steps"]), len(solution["steps"])],
         "images": [[int(s.get("images", 0)) for s in pair] for pair in pairs],
         "pixels": [_pixels(*pair) for pair in pairs],
-        "criterion": [
-            replay.criterion(a, b["labels"]) if "labels" in b else None for a, b in pairs
-        ],
+        "criterion": [off for off, _ in losses],
+        "scales": [scale for _, scale in losses],
         "updates": [_facts(u, replay) for u in mine["updates"]],
         "usual": [_facts(u, replay) for u in solution["updates"]],
         "rows": _rows(replay, mine),
