@@ -21,8 +21,8 @@ from test_stats import write_log
 from dlojz.check import audit as judged
 from dlojz.check.exercises import State
 from dlojz.runs import log, records
-from dlojz.training import audit, clocks, replay
-from dlojz.training.data import Batches
+from dlojz.training import audit, calls, clocks, replay
+from dlojz.training.data import Batches, normalize
 
 CLASSES = 5
 
@@ -1241,3 +1241,58 @@ def test_it_ends_an_update_as_the_last_one_does(tmp_path):
 )
 def test_none_is_drawn_where_no_step_is_like_the_last(tmp_path, how):
     assert middles(tmp_path, **how) == {None}
+
+
+# Right trainers of another make ------------------------------------------------------------------
+
+
+def test_a_criterion_may_name_its_arguments_as_it_likes():
+    logits, labels = torch.zeros(2, 3), torch.zeros(2)
+    for args, kwargs in (
+        ((), {"logits": logits, "truth": labels}),
+        ((), {"target": labels, "input": logits}),
+        ((logits,), {"target": labels}),
+        ((logits, labels), {}),
+    ):
+        found = audit.given(args, kwargs)
+        assert found[0] is logits
+        assert found[1] is labels
+
+
+def test_a_criterion_that_is_no_module_has_no_hook():
+    for criterion in (functools.partial(torch.nn.functional.cross_entropy), None):
+        assert calls.hook_loss(SimpleNamespace(criterion=criterion), print) == []
+    assert calls.hook_loss(SimpleNamespace(), print) == []
+    assert len(calls.hook_loss(training(), print)) == 1
+
+
+def test_an_optimizer_derived_from_torchs_counts_as_that():
+    class Counting(torch.optim.AdamW):
+        pass
+
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    assert audit.kind(Counting(weights)) == "AdamW"
+    assert audit.states_of(Counting(weights)) == ("exp_avg", "exp_avg_sq")
+    assert audit.kind(torch.optim.SGD(weights)) == "SGD"
+    assert audit.kind(SimpleNamespace()) == "SimpleNamespace"
+
+
+def test_a_training_may_be_a_class_with_slots():
+    @dataclasses.dataclass(slots=True)
+    class Parts:
+        model: object
+        scaler: object
+
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(1))
+    assert audit._scale(Parts(None, scaler)).item() == 65536
+    assert audit._scale(SimpleNamespace(model=None)) is None
+
+
+def test_a_model_may_normalize_its_images_itself():
+    images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    seen = []
+    for given in (images, normalize(images)):
+        auditor = SimpleNamespace(_places=None)
+        seen.append(audit.Auditor._sample(auditor, given))
+    assert torch.equal(*seen)

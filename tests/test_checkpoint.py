@@ -1,5 +1,6 @@
 """A checkpoint that can't be used, or written, says which file, what is wrong, what to type."""
 
+import dataclasses
 import random
 import resource
 import warnings
@@ -186,3 +187,26 @@ def test_a_signal_in_the_middle_of_an_update_is_kept_until_its_end(monkeypatch):
     args = SimpleNamespace(checkpoint="here", accumulate=4, checkpoint_every=0)
     checkpoint._WISH.heard.set()
     assert [n for n in range(5, 14) if checkpoint.due(args, n)] == [8]
+
+
+@pytest.mark.parametrize("criterion", [None, torch.nn.functional.cross_entropy])
+def test_a_criterion_that_is_a_function_has_no_state(criterion, tmp_path):
+    @dataclasses.dataclass(slots=True)
+    class Parts:
+        model: object
+        optimizer: object
+        scheduler: object
+        metrics: object
+        criterion: object
+
+    parts, args = Parts(**vars(a_training()), criterion=criterion), the_args(tmp_path / "saved.pt")
+    checkpoint.save(parts, [checkpoint.own_state(parts)], args, 3, 7)
+    assert checkpoint.load(parts, args) == (3, 7)
+
+
+def test_a_part_that_is_neither_is_no_function(tmp_path):
+    """Or what it holds would be lost in silence."""
+    training = a_training()
+    training.best = 0.5
+    with pytest.raises(AttributeError, match="state_dict"):
+        checkpoint.save(training, [], the_args(tmp_path / "saved.pt"), 3, 7)

@@ -568,3 +568,32 @@ def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
     assert told[0] == told[1] == ["train", 11]
     assert told[2] == ["val", 11]
     assert told[3] != told[0]
+
+
+def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
+    labels = torch.tensor([3, 1])
+    soft = torch.nn.functional.one_hot(labels, 4) * 0.9 + 0.025
+    assert evidence._crc(evidence._classes(soft)) == evidence._crc(labels)
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("sums", torch.zeros(3))
+            self.register_buffer("count", torch.zeros(1))
+
+    parts = SimpleNamespace(metrics=torch.nn.ModuleDict({"own": Own(), "none": torch.nn.Module()}))
+    assert evidence._devices(parts) == {"cpu": 1}
+
+
+@pytest.mark.parametrize("around", ["model.forward", "unused"])
+def test_what_a_validation_computes_is_seen_wherever_autocast_is(edited, around):
+    """Around the model's own forward, it is not on as the model is entered."""
+    build = "models.build(args.model, num_classes, args.image_size)"
+    own = f"    {around} = torch.autocast('cpu', torch.bfloat16)(model.forward)"
+    edits = {
+        f"return {build}": f"model = {build}\n{own}\n    return model",
+        "enabled=dtype is not None": "enabled=False",
+    }
+    run = edited(edits, "--precision", "bf16")
+    expected = "bfloat16" if around == "model.forward" else "float32"
+    assert amp._autocast_in_validation(run) == expected

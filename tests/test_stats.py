@@ -528,3 +528,9 @@ def test_what_the_compiler_took_is_told(tmp_path):
     assert eager.compile_s is None
     assert not eager.compile_cached
     assert "compiler" not in repr(inspect_run(eager))
+
+
+def test_a_run_whose_images_an_auditor_saw_none_of_has_no_speed(tmp_path):
+    write_log(tmp_path / "events.jsonl")
+    made.audit(tmp_path, images=0, steps=10, step_s=0.1)
+    assert summary(tmp_path).images_per_s is None

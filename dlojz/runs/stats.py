@@ -240,7 +240,7 @@ def _speed(ranks):
     times = {phase: values[chosen] for phase, values in times.items()}
     steps_ms = sum(times.values())
     images, wall_s = _audited_speed(ranks) if _is_audited(first) else _told_speed(ranks)
-    if not wall_s:
+    if not (wall_s and images):
         return {"seconds": seconds}
     found = {
         "steps": len(chosen),

@@ -43,6 +43,7 @@ from dlojz.machine import facts as machine
 from dlojz.runs import kinds, records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.training import calls, clocks
+from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 
 VARIABLE = "DLOJZ_AUDIT"
@@ -214,12 +215,9 @@ class Auditor:
         self._hook()
 
     def _hook(self):
-        criterion = self._training.criterion
         self._hooks = [
             *calls.hook(self._model, self._on_input, self._on_output),
-            criterion.register_forward_hook(
-                torch.compiler.disable(self._on_loss), with_kwargs=True
-            ),
+            *calls.hook_loss(self._training, self._on_loss),
             register_optimizer_step_pre_hook(self._on_update),
             register_optimizer_step_post_hook(self._after_update),
         ]
@@ -400,6 +398,7 @@ class Auditor:
         """Return some pixels of each image, [N, PIXELS]."""
         if images.ndim != 4:
             return None
+        images = normalize(images)  # a model may do it itself
         sizes = tuple(images.shape[1:])
         if self._places is None:
             draw = torch.Generator().manual_seed(0)
@@ -511,7 +510,7 @@ class Auditor:
         self._updates.append(
             facts
             | {
-                "optimizer": type(optimizer).__name__,
+                "optimizer": kind(optimizer),
                 "lr": [_copy(group["lr"]) for group in groups],
                 "settings": [settings(group) for group in groups],
                 "missing": [name for p, name in self._names.items() if p.grad is None],
@@ -679,7 +678,7 @@ def layout(tensor) -> str:
 
 def given(args, kwargs):
     """Return logits and labels as a criterion was given them, by their places or names."""
-    names = dict(zip(("input", "target"), args, strict=False)) | kwargs
+    names = dict(zip(("input", "target"), (*args, *kwargs.values()), strict=False)) | kwargs
     return names["input"], names["target"]
 
 
@@ -841,7 +840,14 @@ def _choose(model, draw):
 
 def states_of(optimizer) -> tuple[str, ...]:
     """Return which tensors of an optimizer's state are looked at in every update."""
-    return STATES.get(type(optimizer).__name__, MOMENTUM)
+    return STATES.get(kind(optimizer), MOMENTUM)
+
+
+def kind(optimizer) -> str:
+    """Return the name of an optimizer's class, or of that of torch's which it is derived from."""
+    classes = type(optimizer).__mro__
+    known = (c for c in classes if c.__module__.startswith("torch.optim."))
+    return next(known, classes[0]).__name__
 
 
 def settings(group) -> dict:
@@ -857,7 +863,8 @@ def _copy(value):
 
 def _scale(training):
     """Return the gradient scaler's factor, on its device; None if there is none."""
-    for part in vars(training).values():
+    names = getattr(training, "__slots__", None) or vars(training)
+    for part in (getattr(training, name) for name in names):
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
             return _copy(part._scale)
     return None

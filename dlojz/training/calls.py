@@ -1,4 +1,4 @@
-"""Hooks on the calls of a model, and of the model that DistributedDataParallel wraps.
+"""Hooks on the calls of a model, of the model that DistributedDataParallel wraps, and of the loss.
 
 A validation may call the wrapped model itself: there are no gradients to exchange. A training
 step that does so exchanges none, so its call stays unseen.
@@ -13,6 +13,14 @@ from dlojz.training import compilation
 def inner(model):
     """Return the model that is wrapped, or this one. It alone knows whether it is in training."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def hook_loss(training, on_loss) -> list:
+    """Call `on_loss(criterion, args, kwargs, loss)`; return the hooks: [] if it is no module."""
+    criterion = getattr(training, "criterion", None)
+    if not isinstance(criterion, torch.nn.Module):  # a function computes the loss, unseen
+        return []
+    return [criterion.register_forward_hook(torch.compiler.disable(on_loss), with_kwargs=True)]
 
 
 def hook(model, on_input, on_output=None) -> list:

@@ -28,7 +28,7 @@ import time
 import zlib
 from collections import Counter
 from contextlib import nullcontext, suppress
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -47,7 +47,7 @@ from dlojz.training import (
     sharding,
     work,
 )
-from dlojz.training.data import CHECKED_BATCHES
+from dlojz.training.data import CHECKED_BATCHES, normalize
 
 ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
@@ -85,7 +85,7 @@ class Witness:
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
         self._looked_at = None  # the step that is profiled, or the last one that was
-        self._inputs, self._losses = Counter(), Counter()
+        self._inputs, self._outputs, self._losses = Counter(), Counter(), Counter()
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
         self.chronometer = None  # which its conductor makes known
@@ -121,10 +121,8 @@ class Witness:
         if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
             torch.compiler.set_stance("force_eager")
         self._stay = [
-            *calls.hook(self._model, self._on_input),
-            self._training.criterion.register_forward_hook(
-                torch.compiler.disable(self._on_loss), with_kwargs=True
-            ),
+            *calls.hook(self._model, self._on_input, self._on_any_output),
+            *calls.hook_loss(self._training, self._on_loss),
             self._training.optimizer.register_step_post_hook(self._on_update),
         ]
         if self._steps:
@@ -158,7 +156,7 @@ class Witness:
         images = audit.entered(args, kwargs)
         mode = "train" if model.training else "val"
         if self._steps:
-            self._steps.enter(mode, images)
+            self._steps.enter(mode, normalize(images))  # a model may do it itself
         if mode == "train":
             if self._canary:
                 self._stale, self._canary = self._stale + self._canary.stale(), None
@@ -171,7 +169,7 @@ class Witness:
         else:
             self._note_phase("validation")
         if mode not in self._pixels and not images.is_meta:
-            self._pixels[mode] = _pixels(images)
+            self._pixels[mode] = _pixels(normalize(images))
         self._inputs[
             mode,
             tuple(images.shape),
@@ -182,6 +180,10 @@ class Witness:
             torch.is_grad_enabled(),
         ] += 1
 
+    def _on_any_output(self, model, args, logits):
+        if torch.is_tensor(logits):
+            self._outputs["train" if model.training else "val", logits.dtype] += 1
+
     def _on_loss(self, criterion, args, kwargs, loss):
         logits, labels = audit.given(args, kwargs)
         mode, _ = self._place()
@@ -190,7 +192,7 @@ class Witness:
             self._steps.label(mode, labels)
         if self._probe and loss.requires_grad and not self._first:
             self._first = {
-                "labels": _crc(labels),
+                "labels": _crc(_classes(labels)),
                 "logits": _tensor(logits),
                 "loss": _tensor(loss),
             }
@@ -395,6 +397,7 @@ class Witness:
         after = digest(self._model)
         return records.WholeRun(
             inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
+            outputs=_rows(self._outputs, "mode dtype"),
             losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
             drawn=self._drawn(),
             backward=self._counts["backward"],
@@ -467,7 +470,7 @@ class Steps:
 
     def label(self, mode, labels):
         """Note the labels of a batch, in their order."""
-        classes = labels if labels.ndim == 1 else labels.argmax(1)
+        classes = _classes(labels)
         places = torch.arange(1, len(classes) + 1, device=classes.device)
         self._labels.append((mode, (places * classes).sum()))
 
@@ -550,6 +553,11 @@ def _checksum(tensors) -> str | None:
     return f"{total:08x}"
 
 
+def _classes(labels):
+    """Return the classes of a batch; labels: their numbers, or probabilities [N, classes]."""
+    return labels if labels.ndim == 1 else labels.argmax(1)
+
+
 def _crc(tensor, start=0):
     if tensor.is_meta:
         return None
@@ -630,7 +638,7 @@ def _devices(training):
     """Return how many metrics each device holds."""
     found = Counter()
     for metric in getattr(training, "metrics", torch.nn.ModuleDict()).values():
-        found[str(metric.total.device)] += 1
+        found |= Counter(str(buffer.device) for buffer in islice(metric.buffers(), 1))
     return dict(found)
 
 

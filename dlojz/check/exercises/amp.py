@@ -6,7 +6,6 @@ from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Run
 from dlojz.check.exercises.common import (
     finite_momenta,
     flag,
-    inputs,
     like,
     like_if_seen,
     losses,
@@ -74,7 +73,7 @@ def _loss_dtypes(run):
 
 
 def _autocast_in_validation(run):
-    return words(entry["autocast"] for entry in inputs(run, "val"))
+    return words(entry["dtype"] for entry in run.whole.outputs if entry["mode"] == "val")
 
 
 def _scaled(mine, reference):

@@ -63,6 +63,8 @@ def _copies(runs):
     if extra and not extra[0].last:
         return []  # it crashed: something was left behind, and how it is copied comes later
     on, enough = (run.last.non_blocking for run in (runs.mine, runs.reference))
+    if on is not None:  # what copies ahead has nothing left to copy in the last step
+        on = max(on, runs.mine.middle.non_blocking or 0)
     ok, least = None not in (on, enough) and on >= enough, f"at least {enough}"
     found = [Finding(MECHANISM, "copies that do not wait", ok, str(on), least, "non-blocking")]
     if extra:
