@@ -58,7 +58,8 @@ def every(images, steps) -> dict:
     none = [0.0] * steps
     return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
             "criterion": none, "scales": [1.0] * steps, "rows": none, "updates": facts,
-            "usual": facts}  # fmt: skip
+            "usual": facts, "first_buffers": [],
+            "validation": {"pixels": [0.0], "labels": [True]}}  # fmt: skip
 
 
 def _add(folder, **evidence):

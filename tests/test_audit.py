@@ -1243,6 +1243,191 @@ def test_none_is_drawn_where_no_step_is_like_the_last(tmp_path, how):
     assert middles(tmp_path, **how) == {None}
 
 
+# The validation, computed again ------------------------------------------------------------------
+
+
+def validates(number, parts, images, labels, last=5, batches=2, change=None):
+    """An honest step, and a validation of the last one's images and their negatives."""
+    honest(number, parts, images, labels)
+    if number == last:
+        parts.model.eval()
+        with torch.no_grad():
+            for i in range(batches):
+                logits = parts.model(images * (-1) ** i)
+                parts.criterion(logits, labels) if change is None else change(parts, logits, labels)
+        parts.model.train()
+
+
+def test_the_last_validation_is_kept_with_the_model_that_it_saw(tmp_path):
+    at_end = {}
+
+    def step(number, parts, images, labels):
+        validates(number, parts, images, labels)
+        at_end.update(labels=labels, weights=dict(parts.model.named_parameters()))
+
+    _, ledger, _ = audited(tmp_path, step=step)
+    first, second = ledger["validation"]["batches"]
+    assert torch.equal(first["pixels"], -second["pixels"])
+    assert torch.equal(first["labels"], at_end["labels"])
+    assert first["logits"].shape == (4, CLASSES)
+    assert first["loss"] != second["loss"]
+    kept = torch.load(ledger["validation"]["file"])
+    for name, tensor in audit.unpack(kept["weights"]).items():
+        assert torch.equal(tensor, at_end["weights"][name])
+    assert "1.running_var" in audit.unpack(kept["buffers"])
+
+
+def test_an_earlier_validation_and_one_of_a_run_that_writes_nothing_are_not_kept(tmp_path):
+    early = functools.partial(validates, last=2)
+    _, ledger, _ = audited(tmp_path, step=early, args=SimpleNamespace(epochs=2))
+    assert ledger["validation"] == {"file": None, "batches": []}
+    (tmp_path / "none").mkdir()
+    audited(tmp_path / "none", step=validates, write=False)
+    assert not audit.folder_of(tmp_path / "none").exists()
+
+
+def test_the_solutions_run_keeps_what_it_saw_and_no_model(tmp_path):
+    _, ledger, _ = audited(tmp_path, step=validates, keep=0)
+    assert ledger["validation"]["file"] is None
+    assert [set(batch) for batch in ledger["validation"]["batches"]] == [
+        {"pixels", "loss", "labels"}
+    ] * 2
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_validation_leaves_the_batch_statistics_as_they_were(tmp_path, factor):
+    """They are looked at as the next epoch begins: what is changed after the last one is lost."""
+
+    def step(number, parts, images, labels):
+        validates(number, parts, images, labels, last=2)
+        if number == 2:
+            parts.model[1].running_var *= factor
+
+    found, _, _ = audited(tmp_path, step=step, args=SimpleNamespace(epochs=2))
+    assert found.same_buffers is (factor == 1)
+
+
+def test_the_first_buffers_are_kept_and_compared(tmp_path):
+    begun = {name: buffer.clone() for name, buffer in training().model.named_buffers()}
+    _, ledger, _ = audited(tmp_path)
+    assert ledger["first_buffers"].keys() == begun.keys()
+    again = SimpleNamespace(_buffers=begun)
+    assert replay.Replay.other_buffers(again, ledger["first_buffers"]) == []
+    begun["1.running_var"] *= 9
+    assert replay.Replay.other_buffers(again, ledger["first_buffers"]) == ["1.running_var"]
+
+
+class Again(replay.Replay):
+    """A replay of the training above, whose validation has the images that it was given."""
+
+    def __init__(self, batches):
+        self.training, self.args = training(), SimpleNamespace(precision="fp32")
+        self.device, self._model = torch.device("cpu"), self.training.model
+        self.weights = dict(self._model.named_parameters())
+        self._buffers = dict(self._model.named_buffers())
+        loader = SimpleNamespace(batch_sampler=range(len(batches)), dataset=None)
+        self.loaders, self._batches = (None, loader), batches
+        self.trainer = SimpleNamespace(forward=self.forward)
+
+    def _made(self, dataset, number):
+        return self._batches[number]
+
+    def forward(self, parts, images, labels, args):
+        logits = parts.model(images)
+        return logits, parts.criterion(logits, labels)
+
+
+def validation_of(folder, change=None):
+    """What a replay finds of a validation: `change(parts, logits, labels)` in the trainee's run."""
+    batches = []
+
+    def step(number, parts, images, labels):
+        if number == 5:
+            batches[:] = [(images, labels), (-images, labels)]
+        validates(number, parts, images, labels, change=change)
+
+    (folder / "solution").mkdir(parents=True)
+    _, mine, _ = audited(folder, step=step)
+    _, solution, _ = audited(folder / "solution", step=validates, keep=0)
+    return Again(batches).validation(mine["validation"], solution["validation"])
+
+
+def test_a_validation_that_is_computed_again_is_the_same(tmp_path):
+    found = validation_of(tmp_path / "mine")
+    assert found["pixels"] == [0.0, 0.0]
+    assert found["labels"] == [True, True]
+    for off, noise in (found["outputs"], found["losses"]):
+        assert off == 0
+        assert 0 <= noise < 1e-5
+    assert found["outputs"][1] > 0
+
+
+def other_labels(parts, logits, labels):
+    parts.criterion(logits, logits.argmax(1))
+
+
+def sharper(parts, logits, labels):
+    parts.criterion(3 * logits, labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "fails"),
+    [
+        (None, []),
+        (other_labels, ["labels of the validation", "losses of the validation, computed again"]),
+        (sharper, ["losses of the validation, computed again"]),
+        (lambda parts, logits, labels: None, []),  # a function computes the losses
+    ],
+)
+def test_what_is_not_the_solutions_in_a_validation_is_refused(tmp_path, change, fails):
+    every = made.every(32, 10) | {"validation": validation_of(tmp_path / "mine", change)}
+    again = log.Run("again")
+    again.replay = records.Replay(made.updates(8), every)
+    found = judged.validated([judged.Audited(log.Run(Path("mine")), again, "fp32")])
+    failing = [f for f in found if f.fails]
+    assert [f.what for f in failing] == fails
+    assert {f.hint for f in failing} <= {"evaluation"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "precision", "state"),
+    [
+        ([9e-4, 1e-7], "fp32", State.PASSED),
+        ([2e-3, 1e-7], "fp32", State.FAILED),
+        ([2e-3, 3e-4], "fp32", State.PASSED),  # within ten times the solution's own noise
+        ([0.04, 1e-3], "bf16", State.PASSED),
+        ([0.06, 1e-3], "bf16", State.FAILED),
+        ([0.5, 0.2], "bf16", State.NOT_ASKED),
+        ([3.0, 0.2], "bf16", State.FAILED),
+        ([math.nan, 0.2], "bf16", State.FAILED),
+    ],
+)
+def test_outputs_of_a_validation_may_be_as_far_off_as_rounding_takes_them(
+    outputs, precision, state
+):
+    every = made.every(32, 10)
+    every["validation"]["outputs"] = outputs
+    again = log.Run("again")
+    again.replay = records.Replay(made.updates(8), every)
+    (found,) = judged.validated([judged.Audited(log.Run(Path("mine")), again, precision)])
+    assert found.state == state
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "hint"),
+    [
+        ({"validation": {"pixels": [0, 0.03], "labels": []}}, "pixels of the validation", None),
+        ({"validation": {"pixels": [None], "labels": []}}, "pixels of the validation", None),
+        ({"first_buffers": ["bn1.running_var"]}, "batch statistics", "batch-norm"),
+    ],
+)
+def test_other_images_or_first_buffers_are_refused(change, what, hint):
+    again = log.Run("again")
+    again.replay = records.Replay(made.updates(8), made.every(32, 10) | change)
+    (found,) = judged.validated([judged.Audited(log.Run(Path("mine")), again, "fp32")])
+    assert (found.what, found.hint, found.fails) == (what, hint or "evaluation", True)
+
+
 # Right trainers of another make ------------------------------------------------------------------
 
 

@@ -33,6 +33,9 @@ LOSSES = "losses"  # the hint
 LATER = 2  # steps by which another run may be ahead, where rounding errors grow thirtyfold in each
 VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
 OUTPUTS = "size of the outputs in the validation"
+# Those that are computed again, from the trainee's weights.
+VALIDATED, VALIDATED_NOISES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}, 10
+EVALUATION = "evaluation"  # the hint
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER, CHRONOMETER_S = 0.10, 0.010  # by how much less time its marks may add up to
 STOCK = 0.1  # of a window's batches may have been loaded before it
@@ -373,18 +376,55 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: 
         return Finding(SAME, what, State.NOT_ASKED, text, "a longer training, with larger batches")
     text = f"{loss:.5g} in batch {batch}" if share else "the same"
     asked = f"{there:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
-    return _finding(what, share <= 1, text, asked, "evaluation")
+    return _finding(what, share <= 1, text, asked, EVALUATION)
+
+
+def validated(runs: Sequence[Audited]) -> list[Finding]:
+    """Return findings: was the last validation the solution's, of the trainee's own model?"""
+    kept = [(r, r.every["validation"]) for r in runs if r.every]
+    what, asked = "{} of the validation", "the solution's"
+    found = []
+    if begun := sorted({name for r, _ in kept for name in r.every["first_buffers"]}):
+        text = f"{len(begun)} begin with other values, such as {begun[0]}"
+        found.append(_finding("batch statistics", False, text, asked, "batch-norm"))
+    if labels := [v["labels"].index(False) for _, v in kept if False in v["labels"]]:
+        text = f"others in batch {labels[0]}"
+        found.append(_finding(what.format("labels"), False, text, asked, EVALUATION))
+    worst, batch = _worst([v["pixels"] for _, v in kept])
+    if worst > PIXELS:
+        text, most = _where(worst, batch, "batch"), f"at most {PIXELS:g} apart"
+        found.append(_finding(what.format("pixels"), False, text, most, EVALUATION))
+    for key in ("outputs", "losses"):
+        there = [(*v[key], run.precision) for run, v in kept if None not in v.get(key, [None])]
+        if there:
+            found.append(_computed(f"{key} of the validation, computed again", there))
+    return found
+
+
+def _computed(what, there):
+    """Return a finding on what was computed again, of the process that is furthest off.
+
+    there: how far it is off, the solution's own noise, and the precision, of each.
+    """
+    scaled = []
+    for off, noise, precision in there:
+        most = max(VALIDATED[precision], VALIDATED_NOISES * noise)
+        scaled.append((math.inf if math.isnan(off) else off / most, off, most))
+    share, off, most = max(scaled)
+    text, asked = f"off by {off:.2g} of their size", f"at most {most:.2g}"
+    if share <= 1 <= most:
+        return Finding(SAME, what, State.NOT_ASKED, f"too noisy: {text}", "a longer training")
+    return _finding(what, share <= 1, text, asked, EVALUATION)
 
 
 def another_model(mine: Sequence[log.Run]) -> Finding | None:
     """Return what shows that another model was validated than the one that was trained, or None."""
-    hint = "evaluation"
     if any(run.audit.same_weights is False for run in mine):
         text, asked = "not those of the last update", "as they were trained"
-        return _finding("weights of the validation", False, text, asked, hint)
+        return _finding("weights of the validation", False, text, asked, EVALUATION)
     if mine[0].audit.same_buffers is False:
-        text, asked = "not those of the last step", "as process 0 trained them"
-        return _finding("batch statistics of the validation", False, text, asked, hint)
+        text, asked = "changed since the last step", "as process 0 trained them"
+        return _finding("batch statistics of the validation", False, text, asked, EVALUATION)
     return None
 
 

@@ -62,11 +62,13 @@ def judge(
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     same = common.same_work(runs.mine, runs.reference)
     ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
+    audited = _audit(exercise, folders, runs, timed)
+    validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
         *(f for name in ended for f in common.still_trains(name, *runs.extras[name])),
-        *_audit(exercise, folders, runs, timed),
-        *(_later(name, folders, runs) for name in ended if name in _replayed(exercise)),
+        *audited,
+        *(_later(name, folders, runs, validated) for name in ended if name in _replayed(exercise)),
         _work(folders, ends, runs),
         *mechanism,
     ]
@@ -261,6 +263,7 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         *broken[:1],
         audit.losses(runs.mine, runs.reference, bands, precision),
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
+        *audit.validated(found),
         told.finding(runs.mine.ranks),
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
@@ -277,8 +280,11 @@ def _extras(exercise):
     return [*exercise.extras(False), *exercise.extras(True)]
 
 
-def _later(name, folders, runs) -> Finding:
-    """Return what the audit of a short run with several epochs found that is not the solution's."""
+def _later(name, folders, runs, validated) -> Finding:
+    """Return what the audit of a short run with several epochs found that is not the solution's.
+
+    validated: whether the first epoch's validation is right; if not, so is none.
+    """
     again = folders[name] / series.REPLAY
     what, asked = f"audit of each epoch, run {name}", "the solution's updates"
     end = ending.of(again)
@@ -286,10 +292,10 @@ def _later(name, folders, runs) -> Finding:
         return Finding(SAME, what, State.UNMEASURED, end.text, f"{asked}: check again", "later")
     found = audit.audited(folders[name], again, audit.precision_of(runs.extras[name][1]))
     ranks = runs.extras[name][0].ranks
-    failing = [f for f in (*audit.links(found), told.finding(ranks)) if f.fails]
-    other = audit.another_model(ranks)
-    if other and not audit.another_model(runs.mine.ranks):  # else it is so in each epoch
-        failing.append(other)
+    looked = [*audit.links(found), told.finding(ranks)]
+    if validated:
+        looked += [*audit.validated(found), *filter(None, [audit.another_model(ranks)])]
+    failing = [f for f in looked if f.fails]
     words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
     return Finding(SAME, what, not failing, words or "the same", asked, "later")
 

@@ -193,6 +193,8 @@ class Auditor:
         self._buffers, self._generators = None, ()  # as the update under way began
         self._skipped = False  # no optimizer was called in the update before
         self._same_buffers = None  # as validations began
+        self._validated = None  # the buffers as the last validation began
+        self._unchanged = []  # whether they were the same after it
         self._weights = None  # the norm of each, after the last update of an epoch
         self._same_weights = None  # in all batches of the validations
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
@@ -201,6 +203,8 @@ class Auditor:
         self._kept, self._waiting, self._files = [], [], []
         self._steps_seen, self._updates, self._val_losses = [], [], []
         self._val_outputs = []
+        self._validation = {"file": None, "batches": []}  # the last one: what is kept of it
+        self._first_buffers = None
         self._met = {"train": [], "val": []}  # what the metrics should say of each batch
         self._logit_bytes = 0
         self._foreign = 0
@@ -349,8 +353,10 @@ class Auditor:
             self._close_window()
             self._compare_buffers()
             self._compare_weights()
-            if self._forwards >= self._steps and not self._wish.get("validate", True):
-                self._end_run()
+            if self._forwards >= self._steps:
+                if not self._wish.get("validate", True):
+                    self._end_run()
+                self._see_validation(entered(args, kwargs))
             return
         self._windows_at(self._forwards)
         with self._aside():
@@ -372,7 +378,35 @@ class Auditor:
             for name, buffer in self._buffers.items()
         )
         self._same_buffers = same and self._same_buffers is not False
-        self._buffers = None  # until the next update
+        self._validated, self._buffers = self._buffers, None  # until the next update
+
+    def _compare_validated(self):
+        """Note, as an epoch begins, whether the validation before left the buffers as they were."""
+        buffers, self._validated = self._validated, None
+        now = {plain(name): buffer for name, buffer in self._model.named_buffers()}
+        alike = [(now[n].to(b.device) == b).all() for n, b in buffers.items() if n in now]
+        same = torch.stack(alike).all() if len(alike) == len(buffers) else False
+        self._unchanged.append(same)  # read at the end: a GPU is not waited for
+
+    def _see_validation(self, images):
+        """Keep what a batch of the last validation is given, and as it begins the model's state."""
+        if not self._wish.get("write"):
+            return
+        if self._keep and not self._validation["batches"]:
+            with self.pause():
+                self._validation["file"] = self._write_model()
+        with self._aside():
+            self._validation["batches"].append({"pixels": self._sample(images)})
+
+    def _write_model(self) -> str:
+        """Write weights and buffers; return the file."""
+        parts = {
+            "weights": {name: own(p) for p, name in self._names.items()},
+            "buffers": self._copied_buffers(),
+        }
+        file = folder_of(self._run.folder) / f"validation.rank{idr_torch.rank}.pt"
+        _save({name: pack(tensors) for name, tensors in parts.items()}, file)
+        return str(file)
 
     def _compare_weights(self):
         """Note whether a batch is validated with the weights that the last update left."""
@@ -412,6 +446,7 @@ class Auditor:
     def _on_output(self, model, inputs, logits):
         if torch.is_tensor(logits) and not model.training:
             self._val_outputs.append(logits.detach().float().norm())
+            self._keep_outputs(logits)
         if not self._steps_seen:
             return
         if not (torch.is_tensor(logits) and logits.requires_grad and model.training):
@@ -423,6 +458,14 @@ class Auditor:
                 step["logits"] = logits.detach().clone()
                 self._hold(2 * logits.nbytes)  # with their gradient
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
+
+    def _keep_outputs(self, logits):
+        """Keep what the model makes of a batch of the last validation."""
+        batches = self._validation["batches"]
+        self._logit_bytes += logits.nbytes
+        if self._validation["file"] and batches and self._logit_bytes <= MOST_LOGITS:
+            with self._aside():
+                batches[-1]["logits"] = logits.detach().clone()
 
     def _on_logits_gradient(self, step, gradient):
         with self._aside():
@@ -438,6 +481,9 @@ class Auditor:
             self._met[mode].append(_met(logits, labels, mean))
             if mode == "val":
                 self._val_losses.append(mean)
+                if self._validation["batches"]:
+                    seen = {"loss": mean, "labels": labels.detach().clone()}
+                    self._validation["batches"][-1].update(seen)
             elif loss.requires_grad and self._steps_seen:
                 step = self._steps_seen[-1]
                 step["loss"] = mean
@@ -450,8 +496,12 @@ class Auditor:
         self._generators = torch.get_rng_state(), _cuda_generator(self._device)
         if not self._watches:
             return
+        if self._validated:  # which leaves them as they are
+            self._compare_validated()
         if self._buffers is None or self._skipped:
             self._buffers = self._copied_buffers()
+        if self._first_buffers is None:
+            self._first_buffers = self._buffers
         self._skipped = True  # unless its optimizer is called: in fp16 it may not be
 
     def _copied_buffers(self) -> dict:
@@ -620,6 +670,7 @@ class Auditor:
         for state in self._waiting if self._wish.get("write") else ():  # no pause: nothing is timed
             self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
         steps, updates = on_cpu(self._steps_seen), on_cpu(self._updates)
+        validation = on_cpu(self._validation)
         for update in updates:
             update["rows"] = torch.cat([row.reshape(-1).float() for row in update["rows"]])
         for window in self._windows:
@@ -634,6 +685,8 @@ class Auditor:
             "states": list(states_of(self._training.optimizer)),
             "kept": self._kept,
             "files": [str(file) for file in self._files],
+            "first_buffers": on_cpu(self._first_buffers or {}),
+            "validation": validation,
         }
         if self._wish.get("write"):
             _save(ledger, ledger_file(self._run.folder, idr_torch.rank))
@@ -645,7 +698,7 @@ class Auditor:
                 val_losses=[float(loss) for loss in self._val_losses],
                 val_outputs=[float(size) for size in self._val_outputs],
                 met={mode: _numbers(those) for mode, those in self._met.items()},
-                same_buffers=self._same_buffers,
+                same_buffers=self._same_buffers and all(map(bool, self._unchanged)),
                 same_weights=self._same_weights,
                 updates=len(self._updates),
                 kept=self._kept,

@@ -11,6 +11,8 @@ criterion   the gradient of the logits: that of the solution's criterion for the
 gradients   as they enter the optimizer: the solution's, from the same weights and its own images
 optimizer   the solution's, fed with the trainee's gradients: the weights and momenta that follow
 buffers     of batch normalization, after the step
+validation  pixels and labels of each batch; the outputs: the solution's for some of them, from the
+            same weights and buffers
 
 The noise of each link is that of the solution itself, with weights that are off by a rounding error
 of the run's precision. Such an error can turn a ReLU on or off, and the gradients jump: where they
@@ -22,6 +24,7 @@ schedule are the solution's own. Every number goes into the log; `dlojz.check.au
 import importlib.util
 import inspect
 import math
+import random
 import sys
 from itertools import islice
 from operator import itemgetter
@@ -41,6 +44,7 @@ from dlojz.training.sharding import own
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
 AGAIN = 6  # times that the solution does an update again whose gradients are far off
+VALIDATED = 3  # batches of the validation whose outputs are computed again
 LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 GONE = 99.0  # the distance of a gradient of zeros
@@ -62,6 +66,7 @@ def main():
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
     _all_the_same(ledgers[0]["kept"])
+    first_buffers = replay.other_buffers(ledgers[0]["first_buffers"])
     updates, noisy = [], NOISY
     for file in map(Path, ledgers[0]["files"]):
         state = audit.load(file, replay.device)
@@ -70,7 +75,9 @@ def main():
             noisy -= "gradients_noise" in updates[-1]  # in fp16 a step may be skipped
         del state  # frees its memory for the next one
         audit.drop(file)
-    run.evidence(records.Replay(updates, every_step(replay, *ledgers)))
+    every = every_step(replay, *ledgers) | {"first_buffers": first_buffers}
+    every["validation"] = replay.validation(*(ledger["validation"] for ledger in ledgers))
+    run.evidence(records.Replay(updates, every))
     run.end()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -88,13 +95,13 @@ def _all_the_same(kept: list[int]):
         )
 
 
-def _any_process(here: bool) -> bool:
-    """Return whether it is so in any process: they do an update again together."""
+def _in_each_process(here) -> list:
+    """Return this of each process: they do an update again together."""
     if not torch.distributed.is_initialized():
-        return here
+        return [here]
     every = [None] * idr_torch.size
     torch.distributed.all_gather_object(every, here)
-    return any(every)
+    return every
 
 
 def imported(file):
@@ -176,7 +183,7 @@ class Replay:
         mine, eps = _unscaled(state), self._rounding
         found = _gradients(mine, solved["gradients"])
         for again in range(AGAIN):
-            if not _any_process(self._far(found)):
+            if not any(_in_each_process(self._far(found))):
                 break
             seed = 10**6 * (1 + again) + state["facts"]["update"]  # torch takes 32 bits of it
             if other := self._step(state, batches, moved=(eps * 2 ** (again // 2), seed)):
@@ -203,15 +210,17 @@ class Replay:
     def _batches(self, update):
         """Return the solution's own batches of an update, on the device. Updates come in order."""
         epoch, step = divmod(update * self.args.accumulate, self.per_epoch)
-        dataset, found = self.loaders[0].dataset, []
-        for number, keys in islice(self._keys(epoch, step), self.args.accumulate):
-            if hasattr(dataset, "__getitems__"):
-                samples = dataset.__getitems__(keys)
-            else:
-                samples = [dataset[key] for key in keys]
-            images, labels = dataset.collate(samples)
-            found.append((number, images.to(self.device), labels.to(self.device)))
-        return found
+        numbered = islice(self._keys(epoch, step), self.args.accumulate)
+        return [(number, *self._made(self.loaders[0].dataset, keys)) for number, keys in numbered]
+
+    def _made(self, dataset, keys):
+        """Return the images and labels of these keys, on the device."""
+        if hasattr(dataset, "__getitems__"):
+            samples = dataset.__getitems__(keys)
+        else:
+            samples = [dataset[key] for key in keys]
+        images, labels = dataset.collate(samples)
+        return images.to(self.device), labels.to(self.device)
 
     def _laid_out(self, batches, steps):
         """Return the batches in the layout of the trainee's images.
@@ -254,18 +263,71 @@ class Replay:
             "buffers": _copied(self._buffers),
         }
 
+    def other_buffers(self, first: dict) -> list[str]:
+        """Return which buffers began as others than the solution's. None of its own has changed."""
+        return [
+            name
+            for name, tensor in first.items()
+            if name in self._buffers and not torch.equal(tensor, self._buffers[name].cpu())
+        ]
+
+    def validation(self, mine: dict, solution: dict) -> dict:
+        """Return how far the batches of the last validation are from the solution's.
+
+        The outputs of some of them are computed again, from the trainee's weights and buffers.
+        """
+        pairs = list(zip(mine["batches"], solution["batches"], strict=False))
+        found = {
+            "pixels": [_pixels(*pair) for pair in pairs],
+            "labels": [_same_labels(*pair) for pair in pairs],
+        }
+        numbers = [k for k, (batch, _) in enumerate(pairs) if "logits" in batch]
+        count = min(VALIDATED, *_in_each_process(len(numbers)))
+        if not count:
+            return found
+        kept = {part: audit.unpack(packed) for part, packed in torch.load(mine["file"]).items()}
+        numbers = random.sample(numbers, count)
+        usual, moved = (self._validate(kept, numbers, by) for by in (None, (self._rounding, 1)))
+        audit.drop(Path(mine["file"]))
+        seen = [mine["batches"][k] for k in numbers]
+        there = {
+            "outputs": [batch["logits"] for batch in seen],
+            "losses": [batch.get("loss") for batch in seen],  # unseen if a function computes them
+        }
+        return found | {
+            key: [_outputs(there[key], usual[key]), _outputs(moved[key], usual[key])]
+            for key in usual
+        }
+
+    @torch.no_grad()
+    def _validate(self, kept, numbers, moved=None) -> dict:
+        """Return the solution's outputs and losses for these batches of the validation."""
+        self._put(kept["weights"], kept["buffers"], moved)
+        loader, made = self.loaders[1], {}
+        self._model.eval()
+        for number, keys in enumerate(islice(loader.batch_sampler, max(numbers) + 1)):
+            if number in numbers:
+                batch = self._made(loader.dataset, keys)
+                made[number] = self.trainer.forward(self.training, *batch, self.args)
+        self._model.train()
+        logits, losses = zip(*(made[number] for number in numbers), strict=True)
+        return {"outputs": logits, "losses": losses}
+
+    def _put(self, weights, buffers, moved):
+        for name, tensor in weights.items():
+            self._lay_out(self.weights[name], tensor)
+            own(self.weights[name]).copy_(tensor)
+        if moved:
+            audit.perturb(self._model, *moved)
+        for name, tensor in buffers.items():
+            self._buffers[name].copy_(tensor)
+
     @torch.no_grad()
     def _load(self, state, moved=None):
         """Put the training into a state that was kept: its tensors, and nothing else."""
         training, number = self.training, state["facts"]["update"]
         self._must_fit(state)
-        for name, tensor in state["weights"].items():
-            self._lay_out(self.weights[name], tensor)
-            own(self.weights[name]).copy_(tensor)
-        if moved:
-            audit.perturb(self._model, *moved)
-        for name, tensor in state["begun"]["buffers"].items():
-            self._buffers[name].copy_(tensor)
+        self._put(state["weights"], state["begun"]["buffers"], moved)
         optimizer = training.optimizer
         optimizer.state.clear()
         for key, tensor in state["optimizer"].items():
@@ -448,10 +510,20 @@ def every_step(replay, mine, solution) -> dict:
     }
 
 
+def _same_labels(mine, solution) -> bool | None:
+    """Return whether two batches have the same labels; None: not seen, or no class numbers."""
+    a, b = mine.get("labels"), solution.get("labels")
+    if a is None or b is None or a.ndim != b.ndim:
+        return None
+    return torch.equal(a, b)
+
+
 def _pixels(mine, solution) -> float | None:
     """Return by how much the pixels of a batch differ, in the worst image: the median of each."""
     a, b = mine.get("pixels"), solution.get("pixels")
-    if a is None or b is None or a.shape != b.shape:
+    if b is None:
+        return 0.0
+    if a is None or a.shape != b.shape:
         return None
     return float((a - b).abs().median(1).values.max())
 
