@@ -103,7 +103,8 @@ def pytest_runtest_call(item):
         for call, step in progress.CALL.findall(item.cell.source):
             if call == "check" and step in course.CHAIN:
                 verdict = progress.last("verdicts", step)
-                assert verdict["passed"], verdict
+                rows = [" ".join(map(str, f.values())) for f in verdict["findings"]]
+                assert verdict["passed"], "\n".join(rows)
     return result
 
 
