@@ -1362,6 +1362,48 @@ def test_a_validation_that_is_computed_again_is_the_same(tmp_path):
     assert found["outputs"][1] > 0
 
 
+def test_outputs_of_zeros_are_the_same_and_what_is_no_number_is_nowhere():
+    """The classifier of torchvision's vision transformers begins with zeros."""
+    zeros, ones, none = torch.zeros(2), torch.ones(2), torch.full((2,), torch.nan)
+    assert replay._outputs([zeros], [zeros]) == 0
+    assert replay._outputs([ones], [zeros]) == math.inf
+    for order in ([none, ones], [ones, none]):
+        assert replay._outputs(order, [ones, ones]) == math.inf
+
+
+def test_a_right_model_may_have_more_buffers_than_the_solutions(tmp_path):
+    again = Again([])
+    kept = {name: tensor.clone() + 1 for name, tensor in again._buffers.items()}
+    again._put({}, kept | {"mean": torch.zeros(3)}, None)
+    assert torch.equal(again._buffers["1.running_var"], kept["1.running_var"])
+
+
+def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
+    save = audit._save
+
+    def full(value, file):
+        if file.name.startswith("validation"):
+            raise OSError("disk quota exceeded")
+        save(value, file)
+
+    monkeypatch.setattr(audit, "_save", full)
+    _, ledger, _ = audited(tmp_path, step=validates)
+    assert ledger["validation"]["file"] is None
+    assert len(ledger["validation"]["batches"]) == 2
+
+
+def test_logits_that_are_too_many_to_keep_are_no_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "MOST_LOGITS", 3 * 2 * 4 * 4 * CLASSES)
+    _, ledger, _ = audited(tmp_path, step=functools.partial(validates, last=2))
+    kept = ["logits" in step for step in ledger["steps"]]
+    assert kept == [True] * 3 + [False] * 3, "those of a validation do not count"
+    labels = torch.zeros(4, dtype=torch.long)
+    again = Again([])
+    found = [again.criterion(step, labels) for step in ledger["steps"]]
+    assert found[3:] == [(0.0, None)] * 3
+    assert None not in found[0]
+
+
 def other_labels(parts, logits, labels):
     parts.criterion(logits, logits.argmax(1))
 
@@ -1399,7 +1441,8 @@ def test_what_is_not_the_solutions_in_a_validation_is_refused(tmp_path, change, 
         ([0.06, 1e-3], "bf16", State.FAILED),
         ([0.5, 0.2], "bf16", State.NOT_ASKED),
         ([3.0, 0.2], "bf16", State.FAILED),
-        ([math.nan, 0.2], "bf16", State.FAILED),
+        ([math.inf, 0.2], "bf16", State.FAILED),
+        ([math.inf, math.inf], "fp16", State.NOT_ASKED),  # the solution's own overflow
     ],
 )
 def test_outputs_of_a_validation_may_be_as_far_off_as_rounding_takes_them(

@@ -50,7 +50,8 @@ VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
 ROOM = 8  # times the memory that the updates to keep take must be free, or they go to the disk
-MOST_LOGITS = 256 * 2**20  # bytes that the logits of a run, and their gradients, may take
+# Bytes that the logits of a run and their gradients may take, and those of its last validation.
+MOST_LOGITS, MOST_VALIDATED = 256 * 2**20, 64 * 2**20
 QUICK_S = 0.005  # about the tick of a file system's clock
 SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into an optimizer's group
 # The tensors of an optimizer's state, of the shape of the weight.
@@ -384,9 +385,11 @@ class Auditor:
         """Note, as an epoch begins, whether the validation before left the buffers as they were."""
         buffers, self._validated = self._validated, None
         now = {plain(name): buffer for name, buffer in self._model.named_buffers()}
-        alike = [(now[n].to(b.device) == b).all() for n, b in buffers.items() if n in now]
-        same = torch.stack(alike).all() if len(alike) == len(buffers) else False
-        self._unchanged.append(same)  # read at the end: a GPU is not waited for
+        for name, buffer in buffers.items():
+            other = now.get(name)
+            alike = other is not None and other.shape == buffer.shape
+            # Read at the end: a GPU is not waited for.
+            self._unchanged.append(alike and (other.to(buffer.device) == buffer).all())
 
     def _see_validation(self, images):
         """Keep what a batch of the last validation is given, and as it begins the model's state."""
@@ -398,14 +401,17 @@ class Auditor:
         with self._aside():
             self._validation["batches"].append({"pixels": self._sample(images)})
 
-    def _write_model(self) -> str:
-        """Write weights and buffers; return the file."""
+    def _write_model(self) -> str | None:
+        """Write weights and buffers; return the file, or None if there is no room for it."""
         parts = {
             "weights": {name: own(p) for p, name in self._names.items()},
             "buffers": self._copied_buffers(),
         }
         file = folder_of(self._run.folder) / f"validation.rank{idr_torch.rank}.pt"
-        _save({name: pack(tensors) for name, tensors in parts.items()}, file)
+        try:
+            _save({name: pack(tensors) for name, tensors in parts.items()}, file)
+        except OSError:  # a full disk is not the trainer's fault
+            return None
         return str(file)
 
     def _compare_weights(self):
@@ -454,7 +460,8 @@ class Auditor:
         step = self._steps_seen[-1]
         with self._aside():
             self._logit_bytes += 2 * logits.numel() * logits.element_size()
-            if self._watches and self._logit_bytes <= MOST_LOGITS:
+            step["too_many"] = self._logit_bytes > MOST_LOGITS
+            if self._watches and not step["too_many"]:
                 step["logits"] = logits.detach().clone()
                 self._hold(2 * logits.nbytes)  # with their gradient
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
@@ -462,8 +469,7 @@ class Auditor:
     def _keep_outputs(self, logits):
         """Keep what the model makes of a batch of the last validation."""
         batches = self._validation["batches"]
-        self._logit_bytes += logits.nbytes
-        if self._validation["file"] and batches and self._logit_bytes <= MOST_LOGITS:
+        if self._validation["file"] and len(batches) * logits.nbytes <= MOST_VALIDATED:
             with self._aside():
                 batches[-1]["logits"] = logits.detach().clone()
 

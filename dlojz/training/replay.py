@@ -268,7 +268,7 @@ class Replay:
         return [
             name
             for name, tensor in first.items()
-            if name in self._buffers and not torch.equal(tensor, self._buffers[name].cpu())
+            if name in self._buffers and not _equal(tensor, self._buffers[name].cpu())
         ]
 
     def validation(self, mine: dict, solution: dict) -> dict:
@@ -283,12 +283,16 @@ class Replay:
         }
         numbers = [k for k, (batch, _) in enumerate(pairs) if "logits" in batch]
         count = min(VALIDATED, *_in_each_process(len(numbers)))
+        if mine["file"]:
+            file = Path(mine["file"])
+            kept = {part: audit.unpack(packed) for part, packed in torch.load(file).items()}
+            audit.drop(file)
         if not count:
             return found
-        kept = {part: audit.unpack(packed) for part, packed in torch.load(mine["file"]).items()}
         numbers = random.sample(numbers, count)
-        usual, moved = (self._validate(kept, numbers, by) for by in (None, (self._rounding, 1)))
-        audit.drop(Path(mine["file"]))
+        batches = self._validation(numbers)
+        usual = self._validate(kept, batches)
+        moved = self._validate(kept, batches, (self._rounding, 1))
         seen = [mine["batches"][k] for k in numbers]
         there = {
             "outputs": [batch["logits"] for batch in seen],
@@ -299,18 +303,22 @@ class Replay:
             for key in usual
         }
 
-    @torch.no_grad()
-    def _validate(self, kept, numbers, moved=None) -> dict:
-        """Return the solution's outputs and losses for these batches of the validation."""
-        self._put(kept["weights"], kept["buffers"], moved)
-        loader, made = self.loaders[1], {}
-        self._model.eval()
+    def _validation(self, numbers) -> list:
+        """Return these batches of the solution's validation, on the device."""
+        loader, found = self.loaders[1], {}
         for number, keys in enumerate(islice(loader.batch_sampler, max(numbers) + 1)):
             if number in numbers:
-                batch = self._made(loader.dataset, keys)
-                made[number] = self.trainer.forward(self.training, *batch, self.args)
+                found[number] = self._made(loader.dataset, keys)
+        return [found[number] for number in numbers]
+
+    @torch.no_grad()
+    def _validate(self, kept, batches, moved=None) -> dict:
+        """Return the solution's outputs and losses for these batches."""
+        self._put(kept["weights"], kept["buffers"], moved)
+        self._model.eval()
+        made = [self.trainer.forward(self.training, *batch, self.args) for batch in batches]
         self._model.train()
-        logits, losses = zip(*(made[number] for number in numbers), strict=True)
+        logits, losses = zip(*made, strict=True)
         return {"outputs": logits, "losses": losses}
 
     def _put(self, weights, buffers, moved):
@@ -319,8 +327,8 @@ class Replay:
             own(self.weights[name]).copy_(tensor)
         if moved:
             audit.perturb(self._model, *moved)
-        for name, tensor in buffers.items():
-            self._buffers[name].copy_(tensor)
+        for name, buffer in self._buffers.items():  # a right model may have more
+            buffer.copy_(buffers[name])
 
     @torch.no_grad()
     def _load(self, state, moved=None):
@@ -482,6 +490,8 @@ class Replay:
 
         How far, without the scale: how many times as large it is.
         """
+        if step.get("too_many"):  # logits of the run before it: they were not kept
+            return 0.0, None
         if not {"logits", "gradient"} <= step.keys() or len(step["logits"]) != len(labels):
             return None, None
         logits = step["logits"].to(self.device).requires_grad_()
@@ -515,7 +525,11 @@ def _same_labels(mine, solution) -> bool | None:
     a, b = mine.get("labels"), solution.get("labels")
     if a is None or b is None or a.ndim != b.ndim:
         return None
-    return torch.equal(a, b)
+    return _equal(a, b)
+
+
+def _equal(a, b) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _pixels(mine, solution) -> float | None:
@@ -700,7 +714,16 @@ def _outputs(mine, solution) -> float | None:
     if [tuple(a.shape) for a in mine] != [tuple(b.shape) for b in solution]:
         return math.inf
     pairs = [(a.to(b.device).float(), b.float()) for a, b in zip(mine, solution, strict=True)]
-    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+    return max(_away(a, b) for a, b in pairs)
+
+
+def _away(a, b) -> float:
+    """Return how far two tensors are apart, as a share; infinite if either is not a number."""
+    off, size = float((a - b).norm()), float(b.norm())
+    if off == 0:  # a classifier that begins with zeros has logits of 0
+        return 0.0
+    share = off / size if size else math.inf
+    return math.inf if math.isnan(share) else share
 
 
 def _buffers(mine, solution) -> float:
