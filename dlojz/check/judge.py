@@ -66,7 +66,11 @@ def judge(
     validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
-        *(f for name in ended for f in common.still_trains(name, *runs.extras[name])),
+        *(
+            replace(f, hint=audit.EVALUATION) if f.hint == "later" and not validated else f
+            for name in ended
+            for f in common.still_trains(name, *runs.extras[name])
+        ),
         *audited,
         *(_later(name, folders, runs, validated) for name in ended if name in _replayed(exercise)),
         _work(folders, ends, runs),
