@@ -687,6 +687,13 @@ def test_what_a_notebook_quotes_was_recorded(notebook, recording, variant, quote
     assert quoted in (course.course_root() / "solutions" / f"{notebook}.ipynb").read_text()
 
 
+def test_there_are_as_many_intervals_as_06b_says():
+    names = runs.recordings("h200/0?-accuracy*") + runs.recordings("h100/0?-accuracy*")
+    assert sum(len(figures.rows(run)) - 1 for run in names) > 30
+    text = (course.course_root() / "solutions/06b_scaling.ipynb").read_text()
+    assert "the figures of this kind have more than thirty" in text
+
+
 def test_two_variants_that_a_notebook_compares_differ_as_it_says():
     _, large, small_before = figures.rows(
         runs.recorded("h200/05-accuracy"), only=["resized-crop", "small-copies"]

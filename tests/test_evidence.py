@@ -582,7 +582,8 @@ def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
             self.register_buffer("count", torch.zeros(1))
 
     parts = SimpleNamespace(metrics=torch.nn.ModuleDict({"own": Own(), "none": torch.nn.Module()}))
-    assert evidence._devices(parts) == {"cpu": 1}
+    parts.metrics["another"] = Own()
+    assert evidence._devices(parts) == {"cpu": 2}
 
 
 @pytest.mark.parametrize("around", ["model.forward", "unused"])

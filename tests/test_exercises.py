@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlojz.check.exercises import State, common
+from dlojz.check.exercises import Runs, State, common, gpu
 from dlojz.runs import log, records
 
 
@@ -89,3 +89,13 @@ def test_each_pass_belongs_into_its_phase():
 def test_more_threads_are_no_faster_step():
     found = common.no_brake(run(threads=4), run(threads=2))[1]
     assert (found.fails, found.hint) == (True, "threads")
+
+
+@pytest.mark.parametrize(("last", "middle", "passes"), [(2, 0, True), (0, 2, True), (0, 1, False)])
+def test_what_copies_a_batch_ahead_copies_none_in_the_last_step(last, middle, passes):
+    def a_run(last, middle=None):
+        steps = records.LastStep(non_blocking=last), records.MiddleStep(non_blocking=middle)
+        return log.Run("run", last=steps[0], middle=steps[1])
+
+    (found,) = gpu._copies(Runs(a_run(last, middle), a_run(2), {}))
+    assert (found.state == State.PASSED) is passes

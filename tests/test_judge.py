@@ -447,6 +447,21 @@ def test_another_model_is_validated_in_a_later_epoch_or_from_the_first(tmp_path,
     assert [(f.what, f.hint) for f in verdict.findings if f.fails] == [(what, hint)]
 
 
+def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
+    exercise, folders = made_runs(tmp_path, "05 on a CPU")
+    for name in ("two-epochs", "two-epochs-solution"):
+        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+        seen = {"touched": 0, "labels": [["val", 3 if name == "two-epochs" else 4]]}
+        rewrite(folders[name], lambda e, seen=seen: e | seen if e.get("when") == "whole" else e)
+    hints = {}
+    for first_is_wrong in (False, True):
+        if first_is_wrong:
+            of_another_model(folders["after-1"])
+        verdict = judge.judge(exercise, folders, judge.Standards())
+        hints[first_is_wrong] = {f.hint for f in verdict.findings if f.fails}
+    assert hints == {False: {"later"}, True: {"evaluation"}}
+
+
 def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):
     finding = judged_speed(tmp_path, 183, 100, precision="fp16", device_name="NVIDIA X1")
     assert finding.state == NOT_ASKED

@@ -287,7 +287,7 @@ def _extras(exercise):
 def _later(name, folders, runs, validated) -> Finding:
     """Return what the audit of a short run with several epochs found that is not the solution's.
 
-    validated: whether the first epoch's validation is right; if not, so is none.
+    validated: whether the first epoch's validation is right. If not, that is no later mistake.
     """
     again = folders[name] / series.REPLAY
     what, asked = f"audit of each epoch, run {name}", "the solution's updates"

@@ -207,7 +207,7 @@ class WholeRun(Record):
 
     # Dicts of mode, shape, dtype, device, layout, autocast, grad, count.
     inputs: list = field(default_factory=list)
-    outputs: list = field(default_factory=list)  # of the model: dicts of mode, dtype, count
+    val_dtypes: list = field(default_factory=list)  # of the model's outputs in the validation
     # Dicts of mode, logits, logits_dtype, labels_device, dtype, count.
     losses: list = field(default_factory=list)
     drawn: list | None = None  # a checksum of the images of each batch

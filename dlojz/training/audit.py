@@ -42,7 +42,7 @@ from dlojz import idr_torch
 from dlojz.machine import facts as machine
 from dlojz.runs import kinds, records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
-from dlojz.training import calls, clocks
+from dlojz.training import calls, checkpoint, clocks
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 
@@ -676,7 +676,6 @@ class Auditor:
         for state in self._waiting if self._wish.get("write") else ():  # no pause: nothing is timed
             self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
         steps, updates = on_cpu(self._steps_seen), on_cpu(self._updates)
-        validation = on_cpu(self._validation)
         for update in updates:
             update["rows"] = torch.cat([row.reshape(-1).float() for row in update["rows"]])
         for window in self._windows:
@@ -692,7 +691,7 @@ class Auditor:
             "kept": self._kept,
             "files": [str(file) for file in self._files],
             "first_buffers": on_cpu(self._first_buffers or {}),
-            "validation": validation,
+            "validation": on_cpu(self._validation),
         }
         if self._wish.get("write"):
             _save(ledger, ledger_file(self._run.folder, idr_torch.rank))
@@ -922,8 +921,7 @@ def _copy(value):
 
 def _scale(training):
     """Return the gradient scaler's factor, on its device; None if there is none."""
-    names = getattr(training, "__slots__", None) or vars(training)
-    for part in (getattr(training, name) for name in names):
+    for part in checkpoint.parts(training).values():
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
             return _copy(part._scale)
     return None

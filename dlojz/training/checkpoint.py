@@ -164,7 +164,7 @@ def save(training, states: list[dict], args, epoch: int, step: int):
 
     states: the `own_state` of each process, by rank.
     """
-    state = {name: part.state_dict() for name, part in _parts(training).items()}
+    state = {name: part.state_dict() for name, part in parts(training).items()}
     state |= {"processes": states} | _facts(training, args, epoch, step)
     file = args.checkpoint
     if file.is_dir():
@@ -196,7 +196,7 @@ def save_shards(training, args, epoch: int, step: int):
     folder, name = args.checkpoint, f"epoch-{epoch:04d}-step-{step:06d}"
     into, rank = folder / name, idr_torch.rank
     model, optimizer = get_state_dict(training.model, training.optimizer)
-    rest = {n: p.state_dict() for n, p in _parts(training).items() if n not in SHARDED}
+    rest = {n: p.state_dict() for n, p in parts(training).items() if n not in SHARDED}
     try:
         into.mkdir(parents=True, exist_ok=True)
         dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=into)
@@ -248,7 +248,7 @@ def load(training, args) -> tuple[int, int]:
             f"--resume {args.resume}: it holds the state of {len(processes)} of {idr_torch.size} "
             "processes; `save` must gather those of all (solution 06, paragraph 06d)"
         )
-    for name, part in _parts(training).items():
+    for name, part in parts(training).items():
         _put(args.resume, name, part.load_state_dict, state.get(name))
     _put(args.resume, "processes", lambda own: _put_own(training, own), processes[idr_torch.rank])
     return _resumed(state, args)
@@ -260,7 +260,7 @@ def _load_shards(training, args) -> tuple[int, int]:
     folder = args.resume / name
     state = _read(folder / "rest.pt")
     _keep_promises(_together(state["promises"]), _together(_promises(training, args)), args.resume)
-    for name, part in _parts(training).items():
+    for name, part in parts(training).items():
         if name not in SHARDED:
             _put(args.resume, name, part.load_state_dict, state.get(name))
 
@@ -380,19 +380,22 @@ def _promises(training, args):
         **{name: getattr(args, name) for name in SAME_FLAGS},
         "world_size": idr_torch.size,
         "total_steps": training.scheduler.total_steps,  # the length of the schedule
-        "parts": sorted(_parts(training)),
+        "parts": sorted(parts(training)),
     }
 
 
-def _parts(training) -> dict:
-    """Return the parts of a training by name, but for functions: a criterion may be one."""
+def parts(training) -> dict:
+    """Return the parts of a training by name, but for functions and None: a criterion may be one.
+
+    Anything else must have a state, or it would be lost in silence.
+    """
     names = getattr(training, "__slots__", None) or vars(training)
-    parts = {name: getattr(training, name) for name in names}
-    return {n: p for n, p in parts.items() if hasattr(p, "state_dict") or not _is_function(p)}
-
-
-def _is_function(part):
-    return part is None or callable(part)
+    found = {name: getattr(training, name) for name in names}
+    return {
+        name: part
+        for name, part in found.items()
+        if hasattr(part, "state_dict") or not (part is None or callable(part))
+    }
 
 
 def _trainer_sha256():

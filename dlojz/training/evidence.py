@@ -85,7 +85,8 @@ class Witness:
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
         self._looked_at = None  # the step that is profiled, or the last one that was
-        self._inputs, self._outputs, self._losses = Counter(), Counter(), Counter()
+        self._inputs, self._losses = Counter(), Counter()
+        self._val_dtypes = set()  # of the model's outputs
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
         self.chronometer = None  # which its conductor makes known
@@ -121,7 +122,7 @@ class Witness:
         if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
             torch.compiler.set_stance("force_eager")
         self._stay = [
-            *calls.hook(self._model, self._on_input, self._on_any_output),
+            *calls.hook(self._model, self._on_input, self._on_val_output),
             *calls.hook_loss(self._training, self._on_loss),
             self._training.optimizer.register_step_post_hook(self._on_update),
         ]
@@ -180,9 +181,9 @@ class Witness:
             torch.is_grad_enabled(),
         ] += 1
 
-    def _on_any_output(self, model, args, logits):
-        if torch.is_tensor(logits):
-            self._outputs["train" if model.training else "val", logits.dtype] += 1
+    def _on_val_output(self, model, args, logits):
+        if not model.training and torch.is_tensor(logits):
+            self._val_dtypes.add(logits.dtype)
 
     def _on_loss(self, criterion, args, kwargs, loss):
         logits, labels = audit.given(args, kwargs)
@@ -397,7 +398,7 @@ class Witness:
         after = digest(self._model)
         return records.WholeRun(
             inputs=_rows(self._inputs, "mode shape dtype device layout autocast grad"),
-            outputs=_rows(self._outputs, "mode dtype"),
+            val_dtypes=sorted(map(_word, self._val_dtypes)),
             losses=_rows(self._losses, "mode logits logits_dtype labels_device dtype"),
             drawn=self._drawn(),
             backward=self._counts["backward"],
@@ -638,7 +639,7 @@ def _devices(training):
     """Return how many metrics each device holds."""
     found = Counter()
     for metric in getattr(training, "metrics", torch.nn.ModuleDict()).values():
-        found |= Counter(str(buffer.device) for buffer in islice(metric.buffers(), 1))
+        found.update(str(buffer.device) for buffer in islice(metric.buffers(), 1))
     return dict(found)
 
 

@@ -73,7 +73,7 @@ def _loss_dtypes(run):
 
 
 def _autocast_in_validation(run):
-    return words(entry["dtype"] for entry in run.whole.outputs if entry["mode"] == "val")
+    return words(run.whole.val_dtypes)
 
 
 def _scaled(mine, reference):
