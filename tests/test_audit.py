@@ -681,6 +681,7 @@ def test_an_update_of_two_processes_is_one():
         (0.278 * 128, "fp16", True),
         (-0.25, "fp16", True),
         (0.2501, "fp32", True),
+        (math.inf, "fp16", False),  # another finding
     ],
 )
 def test_a_gradient_of_the_loss_may_be_divided_elsewhere_and_no_more(scale, precision, fails):
@@ -1349,7 +1350,9 @@ def validation_of(folder, change=None):
     (folder / "solution").mkdir(parents=True)
     _, mine, _ = audited(folder, step=step)
     _, solution, _ = audited(folder / "solution", step=validates, keep=0)
-    return Again(batches).validation(mine["validation"], solution["validation"])
+    found = Again(batches).validation(mine["validation"], solution["validation"])
+    assert not Path(mine["validation"]["file"]).exists(), "it may be a gigabyte"
+    return found
 
 
 def test_a_validation_that_is_computed_again_is_the_same(tmp_path):
@@ -1369,6 +1372,11 @@ def test_outputs_of_zeros_are_the_same_and_what_is_no_number_is_nowhere():
     assert replay._outputs([ones], [zeros]) == math.inf
     for order in ([none, ones], [ones, none]):
         assert replay._outputs(order, [ones, ones]) == math.inf
+
+
+def test_what_has_another_dtype_is_not_equal():
+    one = torch.ones(2)
+    assert [replay._equal(one, other) for other in (one, one.half(), 2 * one)] == [1, 0, 0]
 
 
 def test_a_right_model_may_have_more_buffers_than_the_solutions(tmp_path):

@@ -16,8 +16,10 @@ from dlojz import course
 from dlojz.check.exercises import amp
 from dlojz.runs import kinds, log, records
 from dlojz.training import audit, evidence
+from dlojz.training.data import normalize
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
+BF16 = ("--precision", "bf16")
 
 
 @pytest.fixture
@@ -551,11 +553,13 @@ def test_what_changes_weights_between_updates_is_seen_and_nan_is_no_change():
 
 
 def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
-    steps, images = evidence.Steps(torch.nn.Flatten()), torch.rand(4, 3, 8, 8)
+    steps = evidence.Steps(torch.nn.Flatten())
+    raw = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    images = normalize(raw)  # which a model may do itself
     labels = torch.tensor([3, 1, 2, 0])
     for mode, shown, told in (
         ("train", images, labels),
-        ("train", images.to(memory_format=torch.channels_last), labels),
+        ("train", raw.to(memory_format=torch.channels_last), labels),
         ("val", images.roll(1, 0), torch.nn.functional.one_hot(labels)),
     ):
         steps.enter(mode, shown)
@@ -568,6 +572,7 @@ def test_eight_pixels_of_each_image_and_all_labels_are_noted_in_their_order():
     assert told[0] == told[1] == ["train", 11]
     assert told[2] == ["val", 11]
     assert told[3] != told[0]
+    assert evidence._pixels(raw) == evidence._pixels(images)
 
 
 def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
@@ -586,6 +591,11 @@ def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
     assert evidence._devices(parts) == {"cpu": 2}
 
 
+def test_the_dtype_of_a_validation_is_not_that_of_the_training(edited):
+    run = edited({"enabled=dtype is not None": "enabled=training.model.training"}, *BF16)
+    assert amp._autocast_in_validation(run) == "float32"
+
+
 @pytest.mark.parametrize("around", ["model.forward", "unused"])
 def test_what_a_validation_computes_is_seen_wherever_autocast_is(edited, around):
     """Around the model's own forward, it is not on as the model is entered."""
@@ -595,6 +605,6 @@ def test_what_a_validation_computes_is_seen_wherever_autocast_is(edited, around)
         f"return {build}": f"model = {build}\n{own}\n    return model",
         "enabled=dtype is not None": "enabled=False",
     }
-    run = edited(edits, "--precision", "bf16")
+    run = edited(edits, *BF16)
     expected = "bfloat16" if around == "model.forward" else "float32"
     assert amp._autocast_in_validation(run) == expected

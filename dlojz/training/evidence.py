@@ -157,7 +157,7 @@ class Witness:
         images = audit.entered(args, kwargs)
         mode = "train" if model.training else "val"
         if self._steps:
-            self._steps.enter(mode, normalize(images))  # a model may do it itself
+            self._steps.enter(mode, images)
         if mode == "train":
             if self._canary:
                 self._stale, self._canary = self._stale + self._canary.stale(), None
@@ -170,7 +170,7 @@ class Witness:
         else:
             self._note_phase("validation")
         if mode not in self._pixels and not images.is_meta:
-            self._pixels[mode] = _pixels(normalize(images))
+            self._pixels[mode] = _pixels(images)
         self._inputs[
             mode,
             tuple(images.shape),
@@ -465,7 +465,7 @@ class Steps:
         if mode == "train":
             self._compare(self._statistics, _statistics(self._model))
             self._statistics = {}  # until the next update
-        flat = images.detach().flatten(1)
+        flat = normalize(images.detach()).flatten(1)  # a model may do it itself
         seen = flat[:, :: max(1, flat.shape[1] // SEEN)][:, :SEEN]
         self._images.append((mode, seen.float().clone()))
 
@@ -568,7 +568,8 @@ def _crc(tensor, start=0):
 
 def _pixels(images):
     """Return mean and standard deviation of a batch, by colour: [[red, green, blue], [...]]."""
-    found = (f(images.float(), (0, 2, 3)) for f in (torch.mean, torch.std))
+    images = normalize(images).float()  # a model may do it itself
+    found = (f(images, (0, 2, 3)) for f in (torch.mean, torch.std))
     return [[round(v, 4) for v in values.tolist()] for values in found]
 
 
