@@ -143,12 +143,12 @@ def test_any_part_of_the_recorded_ladder_can_be_drawn():
     every = runs.recordings("h200/09-ladder-*")
     fast = [run for run in every if "5-" in run.name and "resnet152" in run.name]
     ((speed, energy),) = modes.plot_rungs(fast)
-    assert "0.220" in words(energy)
+    assert "0.221" in words(energy)
     assert not [text for text in words(speed) if "won back" in text], "no eager run is shown"
     speed.figure.canvas.draw()
     axes = modes.plot_rungs(every)
     texts = [text for speed, _ in axes for text in words(speed)]
-    assert {"7,014", "×7.71", "3,220", "×8.48"} <= set(texts)
+    assert {"7,014", "×7.71", "3,231", "×8.51"} <= set(texts)
     assert not [text for text in texts if "was in a cache" in text], "it would hide the price"
     axes[0][0].figure.canvas.draw()
 
@@ -209,33 +209,37 @@ def test_what_notebook_09_says_of_its_h200_is_so():
         said.append(f"{size}{faster(ladder + '5-default', ladder + '4-channels-last'):.2f} times")
     assert missing("09_compile.ipynb", said) == []
     assert not default.compile_cached
-    minutes = 3800 * eager.step_ms / 60_000
-    assert round(minutes) == 7, "until both are at the same step"
+    minutes = 3900 * eager.step_ms / 60_000
+    assert round(minutes, 1) == 7.5, "until both are at the same step"
 
 
 def test_what_notebook_09b_says_of_its_ladders_is_so():
-    said, graphs, defaults = [], [], []
-    tops = {"resnet50": "5-reduce-overhead-fp16", "resnet152": "5-reduce-overhead"}
-    for model, top in tops.items():
+    said, graphs, defaults, fp16 = [], [], [], []
+    for model in ("resnet50", "resnet152"):
         ladder = f"09-ladder-{model}-"
         fp32, graph = ladder + "1-fp32", ladder + "5-reduce-overhead"
-        said.append(f"{faster(ladder + top, fp32):.2f} times as fast")
+        said.append(f"{faster(graph + '-fp16', fp32):.2f} times as fast")
+        fp16.append(f"{faster(graph + '-fp16', graph) - 1:.0%}")
         said.append(f"{faster(ladder + '4-channels-last', fp32):.2f}")
         graphs.append(f"{faster(graph, ladder + '5-default') - 1:.0%}")
         defaults.append(f"{faster(ladder + '5-default', ladder + '4-channels-last'):.2f}")
         said.append(steps_of(graph))
-    assert graphs == ["1%", "2%"]
+    assert (graphs, fp16) == (["1%", "4%"], ["4%", "1%"])
     said.append("makes them {} and {} times".format(*defaults))
     ladder = "09-ladder-resnet50-"
     eager = faster(ladder + "4-channels-last-fp16", ladder + "4-channels-last")
-    said.append(f"Eager it was {eager:.2f} times as fast as bf16")
-    fp16, bf16 = (recorded(ladder + rung) for rung in (tops["resnet50"], "5-reduce-overhead"))
-    assert f"{fp16.images_per_s / bf16.images_per_s - 1:.0%}" == "4%"
-    joules = [fp16.energy_per_image_j, recorded(ladder + "1-fp32").energy_per_image_j]
+    said.append(f"Eager, ResNet-50 was {eager:.2f} times as fast in fp16 as in bf16")
+    ends = ("5-reduce-overhead-fp16", "1-fp32")
+    joules = [recorded(ladder + end).energy_per_image_j for end in ends]
     said.append("{:.3f} J instead of {:.3f}".format(*joules))
-    said.append(f"won its {bf16.compile_s:.0f} s back")
-    ahead = recorded("09-ladder-resnet50-5-default").ahead_ms
-    said.append(f"was {ahead:.0f} ms ahead of it in ResNet-50's default mode")
+    paid = [
+        recorded(f"09-ladder-{m}-5-reduce-overhead").compile_s for m in ("resnet50", "resnet152")
+    ]
+    said += [f"won its {paid[0]:.0f} s back", f"ResNet-152 compiled for {paid[1]:.0f} s"]
+    ahead = [recorded(f"09-ladder-{m}-5-default").ahead_ms for m in ("resnet50", "resnet152")]
+    said.append(
+        f"was {ahead[0]:.0f} ms ahead of it in ResNet-50's default mode, and {ahead[1]:.0f} ms"
+    )
     assert missing("09b_modes.ipynb", said) == []
 
 
@@ -310,6 +314,8 @@ def test_what_notebook_09b_says_of_small_batches_is_so():
     said.append("With 128 images it is {:.2f} times, with 512 it is {:.2f}".format(*gains))
     lost = faster(batch + "09-b0032", batch + "03-b0032")
     said.append(f"With 32 images compiling *lost*: {lost:.2f} times")
+    twice = [recorded(f"09-compiled-resnet50-b0032-{n}").images_per_s for n in (1, 2)]
+    said.append("reached {:,.0f} images/s, and {:,.0f} when it was run again".format(*twice))
     other = "03-resnet50-bf16-nhwc-b"
     apart = abs(faster(batch + "03-b0512", other + "0512") - 1)
     said.append(f"machines differ by {100 * apart:.1f} %")
@@ -351,6 +357,15 @@ def test_what_notebook_09b_says_of_two_gpus_is_so():
     alone, with_ddp = (np.array(eager[n]["step_ms"]) for n in ("no communication", "DDP"))
     said.append(f"{np.median(with_ddp - alone):.1f} ms, of a step of {np.median(alone):.0f} ms")
     assert missing("09b_modes.ipynb", said) == []
+
+
+def test_a_static_graph_brings_nothing_to_compiled_ddp_as_notebook_09b_says():
+    cases = read(runs.recorded("h100/09-ddp-graphs-x2")).cases
+    both, static = (cases[name] for name in ("both", "both, static graph"))
+    sent = [[message["bytes"] for message in case["collectives"]] for case in (both, static)]
+    assert sent[0] == sent[1]
+    assert len(sent[0]) == 5
+    assert np.median(static["step_ms"]) > 0.99 * np.median(both["step_ms"])
 
 
 def test_what_notebook_09b_says_of_the_trainer_on_two_gpus_is_so():
