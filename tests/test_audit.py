@@ -15,6 +15,7 @@ import made
 import numpy as np
 import pytest
 import torch
+import torchvision
 from test_launch import until
 from test_stats import write_log
 
@@ -1114,6 +1115,39 @@ def test_a_window_may_begin_elsewhere_if_it_waited_for_something_else(
     probe = records.Probe(loader=records.Loader(), **waited)
     found = clock_findings(tmp_path, windows=windows, probe=probe)
     assert found["Chronometer's windows"].fails == fails
+
+
+@pytest.mark.parametrize(
+    ("actions", "asked", "fails"),
+    [
+        (["NONE", "WARMUP", "RECORD_AND_SAVE", "NONE"], True, False),
+        (["NONE", "WARMUP", "RECORD_AND_SAVE", "NONE"], False, True),  # a profiler of one's own
+        (["NONE", "NONE"], True, True),
+    ],
+)
+def test_a_window_may_begin_later_behind_a_longer_profile(tmp_path, actions, asked, fails):
+    windows = [{"first_step": 5, "steps": 5, "wall_s": 0.5}]
+
+    def profile(event):
+        if event["event"] == "start":
+            event["arguments"]["profile"] = asked
+
+    solved = {"profiler": records.Profiling(actions)}
+    found = clock_findings(tmp_path, windows=windows, change=profile, **solved)
+    assert found["Chronometer's windows"].fails == fails
+
+
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [
+        (torchvision.models.squeezenet1_1(), ""),
+        (torch.nn.Sequential(torch.nn.Identity(), torchvision.models.squeezenet1_1()), "1."),
+        (torch.nn.Linear(2, 3), ""),
+        (torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3)), ""),
+    ],
+)
+def test_what_is_around_a_model_is_not_in_its_weights_names(model, prefix):
+    assert audit.around(model) == prefix
 
 
 def test_the_layout_of_each_steps_images_is_kept(tmp_path):

@@ -1,5 +1,7 @@
 """Hooks on a model that is wrapped: each call is noted once, whichever of the two is called."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -56,3 +58,16 @@ def test_a_model_without_a_wrapper_has_each_hook_once():
         hook.remove()
     model(torch.ones(1, 2))
     assert seen == [model]
+
+
+def test_a_loss_for_display_stays_unseen():
+    """In training it has no graph; in a validation no loss has one."""
+    training = SimpleNamespace(model=torch.nn.Linear(2, 3), criterion=torch.nn.MSELoss())
+    seen = []
+    calls.hook_loss(training, lambda criterion, args, kwargs, loss: seen.append(loss.requires_grad))
+    for mode in (True, False):
+        training.model.train(mode)
+        out = training.model(torch.ones(1, 2))
+        training.criterion(out, torch.zeros(1, 3))
+        training.criterion(out.detach(), torch.zeros(1, 3))
+    assert seen == [True, True, False]

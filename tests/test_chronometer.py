@@ -175,6 +175,14 @@ def test_a_cpu_has_no_device_clock():
     assert sink.steps[0][3] is None
 
 
+@pytest.mark.parametrize("value", [[0.1], (0.1,), {"lr": 0.1}, "0.1"])
+def test_what_is_no_number_is_refused_where_it_is_given(value):
+    chrono = Chronometer()
+    chrono.start()
+    with pytest.raises(TypeError, match=r"next_iter\(lr=\.\.\.\): expected a number, found"):
+        chrono.next_iter(lr=value)
+
+
 @pytest.mark.parametrize(
     ("marks", "wrong", "message"),
     [

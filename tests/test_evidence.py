@@ -15,6 +15,7 @@ from made import torchrun
 from dlojz import course
 from dlojz.check.exercises import amp
 from dlojz.runs import kinds, log, records
+from dlojz.runs.folder import group_file
 from dlojz.training import audit, evidence
 from dlojz.training.data import normalize
 
@@ -427,6 +428,38 @@ def test_a_graph_that_is_kept_is_found():
     assert evidence._graphs_alive() == before + 2 or evidence._graphs_alive() == before + 1
     del kept
     assert evidence._graphs_alive() == before
+
+
+def test_metrics_may_be_one_module_or_several_or_tensors():
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("sums", torch.zeros(3))
+
+    several = torch.nn.ModuleDict({"loss": Sums(), "accuracy": Sums()})
+    for metrics, count in ((Sums(), 1), (several, 2), ({"loss": torch.zeros(1)}, 1)):
+        assert evidence._devices(SimpleNamespace(metrics=metrics)) == {"cpu": count}
+    assert evidence._devices(SimpleNamespace()) == {}
+
+
+def test_batches_that_are_kept_are_counted():
+    witness = object.__new__(evidence.Witness)
+    witness._inputs = {("train", (2, 3, 5, 7)): 4, ("val", (1, 3, 5, 7)): 4}
+    usual = witness._batches_alive()
+    kept = [torch.zeros(2, 3, 5, 7), torch.zeros(2, 3, 5, 7), torch.zeros(1, 3, 5, 7)]
+    assert witness._batches_alive() == usual + 2
+    assert len(kept) == 3
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_process_that_ends_inside_its_group_leaves_a_file(tmp_path, monkeypatch, inside):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: inside)
+    witness = object.__new__(evidence.Witness)
+    witness._run = SimpleNamespace(folder=tmp_path)
+    witness._note_group()
+    assert group_file(tmp_path, 0).exists() == inside
+    witness._run = SimpleNamespace(folder=tmp_path / "gone")
+    witness._note_group()
 
 
 @pytest.fixture(scope="module")

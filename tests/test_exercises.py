@@ -2,8 +2,9 @@
 
 import pytest
 
-from dlojz.check.exercises import Runs, State, common, gpu
+from dlojz.check.exercises import Runs, State, common, ddp, fsdp, gpu
 from dlojz.runs import log, records
+from dlojz.runs.folder import group_file
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,95 @@ def test_what_copies_a_batch_ahead_copies_none_in_the_last_step(last, middle, pa
 
     (found,) = gpu._copies(Runs(a_run(last, middle), a_run(2), {}))
     assert (found.state == State.PASSED) is passes
+
+
+def kept(graphs=0, batches=1, **loader):
+    """The log of a run with so many graphs and batches in memory after its last step."""
+    last = records.LastStep(graphs_alive=graphs, batches_alive=batches)
+    probe = records.Probe(loader=records.Loader(**loader))
+    return log.Run("mine", last=last, probe=probe)
+
+
+@pytest.mark.parametrize(
+    ("mine", "hints"),
+    [
+        (kept(), set()),
+        (kept(graphs=common.LOCALS, batches=1 + common.LOCALS), set()),
+        (kept(graphs=common.LOCALS + 1), {"kept"}),
+        (kept(batches=common.LOCALS + 2), {"piled"}),
+        (kept(batches=10, num_workers=2, prefetch_factor=3), set()),  # six of them are ready
+        (kept(batches=11, num_workers=2, prefetch_factor=3), {"piled"}),
+    ],
+)
+def test_a_loop_may_hold_the_last_step_and_no_more(mine, hints):
+    asked = {"kept", "piled"}
+    assert {f.hint for f in common.no_brake(mine, kept()) if f.fails} & asked == hints
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "hints"),
+    [
+        ("float32", ["float32"], set()),
+        ("float64", ["float32"], set()),
+        ("bfloat16", ["float32"], {"loss-dtype"}),
+        ("float32", ["float16", "float32"], {"val-dtype"}),
+    ],
+)
+def test_nothing_may_be_in_16_bits_that_is_not_so_in_the_solution(loss, outputs, hints):
+    seen = run(losses=[{"mode": "val", "dtype": loss}], val_dtypes=outputs)
+    usual = run(losses=[{"mode": "train", "dtype": "float32"}], val_dtypes=["float32"])
+    asked = {"loss-dtype", "val-dtype"}
+    assert {f.hint for f in common.same_work(seen, usual) if f.fails} & asked == hints
+    assert not {f.hint for f in common.same_work(seen, seen) if f.fails} & asked
+
+
+def exchanged(folder, *collectives):
+    """The logs of two processes that exchanged these in their last step."""
+    last = records.LastStep(collectives=[{"op": op, "bytes": size} for op, size in collectives])
+    return [log.Run(folder / "events.jsonl", last=last) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("also", "fails"),
+    [
+        ([], False),
+        ([("all_reduce", 4096)], False),  # another bucket
+        ([("barrier", 4)], True),
+        ([("barrier", 4096)], True),
+        ([("all_reduce", 16)], True),  # losses and counts
+    ],
+)
+def test_processes_meet_in_a_step_for_gradients_only(tmp_path, also, fails):
+    gradients = ("all_reduce", 4_100_000)
+    found = ddp._others(*(exchanged(tmp_path, gradients, *more) for more in (also, [])))
+    assert (found.fails, found.hint) == (fails, "barrier")
+    both = exchanged(tmp_path, gradients, *also)
+    assert not ddp._others(both, both).fails
+
+
+def test_processes_that_did_not_leave_their_group_are_counted(tmp_path):
+    ranks = exchanged(tmp_path)
+    assert ddp._still_there(ranks) == "none"
+    group_file(tmp_path, 1).touch()
+    assert ddp._still_there(ranks) == 1
+
+
+@pytest.mark.parametrize(
+    ("yours", "hint"),
+    [
+        (["bfloat16"] * 3, None),
+        (["bfloat16"] * 2, None),  # the last block stays whole
+        (["bfloat16"], "blocks"),
+        (["bfloat16"] * 4, "blocks"),
+        (["float32"] * 3, "policy"),
+        (["bfloat16", "bfloat16", "float32"], "policy"),
+    ],
+)
+def test_a_block_is_gathered_as_often_as_in_the_solution_but_for_the_last(yours, hint):
+    def gathered(dtypes):
+        seen = [{"op": "all_gather", "dtype": dtype} for dtype in dtypes]
+        seen.append({"op": "reduce_scatter", "dtype": "float32"})
+        return [log.Run("mine", last=records.LastStep(collectives=seen))]
+
+    found = fsdp._gathered(gathered(yours), gathered(["bfloat16"] * 3))
+    assert (found.hint if found.fails else None) == hint

@@ -462,6 +462,27 @@ def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp
     assert hints == {False: {"later"}, True: {"evaluation"}}
 
 
+def test_a_log_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
+    exercise, folders = made_runs(tmp_path, "05 on a CPU")
+    for name in ("two-epochs", "two-epochs-solution"):
+        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+        seen = {"touched": 0, "labels": [["val", 3 if name == "two-epochs" else 4]]}
+        rewrite(folders[name], lambda e, seen=seen: e | seen if e.get("when") == "whole" else e)
+    failed_in_its_end(folders["after-1"] / "replay", {})
+    verdict = judge.judge(exercise, folders, judge.Standards())
+    assert {f.what for f in verdict.failing} == {"audit", "all steps, run two-epochs"}
+    assert {f.hint for f in verdict.failing} == {"audit", None}
+
+
+def test_a_trainer_that_nothing_watched_has_one_finding(tmp_path):
+    exercise, folders = made_runs(tmp_path, "03 on a CPU")
+    watched = {"backward": 12}
+    rewrite(folders["solution"], lambda e: e | watched if e.get("when") == "whole" else e)
+    verdict = judge.judge(exercise, folders, judge.Standards())
+    assert [f.what for f in verdict.failing if f.state == FAILED] == ["evidence"]
+    assert verdict.hint_key == "watched"
+
+
 def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):
     finding = judged_speed(tmp_path, 183, 100, precision="fp16", device_name="NVIDIA X1")
     assert finding.state == NOT_ASKED

@@ -248,6 +248,20 @@ def test_all_ways_to_run_out_of_memory_are_one_outcome(error, tmp_path, monkeypa
     assert log.read(tmp_path).end["outcome"] == "out_of_memory"
 
 
+def test_a_log_ends_once(tmp_path, monkeypatch):
+    """A check may end it before the trainer's `finally` does."""
+    monkeypatch.setattr("sys.excepthook", None)
+    run, calls = log.RunLog(tmp_path, SimpleNamespace()), []
+    run.before_end(lambda: calls.append("before the end"))
+    run.end()
+    run.end()
+    written = (tmp_path / "events.jsonl").read_text()
+    assert (written.count('"end"'), len(calls)) == (1, 1)
+    run._on_error(RuntimeError, RuntimeError("after its end"), None)
+    assert log.read(tmp_path).end["outcome"] == "failed"
+    assert len(calls) == 1
+
+
 def test_a_job_that_went_on_has_one_row_of_steps(file):
     file.write_text(file.read_text() * 2)
     run = log.read(file)

@@ -444,9 +444,11 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
 
     Nor may a trainer stop the Chronometer's clock.
     """
-    # A window waits for the first update that a gradient scaler does not skip, and for a compiler.
+    # A window waits for the first update that a gradient scaler does not skip, for a compiler, and
+    # for the trainer's own profiler.
     waits = [
-        (r.whole.optimizer_steps, r.probe.batches, r.probe.compiles_in) for r in (run, reference)
+        (r.whole.optimizer_steps, r.probe.batches, r.probe.compiles_in, _profiled(r))
+        for r in (run, reference)
     ]
     parts = [_parts(r, begins=waits[0] == waits[1]) for r in (run, reference)]
     found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
@@ -481,6 +483,12 @@ def _stock(windows, loader):
     asked = f"at most {most:.0f}: a tenth, or what the solution's workers keep ready"
     what = "batches loaded before the window"
     return _finding(what, ahead <= most, f"{ahead}, for {steps} steps", asked, "ahead")
+
+
+def _profiled(run):
+    """Return how many steps it took until the trainer's own profiler was off."""
+    actions = run.profiler.actions if run.start.get("arguments", {}).get("profile") else []
+    return max((step for step, action in enumerate(actions, 1) if action != "NONE"), default=0)
 
 
 def _parts(run, begins):

@@ -31,6 +31,10 @@ NOT_TIMED = Finding(
 NOT_JUDGED = Finding(
     MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
 )
+NOT_WATCHED = Finding(
+    *(SAME, "evidence", State.FAILED, "none: nothing watched the training"),
+    *("a Chronometer with `witness=evidence.watch(...)`", "watched"),
+)
 BAND = "band-"  # runs of the solution with weights that are off by a rounding error, by number
 FLOAT32 = "float32"  # a run of the trainee's trainer, beside those in 16 bits
 SMALL = "small"  # another, whose updates are kept if a state of those is too large
@@ -57,6 +61,9 @@ def judge(
         if not ends.get(name, MISSING).completed:
             return _stopped(exercise, folders, name, ends.get(name, MISSING))
     runs, broken = _read(exercise, folders, ends)
+    if runs.mine.whole.backward is None and runs.reference.whole.backward is not None:
+        found = [NOT_WATCHED, NOT_JUDGED, NOT_TIMED]
+        return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
     mechanism = _mechanism(exercise, _without_crashed(exercise, runs, ends))
     if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
@@ -64,15 +71,16 @@ def judge(
     ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
     audited = _audit(exercise, folders, runs, timed)
     validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
+    instead = "later" if validated else audit.EVALUATION
+    if any(f.state == State.FAILED and f.hint in ("audit", "told") for f in audited):
+        instead = None  # what is wrong in the job itself is no later mistake
+    later = [f for name in ended for f in common.still_trains(name, *runs.extras[name])]
+    replayed = [name for name in ended if name in _replayed(exercise)]
+    later += [_later(name, folders, runs, validated) for name in replayed]
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
-        *(
-            replace(f, hint=audit.EVALUATION) if f.hint == "later" and not validated else f
-            for name in ended
-            for f in common.still_trains(name, *runs.extras[name])
-        ),
         *audited,
-        *(_later(name, folders, runs, validated) for name in ended if name in _replayed(exercise)),
+        *(replace(f, hint=instead) if f.hint == "later" else f for f in later),
         _work(folders, ends, runs),
         *mechanism,
     ]

@@ -34,6 +34,11 @@ def events_file(folder, rank: int = 0) -> Path:
     return Path(folder) / ("events.jsonl" if rank == 0 else f"events.rank{rank}.jsonl")
 
 
+def group_file(folder, rank: int = 0) -> Path:
+    """Return the path of a file that is there if this process ended inside its process group."""
+    return Path(folder) / f"in-group.rank{rank}"
+
+
 def trace_file(folder, rank: int = 0) -> Path:
     """Return the path of the compressed trace of one process of the run in `folder`."""
     return Path(folder) / ("trace.json.gz" if rank == 0 else f"trace.rank{rank}.json.gz")

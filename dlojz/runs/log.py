@@ -121,6 +121,7 @@ class RunLog:
         self._args = args
         self._device = self._sensors = None
         self._last_words = []  # calls that log something before the end
+        self._ended = False
         self._memory = {}
         self._progress = _Progress() if idr_torch.is_master else None
         sys.excepthook = self._on_error
@@ -218,11 +219,13 @@ class RunLog:
         self._write("case", case=name, **fields)
 
     def end(self):
-        """Write that the run is complete."""
-        self._finish("completed")
+        """Write that the run is complete; once, as a check may end it before a `finally` does."""
+        if not self._ended:
+            self._finish("completed")
 
     def _finish(self, outcome, **fields):
-        for call in self._last_words:
+        last_words, self._last_words, self._ended = self._last_words, [], True
+        for call in last_words:
             call()
         if self._device:
             self._write("memory", **(meters.peak_memory(self._device) | self._memory))

@@ -150,6 +150,7 @@ class LastStep(Record):
     non_blocking: int | None = None  # how many calls of `Tensor.to` asked for that
     kernels_us: dict = field(default_factory=dict)  # the longest, by name
     graphs_alive: int | None = None  # tensors that hold their graph after the step
+    batches_alive: int | None = None  # tensors of a batch's shape after the step
     compiled_regions: int | None = None  # that torch.compile made, forward and backward
     uncompiled: dict = field(default_factory=dict)  # matrix products outside of them, by kind
     # Dicts of backend, op, bytes, dtype, begin_ms, ms.

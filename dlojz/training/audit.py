@@ -18,6 +18,7 @@ an image where its gradient comes back. And it measures the peak of a GPU's memo
 keeps there itself.
 """
 
+import atexit
 import gc
 import json
 import math
@@ -103,6 +104,13 @@ def plain(name: str) -> str:
     return name.replace("_checkpoint_wrapped_", "").replace("module.", "").replace("_orig_mod.", "")
 
 
+def around(model) -> str:
+    """Return what all weights' names begin with: "1." if the model is in a Sequential, else ""."""
+    first, *others = (plain(name).partition(".") for name, _ in model.named_parameters())
+    inside = others and first[2] and all(other[0] == first[0] and other[2] for other in others)
+    return f"{first[0]}." if inside else ""
+
+
 def perturb(model, relative: float, seed: int):
     """Move each weight by a share of it, drawn with this standard deviation."""
     generator = torch.Generator().manual_seed(seed)
@@ -184,7 +192,8 @@ class Auditor:
         self._precision = getattr(args, "precision", None)
         self._profiled = "--profile" in sys.argv  # as the check asked, not as the trainer says
         self._device = next(self._model.parameters()).device
-        self._names = {p: plain(name) for name, p in self._model.named_parameters()}
+        self._around = around(self._model)
+        self._names = {p: self._plain(name) for name, p in self._model.named_parameters()}
         self._modules = list(self._model.modules())
         self._draw = random.Random(_shared_secret())
         self._chosen = _choose(self._model, self._draw)
@@ -373,7 +382,7 @@ class Auditor:
         """Note, as a validation begins, whether its buffers are those of the training."""
         if self._skipped or not self._buffers:
             return
-        now = {plain(name): buffer for name, buffer in self._model.named_buffers()}
+        now = {self._plain(name): buffer for name, buffer in self._model.named_buffers()}
         same = now.keys() == self._buffers.keys() and all(
             torch.equal(now[name].to(buffer.device), buffer)
             for name, buffer in self._buffers.items()
@@ -384,7 +393,7 @@ class Auditor:
     def _compare_validated(self):
         """Note, as an epoch begins, whether the validation before left the buffers as they were."""
         buffers, self._validated = self._validated, None
-        now = {plain(name): buffer for name, buffer in self._model.named_buffers()}
+        now = {self._plain(name): buffer for name, buffer in self._model.named_buffers()}
         for name, buffer in buffers.items():
             other = now.get(name)
             alike = other is not None and other.shape == buffer.shape
@@ -426,12 +435,11 @@ class Auditor:
         return torch.stack(torch._foreach_norm([own(p.detach()) for p in self._names])).float()
 
     def _end_run(self):
-        """End the process, as if the trainer had ended here."""
+        """End the process, as if the trainer had ended here. It may still have a `finally`."""
         if self._same_weights is False:  # another model's are in their place, for the validation
             self._state = State()
         self._run.end()
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        atexit.register(_leave_group)
         sys.exit()
 
     def _sample(self, images):
@@ -510,11 +518,14 @@ class Auditor:
             self._first_buffers = self._buffers
         self._skipped = True  # unless its optimizer is called: in fp16 it may not be
 
+    def _plain(self, name):
+        return plain(name).removeprefix(self._around)
+
     def _copied_buffers(self) -> dict:
         """Return copies of the buffers by name."""
         names, found = {}, {}
         for name, buffer in self._model.named_buffers():
-            names.setdefault((buffer.dtype, buffer.device), {})[plain(name)] = buffer
+            names.setdefault((buffer.dtype, buffer.device), {})[self._plain(name)] = buffer
         for those in names.values():  # in one call each: a hundred cost the host a millisecond
             found |= zip(those, torch._foreach_mul(list(those.values()), 1), strict=True)
         return found
@@ -759,6 +770,12 @@ def _met(logits, labels, loss) -> list:
     alike = labels.shape == logits.shape[:1]  # or else they are not numbers of classes
     right = (logits.argmax(1) == labels).sum() if alike else math.nan
     return [loss, len(logits), right]
+
+
+def _leave_group():
+    """Leave the process group, unless the trainer did."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _numbers(batches) -> list:

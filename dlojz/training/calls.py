@@ -16,11 +16,19 @@ def inner(model):
 
 
 def hook_loss(training, on_loss) -> list:
-    """Call `on_loss(criterion, args, kwargs, loss)`; return the hooks: [] if it is no module."""
+    """Call `on_loss(criterion, args, kwargs, loss)`; return the hooks: [] if it is no module.
+
+    A loss in training that has no graph is for display, and stays unseen.
+    """
     criterion = getattr(training, "criterion", None)
     if not isinstance(criterion, torch.nn.Module):  # a function computes the loss, unseen
         return []
-    return [criterion.register_forward_hook(torch.compiler.disable(on_loss), with_kwargs=True)]
+
+    def leave(criterion, args, kwargs, loss):
+        if loss.requires_grad or not inner(training.model).training:
+            on_loss(criterion, args, kwargs, loss)
+
+    return [criterion.register_forward_hook(torch.compiler.disable(leave), with_kwargs=True)]
 
 
 def hook(model, on_input, on_output=None) -> list:

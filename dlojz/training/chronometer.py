@@ -87,8 +87,11 @@ class Chronometer:
         """End a step (except at the first call) and begin the wait for the next batch.
 
         values: what the log keeps of the step that ends, such as `images=32, loss=loss`; scalar
-            tensors are read once the device has computed them.
+            tensors are read once the device has computed them. Raises TypeError if one is a list.
         """
+        for name, value in values.items():
+            if isinstance(value, str | list | tuple | dict):
+                raise TypeError(f"chrono.next_iter({name}=...): expected a number, found {value!r}")
         ended = self._phase == "update"
         self._enter("data")
         if ended:

@@ -21,6 +21,7 @@ microseconds, and `torch.compile` leaves them out of its graphs. Only in a check
 several epochs, which is not timed, every step is looked at, too: `Steps`.
 """
 
+import atexit
 import gc
 import math
 import sys
@@ -35,7 +36,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no public name for it
 
+from dlojz import idr_torch
 from dlojz.runs import kinds, records, spans
+from dlojz.runs.folder import group_file
 from dlojz.training import (
     audit,
     calls,
@@ -82,6 +85,8 @@ class Witness:
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
         self._model, self._args = training.model, args
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            atexit.register(self._note_group)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
         self._looked_at = None  # the step that is profiled, or the last one that was
@@ -373,7 +378,13 @@ class Witness:
         seen = _profile(events) | _distributed(self._model)  # by now DDP has its final buckets
         seen["modes"] = sorted(self._modes)
         kind = records.MiddleStep if self._looked_at == self.middle else records.LastStep
-        self._run.evidence(kind(step=self._looked_at, **seen, graphs_alive=_graphs_alive()))
+        alive = {"graphs_alive": _graphs_alive(), "batches_alive": self._batches_alive()}
+        self._run.evidence(kind(step=self._looked_at, **seen, **alive))
+
+    def _batches_alive(self):
+        """Return how many tensors have the shape of a batch in training."""
+        shapes = {entry[1] for entry in self._inputs if entry[0] == "train"}
+        return sum(tuple(t.shape) in shapes for t in _tensors())
 
     def profiled(self, actions):
         """Log what the trainee's profiler did in each step, by the names of torch's actions."""
@@ -393,6 +404,12 @@ class Witness:
                 self._auditor.finish()
         self._loader = None
         _end_workers()
+
+    def _note_group(self):
+        """Leave a file if the process is still in its group: the log has its end already."""
+        if torch.distributed.is_initialized():
+            with suppress(OSError):  # of a full disk
+                group_file(self._run.folder, idr_torch.rank).touch()
 
     def _whole(self):
         after = digest(self._model)
@@ -638,9 +655,12 @@ def _parameters(model):
 
 def _devices(training):
     """Return how many metrics each device holds."""
+    metrics = getattr(training, "metrics", {})
+    each = metrics.values() if hasattr(metrics, "values") else [metrics]  # one for all, or several
     found = Counter()
-    for metric in getattr(training, "metrics", torch.nn.ModuleDict()).values():
-        found.update(str(buffer.device) for buffer in islice(metric.buffers(), 1))
+    for metric in each:
+        values = metric.buffers() if isinstance(metric, torch.nn.Module) else [metric]
+        found.update(str(value.device) for value in islice(filter(torch.is_tensor, values), 1))
     return dict(found)
 
 

@@ -124,8 +124,10 @@ class Replay:
         self.training = trainer.build_training(args, device, classes, updates)
         self.per_epoch = min(args.test_nsteps, batches) if args.test else batches
         self._model = self.training.model
-        self.weights = {plain(name): p for name, p in self._model.named_parameters()}
-        self._buffers = {plain(name): b for name, b in self._model.named_buffers()}
+        inside = audit.around(self._model)
+        weights, buffers = self._model.named_parameters(), self._model.named_buffers()
+        self.weights = {plain(name).removeprefix(inside): p for name, p in weights}
+        self._buffers = {plain(name).removeprefix(inside): b for name, b in buffers}
         self._gradients = self._stream = None
         self._outputs = []
         self._noises = []

@@ -7,8 +7,6 @@ from dlojz.check.exercises.common import (
     finite_momenta,
     flag,
     like,
-    like_if_seen,
-    losses,
     no_brake,
     words,
 )
@@ -41,9 +39,6 @@ def mechanism(runs: Runs) -> list[Finding]:
         # Not beside the solution's: a job that failed has nothing beside it.
         Finding(MECHANISM, LAYERS, layers == expected, layers, expected, _why(layers)),
         *(like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks),
-        like_if_seen(
-            *(MECHANISM, "dtype of the loss", mine, reference, _loss_dtypes, "loss-dtype")
-        ),
         *(_scaled(*runs.extras[FP16]) if FP16 in runs.extras else []),
         *(_in_float32(*runs.extras[FP32]) if FP32 in runs.extras else []),
         *(_in_bfloat16(*runs.extras[BF16]) if BF16 in runs.extras else []),
@@ -66,10 +61,6 @@ def _outputs(run):
 
 def _matrix_ops(run):
     return words(op["dtype"] for op in run.last.matrix_ops)
-
-
-def _loss_dtypes(run):
-    return words(entry["dtype"] for mode in ("train", "val") for entry in losses(run, mode))
 
 
 def _autocast_in_validation(run):

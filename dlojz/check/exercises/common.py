@@ -88,7 +88,24 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
         ),
         Finding(SAME, "updates of the weights", close, str(steps[0]), str(steps[1]), hint),
         finite_momenta(mine),
+        _as_fine("dtype of the loss", mine, reference, _loss_dtypes, "loss-dtype"),
+        _as_fine("dtype of the outputs in validation", mine, reference, _val_dtypes, "val-dtype"),
     ]
+
+
+def _as_fine(what, mine, reference, get, hint):
+    """Return a finding: is nothing in 16 bits that is not so in the solution?"""
+    yours, expected = get(mine), get(reference)
+    coarser = {"float16", "bfloat16"} & yours - expected
+    return Finding(SAME, what, not coarser, words(yours), words(expected), hint)
+
+
+def _loss_dtypes(run):
+    return {entry["dtype"] for mode in ("train", "val") for entry in losses(run, mode)}
+
+
+def _val_dtypes(run):
+    return set(run.whole.val_dtypes)
 
 
 def _wrong_mode(mine, reference):
@@ -126,6 +143,7 @@ def _keeps_what_is_skipped(mine, reference):
 # By which the gradients of an update may be larger or smaller: with a few images, a rounding error
 # in the first update was 5 % of the second one's, and 28 % of the fourth's.
 NORM = 4.0
+LOCALS = 3  # losses and logits that a loop may hold until its next step
 PIXELS = 0.02  # by which the middle one of an image's may be off
 
 
@@ -218,13 +236,15 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
     """Return findings: does nothing cost speed or memory without showing in the result?"""
     waits = [_waits(r) for r in (mine, reference)]
     items = [r.last.calls.get("item", 0) for r in (mine, reference)]
-    graphs = [r.last.graphs_alive for r in (mine, reference)]
+    graphs, usual = (r.last.graphs_alive for r in (mine, reference))
+    most = None if usual is None else usual + LOCALS
     return [
         _in_phases(mine, reference),
         like(MECHANISM, "threads of the processor", mine, reference, _threads, "threads"),
         _at_most("numbers read from the device in a step", *items, "item"),
         _at_most("waits for the device in a step", *waits, "item"),
-        _at_most("tensors that keep a graph alive", *graphs, "kept"),
+        _at_most("tensors that keep a graph alive", graphs, most, "kept"),
+        _piled_up(mine, reference),
         like(
             *(MECHANISM, "gradients recorded in validation", mine, reference),
             lambda r: words(i["grad"] for i in inputs(r, "val")),
@@ -246,6 +266,15 @@ def _in_phases(mine, reference):
 
 def _threads(run):
     return run.whole.threads
+
+
+def _piled_up(mine, reference):
+    """Return a finding: are there batches of earlier steps, beside those a loader has ready?"""
+    found, usual = (r.last.batches_alive for r in (mine, reference))
+    loader = mine.probe.loader
+    ready = (loader.num_workers or 0) * (loader.prefetch_factor or 0)
+    most = None if usual is None else usual + LOCALS + ready
+    return _at_most("batches of images in memory after the last step", found, most, "piled")
 
 
 def _waits(run):

@@ -5,11 +5,13 @@ from collections import Counter
 
 from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
 from dlojz.check.exercises.common import like, no_brake, words
+from dlojz.runs.folder import group_file
 
 # Another seed than 0, which a sampler has without being asked.
 SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1 "
 SMALL += "--precision fp32 --deterministic"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
+FEW_BYTES = 16  # a loss, or some counts: no layer has so few weights
 FIRST_STEPS, NEAR = 4, 1e-3  # the losses of the run that accumulates, against the solution's
 
 
@@ -28,6 +30,8 @@ def mechanism(runs: Runs) -> list[Finding]:
         like(MECHANISM, "buffers sent in each forward pass", *pair, _broadcast, "buffers"),
         like(MECHANISM, "devices", *pair, _devices, "device"),
         like(MECHANISM, "search for unused parameters", *pair, _unused, "unused"),
+        _others(*pair),
+        like(MECHANISM, "processes still in their group at the end", *pair, _still_there, "leave"),
         *(_two_epochs(*runs.extras[EPOCHS], dealt) if EPOCHS in runs.extras else []),
         *(_accumulates(*runs.extras[ACCUMULATES], dealt) if ACCUMULATES in runs.extras else []),
         *no_brake(runs.mine, runs.reference),
@@ -147,6 +151,26 @@ def _broadcast(ranks):
 
 def _unused(ranks):
     return words(bool(run.last.find_unused_parameters) for run in ranks)
+
+
+def _others(mine, reference):
+    """Return a finding: do processes meet in a step for anything but gradients and buffers?"""
+    yours, usual = (
+        max(sum(map(_is_small, run.last.collectives or ())) for run in ranks)
+        for ranks in (mine, reference)
+    )
+    asked = f"at most {usual}" if usual else "none"
+    what = "barriers and numbers exchanged in a step"
+    return Finding(MECHANISM, what, yours <= usual, str(yours), asked, "barrier")
+
+
+def _is_small(collective):
+    return collective["op"] == "barrier" or collective["bytes"] <= FEW_BYTES
+
+
+def _still_there(ranks):
+    folder = ranks[0].path.parent
+    return sum(group_file(folder, rank).exists() for rank in range(len(ranks))) or "none"
 
 
 def _writers(ranks):
