@@ -162,6 +162,7 @@ def run(seen=(), regions=2, outside=0, wrapper=None, window=3, **counts):
         wrapper=wrapper,
         calls={},
         graphs_alive=0,
+        batches_alive=1,
     )
     return made
 

@@ -1,5 +1,7 @@
 """What the exercises have in common: findings that are drawn from the trainee's own run."""
 
+import re
+
 import pytest
 
 from dlojz.check.exercises import Runs, State, common, ddp, fsdp, gpu
@@ -192,3 +194,16 @@ def test_a_block_is_gathered_as_often_as_in_the_solution_but_for_the_last(yours,
 
     found = fsdp._gathered(gathered(yours), gathered(["bfloat16"] * 3))
     assert (found.hint if found.fails else None) == hint
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("ValueError: Invalid rank 2, rank should be in the interval [0, 1]", "rank"),
+        ("TypeError: build() got an unexpected keyword argument 'num_replicas'", "rank"),
+        ("AttributeError: 'Mine' object has no attribute 'num_replicas'", None),  # a sampler
+    ],
+)
+def test_a_sampler_of_ones_own_is_not_told_of_ranks(error, hint):
+    found = [key for pattern, key in ddp.EXERCISE.errors if re.search(pattern, error)]
+    assert found == ([hint] if hint else [])

@@ -215,6 +215,6 @@ EXERCISE = Exercise(
         (r"Duplicate GPU detected", "device"),  # NCCL's
         (r"process group has not been initialized", "connect"),
         (r"only supported with GPUs", "backend"),
-        (r"Invalid rank \d+, rank should be|num_replicas", "rank"),
+        (r"Invalid rank \d+, rank should be|(?<!attribute ')num_replicas", "rank"),
     ),
 )
