@@ -1566,3 +1566,19 @@ def test_a_model_may_normalize_its_images_itself():
         auditor = SimpleNamespace(_places=None)
         seen.append(audit.Auditor._sample(auditor, given))
     assert torch.equal(*seen)
+
+
+def test_a_process_group_that_was_left_is_kept_to_the_end(tmp_path, monkeypatch):
+    """DDP must not free it: see `audit.keep_group`."""
+    kept = []
+    monkeypatch.setattr(audit, "_KEPT", kept)
+    audit.keep_group()
+    assert kept == [], "one process has none"
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    group = torch.distributed.group.WORLD
+    audit.keep_group()
+    audit._leave_group()
+    assert not torch.distributed.is_initialized()
+    assert kept == [group]
+    audit._leave_group()

@@ -772,6 +772,20 @@ def _met(logits, labels, loss) -> list:
     return [loss, len(logits), right]
 
 
+def keep_group():
+    """Keep the process group until the process ends, also when it was left.
+
+    Else DDP may hold the last reference to it. Its reducer, freed, then waits for a thread of gloo
+    while it holds Python's lock, which that thread may want to free a tensor: such a process hangs
+    behind the end of its log.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        _KEPT.append(torch.distributed.group.WORLD)
+
+
+_KEPT = []
+
+
 def _leave_group():
     """Leave the process group, unless the trainer did."""
     if torch.distributed.is_initialized():

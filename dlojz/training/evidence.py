@@ -85,6 +85,7 @@ class Witness:
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
         self._model, self._args = training.model, args
+        audit.keep_group()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             atexit.register(self._note_group)
         steps = min(args.test_nsteps, len(loader)) * args.epochs

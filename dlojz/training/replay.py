@@ -63,6 +63,7 @@ def main():
     if getattr(args, "compile", "off") != "off":  # a few steps are not worth it
         torch.compiler.set_stance("force_eager")
     replay = Replay(trainer, args, trainer.set_device())
+    audit.keep_group()
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
     _all_the_same(ledgers[0]["kept"])

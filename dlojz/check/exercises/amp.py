@@ -73,6 +73,7 @@ def _scaled(mine, reference):
     # A factor so small saves few gradients from underflow.
     least = max(1, (usual or 1) / SMALLER)
     scaled = scale is not None and least < scale < math.inf
+    why = "loss-dtype" if scale == math.inf else "scaler"  # fp16 ends at 65504, and it is 65536
     norm, expected = (r.probe.gradients.norm for r in (mine, reference))
     # A scaler would have skipped the update.
     hint = "unscale" if norm is None or math.isfinite(norm) else "scaler-step"
@@ -81,7 +82,7 @@ def _scaled(mine, reference):
         like(MECHANISM, f"{LAYERS}, in fp16", mine, reference, _outputs, "format"),
         Finding(
             *(MECHANISM, "factor on the loss in fp16", scaled),
-            *(_number(scale), f"above {_number(least)}, such as {_number(usual)}", "scaler"),
+            *(_number(scale), f"above {_number(least)}, such as {_number(usual)}", why),
         ),
         Finding(
             *(MECHANISM, f"norm of the gradients, fp16, clipped at {CLIP_NORM:g}", clipped),
