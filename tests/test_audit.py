@@ -22,7 +22,7 @@ from test_stats import write_log
 from dlojz.check import audit as judged
 from dlojz.check.exercises import State
 from dlojz.runs import log, records
-from dlojz.training import audit, calls, clocks, replay
+from dlojz.training import audit, calls, clocks, processes, replay
 from dlojz.training.data import Batches, normalize
 
 CLASSES = 5
@@ -1569,16 +1569,16 @@ def test_a_model_may_normalize_its_images_itself():
 
 
 def test_a_process_group_that_was_left_is_kept_to_the_end(tmp_path, monkeypatch):
-    """DDP must not free it: see `audit.keep_group`."""
+    """DDP must not free it: see `processes.keep_group`."""
     kept = []
-    monkeypatch.setattr(audit, "_KEPT", kept)
-    audit.keep_group()
+    monkeypatch.setattr(processes, "_kept", kept)
+    processes.keep_group()
     assert kept == [], "one process has none"
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    group = torch.distributed.group.WORLD
-    audit.keep_group()
-    audit._leave_group()
-    assert not torch.distributed.is_initialized()
-    assert kept == [group]
-    audit._leave_group()
+    world = torch.distributed.group.WORLD
+    processes.keep_group()
+    processes.leave_group()
+    assert not processes.are_joined()
+    assert kept == [world]
+    processes.leave_group()

@@ -105,7 +105,7 @@ def test_what_copies_a_batch_ahead_copies_none_in_the_last_step(last, middle, pa
 
 
 def kept(graphs=0, batches=1, **loader):
-    """The log of a run with so many graphs and batches in memory after its last step."""
+    """A run's log, with the graphs and batches that are in memory after its last step."""
     last = records.LastStep(graphs_alive=graphs, batches_alive=batches)
     probe = records.Probe(loader=records.Loader(**loader))
     return log.Run("mine", last=last, probe=probe)

@@ -447,12 +447,17 @@ def test_another_model_is_validated_in_a_later_epoch_or_from_the_first(tmp_path,
     assert [(f.what, f.hint) for f in verdict.findings if f.fails] == [(what, hint)]
 
 
-def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
+def with_other_labels_in_two_epochs(tmp_path):
     exercise, folders = made_runs(tmp_path, "05 on a CPU")
     for name in ("two-epochs", "two-epochs-solution"):
         folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
         seen = {"touched": 0, "labels": [["val", 3 if name == "two-epochs" else 4]]}
         rewrite(folders[name], lambda e, seen=seen: e | seen if e.get("when") == "whole" else e)
+    return exercise, folders
+
+
+def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
+    exercise, folders = with_other_labels_in_two_epochs(tmp_path)
     hints = {}
     for first_is_wrong in (False, True):
         if first_is_wrong:
@@ -462,12 +467,8 @@ def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp
     assert hints == {False: {"later"}, True: {"evaluation"}}
 
 
-def test_a_log_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
-    exercise, folders = made_runs(tmp_path, "05 on a CPU")
-    for name in ("two-epochs", "two-epochs-solution"):
-        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
-        seen = {"touched": 0, "labels": [["val", 3 if name == "two-epochs" else 4]]}
-        rewrite(folders[name], lambda e, seen=seen: e | seen if e.get("when") == "whole" else e)
+def test_what_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
+    exercise, folders = with_other_labels_in_two_epochs(tmp_path)
     failed_in_its_end(folders["after-1"] / "replay", {})
     verdict = judge.judge(exercise, folders, judge.Standards())
     assert {f.what for f in verdict.failing} == {"audit", "all steps, run two-epochs"}

@@ -152,10 +152,7 @@ def _experiments_06():
 
 
 def _ladder_09():
-    """Yield the same training after each step of the course, and compiled in several batch sizes.
-
-    Each compiles with an empty cache.
-    """
+    """Yield the same training after each step of the course. Each compiles with an empty cache."""
     compiled = "--precision bf16 --compile"
     rungs = {
         "1-fp32": ("01", ""),
@@ -167,11 +164,16 @@ def _ladder_09():
         **{f"5-{mode}": ("09", f"{compiled} {mode}") for mode in MODES},
         "5-reduce-overhead-fp16": ("09", "--precision fp16 --compile reduce-overhead"),
     }
-    tuned = "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING=1"  # tries neighbours of each kernel's tiles
     for model, (slow, fast) in LADDERS.items():
         for rung, (step, how) in rungs.items():
             flags = _steps(model, slow if step == "01" else fast, 256)
             yield f"09-ladder-{model}-{rung}", f"{_solution(step)} {flags} {how}".rstrip()
+
+
+def _speeds_09():
+    """Yield tuned kernels, other batch sizes, and the supply from files."""
+    compiled = "--precision bf16 --compile"
+    tuned = "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING=1"  # tries neighbours of each kernel's tiles
     for precision in ("bf16", "fp16"):
         flags = f"{_steps('resnet50', 6600, 256)} --precision {precision} --compile reduce-overhead"
         yield f"09-tuned-resnet50-{precision}", f"{tuned} {_solution('09')} {flags}"
@@ -192,9 +194,12 @@ def _ladder_09():
         f"{EXPERIMENTS}/loader.py --trainer {_solution('09')} "
         + (f"--workers 8 12 14 16 -- {supply}"),
     )
+
+
+def _scaling_09():
+    flags = f"{_steps('resnet50', 6600, 256)} --precision bf16 --compile default"
+    run = f"{_solution('09')} {flags}"
     for n, again in product((1, 2), (1, 2, 3)):
-        flags = _steps("resnet50", 6600, 256)
-        run = f"{_solution('09')} {flags} {compiled} default"
         yield f"09-compiled-resnet50-bf16-x{n}-{again}", run
     variants = "'no communication' DDP both 'both, buckets of 50 MB' 'both, graph not cut'"
     run = f"{EXPERIMENTS}/ddp.py --model resnet50 -b 256 --precision bf16 --rounds 6 --steps 10"
@@ -343,6 +348,8 @@ RECORDINGS = {
         "09-stale": f"{EXPERIMENTS}/stale.py",
         "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
         **dict(_ladder_09()),
+        **dict(_speeds_09()),
+        **dict(_scaling_09()),
     },
     "11": {  # the first five need no GPU; the others' sizes suit the device
         "11-fits": f"{EXPERIMENTS}/fits.py --model vit_6b -b 32",

@@ -43,7 +43,7 @@ from dlojz import idr_torch
 from dlojz.machine import facts as machine
 from dlojz.runs import kinds, records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
-from dlojz.training import calls, checkpoint, clocks
+from dlojz.training import calls, checkpoint, clocks, processes
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 
@@ -109,6 +109,12 @@ def around(model) -> str:
     first, *others = (plain(name).partition(".") for name, _ in model.named_parameters())
     inside = others and first[2] and all(other[0] == first[0] and other[2] for other in others)
     return f"{first[0]}." if inside else ""
+
+
+def plainly(model):
+    """Return a function from the name of a weight or buffer to what the solution calls it."""
+    inside = around(model)
+    return lambda name: plain(name).removeprefix(inside)
 
 
 def perturb(model, relative: float, seed: int):
@@ -192,7 +198,7 @@ class Auditor:
         self._precision = getattr(args, "precision", None)
         self._profiled = "--profile" in sys.argv  # as the check asked, not as the trainer says
         self._device = next(self._model.parameters()).device
-        self._around = around(self._model)
+        self._plain = plainly(self._model)
         self._names = {p: self._plain(name) for name, p in self._model.named_parameters()}
         self._modules = list(self._model.modules())
         self._draw = random.Random(_shared_secret())
@@ -439,7 +445,7 @@ class Auditor:
         if self._same_weights is False:  # another model's are in their place, for the validation
             self._state = State()
         self._run.end()
-        atexit.register(_leave_group)
+        atexit.register(processes.leave_group)
         sys.exit()
 
     def _sample(self, images):
@@ -517,9 +523,6 @@ class Auditor:
         if self._first_buffers is None:
             self._first_buffers = self._buffers
         self._skipped = True  # unless its optimizer is called: in fp16 it may not be
-
-    def _plain(self, name):
-        return plain(name).removeprefix(self._around)
 
     def _copied_buffers(self) -> dict:
         """Return copies of the buffers by name."""
@@ -770,26 +773,6 @@ def _met(logits, labels, loss) -> list:
     alike = labels.shape == logits.shape[:1]  # or else they are not numbers of classes
     right = (logits.argmax(1) == labels).sum() if alike else math.nan
     return [loss, len(logits), right]
-
-
-def keep_group():
-    """Keep the process group until the process ends, also when it was left.
-
-    Else DDP may hold the last reference to it. Its reducer, freed, then waits for a thread of gloo
-    while it holds Python's lock, which that thread may want to free a tensor: such a process hangs
-    behind the end of its log.
-    """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        _KEPT.append(torch.distributed.group.WORLD)
-
-
-_KEPT = []
-
-
-def _leave_group():
-    """Leave the process group, unless the trainer did."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _numbers(batches) -> list:

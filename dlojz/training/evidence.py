@@ -46,6 +46,7 @@ from dlojz.training import (
     checkpoint,
     compilation,
     models,
+    processes,
     samples,
     sharding,
     work,
@@ -85,8 +86,8 @@ class Witness:
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
         self._model, self._args = training.model, args
-        audit.keep_group()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        processes.keep_group()
+        if processes.are_joined():
             atexit.register(self._note_group)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
@@ -408,7 +409,7 @@ class Witness:
 
     def _note_group(self):
         """Leave a file if the process is still in its group: the log has its end already."""
-        if torch.distributed.is_initialized():
+        if processes.are_joined():
             with suppress(OSError):  # of a full disk
                 group_file(self._run.folder, idr_torch.rank).touch()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from dlojz import idr_torch
+from dlojz.training import processes
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
 
@@ -92,13 +93,11 @@ def process_group(device):
         world_size=idr_torch.size,
         device_id=device if on_gpu else None,
     )
+    processes.keep_group()
     try:
         yield
     finally:
-        # gloo's thread may still hold the tensor of the last call, and needs Python's lock to
-        # release it. A DDP model that is freed now would hold that lock and wait for that thread.
-        time.sleep(0.1)
-        torch.distributed.destroy_process_group()
+        processes.leave_group()
 
 
 def milliseconds(call: Callable, device, times: int = 1) -> float:

@@ -36,8 +36,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlojz import idr_torch
 from dlojz.runs import log, records
-from dlojz.training import audit
-from dlojz.training.audit import plain, rounding
+from dlojz.training import audit, processes
+from dlojz.training.audit import rounding
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
 
@@ -63,7 +63,7 @@ def main():
     if getattr(args, "compile", "off") != "off":  # a few steps are not worth it
         torch.compiler.set_stance("force_eager")
     replay = Replay(trainer, args, trainer.set_device())
-    audit.keep_group()
+    processes.keep_group()
     run.setup(replay.device, replay.training, *replay.loaders)
     ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
     _all_the_same(ledgers[0]["kept"])
@@ -80,8 +80,7 @@ def main():
     every["validation"] = replay.validation(*(ledger["validation"] for ledger in ledgers))
     run.evidence(records.Replay(updates, every))
     run.end()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    processes.leave_group()
 
 
 def _all_the_same(kept: list[int]):
@@ -125,10 +124,9 @@ class Replay:
         self.training = trainer.build_training(args, device, classes, updates)
         self.per_epoch = min(args.test_nsteps, batches) if args.test else batches
         self._model = self.training.model
-        inside = audit.around(self._model)
-        weights, buffers = self._model.named_parameters(), self._model.named_buffers()
-        self.weights = {plain(name).removeprefix(inside): p for name, p in weights}
-        self._buffers = {plain(name).removeprefix(inside): b for name, b in buffers}
+        plainly = audit.plainly(self._model)
+        self.weights = {plainly(name): p for name, p in self._model.named_parameters()}
+        self._buffers = {plainly(name): b for name, b in self._model.named_buffers()}
         self._gradients = self._stream = None
         self._outputs = []
         self._noises = []

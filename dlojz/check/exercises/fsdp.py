@@ -154,7 +154,11 @@ def _reduced(ranks):
     for collective in ranks[0].last.collectives:
         if "reduce" in collective["op"] and collective["bytes"] > 8 and _is_float(collective):
             found[collective["dtype"]] += 1
-    return ", ".join(f"{count} x {dtype}" for dtype, count in found.items()) or "nothing"
+    return _said(found) or "nothing"
+
+
+def _said(found):
+    return ", ".join(f"{count} x {dtype}" for dtype, count in found.items())
 
 
 def _is_float(collective):
@@ -172,10 +176,7 @@ def _gathered(mine, reference):
     )
     alike = yours.keys() == usual.keys()
     ok = alike and usual.total() - 1 <= yours.total() <= usual.total()
-    text, asked = (
-        ", ".join(f"{count} x {dtype}" for dtype, count in found.items()) or "none"
-        for found in (yours, usual)
-    )
+    text, asked = (_said(found) or "none" for found in (yours, usual))
     hint = "blocks" if alike else "policy"
     return Finding(MECHANISM, "weights gathered in a step", ok, text, asked, hint)
 
