@@ -168,6 +168,18 @@ def test_synthetic_batches_differ():
     assert len(images) == len(labels) == 16, "kept in memory: two batches, as large as they are"
 
 
+def test_synthetic_pixels_are_uniform_in_all_sizes():
+    args = SimpleNamespace(data="synthetic", seed=0, image_size=65, pin_memory=False, batch_size=15)
+    images, _ = data.open_set(args, "train", pil_loader, None)._resident()
+    assert images.numel() % 8, "not a whole number of draws"
+    counts = torch.bincount(images.flatten().int(), minlength=256).double()
+    expected = images.numel() / 256
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    assert 160 < chi_squared < 370, "255 degrees of freedom: six standard deviations"
+    places = images.flatten()[: images.numel() // 8 * 8].view(-1, 8).double().mean(0)
+    assert places.allclose(torch.tensor(127.5).double(), atol=1.5), "none of the eight differs"
+
+
 @pytest.mark.parametrize(
     ("batch_size", "drop_last", "accumulate", "message"),
     [

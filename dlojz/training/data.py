@@ -6,6 +6,7 @@ set seeds the generator for this one sample, then restores it.
 """
 
 import hashlib
+import math
 import shlex
 import struct
 import zlib
@@ -128,12 +129,20 @@ class Synthetic(torch.utils.data.Dataset):
         if self._pool is None:
             generator = torch.Generator().manual_seed(self.seed)
             shape = (2 * self.batch_size, 3, self.image_size, self.image_size)
-            images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+            images = _random_bytes(shape, generator)
             labels = torch.randint(len(self.classes), shape[:1], generator=generator)
             if self.pin_memory and torch.cuda.is_available():
                 images, labels = images.pin_memory(), labels.pin_memory()
             self._pool = images, labels
         return self._pool
+
+
+def _random_bytes(shape, generator):
+    """Return uniform numbers as uint8, eight from each draw: `torch.randint` draws for each."""
+    count = math.prod(shape)
+    draws = torch.empty(-(-count // 8), dtype=torch.int64)
+    draws.random_(-(2**63), None, generator=generator)
+    return draws.view(torch.uint8)[:count].view(shape)
 
 
 class Batches(torch.utils.data.Sampler):
