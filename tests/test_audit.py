@@ -559,6 +559,18 @@ def test_packed_tensors_come_back(tmp_path):
     assert audit.unpack(audit.pack({})) == {}
 
 
+def test_one_update_is_packed_over_the_one_before():
+    memory = {}
+    first, second = ({"a": torch.randn(3, 4), "b": torch.randn(5)} for _ in range(2))
+    place = audit.pack(first, memory=memory)["torch.float32"]["flat"].data_ptr()
+    packed = audit.pack(second, memory=memory)
+    assert packed["torch.float32"]["flat"].data_ptr() == place
+    assert all(torch.equal(t, second[name]) for name, t in audit.unpack(packed).items())
+    larger = {"a": torch.randn(30), "n": torch.arange(3)}
+    found = audit.unpack(audit.pack(larger, memory=memory))
+    assert all(torch.equal(found[name], tensor) for name, tensor in larger.items())
+
+
 # What the replay compares ------------------------------------------------------------------------
 
 

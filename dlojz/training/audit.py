@@ -217,6 +217,7 @@ class Auditor:
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
+        self._memory = {}  # of the CPU, by part: one update after the other is packed there
         self._steps_seen, self._updates, self._val_losses = [], [], []
         self._val_outputs = []
         self._validation = {"file": None, "batches": []}  # the last one: what is kept of it
@@ -657,14 +658,15 @@ class Auditor:
         before = {name: copies.tensors for name, copies in state.before.items()}
         by = self._device if state.reserved else "cpu"
 
-        def packed(tensors):
-            return pack(tensors, by)
+        def packed(place, tensors):
+            return pack(tensors, by, self._memory.setdefault(place, {}))
 
-        kept = {name: packed(tensors) for name, tensors in before.items()} | {
+        kept = {name: packed(name, tensors) for name, tensors in before.items()} | {
             "reserved": state.reserved,
             "facts": on_cpu(state.facts),
-            "begun": state.begun | {"buffers": packed(state.begun["buffers"])},
-            "after": {n: packed(after[n]) for n in AFTER} | {"buffers": packed(state.buffers)},
+            "begun": state.begun | {"buffers": packed("begun", state.begun["buffers"])},
+            "after": {name: packed(f"{name} after", after[name]) for name in AFTER}
+            | {"buffers": packed("buffers", state.buffers)},
         }
         if self._wish.get("write"):
             self._files.append(self._file(state.facts["update"], _nbytes(before, BEFORE)))
@@ -796,24 +798,31 @@ def _cuda_generator(device):
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def pack(tensors: dict, by="cpu") -> dict:
+def pack(tensors: dict, by="cpu", memory: dict | None = None) -> dict:
     """Return these tensors on the CPU, as one for each dtype: hundreds take long to write.
 
     by: the device that puts them together; the tensors' own is faster, but needs memory for it.
+    memory: what the last call took, by dtype, to be overwritten: new memory is eight times as slow.
     """
+    memory = {} if memory is None else memory
     by_dtype, packed = {}, {}
     for name, tensor in tensors.items():
         by_dtype.setdefault(tensor.dtype, {})[name] = tensor.detach()
     for dtype, those in by_dtype.items():
         total = sum(tensor.numel() for tensor in those.values())
-        flat = torch.empty(total, dtype=dtype, device=by)
+        if dtype not in memory or len(memory[dtype]) != total:
+            memory[dtype] = torch.empty(total, dtype=dtype)
+        kept = memory[dtype]
+        flat = kept if torch.device(by).type == "cpu" else torch.empty_like(kept, device=by)
         places, offset = [], 0
         for name, tensor in those.items():
             place = _place(name, tensor, offset)
             _view(flat, place).copy_(tensor)
             places.append(place)
             offset += tensor.numel()
-        packed[str(dtype)] = {"places": places, "flat": flat.cpu()}
+        if flat is not kept:
+            kept.copy_(flat)
+        packed[str(dtype)] = {"places": places, "flat": kept}
     return packed
 
 
