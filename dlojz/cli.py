@@ -91,7 +91,8 @@ def _parse(words):
         typos = [w for w in unknown if w not in trainers and _did_you_mean([w], known)]
         told = f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(typos, known)}"
         if rest := [word for word in unknown if word not in typos] if trainers else []:
-            mine = words[0] if args.run is _submit else f"{words[0]} {args.subject}"
+            before = words[: words.index(args.command[0])]
+            mine = " ".join(word for word in before if word not in typos)
             quoted = " ".join([*args.command, *rest])
             told += f'; put the trainer\'s flags inside the quotes: dlojz {mine} "{quoted}"'
         sub.error(told)
@@ -163,7 +164,7 @@ def _add_machine_commands(command):
 def _add_job_commands(command):
     add = command("submit", _submit, "run the trainer as a job, when its turn comes")
     add("command", nargs="+", help='in quotes: "dlojz/dlojz.py --test -b 32"; several: in order')
-    add("--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
+    add("-n", "--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
     add("--name", default="dlojz", help="what to call it in the queue and in tables")
     add("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
     add("--account", help="on a cluster: whose hours; xyz@a100 asks for nodes with A100s")

@@ -112,6 +112,8 @@ USAGE = [  # what was typed, which usage is shown, and what is said
     ("submit --wiat dlojz/dlojz.py", "submit", "--wiat; did you mean --wait?\n"),
     ("submit --wiat dlojz/dlojz.py --test", "submit", "--wait?; put the trainer's flags inside"),
     ("submit --wiat dlojz/dlojz.py --test", "submit", f'{SUBMIT} --test"'),
+    ("submit -n 2 t.py --test -b 2", "submit", ': dlojz submit -n 2 "t.py --test -b 2"\n'),
+    ("worth compile t.py -b 2", "worth", ': dlojz worth compile "t.py -b 2"\n'),
     ("queue --nothing", "queue", "unrecognized arguments: --nothing\n"),
     ("check 01 --jsn", "check", "--jsn; did you mean --json?"),
     ("sumbit dlojz/dlojz.py", "COMMAND", "no command 'sumbit'; did you mean submit?"),
