@@ -578,7 +578,7 @@ def test_a_job_whose_log_is_damaged_is_an_error_that_says_so(job, text, said):
 
 def test_a_state_too_large_to_keep_is_audited_with_a_small_model(checked_job, monkeypatch):
     """And only in the small run: of the job's own size every step is watched."""
-    monkeypatch.setattr(plan, "MOST_STATE", 1e6)
+    monkeypatch.setattr(plan.audit, "MOST_STATE", 1e6)
     found = check("01", checked_job)
     assert found.passed, found
     assert "GB in a process: whole updates were kept and done again of a run with" in repr(found)
@@ -610,6 +610,28 @@ def test_a_large_state_is_never_kept(job, precision, monkeypatch):
     assert {replays.get(name) for name in short} == {"{not-compiled-solution}", None}
     assert {replays[f"after-{i}"] for i in (1, 2, 3)} == {"{solution}"}
     assert "take 7.5 GB in a process" in planned.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "compile_s", "most_s"),
+    [
+        ("after-1", 4.0, 0.0, 180),
+        ("after-1", 60.0, 0.0, 600),
+        ("float32", 25.0, 5.0, 1200),  # its cache was warm: the check's is not
+        ("two-epochs", 4.0, 0.0, 180),
+        ("before-1", 4.0, 0.0, None),  # of 01: on a processor
+        ("two-epochs-solution", 4.0, 0.0, None),
+        ("beside-ddp", 4.0, 0.0, None),
+        ("band-2", 4.0, 0.0, None),
+    ],
+)
+def test_only_runs_of_the_trainees_trainer_are_ended_if_they_stand_still(
+    name, seconds, compile_s, most_s
+):
+    replay = launch.series.Entry("replay", "r.py", ())
+    entry = launch.series.Entry(name, "t.py", (), replay=replay)
+    found = run._limited(entry, SimpleNamespace(seconds=seconds, compile_s=compile_s))
+    assert found.most_s == found.replay.most_s == most_s
 
 
 @pytest.mark.parametrize(("peak", "small"), [(30e9, False), (40e9, True)])

@@ -525,3 +525,68 @@ def test_what_fails_in_both_is_told_once(tmp_path):
     found = looked_at(tmp_path, middle=0, last=0)
     assert found["compiled regions"].fails
     assert "compiled regions, in the middle" not in found
+
+
+# What a trainer could hide behind ---------------------------------------------------------------
+
+
+def looked(folder, aside_ms):
+    """Note how long the auditor looked at each step of a run."""
+    rewrite(
+        folder,
+        lambda e: (
+            e | {"windows": [w | {"aside_s": w["steps"] * aside_ms / 1000} for w in e["windows"]]}
+            if e.get("when") == "audit"
+            else e
+        ),
+    )
+
+
+@pytest.mark.parametrize(("aside_ms", "hidden"), [(1.5, False), (7.5, False), (9.0, True)])
+def test_work_that_is_hidden_in_the_auditors_looks_is_refused(tmp_path, aside_ms, hidden):
+    """Steps of 100 ms: three times as long as in the step before, and 5 ms, are allowed."""
+    exercise, folders = made_runs(tmp_path, "02")
+    for name, folder in folders.items():
+        looked(folder, aside_ms if name.startswith("after-") else 1.0)
+    found = judge.judge(exercise, folders, judge.Standards())
+    assert found.passed != hidden
+    assert ("time of the check's own looks" in repr(found)) == hidden
+    assert found.hint_key == ("clock" if hidden else None)
+
+
+def taking(folder, gigabytes):
+    def change(event):
+        memory = {"device_peak_bytes": gigabytes * 1e9, "device_total_bytes": 80e9}
+        return event | memory if event["event"] == "memory" else event
+
+    rewrite(folder, change)
+    if not any('"memory"' in line for line in (folder / "events.jsonl").read_text().splitlines()):
+        event = {"event": "memory", "device_peak_bytes": gigabytes * 1e9}
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(json.dumps(event | {"device_total_bytes": 80e9}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("mine", "solution", "passes"), [(40, 38, True), (40, 30, True), (40, 20, False)]
+)
+def test_a_job_is_audited_in_small_only_if_the_solution_is_as_large(
+    tmp_path, mine, solution, passes
+):
+    """A trainer that takes memory for nothing would choose how closely it is looked at."""
+    exercise, folders = made_runs(tmp_path, "02")
+    for name in ("small", "small-solution"):
+        folders[name] = shutil.copytree(folders["float32"], tmp_path / name)
+    for name, folder in folders.items():
+        taking(folder, mine if name.startswith("after-") else solution)
+    found = judge.judge(exercise, folders, judge.Standards())
+    assert found.passed == passes, found
+    assert ("memory of the job: " in repr(found)) != passes
+    assert passes or f"{mine}.0 GB at the peak" in repr(found)
+
+
+def test_a_run_for_which_the_audit_has_no_memory_is_not_held_against_the_trainer(tmp_path):
+    exercise, folders = made_runs(tmp_path, "02")
+    out_of_memory(folders["after-1"], folders)
+    found = judge.judge(exercise, folders, judge.Standards())
+    assert [found.part(part) for part in PARTS] == [UNMEASURED, UNMEASURED, UNMEASURED]
+    assert "room for what the check keeps beside it: submit with a smaller -b" in repr(found)

@@ -17,6 +17,10 @@ from dlojz.runs import log, records, stats
 AUDITED = 8  # updates in a verdict; a share p of wrong ones is missed with (1 - p) ** 8
 TOO_SHORT = "too-short"  # the hint
 COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
+# Bytes of weights, gradients and momenta: a check keeps eight such states and more.
+MOST_STATE = 5e9
+WIDER = 2.2  # times the memory of a run in 16 bits: that of the same run in float32
+NEARLY = 1.25  # times the solution's memory: a right trainer may take as much
 
 PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
 CRITERION = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 4e-3, "bf16": 1e-2}
@@ -38,6 +42,7 @@ VALIDATED, VALIDATED_NOISES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16":
 EVALUATION = "evaluation"  # the hint
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER, CHRONOMETER_S = 0.10, 0.010  # by how much less time its marks may add up to
+LOOKS, LOOKS_SHARE = 3, 0.05  # times the auditor's time in the step before, and of a step
 STOCK = 0.1  # of a window's batches may have been loaded before it
 
 
@@ -49,6 +54,49 @@ def precision_of(run: log.Run, hardware: str = "") -> str:
     found = run.start["arguments"].get("precision", "fp32")
     on_gpu = (hardware or run.setup["device"]).startswith("cuda")
     return "fp32" if found == "tf32" and not on_gpu else found
+
+
+def too_large(run: log.Run, by: float = 1.0) -> str:
+    """Return why whole updates of such a job can't be kept and done again; "" if they can.
+
+    by: how many times as much memory to allow for.
+    """
+    model = run.start["arguments"].get("model")
+    if (held := _state(run)) * by > MOST_STATE:
+        return f"weights, gradients and momenta of {model} take {held / 1e9:.1f} GB in a process"
+    peak, whole = _memory(run)
+    if precision_of(run) in COARSE and by * WIDER * peak > whole > 0:
+        return (
+            f"{model} needs {peak / 1e9:.0f} of the GPU's {whole / 1e9:.0f} GB, and in float32 "
+            "about twice as much"
+        )
+    return ""
+
+
+def _state(run) -> int:
+    """Return the bytes of weights, gradients and momenta that a process of this run held."""
+    return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
+
+
+def _memory(run) -> tuple[int, int]:
+    """Return the bytes of the GPU that a run took at its peak, and those that there are."""
+    peak, whole = (run.memory.get(f"device_{name}_bytes") or 0 for name in ("peak", "total"))
+    return peak, whole
+
+
+def as_large(mine: log.Run, solution: log.Run) -> list[Finding]:
+    """Return a finding if a job was audited with a small model, and the solution is not so large.
+
+    It is then the trainer that takes the memory, which the plan of its check could not know.
+    """
+    unknown = _memory(mine)[1] != _memory(solution)[1]  # of another card, or not logged
+    if too_large(solution, NEARLY) or unknown:
+        return []
+    text, asked = (
+        f"{_state(run) / 1e9:.1f} GB of state, {_memory(run)[0] / 1e9:.1f} GB at the peak"
+        for run in (mine, solution)
+    )
+    return [_finding("memory of the job", False, text, f"as the solution: {asked}")]
 
 
 @dataclass(frozen=True)
@@ -83,7 +131,8 @@ def findings(runs: Sequence[Audited]) -> list[Finding]:
     """Return what the audit found in all runs of the trainee's trainer, each link once."""
     found = links(runs)
     if any("gradients" in update for run in runs for update in run.updates):
-        found.append(_number(len({(r.folder, u["update"]) for r in runs for u in r.updates})))
+        count = len({(r.folder, u["update"]) for r in runs for u in r.updates})
+        found.append(_number(count, [why for r in runs for why in r.mine.audit.unwritten]))
     return found
 
 
@@ -170,7 +219,9 @@ def _settings(runs):
         return _finding("optimizer's settings", False, text, "none", "settings")
     for run in runs:
         usual = _as_one(run.every["usual"][0])
-        for update in map(_as_one, run.every["updates"]):
+        known = {key for group in usual["settings"] for key in group}
+        for update in run.every["updates"]:
+            update = _as_one(update, known)
             for name in ("optimizer", "settings"):
                 if update[name] != usual[name]:
                     yours = f"{_said(update[name])} in update {update['update']}"
@@ -180,9 +231,14 @@ def _settings(runs):
     return _finding("optimizer's settings", True, _said(usual["settings"]), "the solution's")
 
 
-def _as_one(update):
-    """Return an update with its groups of equal settings as one: they may divide the weights."""
-    groups = update["settings"]
+def _as_one(update, known=None):
+    """Return an update with its groups of equal settings as one: they may divide the weights.
+
+    known: the settings that count. A group may have a name.
+    """
+    groups = [
+        {k: v for k, v in g.items() if known is None or k in known} for g in update["settings"]
+    ]
     return update | {"settings": [g for i, g in enumerate(groups) if g not in groups[:i]]}
 
 
@@ -251,10 +307,13 @@ def _updates(runs):
     ]
 
 
-def _number(count):
+def _number(count, unwritten=()):
     text = f"{count} updates done again with the solution"
     if count >= AUDITED:
         return _finding("audit", True, text, f"at least {AUDITED}")
+    if unwritten:
+        text += f", and {len(unwritten)} could not be kept: {unwritten[0]}"
+        return Finding(SAME, "audit", State.UNMEASURED, text, f"{AUDITED}: make room, check again")
     more = f"at least {AUDITED}: submit with more steps, --test-nsteps 12"
     return Finding(SAME, "audit", State.UNMEASURED, text, more, TOO_SHORT)
 
@@ -472,6 +531,30 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     return [*found, _stock(windows, reference.probe.loader)]
 
 
+def looks(after: Sequence[log.Run], before: Sequence[log.Run]) -> list[Finding]:
+    """Return a finding if the auditor's looks took longer in the trainee's runs than before.
+
+    Its clocks stand still meanwhile. A tensor or a module may have methods of its own, which work
+    as they are looked at.
+    """
+    sides = [[w for run in runs for w in run.audit.windows] for runs in (after, before)]
+    devices = {run.setup.get("device", "").partition(":")[0] for run in (*after, *before)}
+    known = all("aside_s" in window for windows in sides for window in windows)
+    if not (all(sides) and known) or len(devices) > 1:
+        return []
+    mine, usual = (_of_a_step(windows, "aside_s") for windows in sides)
+    most = LOOKS * usual + LOOKS_SHARE * _of_a_step(sides[0], "wall_s")
+    if mine <= most:
+        return []
+    asked = f"at most {1000 * most:.2g} ms; {1000 * usual:.2g} ms in the step before"
+    text = f"{1000 * mine:.2g} ms in each step"
+    return [_finding("time of the check's own looks", False, text, asked, "clock")]
+
+
+def _of_a_step(windows, name):
+    return sum(w[name] for w in windows) / sum(w["steps"] for w in windows)
+
+
 def _stock(windows, loader):
     """Return a finding: how many batches had been loaded as a window opened?
 
@@ -481,8 +564,10 @@ def _stock(windows, loader):
     ahead, steps = max((w["ahead"], w["steps"]) for w in windows)
     most = max(1, STOCK * steps, kept)  # one may be on its way to the device
     asked = f"at most {most:.0f}: a tenth, or what the solution's workers keep ready"
-    what = "batches loaded before the window"
-    return _finding(what, ahead <= most, f"{ahead}, for {steps} steps", asked, "ahead")
+    what, text = "batches loaded before the window", f"{ahead}, for {steps} steps"
+    if elsewhere := min(w["ahead"] for w in windows) < 0:
+        text = "unknown: they were not read from the loader that is watched"
+    return _finding(what, ahead <= most and not elsewhere, text, asked, "ahead")
 
 
 def _profiled(run):

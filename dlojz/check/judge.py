@@ -69,7 +69,7 @@ def judge(
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     same = common.same_work(runs.mine, runs.reference)
     ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
-    audited = _audit(exercise, folders, runs, timed)
+    audited = _audit(exercise, folders, ends, runs, timed)
     validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
     instead = "later" if validated else audit.EVALUATION
     if any(f.state == State.FAILED and f.hint in ("audit", "told") for f in audited):
@@ -245,6 +245,9 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
     hint = next((key for pattern, key in known if re.search(pattern, errors)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
         return Finding(SAME, what, State.UNMEASURED, end.text, "its end: check again", hint)
+    if end.how == ending.How.OUT_OF_MEMORY and what.startswith("run after-"):
+        room = "room for what the check keeps beside it: submit with a smaller -b"
+        return Finding(SAME, what, State.UNMEASURED, end.text, room, hint)
     expected = f"completed, with {flags}" if flags else "completed"
     return Finding(SAME, what, State.FAILED, end.text, expected, hint)
 
@@ -252,7 +255,7 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
 # The audit ---------------------------------------------------------------------------------------
 
 
-def _audit(exercise, folders, runs, timed) -> list[Finding]:
+def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
     """Return whether it is the same training, to the last step.
 
     timed: whether all pairs are there; else too few updates were kept, so far.
@@ -271,6 +274,7 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
     bands = [log.read(folders[name]) for name in _names(folders, BAND)]
     links = audit.findings(found) if found else []
     return [
+        *(audit.as_large(runs.mine, runs.reference) if SMALL in folders else []),
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
         audit.losses(runs.mine, runs.reference, bands, precision),
@@ -279,7 +283,17 @@ def _audit(exercise, folders, runs, timed) -> list[Finding]:
         told.finding(runs.mine.ranks),
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
+        *_looks(folders, ends),
     ]
+
+
+def _looks(folders, ends) -> list[Finding]:
+    """Return what the auditor's own time in the pairs shows."""
+    after, before = (
+        [log.read(folders[n]) for n in _names(folders, prefix) if ends[n].completed]
+        for prefix in ("after-", "before-")
+    )
+    return audit.looks(after, before)
 
 
 def _replayed(exercise) -> set[str]:

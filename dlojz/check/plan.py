@@ -18,9 +18,6 @@ from dlojz.runs import log, stats
 # begin at the first step, and write nothing.
 LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
-# Bytes of weights, gradients and momenta: a check keeps eight such states and more.
-MOST_STATE = 5e9
-WIDER = 2.2  # times the memory of a run in 16 bits: that of the same run in float32
 SPARE = 2  # updates: one may be kept in the window that its gradient scaler then skips
 SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
 LATER_KEPT = 8  # of a short run with two epochs: they have no more
@@ -56,27 +53,8 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
     return Plan(exercise, job, found, request, hardware_of(run), *times, notes)
 
 
-def _state(run) -> int:
-    """Return the bytes of weights, gradients and momenta that a process of this run held."""
-    return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
-
-
-def _too_large(run) -> str:
-    """Return why whole updates of this job can't be kept and done again; "" if they can."""
-    model = run.start["arguments"].get("model")
-    if (held := _state(run)) > MOST_STATE:
-        return f"weights, gradients and momenta of {model} take {held / 1e9:.1f} GB in a process"
-    peak, whole = (run.memory.get(f"device_{name}_bytes") or 0 for name in ("peak", "total"))
-    if audit.precision_of(run) in audit.COARSE and WIDER * peak > whole > 0:
-        return (
-            f"{model} needs {peak / 1e9:.0f} of the GPU's {whole / 1e9:.0f} GB, and in float32 "
-            "about twice as much"
-        )
-    return ""
-
-
 def _audited_small(exercise, run):
-    if why := _too_large(run):
+    if why := audit.too_large(run):
         yield (
             f"{why}: whole updates were kept and done again of a run with {exercise.small}; of "
             "your job's own size, every step was watched"
@@ -160,7 +138,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
         entries.append(series.Entry(name, solution, [*flags, *more]))
     run = log_of(job)
     precision = audit.precision_of(run, hardware)
-    coarse, large = precision in audit.COARSE, bool(_too_large(run))
+    coarse, large = precision in audit.COARSE, bool(audit.too_large(run))
     entries += _beside(exercise, mine, solution, flags, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
         entries += [short(extra, solution, "-solution"), short(extra, mine)]

@@ -23,7 +23,8 @@ from dlojz.launch import files, series
 from dlojz.runs import log
 
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
-STANDS_STILL_S = 180  # a run of a check that takes longer, and ten times as long as its job, does
+# A run of a check that takes longer, and ten times as long as its job, stands still.
+STANDS_STILL_S, COMPILES_S = 180, 1200
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 # What decides what a run logs: runs of another version of these are not reused.
 MEASURING = ("course.py", "idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
@@ -84,8 +85,7 @@ def _refuse(found: Mapping[str, Path], standards):
     """Raise CheckError for a run that says nothing about the trainee's file: it is run again."""
     for name, folder in found.items():
         end = ending.of(folder, standards.trainer)
-        before = name.startswith("before-")
-        solution = name.endswith("solution") or name.startswith(("beside-", judge.BAND))
+        before, solution = _whose(name)
         if name.startswith(("before-", "beside-")) and end.how == How.OUT_OF_MEMORY:
             continue  # the judge says what to do
         if end.how == How.KILLED or ((before or solution) and not end.completed):
@@ -94,6 +94,12 @@ def _refuse(found: Mapping[str, Path], standards):
                 f"the check's run {name}{whose} did not complete, which says nothing about your "
                 f"trainer: {end.text}. {_todo(end)} ({folder})"
             )
+
+
+def _whose(name) -> tuple[bool, bool]:
+    """Return whether a run is of the step before, and whether it is of the solution."""
+    solution = name.endswith("solution") or name.startswith(("beside-", judge.BAND))
+    return name.startswith("before-"), solution
 
 
 def _todo(end):
@@ -237,9 +243,13 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
 def _limited(entry, plan):
     """Return an entry that is ended when it has taken much longer than the job, as has its replay.
 
-    If a process leaves out a collective, the others wait for it, and no error is raised.
+    If a process leaves out a collective, the others wait for it, and no error is raised. The step
+    before may take longer, on a processor. And where the job found compiled code in its cache, its
+    check may not: an auditor has Inductor draw random numbers in another way.
     """
-    most_s = max(STANDS_STILL_S, 10 * plan.seconds)
+    if any(_whose(entry.name)):
+        return entry
+    most_s = max(COMPILES_S if plan.compile_s else STANDS_STILL_S, 10 * plan.seconds)
     replay = entry.replay and replace(entry.replay, most_s=most_s)
     return replace(entry, most_s=most_s, replay=replay)
 

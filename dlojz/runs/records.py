@@ -295,9 +295,10 @@ class Profiling(Record):
 class Audit(Record):
     """What the auditor of a check's run measured: see `dlojz.training.audit`."""
 
-    # Dicts of first_step, steps, images, lost_s (the auditor's own work), wall_s (without it),
-    # clock_s and files_s (with it), stopped_s (the clocks, by others), and ahead: how many batches
-    # had been loaded, but not used, as the window opened.
+    # Dicts of first_step, steps, images, lost_s (the auditor's own work), aside_s (of that, its
+    # looks, and not what it writes), wall_s (without it), clock_s and files_s (with it), stopped_s
+    # (the clocks, by others), and ahead: how many batches had been loaded, but not used, as the
+    # window opened.
     windows: list = field(default_factory=list)
     images: list = field(default_factory=list)  # of each step: those whose gradient came back
     losses: list = field(default_factory=list)  # of each step, from the criterion
@@ -309,6 +310,7 @@ class Audit(Record):
     same_weights: bool | None = None  # in all validations: those that the last update left
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
+    unwritten: list = field(default_factory=list)  # the error of each that could not be
     peak_bytes: int | None = None  # of a GPU's memory, without what the auditor keeps there
     foreign: int = 0  # updates of weights that are not the model's
     own_clock: bool = False  # the Chronometer's clock is its own

@@ -202,6 +202,7 @@ class Auditor:
         self._names = {p: self._plain(name) for name, p in self._model.named_parameters()}
         self._modules = list(self._model.modules())
         self._draw = random.Random(_shared_secret())
+        self._lot = random.Random()  # of this process alone
         self._chosen = _choose(self._model, self._draw)
         self._places = None
         self._forwards = 0
@@ -217,16 +218,18 @@ class Auditor:
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
+        self._unwritten = []  # why, of each update that there was no room for
         self._memory = {}  # of the CPU, by part: one update after the other is packed there
         self._steps_seen, self._updates, self._val_losses = [], [], []
         self._val_outputs = []
         self._validation = {"file": None, "batches": []}  # the last one: what is kept of it
         self._first_buffers = None
         self._met = {"train": [], "val": []}  # what the metrics should say of each batch
-        self._logit_bytes = 0
+        self._logit_bytes, self._with_logits, self._outputs = 0, [], 0
         self._foreign = 0
         self._windows, self._window = [], None
         self._paused_s, self._within_pause = 0.0, False
+        self._pauses_s = self._asides_s = 0.0  # of these: where it writes, and where it looks
         self._peak = 0  # bytes of a GPU, without what the auditor holds
         self._held = self._most_held = 0  # bytes that it holds itself
         on_gpu = self._device.type == "cuda"
@@ -266,8 +269,10 @@ class Auditor:
         """Stop all clocks of the run meanwhile; the device finishes its work before."""
         with _named_aside():
             self._wait()
+            begin = perf_counter()
             with self._stopped():
                 yield
+            self._pauses_s += perf_counter() - begin
 
     @contextmanager
     def _stopped(self):
@@ -287,8 +292,14 @@ class Auditor:
 
         On a processor all clocks stand still. A GPU may work on: it is asked what it lost.
         """
-        with _named_aside(), self._side_work.during() if self._side_work else self._stopped():
+        if self._side_work:
+            with _named_aside(), self._side_work.during():
+                yield
+            return
+        begin, pauses = perf_counter(), self._pauses_s
+        with _named_aside(), self._stopped():
             yield
+        self._asides_s += perf_counter() - begin - (self._pauses_s - pauses)
 
     def _wait(self):
         if self._device.type == "cuda":
@@ -314,7 +325,7 @@ class Auditor:
             ahead = _loaded_ahead(self._loader, 1 + self._forwards % self._per_epoch)
             with self._stopped():  # a slow disk is not the trainer's
                 offset = _offset(self._run.folder)
-            pauses = self._paused_s, clocks.unasked()
+            pauses = self._paused_s, clocks.unasked(), self._asides_s
             self._window = (step, pauses, perf_counter(), offset, ahead)
 
     def _close_window(self):
@@ -322,9 +333,11 @@ class Auditor:
         if self._window is None:
             return
         self._wait()
-        first, (own, unasked), begin, offset, ahead = self._window
+        first, (own, unasked, asides), begin, offset, ahead = self._window
         clock = perf_counter() - begin
-        lost = self._paused_s - own + self._lost_s()
+        beside = self._lost_s()
+        lost = self._paused_s - own + beside
+        aside = beside if self._side_work else self._asides_s - asides
         others = clocks.unasked() - unasked
         with self._stopped():
             files = clock + _offset(self._run.folder) - offset
@@ -333,7 +346,8 @@ class Auditor:
         if steps and not self._profiled:
             self._windows.append(
                 {"first_step": first, "steps": steps, "wall_s": clock - lost, "lost_s": lost}
-                | {"clock_s": clock, "files_s": files, "stopped_s": others, "ahead": ahead}
+                | {"aside_s": aside, "clock_s": clock, "files_s": files, "stopped_s": others}
+                | {"ahead": ahead}
             )
 
     def _lost_s(self):
@@ -376,20 +390,25 @@ class Auditor:
                 self._see_validation(entered(args, kwargs))
             return
         self._windows_at(self._forwards)
+        images = entered(args, kwargs)
+        # A subclass may have methods of its own, and what they do is the trainer's work.
+        seen = None if type(images) is torch.Tensor else self._looked_at(images)
         with self._aside():
             if self._forwards % self._accumulate == 0:
                 self._begin_update()
-            images = entered(args, kwargs)
-            self._steps_seen.append({"pixels": self._sample(images), "layout": layout(images)})
+            self._steps_seen.append(seen or self._looked_at(images))
             ends = (self._forwards + 1) % self._per_epoch == 0
             self._weights = self._weight_norms() if ends else None  # its update may be skipped
         self._forwards += 1
+
+    def _looked_at(self, images) -> dict:
+        return {"pixels": self._sample(images), "layout": layout(images)}
 
     def _compare_buffers(self):
         """Note, as a validation begins, whether its buffers are those of the training."""
         if self._skipped or not self._buffers:
             return
-        now = {self._plain(name): buffer for name, buffer in self._model.named_buffers()}
+        now = {self._plain(name): buffer for name, buffer in _named_buffers(self._model)}
         same = now.keys() == self._buffers.keys() and all(
             torch.equal(now[name].to(buffer.device), buffer)
             for name, buffer in self._buffers.items()
@@ -400,7 +419,7 @@ class Auditor:
     def _compare_validated(self):
         """Note, as an epoch begins, whether the validation before left the buffers as they were."""
         buffers, self._validated = self._validated, None
-        now = {self._plain(name): buffer for name, buffer in self._model.named_buffers()}
+        now = {self._plain(name): buffer for name, buffer in _named_buffers(self._model)}
         for name, buffer in buffers.items():
             other = now.get(name)
             alike = other is not None and other.shape == buffer.shape
@@ -474,12 +493,29 @@ class Auditor:
             return
         step = self._steps_seen[-1]
         with self._aside():
-            self._logit_bytes += 2 * logits.numel() * logits.element_size()
-            step["too_many"] = self._logit_bytes > MOST_LOGITS
-            if self._watches and not step["too_many"]:
+            if self._watches and self._makes_room(step, 2 * logits.nbytes):  # with their gradient
                 step["logits"] = logits.detach().clone()
-                self._hold(2 * logits.nbytes)  # with their gradient
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
+
+    def _makes_room(self, step, nbytes) -> bool:
+        """Return whether to keep the logits of this step, perhaps in place of an earlier one's.
+
+        Once there is no more room, each step so far is as likely to be among those that are kept.
+        """
+        self._outputs += 1
+        if self._logit_bytes + nbytes <= MOST_LOGITS:
+            self._logit_bytes += nbytes
+            self._hold(nbytes)
+            self._with_logits.append(step)
+            return True
+        place = self._lot.randrange(self._outputs)
+        dropped = step
+        if place < len(self._with_logits):
+            dropped, self._with_logits[place] = self._with_logits[place], step
+        for name in ("logits", "gradient"):
+            dropped.pop(name, None)
+        dropped["too_many"] = True
+        return dropped is not step
 
     def _keep_outputs(self, logits):
         """Keep what the model makes of a batch of the last validation."""
@@ -528,7 +564,7 @@ class Auditor:
     def _copied_buffers(self) -> dict:
         """Return copies of the buffers by name."""
         names, found = {}, {}
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in _named_buffers(self._model):
             names.setdefault((buffer.dtype, buffer.device), {})[self._plain(name)] = buffer
         for those in names.values():  # in one call each: a hundred cost the host a millisecond
             found |= zip(those, torch._foreach_mul(list(those.values()), 1), strict=True)
@@ -669,8 +705,13 @@ class Auditor:
             | {"buffers": packed("buffers", state.buffers)},
         }
         if self._wish.get("write"):
-            self._files.append(self._file(state.facts["update"], _nbytes(before, BEFORE)))
-            _save(kept, self._files[-1])
+            file = self._file(state.facts["update"], _nbytes(before, BEFORE))
+            try:
+                _save(kept, file)
+                self._files.append(file)
+            except OSError as error:  # a full disk is not the trainer's fault
+                self._unwritten.append(str(error))
+                self._kept.remove(state.facts["update"])
 
     def _file(self, update: int, nbytes: int) -> Path:
         """Return where this update is written: in memory if there is ample, or else on the disk."""
@@ -723,6 +764,7 @@ class Auditor:
                 same_weights=self._same_weights,
                 updates=len(self._updates),
                 kept=self._kept,
+                unwritten=self._unwritten,
                 foreign=self._foreign,
                 peak_bytes=self._peak or None,
                 own_clock=not clocks.foreign(),
@@ -879,13 +921,17 @@ def on_cpu(value):
 
 
 def _save(value, file):
-    if file.parent.name == "fd":  # in memory: it has no folder
-        with _no_checksums():
-            torch.save(value, file)
-        return
-    file.parent.mkdir(exist_ok=True)
-    torch.save(value, file.with_name(f".{file.name}"))
-    file.with_name(f".{file.name}").replace(file)
+    """Write to a file. Raises OSError if there is no room for it."""
+    try:
+        if file.parent.name == "fd":  # in memory: it has no folder
+            with _no_checksums():
+                torch.save(value, file)
+            return
+        file.parent.mkdir(exist_ok=True)
+        torch.save(value, file.with_name(f".{file.name}"))
+        file.with_name(f".{file.name}").replace(file)
+    except RuntimeError as error:  # of torch's writer
+        raise OSError(f"{file} was not written: {error}") from error
 
 
 @contextmanager
@@ -928,7 +974,10 @@ def kind(optimizer) -> str:
     """Return the name of an optimizer's class, or of that of torch's which it is derived from."""
     classes = type(optimizer).__mro__
     known = (c for c in classes if c.__module__.startswith("torch.optim."))
-    return next(known, classes[0]).__name__
+    name = next(known, classes[0]).__name__
+    if name == "Adam" and all(g.get("decoupled_weight_decay") for g in optimizer.param_groups):
+        return "AdamW"
+    return name
 
 
 def settings(group) -> dict:
@@ -936,6 +985,25 @@ def settings(group) -> dict:
     return {
         k: v for k, v in group.items() if k not in (*NAMED, "lr", *HOW) and not torch.is_tensor(v)
     }
+
+
+def _named_buffers(model):
+    """Yield the buffers of a model by name, as its own methods do: a trainer may replace those."""
+    seen = set()
+    for prefix, module in _named_modules(model, "", seen):
+        for key, buffer in vars(module)["_buffers"].items():
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield prefix + key, buffer
+
+
+def _named_modules(module, prefix, seen):
+    """Yield each module once, with what the names of its buffers begin with."""
+    if module is not None and id(module) not in seen:
+        seen.add(id(module))
+        yield prefix, module
+        for key, child in vars(module)["_modules"].items():
+            yield from _named_modules(child, f"{prefix}{key}.", seen)
 
 
 def _copy(value):
@@ -954,16 +1022,18 @@ def _loaded_ahead(loader, used: int) -> int:
     """Return how many batches of this epoch have been loaded, but not used.
 
     They may wait anywhere: in a worker's queue, in a thread's, in a list of the trainer's own. 0 if
-    the sampler is not ours, which the evidence of the images drawn tells.
+    the sampler is not ours, which the evidence of the images drawn tells; below 0 if more batches
+    were used than it was asked for.
 
     used: batches that have entered the model, or are about to.
     """
-    begun = getattr(getattr(loader, "batch_sampler", None), "begun", 0)
-    ahead = begun - used
+    begun = getattr(getattr(loader, "batch_sampler", None), "begun", None)
+    ahead = 0 if begun is None else begun - used
     if ahead > 0 and getattr(loader, "num_workers", 0):
         iterators = (o for o in gc.get_objects() if type(o) is _MultiProcessingDataLoaderIter)
         ahead -= sum(_in_work(i) for i in iterators if i._dataset is loader.dataset)
-    return max(0, ahead)
+        return max(0, ahead)
+    return ahead
 
 
 def _in_work(iterator) -> int:

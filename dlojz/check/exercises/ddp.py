@@ -25,6 +25,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         like(SAME, "processes with images of their own", *pair, _shares, "share"),
         like(SAME, "processes that validate images of their own", *pair, _val_shares, "val-share"),
         like(MECHANISM, "gradients reduced in a step", *pair, _reduced, _why_fewer(*pair)),
+        like(MECHANISM, "hooks on the exchange", *pair, _hooks, "narrow"),
         like(MECHANISM, "processes with the same weights", *pair, _weights, "wrap"),
         like(MECHANISM, "processes that evaluate the same model", *pair, _buffers, "statistics"),
         like(MECHANISM, "buffers sent in each forward pass", *pair, _broadcast, "buffers"),
@@ -108,6 +109,11 @@ def _bytes(ranks):
 
 def _is_of_gradients(collective):
     return collective["op"] == "all_reduce" and "float" in collective["dtype"]
+
+
+def _hooks(ranks):
+    """Return what DDP hands its gradients to, in place of a sum: it may do so in some steps."""
+    return words(run.last.comm_hook or "none" for run in ranks)
 
 
 def _weights(ranks):
