@@ -735,16 +735,16 @@ def test_groups_of_equal_settings_are_as_good_as_one():
 
 
 def test_a_group_of_weights_may_have_a_name():
-    def named(updates, every):
-        for update in every["updates"]:
-            update["settings"] = [group | {"name": "all"} for group in update["settings"]]
-
-    def forgotten(updates, every):
-        for update in every["updates"]:
-            update["settings"] = [{"name": "all", "momentum": 0.9} for _ in update["settings"]]
-
-    assert not failing(named)
-    assert failing(forgotten) == [("optimizer's settings", "settings")]
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    plain, named = (
+        torch.optim.SGD([{"params": weights} | more], 0.1, momentum=0.9, weight_decay=1e-4)
+        for more in ({}, {"name": "all"})
+    )
+    seen = [audit.settings(optimizer.param_groups[0], optimizer) for optimizer in (plain, named)]
+    assert seen[0] == seen[1]
+    assert seen[0]["momentum"] == 0.9
+    assert seen[0].keys() >= {"dampening", "nesterov", "weight_decay", "maximize"}
+    assert "lr" not in seen[0]
 
 
 def set_in(place, number, **values):
@@ -1362,7 +1362,7 @@ def test_the_solutions_run_keeps_what_it_saw_and_no_model(tmp_path):
     _, ledger, _ = audited(tmp_path, step=validates, keep=0)
     assert ledger["validation"]["file"] is None
     assert [set(batch) for batch in ledger["validation"]["batches"]] == [
-        {"pixels", "loss", "labels"}
+        {"pixels", "loss", "labels", "best"}
     ] * 2
 
 
@@ -1512,7 +1512,7 @@ def test_logits_that_are_too_many_to_keep_are_no_mistake(tmp_path, monkeypatch):
     labels = torch.zeros(4, dtype=torch.long)
     again = Again([])
     found = [again.criterion(step, labels) for step in ledger["steps"]]
-    assert [each == (0.0, None) for each in found] == [not there for there in kept]
+    assert [each == (0.0, None, None) for each in found] == [not there for there in kept]
     assert all("gradient" in step for step in ledger["steps"] if "logits" in step)
 
 

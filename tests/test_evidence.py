@@ -1,5 +1,6 @@
 """The evidence says what the run did, not what its text says; and it disturbs nothing."""
 
+import copy
 import multiprocessing
 import os
 import subprocess
@@ -272,6 +273,37 @@ class Small(torch.nn.Module):
         return self.linear(self.convolution(images).mean((2, 3)))
 
 
+def test_the_weights_are_those_that_the_first_step_begins_with():
+    """Not those that were there as the Chronometer was made: see the museum."""
+    sums = []
+    for changes in (False, True):
+        torch.manual_seed(0)
+        model = Small()
+        step, kept = watched(model)
+        if changes:
+            with torch.no_grad():
+                model.linear.weight.mul_(0.5)
+        step()
+        sums.append(kept.kept[records.Probe].weights)
+    assert sums[0] != sums[1]
+
+
+def test_a_copy_of_the_model_has_deaf_hooks():
+    usual, copied = Small(), Small()
+    inputs = []
+    for model in (usual, copied):
+        step, kept = watched(model)
+        if model is copied:
+            mean = copy.deepcopy(model)
+            mean(torch.randn(2, 3, 8, 8))
+            mean.eval()(torch.randn(2, 3, 8, 8))
+        step()
+        kept.calls[0]()
+        inputs.append([(i["mode"], i["count"]) for i in kept.kept[records.WholeRun].inputs])
+        inputs.append([entry["count"] for entry in kept.kept[records.Probe].layers])
+    assert inputs[:2] == inputs[2:] == [[("train", 1)], [1, 1]]
+
+
 @pytest.mark.parametrize("how", ["function", "in place"])
 def test_a_compiled_model_is_probed_before_it_is_compiled(how):
     graphs = []
@@ -454,12 +486,9 @@ def test_batches_that_are_kept_are_counted():
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_process_that_ends_inside_its_group_leaves_a_file(tmp_path, monkeypatch, inside):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: inside)
-    witness = object.__new__(evidence.Witness)
-    witness._run = SimpleNamespace(folder=tmp_path)
-    witness._note_group()
+    monkeypatch.setattr(evidence, "_noted", [tmp_path / "gone", tmp_path])
+    evidence._note_group()
     assert group_file(tmp_path, 0).exists() == inside
-    witness._run = SimpleNamespace(folder=tmp_path / "gone")
-    witness._note_group()
 
 
 @pytest.fixture(scope="module")

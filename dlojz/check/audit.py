@@ -7,7 +7,7 @@ with the solution. Both log numbers; here they meet their tolerances.
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -120,6 +120,18 @@ class Audited:
     def every(self) -> dict:
         return self.replay.replay.every
 
+    def first_of(self, epochs: int) -> "Audited":
+        """Return the part of the first of so many epochs."""
+        if not self.every:
+            return self
+        steps, updates = self.every["steps"][1] // epochs, len(self.every["usual"]) // epochs
+        own = {"images", "pixels", "criterion", "scales"}
+        every = {key: self.every[key][:steps] for key in own}
+        every |= {key: self.every[key][:updates] for key in ("updates", "usual", "rows")}
+        every["steps"] = [min(count, steps) for count in self.every["steps"]]
+        kept = [update for update in self.updates if update["update"] < updates]
+        return replace(self, replay=replace(self.replay, replay=records.Replay(kept, every)))
+
 
 def audited(folder, replay, precision: str) -> list[Audited]:
     """Return an audited run and its replay, of each process."""
@@ -219,9 +231,7 @@ def _settings(runs):
         return _finding("optimizer's settings", False, text, "none", "settings")
     for run in runs:
         usual = _as_one(run.every["usual"][0])
-        known = {key for group in usual["settings"] for key in group}
-        for update in run.every["updates"]:
-            update = _as_one(update, known)
+        for update in map(_as_one, run.every["updates"]):
             for name in ("optimizer", "settings"):
                 if update[name] != usual[name]:
                     yours = f"{_said(update[name])} in update {update['update']}"
@@ -231,14 +241,9 @@ def _settings(runs):
     return _finding("optimizer's settings", True, _said(usual["settings"]), "the solution's")
 
 
-def _as_one(update, known=None):
-    """Return an update with its groups of equal settings as one: they may divide the weights.
-
-    known: the settings that count. A group may have a name.
-    """
-    groups = [
-        {k: v for k, v in g.items() if known is None or k in known} for g in update["settings"]
-    ]
+def _as_one(update):
+    """Return an update with its groups of equal settings as one: they may divide the weights."""
+    groups = update["settings"]
     return update | {"settings": [g for i, g in enumerate(groups) if g not in groups[:i]]}
 
 

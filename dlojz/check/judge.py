@@ -80,7 +80,7 @@ def judge(
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
         *audited,
-        *(replace(f, hint=instead) if f.hint == "later" else f for f in later),
+        *(replace(f, hint=_hint(f, instead)) for f in later),
         _work(folders, ends, runs),
         *mechanism,
     ]
@@ -280,11 +280,15 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
         audit.losses(runs.mine, runs.reference, bands, precision),
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
         *audit.validated(found),
-        told.finding(runs.mine.ranks),
+        told.finding(runs.mine.ranks, [r.every for r in found if r.folder == _folder(runs.mine)]),
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
         *_looks(folders, ends),
     ]
+
+
+def _folder(run):
+    return run.path.parent
 
 
 def _looks(folders, ends) -> list[Finding]:
@@ -306,6 +310,17 @@ def _extras(exercise):
     return [*exercise.extras(False), *exercise.extras(True)]
 
 
+def _hint(finding, instead: str | None) -> str | None:
+    """Return the hint of a finding on an extra run.
+
+    instead: of one that blames a later epoch; None: the job itself has another failing.
+    """
+    if finding.hint == "later":
+        return instead
+    of_epochs = finding.what.startswith(("audit of each epoch", "all steps"))
+    return None if of_epochs and not instead else finding.hint
+
+
 def _later(name, folders, runs, validated) -> Finding:
     """Return what the audit of a short run with several epochs found that is not the solution's.
 
@@ -316,14 +331,19 @@ def _later(name, folders, runs, validated) -> Finding:
     end = ending.of(again)
     if not end.completed:
         return Finding(SAME, what, State.UNMEASURED, end.text, f"{asked}: check again", "later")
-    found = audit.audited(folders[name], again, audit.precision_of(runs.extras[name][1]))
+    reference = runs.extras[name][1]
+    found = audit.audited(folders[name], again, audit.precision_of(reference))
     ranks = runs.extras[name][0].ranks
-    looked = [*audit.links(found), told.finding(ranks)]
+    every = [r.every for r in found]
+    looked = [*audit.links(found), told.finding(ranks, every)]
     if validated:
         looked += [*audit.validated(found), *filter(None, [audit.another_model(ranks)])]
     failing = [f for f in looked if f.fails]
     words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
-    return Finding(SAME, what, not failing, words or "the same", asked, "later")
+    epochs = reference.start["arguments"].get("epochs", 1)
+    early = [*audit.links([r.first_of(epochs) for r in found]), told.finding(ranks, every, True)]
+    hint = next((f.hint for f in early if f.state == State.FAILED), "later")
+    return Finding(SAME, what, not failing, words or "the same", asked, hint)
 
 
 def _work(folders, ends, runs) -> Finding:

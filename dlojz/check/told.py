@@ -16,14 +16,21 @@ LOSS = 1e-3  # of the loss: sums in float32
 ACCURACY = 0.002  # and an image: two classes may be equally likely
 
 
-def finding(ranks: Sequence[log.Run]) -> Finding:
-    """Return a finding on the logs of all processes of a run."""
+def finding(ranks: Sequence[log.Run], every: Sequence[dict] = (), first: bool = False) -> Finding:
+    """Return a finding on the logs of all processes of a run.
+
+    every: what the replay of each found in every step, where a function computes the losses: they
+    are then those of the solution's criterion, for the trainee's logits; first: look at the first
+    epoch alone.
+    """
     met = [rank.audit.met for rank in ranks]
-    if not all(m.get("train") for m in met):
+    seen = all(m.get("train") for m in met)
+    if not seen and not (every and all(every)):
         return Finding(SAME, WHAT, State.NOT_ASKED, "not seen", "a call of the criterion")
     if not ranks[0].epochs:
         return Finding(SAME, WHAT, False, "no epoch", "`run.epoch(...)` after each", HINT)
-    for told, seen, what in [*_steps(ranks), *_epochs(ranks[0].epochs, met)]:
+    looks = [*_steps(ranks), *_epochs(ranks[0].epochs, met)] if seen else _replayed(ranks, every)
+    for told, seen, what in [(t, s, w) for t, s, w, epoch in looks if epoch == 0 or not first]:
         if told is None or not _near(told, *seen):
             asked = f"{seen[0]:.5g}, which is what the auditor saw"
             text = f"{what}: {'nothing' if told is None else f'{told:.5g}'}"
@@ -51,12 +58,12 @@ def _near(told, seen, tolerance):
 
 
 def _steps(ranks):
-    """Yield the loss of each step: what the log says, (what was seen, tolerance), a name."""
+    """Yield the loss of each step: the log's, (what was seen, tolerance), a name, the epoch."""
     for rank in ranks:
-        for step, (told, (loss, *_)) in enumerate(
-            zip(rank.steps.loss, rank.audit.met["train"], strict=False)
-        ):
-            yield told, (loss, LOSS * abs(loss)), f"loss of step {step}"
+        seen = rank.audit.met["train"]
+        each = max(1, len(seen) // max(1, len(ranks[0].epochs)))
+        for step, (told, (loss, *_)) in enumerate(zip(rank.steps.loss, seen, strict=False)):
+            yield told, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
 
 
 def _epochs(epochs, met):
@@ -72,7 +79,30 @@ def _epochs(epochs, met):
                 ("loss", loss, LOSS * abs(loss)),
                 ("accuracy", accuracy, ACCURACY + 1 / images),
             ):
-                yield epochs[number].get(f"{mode}_{name}"), (value, most), f"{mode} {name}"
+                told = epochs[number].get(f"{mode}_{name}")
+                yield told, (value, most), f"{mode} {name}", number
+
+
+def _replayed(ranks, every):
+    """Yield the same from replays: the losses that are known, and the accuracy."""
+    epochs = ranks[0].epochs
+    for rank, found in zip(ranks, every, strict=True):
+        losses = found.get("losses", [])
+        each = max(1, len(losses) // len(epochs))
+        for step, (told, loss) in enumerate(zip(rank.steps.loss, losses, strict=False)):
+            if loss is not None:
+                yield told, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
+    train = [_by_epoch(found.get("right", []), len(epochs)) for found in every]
+    parts = [
+        ("train", number, [batch for own in each for batch in own])
+        for number, each in enumerate(zip(*train, strict=True))
+    ]
+    last = [batch for found in every for batch in found.get("validation", {}).get("right", [])]
+    for mode, number, batches in [*parts, ("val", len(epochs) - 1, last)]:
+        if batches and None not in batches:
+            images = sum(count for _, count in batches)
+            seen = sum(right for right, _ in batches) / images, ACCURACY + 1 / images
+            yield epochs[number].get(f"{mode}_accuracy"), seen, f"{mode} accuracy", number
 
 
 def _by_epoch(batches, epochs):

@@ -493,6 +493,7 @@ class Auditor:
             return
         step = self._steps_seen[-1]
         with self._aside():
+            step["best"] = _best(logits)
             if self._watches and self._makes_room(step, 2 * logits.nbytes):  # with their gradient
                 step["logits"] = logits.detach().clone()
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
@@ -520,6 +521,9 @@ class Auditor:
     def _keep_outputs(self, logits):
         """Keep what the model makes of a batch of the last validation."""
         batches = self._validation["batches"]
+        if batches:
+            with self._aside():
+                batches[-1]["best"] = _best(logits)
         if self._validation["file"] and len(batches) * logits.nbytes <= MOST_VALIDATED:
             with self._aside():
                 batches[-1]["logits"] = logits.detach().clone()
@@ -619,7 +623,7 @@ class Auditor:
             | {
                 "optimizer": kind(optimizer),
                 "lr": [_copy(group["lr"]) for group in groups],
-                "settings": [settings(group) for group in groups],
+                "settings": [settings(group, optimizer) for group in groups],
                 "missing": [name for p, name in self._names.items() if p.grad is None],
                 "evaluating": sum(not module.training for module in self._modules),
                 "rows": self._rows(optimizer),
@@ -819,6 +823,11 @@ def _met(logits, labels, loss) -> list:
     return [loss, len(logits), right]
 
 
+def _best(logits):
+    """Return the class of each image that the model thinks likeliest; None: no classes."""
+    return logits.detach().argmax(1) if logits.ndim == 2 else None
+
+
 def _numbers(batches) -> list:
     return [[float(value) for value in batch] for batch in batches]
 
@@ -980,11 +989,13 @@ def kind(optimizer) -> str:
     return name
 
 
-def settings(group) -> dict:
-    """Return what an optimizer's group is given that is no tensor, but its learning rate."""
-    return {
-        k: v for k, v in group.items() if k not in (*NAMED, "lr", *HOW) and not torch.is_tensor(v)
-    }
+def settings(group, optimizer) -> dict:
+    """Return the settings of an optimizer's group that are no tensors, but its learning rate.
+
+    A group may have more: a name.
+    """
+    known = getattr(optimizer, "defaults", group).keys() - {*NAMED, "lr", *HOW}
+    return {k: v for k, v in group.items() if k in known and not torch.is_tensor(v)}
 
 
 def _named_buffers(model):

@@ -21,7 +21,8 @@ def hook_loss(training, on_loss) -> list:
     A loss in training that has no graph is for display, and stays unseen.
     """
     criterion = getattr(training, "criterion", None)
-    if not isinstance(criterion, torch.nn.Module):  # a function computes the loss, unseen
+    unseen = torch.jit.ScriptModule  # such a module has no hooks, and a function neither
+    if not isinstance(criterion, torch.nn.Module) or isinstance(criterion, unseen):
         return []
 
     def leave(criterion, args, kwargs, loss):
@@ -29,6 +30,16 @@ def hook_loss(training, on_loss) -> list:
             on_loss(criterion, args, kwargs, loss)
 
     return [criterion.register_forward_hook(torch.compiler.disable(leave), with_kwargs=True)]
+
+
+def hook_layer(layer, on_output):
+    """Call `on_output(layer, args, output)`; return the hook. In a copy of the layer it is deaf."""
+
+    def leave(called, args, output):
+        if called is layer:
+            on_output(called, args, output)
+
+    return layer.register_forward_hook(leave)
 
 
 def hook(model, on_input, on_output=None) -> list:
@@ -39,7 +50,9 @@ def hook(model, on_input, on_output=None) -> list:
     wrapped, under_way = inner(model), []  # calls of the wrapper
 
     def counts(called):
-        return called is model or not (under_way or wrapped.training)
+        if called is model:
+            return True
+        return called is wrapped and not (under_way or wrapped.training)  # and no copy of it
 
     def enter(called, args, kwargs):
         if counts(called):

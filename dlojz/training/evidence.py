@@ -44,6 +44,7 @@ from dlojz.training import (
     calls,
     casts,
     checkpoint,
+    clocks,
     compilation,
     models,
     processes,
@@ -80,6 +81,18 @@ def watch(run, training, loader, args) -> "Witness":
     return Witness(run, training, loader, args)
 
 
+_noted = []  # the folder of each run that was watched in this process
+
+
+@atexit.register  # as this is imported, to be called after what a trainer registers
+def _note_group():
+    """Leave a file if the process is still in its group: the log has its end already."""
+    if processes.are_joined():
+        for folder in _noted:
+            with suppress(OSError):  # of a full disk
+                group_file(folder, idr_torch.rank).touch()
+
+
 class Witness:
     """The hooks and the profiler of one run; the Chronometer announces its last step."""
 
@@ -88,7 +101,7 @@ class Witness:
         self._model, self._args = training.model, args
         processes.keep_group()
         if processes.are_joined():
-            atexit.register(self._note_group)
+            _noted.append(run.folder)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
         self._looked_at = None  # the step that is profiled, or the last one that was
@@ -103,7 +116,8 @@ class Witness:
         self._canary, self._stale = None, 0  # steps with old casts: a tensor on their device
         self._skipped = 0  # updates, by a fused optimizer with a scaler: a tensor on its device
         self._deterministic = torch.get_deterministic_debug_mode()
-        self._weights = digest(self._model)
+        self._parameters = [*self._model.parameters()]  # as FSDP keeps them: in shards
+        self._weights = None  # as the first step begins
         self._pixels = {}
         self._profiler = self._first_profiler = None
         self._modes, self._inside = set(), []  # hooks of the layers, while a step is profiled
@@ -142,8 +156,8 @@ class Witness:
         if weights:
             self._stay.append(weights[0].register_post_accumulate_grad_hook(self._on_gradient))
         self._probe = [
-            *(layer.register_forward_hook(self._on_layer) for layer in _leaves(self._model)),
-            self._model.register_forward_hook(self._on_output),
+            *(calls.hook_layer(layer, self._on_layer) for layer in _leaves(self._model)),
+            calls.hook_layer(self._model, self._on_output),
             self._training.optimizer.register_step_pre_hook(self._on_gradients),
             self._training.optimizer.register_step_pre_hook(self._fill_undefined),
         ]
@@ -166,6 +180,9 @@ class Witness:
         if self._steps:
             self._steps.enter(mode, images)
         if mode == "train":
+            if not self._counts["forward"]:
+                with clocks.pause(ours=True):
+                    self._weights = _checksum(self._parameters)
             if self._canary:
                 self._stale, self._canary = self._stale + self._canary.stale(), None
             self._count_work()
@@ -244,7 +261,7 @@ class Witness:
         known = not any(torch.is_tensor(rate) and rate.is_cuda for rate in rates)
         self._rates.append(max(map(float, rates)) if known else None)
         moved = sum(p.grad is not None for group in groups for p in group["params"])
-        settings = sorted({str(audit.settings(group)) for group in groups})
+        settings = sorted({str(audit.settings(group, optimizer)) for group in groups})
         self._updates[moved, "; ".join(settings)] += 1
 
     def _note_phase(self, work):
@@ -337,7 +354,7 @@ class Witness:
         )
         self._run.evidence(
             records.Probe(
-                weights=self._weights,
+                weights=self._weights or digest(self._model),  # without a step: as they are
                 parameters=_parameters(self._model),
                 metrics_devices=_devices(self._training),
                 layers=_rows(self._layers, "layer in out device in_layout out_layout"),
@@ -406,12 +423,6 @@ class Witness:
                 self._auditor.finish()
         self._loader = None
         _end_workers()
-
-    def _note_group(self):
-        """Leave a file if the process is still in its group: the log has its end already."""
-        if processes.are_joined():
-            with suppress(OSError):  # of a full disk
-                group_file(self._run.folder, idr_torch.rank).touch()
 
     def _whole(self):
         after = digest(self._model)

@@ -281,6 +281,7 @@ class Replay:
         found = {
             "pixels": [_pixels(*pair) for pair in pairs],
             "labels": [_same_labels(*pair) for pair in pairs],
+            "right": [_right(*pair) for pair in pairs],
         }
         numbers = [k for k, (batch, _) in enumerate(pairs) if "logits" in batch]
         count = min(VALIDATED, *_in_each_process(len(numbers)))
@@ -486,15 +487,15 @@ class Replay:
             scale = momentum.abs() + (0 if gradient is None else gradient.to(self.device).abs())
             _keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * EPS * scale)
 
-    def criterion(self, step: dict, labels) -> tuple[float | None, float | None]:
+    def criterion(self, step: dict, labels) -> tuple[float | None, float | None, float | None]:
         """Return how far the logits' gradient is from that of the solution's criterion, and scale.
 
-        How far, without the scale: how many times as large it is.
+        How far, without the scale: how many times as large it is. And the loss of the solution's.
         """
-        if step.get("too_many"):  # logits of the run before it: they were not kept
-            return 0.0, None
+        if step.get("too_many"):  # its logits were not kept
+            return 0.0, None, None
         if not {"logits", "gradient"} <= step.keys() or len(step["logits"]) != len(labels):
-            return None, None
+            return None, None, None
         logits = step["logits"].to(self.device).requires_grad_()
         images = torch.zeros(len(logits), 3, 8, 8, device=self.device)
         stand_in = SimpleNamespace(**vars(self.training) | {"model": lambda images: logits})
@@ -502,19 +503,22 @@ class Replay:
         (expected,) = torch.autograd.grad(loss, logits)
         there, expected = step["gradient"].to(self.device).double(), expected.double()
         factor = (there * expected).sum() / expected.square().sum()
-        return float((there - factor * expected).norm() / there.norm()), float(factor)
+        return float((there - factor * expected).norm() / there.norm()), float(factor), float(loss)
 
 
 def every_step(replay, mine, solution) -> dict:
     """Return what was compared in every step and update, from both ledgers."""
     pairs = list(zip(mine["steps"], solution["steps"], strict=False))
-    losses = [replay.criterion(a, b["labels"]) if "labels" in b else (None, None) for a, b in pairs]
+    unseen = None, None, None
+    losses = [replay.criterion(a, b["labels"]) if "labels" in b else unseen for a, b in pairs]
     return {
         "steps": [len(mine["steps"]), len(solution["steps"])],
         "images": [[int(s.get("images", 0)) for s in pair] for pair in pairs],
         "pixels": [_pixels(*pair) for pair in pairs],
-        "criterion": [off for off, _ in losses],
-        "scales": [scale for _, scale in losses],
+        "criterion": [off for off, _, _ in losses],
+        "scales": [scale for _, scale, _ in losses],
+        "losses": [loss for _, _, loss in losses],
+        "right": [_right(*pair) for pair in pairs],
         "updates": [_facts(u, replay) for u in mine["updates"]],
         "usual": [_facts(u, replay) for u in solution["updates"]],
         "rows": _rows(replay, mine),
@@ -527,6 +531,14 @@ def _same_labels(mine, solution) -> bool | None:
     if a is None or b is None or a.ndim != b.ndim:
         return None
     return _equal(a, b)
+
+
+def _right(mine, solution) -> list[int] | None:
+    """Return how many images of a batch were classified rightly, and of how many; None: unseen."""
+    best, labels = mine.get("best"), solution.get("labels")
+    if best is None or labels is None or best.shape != labels.shape:
+        return None
+    return [int((best == labels).sum()), len(labels)]
 
 
 def _equal(a, b) -> bool:

@@ -171,18 +171,25 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
     return [*found, _step_by_step(name, mine, reference)] if watched else found
 
 
+KINDS = {"pixels": "pixels", "labels": "images", "gradients": "gradients"}  # and their hints
+
+
 def _step_by_step(name, mine, reference):
     """Return a finding on what every step of an extra run got, and on the gradients it made."""
+    epochs = reference.start.get("arguments", {}).get("epochs", 1)
     ranks = zip(mine.ranks, reference.ranks, strict=False)
-    others = filter(None, (_other(a.whole, b.whole) for a, b in ranks))
-    other = next(others, "")
+    others = filter(None, (_other(a.whole, b.whole, epochs) for a, b in ranks))
+    text, hint = next(others, ("", "later"))
     expected = f"the same pixels and labels, gradients at most {NORM:.0f} times as large or small"
     what = f"all steps, run {name}"
-    return Finding(SAME, what, not other, other or "the same", expected, "later")
+    return Finding(SAME, what, not text, text or "the same", expected, hint)
 
 
-def _other(mine, usual) -> str:
-    """Return what first differs in a process, such as "other labels in batch 4 of 8"; or ""."""
+def _other(mine, usual, epochs) -> tuple[str, str] | None:
+    """Return what first differs in a process, such as "other labels in batch 4 of 8", and the hint.
+
+    In the first of these epochs it is no later mistake, and has the hint of its kind.
+    """
     looks = [("pixels", "batch", mine.entered, usual.entered, _same_pixels)]
     for mode in ("train", "val"):  # a loss of one's own: the gradients tell
         if labels := _of(mode, mine.labels):
@@ -192,8 +199,10 @@ def _other(mine, usual) -> str:
     for what, kind, each, expected, near in looks:
         for number, (a, b) in enumerate(zip_longest(each, expected)):
             if a is None or b is None or not near(a, b):
-                return f"other {what} in {kind} {number} of {len(expected)}"
-    return ""
+                early = number < len(expected) // epochs and not kind.startswith("val")
+                own = KINDS[what] if early else "later"
+                return f"other {what} in {kind} {number} of {len(expected)}", own
+    return None
 
 
 def _of(mode, noted):
