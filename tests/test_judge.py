@@ -11,7 +11,7 @@ from made import RESNET
 from test_stats import write_log
 
 from dlojz import course
-from dlojz.check import bars, ending, exercises, judge, run
+from dlojz.check import CheckError, bars, ending, exercises, judge, run
 from dlojz.check.exercises import FASTER, PARTS, Runs, State, common
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, records, stats
@@ -542,9 +542,9 @@ def looked(folder, aside_ms):
     )
 
 
-@pytest.mark.parametrize(("aside_ms", "hidden"), [(1.5, False), (7.5, False), (9.0, True)])
+@pytest.mark.parametrize(("aside_ms", "hidden"), [(1.5, False), (9.5, False), (10.5, True)])
 def test_work_that_is_hidden_in_the_auditors_looks_is_refused(tmp_path, aside_ms, hidden):
-    """Steps of 100 ms: three times as long as in the step before, and 5 ms, are allowed."""
+    """Steps of 100 ms: three times as long as in the other runs, 5 and 2 ms are allowed."""
     exercise, folders = made_runs(tmp_path, "02")
     for name, folder in folders.items():
         looked(folder, aside_ms if name.startswith("after-") else 1.0)
@@ -584,9 +584,25 @@ def test_a_job_is_audited_in_small_only_if_the_solution_is_as_large(
     assert passes or f"{mine}.0 GB at the peak" in repr(found)
 
 
-def test_a_run_for_which_the_audit_has_no_memory_is_not_held_against_the_trainer(tmp_path):
+@pytest.mark.parametrize("name", ["after-1", "after-2/replay", "float32", "float32/replay"])
+def test_a_run_for_which_the_audit_has_no_memory_is_not_held_against_the_trainer(tmp_path, name):
     exercise, folders = made_runs(tmp_path, "02")
-    out_of_memory(folders["after-1"], folders)
+    out_of_memory(tmp_path / name, folders)
+    if name == "float32":
+        shutil.rmtree(tmp_path / name / "replay")
     found = judge.judge(exercise, folders, judge.Standards())
-    assert [found.part(part) for part in PARTS] == [UNMEASURED, UNMEASURED, UNMEASURED]
+    assert not found.passed
+    assert FAILED not in [found.part(part) for part in PARTS]
     assert "room for what the check keeps beside it: submit with a smaller -b" in repr(found)
+
+
+def test_a_full_disk_says_nothing_about_the_trainer(tmp_path):
+    _, folders = made_runs(tmp_path, "02")
+    folder = folders["after-1"]
+    (folder / "exit_code").write_text("1")
+    full = {"outcome": "failed", "error": "OSError: [Errno 28] no room for what a check keeps"}
+    rewrite(folder, lambda e: e | full if e["event"] == "end" else e)
+    with pytest.raises(
+        CheckError, match=r"says nothing about your trainer: there was no room.*du -s"
+    ):
+        run._refuse({"after-1": folder}, judge.Standards())

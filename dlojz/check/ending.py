@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from dlojz import course
 from dlojz.launch import series
 from dlojz.runs import by_hand, outcome
 from dlojz.runs.folder import events_file
@@ -16,13 +17,15 @@ from dlojz.table import harmless
 FROM_OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 NO_END = "its log has no end: was run.end() left out, or os._exit() called?"
 MOST = 300  # characters of an error
+NO_ROOM = "there was no room on the disk"
+FULL = re.compile("|".join(rf"\[Errno {number}\]" for number in course.FULL))
 
 
 class How(StrEnum):
     COMPLETED = "completed"  # exit code 0, and an end in the log of each process
     FAILED = "failed"
     OUT_OF_MEMORY = "out of memory"
-    KILLED = "killed"  # by something else
+    KILLED = "killed"  # by something else, such as a full disk
     UNFINISHED = "unfinished"  # no exit code: its job ended first
 
 
@@ -57,6 +60,8 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
     said = error(folder, trainer)
     if "out_of_memory" in outcomes:
         return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
+    if FULL.search(said):
+        return Ending(How.KILLED, f"{NO_ROOM}: {said}")
     alone = max(codes) <= 0 or outcome.only_waited(folder)
     if alone and -min(codes) in FROM_OUTSIDE:
         return Ending(How.KILLED, f"killed by {_name(-min(codes))}")

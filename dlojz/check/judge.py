@@ -245,7 +245,7 @@ def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
     hint = next((key for pattern, key in known if re.search(pattern, errors)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
         return Finding(SAME, what, State.UNMEASURED, end.text, "its end: check again", hint)
-    if end.how == ending.How.OUT_OF_MEMORY and what.startswith("run after-"):
+    if end.how == ending.How.OUT_OF_MEMORY and what != "job":
         room = "room for what the check keeps beside it: submit with a smaller -b"
         return Finding(SAME, what, State.UNMEASURED, end.text, room, hint)
     expected = f"completed, with {flags}" if flags else "completed"
@@ -266,11 +266,13 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
         names[FLOAT32] = "fp32"
     found, broken = [], []
     for name, kind in names.items():
-        again = folders.get(name, Path(name)) / series.REPLAY
+        folder = folders.get(name, Path(name))
+        again = folder / series.REPLAY
         if ending.of(again).completed:
-            found += audit.audited(folders[name], again, kind)
+            found += audit.audited(folder, again, kind)
         else:
-            broken.append(_ended(exercise, again, ending.of(again), "audit", "audit"))
+            ended = again if ends.get(name, MISSING).completed else folder
+            broken.append(_ended(exercise, ended, ending.of(ended), "audit", "audit"))
     bands = [log.read(folders[name]) for name in _names(folders, BAND)]
     links = audit.findings(found) if found else []
     return [
@@ -283,7 +285,7 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
         told.finding(runs.mine.ranks, [r.every for r in found if r.folder == _folder(runs.mine)]),
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
-        *_looks(folders, ends),
+        *_looks(folders, ends, runs.reference),
     ]
 
 
@@ -291,13 +293,13 @@ def _folder(run):
     return run.path.parent
 
 
-def _looks(folders, ends) -> list[Finding]:
+def _looks(folders, ends, solution) -> list[Finding]:
     """Return what the auditor's own time in the pairs shows."""
     after, before = (
         [log.read(folders[n]) for n in _names(folders, prefix) if ends[n].completed]
         for prefix in ("after-", "before-")
     )
-    return audit.looks(after, before)
+    return audit.looks(after, before, solution)
 
 
 def _replayed(exercise) -> set[str]:

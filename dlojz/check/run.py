@@ -107,6 +107,8 @@ def _todo(end):
         return "Submit with a smaller -b"
     if "unrecognized arguments" in end.text:
         return "Submit without that flag"
+    if end.text.startswith(ending.NO_ROOM):
+        return "`du -sh runs/*` shows what is large: make room, and check again"
     if end.how == How.KILLED:
         return "Check again; if that repeats, memory may be short: submit with a smaller -b"
     return "Check again"

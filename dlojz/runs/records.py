@@ -310,7 +310,6 @@ class Audit(Record):
     same_weights: bool | None = None  # in all validations: those that the last update left
     updates: int | None = None
     kept: list = field(default_factory=list)  # the updates that were written, to be replayed
-    unwritten: list = field(default_factory=list)  # the error of each that could not be
     peak_bytes: int | None = None  # of a GPU's memory, without what the auditor keeps there
     foreign: int = 0  # updates of weights that are not the model's
     own_clock: bool = False  # the Chronometer's clock is its own

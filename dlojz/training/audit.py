@@ -19,6 +19,7 @@ keeps there itself.
 """
 
 import atexit
+import errno
 import gc
 import json
 import math
@@ -218,7 +219,6 @@ class Auditor:
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
-        self._unwritten = []  # why, of each update that there was no room for
         self._memory = {}  # of the CPU, by part: one update after the other is packed there
         self._steps_seen, self._updates, self._val_losses = [], [], []
         self._val_outputs = []
@@ -501,7 +501,7 @@ class Auditor:
     def _makes_room(self, step, nbytes) -> bool:
         """Return whether to keep the logits of this step, perhaps in place of an earlier one's.
 
-        Once there is no more room, each step so far is as likely to be among those that are kept.
+        Once all room is taken, each step so far is as likely to be among those that are kept.
         """
         self._outputs += 1
         if self._logit_bytes + nbytes <= MOST_LOGITS:
@@ -709,13 +709,8 @@ class Auditor:
             | {"buffers": packed("buffers", state.buffers)},
         }
         if self._wish.get("write"):
-            file = self._file(state.facts["update"], _nbytes(before, BEFORE))
-            try:
-                _save(kept, file)
-                self._files.append(file)
-            except OSError as error:  # a full disk is not the trainer's fault
-                self._unwritten.append(str(error))
-                self._kept.remove(state.facts["update"])
+            self._files.append(self._file(state.facts["update"], _nbytes(before, BEFORE)))
+            _save(kept, self._files[-1])
 
     def _file(self, update: int, nbytes: int) -> Path:
         """Return where this update is written: in memory if there is ample, or else on the disk."""
@@ -736,6 +731,7 @@ class Auditor:
         self._end_update()
         for state in self._waiting if self._wish.get("write") else ():  # no pause: nothing is timed
             self._put_away(state, {name: copies.tensors for name, copies in state.after.items()})
+        self._memory.clear()
         steps, updates = on_cpu(self._steps_seen), on_cpu(self._updates)
         for update in updates:
             update["rows"] = torch.cat([row.reshape(-1).float() for row in update["rows"]])
@@ -768,7 +764,6 @@ class Auditor:
                 same_weights=self._same_weights,
                 updates=len(self._updates),
                 kept=self._kept,
-                unwritten=self._unwritten,
                 foreign=self._foreign,
                 peak_bytes=self._peak or None,
                 own_clock=not clocks.foreign(),
@@ -929,6 +924,9 @@ def on_cpu(value):
     return value
 
 
+NO_ROOM = "no room for what a check keeps"
+
+
 def _save(value, file):
     """Write to a file. Raises OSError if there is no room for it."""
     try:
@@ -939,8 +937,8 @@ def _save(value, file):
         file.parent.mkdir(exist_ok=True)
         torch.save(value, file.with_name(f".{file.name}"))
         file.with_name(f".{file.name}").replace(file)
-    except RuntimeError as error:  # of torch's writer
-        raise OSError(f"{file} was not written: {error}") from error
+    except RuntimeError as error:  # of torch's writer, which does not say why
+        raise OSError(errno.ENOSPC, f"{NO_ROOM} ({error})", str(file)) from error
 
 
 @contextmanager

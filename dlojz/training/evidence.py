@@ -44,7 +44,6 @@ from dlojz.training import (
     calls,
     casts,
     checkpoint,
-    clocks,
     compilation,
     models,
     processes,
@@ -117,7 +116,7 @@ class Witness:
         self._skipped = 0  # updates, by a fused optimizer with a scaler: a tensor on its device
         self._deterministic = torch.get_deterministic_debug_mode()
         self._parameters = [*self._model.parameters()]  # as FSDP keeps them: in shards
-        self._weights = None  # as the first step begins
+        self._weights = None  # that the first update begins with
         self._pixels = {}
         self._profiler = self._first_profiler = None
         self._modes, self._inside = set(), []  # hooks of the layers, while a step is profiled
@@ -180,9 +179,6 @@ class Witness:
         if self._steps:
             self._steps.enter(mode, images)
         if mode == "train":
-            if not self._counts["forward"]:
-                with clocks.pause(ours=True):
-                    self._weights = _checksum(self._parameters)
             if self._canary:
                 self._stale, self._canary = self._stale + self._canary.stale(), None
             self._count_work()
@@ -309,6 +305,8 @@ class Witness:
             self._logits_gradient = gradient.detach().float().norm()
 
     def _on_gradients(self, optimizer, args, kwargs):
+        if self._weights is None:  # the pass before has had them: none has been updated yet
+            self._weights = _checksum(self._parameters)
         if _found_inf(optimizer):
             return
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
@@ -354,7 +352,7 @@ class Witness:
         )
         self._run.evidence(
             records.Probe(
-                weights=self._weights or digest(self._model),  # without a step: as they are
+                weights=self._weights or digest(self._model),  # without an update: as they are
                 parameters=_parameters(self._model),
                 metrics_devices=_devices(self._training),
                 layers=_rows(self._layers, "layer in out device in_layout out_layout"),

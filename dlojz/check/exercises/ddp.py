@@ -113,7 +113,8 @@ def _is_of_gradients(collective):
 
 def _hooks(ranks):
     """Return what DDP hands its gradients to, in place of a sum: it may do so in some steps."""
-    return words(run.last.comm_hook or "none" for run in ranks)
+    hooks = (run.last.comm_hook for run in ranks)
+    return words("none" if hook is None else f"hook {hook}" for hook in hooks)
 
 
 def _weights(ranks):
