@@ -634,6 +634,15 @@ def test_in_float32_a_small_jump_is_looked_at_again_too(precision, expected):
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_kink_in_the_first_noise_is_no_measure():
+    """It would allow for the jump of the update itself, and the middle one would be off."""
+    again = AtAKink(0.01)
+    again._noises = [{"gradients_noise": 0.01, "gradients_tensor_noise": 0.0}]
+    assert again.nearest([[0.01, -0.01], [1.0, -1.0]]) == pytest.approx(0.0, abs=1e-6)
+    again._noises *= 2
+    assert again.nearest([[0.01, -0.01], [1.0, -1.0]]) == pytest.approx(0.01, abs=1e-3)
+
+
 @pytest.mark.parametrize(("roundings", "found"), [(3, True), (100, False)])
 def test_a_kink_that_is_a_few_roundings_away_is_reached(roundings, found):
     """Images that are normalized in other steps are off by more than one."""

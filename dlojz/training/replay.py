@@ -43,6 +43,7 @@ from dlojz.training.sharding import own
 
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
+USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
 AGAIN = 6  # times that the solution does an update again whose gradients are far off
 VALIDATED = 3  # batches of the validation whose outputs are computed again
 LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
@@ -195,13 +196,15 @@ class Replay:
         """Return whether gradients are further off than a single update's may be.
 
         In float32: than the middle one may be. A kink was in one of ten comparisons of ShuffleNet
-        on a processor, so it may be in two of four updates, and the middle one is off, too.
+        on a processor, so it may be in two of four updates, and the middle one is off, too. And it
+        may be in the first noise, which is then no measure of what follows.
         """
         whole, one = (
             min((noise[name] for noise in self._noises), default=0.0)
             for name in ("gradients_noise", "gradients_tensor_noise")
         )
         if self._exact:
+            whole = min(whole, USUAL) if len(self._noises) == 1 else whole
             whole = records.NOISES * max(whole, records.SAME_LINK)
         else:
             whole = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * whole)
