@@ -288,6 +288,16 @@ def test_the_weights_are_those_that_the_first_step_begins_with():
     assert sums[0] != sums[1]
 
 
+@pytest.mark.parametrize("updates", [0, 1])
+def test_without_an_update_no_weight_has_changed(updates):
+    step, kept = watched(Small())
+    for _ in range(updates):
+        step()
+    kept.calls[0]()
+    assert kept.kept[records.WholeRun].weights_changed == bool(updates)
+    assert kept.kept[records.Probe].weights
+
+
 def test_a_copy_of_the_model_has_deaf_hooks():
     usual, copied = Small(), Small()
     inputs = []
@@ -296,7 +306,9 @@ def test_a_copy_of_the_model_has_deaf_hooks():
         if model is copied:
             mean = copy.deepcopy(model)
             mean(torch.randn(2, 3, 8, 8))
+            model.eval()
             mean.eval()(torch.randn(2, 3, 8, 8))
+            model.train()
         step()
         kept.calls[0]()
         inputs.append([(i["mode"], i["count"]) for i in kept.kept[records.WholeRun].inputs])

@@ -122,7 +122,7 @@ class Audited:
         return self.replay.replay.every
 
     def first_of(self, epochs: int) -> "Audited":
-        """Return the part of the first of its epochs."""
+        """Return the same of its first epoch alone; epochs: how many the run had."""
         if not self.every:
             return self
         steps, updates = self.every["steps"][1] // epochs, len(self.every["usual"]) // epochs

@@ -282,15 +282,13 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
         audit.losses(runs.mine, runs.reference, bands, precision),
         audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
         *audit.validated(found),
-        told.finding(runs.mine.ranks, [r.every for r in found if r.folder == _folder(runs.mine)]),
+        told.finding(
+            runs.mine.ranks, [r.every for r in found if r.folder == runs.mine.path.parent]
+        ),
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
         *_looks(folders, ends, runs.reference),
     ]
-
-
-def _folder(run):
-    return run.path.parent
 
 
 def _looks(folders, ends, solution) -> list[Finding]:

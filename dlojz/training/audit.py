@@ -493,7 +493,7 @@ class Auditor:
             return
         step = self._steps_seen[-1]
         with self._aside():
-            step["best"] = _best(logits)
+            step["best"] = self._best(logits, "train")
             if self._watches and self._makes_room(step, 2 * logits.nbytes):  # with their gradient
                 step["logits"] = logits.detach().clone()
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
@@ -518,12 +518,19 @@ class Auditor:
         dropped["too_many"] = True
         return dropped is not step
 
+    def _best(self, logits, mode):
+        """Return the class of each image that the model thinks likeliest.
+
+        None: no classes, or the criterion is seen: then `_met` counts those that are right.
+        """
+        return None if self._met[mode] or logits.ndim != 2 else logits.detach().argmax(1)
+
     def _keep_outputs(self, logits):
         """Keep what the model makes of a batch of the last validation."""
         batches = self._validation["batches"]
         if batches:
             with self._aside():
-                batches[-1]["best"] = _best(logits)
+                batches[-1]["best"] = self._best(logits, "val")
         if self._validation["file"] and len(batches) * logits.nbytes <= MOST_VALIDATED:
             with self._aside():
                 batches[-1]["logits"] = logits.detach().clone()
@@ -816,11 +823,6 @@ def _met(logits, labels, loss) -> list:
     alike = labels.shape == logits.shape[:1]  # or else they are not numbers of classes
     right = (logits.argmax(1) == labels).sum() if alike else math.nan
     return [loss, len(logits), right]
-
-
-def _best(logits):
-    """Return the class of each image that the model thinks likeliest; None: no classes."""
-    return logits.detach().argmax(1) if logits.ndim == 2 else None
 
 
 def _numbers(batches) -> list:

@@ -438,7 +438,7 @@ class Witness:
             **(self._steps.found() if self._steps else {}),
             scale=self._scale(),
             stale_casts=int(self._stale),
-            weights_changed=self._weights != after,
+            weights_changed=self._weights not in (None, after),  # None: no update has begun
             weights_after=after,
             buffers_after=_checksum(self._model.buffers()),
             saves=checkpoint.saves(),
