@@ -120,10 +120,13 @@ def plainly(model):
 
 def perturb(model, relative: float, seed: int):
     """Move each weight by a share of it, drawn with this standard deviation."""
-    generator = torch.Generator().manual_seed(seed)
+    generators = {}
     with torch.no_grad():
         for weight in map(own, model.parameters()):
-            noise = torch.randn(weight.shape, generator=generator).to(weight.device)
+            device = weight.device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            noise = torch.randn(weight.shape, generator=generators[device], device=device)
             weight.mul_(1 + relative * noise)
 
 
