@@ -78,6 +78,25 @@ def test_a_short_run_is_looked_at_in_each_process(others, said):
     assert [f.yours for f in found if f.fails] == ([said] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("modes", "said", "hint"),
+    [
+        ("tvtv", "2 batches in validation, not 4", "validation"),  # not the last one, as small
+        ("tvvtv", "3 batches in validation, not 4", "later"),
+        ("tvvvtvvv", "6 batches in validation, not 4", "validation"),
+        ("tvvttvv", "other pixels in batch 4 of 6", "later"),
+        ("tvv", "other pixels in batch 3 of 6", "later"),
+        ("tvvtvv", "", "later"),
+    ],
+)
+def test_a_batch_that_is_not_validated_is_named(modes, said, hint):
+    names = {"t": "train", "v": "val"}
+    mine, usual = ([[names[mode], [[0.1]]] for mode in those] for those in (modes, "tvvtvv"))
+    runs = (short_run(entered=mine), short_run(entered=usual))
+    found = common.still_trains("with two epochs", *runs)[-1]
+    assert (found.yours if found.fails else "", found.hint) == (said, hint)
+
+
 def test_each_pass_belongs_into_its_phase():
     usual = {"forward": ["forward"], "backward": ["backward"], "update": ["update"]}
     late = usual | {"backward": ["backward", "forward"]}

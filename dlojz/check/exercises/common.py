@@ -190,6 +190,8 @@ def _other(mine, usual, epochs) -> tuple[str, str] | None:
 
     In the first of these epochs it is no later mistake, and has the hint of its kind.
     """
+    if fewer := _other_validations(mine.entered, usual.entered, epochs):
+        return fewer
     looks = [("pixels", "batch", mine.entered, usual.entered, _same_pixels)]
     for mode in ("train", "val"):  # a loss of one's own: the gradients tell
         if labels := _of(mode, mine.labels):
@@ -204,6 +206,19 @@ def _other(mine, usual, epochs) -> tuple[str, str] | None:
                 own = KINDS[what] if early else "later"
                 return f"other {what} in {kind} {number} of {len(expected)}", own
     return None
+
+
+def _other_validations(mine, usual, epochs) -> tuple[str, str] | None:
+    """Return the same if the training has its batches, but the validations have more or fewer."""
+    (train, val), (usual_train, usual_val) = (
+        [len(_of(mode, entered)) for mode in ("train", "val")] for entered in (mine, usual)
+    )
+    if train != usual_train or val == usual_val:
+        return None
+    modes = ([mode for mode, _ in entered] for entered in (mine, usual))
+    first = next(number for number, (a, b) in enumerate(zip_longest(*modes)) if a != b)
+    hint = "validation" if first <= len(usual) // epochs else "later"
+    return f"{val} batches in validation, not {usual_val}", hint
 
 
 def _of(mode, noted):
