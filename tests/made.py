@@ -58,8 +58,8 @@ def every(images, steps) -> dict:
     none = [0.0] * steps
     return {"steps": [steps, steps], "images": [[images, images]] * steps, "pixels": none,
             "criterion": none, "scales": [1.0] * steps, "rows": none, "updates": facts,
-            "usual": facts, "first_buffers": [],
-            "validation": {"pixels": [0.0], "labels": [True]}}  # fmt: skip
+            "usual": facts, "first_buffers": [], "validation":
+            {"pixels": [0.0], "labels": [True], "again": 0, "buffers": 0.0}}  # fmt: skip
 
 
 def _add(folder, **evidence):

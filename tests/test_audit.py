@@ -834,6 +834,35 @@ def test_the_validation_must_find_the_solutions_losses(losses, val_losses, preci
 
 
 @pytest.mark.parametrize(
+    ("loss", "again", "state"),
+    [
+        (1.0001, 0, State.FAILED),
+        (1.0001, 1, State.FAILED),  # one batch of two
+        (1.0001, 2, State.PASSED),  # `validated` judges both
+        (1.1, 0, State.FAILED),
+        (1.1, 1, State.NOT_ASKED),  # too chaotic: the batch that was computed again has to do
+    ],
+)
+def test_where_all_is_computed_again_a_chaotic_training_is_no_failing(loss, again, state):
+    """With eight images in a batch, a tenth in the training was forty times in the validation."""
+    solution, mine = a_run([2.0, 1.0], [5.0, 5.0]), a_run([2.0, loss], [5.0, 193.0])
+    assert judged.validation([mine], [solution], "fp32", again).state == state
+
+
+def test_a_process_whose_validation_was_not_computed_again_is_compared():
+    runs = []
+    for again in (12, 3, None):
+        every = made.every(32, 10)
+        every["validation"]["again"] = again
+        run = log.Run("again")
+        run.replay = records.Replay([], every if again else {})
+        runs.append(judged.Audited(log.Run(Path("mine")), run, "fp32"))
+    assert judged.computed_again(runs[:1]) == 12
+    assert judged.computed_again(runs[:2]) == 3
+    assert judged.computed_again(runs) == judged.computed_again([]) == 0
+
+
+@pytest.mark.parametrize(
     ("sizes", "state"),
     [
         ([4.0, 5.0], State.PASSED),
@@ -1392,7 +1421,8 @@ class Again(replay.Replay):
     """A replay of the training above, whose validation has the images that it was given."""
 
     def __init__(self, batches):
-        self.training, self.args = training(), SimpleNamespace(precision="fp32")
+        self.training = training()
+        self.args = SimpleNamespace(precision="fp32", batch_size=4, image_size=8)
         self.device, self._model = torch.device("cpu"), self.training.model
         self.weights = dict(self._model.named_parameters())
         self._buffers = dict(self._model.named_buffers())
@@ -1442,6 +1472,37 @@ def test_outputs_of_zeros_are_the_same_and_what_is_no_number_is_nowhere():
     assert replay._outputs([ones], [zeros]) == math.inf
     for order in ([none, ones], [ones, none]):
         assert replay._outputs(order, [ones, ones]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "image_size", "count"), [(8, 32, 5), (512, 32, 3), (256, 224, 3), (64, 64, 4)]
+)
+def test_of_small_images_all_batches_are_computed_again(
+    tmp_path, monkeypatch, batch_size, image_size, count
+):
+    again, file = Again([]), tmp_path / "validation.pt"
+    sizes = {"batch_size": batch_size, "image_size": image_size}
+    again.args = SimpleNamespace(precision="fp32", **sizes)
+    audit._save({part: audit.pack({}) for part in ("weights", "buffers")}, file)
+    again._buffers, judged_again = {}, []
+    monkeypatch.setattr(again, "_validation", judged_again.append)
+    monkeypatch.setattr(again, "_validate", lambda *args: {})
+    seen = {"pixels": torch.zeros(4, 8), "labels": torch.zeros(4), "logits": torch.zeros(4, 3)}
+    mine = {"file": str(file), "batches": [seen] * 5}
+    assert again.validation(mine, mine)["again"] == len(judged_again[0]) == count
+
+
+@pytest.mark.parametrize(("factor", "far"), [(1, False), (1.01, True)])
+def test_buffers_of_a_validation_are_compared_with_those_of_process_0(monkeypatch, factor, far):
+    again = Again([])
+    first = {name: factor * buffer.double() for name, buffer in again._buffers.items()}
+    mine = {"weights": {}, "buffers": again._buffers | {"mean": torch.zeros(3)}}
+    assert again._off_process_0(mine) == 0
+    monkeypatch.setattr(replay, "_in_each_process", lambda here: [first, here])
+    assert (again._off_process_0(mine) > 1e-3) is far
+    assert again._off_process_0(None) is None
+    monkeypatch.setattr(replay, "_in_each_process", lambda here: [None, here])
+    assert again._off_process_0(mine) is None
 
 
 def test_what_has_another_dtype_is_not_equal():
@@ -1581,16 +1642,20 @@ def test_outputs_of_a_validation_may_be_as_far_off_as_rounding_takes_them(
 @pytest.mark.parametrize(
     ("change", "what", "hint"),
     [
-        ({"validation": {"pixels": [0, 0.03], "labels": []}}, "pixels of the validation", None),
-        ({"validation": {"pixels": [None], "labels": []}}, "pixels of the validation", None),
+        ({"pixels": [0, 0.03]}, "pixels of the validation", "evaluation"),
+        ({"pixels": [None]}, "pixels of the validation", "evaluation"),
+        ({"buffers": 1e-4}, "batch statistics of the validation", "evaluation"),
+        ({"buffers": math.nan}, "batch statistics of the validation", "evaluation"),
         ({"first_buffers": ["bn1.running_var"]}, "batch statistics", "batch-norm"),
     ],
 )
-def test_other_images_or_first_buffers_are_refused(change, what, hint):
-    again = log.Run("again")
-    again.replay = records.Replay(made.updates(8), made.every(32, 10) | change)
+def test_other_images_or_batch_statistics_are_refused(change, what, hint):
+    again, every = log.Run("again"), made.every(32, 10)
+    every["first_buffers"] = change.pop("first_buffers", [])
+    every["validation"] |= change
+    again.replay = records.Replay(made.updates(8), every)
     (found,) = judged.validated([judged.Audited(log.Run(Path("mine")), again, "fp32")])
-    assert (found.what, found.hint, found.fails) == (what, hint or "evaluation", True)
+    assert (found.what, found.hint, found.fails) == (what, hint, True)
 
 
 # Right trainers of another make ------------------------------------------------------------------

@@ -404,15 +404,20 @@ def losses(mine: log.Run, reference: log.Run, bands: Sequence[log.Run], precisio
     return _finding(f"losses of all {len(every)} steps", share <= 1, text, asked, LOSSES)
 
 
-def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: str) -> Finding:
+def validation(
+    mine: Sequence[log.Run], solution: Sequence[log.Run], precision: str, again: int = 0
+) -> Finding:
     """Return a finding: are the losses of the validation the solution's, in each process?
 
     They may be further apart than those of the training, which the validation magnifies. The model
     that is evaluated is that of process 0, with the batch statistics of its last step.
+
+    again: how many batches of each process were computed again, see `validated`. If all, the losses
+    are not compared: small batches are too chaotic.
     """
     if other := another_model(mine):
         return other
-    what, worst = "losses of the validation", (0.0, 0, 0.0, 0.0, 0.0)
+    what, worst = "losses of the validation", None
     for run, usual in zip(mine, solution, strict=True):
         seen, expected = run.audit.val_losses, usual.audit.val_losses
         if expected and not seen and run.audit.losses and None not in run.audit.losses:
@@ -425,14 +430,19 @@ def validation(mine: Sequence[log.Run], solution: Sequence[log.Run], precision: 
         if len(seen) != len(expected):
             text, asked = (f"{len(values)} batches" for values in (seen, expected))
             return _finding(what, False, text, asked, "validation")
+        if len(seen) <= again:
+            continue
+        worst = worst or (0.0, 0, 0.0, 0.0, 0.0)
         drift = max(map(_away, _losses(run), _losses(usual)), default=0.0)
         tolerance = max(VALIDATION[precision], MAGNIFIED * drift)
         for batch, (loss, there) in enumerate(zip(seen, expected, strict=True)):
             share = _away(loss, there) / tolerance
             if not share <= worst[0]:
                 worst = (share, batch, loss, there, tolerance)
+    if not worst:
+        return _finding(what, True, "all computed again", "the solution's", EVALUATION)
     share, batch, loss, there, tolerance = worst
-    if share <= 1 < tolerance:
+    if tolerance > 1 and (share <= 1 or again):
         text = f"too noisy: the losses of the training are up to {drift:.1%} apart"
         return Finding(SAME, what, State.NOT_ASKED, text, "a longer training, with larger batches")
     text = f"{loss:.5g} in batch {batch}" if share else "the same"
@@ -445,6 +455,10 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
     kept = [(r, r.every["validation"]) for r in runs if r.every]
     what, asked = "{} of the validation", "the solution's"
     found = []
+    apart = max((v["buffers"] or 0.0 for _, v in kept), default=0.0)
+    if not apart <= BUFFERS:
+        text, most = f"off by {apart:.2g} of those of process 0", f"off by at most {BUFFERS:g}"
+        found.append(_finding(what.format("batch statistics"), False, text, most, EVALUATION))
     if begun := sorted({name for r, _ in kept for name in r.every["first_buffers"]}):
         text = f"{len(begun)} begin with other values, such as {begun[0]}"
         found.append(_finding("batch statistics", False, text, asked, "batch-norm"))
@@ -460,6 +474,11 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
         if there:
             found.append(_computed(f"{key} of the validation, computed again", there))
     return found
+
+
+def computed_again(runs: Sequence[Audited]) -> int:
+    """Return how many batches of a validation `validated` judges by what was computed again."""
+    return min((r.every["validation"]["again"] if r.every else 0 for r in runs), default=0)
 
 
 def _computed(what, there):

@@ -274,17 +274,17 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
             ended = again if ends.get(name, MISSING).completed else folder
             broken.append(_ended(exercise, ended, ending.of(ended), "audit", "audit"))
     bands = [log.read(folders[name]) for name in _names(folders, BAND)]
+    ranks = runs.mine.ranks, runs.reference.ranks
+    of_mine = [r for r in found if r.folder == runs.mine.path.parent]
     links = audit.findings(found) if found else []
     return [
         *(audit.as_large(runs.mine, runs.reference) if SMALL in folders else []),
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
         audit.losses(runs.mine, runs.reference, bands, precision),
-        audit.validation(runs.mine.ranks, runs.reference.ranks, precision),
+        audit.validation(*ranks, precision, audit.computed_again(of_mine)),
         *audit.validated(found),
-        told.finding(
-            runs.mine.ranks, [r.every for r in found if r.folder == runs.mine.path.parent]
-        ),
+        told.finding(ranks[0], [r.every for r in of_mine]),
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
         *_looks(folders, ends, runs.reference),

@@ -11,8 +11,8 @@ criterion   the gradient of the logits: that of the solution's criterion for the
 gradients   as they enter the optimizer: the solution's, from the same weights and its own images
 optimizer   the solution's, fed with the trainee's gradients: the weights and momenta that follow
 buffers     of batch normalization, after the step
-validation  pixels and labels of each batch; the outputs: the solution's for some of them, from the
-            same weights and buffers
+validation  pixels and labels of each batch; the outputs: the solution's, for some of them if the
+            images are large, from the same weights and buffers; the buffers: those of process 0
 
 The noise of each link is that of the solution itself, with weights that are off by a rounding error
 of the run's precision. Such an error can turn a ReLU on or off, and the gradients jump: where they
@@ -45,7 +45,9 @@ EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
 AGAIN = 6  # times that the solution does an update again whose gradients are far off
-VALIDATED = 3  # batches of the validation whose outputs are computed again
+# Of the validation, the outputs of at least so many batches are computed again, and of as many as
+# have so many pixels: small batches are chaotic, and then nothing else tells of their outputs.
+VALIDATED, VALIDATED_PIXELS = 3, 2**20
 LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 GONE = 99.0  # the distance of a gradient of zeros
@@ -278,7 +280,7 @@ class Replay:
     def validation(self, mine: dict, solution: dict) -> dict:
         """Return how far the batches of the last validation are from the solution's.
 
-        The outputs of some of them are computed again, from the trainee's weights and buffers.
+        Some of them are computed again, from the trainee's weights and buffers.
         """
         pairs = list(zip(mine["batches"], solution["batches"], strict=False))
         found = {
@@ -287,11 +289,14 @@ class Replay:
             "right": [_right(*pair) for pair in pairs],
         }
         numbers = [k for k, (batch, _) in enumerate(pairs) if "logits" in batch]
-        count = min(VALIDATED, *_in_each_process(len(numbers)))
+        most = max(VALIDATED, VALIDATED_PIXELS // (self.args.batch_size * self.args.image_size**2))
+        count = min(most, *_in_each_process(len(numbers)))
+        kept = None
         if mine["file"]:
             file = Path(mine["file"])
             kept = {part: audit.unpack(packed) for part, packed in torch.load(file).items()}
             audit.drop(file)
+        found |= {"again": count, "buffers": self._off_process_0(kept)}
         if not count:
             return found
         numbers = random.sample(numbers, count)
@@ -307,6 +312,14 @@ class Replay:
             key: [_outputs(there[key], usual[key]), _outputs(moved[key], usual[key])]
             for key in usual
         }
+
+    def _off_process_0(self, kept) -> float | None:
+        """Return how far a validation's buffers are from those of process 0; None: unknown."""
+        here = kept and {name: kept["buffers"][name] for name in self._buffers}
+        first, *_ = _in_each_process(here)
+        if here is None or first is None:
+            return None
+        return 0.0 if here is first else _buffers(here, first)
 
     def _validation(self, numbers) -> list:
         """Return these batches of the solution's validation, on the device."""
