@@ -726,6 +726,20 @@ def test_a_run_that_did_all_right_passes():
     assert not failing(None)
 
 
+@pytest.mark.parametrize(
+    ("update", "hints"),
+    [(2, {"update"}), (3, set()), (4, set())],  # the last update of the first epoch is 3
+)
+def test_momenta_that_a_new_epoch_clears_are_no_mistake_of_the_first(update, hints):
+    every, updates = made.every(32, 8), made.updates(8)
+    every["rows"] = [2e6 * (row == update) for row in range(7)]
+    updates[update] |= {"optimizer_roundings": 2e6, "optimizer_worst": "conv1.weight"}
+    again = log.Run("again")
+    again.replay = records.Replay(updates, every)
+    first = judged.Audited(log.Run(Path("mine")), again, "fp32").first_of(2)
+    assert {f.hint for f in judged.links([first]) if f.fails} == hints
+
+
 def test_groups_of_equal_settings_are_as_good_as_one():
     def twice(updates, every):
         every["updates"][3]["settings"] *= 2

@@ -122,15 +122,24 @@ class Audited:
         return self.replay.replay.every
 
     def first_of(self, epochs: int) -> "Audited":
-        """Return the same of its first epoch alone; epochs: how many the run had."""
+        """Return the same of its first epoch alone; epochs: how many the run had.
+
+        What its last update left is not looked at: the next epoch may have begun with changing it.
+        """
         if not self.every:
             return self
         steps, updates = self.every["steps"][1] // epochs, len(self.every["usual"]) // epochs
         own = {"images", "pixels", "criterion", "scales"}
         every = {key: self.every[key][:steps] for key in own}
-        every |= {key: self.every[key][:updates] for key in ("updates", "usual", "rows")}
+        every |= {key: self.every[key][:updates] for key in ("updates", "usual")}
+        every["rows"] = self.every["rows"][: updates - 1]
         every["steps"] = [min(count, steps) for count in self.every["steps"]]
-        kept = [update for update in self.updates if update["update"] < updates]
+        unknown = {"optimizer_roundings": 0.0, "optimizer_worst": None}
+        kept = [
+            update if update["update"] < updates - 1 else update | unknown
+            for update in self.updates
+            if update["update"] < updates
+        ]
         return replace(self, replay=replace(self.replay, replay=records.Replay(kept, every)))
 
 
