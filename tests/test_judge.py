@@ -326,16 +326,21 @@ def test_losses_that_agree_need_no_band(tmp_path, loss, told):
     assert run._told_already(exercise, keys, found, judge.Standards()) == expected
 
 
+def drifts(folders, broken=False):
+    """Put the first run's losses a twentieth off; broken: and its images are others."""
+    log_file = folders["after-1"] / "events.jsonl"
+    log_file.write_text(log_file.read_text().replace('"losses": [2.0', '"losses": [2.1'))
+    if broken:
+        again, other = folders["after-1"] / "replay", {"pixels": [1.0] * 10}
+        rewrite(again, lambda e: e | {"every": e["every"] | other} if "every" in e else e)
+
+
 @pytest.mark.parametrize(
     ("bands", "broken", "told"), [(1, False, False), (1, True, True), (2, False, True)]
 )
 def test_while_only_the_losses_fail_the_solution_runs_again(tmp_path, bands, broken, told):
     exercise, folders = made_runs(tmp_path, "02 on a CPU")
-    log_file = folders["after-1"] / "events.jsonl"
-    log_file.write_text(log_file.read_text().replace('"losses": [2.0', '"losses": [2.1'))
-    if broken:  # other images
-        again, other = folders["after-1"] / "replay", {"pixels": [1.0] * 10}
-        rewrite(again, lambda e: e | {"every": e["every"] | other} if "every" in e else e)
+    drifts(folders, broken)
     shutil.copytree(folders["band-1"], tmp_path / "band-2")
     every = {n: folders[n] for n in ("solution", "float32", "after-1", "band-1")}
     keys = dict.fromkeys((*every, "band-2"), "")
@@ -349,9 +354,36 @@ def test_the_first_pair_need_not_hold_all_updates_to_replay(tmp_path):
     event, *_ = (e for e in map(json.loads, again.read_text().splitlines()) if "updates" in e)
     changed = json.dumps(event | {"updates": event["updates"][:2]})
     again.write_text(again.read_text().replace(json.dumps(event), changed))
-    first = {n: folders[n] for n in ("solution", "band-1", "before-1", "after-1")}
-    assert run._told_already(exercise, folders, first, judge.Standards()) == {}
+    first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
+    assert run._told_already(exercise, folders, first, judge.Standards()) is None
     assert judge.judge(exercise, folders, judge.Standards()).passed
+
+
+@pytest.mark.parametrize(("broken", "told"), [(False, False), (True, True)])
+def test_the_losses_of_a_first_pair_are_no_failing_without_a_band(tmp_path, broken, told):
+    exercise, folders = made_runs(tmp_path, "05 on a CPU")
+    drifts(folders, broken)
+    every = {n: folders[n] for n in folders if n != "band-1"}
+    keys = dict.fromkeys((*every, "band-1", "band-2"), "")
+    first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
+    known = first | {n: folders[n] for n in ("before-2", "before-3")}  # of an earlier check
+    found = run._told_already(exercise, keys, known, judge.Standards())
+    assert found == (first if told else None)
+    verdict = judge.judge(exercise, first, judge.Standards(), timed=False)
+    (losses,) = [f for f in verdict.findings if f.what == "losses of all 10 steps"]
+    assert losses.state == NOT_ASKED
+    assert losses.expected.endswith("or the solution's own noise, which is not known yet")
+    assert run._told_already(exercise, keys, every, judge.Standards()) is None, "a band tells"
+    assert "✗ losses of all 10 steps" in repr(judge.judge(exercise, every, judge.Standards()))
+
+
+def test_no_pair_but_the_first_is_judged_by_itself(tmp_path, monkeypatch):
+    """While runs are timed, the check leaves the processor alone."""
+    exercise, folders = made_runs(tmp_path, "05 on a CPU")
+    keys = dict.fromkeys((*folders, "band-2"), "")
+    two = {n: folders[n] for n in ("solution", "before-1", "after-1", "after-2")}
+    monkeypatch.setattr(judge, "judge", None)
+    assert run._told_already(exercise, keys, two, judge.Standards()) is None
 
 
 def test_a_step_before_that_ran_out_of_memory_says_what_to_submit(tmp_path):

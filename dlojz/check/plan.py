@@ -116,10 +116,11 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
 
     Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
     spread. The trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients
-    tell more. In a band, the solution's weights are off by a rounding error. Without pairs there
-    may be several, which come last: once the losses agree, the others are left out. If a state
-    takes over 5 GB, or the job would not fit in float32, whole updates are kept of another run,
-    with the exercise's small model and otherwise the same flags.
+    tell more. If a state takes over 5 GB, or the job would not fit in float32, whole updates are
+    kept of another run, with the exercise's small model and otherwise the same flags.
+
+    In a band, the solution's weights are off by a rounding error. The bands come last: where the
+    losses agree, none is needed.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
@@ -132,8 +133,6 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
         series.Entry(f"{judge.BAND}{seed}", solution, flags, audit=BAND | {"perturb": seed})
         for seed in range(1, 1 + len(audit.DRIFTS))
     ]
-    if pairs:
-        entries.append(bands[0])
     for name, more in exercise.beside.items():
         entries.append(series.Entry(name, solution, [*flags, *more]))
     run = log_of(job)
@@ -154,7 +153,7 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
             alike = wish | {"validate": False}
             both.insert(0, series.Entry(f"before-{i}", before, known, audit=alike))
         entries += both if i % 2 else reversed(both)
-    return entries if pairs else [*entries, *bands]
+    return [*entries, *bands]
 
 
 def short(extra, trainer, suffix: str = "") -> series.Entry:

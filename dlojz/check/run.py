@@ -60,10 +60,10 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
 
 
 def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
-    """Return the runs so far if they tell enough; {} if all are needed, None if more must end.
+    """Return the runs so far if they tell enough, None if more must end.
 
-    With pairs they do if something is wrong in the first. Without, at once, unless the losses are
-    too far: the solution's may be as far. Then its first band is run, and the next ones as long as
+    The first pair does if something is wrong in it, and else all pairs, unless the losses are too
+    far: the solution's may be as far. Then its first band is run, and the next ones as long as
     nothing but the losses fails.
     """
     names = list(keys)
@@ -72,11 +72,13 @@ def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
         return None
     last = optional(names)
     timed = {*names} - last <= set(found)
+    if not timed and any(name.startswith("after-") for name in {*names[end:]} & set(found)):
+        return None  # the first pair told nothing, and the next ones are judged together
     folders = {n: found[n] for n in (names if timed else names[:end]) if n in found}
     findings = judge.judge(exercise, folders, standards, timed).findings
     failing = {f.hint for f in findings if f.fails and (timed or f.part != FASTER)}
     if not timed:
-        return folders if failing else {}
+        return folders if failing else None
     more = failing == {LOSSES} if last & set(found) else LOSSES in failing
     return None if more and not last <= set(found) else folders
 
@@ -287,10 +289,7 @@ def say(text: str):
 
 
 def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | None:
-    """Wait until the job has ended; cancel it, and return what `enough()` does, if that is not {}.
-
-    enough: returns None until it can tell; after that it is not called again.
-    """
+    """Wait until the job has ended, or `enough()` is not None: then end it, and return that."""
     from tqdm.auto import tqdm
 
     names, answer = list(series.folders(job)), None
