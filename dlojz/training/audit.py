@@ -208,6 +208,7 @@ class Auditor:
         self._draw = random.Random(_shared_secret())
         self._lot = random.Random()  # of this process alone
         self._chosen = _choose(self._model, self._draw)
+        self._parts = [sorted((self._draw.random(), self._draw.random())) for _ in self._names]
         self._places = None
         self._forwards = 0
         self._state = State()  # of the update before
@@ -216,7 +217,7 @@ class Auditor:
         self._same_buffers = None  # as validations began
         self._validated = None  # the buffers as the last validation began
         self._unchanged = []  # whether they were the same after it
-        self._weights = None  # the norm of each, after the last update of an epoch
+        self._weights = None  # their norms, after the last update of an epoch
         self._same_weights = None  # in all batches of the validations
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
@@ -460,8 +461,17 @@ class Auditor:
             self._same_weights = same and self._same_weights is not False
 
     def _weight_norms(self):
-        """Return the norm of each weight, or of this process's shard, without a wait."""
-        return torch.stack(torch._foreach_norm([own(p.detach()) for p in self._names])).float()
+        """Return the norm of each weight and of some of its rows, without a wait.
+
+        Of this process's shard. Other weights could be scaled to the same norm, but not to that of
+        rows that nobody can guess.
+        """
+        weights = [torch.atleast_1d(own(p.detach())) for p in self._names]
+        rows = [
+            w[int(begin * len(w)) : int(end * len(w)) + 1]
+            for w, (begin, end) in zip(weights, self._parts, strict=True)
+        ]
+        return torch.stack(torch._foreach_norm([*weights, *rows])).float()
 
     def _end_run(self):
         """End the process, as if the trainer had ended here. It may still have a `finally`."""
