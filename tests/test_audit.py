@@ -863,11 +863,42 @@ def test_where_all_is_computed_again_a_chaotic_training_is_no_failing(loss, agai
     assert judged.validation([mine], [solution], "fp32", again).state == state
 
 
+@pytest.mark.parametrize(
+    ("losses", "again", "state"),
+    [
+        ([193.0, 5.001], 1, State.FAILED),  # its training was not chaotic
+        ([193.0, 5.0], 1, State.NOT_ASKED),
+        ([193.0, 5.0], 0, State.FAILED),
+        ([math.nan, 5.0], 1, State.FAILED),
+    ],
+)
+def test_a_chaotic_process_hides_no_other_and_nothing_that_is_no_number(losses, again, state):
+    solution, drifts = a_run([2.0, 1.0], [5.0, 5.0]), (1.1, 1.0)
+    mine = [a_run([2.0, d], [5.0, loss]) for d, loss in zip(drifts, losses, strict=True)]
+    assert judged.validation(mine, [solution] * 2, "fp32", again).state == state
+
+
+def test_what_is_too_noisy_to_be_judged_again_is_compared():
+    run, every = log.Run("again"), made.every(32, 10)
+    run.replay = records.Replay([], every)
+    audited = [judged.Audited(log.Run(Path("mine")), run, "bf16")]
+    for found, count in (
+        ({"outputs": [0.0, 0.01]}, 12),
+        ({"outputs": [0.0, 0.2]}, 0),
+        ({"outputs": [0.0, 0.2], "losses": [0.0, 0.01]}, 12),
+        ({"outputs": [0.0, 0.2], "losses": [None, 0.01]}, 0),
+        ({"outputs": [math.inf, math.inf], "losses": [math.inf, math.inf]}, 0),
+        ({}, 0),
+    ):
+        every["validation"] = {"again": 12} | found
+        assert judged.computed_again(audited) == count
+
+
 def test_a_process_whose_validation_was_not_computed_again_is_compared():
     runs = []
     for again in (12, 3, None):
         every = made.every(32, 10)
-        every["validation"]["again"] = again
+        every["validation"] |= {"again": again, "outputs": [0.0, 1e-6]}
         run = log.Run("again")
         run.replay = records.Replay([], every if again else {})
         runs.append(judged.Audited(log.Run(Path("mine")), run, "fp32"))
@@ -959,6 +990,20 @@ def test_a_validation_needs_the_weights_that_the_last_update_left(tmp_path, move
     run, usual = a_run([2.0], [5.0]), a_run([2.0], [5.0])
     run.audit = dataclasses.replace(run.audit, same_weights=same)
     assert judged.validation([usual, run], [usual, usual], "fp32").fails is not same
+
+
+def test_other_weights_of_the_same_norm_are_other_weights():
+    """The sum of these squares is exact: without the drawn rows nothing would be seen."""
+    weight, scalar = torch.nn.Parameter(torch.arange(1.0, 9.0).view(4, 2)), torch.tensor(2.0)
+    watched = SimpleNamespace(
+        _names={weight: "weight", scalar: "scale"}, _parts=[(0.3, 0.4), (0.1, 0.2)]
+    )
+    there = audit.Auditor._weight_norms(watched)
+    assert torch.equal(there, audit.Auditor._weight_norms(watched))
+    with torch.no_grad():
+        weight.copy_(weight.flip(0))
+    here = audit.Auditor._weight_norms(watched)
+    assert (here == there).tolist() == [True, True, False, True]
 
 
 def test_an_optimizer_of_another_model_ends_no_update(tmp_path):
@@ -1059,6 +1104,20 @@ def test_the_noise_of_the_next_two_steps_counts():
     assert [band(losses, usual, noise) for losses in early] == [State.PASSED] * 2
     assert band([2.0008, 2.0, 2.0, 2.0, 2.0], usual, noise) == State.FAILED
     assert band([2.0, 2.02, 2.0, 2.0, 2.0], usual, noise) == State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("loss", "bands", "state"),
+    [
+        (2.1, 0, State.NOT_ASKED),  # bands may follow
+        (2.1, 1, State.FAILED),
+        (2.0, 0, State.PASSED),
+        (math.nan, 0, State.FAILED),
+    ],
+)
+def test_losses_that_are_too_far_wait_for_a_band(loss, bands, state):
+    mine, usual = (log.Run("run", audit=records.Audit(losses=[x])) for x in (loss, 2.0))
+    assert judged.losses(mine, usual, [usual] * bands, "fp32", early=True).state == state
 
 
 def test_losses_may_jump_where_those_of_another_band_do():
@@ -1668,7 +1727,9 @@ def test_other_images_or_batch_statistics_are_refused(change, what, hint):
     every["first_buffers"] = change.pop("first_buffers", [])
     every["validation"] |= change
     again.replay = records.Replay(made.updates(8), every)
-    (found,) = judged.validated([judged.Audited(log.Run(Path("mine")), again, "fp32")])
+    first = log.Run("again", replay=records.Replay([], made.every(32, 10)))
+    runs = [judged.Audited(log.Run(Path("mine")), r, "fp32") for r in (first, again)]
+    (found,) = judged.validated(runs)
     assert (found.what, found.hint, found.fails) == (what, hint, True)
 
 

@@ -507,10 +507,76 @@ def test_a_check_file_that_was_torn_costs_no_check(checked_job, course_folder):
 def test_a_run_on_other_hardware_is_not_used_again(checked_job):
     planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
     keys = run.keys_of(planned)
-    assert set(run._completed(planned, keys)) == set(keys) - run.optional([*keys])
+    assert set(run._completed(planned, keys)) >= set(keys) - run.optional([*keys])
     elsewhere = dataclasses.replace(planned, hardware=("Another CPU", ""))
     assert not set(run.keys_of(elsewhere).values()) & set(keys.values())
     assert run._completed(elsewhere, keys) == {}, "nor if its key were the same"
+
+
+class Underway:
+    """A job of a check that runs on."""
+
+    state = SimpleNamespace(final=False)
+    ended = None
+
+    def end_early(self, why):
+        self.ended = why
+
+
+def test_a_job_under_way_counts_if_it_is_of_this_trainer(monkeypatch):
+    """Another one's is ended as soon as its own check is told enough."""
+    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "band-1": "n"}
+    others, own = Underway(), Underway()
+    jobs = [(others, keys | {"after-1": "other"}), (own, {"after-1": "mine", "band-1": "n"})]
+    monkeypatch.setattr(run, "_checks", lambda: iter(jobs))
+    assert run._under_way(keys, ["n"]) is own
+    assert run._under_way(keys, ["b", "n"]) is None
+
+
+@pytest.mark.parametrize("told", [None, {"after-1": "folder"}])
+def test_what_an_interrupted_check_left_is_ended_once_it_tells_enough(monkeypatch, told):
+    keys = {"solution": "s", "before-1": "b", "after-1": "mine", "band-1": "n"}
+    job, found = Underway(), {name: name for name in keys if name != "band-1"}
+    for name, value in {
+        "keys_of": keys,
+        "_completed": found,
+        "_told_already": told,
+        "_under_way": job,
+        "_wait": {"after-1": "later"},
+    }.items():
+        monkeypatch.setattr(run, name, lambda *_, value=value: value)
+    planned = SimpleNamespace(exercise=exercises.find("01_gpu"))
+    assert run.finished(planned, None) == (told or {"after-1": "later"})
+    assert job.ended == (run.ENOUGH if told else None)
+
+
+def test_only_the_first_pair_is_judged_by_itself(monkeypatch):
+    """While runs are timed, the check leaves the processor alone: unless it begins with more."""
+    pairs = ["before-1", "after-1", "after-2", "before-2"]
+    keys = dict.fromkeys(["solution", *pairs, "band-1"])
+    judged = []
+
+    def told(exercise, keys, found, standards):
+        if run._stage(keys, found):
+            judged.append(len(found))
+
+    def wait(job, step, enough):
+        for name in left:
+            found[name] = name
+            assert enough() is None
+
+    monkeypatch.setattr(run, "_told_already", told)
+    monkeypatch.setattr(run, "_wait", wait)
+    for name in ("_made", "_refuse", "_under_way", "_submit"):
+        monkeypatch.setattr(run, name, lambda *_: None)
+    monkeypatch.setattr(run, "keys_of", lambda _: keys)
+    planned = SimpleNamespace(exercise=exercises.find("01_gpu"))
+    for known in (0, 4):
+        found, left = dict.fromkeys([*keys][:known]), [*keys][known:]
+        monkeypatch.setattr(run, "_completed", lambda *_, found=found: found)
+        judged.clear()
+        run.finished(planned, None)
+        assert judged == [max(3, known), 5, 6, 6]
 
 
 def test_a_run_of_another_version_of_what_measures_is_not_used_again(tmp_path, monkeypatch):

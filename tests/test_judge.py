@@ -377,15 +377,6 @@ def test_the_losses_of_a_first_pair_are_no_failing_without_a_band(tmp_path, brok
     assert "✗ losses of all 10 steps" in repr(judge.judge(exercise, every, judge.Standards()))
 
 
-def test_no_pair_but_the_first_is_judged_by_itself(tmp_path, monkeypatch):
-    """While runs are timed, the check leaves the processor alone."""
-    exercise, folders = made_runs(tmp_path, "05 on a CPU")
-    keys = dict.fromkeys((*folders, "band-2"), "")
-    two = {n: folders[n] for n in ("solution", "before-1", "after-1", "after-2")}
-    monkeypatch.setattr(judge, "judge", None)
-    assert run._told_already(exercise, keys, two, judge.Standards()) is None
-
-
 def test_a_step_before_that_ran_out_of_memory_says_what_to_submit(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
     out_of_memory(folders["before-1"], folders)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log, records, stats
@@ -387,12 +388,20 @@ def _optimizer(updates):
     return _finding("update of all weights", roundings <= ROUNDINGS, text, asked, "update")
 
 
-def losses(mine: log.Run, reference: log.Run, bands: Sequence[log.Run], precision: str) -> Finding:
+def losses(
+    mine: log.Run,
+    reference: log.Run,
+    bands: Sequence[log.Run],
+    precision: str,
+    early: bool = False,
+) -> Finding:
     """Return a finding: do the losses of all steps stay in the band of the solution's own noise?
 
     bands: the solution's runs with weights that were off by a rounding error. Small batches are
     chaotic: what such a run reaches a little later, another one reaches now. And where a rounding
     error turns a ReLU on or off the losses jump, in some runs and not in others.
+
+    early: whether bands may follow. Then losses that are too far without any are no failing yet.
     """
     worst = (0.0, 0, 0.0, 0.0, 1.0)
     every = list(zip(*(_losses(run) for run in (mine, reference, *bands)), strict=False))
@@ -410,18 +419,11 @@ def losses(mine: log.Run, reference: log.Run, bands: Sequence[log.Run], precisio
     share, step, loss, usual, tolerance = worst
     text = f"{loss:.5g} in step {step}, off by {_away(loss, usual):.2g}" if share else "the same"
     asked = f"{usual:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
-    return _finding(f"losses of all {len(every)} steps", share <= 1, text, asked, LOSSES)
-
-
-def until_a_band(losses: Finding) -> Finding:
-    """Return what `losses` found without a band, which is no failing: the solution's may be as far.
-
-    Where nothing else fails, a check runs a band and asks again.
-    """
-    if not losses.fails:
-        return losses
-    expected = f"{losses.expected}, or the solution's own noise, which is not known yet"
-    return replace(losses, state=State.NOT_ASKED, expected=expected)
+    what = f"losses of all {len(every)} steps"
+    if early and not bands and 1 < share < math.inf:
+        asked += ", or the solution's own noise, which is not known yet"
+        return Finding(SAME, what, State.NOT_ASKED, text, asked)
+    return _finding(what, share <= 1, text, asked, LOSSES)
 
 
 def validation(
@@ -437,7 +439,7 @@ def validation(
     """
     if other := another_model(mine):
         return other
-    what, worst = "losses of the validation", None
+    what, found = "losses of the validation", []
     for run, usual in zip(mine, solution, strict=True):
         seen, expected = run.audit.val_losses, usual.audit.val_losses
         if expected and not seen and run.audit.losses and None not in run.audit.losses:
@@ -450,24 +452,42 @@ def validation(
         if len(seen) != len(expected):
             text, asked = (f"{len(values)} batches" for values in (seen, expected))
             return _finding(what, False, text, asked, "validation")
-        if len(seen) <= again:
-            continue
-        worst = worst or (0.0, 0, 0.0, 0.0, 0.0)
-        drift = max(map(_away, _losses(run), _losses(usual)), default=0.0)
-        tolerance = max(VALIDATION[precision], MAGNIFIED * drift)
-        for batch, (loss, there) in enumerate(zip(seen, expected, strict=True)):
-            share = _away(loss, there) / tolerance
-            if not share <= worst[0]:
-                worst = (share, batch, loss, there, tolerance)
-    if not worst:
+        if len(seen) > again:
+            found.append(_furthest(run, usual, seen, expected, precision))
+    if not found:
         return _finding(what, True, "all computed again", "the solution's", EVALUATION)
-    share, batch, loss, there, tolerance = worst
-    if tolerance > 1 and (share <= 1 or again):
-        text = f"too noisy: the losses of the training are up to {drift:.1%} apart"
+    # As chaotic as that, nothing can be told; but what is no number has other reasons.
+    noisy = [f for f in found if f.tolerance > 1 and f.share < (math.inf if again else 1)]
+    clear = [f for f in found if f not in noisy]
+    if noisy and all(f.share <= 1 for f in clear):
+        text = f"too noisy: the losses of the training are up to {noisy[0].drift:.1%} apart"
         return Finding(SAME, what, State.NOT_ASKED, text, "a longer training, with larger batches")
-    text = f"{loss:.5g} in batch {batch}" if share else "the same"
-    asked = f"{there:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
-    return _finding(what, share <= 1, text, asked, EVALUATION)
+    worst = max(clear, key=lambda f: f.share)
+    text = f"{worst.loss:.5g} in batch {worst.batch}" if worst.share else "the same"
+    asked = f"{worst.expected:.5g}, off by at most {worst.tolerance:.2g} of it"
+    return _finding(
+        what, worst.share <= 1, text, asked if worst.share else "the solution's", EVALUATION
+    )
+
+
+class _Furthest(NamedTuple):
+    """The batch of a validation whose loss is furthest off, as a share of what it may be."""
+
+    share: float
+    batch: int
+    loss: float
+    expected: float
+    tolerance: float
+    drift: float  # of the losses of the training
+
+
+def _furthest(run, usual, seen, expected, precision) -> _Furthest:
+    drift = max(map(_away, _losses(run), _losses(usual)), default=0.0)
+    tolerance = max(VALIDATION[precision], MAGNIFIED * drift)
+    off = [_away(loss, there) for loss, there in zip(seen, expected, strict=True)]
+    shares = [math.inf if math.isinf(away) else away / tolerance for away in off]
+    batch = max(range(len(shares)), key=shares.__getitem__)
+    return _Furthest(shares[batch], batch, seen[batch], expected[batch], tolerance, drift)
 
 
 def validated(runs: Sequence[Audited]) -> list[Finding]:
@@ -475,8 +495,8 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
     kept = [(r, r.every["validation"]) for r in runs if r.every]
     what, asked = "{} of the validation", "the solution's"
     found = []
-    apart = max((v["buffers"] or 0.0 for _, v in kept), default=0.0)
-    if not apart <= BUFFERS:
+    apart, _ = _worst([[v["buffers"] or 0.0] for _, v in kept])
+    if apart > BUFFERS:
         text, most = f"off by {apart:.2g} of those of process 0", f"off by at most {BUFFERS:g}"
         found.append(_finding(what.format("batch statistics"), False, text, most, EVALUATION))
     if begun := sorted({name for r, _ in kept for name in r.every["first_buffers"]}):
@@ -497,8 +517,18 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
 
 
 def computed_again(runs: Sequence[Audited]) -> int:
-    """Return how many batches of a validation `validated` judges by what was computed again."""
-    return min((r.every["validation"]["again"] if r.every else 0 for r in runs), default=0)
+    """Return how many batches `validated` can judge by what was computed again, in each process."""
+    return min((_judged_again(r.every["validation"], r) if r.every else 0 for r in runs), default=0)
+
+
+def _judged_again(found, run) -> int:
+    noises = [found[key][1] for key in ("outputs", "losses") if None not in found.get(key, [None])]
+    told = any(_may_be_off(noise, run.precision) < 1 for noise in noises)
+    return found["again"] if told else 0
+
+
+def _may_be_off(noise, precision) -> float:
+    return max(VALIDATED[precision], VALIDATED_NOISES * noise)
 
 
 def _computed(what, there):
@@ -508,7 +538,7 @@ def _computed(what, there):
     """
     scaled = []
     for off, noise, precision in there:
-        most = max(VALIDATED[precision], VALIDATED_NOISES * noise)
+        most = _may_be_off(noise, precision)
         scaled.append((0.0 if math.isinf(most) else off / most, off, most))
     share, off, most = max(scaled)
     text, asked = f"off by {off:.2g} of their size", f"at most {most:.2g}"

@@ -274,7 +274,6 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
             ended = again if ends.get(name, MISSING).completed else folder
             broken.append(_ended(exercise, ended, ending.of(ended), "audit", "audit"))
     bands = [log.read(folders[name]) for name in _names(folders, BAND)]
-    losses = audit.losses(runs.mine, runs.reference, bands, precision)
     ranks = runs.mine.ranks, runs.reference.ranks
     of_mine = [r for r in found if r.folder == runs.mine.path.parent]
     links = audit.findings(found) if found else []
@@ -282,7 +281,7 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
         *(audit.as_large(runs.mine, runs.reference) if SMALL in folders else []),
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
-        losses if timed or bands else audit.until_a_band(losses),
+        audit.losses(runs.mine, runs.reference, bands, precision, early=not timed),
         audit.validation(*ranks, precision, audit.computed_again(of_mine)),
         *audit.validated(found),
         told.finding(ranks[0], [r.every for r in of_mine]),

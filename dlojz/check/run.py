@@ -25,6 +25,8 @@ from dlojz.runs import log
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
 # A run of a check that takes longer, and ten times as long as its job, stands still.
 STANDS_STILL_S, COMPILES_S = 180, 1200
+FIRST, ALL = "first", "all"  # pairs
+ENOUGH = "the first runs tell the check enough"
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 # What decides what a run logs: runs of another version of these are not reused.
 MEASURING = ("course.py", "idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
@@ -38,18 +40,30 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
     """
     keys = keys_of(plan)
     found = _completed(plan, keys)
+    judged = set()
+
+    def told_already():
+        stage = _stage(keys, found)
+        if stage == FIRST and stage in judged:
+            return None  # it told nothing: the next pairs are judged together
+        judged.add(stage)
+        return _told_already(plan.exercise, keys, found, standards)
 
     def enough():
         _made(job, keys, found)
         _refuse(found, standards)
-        return _told_already(plan.exercise, keys, found, standards)
+        return told_already()
 
     if len(found) == len(keys):
         return found
-    if told := _told_already(plan.exercise, keys, found, standards):
-        return told
+    told = told_already()
     missing = {name: key for name, key in keys.items() if name not in found}
-    job = _under_way(missing.values()) or _submit(plan, missing, found)
+    job = _under_way(keys, missing.values())
+    if told:
+        if job:  # of a check that was interrupted
+            job.end_early(ENOUGH)
+        return told
+    job = job or _submit(plan, missing, found)
     if told := _wait(job, plan.exercise.step, enough):
         return told
     if told := enough():
@@ -66,21 +80,30 @@ def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
     far: the solution's may be as far. Then its first band is run, and the next ones as long as
     nothing but the losses fails.
     """
-    names = list(keys)
-    end = 1 + max(names.index(n) for n in ("before-1", "after-1") if n in names)
-    if not set(names[:end]) <= set(found):
+    names, last, stage = list(keys), optional(list(keys)), _stage(keys, found)
+    if not stage:
         return None
-    last = optional(names)
-    timed = {*names} - last <= set(found)
-    if not timed and any(name.startswith("after-") for name in {*names[end:]} & set(found)):
-        return None  # the first pair told nothing, and the next ones are judged together
-    folders = {n: found[n] for n in (names if timed else names[:end]) if n in found}
+    timed, first = stage == ALL, {*_first(names), *last}
+    folders = {n: found[n] for n in names if n in found and (timed or n in first)}
     findings = judge.judge(exercise, folders, standards, timed).findings
     failing = {f.hint for f in findings if f.fails and (timed or f.part != FASTER)}
     if not timed:
-        return folders if failing else None
+        return folders if failing - {LOSSES} else None
     more = failing == {LOSSES} if last & set(found) else LOSSES in failing
     return None if more and not last <= set(found) else folders
+
+
+def _stage(keys, found) -> str:
+    """Return what can be judged: the FIRST pair, or ALL runs; "" if nothing can yet."""
+    names = list(keys)
+    if {*names} - optional(names) <= set(found):
+        return ALL
+    return FIRST if {*_first(names)} <= set(found) else ""
+
+
+def _first(names: Sequence[str]) -> Sequence[str]:
+    """Return the runs up to the first pair."""
+    return names[: 1 + max(names.index(n) for n in ("before-1", "after-1") if n in names)]
 
 
 def _refuse(found: Mapping[str, Path], standards):
@@ -217,11 +240,18 @@ def forget(plan: Plan):
             course.write_atomically(job.directory / CHECK_FILE, json.dumps(kept))
 
 
-def _under_way(missing) -> launch.Job | None:
-    """Return a job of a check that makes all missing runs: another kernel submitted it."""
-    wanted = set(missing)
-    jobs = (job for job, keys in _checks() if not job.state.final and wanted <= set(keys.values()))
-    return next(jobs, None)
+def _under_way(keys, missing) -> launch.Job | None:
+    """Return a job of a check of this trainer that makes all missing runs.
+
+    Another kernel submitted it, or its check was interrupted. That of another trainer ends when it
+    is told enough, maybe without what is missing here.
+    """
+    own = {key for name, key in keys.items() if name.startswith("after-")}
+    for job, known in _checks():
+        makes = set(known.values())
+        if not job.state.final and makes & own and set(missing) <= makes:
+            return job
+    return None
 
 
 # Running them ------------------------------------------------------------------------------------
@@ -312,7 +342,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
                     job.cancel("one of the check's own runs failed")
                     raise
                 if answer and done < len(names):
-                    job.end_early("the first runs tell the check enough")
+                    job.end_early(ENOUGH)
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
         if answer or bar.n > bar.total:

@@ -315,7 +315,8 @@ class Replay:
 
     def _off_process_0(self, kept) -> float | None:
         """Return how far a validation's buffers are from those of process 0; None: unknown."""
-        here = kept and {name: kept["buffers"][name] for name in self._buffers}
+        # Views of one tensor would be sent with all of it.
+        here = kept and {name: kept["buffers"][name].clone() for name in self._buffers}
         first, *_ = _in_each_process(here)
         if here is None or first is None:
             return None
