@@ -12,7 +12,7 @@ from test_stats import write_log
 
 from dlojz import course
 from dlojz.check import CheckError, bars, ending, exercises, judge, run
-from dlojz.check.exercises import FASTER, PARTS, Runs, State, common
+from dlojz.check.exercises import FASTER, PARTS, SAME, Finding, Runs, State, common
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, records, stats
 
@@ -496,6 +496,23 @@ def test_what_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
     verdict = judge.judge(exercise, folders, judge.Standards())
     assert {f.what for f in verdict.failing} == {"audit", "all steps, run two-epochs"}
     assert {f.hint for f in verdict.failing} == {"audit", None}
+
+
+@pytest.mark.parametrize(
+    ("what", "hint", "instead", "told"),
+    [
+        ("audit of each epoch, run two-epochs", "update", "later", "update"),
+        ("audit of each epoch, run two-epochs", "later", "evaluation", "evaluation"),
+        ("all steps, run two-epochs", "pixels", None, None),
+        ("steps in training mode, run rehearsal", "frozen", "later", "frozen"),
+        # A validation in a thread: its log is wrong, and so are the modes of the next epoch.
+        ("steps in training mode, run rehearsal", "frozen", None, None),
+        ("weights, momenta, statistics between updates, run fp32", "touched", None, "touched"),
+    ],
+)
+def test_what_is_wrong_in_the_job_itself_is_named_before_what_follows(what, hint, instead, told):
+    found = Finding(SAME, what, FAILED, "", "", hint)
+    assert judge._hint(found, instead) == told
 
 
 def test_a_trainer_that_nothing_watched_has_one_finding(tmp_path):

@@ -310,6 +310,9 @@ def _extras(exercise):
     return [*exercise.extras(False), *exercise.extras(True)]
 
 
+OF_EPOCHS = ("audit of each epoch", "all steps", "steps in training mode")
+
+
 def _hint(finding, instead: str | None) -> str | None:
     """Return the hint of a finding on an extra run.
 
@@ -317,8 +320,7 @@ def _hint(finding, instead: str | None) -> str | None:
     """
     if finding.hint == "later":
         return instead
-    of_epochs = finding.what.startswith(("audit of each epoch", "all steps"))
-    return None if of_epochs and not instead else finding.hint
+    return None if finding.what.startswith(OF_EPOCHS) and not instead else finding.hint
 
 
 def _later(name, folders, runs, validated) -> Finding:
