@@ -487,7 +487,7 @@ def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp
             of_another_model(folders["after-1"])
         verdict = judge.judge(exercise, folders, judge.Standards())
         hints[first_is_wrong] = {f.hint for f in verdict.findings if f.fails}
-    assert hints == {False: {"later"}, True: {"evaluation"}}
+    assert hints == {False: {"later"}, True: {"evaluation", None}}
 
 
 def test_what_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
@@ -513,6 +513,23 @@ def test_what_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
 def test_what_is_wrong_in_the_job_itself_is_named_before_what_follows(what, hint, instead, told):
     found = Finding(SAME, what, FAILED, "", "", hint)
     assert judge._hint(found, instead) == told
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([("images in two epochs", "epoch", FAILED)], None),  # the sampler's own row says more
+        ([("images drawn in two epochs", "later", FAILED)], "images"),
+        ([("batch statistics", "batch-norm", UNMEASURED)], "images"),
+        ([("the work of a step", None, FAILED)], "images"),
+        ([], "images"),
+    ],
+)
+def test_what_an_epoch_shows_has_a_hint_if_nothing_else_has(others, told):
+    found = Finding(SAME, "all steps, run two-epochs", FAILED, "", "", "images")
+    beside = [Finding(SAME, what, state, "", "", hint) for what, hint, state in others]
+    *rest, epochs = judge._own_hints_first([*beside, found])
+    assert (epochs.hint, rest) == (told, beside)
 
 
 def test_a_trainer_that_nothing_watched_has_one_finding(tmp_path):

@@ -84,6 +84,7 @@ def judge(
         _work(folders, ends, runs),
         *mechanism,
     ]
+    findings = _own_hints_first(findings)
     # Evidence names the cause; an error only says where it surfaced.
     seen = any(f.fails and f.what != "audit" for f in findings)
     findings += [replace(f, hint=None) if seen else f for f in broken]
@@ -310,7 +311,20 @@ def _extras(exercise):
     return [*exercise.extras(False), *exercise.extras(True)]
 
 
-OF_EPOCHS = ("audit of each epoch", "all steps", "steps in training mode")
+OF_EPOCHS = ("audit of each epoch", "all steps")
+
+
+def _own_hints_first(findings) -> list[Finding]:
+    """Return findings: those on the epochs of a short run have a hint only if no others have one.
+
+    They find all that is wrong from the first step on, too, and say of less what it is.
+    """
+    others = {
+        f.hint for f in findings if f.state == State.FAILED and not f.what.startswith(OF_EPOCHS)
+    }
+    if not others - {None, "later"}:
+        return findings
+    return [replace(f, hint=None) if f.what.startswith(OF_EPOCHS) else f for f in findings]
 
 
 def _hint(finding, instead: str | None) -> str | None:
@@ -320,7 +334,8 @@ def _hint(finding, instead: str | None) -> str | None:
     """
     if finding.hint == "later":
         return instead
-    return None if finding.what.startswith(OF_EPOCHS) and not instead else finding.hint
+    follows = finding.what.startswith((*OF_EPOCHS, "steps in training mode"))
+    return None if follows and not instead else finding.hint
 
 
 def _later(name, folders, runs, validated) -> Finding:
