@@ -243,8 +243,8 @@ def forget(plan: Plan):
 def _under_way(keys, missing) -> launch.Job | None:
     """Return a job of a check of this trainer that makes all missing runs.
 
-    Another kernel submitted it, or its check was interrupted. That of another trainer ends when it
-    is told enough, maybe without what is missing here.
+    Another kernel submitted it, or its check was interrupted. A job that checks another trainer may
+    end early, before it makes these runs.
     """
     own = {key for name, key in keys.items() if name.startswith("after-")}
     for job, known in _checks():
