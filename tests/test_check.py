@@ -524,7 +524,7 @@ class Underway:
 
 
 def test_a_job_under_way_counts_if_it_is_of_this_trainer(monkeypatch):
-    """Another one's is ended as soon as its own check is told enough."""
+    """A job for another trainer may end early, before it makes the missing runs."""
     keys = {"solution": "s", "before-1": "b", "after-1": "mine", "band-1": "n"}
     others, own = Underway(), Underway()
     jobs = [(others, keys | {"after-1": "other"}), (own, {"after-1": "mine", "band-1": "n"})]

@@ -68,19 +68,11 @@ def judge(
     if broken:
         mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
     same = common.same_work(runs.mine, runs.reference)
-    ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
     audited = _audit(exercise, folders, ends, runs, timed)
-    validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
-    instead = "later" if validated else audit.EVALUATION
-    if any(f.state == State.FAILED and f.hint in ("audit", "told") for f in audited):
-        instead = None  # what is wrong in the job itself is no later mistake
-    later = [f for name in ended for f in common.still_trains(name, *runs.extras[name])]
-    replayed = [name for name in ended if name in _replayed(exercise)]
-    later += [_later(name, folders, runs, validated) for name in replayed]
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
         *audited,
-        *(replace(f, hint=_hint(f, instead)) for f in later),
+        *_short_runs(exercise, folders, ends, runs, audited),
         _work(folders, ends, runs),
         *mechanism,
     ]
@@ -299,6 +291,19 @@ def _looks(folders, ends, solution) -> list[Finding]:
         for prefix in ("after-", "before-")
     )
     return audit.looks(after, before, solution)
+
+
+def _short_runs(exercise, folders, ends, runs, audited) -> list[Finding]:
+    """Return whether the extra runs are the solution's. audited: what the job's own audit found."""
+    ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
+    validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
+    instead = "later" if validated else audit.EVALUATION
+    if any(f.state == State.FAILED and f.hint in ("audit", "told") for f in audited):
+        instead = None  # what is wrong in the job itself is no later mistake
+    found = [f for name in ended for f in common.still_trains(name, *runs.extras[name])]
+    replayed = [name for name in ended if name in _replayed(exercise)]
+    found += [_later(name, folders, runs, validated) for name in replayed]
+    return [replace(f, hint=_hint(f, instead)) for f in found]
 
 
 def _replayed(exercise) -> set[str]:

@@ -45,8 +45,8 @@ EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
 AGAIN = 6  # times that the solution does an update again whose gradients are far off
-# Of the validation, the outputs of at least so many batches are computed again, and of as many as
-# have so many pixels: small batches are chaotic, and then nothing else tells of their outputs.
+# A validation's batches to compute again: at least three, and more while they have no more pixels
+# than this. Training with small batches is chaotic, so their losses cannot be compared otherwise.
 VALIDATED, VALIDATED_PIXELS = 3, 2**20
 LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
