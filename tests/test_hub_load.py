@@ -15,7 +15,7 @@ def test_a_trainees_processes_are_counted_by_kind():
     theirs = os.environ | {"JUPYTERHUB_USER": "ann"}
     started = [
         subprocess.Popen([*SLEEP, word], env=env, stdout=subprocess.PIPE)
-        for word, env in (("dlojz.jobs.keeper", theirs), ("a job", theirs), ("a job", os.environ))
+        for word, env in (("dlojz.jobs.waiter", theirs), ("a job", theirs), ("a job", os.environ))
     ]
     for process in started:
         process.stdout.readline()  # it has its own memory now

@@ -17,7 +17,7 @@ from test_launch import text, until
 
 from conftest import fill
 from dlojz.jobs import processes, tickets
-from dlojz.jobs.keeper import free_from_orphans
+from dlojz.jobs.waiter import free_from_orphans
 from dlojz.launch import Request, State, SubmitError, find, here, queue, series, submit
 from dlojz.launch import job as job_module
 from dlojz.runs import log
@@ -229,7 +229,7 @@ def test_a_job_that_waits_searches_no_processes_while_a_keeper_holds_the_device(
     monkeypatch.setattr(processes, "holders", lambda inode: searched.append(inode) or set())
     free_from_orphans(tickets.queue_folder(), ["cpu"])
     assert searched == []
-    monkeypatch.setattr(tickets, "holder", lambda folder, device: None)
+    monkeypatch.setattr(tickets, "running_on", lambda folder, devices: [])
     free_from_orphans(tickets.queue_folder(), ["cpu"])
     assert len(searched) == 1, "the device is in use, but no ticket names the job"
     job.cancel()
@@ -364,7 +364,7 @@ def test_a_waiting_job_whose_folder_is_renamed_runs_its_own_trainer(script):
 
 def test_a_submission_that_fails_late_leaves_no_ticket(script, monkeypatch):
     script("")
-    monkeypatch.setattr(here, "_start_keeper", lambda *_: 1 / 0)
+    monkeypatch.setattr(here, "_start_waiter", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         submit("t.py")
     assert list(tickets.queue_folder().iterdir()) == []

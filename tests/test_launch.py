@@ -376,8 +376,8 @@ def test_another_user_gets_no_device_that_is_held(script, tmp_path):
         tickets.devices()  # the last import: the interpreter may lie in a private home
         os.setgid(65534)
         os.setuid(65534)
-        ticket, fd = tickets.take(Path("/somewhere"), "a token", ["cpu"])
-        before = len(tickets.before(ticket, ["cpu"]))
+        ticket, fd = tickets.take([Path("/somewhere")], "a token", ["cpu"])
+        before = len(list(tickets.ahead(ticket, ["cpu"])))
         print(os.getuid(), before, bool(tickets.grab(ticket.parent, ["cpu"], 1)))
         """
     for folder in (tmp_path, *tmp_path.parents):

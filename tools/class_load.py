@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-KEEPER = "dlojz.jobs.keeper"
+KEEPER = "dlojz.jobs.waiter"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"}
 MOST_S = 600
 

@@ -24,7 +24,7 @@ import websocket
 from dlojz import course
 
 KINDS = {  # the first word that is in a command tells what it is
-    "dlojz.jobs.keeper": "launcher",
+    "dlojz.jobs.waiter": "launcher",
     "ipykernel": "kernels",
     "jupyterhub-singleuser": "servers",
     "jupyterhub.singleuser": "servers",

@@ -1,15 +1,13 @@
-"""The keeper of one job on this machine, from submission to end: `python -m dlojz.jobs.keeper`.
+"""The keeper of one job on this machine, from its start to its end.
 
-It is started in the job's folder, with its ticket's path and descriptor as arguments. It waits its
-turn, locks the devices, starts the trainer, enforces the time limit, obeys a request to cancel,
-ends all that the job left behind, writes the final state, and ends. There is no daemon: each job
-has a keeper of its own, which outlives the notebook that submitted it, does not import torch and
-inherits its submitter's limits, groups and niceness.
+It is a fork of the job's waiter, in the job's folder, and has the locks of the devices. It starts
+the trainer, enforces the time limit, obeys a request to cancel, ends all that the job left behind,
+writes the final state, and ends. It outlives the notebook that submitted the job, does not import
+torch and inherits its submitter's limits, groups and niceness.
 
-The job's folder is the keeper's working directory. So the keeper still finds it after it was
-renamed, and does not confuse it with a new folder of the same number after it was removed.
+All modules are imported before the job begins to wait: the package may be upgraded meanwhile.
 
-If a keeper is killed, so is its trainer. Before it takes a device, the next keeper ends what is
+If a keeper is killed, so is its trainer. Before it takes a device, the next waiter ends what is
 left: the processes with the session or the $DLOJZ_JOB that the dead keeper's ticket names.
 """
 
@@ -18,20 +16,22 @@ import json
 import os
 import re
 import signal
-import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
 from dlojz import course
 from dlojz.course import write_atomically
 from dlojz.jobs import processes, tickets
+from dlojz.runs import log, outcome  # noqa: F401  outcome would import log only when a job fails
 
-POLL_S = 0.1  # between looks at the queue, the clock and the request to cancel
-BEAT_S = 10.0  # between signs of life, for observers on other machines
+LOOK_S = 0.5  # between looks, if no signal comes: it does not from another machine
+BEAT_S = 20.0  # between signs of life, for observers on other machines
 DISK_FULL_S = 600.0  # how long it waits for room to write the final state
 LOST = "lost: its keeper was killed, or the machine was restarted"
 STATE, CANCEL, RESERVE = Path("state.json"), Path("cancel"), Path(".reserve")
+SAID = Path("keeper.txt")  # what a waiter or a keeper said
 KEEPER = Path("keeper.json")  # which process keeps the job: see processes.identity
 
 # Variables that an outer launcher set for its own processes: our job is not one of them.
@@ -42,47 +42,27 @@ LAUNCHER_VARIABLES = re.compile(
 
 
 class Keeper:
-    """The keeper of the job in the present folder."""
+    """The keeper of the job in the present folder, whose devices are locked."""
 
-    def __init__(self, ticket: Path, fd: int):
-        self.job = json.loads(Path("job.json").read_text())
-        self.ticket, self.fd = ticket, fd
-        self.known = self.written = {"state": "QUEUED"}  # what the state file is to say, and says
+    def __init__(self, job: dict, ticket: Path, fd: int):
+        self.job, self.ticket, self.fd = job, ticket, fd
+        self.known = {"state": "QUEUED"}
         self.beat = time.monotonic()
+        self.alarm = processes.Alarm()
 
-    def run(self):
-        """Run the job, from the ticket to the final state."""
-        locks = {}
+    def run(self, locks):
+        """Run the job to its final state."""
         try:
-            final, locks = self.wait_for_devices()
-            final = final or self.train(locks)
+            final = self.train(locks)
         except OSError as error:
             final = {"state": "FAILED", "reason": f"could not be run: {error}"}
+        except Exception as error:
+            traceback.print_exc()
+            why = f"its keeper failed: {type(error).__name__}: see {Path.cwd() / SAID}"
+            final = {"state": "FAILED", "reason": why}
         write_final(self.known | final | {"ended": time.time()}, locks)
         with suppress(OSError):  # somebody removed the queue's folder, or put another in its place
             self.ticket.unlink()
-
-    # Waiting ----------------------------------------------------------------------------------
-
-    def wait_for_devices(self):
-        """Wait for this job's turn; return (None, its devices' locks) or (its final state, {})."""
-        process = processes.identity(os.getpid())
-        tickets.write(self.fd, process=process)
-        write_atomically(KEEPER, json.dumps(process))
-        folder, wanted, count = self.ticket.parent, self.job["devices"], self.job["devices_held"]
-        while not (final := self.unwanted("while it waited")):
-            before = tickets.before(self.ticket, wanted)
-            others = [other for other in before if processes.may_go_on(other["process"])]
-            if not others:
-                clear_up(folder)
-                if locks := tickets.grab(folder, wanted, count):
-                    with suppress(OSError):  # the queue's folder was removed
-                        self.ticket = self.ticket.rename(tickets.running(self.ticket))
-                    return None, locks
-                free_from_orphans(folder, wanted)
-            self.write("QUEUED", reason=_why(folder, others, wanted))
-            time.sleep(5 * POLL_S if others else POLL_S)  # a long queue must not slow the job down
-        return final, {}
 
     # Training ---------------------------------------------------------------------------------
 
@@ -95,9 +75,7 @@ class Keeper:
         try:
             # Others read this while it runs; if this keeper is killed, the next ends the session.
             tickets.write(self.fd, leader=leader, locked=list(locks))
-            self.write("RUNNING", started=time.time(), devices=list(locks), reason=None)
-            from dlojz.runs import outcome  # now that it costs no time, nor memory while it waits
-
+            self.write("RUNNING", started=time.time(), devices=list(locks))
             code, final = self.watch(trainer)
         finally:
             if trainer.returncode is None:  # something went wrong here
@@ -116,9 +94,10 @@ class Keeper:
     def watch(self, trainer):
         """Wait for the trainer; return its exit code, and the final state if it was ended."""
         final, deadline = None, time.monotonic() + self.job["time_max_s"]
-        while (code := processes.wait(trainer, POLL_S)) is None and not final:
+        while (code := trainer.poll()) is None and not final:
+            self.alarm.wait(min(LOOK_S, deadline - time.monotonic()))
             processes.reap_orphans(trainer)
-            final = self.unwanted("while it ran")
+            final = self.unwanted()
             if time.monotonic() > deadline:
                 final = {"state": "TIMEOUT", "reason": "ended at its time limit"}
         if code is None:
@@ -144,15 +123,12 @@ class Keeper:
 
     # Looking and writing ----------------------------------------------------------------------
 
-    def unwanted(self, when: str) -> dict | None:
+    def unwanted(self) -> dict | None:
         """Return the final state if the job is no longer wanted; else show that we live."""
         if os.stat(".").st_nlink == 0:
             return {"state": "CANCELLED", "reason": "its folder was removed"}
-        if CANCEL.exists():
-            reason = ""
-            with suppress(OSError):  # a wish that can't be read is a wish
-                reason = CANCEL.read_text(errors="replace").strip()
-            return {"state": "CANCELLED", "reason": reason or f"cancelled {when}"}
+        if cancelled := cancelled_in(Path(), "while it ran"):
+            return cancelled
         if time.monotonic() > self.beat + BEAT_S:
             self.beat = time.monotonic()
             with suppress(OSError):
@@ -160,30 +136,39 @@ class Keeper:
         return None
 
     def write(self, state, **fields):
-        """Write the state, if it is news. A full disk must not end the job."""
+        """Write the state. A full disk must not end the job."""
         self.known = self.known | {"state": state} | fields
-        if self.known != self.written:
-            with suppress(OSError):
-                write_atomically(STATE, json.dumps(self.known))
-                self.written = self.known
+        with suppress(OSError):
+            write_atomically(STATE, json.dumps(self.known))
 
 
-def write_final(state: dict, locks):
-    """Write how the job ended, even on a full disk: a file is kept to make room."""
-    deadline = time.monotonic() + DISK_FULL_S
-    while os.stat(".").st_nlink:  # otherwise the folder was removed, and nothing reads it
+def cancelled_in(run: Path, when: str) -> dict | None:
+    """Return the final state of a job if somebody wants it cancelled."""
+    file = run / CANCEL
+    if not file.exists():
+        return None
+    reason = ""
+    with suppress(OSError):  # a wish that can't be read is a wish
+        reason = file.read_text(errors="replace").strip()
+    return {"state": "CANCELLED", "reason": reason or f"cancelled {when}"}
+
+
+def write_final(state: dict, locks, run: Path = Path()):
+    """Write how the job in a folder ended, even on a full disk: a file is kept to make room."""
+    reserve, deadline = run / RESERVE, time.monotonic() + DISK_FULL_S
+    while os.stat(run).st_nlink:  # otherwise the folder was removed, and nothing reads it
         try:
-            write_atomically(STATE, json.dumps(state))
+            write_atomically(run / STATE, json.dumps(state))
             break
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
                 raise
-            if not RESERVE.exists():
+            if not reserve.exists():
                 for lock in locks.values():
                     lock.close()  # no other job should wait for our disk
                 time.sleep(1)
-            RESERVE.unlink(missing_ok=True)
-    RESERVE.unlink(missing_ok=True)
+            reserve.unlink(missing_ok=True)
+    reserve.unlink(missing_ok=True)
 
 
 def trainer_argv(job: dict, run: Path) -> list[str]:
@@ -213,57 +198,6 @@ def environment(job: dict, locks, run: Path) -> dict[str, str]:
     return found
 
 
-# What killed keepers left behind --------------------------------------------------------------
-
-
-def clear_up(folder: Path):
-    """End what is left of this user's jobs whose keepers were killed, and say so in their state."""
-    tickets.remove_unborn(folder)
-    for ticket, about in tickets.abandoned(folder):
-        run, token = Path(about["run"]), about["token"]
-        if ticket.name.startswith("running-"):
-            leader = about.get("leader")
-            processes.end(lambda t=token, s=leader: processes.leftovers(t, s))
-        with suppress(OSError, ValueError, KeyError):
-            file = run / STATE
-            known = json.loads(file.read_text())
-            is_its_own = json.loads((run / "job.json").read_text())["token"] == token
-            if is_its_own and known["state"] in ("QUEUED", "RUNNING"):
-                (run / RESERVE).unlink(missing_ok=True)
-                lost = {"state": "FAILED", "ended": time.time(), "reason": LOST}
-                write_atomically(file, json.dumps(known | lost))
-        ticket.unlink(missing_ok=True)
-
-
-def free_from_orphans(folder: Path, wanted):
-    """End processes of this user that hold a device although the keeper that locked it is gone."""
-    for device in wanted:
-        if tickets.holder(folder, device):  # its keeper lives: no search through all processes
-            continue
-        if inode := tickets.lock_inode(folder, device):
-            holders = processes.holders(inode)
-            if holders and not any(map(processes.is_keeper, holders)):
-                processes.end(lambda i=inode: processes.holders(i))
-
-
-def _why(folder, others, wanted):
-    """Return why the job waits, in one line."""
-    if others:
-        return f"waits for {len(others)} job{'s' * (len(others) > 1)} before it"
-    for device in wanted:
-        if job := tickets.holder(folder, device):
-            whose = tickets.user_name(job["owner"])
-            run = Path(job["run"])
-            name = re.sub(r"[^\w.-]", "?", run.name)[:40]  # another user may lie
-            where = "" if run.parent == Path.cwd().parent else ", in another course folder"
-            return f"waits for {device}, held by run {name} of {whose}{where}"
-        if inode := tickets.lock_inode(folder, device):
-            mine = processes.holders(inode)
-            who = f"process {min(mine)}" if mine else "another user's process"
-            return f"waits for {device}, held by {who}"
-    return f"waits for {' or '.join(wanted)}"
-
-
 def _oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory since it booted."""
     match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
@@ -281,10 +215,3 @@ def _no_room() -> str:
         with suppress(OSError):
             file.unlink(missing_ok=True)
     return ""
-
-
-if __name__ == "__main__":
-    # Whatever the submitter ignored or blocked: we wait for children, and hear of signals.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    Keeper(Path(sys.argv[1]), int(sys.argv[2])).run()

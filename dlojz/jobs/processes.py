@@ -6,11 +6,13 @@ later one, and where it runs, which tells it from those of another container or 
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -100,6 +102,7 @@ def end_with_parent(end_signal: signal.Signals):
 # Telling processes apart ----------------------------------------------------------------------
 
 
+@cache
 def here() -> str:
     """Return the scope of our process numbers: this boot of the kernel, and this container."""
     boot = container = ""  # a sandbox may have neither
@@ -130,10 +133,67 @@ def may_go_on(process: dict) -> bool:
 
 
 def wake(process: dict):
-    """Let the process with this identity go on, if it was stopped."""
+    """Let the process with this identity go on, if it was stopped, and end its `Alarm.wait`."""
     if is_alive(process):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process["pid"], signal.SIGCONT)
+
+
+class Alarm:
+    """A wait without polling, for a signal or for the end of other processes.
+
+    It ends with a SIGCONT, which `wake` sends, and with a SIGCHLD. A process has one of them.
+    """
+
+    def __init__(self):
+        self.hears, self.tells = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.tells, warn_on_full_buffer=False)
+        for number in (signal.SIGCONT, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)  # Python then writes to the pipe
+
+    def wait(self, seconds: float, others: Iterable[dict] = (), blind_s: float | None = None):
+        """Wait for a signal, or until one of the processes with these identities has ended.
+
+        Takes `seconds` at most, or `blind_s` if one of them cannot be observed from here.
+        """
+        poll, watched = select.poll(), []
+        poll.register(self.hears, select.POLLIN)
+        for process in others:
+            try:
+                fd = _watch(process)
+            except OSError:  # of another container, or the kernel has no such descriptors
+                seconds = min(seconds, blind_s)
+                continue
+            if fd is None:
+                seconds = 0
+            else:
+                watched.append(fd)
+                poll.register(fd, select.POLLIN)
+        poll.poll(max(0, seconds) * 1000)
+        for fd in watched:
+            os.close(fd)
+        with suppress(BlockingIOError):
+            os.read(self.hears, 1 << 16)
+
+    def close(self):
+        """Leave the signals to another alarm, such as that of a fork."""
+        signal.set_wakeup_fd(-1)
+        os.close(self.hears)
+        os.close(self.tells)
+
+
+def _watch(process) -> int | None:
+    """Return a descriptor that is readable once a process has ended; None if it has."""
+    if is_alive(process) is None:
+        raise OSError("not a process of this machine")
+    try:
+        fd = os.pidfd_open(process["pid"])
+    except ProcessLookupError:
+        return None
+    if is_alive(process):  # its number was not given to another one meanwhile
+        return fd
+    os.close(fd)
+    return None
 
 
 def _stat(pid) -> tuple[str, int]:

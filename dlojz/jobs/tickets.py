@@ -1,8 +1,10 @@
-"""The queue of this machine: a ticket for each job, and a lock for each device.
+"""The queue of this machine: tickets for its jobs, and a lock for each device.
 
-A ticket is a file in a folder that all users share, held with flock by the keeper of its job: the
-kernel releases it when the keeper ends, however it ends. The folder is open to everybody, so only
-a plain file that looks like a ticket and is held counts; all else in it is left alone.
+A `ticket` is for a job that waits, or for all those of a sweep that still wait; a `running` one is
+for a job that runs. It is a file in a folder that all users share, held with flock by the waiter or
+the keeper: the kernel releases it when that process ends, however it ends. The folder is open to
+everybody, so only a plain file that looks like a ticket and is held counts; all else in it is left
+alone.
 
 A device's lock is a socket's name in Linux's abstract namespace, which spans the machine
 (a container with a network of its own has its own): only one process, and those that inherit the
@@ -20,14 +22,15 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from dlojz.jobs import processes
 
 TICKET = re.compile(r"(ticket|running)-(\d{8,15})-[0-9a-f]{8}")
-LARGEST = 1 << 16  # the most bytes of a ticket
+LARGEST = 1 << 20  # the most bytes of a ticket, which names each job of a sweep
+FORMS = {"run": str, "more": list, "token": str, "devices": list, "locked": list, "process": dict}
 UNBORN_S = 60  # a submitter takes less
 LAST = 10**15 - 1  # the largest number that a ticket can have
 
@@ -86,23 +89,53 @@ def user_name(uid: int) -> str:
 # Tickets ------------------------------------------------------------------------------------
 
 
-def take(run: Path, token: str, wanted: Sequence[str]) -> tuple[Path, int]:
-    """Join the queue for one of the devices `wanted`, for the job in `run` with this token.
+def read(ticket: Path) -> dict | None:
+    """Return what a ticket says, with `held` and `owner`; None if it is no ticket of ours."""
+    try:
+        fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # gone, a link, or not readable for us
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):  # a pipe, a folder
+            return None
+        about = json.loads(os.read(fd, min(LARGEST, found.st_size)))
+        if not all(isinstance(about.setdefault(k, form()), form) for k, form in FORMS.items()):
+            return None
+        for key in ("devices", "locked", "more"):
+            about[key] = [str(each) for each in about[key]]
+        return about | {"held": not _try_lock(fd, fcntl.LOCK_SH), "owner": found.st_uid}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
 
-    Returns the ticket and the open descriptor that holds it.
+
+def take(runs: Sequence[Path], token: str, wanted: Sequence[str]) -> tuple[Path, int]:
+    """Join the queue for one of the devices `wanted`, for the jobs in `runs`, one after the other.
+
+    token: what the jobs' tokens begin with. Returns the ticket and the descriptor that holds it.
     """
     folder = queue_folder()
-    held = (ticket for ticket in _tickets(folder) if (about := read(ticket)) and about["held"])
-    number = max(map(_number, held), default=0) + 1
+    latest = sorted(_tickets(folder), key=_number, reverse=True)
+    held = (ticket for ticket in latest if (about := read(ticket)) and about["held"])
+    last = next(held, None)
+    about = {"run": str(runs[0]), "more": [run.name for run in runs[1:]]}
+    about |= {"token": token, "devices": list(wanted)}
+    return make(folder, "ticket", _number(last) + 1 if last else 1, about)
+
+
+def make(folder: Path, kind: str, number: int, about: dict) -> tuple[Path, int]:
+    """Return a new ticket of this process, and the descriptor that holds it."""
     name = f"{min(number, LAST):08d}-{uuid.uuid4().hex[:8]}"
     fresh, fd = folder / f".new-{name}", None
-    about = {"run": str(run), "token": token, "devices": list(wanted)}
+    about = about | {"process": processes.identity(os.getpid())}
     try:
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.fchmod(fd, 0o644)  # the others must be able to read it, whatever this user's umask
         os.write(fd, json.dumps(about).encode())
         fcntl.flock(fd, fcntl.LOCK_EX)
-        ticket = folder / f"ticket-{name}"
+        ticket = folder / f"{kind}-{name}"
         fresh.rename(ticket)  # held before it can be seen
     except OSError as error:
         if fd is not None:
@@ -113,30 +146,46 @@ def take(run: Path, token: str, wanted: Sequence[str]) -> tuple[Path, int]:
     return ticket, fd
 
 
+def make_running(ticket: Path, about: dict) -> tuple[Path, int]:
+    """Return a new ticket of a running job, with the number of one that waits."""
+    return make(ticket.parent, "running", _number(ticket), about)
+
+
 def running(ticket: Path) -> Path:
-    """Return the ticket's name once its job runs, when it no longer blocks the queue."""
+    """Return the ticket's name once its last job runs, when it no longer blocks the queue."""
     return ticket.with_name(ticket.name.replace("ticket-", "running-"))
 
 
+def own(fd: int) -> dict:
+    """Return what the ticket says that this descriptor holds."""
+    return json.loads(os.pread(fd, LARGEST, 0))
+
+
 def write(fd: int, **more):
-    """Add to what a ticket says; fd: the descriptor that holds it."""
-    os.lseek(fd, 0, os.SEEK_SET)
-    about = json.loads(os.read(fd, LARGEST)) | more
-    os.lseek(fd, 0, os.SEEK_SET)
+    """Change what a ticket says; fd: the descriptor that holds it.
+
+    It never gets shorter: a reader could see a part of it. A submitter and its waiter share the
+    descriptor, and so its position, which therefore is not used.
+    """
+    text = json.dumps(own(fd) | more).encode()
     with suppress(OSError):  # a full disk: the ticket is still held
-        os.write(fd, json.dumps(about).encode())
+        os.pwrite(fd, text.ljust(os.fstat(fd).st_size), 0)
 
 
-def before(ticket: Path, wanted: Sequence[str]) -> list[dict]:
-    """Return the tickets of jobs that wait for one of these devices and came earlier."""
+def ahead(ticket: Path, wanted: Sequence[str], read=read) -> Iterator[dict]:
+    """Yield the tickets that wait for one of these devices and came earlier, the nearest first."""
     mine = (_number(ticket), ticket.name)
-    found = []
-    for other in _tickets(ticket.parent):
-        if other.name.startswith("ticket-") and (_number(other), other.name) < mine:
-            about = read(other)
-            if about and about["held"] and set(wanted) & set(about["devices"]):
-                found.append(about)
-    return found
+    earlier = [(_number(other), other.name) for other in _tickets(ticket.parent, "ticket-")]
+    for _, name in sorted((other for other in earlier if other < mine), reverse=True):
+        about = read(ticket.with_name(name))
+        if about and about["held"] and set(wanted) & set(about["devices"]):
+            yield about
+
+
+def running_on(folder: Path, devices: Sequence[str]) -> list[dict]:
+    """Return the tickets of the jobs that run on one of these devices."""
+    found = (read(ticket) for ticket in _tickets(folder, "running-"))
+    return [a for a in found if a and a["held"] and set(devices) & set(a["locked"])]
 
 
 def abandoned(folder: Path) -> list[tuple[Path, dict]]:
@@ -156,31 +205,10 @@ def remove_unborn(folder: Path):
                 file.unlink()
 
 
-def read(ticket: Path) -> dict | None:
-    """Return what a ticket says, with `held` and `owner`; None if it is no ticket of ours."""
-    try:
-        fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # gone, a link, or not readable for us
-        return None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):  # a pipe, a folder
-            return None
-        about = json.loads(os.read(fd, LARGEST))
-        forms = {"run": str, "token": str, "devices": list, "locked": list, "process": dict}
-        if not all(isinstance(about.setdefault(k, form()), form) for k, form in forms.items()):
-            return None
-        about["devices"] = [str(device) for device in about["devices"]]
-        return about | {"held": not _try_lock(fd, fcntl.LOCK_SH), "owner": found.st_uid}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    finally:
-        os.close(fd)
-
-
-def _tickets(folder):
+def _tickets(folder, kind=""):
     with suppress(OSError):
-        return [folder / name for name in os.listdir(folder) if TICKET.fullmatch(name)]
+        names = (name for name in os.listdir(folder) if TICKET.fullmatch(name))
+        return [folder / name for name in names if name.startswith(kind)]
     return []
 
 
@@ -217,16 +245,6 @@ def grab(folder: Path, wanted: Sequence[str], count: int) -> dict[str, socket.so
             lock.close()
         return {}
     return held
-
-
-def holder(folder: Path, device: str) -> dict | None:
-    """Return what the ticket of the job that runs on a device says; None if no job does."""
-    for ticket in _tickets(folder):
-        if ticket.name.startswith("running-"):
-            about = read(ticket)
-            if about and about["held"] and device in about["locked"]:
-                return about
-    return None
 
 
 def lock_inode(folder: Path, device: str) -> int | None:

@@ -2,21 +2,24 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 import time
 import uuid
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from dlojz.course import base_folder, write_atomically
-from dlojz.jobs import keeper, processes, tickets
+from dlojz.jobs import keeper, processes, tickets, waiter
 from dlojz.launch.files import read_json
 
 # Freed by a keeper to write the final state on a full disk. Some file systems need 16 KiB for each
 # name, size or date that changes (btrfs).
 RESERVE_BYTES = 1 << 18
-SILENT_S = 60  # without a sign of life, a keeper on another machine is lost
-BEGIN_S = 20  # for a keeper to write its identity
+SILENT_S = 100  # without a sign of life, a waiter or keeper on another machine is lost
+BEGIN_S = 20  # for a waiter whose submitter was killed to write its identity
 
 
 class Here:
@@ -42,22 +45,25 @@ class Here:
         words = keeper.trainer_argv(_job(request), Path("RUN"))
         return shlex.join(str(trainer) if w == "RUN/trainer.py" else w for w in words)
 
-    def submit(self, run: Path, request):
-        """Start a keeper for the job in the folder `run`, which already holds the trainer."""
-        wanted = tickets.devices()
-        job = _job(request) | {
-            "cwd": str(base_folder()),
-            "devices": list(wanted),
-            "devices_held": 1 if wanted == ("cpu",) else request.n_gpu,
-            "token": uuid.uuid4().hex,  # a folder's name may be used again, this is not
-        }
-        (run / keeper.RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
-        write_atomically(run / keeper.STATE, json.dumps({"state": "QUEUED"}))
-        write_atomically(run / "job.json", json.dumps(job, indent=1))
-        ticket, fd = tickets.take(run, job["token"], wanted)
+    def submit(self, runs: Sequence[Path], requests: Sequence):
+        """Start a waiter for the jobs in these folders, which already hold their trainers.
+
+        They run in this order. Either all are submitted or, with an error, none is.
+        """
+        wanted, token = tickets.devices(), uuid.uuid4().hex  # a folder's name may be used again
+        for i, (run, request) in enumerate(zip(runs, requests, strict=True)):
+            job = _job(request) | {
+                "cwd": str(base_folder()),
+                "devices": list(wanted),
+                "devices_held": 1 if wanted == ("cpu",) else request.n_gpu,
+                "token": f"{token}.{i:06d}",
+            }
+            (run / keeper.RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
+            write_atomically(run / keeper.STATE, json.dumps({"state": "QUEUED"}))
+            write_atomically(run / "job.json", json.dumps(job, indent=1))
+        ticket, fd = tickets.take(runs, token, wanted)
         try:
-            process = _start_keeper(run, ticket, fd)
-            write_atomically(run / keeper.KEEPER, json.dumps(processes.identity(process.pid)))
+            _start_waiter(runs, ticket, fd)
         except BaseException:
             ticket.unlink(missing_ok=True)
             raise
@@ -66,8 +72,12 @@ class Here:
 
     def status(self, run: Path, info: dict) -> dict:
         """Return the status that the keeper wrote; the job is lost if its keeper was killed."""
-        status = read_json(run / keeper.STATE)
-        if status.get("state") not in ("QUEUED", "RUNNING") or _lives(run, info):
+        status, process = read_json(run / keeper.STATE), read_json(run / keeper.KEEPER)
+        if status.get("state") not in ("QUEUED", "RUNNING"):
+            return status
+        if _lives(run, info, process):
+            if status["state"] == "QUEUED" and "ticket" in process:
+                status["reason"] = _why(run, Path(process["ticket"]), info["devices"])
             return status
         status = read_json(run / keeper.STATE)  # it may have ended just now
         if status["state"] in ("QUEUED", "RUNNING"):
@@ -75,7 +85,7 @@ class Here:
         return status
 
     def cancel(self, run: Path, info: dict, reason: str = ""):
-        """Ask the keeper to end the job; it checks several times a second."""
+        """Ask the waiter or the keeper to end the job, and wake it."""
         write_atomically(run / keeper.CANCEL, reason)
         processes.wake(read_json(run / keeper.KEEPER))
 
@@ -85,25 +95,63 @@ def _job(request) -> dict:
     return request.to_dict() | {"python": os.environ.get("DLOJZ_PYTHON") or sys.executable}
 
 
-def _start_keeper(run, ticket, fd):
+def _start_waiter(runs, ticket, fd):
     environment = {k: v for k, v in os.environ.items() if k not in ("DLOJZ_RUN", processes.TOKEN)}
-    with (run / "keeper.txt").open("wb") as said:
-        return processes.start(
-            [sys.executable, "-P", "-m", "dlojz.jobs.keeper", str(ticket), str(fd)],
-            said,
-            said,
-            cwd=run,
-            env=environment | {processes.KEEPER: "1"},
-            keep=[fd],  # the keeper holds the ticket from here on
-        )
+    hears, tells = os.pipe()
+    try:
+        with (runs[0] / keeper.SAID).open("wb") as said:
+            argv = [sys.executable, "-P", "-m", "dlojz.jobs.waiter", ticket, fd, hears]
+            process = processes.start(
+                [str(word) for word in argv],
+                said,
+                said,
+                cwd=runs[0],
+                env=environment | {processes.KEEPER: "1"},
+                keep=[fd, hears],  # the waiter holds the ticket from here on
+            )
+        waiter.sign(fd, runs, process.pid, ticket)
+    finally:
+        os.close(hears)
+        os.close(tells)  # which the waiter waits for: it may change what we have just written
 
 
-def _lives(run, info) -> bool:
-    """Return whether the job's keeper is alive, as far as this process can tell."""
-    process = read_json(run / keeper.KEEPER)
+def _lives(run, info, process) -> bool:
+    """Return whether the job's waiter or keeper is alive, as far as this process can tell."""
     if not process:  # it has only just been started
         return time.time() < info.get("submitted", 0) + BEGIN_S
     alive = processes.is_alive(process)
     if alive is None:  # another machine, container or boot: look for its sign of life
         return time.time() < (run / keeper.STATE).stat().st_mtime + SILENT_S
     return alive
+
+
+def _why(run, ticket, wanted) -> str:
+    """Return why a job waits, in one line."""
+    now = int(time.monotonic())
+    others = list(tickets.ahead(ticket, wanted, lambda other: _seen(other, now)))
+    own = _seen(ticket, now)
+    names = [Path(own["run"]).name, *own["more"]] if own else []
+    count = sum(1 + len(other["more"]) for other in others)
+    count += names.index(run.name) if run.name in names else 0
+    if count:
+        owners = {tickets.user_name(o["owner"]) for o in others if o["owner"] != os.getuid()}
+        whose = f", of {' and '.join(sorted(owners))}" if owners else ""
+        return f"waits for {count} job{'s' * (count > 1)} before it{whose}"
+    for device in wanted:
+        if holder := next(iter(tickets.running_on(ticket.parent, [device])), None):
+            whose, held = tickets.user_name(holder["owner"]), Path(holder["run"])
+            name = re.sub(r"[^\w.-]", "?", held.name)[:40]  # another user may lie
+            where = "" if held.parent == run.parent else ", in another course folder"
+            return f"waits for {device}, held by run {name} of {whose}{where}"
+        if inode := tickets.lock_inode(ticket.parent, device):
+            mine = processes.holders(inode)
+            who = f"process {min(mine)}" if mine else "another user's process"
+            return f"waits for {device}, held by {who}"
+    return f"waits for {' or '.join(wanted)}"
+
+
+@lru_cache(maxsize=1 << 12)
+def _seen(ticket, second):
+    """Return what a ticket says in this second, if its process goes on; a table asks again."""
+    about = tickets.read(ticket)
+    return about if about and processes.may_go_on(about["process"]) else None

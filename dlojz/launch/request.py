@@ -142,7 +142,7 @@ def _fill(run, request, source):
                 (run / name).write_bytes(content)
             for name in ("stdout.txt", "stderr.txt"):
                 (run / name).touch()
-            launcher().submit(run, request)
+            launcher().submit([run], [request])
     except course.NoRoomError:
         raise
     except OSError as error:
