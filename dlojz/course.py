@@ -2,7 +2,10 @@
 
 import difflib
 import errno
+import json
+import math
 import os
+import stat
 import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -27,6 +30,7 @@ PREPARED = {
 # And one without a verdict: a figure shows whether it is right.
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
 
+SMALL = 16 * 1024 * 1024  # bytes of a file that is read whole
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your disk quota is used up"}
 STARTER = Path(__file__).with_name("dlojz.py")  # in a clone this may be the trainee's file
 
@@ -46,6 +50,10 @@ class NoRoomError(OSError, UserError):
 
     def __str__(self):
         return self.strerror
+
+
+class FileError(UserError):
+    """A file that can't be read: which one, and what is wrong with it."""
 
 
 def no_room(error: BaseException) -> str:
@@ -208,6 +216,54 @@ def _save() -> Path | None:
     with (_saved_folder() / name).open("xb") as file:  # never overwrites an earlier one
         file.write(mine)
     return _saved_folder() / name
+
+
+def read_small(path: str | Path, most: int = SMALL, links: bool = True) -> bytes:
+    """Return the content of a file that anybody may have replaced; raise FileError, or OSError.
+
+    A pipe would wait for its writer, and a folder, a device or gigabytes are not read.
+    links: whether a link is followed.
+    """
+    more = os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FileError(f"{path} can't be read: it is not a regular file")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise FileError(f"{path} can't be read: it is larger than {most:,} bytes")
+    return content
+
+
+def table_of(content: bytes) -> dict:
+    """Return the JSON object in `content`, whose numbers are finite; raise ValueError."""
+    try:
+        found = json.loads(content, parse_constant=_number, parse_float=_number, parse_int=_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("it holds no table")
+    return found
+
+
+def _number(text):
+    """Return a number that a float can hold; raise ValueError for NaN, Infinity, 1e999."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a number")
+    return int(text) if text.lstrip("-").isdigit() else value
+
+
+def read_table(path: str | Path, most: int = SMALL) -> dict:
+    """Return the JSON object in a small file; {} if there is no file. Raises FileError."""
+    try:
+        return table_of(read_small(path, most))
+    except FileNotFoundError:
+        return {}
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"{path} can't be read: {why}") from error
 
 
 def write_atomically(path: Path, content: str | bytes):

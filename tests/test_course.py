@@ -1,6 +1,8 @@
 """The chain of the trainer's steps, its shape, and who imports whom."""
 
 import ast
+import json
+import os
 import re
 import subprocess
 import sys
@@ -162,6 +164,48 @@ def test_other_errors_of_a_file_are_left_alone(tmp_path):
     with pytest.raises(PermissionError) as told, course.needs_room(tmp_path / "x"):
         raise refused
     assert told.value is refused
+
+
+DAMAGED = {  # what may stand where a small file is expected, and what is said of it
+    "pipe": (os.mkfifo, "not a regular file"),
+    "folder": (Path.mkdir, "Is a directory"),
+    "link to itself": (lambda path: path.symlink_to(path), "Too many levels"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "large": (lambda path: path.write_bytes(b" " * (course.SMALL + 1)), "larger than 16,777,216"),
+    **{
+        repr(text[:20]): (lambda path, text=text: path.write_bytes(text), why)
+        for text, why in (
+            (b"", "Expecting value"),
+            (b"{broken", "Expecting property name"),
+            (b"\xff\xfe{", "truncated data"),
+            (b"[1]", "holds no table"),
+            (b"[" * 100_000, "nested too deeply"),
+            (b'{"a": NaN}', "NaN is not a number"),
+            (b'{"a": -Infinity}', "-Infinity is not a number"),
+            (b'{"a": 1e999}', "1e999 is not a number"),
+            (b'{"a": ' + b"7" * 400 + b"}", "77777777777777777777 is not a number"),
+            (b'{"a": ' + b"7" * 5000 + b"}", "77777777777777777777 is not a number"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGED)
+def test_a_damaged_small_file_is_named_at_once(fault, tmp_path):
+    make, why = DAMAGED[fault]
+    make(tmp_path / "kept.json")
+    with pytest.raises(course.FileError, match=rf"{tmp_path}/kept\.json can't be read: .*{why}"):
+        course.read_table(tmp_path / "kept.json")
+
+
+def test_a_small_file_is_read_as_it_was_written(tmp_path):
+    assert course.read_table(tmp_path / "kept.json") == {}
+    kept = {"a": [1, -2, 10**20, 0.5, -1e-300, None, True], "b": {"é": "☃"}}
+    (tmp_path / "kept.json").write_text(json.dumps(kept, ensure_ascii=False), encoding="utf-8")
+    (tmp_path / "link.json").symlink_to("kept.json")
+    found = course.read_table(tmp_path / "link.json")
+    assert found == kept
+    assert [type(value) for value in found["a"]] == [type(value) for value in kept["a"]]
 
 
 def test_outside_the_course_one_is_told_where_to_go(tmp_path, monkeypatch):
