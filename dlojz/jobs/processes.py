@@ -24,6 +24,8 @@ KEEPER, TOKEN = "DLOJZ_KEEPER", "DLOJZ_JOB"  # variables: of keepers, and of wha
 class ProgramError(Exception):
     """A program that could not be run, or that failed: what it said."""
 
+    cut_short = False  # it was killed, or did not answer: it may have done its work all the same
+
 
 def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None) -> str:
     """Return what a program prints. Raises ProgramError with its message if it fails."""
@@ -39,9 +41,13 @@ def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None)
     except FileNotFoundError:
         raise ProgramError(f"no command {argv[0]} here") from None
     except subprocess.TimeoutExpired:
-        raise ProgramError(f"{argv[0]} did not answer in {timeout_s} s") from None
+        error = ProgramError(f"{argv[0]} did not answer in {timeout_s} s")
+        error.cut_short = True
+        raise error from None
     if done.returncode:
-        raise ProgramError(done.stderr.strip() or f"{argv[0]}: exit code {done.returncode}")
+        error = ProgramError(done.stderr.strip() or f"{argv[0]}: exit code {done.returncode}")
+        error.cut_short = done.returncode < 0
+        raise error
     return done.stdout
 
 

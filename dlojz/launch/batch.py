@@ -6,11 +6,9 @@ Its tasks run `dlojz.runs.seen`, which the script gets as its arguments, as `slu
 the trainer.
 """
 
-import json
 import sys
 from pathlib import Path
 
-from dlojz import course
 from dlojz.launch import request, slurm, throwaway
 from dlojz.launch.job import Job
 
@@ -49,8 +47,6 @@ def _submit(run, file, account):
         options = slurm.charged(slurm.site(), account)
     # Checks and hints know the file of a job by this name.
     (run / "trainer.py").write_bytes(file.read_bytes())
-    course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
-    info = request.Request((file.name,), n_gpu=4, name=file.stem, account=account).to_dict()
-    number = slurm.send(run, run / "trainer.py", options, command(run))
-    where = {"slurm": number, "throw_away": throwaway.runs()}
-    course.write_atomically(run / "job.json", json.dumps(info | where, indent=1))
+    asked = request.Request((file.name,), n_gpu=4, name=file.stem, account=account)
+    with slurm.numbered(run, lambda: asked.to_dict() | {"throw_away": throwaway.runs()}) as number:
+        number(slurm.send(run, run / "trainer.py", options, command(run)))

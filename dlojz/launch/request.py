@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from dlojz import course, sites
-from dlojz.course import COPIED, base_folder, course_root, prepared, write_atomically
+from dlojz.course import COPIED, base_folder, course_root, prepared
 from dlojz.launch import slurm
 from dlojz.launch.here import Here
 from dlojz.launch.job import Job
@@ -20,7 +20,7 @@ from dlojz.launch.slurm import Slurm
 from dlojz.runs.folder import new_run
 
 LAUNCHERS = {launcher.name: launcher for launcher in (Here, Slurm)}
-
+NOTHING = "nothing was submitted"
 
 RESERVED = {
     *("..", "job.json", "state.json", "keeper.json", "cancel", ".reserve"),
@@ -29,7 +29,16 @@ RESERVED = {
 
 
 class SubmitError(course.UserError):
-    """A job that can't be submitted, with what to change."""
+    """A job that can't be submitted, with what to change.
+
+    jobs: those of the same sweep that are submitted.
+    """
+
+    jobs: Sequence[Job] = ()
+
+
+class UnclearError(SubmitError):
+    """A job that Slurm may have, although it did not say so."""
 
 
 class Script(str):
@@ -110,17 +119,36 @@ def submit(
 
 
 def send(requests: Sequence[Request]) -> list[Job]:
-    """Submit each of these; all are checked before any is submitted. Raises SubmitError."""
+    """Submit each of these; all are checked before any is submitted.
+
+    Raises SubmitError, or what interrupts it, with the `jobs` that are submitted all the same.
+    """
     ready = [_prepare(request) for request in requests]
-    jobs = [_send(r, *p) for r, p in zip(requests, ready, strict=True)]
-    if len(jobs) > 1:
-        for job in jobs:
-            write_atomically(job.directory / "sweep.json", json.dumps([j.id for j in jobs]))
+    jobs = []
+    for request, (_, source) in zip(requests, ready, strict=True):
+        sweep = [job.id for job in jobs] if len(requests) > 1 else None
+        try:
+            jobs.append(made(_fill, request, source, sweep))
+        except BaseException as error:
+            error.jobs = jobs
+            if jobs:
+                error.args = (_in_the_middle(jobs, len(requests), error),)
+            raise
     return jobs
 
 
-def _send(request, trainer, source) -> Job:
-    return made(_fill, request, source)
+def _in_the_middle(jobs, total, error) -> str:
+    """Return what became of a sweep that ended before all its jobs were submitted."""
+    ids = [job.id for job in jobs]
+    in_a_row = int(ids[-1]) - int(ids[0]) == len(ids) - 1 > 0
+    which = f"{ids[0]} to {ids[-1]}" if in_a_row else ", ".join(ids)
+    is_not = "is not" if type(error) is SubmitError else "may not be"
+    why = str(error).removesuffix(f"\n{NOTHING}") or "interrupted"
+    return (
+        f"job{'s'[: len(ids) > 1]} {which} {'are' if len(ids) > 1 else 'is'} submitted; "
+        f"job {len(ids) + 1} of {total} {is_not}: {why}\n`dlojz queue` shows what is, "
+        f"`dlojz cancel {' '.join(ids)}` ends it"
+    )
 
 
 def made(fill, *args) -> Job:
@@ -129,12 +157,13 @@ def made(fill, *args) -> Job:
     try:
         _or_refuse(fill, run, *args)
     except BaseException:
-        shutil.rmtree(run, ignore_errors=True)  # it was never a job
+        if not slurm.may_exist(run):
+            shutil.rmtree(run, ignore_errors=True)  # it was never a job
         raise
     return Job(run)
 
 
-def _fill(run, request, source):
+def _fill(run, request, source, sweep):
     try:
         with course.needs_room(run):
             (run / "trainer.py").write_bytes(source)
@@ -142,6 +171,8 @@ def _fill(run, request, source):
                 (run / name).write_bytes(content)
             for name in ("stdout.txt", "stderr.txt"):
                 (run / name).touch()
+            if sweep is not None:  # at once: the next may not be submitted
+                (run / "sweep.json").write_text(json.dumps([*sweep, run.name]))
             launcher().submit([run], [request])
     except course.NoRoomError:
         raise
@@ -153,8 +184,10 @@ def _or_refuse(call, *args):
     """Return what `call` returns; turn its errors into a SubmitError."""
     try:
         return call(*args)
+    except slurm.UnclearError as error:
+        raise UnclearError(str(error)) from None
     except (slurm.SlurmError, sites.SiteError, OSError, ValueError) as error:
-        raise SubmitError(f"{error}\nnothing was submitted") from None
+        raise SubmitError(f"{error}\n{NOTHING}") from None
 
 
 def _words(command) -> tuple[str, ...]:
@@ -193,12 +226,12 @@ def _compile(trainer, source):
         line = (error.text or "").rstrip()
         raise SubmitError(
             f"{trainer}, line {error.lineno or 1}: {error.msg}\n    {line}\n"
-            f"    {' ' * ((error.offset or 1) - 1)}^\nnothing was submitted"
+            f"    {' ' * ((error.offset or 1) - 1)}^\n{NOTHING}"
         ) from None
     except (MemoryError, RecursionError, ValueError) as error:
         raise SubmitError(
             f"{trainer} can't be compiled as Python ({type(error).__name__} {error}): is it "
-            "a program? nothing was submitted"
+            f"a program? {NOTHING}"
         ) from None
 
 

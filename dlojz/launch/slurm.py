@@ -16,6 +16,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import cache
@@ -30,7 +31,7 @@ from dlojz.runs import outcome
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
 TIMEOUT_S = 20  # for Slurm to answer: a busy controller is slow
-SCRIPT = "job.sbatch"
+SCRIPT, JOB = "job.sbatch", "job.json"
 FRESH_S = 2.0  # how long one answer of squeue is reused
 
 # The columns asked of squeue, by scontrol's name: squeue's own name, and a width.
@@ -100,6 +101,10 @@ class SlurmError(Exception):
     """An error of Slurm, and what to do about it."""
 
 
+class UnclearError(SlurmError):
+    """An sbatch that gave no number: Slurm may have the job, or not."""
+
+
 def is_here() -> bool:
     """Return whether a Slurm controller answers on this machine."""
     if not shutil.which("sbatch"):
@@ -114,7 +119,8 @@ def _call(*command, timeout=TIMEOUT_S, env=None) -> str:
     try:
         return processes.ask(*command, timeout_s=timeout, env=env)
     except processes.ProgramError as error:
-        raise SlurmError(
+        kind = UnclearError if error.cut_short or "timed out" in str(error) else SlurmError
+        raise kind(
             f"{error}: is this a login node?" if "no command" in str(error) else str(error)
         ) from None
 
@@ -183,7 +189,7 @@ def render(
     gpus, charged = _charged(site, account, time_max_s)
     nodes, per_node = shape(n_gpu, gpus)
     options = {
-        "job-name": re.sub(r"[^\w.-]", "_", name)[:64] or "dlojz",  # the original is in job.json
+        "job-name": job_name(name),  # the original is in job.json
         **charged,
         "nodes": nodes,
         "ntasks-per-node": per_node,
@@ -207,6 +213,11 @@ def render(
     if not (found_begin and found_end):
         raise SlurmError(f"slurm/{SCRIPT}: no lines {BEGIN.strip()!r} and {END.strip()!r} in it")
     return head + BEGIN + "".join(f"{line}\n" for line in lines) + END + tail
+
+
+def job_name(name: str) -> str:
+    """Return a job's name as Slurm gets it."""
+    return re.sub(r"[^\w.-]", "_", name)[:64] or "dlojz"
 
 
 def _charged(site, account, time_max_s):
@@ -248,16 +259,16 @@ class Slurm:
         """Submit the job in the folder `run`, which already holds the trainer."""
         here = site()
         (run / SCRIPT).write_text(_script(request, here))
-        course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
-        try:
-            number = _sbatch(run, here, [str(run / "trainer.py"), *request.command[1:]])
-        except SlurmError as error:
-            raise SlurmError(
-                f"Slurm refused the job: {error}\nthe site is {here.name} (slurm/sites, "
-                "DLOJZ_SITE); submit(..., dry_run=True) shows the script"
-            ) from None
-        job = request.to_dict() | {"slurm": number, "site": here.name}
-        course.write_atomically(run / "job.json", json.dumps(job, indent=1))
+        with numbered(run, lambda: request.to_dict() | {"site": here.name}) as number:
+            try:
+                number(_sbatch(run, here, [str(run / "trainer.py"), *request.command[1:]]))
+            except UnclearError:
+                raise
+            except SlurmError as error:
+                raise SlurmError(
+                    f"Slurm refused the job: {error}\nthe site is {here.name} (slurm/sites, "
+                    "DLOJZ_SITE); submit(..., dry_run=True) shows the script"
+                ) from None
 
     def status(self, run: Path, info: dict) -> dict:
         """Return the status, from the shared list of the user's jobs.
@@ -268,6 +279,9 @@ class Slurm:
         if known.get("final"):
             return known
         number = info["slurm"]
+        if not number:  # sbatch was interrupted, gave none, or has yet to answer
+            waits = time.time() < info["submitted"] + TIMEOUT_S
+            return known if waits else {"state": "FAILED", "reason": _unclear(info["name"])}
         try:
             listed, asked = listing()
             if number not in listed and info["submitted"] > asked:
@@ -286,7 +300,43 @@ class Slurm:
     def cancel(self, run: Path, info: dict, reason: str = ""):
         """End the job, or take it from the queue. Raises SlurmError."""
         course.write_atomically(run / "cancel", reason)
+        if not info["slurm"]:
+            raise SlurmError(_unclear(info["name"]))
         _call("scancel", info["slurm"])
+
+
+@contextmanager
+def numbered(run: Path, about: Callable[[], dict]):
+    """Write job.json, without a number before sbatch is asked and with the one that it gives.
+
+    So a job that Slurm may have keeps its folder, whatever ends its submission.
+    """
+
+    def write(number):
+        course.write_atomically(run / JOB, json.dumps(about() | {"slurm": number}, indent=1))
+
+    course.write_atomically(run / "state.json", json.dumps({"state": "QUEUED"}))
+    write("")
+    try:
+        yield write
+    except (UnclearError, OSError) as error:  # OSError: the number could not be written
+        name = about()["name"]
+        raise UnclearError(f"{error}\njob {run.name} is {_unclear(name)}; {run} is kept") from None
+    except SlurmError:
+        (run / JOB).unlink()  # it was refused
+        raise
+
+
+def may_exist(run: Path) -> bool:
+    """Return whether Slurm may have a job of which it gave no number."""
+    return read_json(run / JOB).get("slurm") == ""
+
+
+def _unclear(name) -> str:
+    return (
+        f"perhaps in Slurm, which gave no number: `squeue --me --name={job_name(name)}` shows it, "
+        "and `scancel NUMBER` ends it"
+    )
 
 
 def _script(request, here) -> str:
@@ -319,7 +369,10 @@ def send(run: Path, script: Path, options: list[str], words: list[str], env=None
     options = ["--parsable", f"--chdir={run}", f"--output={output}", *options]
     env = _own_variables() if env is None else env
     answer = _call("sbatch", *options, str(script), *words, env=env)
-    return answer.strip().splitlines()[-1].split(";")[0]
+    if not (numbers := re.findall(r"^(\d+)(?:;.*)?$", answer, re.M)):  # NUMBER or NUMBER;CLUSTER
+        printed = repr(answer.strip()[:60]) if answer.strip() else "nothing"
+        raise UnclearError(f"sbatch printed {printed}, expected the job's number")
+    return numbers[-1]
 
 
 # Asking ----------------------------------------------------------------------------------------
