@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from html import escape
 from pathlib import Path
+from typing import IO
 
 MARKER = ".course-root"  # a file in the top folder of a clone
 
@@ -218,16 +219,25 @@ def _save() -> Path | None:
     return _saved_folder() / name
 
 
-def read_small(path: str | Path, most: int = SMALL, links: bool = True) -> bytes:
-    """Return the content of a file that anybody may have replaced; raise FileError, or OSError.
+def open_regular(path: str | Path, links: bool = True, mode: str = "rb", **text) -> IO:
+    """Return a file that anybody may have replaced, open for reading; raise FileError, or OSError.
 
-    A pipe would wait for its writer, and a folder, a device or gigabytes are not read.
-    links: whether a link is followed.
+    A pipe would wait for its writer, and a device has no end. links: whether a link is followed.
     """
-    more = os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | more)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise FileError(f"{path} can't be read: it is not a regular file")
+
+    def opener(name, flags):
+        return os.open(name, flags | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
+
+    file = open(path, mode, opener=opener, **text)  # noqa: SIM115  the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError(f"{path} can't be read: it is not a regular file")
+    return file
+
+
+def read_small(path: str | Path, most: int = SMALL, links: bool = True) -> bytes:
+    """Return the content of a small file that anybody may have replaced; raise as open_regular."""
+    with open_regular(path, links) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise FileError(f"{path} can't be read: it is larger than {most:,} bytes")

@@ -543,7 +543,7 @@ def test_many_runs_are_listed_at_once_and_read_once(course_folder, monkeypatch):
         assert min(seconds) < 0.02
     opened = []
     with monkeypatch.context() as patch:
-        patch.setattr(job_module, "read_json", opened.append)
+        patch.setattr(job_module, "read_table", opened.append)
         patch.setattr(job_module.by_hand, "status", opened.append)
         assert len(job_module.in_queue()) == 5
     assert opened == []

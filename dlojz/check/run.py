@@ -19,7 +19,7 @@ from dlojz.check.ending import How
 from dlojz.check.exercises import FASTER
 from dlojz.check.plan import Plan, hardware_of
 from dlojz.check.verdict import CheckError
-from dlojz.launch import files, series
+from dlojz.launch import series
 from dlojz.runs import log
 
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
@@ -185,8 +185,8 @@ def _checks() -> Iterator[tuple[launch.Job, dict[str, str]]]:
     """Yield the jobs that checks submitted, newest first, with the key of each run."""
     for job in reversed(launch.jobs()):
         try:
-            keys = files.read_json(job.directory / CHECK_FILE)
-        except files.FileError:  # a torn write: none of its runs is reused
+            keys = course.read_table(job.directory / CHECK_FILE)
+        except course.FileError:  # a torn write: none of its runs is reused
             continue
         if keys:
             yield job, keys
@@ -224,7 +224,7 @@ def _hardware_of(folder):
 def _made(job, keys, found: dict[str, Path]):
     """Add to `found` the runs that have ended in this job, however they ended."""
     names = {key: name for name, key in keys.items()}
-    for own, key in files.read_json(job.directory / CHECK_FILE).items():
+    for own, key in course.read_table(job.directory / CHECK_FILE).items():
         folder = job.directory / own
         if key in names and (folder / "exit_code").exists():
             found.setdefault(names[key], folder)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from dlojz.course import SMALL, FileError, open_regular
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import MALFORMED
 
@@ -32,18 +33,19 @@ def follow(job, every_s: float = 0.2) -> Iterator[Now]:
     position = 0
     while True:
         state = job.state
-        if file.exists():
-            with file.open("rb") as stream:
-                stream.seek(position)
-                lines = (partial + stream.read()).split(b"\n")
-                position = stream.tell()
-            partial = lines.pop()  # a torn line, still being written
-            for line in lines:
-                with suppress(*MALFORMED):  # torn when the run was killed; `read` reports it
-                    now = _after(now, json.loads(line))
+        chunk = b""
+        with suppress(OSError, FileError), open_regular(file) as stream:
+            stream.seek(position)
+            chunk = stream.read(SMALL)
+            position = stream.tell()
+        lines = (partial + chunk).split(b"\n")
+        partial = lines.pop()[-SMALL:]  # a torn line, still being written
+        for line in lines:
+            with suppress(*MALFORMED):  # torn when the run was killed; `read` reports it
+                now = _after(now, json.loads(line))
         now = replace(now, state=str(state))
         yield now
-        if state.final:
+        if state.final and len(chunk) < SMALL:
             return
         time.sleep(every_s)
 

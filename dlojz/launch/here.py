@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from dlojz.course import base_folder, write_atomically
+from dlojz.course import base_folder, read_table, write_atomically
 from dlojz.jobs import keeper, processes, tickets, waiter
-from dlojz.launch.files import read_json
 
 # Freed by a keeper to write the final state on a full disk. Some file systems need 16 KiB for each
 # name, size or date that changes (btrfs).
@@ -72,22 +71,20 @@ class Here:
 
     def status(self, run: Path, info: dict) -> dict:
         """Return the status that the keeper wrote; the job is lost if its keeper was killed."""
-        status, process = read_json(run / keeper.STATE), read_json(run / keeper.KEEPER)
-        if status.get("state") not in ("QUEUED", "RUNNING"):
-            return status
-        if _lives(run, info, process):
-            if status["state"] == "QUEUED" and "ticket" in process:
-                status["reason"] = _why(run, Path(process["ticket"]), info["devices"])
-            return status
-        status = read_json(run / keeper.STATE)  # it may have ended just now
-        if status["state"] in ("QUEUED", "RUNNING"):
-            status |= {"state": "FAILED", "reason": keeper.LOST}
-        return status
+        for _ in range(2):  # a keeper may have followed the waiter just now, or ended
+            status, process = read_table(run / keeper.STATE), read_table(run / keeper.KEEPER)
+            if status.get("state") not in ("QUEUED", "RUNNING"):
+                return status
+            if _lives(run, info, process):
+                if status["state"] == "QUEUED" and "ticket" in process:
+                    status["reason"] = _why(run, Path(process["ticket"]), info["devices"])
+                return status
+        return status | {"state": "FAILED", "reason": keeper.LOST}
 
     def cancel(self, run: Path, info: dict, reason: str = ""):
         """Ask the waiter or the keeper to end the job, and wake it."""
         write_atomically(run / keeper.CANCEL, reason)
-        processes.wake(read_json(run / keeper.KEEPER))
+        processes.wake(read_table(run / keeper.KEEPER))
 
 
 def _job(request) -> dict:

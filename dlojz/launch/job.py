@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import time
 from contextlib import suppress
@@ -10,17 +9,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from dlojz.course import base_folder, write_atomically
+from dlojz.course import FileError, base_folder, read_small, read_table, write_atomically
 from dlojz.jobs.keeper import LOST
-from dlojz.launch.files import FileError, read_json
 from dlojz.launch.follow import Bar
 from dlojz.launch.here import Here
 from dlojz.launch.slurm import Slurm
 from dlojz.runs import by_hand, outcome
+from dlojz.runs.folder import NUMBER
 from dlojz.table import Table
 
 QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # a process per GPU
 EARLY = "ended early: "  # how the reason begins for which a job that had done enough was ended
+LONGEST_S = 10**9  # of a job that is shown: the times in a file may be any numbers
 MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: errors outside the trainer
 
 
@@ -85,8 +85,9 @@ class Job:
                 raise FileError("job.json has no command")
             found = _checked("state.json", self.launcher.status(self.directory, info))
             return found | {"state": str(_early(State(found["state"]), found.get("reason")))}
-        except (FileError, KeyError, ValueError) as error:
-            said = f"no {error}" if isinstance(error, KeyError) else error
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            said = f"no {error}" if isinstance(error, KeyError) else str(error)
+            said = said.replace(f"{self.directory}/", "")  # a table has room for a file's name
             return {"state": "FAILED", "reason": f"its files are damaged: {said}"}
 
     @property
@@ -124,15 +125,14 @@ class Job:
         """Return the state, the last lines of stderr, and where to read more."""
         status = self.status
         reason = status.get("reason")
-        files = (self.directory / name for name in MESSAGES)
-        text = "".join(f.read_text(errors="replace") for f in files if f.exists())
+        text = "".join(outcome.tail(self.directory / name) for name in MESSAGES)
         tail = (text + outcome.errors(self.directory)).splitlines()
         tail = _lines_of_the_trainer(tail[:-lines]) + tail[-lines:]
-        head = f"job {self.id} {status['state']}" + (f": {reason}" if reason else "")
+        head = f"job {self.id} {status['state']}" + (f": {_cut(reason, 500)}" if reason else "")
         return "\n".join([head, *(f"  | {line}" for line in tail), f"  in {self.directory}"])
 
     def __repr__(self):
-        return f"<job {self.id} {self.name!r}: {self.state}>"
+        return f"<job {self.id} {_cut(self.name)!r}: {self.state}>"
 
 
 def _early(state, reason):
@@ -141,19 +141,20 @@ def _early(state, reason):
     return State.COMPLETED if done else state
 
 
-NUMBER = ((int, float), "a number")
+A_NUMBER = ((int, float), "a number")
 FORMS = {  # what a table of jobs computes with or shows
     "name": (str, "text"),
     "command": (list, "a list"),
-    "submitted": NUMBER,
-    "started": NUMBER,
-    "ended": NUMBER,
+    "submitted": A_NUMBER,
+    "started": A_NUMBER,
+    "ended": A_NUMBER,
     "reason": (str, "text"),
+    "slurm": (str, "text"),
 }
 
 
 def _read(file: Path) -> dict:
-    return _checked(file.name, read_json(file))
+    return _checked(file.name, read_table(file))
 
 
 def _checked(file: str, table: dict) -> dict:
@@ -161,7 +162,7 @@ def _checked(file: str, table: dict) -> dict:
     for name, (kind, word) in FORMS.items():
         value = table.get(name)
         if value is not None and not isinstance(value, kind):
-            raise FileError(f"{name} in {file} is {value!r}, expected {word}")
+            raise FileError(f"{name} in {file} is {_cut(repr(value))}, expected {word}")
     return table
 
 
@@ -169,9 +170,6 @@ def _lines_of_the_trainer(lines):
     """Return the last lines of a traceback that are about the trainee's own file."""
     places = [i for i, line in enumerate(lines) if 'trainer.py", line' in line]
     return [*lines[places[-1] : places[-1] + 2], "    ..."] if places else []
-
-
-FOLDER = re.compile(r"[0-9]+")  # a run's
 
 
 def jobs() -> list[Job]:
@@ -183,7 +181,7 @@ def jobs() -> list[Job]:
 
 def _newest_first(runs):
     try:
-        numbers = [e.name for e in os.scandir(runs) if FOLDER.fullmatch(e.name)]
+        numbers = [e.name for e in os.scandir(runs) if NUMBER.fullmatch(e.name)]
     except FileNotFoundError:
         return []
     return sorted(numbers, key=int, reverse=True)
@@ -191,16 +189,21 @@ def _newest_first(runs):
 
 def _has_begun(run):
     """Return whether a folder holds a job or a log: otherwise it is just being submitted."""
-    return (run / "job.json").exists() or (run / "events.jsonl").exists()
+    try:
+        return "job.json" in (names := os.listdir(run)) or "events.jsonl" in names
+    except PermissionError:  # that is said of it, then
+        return True
+    except OSError:  # a link to itself, or removed just now
+        return False
 
 
 def find(number: str | int) -> Job:
     """Return the job with this id; 12 and "0012" are the same."""
     text = str(number)
-    directory = base_folder() / "runs" / (text.zfill(4) if text.isdigit() else text)
-    if not text.isdigit() or not directory.is_dir():
+    directory = base_folder() / "runs" / text.zfill(4)
+    if not NUMBER.fullmatch(text) or not directory.is_dir():
         known = ", ".join(j.id for j in jobs()[-5:]) or "none yet"
-        raise LookupError(f"no job {text!r} in {directory.parent}; the last ones: {known}")
+        raise LookupError(f"no job {_cut(text)!r} in {directory.parent}; the last ones: {known}")
     return Job(directory)
 
 
@@ -219,9 +222,9 @@ def latest(name: str | None = None) -> Job | list[Job]:
 def _sweep(job) -> list[Job]:
     """Return what is left of the sweep that a job is of; [] if it is of none."""
     try:
-        numbers = json.loads((job.directory / "sweep.json").read_bytes())
+        numbers = json.loads(read_small(job.directory / "sweep.json"))
         found = [Job(job.directory.with_name(number)) for number in numbers]
-    except (OSError, ValueError, TypeError):  # no such file, or a torn one
+    except (OSError, RecursionError, TypeError, ValueError):  # no such file, or a torn one
         return []
     return [job for job in found if job.directory.is_dir()]
 
@@ -238,8 +241,9 @@ def queue(name: str | None = None, last: int = 5) -> Table:
 
 def queue_row(job: Job, status: dict) -> tuple[str, ...]:
     """Return a job's row in `queue`, with the columns of QUEUE."""
-    who = (job.id, job.name, status["state"], _time(job, status))
-    return (*who, str(job.info.get("n_gpu", 1)), _note(status), job.command)
+    who = (job.id, _cut(job.name), status["state"], _time(job, status))
+    note = _cut((status.get("reason") or "").partition("\n")[0])
+    return (*who, _cut(str(job.info.get("n_gpu", 1))), note, _cut(job.command, 1000))
 
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
@@ -271,7 +275,7 @@ def _mark(run: str) -> list[int] | None:
     """Return what changes if a run's folder becomes another's, or a file is put into it."""
     try:
         found = os.stat(run)
-    except FileNotFoundError:  # removed just now
+    except OSError:  # removed just now, or a link to itself
         return None
     return [found.st_ino, found.st_mtime_ns]
 
@@ -294,7 +298,7 @@ def _read_index(runs):
     if runs not in _indices:
         _indices[runs] = {}
         with suppress(FileError):
-            found = read_json(runs / INDEX).items()
+            found = read_table(runs / INDEX).items()
             _indices[runs] = {n: e for n, e in found if isinstance(e, list) and len(e) == 2}
     return _indices[runs]
 
@@ -306,10 +310,9 @@ def _keep_index(runs, index):
             write_atomically(runs / INDEX, json.dumps(index))
 
 
-def _note(status):
-    """Return why a job waits, or ended as it did, in one line."""
-    reason = (status.get("reason") or "").splitlines() or [""]
-    return reason[0] if len(reason[0]) <= 60 else reason[0][:57] + "..."
+def _cut(text: str, most: int = 60) -> str:
+    """Return the beginning of a text that may be megabytes long."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _time(job, status):
@@ -317,6 +320,7 @@ def _time(job, status):
     begin = status.get("started") or info.get("submitted")
     if begin is None:
         return ""
-    seconds = max(0, int((status.get("ended") or time.time()) - begin))  # a clock may be put back
+    seconds = (status.get("ended") or time.time()) - begin
+    seconds = int(min(max(0, seconds), LONGEST_S))  # a clock may be put back
     verb = "" if status.get("started") else "waits "
     return f"{verb}{seconds // 60}:{seconds % 60:02d}"

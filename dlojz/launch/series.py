@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from dlojz.course import FileError, read_small
 from dlojz.jobs import several
 from dlojz.launch.job import Job
 from dlojz.launch.request import Request, send
@@ -57,7 +58,12 @@ def _planned(entry, sources):
 
 def folders(job: Job) -> dict[str, Path]:
     """Return the folder of each run of a series, by name and in order; some may not exist yet."""
-    return {e["name"]: job.directory / e["name"] for e in several.plan(job.directory)}
+    file = job.directory / several.PLAN
+    try:
+        names = [entry["name"] for entry in json.loads(read_small(file))]
+        return {name: job.directory / name for name in names}
+    except (FileError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FileError(f"{file} can't be read, expected the runs of a series: {error}") from None
 
 
 def finished(job: Job) -> int:

@@ -23,10 +23,9 @@ from functools import cache
 from pathlib import Path
 
 from dlojz import course, sites
-from dlojz.course import course_root
+from dlojz.course import FileError, course_root, read_small, read_table
 from dlojz.jobs import processes
 from dlojz.jobs.keeper import LAUNCHER_VARIABLES
-from dlojz.launch.files import FileError, read_json
 from dlojz.runs import outcome
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
@@ -275,7 +274,7 @@ class Slurm:
 
         A final one is kept in the folder: Slurm forgets a job minutes after its end.
         """
-        known = read_json(run / "state.json") or {"state": "QUEUED"}
+        known = read_table(run / "state.json") or {"state": "QUEUED"}
         if known.get("final"):
             return known
         number = info["slurm"]
@@ -329,7 +328,7 @@ def numbered(run: Path, about: Callable[[], dict]):
 
 def may_exist(run: Path) -> bool:
     """Return whether Slurm may have a job of which it gave no number."""
-    return read_json(run / JOB).get("slurm") == ""
+    return read_table(run / JOB).get("slurm") == ""
 
 
 def _unclear(name) -> str:
@@ -402,8 +401,9 @@ def listing() -> tuple[dict[str, dict], float]:
 
 def _kept(file):
     with suppress(FileError):
-        if {"jobs", "asked", "error"} <= set(kept := read_json(file)):
-            return kept
+        kept = read_table(file)
+        if isinstance(kept.get("asked"), float) and isinstance(kept.get("jobs"), dict):
+            return {"error": None} | kept
     return {"jobs": {}, "asked": 0.0, "error": None}
 
 
@@ -466,7 +466,7 @@ def _status(run, fields):
         elif state == "NODE_FAIL":
             reason += f" (nodes {fields.get('NodeList', '?')})"
         elif state == "CANCELLED" and (run / "cancel").exists():
-            reason = (run / "cancel").read_text() or reason
+            reason = read_small(run / "cancel").decode(errors="replace") or reason
         found |= {"state": state, "exit_code": code, "ended": _when(fields.get("EndTime"))}
         found["final"] = True
     return found | {"reason": reason or None}
@@ -486,7 +486,7 @@ def _forgotten(run, number):
         return _status(run, fields)
     file = run / "exit_code"
     if file.exists():
-        code = int(file.read_text())
+        code = int(read_small(file))
         state, reason = outcome.from_exit(run, code, memory_was_full=False)
         ended = file.stat().st_mtime
         return {"state": state, "reason": reason, "exit_code": code, "ended": ended, "final": True}

@@ -7,6 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from dlojz.course import open_regular
 from dlojz.runs.folder import events_file
 
 LINE = 1 << 16  # bytes: longer than either of those two lines
@@ -37,7 +38,7 @@ def status(run: Path) -> dict:
 
 def ends(file: Path) -> tuple[dict | None, dict | None]:
     """Return the first and the last event of a log; None for one that is missing or torn."""
-    with file.open("rb") as log:
+    with open_regular(file) as log:
         first = _event(log.readline(LINE))
         log.seek(max(0, os.fstat(log.fileno()).st_size - LINE))
         lines = log.read().splitlines()

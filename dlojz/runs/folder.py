@@ -6,13 +6,17 @@ from pathlib import Path
 
 from dlojz.course import base_folder, course_root, needs_room
 
+NUMBER = re.compile("[0-9]{1,9}")  # a run's folder
+LAST = 10**6  # a larger number is not one of ours, and the next run does not go on from it
+
 
 def new_run() -> Path:
     """Make and return a fresh folder runs/<number>, even while other processes do the same."""
     runs = base_folder() / "runs"
     with needs_room(runs):
         runs.mkdir(exist_ok=True)
-    number = max((int(p.name) for p in runs.iterdir() if re.fullmatch("[0-9]+", p.name)), default=0)
+    numbers = (int(p.name) for p in runs.iterdir() if NUMBER.fullmatch(p.name))
+    number = max((number for number in numbers if number <= LAST), default=0)
     while True:
         number += 1
         folder = runs / f"{number:04d}"

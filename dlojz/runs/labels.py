@@ -1,11 +1,11 @@
 """Labels that tell several runs apart: their names, or the flags that not all of them have."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dlojz.course import read_table
 from dlojz.runs import log
 from dlojz.runs.folder import path_of
 from dlojz.runs.stats import Summary
@@ -43,8 +43,8 @@ def _submitted(run):
         return {}
     path = path_of(run)
     try:
-        if path.is_dir() and (path / "job.json").exists():
-            return json.loads((path / "job.json").read_text())
+        if path.is_dir() and (found := read_table(path / "job.json")):
+            return found
         return {"command": shlex.split(log.read(path).start.get("command", ""))}
     except (ValueError, log.LogError):
         return {}

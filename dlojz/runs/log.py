@@ -470,14 +470,16 @@ def read_ranks(run) -> list[Run]:
 def _read(path, missing):
     run = Run(path)
     try:
-        file = path.open(encoding="utf-8", errors="replace")
+        file = course.open_regular(path, mode="r", encoding="utf-8", errors="replace")
+    except course.FileError as error:
+        raise LogError(str(error)) from None
     except OSError as error:
         said = outcome.errors(path.parent).strip().splitlines()
         why = f"its stderr ends with: {said[-1]}" if said else missing
         raise NoLogError(f"{path}: no log to read ({error.strerror}): {why}") from error
     torn = None  # the error of a line that is not JSON: forgiven if it is last, or before a restart
     with file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(course.SMALL), ""), 1):
             if torn and not line.startswith('{"event": "start"'):
                 raise torn
             torn = None

@@ -4,6 +4,7 @@ import re
 import signal
 from pathlib import Path
 
+from dlojz.course import FileError, open_regular
 from dlojz.runs import by_hand
 from dlojz.runs.folder import events_file
 
@@ -54,6 +55,8 @@ def _early(run):
     """Return a note on a run that ended with 0 although its log has no end, else None."""
     try:
         _, last = by_hand.ends(events_file(run))
+    except FileError as error:
+        return str(error)
     except OSError:
         is_series = (run / "plan.json").exists()  # the logs are those of its runs
         return None if is_series else "it wrote no log: did it end before it trained?"
@@ -115,9 +118,13 @@ def only_waited(run: Path) -> bool:
 
 def tail(file: Path) -> str:
     """Return the end of a text file, safe for a terminal, with long lines cut; "" for no file."""
-    if not file.exists():
+    try:
+        stream = open_regular(file)
+    except FileNotFoundError:
         return ""
-    with file.open("rb") as stream:
+    except (OSError, FileError) as error:
+        return f"{error}\n"
+    with stream:
         size = stream.seek(0, 2)
         stream.seek(max(0, size - MOST_BYTES))
         text = stream.read(MOST_BYTES).decode(errors="replace")
