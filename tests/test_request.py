@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,13 +11,6 @@ from dlojz.launch import SubmitError, find, latest, queue, request, slurm, submi
 SLURM = Path(__file__).parent.parent / "slurm"
 FOURTH = 'echo x >>"$COUNT"; if [ "$(wc -l <"$COUNT")" -lt 4 ]; then echo 77; exit; fi; '
 SWEEP = [f"t.py {i}" for i in range(8)]
-
-
-@pytest.fixture
-def no_start(monkeypatch):
-    """Jobs whose keepers are never started."""
-    mine = SimpleNamespace(pid=os.getpid())
-    monkeypatch.setattr("dlojz.launch.here._start_keeper", lambda *_: mine)
 
 
 @pytest.fixture
@@ -41,23 +33,7 @@ def sbatch(course_folder, tmp_path, monkeypatch):
     return write
 
 
-def test_a_sweep_on_a_full_disk_hands_back_what_is_submitted(small_disk, script, no_start):
-    script("")
-    with pytest.raises(SubmitError) as error:
-        submit(SWEEP)
-    ids = [job.id for job in error.value.jobs]
-    assert ids == ["0001", "0002", "0003"]
-    said = str(error.value)
-    assert said.startswith("jobs 0001 to 0003 are submitted; job 4 of 8 is not: ")
-    assert "the disk is full" in said
-    assert "nothing was submitted" not in said
-    assert "`dlojz cancel 0001 0002 0003`" in said
-    assert latest() == error.value.jobs
-    assert [path.name for path in sorted(small_disk.glob("0*"))] == ids
-
-
-def test_a_sweep_that_is_interrupted_hands_back_what_is_submitted(script, no_start, monkeypatch):
-    script("")
+def interrupt_the_third(monkeypatch):
     usual, begun = request.new_run, []
 
     def new_run():
@@ -67,6 +43,29 @@ def test_a_sweep_that_is_interrupted_hands_back_what_is_submitted(script, no_sta
         return usual()
 
     monkeypatch.setattr(request, "new_run", new_run)
+
+
+def test_a_sweep_here_on_a_disk_that_gets_full_leaves_nothing(small_disk, script):
+    script("")
+    with pytest.raises(
+        SubmitError, match=r"(?s)runs/0008.*the disk is full.*nothing was submitted"
+    ):
+        submit(SWEEP)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_sweep_here_that_is_interrupted_leaves_nothing(script, monkeypatch, course_folder):
+    script("")
+    interrupt_the_third(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        submit(SWEEP)
+    assert list((course_folder / "runs").iterdir()) == []
+
+
+def test_an_interrupted_sbatch_hands_back_what_is_submitted(script, sbatch, monkeypatch):
+    script("")
+    sbatch("echo 77")
+    interrupt_the_third(monkeypatch)
     with pytest.raises(KeyboardInterrupt, match=r"^jobs 0001 to 0002 are submitted;.*interr") as e:
         submit(SWEEP)
     assert latest() == e.value.jobs == [find(1), find(2)]

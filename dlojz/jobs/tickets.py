@@ -22,13 +22,13 @@ import socket
 import stat
 import time
 import uuid
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from dlojz.jobs import processes
 
-TICKET = re.compile(r"(ticket|running)-(\d{8,15})-[0-9a-f]{8}")
 LARGEST = 1 << 20  # the most bytes of a ticket, which names each job of a sweep
 FORMS = {"run": str, "more": list, "token": str, "devices": list, "locked": list, "process": dict}
 UNBORN_S = 60  # a submitter takes less
@@ -117,12 +117,11 @@ def take(runs: Sequence[Path], token: str, wanted: Sequence[str]) -> tuple[Path,
     token: what the jobs' tokens begin with. Returns the ticket and the descriptor that holds it.
     """
     folder = queue_folder()
-    latest = sorted(_tickets(folder), key=_number, reverse=True)
-    held = (ticket for ticket in latest if (about := read(ticket)) and about["held"])
-    last = next(held, None)
+    latest = reversed(_tickets(folder))
+    held = (number for number, name in latest if (read(folder / name) or {}).get("held"))
     about = {"run": str(runs[0]), "more": [run.name for run in runs[1:]]}
     about |= {"token": token, "devices": list(wanted)}
-    return make(folder, "ticket", _number(last) + 1 if last else 1, about)
+    return make(folder, "ticket", next(held, 0) + 1, about)
 
 
 def make(folder: Path, kind: str, number: int, about: dict) -> tuple[Path, int]:
@@ -174,9 +173,8 @@ def write(fd: int, **more):
 
 def ahead(ticket: Path, wanted: Sequence[str], read=read) -> Iterator[dict]:
     """Yield the tickets that wait for one of these devices and came earlier, the nearest first."""
-    mine = (_number(ticket), ticket.name)
-    earlier = [(_number(other), other.name) for other in _tickets(ticket.parent, "ticket-")]
-    for _, name in sorted((other for other in earlier if other < mine), reverse=True):
+    others, mine = _tickets(ticket.parent, "ticket"), (_number(ticket), ticket.name)
+    for _, name in reversed(others[: bisect_left(others, mine)]):
         about = read(ticket.with_name(name))
         if about and about["held"] and set(wanted) & set(about["devices"]):
             yield about
@@ -184,13 +182,13 @@ def ahead(ticket: Path, wanted: Sequence[str], read=read) -> Iterator[dict]:
 
 def running_on(folder: Path, devices: Sequence[str]) -> list[dict]:
     """Return the tickets of the jobs that run on one of these devices."""
-    found = (read(ticket) for ticket in _tickets(folder, "running-"))
+    found = (read(folder / name) for _, name in _tickets(folder, "running"))
     return [a for a in found if a and a["held"] and set(devices) & set(a["locked"])]
 
 
 def abandoned(folder: Path) -> list[tuple[Path, dict]]:
     """Return this user's tickets whose keeper was killed, and what they say."""
-    found = ((ticket, read(ticket)) for ticket in _tickets(folder))
+    found = ((folder / name, read(folder / name)) for _, name in _tickets(folder))
     mine = [(ticket, about) for ticket, about in found if about and about["owner"] == os.getuid()]
     # After that another user may hold it.
     return [(t, a) for t, a in mine if not a["held"] or processes.is_alive(a["process"]) is False]
@@ -205,15 +203,17 @@ def remove_unborn(folder: Path):
                 file.unlink()
 
 
-def _tickets(folder, kind=""):
+def _tickets(folder, kind=r"ticket|running") -> list[tuple[int, str]]:
+    """Return the number and the name of each ticket, in their order."""
+    pattern = re.compile(rf"(?:{kind})-(\d{{8,15}})-[0-9a-f]{{8}}")
     with suppress(OSError):
-        names = (name for name in os.listdir(folder) if TICKET.fullmatch(name))
-        return [folder / name for name in names if name.startswith(kind)]
+        matches = map(pattern.fullmatch, os.listdir(folder))
+        return sorted((int(match[1]), match[0]) for match in matches if match)
     return []
 
 
 def _number(ticket):
-    return int(TICKET.fullmatch(ticket.name)[2])
+    return int(ticket.name.split("-")[1])
 
 
 def _try_lock(fd, kind) -> bool:

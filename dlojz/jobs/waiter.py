@@ -38,7 +38,7 @@ class Waiter:
         self.token, self.wanted = about["token"], about["devices"]
         first = Path(about["run"])
         self.runs = [first, *map(first.with_name, about["more"])]
-        self.job = json.loads(Path("job.json").read_text())
+        self.job = self.read(Path())
         self.alarm = processes.Alarm()
         self.beat = time.monotonic()
         if about["process"] != processes.identity(os.getpid()):  # its submitter was killed
@@ -46,6 +46,8 @@ class Waiter:
 
     def run(self):
         """Have each job kept, in order."""
+        if self.job is None:  # its folder was removed before we began
+            self.go_on_with(self.runs[1:])
         while self.drop_unwanted():
             others = tickets.ahead(self.ticket, self.wanted)
             nearest = list(islice((o for o in others if processes.may_go_on(o["process"])), 2))

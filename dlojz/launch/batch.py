@@ -31,7 +31,8 @@ def sbatch(script: str, account: str | None = None) -> Job:
             f"no Slurm here: run this on a cluster, or rehearse on a throw-away one. That needs "
             f"root, and packages: {throwaway.missing()}"
         )
-    return request.made(_submit, file, account)
+    (job,) = request.made(_submit, file, account)
+    return job
 
 
 def command(run: Path) -> list[str]:
@@ -39,7 +40,8 @@ def command(run: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "dlojz.runs.seen", str(run), "--hears", HEARD]
 
 
-def _submit(run, file, account):
+def _submit(runs, file, account):
+    (run,) = runs
     if throwaway.where() == "throw-away":
         throwaway.start()
         options = []

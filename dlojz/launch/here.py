@@ -25,6 +25,7 @@ class Here:
     """The launcher of this machine; it has the same members as `slurm.Slurm`."""
 
     name = "local"
+    whole_sweeps = True  # all jobs of a sweep are submitted, or none
     poll_s = 0.05  # between looks at a job in `wait`
 
     def check(self, request):
@@ -47,7 +48,7 @@ class Here:
     def submit(self, runs: Sequence[Path], requests: Sequence):
         """Start a waiter for the jobs in these folders, which already hold their trainers.
 
-        They run in this order. Either all are submitted or, with an error, none is.
+        They run in this order.
         """
         wanted, token = tickets.devices(), uuid.uuid4().hex  # a folder's name may be used again
         for i, (run, request) in enumerate(zip(runs, requests, strict=True)):

@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -123,12 +124,13 @@ def send(requests: Sequence[Request]) -> list[Job]:
 
     Raises SubmitError, or what interrupts it, with the `jobs` that are submitted all the same.
     """
-    ready = [_prepare(request) for request in requests]
-    jobs = []
-    for request, (_, source) in zip(requests, ready, strict=True):
-        sweep = [job.id for job in jobs] if len(requests) > 1 else None
+    sources = [_prepare(request)[1] for request in requests]
+    jobs, sweep = [], [] if len(requests) > 1 else None
+    size = len(requests) if launcher().whole_sweeps else 1
+    for i in range(0, len(requests), size):
+        part = slice(i, i + size)
         try:
-            jobs.append(made(_fill, request, source, sweep))
+            jobs += made(_fill, requests[part], sources[part], sweep, count=size)
         except BaseException as error:
             error.jobs = jobs
             if jobs:
@@ -151,29 +153,41 @@ def _in_the_middle(jobs, total, error) -> str:
     )
 
 
-def made(fill, *args) -> Job:
-    """Return the job in a new folder, which `fill` has filled and submitted."""
-    run = _or_refuse(new_run)
+def made(fill, *args, count: int = 1) -> list[Job]:
+    """Return the jobs in new folders, which `fill` has filled and submitted."""
+    runs = []
     try:
-        _or_refuse(fill, run, *args)
+        for _ in range(count):
+            runs.append(_or_refuse(new_run))
+        _or_refuse(fill, runs, *args)
     except BaseException:
-        if not slurm.may_exist(run):
-            shutil.rmtree(run, ignore_errors=True)  # it was never a job
+        for run in runs:
+            if not slurm.may_exist(run):
+                shutil.rmtree(run, ignore_errors=True)  # it was never a job
         raise
-    return Job(run)
+    return [Job(run) for run in runs]
 
 
-def _fill(run, request, source, sweep):
-    try:
-        with course.needs_room(run):
+def _fill(runs, requests, sources, sweep):
+    for run, request, source in zip(runs, requests, sources, strict=True):
+        with _named(run), course.needs_room(run):
             (run / "trainer.py").write_bytes(source)
             for name, content in request.files.items():
                 (run / name).write_bytes(content)
             for name in ("stdout.txt", "stderr.txt"):
                 (run / name).touch()
             if sweep is not None:  # at once: the next may not be submitted
-                (run / "sweep.json").write_text(json.dumps([*sweep, run.name]))
-            launcher().submit([run], [request])
+                sweep.append(run.name)
+                (run / "sweep.json").write_text(json.dumps(sweep))
+    with _named(runs[-1]), course.needs_room(runs[-1]):
+        launcher().submit(runs, requests)
+
+
+@contextmanager
+def _named(run):
+    """Have an error of the system name the run's folder."""
+    try:
+        yield
     except course.NoRoomError:
         raise
     except OSError as error:

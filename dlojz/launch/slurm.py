@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import cache
@@ -245,6 +245,7 @@ class Slurm:
     """The launcher of a cluster; it has the same members as `here.Here`."""
 
     name = "slurm"
+    whole_sweeps = False  # a sweep is submitted job by job, and may fail in the middle
     poll_s = 1.0  # between looks at a job in `wait`
 
     def check(self, request):
@@ -254,8 +255,12 @@ class Slurm:
         """Return the script that would be submitted."""
         return _script(request, site())
 
-    def submit(self, run: Path, request):
-        """Submit the job in the folder `run`, which already holds the trainer."""
+    def submit(self, runs: Sequence[Path], requests: Sequence):
+        """Submit the jobs in these folders, which already hold their trainers."""
+        for run, request in zip(runs, requests, strict=True):
+            self._submit(run, request)
+
+    def _submit(self, run, request):
         here = site()
         (run / SCRIPT).write_text(_script(request, here))
         with numbered(run, lambda: request.to_dict() | {"site": here.name}) as number:
