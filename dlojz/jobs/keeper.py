@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dlojz import course
 from dlojz.course import write_atomically
-from dlojz.jobs import processes, tickets
+from dlojz.jobs import processes, stacks, tickets
 from dlojz.runs import log, outcome  # noqa: F401  outcome would import log only when a job fails
 
 LOOK_S = 0.5  # between looks, if no signal comes: it does not from another machine
@@ -99,7 +99,8 @@ class Keeper:
             processes.reap_orphans(trainer)
             final = self.unwanted()
             if time.monotonic() > deadline:
-                final = {"state": "TIMEOUT", "reason": "ended at its time limit"}
+                stood = stacks.keep(Path.cwd())
+                final = {"state": "TIMEOUT", "reason": f"ended at its time limit; {stood}"}
         if code is None:
             trainer.terminate()  # torchrun then ends its processes cleanly
             if (code := processes.wait(trainer, processes.GRACE_S)) is None:

@@ -1,0 +1,97 @@
+"""Where the processes of a job stand, from outside: what a job that hangs waits for.
+
+py-spy reads the Python stacks of a process and of all that it started, without its help.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dlojz.course import write_atomically
+from dlojz.jobs import processes
+
+FILE = "stacks.txt"  # in the run's folder
+MOST_S = 10  # for all processes together; one takes some hundredths of a second
+EXCHANGES = "torch/distributed/"  # whose innermost function names the collective
+WORKER, FETCHES = "_worker_loop", "fetch"  # functions of a loader's worker, which else is idle
+WHOSE = "a loader's worker of "
+
+
+def keep(run: Path) -> str:
+    """Write the stacks of our descendants into the run's folder; return where they stand.
+
+    That is one line, which says why if they could not be read.
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    if not (spy := shutil.which("py-spy", path=path)):
+        return "where it stood is not known: `pip install py-spy`, and the next time it is"
+    threads, trouble, deadline = [], "no process of Python was left", time.monotonic() + MOST_S
+    for pid in sorted(processes.descendants()):
+        try:
+            dump = processes.ask(spy, "dump", "--json", "-p", str(pid), timeout_s=5)
+            threads += json.loads(dump)
+        except (processes.ProgramError, ValueError) as error:  # it has ended, or is another program
+            trouble = str(error).splitlines()[-1] if str(error) else trouble
+        if time.monotonic() > deadline:
+            break
+    with suppress(OSError):  # a full disk
+        write_atomically(run / FILE, "\n".join(map(_text, threads)))
+    stand = where(run, threads, {t["pid"]: rank_of(t["pid"]) for t in threads})
+    return stand or f"where it stood is not known: {trouble}"
+
+
+def where(run: Path, threads: list[dict], ranks: dict[int, int | None]) -> str:
+    """Return in one line where the main threads of a job's processes stand.
+
+    threads: as py-spy dumps them, the innermost frame first. ranks: of each process; None for one
+    that only launches others.
+    """
+    places = {}
+    for thread in threads:
+        frames, rank = thread["frames"], ranks[thread["pid"]]
+        names = {frame["name"].rpartition(".")[2] for frame in frames}
+        is_worker, is_idle = WORKER in names, WORKER in names and FETCHES not in names
+        if thread["thread_name"] == "MainThread" and frames and rank is not None and not is_idle:
+            places.setdefault((_place(run, frames), is_worker), {})[rank] = True
+    said = []
+    for (place, is_worker), whose in places.items():
+        who = f"process{'es' * (len(whose) > 1)} {', '.join(map(str, sorted(whose)))}"
+        said.append(f"{WHOSE * is_worker}{who}: {place}")
+    return "; ".join(said)
+
+
+def rank_of(pid: int) -> int | None:
+    """Return the rank of a process, from its environment; None for torchrun's own process."""
+    try:
+        command = (processes.PROC / str(pid) / "cmdline").read_text(errors="replace")
+        names = (processes.PROC / str(pid) / "environ").read_text(errors="replace").split("\0")
+    except OSError:
+        return None
+    if "torch.distributed.run" in command:
+        return None
+    ranks = (name.removeprefix("RANK=") for name in names if name.startswith("RANK="))
+    rank = next(ranks, "0")
+    return int(rank) if rank.isdigit() else 0
+
+
+def _place(run, frames):
+    """Return the trainer's line at which a stack stands, and the collective, if it is in one."""
+    own = next((f for f in frames if f["filename"].startswith(f"{run}/")), None)
+    if own is None:
+        return f"in {frames[0]['name']} ({frames[0]['short_filename']}:{frames[0]['line']})"
+    try:
+        lines = Path(own["filename"]).read_text(errors="replace").splitlines()
+        place = f"line {own['line']} `{lines[own['line'] - 1].strip()}`"
+    except (OSError, IndexError):
+        place = f"line {own['line']} of {own['name']}"
+    exchange = next((f["name"] for f in frames if EXCHANGES in f["filename"]), None)
+    return place + (f", in {exchange}" if exchange else "")
+
+
+def _text(thread):
+    lines = [f"  {f['name']} ({f['filename']}:{f['line']})" for f in thread["frames"]]
+    return "\n".join([f"process {thread['pid']}, {thread['thread_name']}", *lines, ""])
