@@ -45,7 +45,7 @@ class Waiter:
             sign(fd, self.runs, os.getpid(), ticket)
 
     def run(self):
-        """Have each job kept, in order."""
+        """Fork a keeper for each job, in order."""
         if self.job is None:  # its folder was removed before we began
             self.go_on_with(self.runs[1:])
         while self.drop_unwanted():
@@ -154,7 +154,7 @@ class Waiter:
 
 
 def sign(fd: int, runs, pid: int, ticket: Path | None = None):
-    """Have a ticket and its jobs' folders name the process that waits for them or keeps them.
+    """Write into a ticket and its jobs' folders which process waits for them or keeps them.
 
     ticket: the one that waits, from which others can tell why.
     """

@@ -185,7 +185,7 @@ def _fill(runs, requests, sources, sweep):
 
 @contextmanager
 def _named(run):
-    """Have an error of the system name the run's folder."""
+    """Add the run's folder to an error of the system."""
     try:
         yield
     except course.NoRoomError:
