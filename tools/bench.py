@@ -7,6 +7,7 @@ resolution is too coarse for the bound, the answer is "cannot tell".
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import torch
 import torchvision
 from tqdm import tqdm
@@ -415,6 +417,44 @@ def submitting(pairs=12, bound_s=0.3):
     return verdict != "FAILS"
 
 
+def waiting(counts=(50, 100, 200), sweep=500, seconds=35, bound=0.01):
+    """Measure what jobs take of a core while they wait: alone, and as one sweep."""
+    holds = True
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"DLOJZ_ROOT": folder, "DLOJZ_QUEUE": f"{folder}/queue"}
+        asleep = Path(folder, "asleep.py")
+        asleep.write_text("import time\ntime.sleep(3600)\n")
+        jobs = [launch.submit((str(asleep),))]
+        for count in counts:
+            jobs += [launch.submit((str(asleep),)) for _ in range(count + 1 - len(jobs))]
+            holds &= _asleep(jobs[1:], f"{count} jobs", seconds, bound)
+        for job in jobs[1:]:
+            job.cancel()
+        jobs += launch.submit([(str(asleep),)] * sweep)
+        holds &= _asleep(jobs[-sweep:], f"a sweep of {sweep}", seconds, bound)
+        for job in reversed(jobs):
+            job.cancel()
+            job.wait()
+    return holds
+
+
+def _asleep(jobs, what, seconds, bound):
+    time.sleep(5)  # until the last one has begun
+    waiters = {json.loads((job.directory / "keeper.json").read_text())["pid"] for job in jobs}
+    before = sum(map(_seconds_of_a_core, waiters))
+    time.sleep(seconds)  # more than there are between two signs of life
+    cores = (sum(map(_seconds_of_a_core, waiters)) - before) / seconds
+    memory = sum(psutil.Process(pid).memory_full_info().pss for pid in waiters) / 1e6
+    verdict = "holds" if cores <= bound else "FAILS"
+    said = f"{100 * cores:.2f} % of a core, {memory:.0f} MB in {len(waiters)} processes"
+    print(f"waiting: {what}: {said}; bound {100 * bound:.0f} %: {verdict}")
+    return cores <= bound
+
+
+def _seconds_of_a_core(pid):
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def main():
     benchmarks = {
         "chronometer": chronometer_on_a_gpu if torch.cuda.is_available() else chronometer_on_a_cpu,
@@ -424,6 +464,7 @@ def main():
         "log": reading_a_log,
         "imports": importing,
         "submit": submitting,
+        "waiting": waiting,
     }
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("which", nargs="*", choices=[*benchmarks, []], help="default: all")
