@@ -1,6 +1,7 @@
 """A checkpoint that can't be used, or written, says which file, what is wrong, what to type."""
 
 import dataclasses
+import os
 import random
 import resource
 import warnings
@@ -65,6 +66,30 @@ def test_an_unreadable_checkpoint_is_refused(content, message, tmp_path):
         checkpoint.load(a_training(), args)
     assert str(args.resume) in str(refused.value)
     assert "runs/0001/checkpoint.pt" in str(refused.value), "what to type"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (os.mkfifo, "is no file: a folder, a pipe or a device"),
+        (lambda file: file.symlink_to("/dev/zero"), "is no file: a folder, a pipe or a device"),
+        (lambda file: file.symlink_to(file), "OSError"),
+        (os.mkdir, r"no checkpoint of this trainer \(latest: FileNotFoundError"),
+    ],
+)
+def test_what_is_no_file_is_refused_at_once(place, message, tmp_path):
+    args = the_args(tmp_path / "saved.pt")
+    place(args.resume)
+    with pytest.raises(checkpoint.CheckpointError, match=message) as refused:
+        checkpoint.load(a_training(), args)
+    assert f"--resume {args.resume}" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x\0y"])
+def test_a_name_that_no_file_can_have_is_refused(name, tmp_path):
+    with pytest.raises(checkpoint.CheckpointError, match="not a checkpoint of this trainer"):
+        checkpoint.load(a_training(), the_args(tmp_path / name))
 
 
 def without(*names):

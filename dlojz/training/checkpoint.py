@@ -3,7 +3,7 @@
 A checkpoint is written at the end of an update of the weights. It holds the state of all parts of
 the training (model, criterion, optimizer, scheduler, metrics, and whatever a step of the course
 adds), the state of each process, the epoch and the step, and the settings that a resume must not
-change. It is read with `weights_only=True`, so that a file from elsewhere cannot run code.
+change. It is read so that a file from elsewhere cannot run code: see `shards`.
 
 That of a sharded model is a folder: each process writes its shards, and any number of processes may
 read them, if they take the same images for an update. `latest` names the complete one inside.
@@ -24,6 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from dlojz import course, idr_torch
+from dlojz.training import shards
 
 # The flags that decide the order of the images and the updates of the weights.
 SAME_FLAGS = (
@@ -238,7 +239,7 @@ def load(training, args) -> tuple[int, int]:
     Raises CheckpointError if the file can't be used, or if this run would not continue with the
     same images and the same updates.
     """
-    if args.resume.is_dir():
+    if os.path.isdir(args.resume):
         return _load_shards(training, args)
     state = _read(args.resume, processes=list)
     _keep_promises(state["promises"], _promises(training, args), args.resume)
@@ -256,17 +257,21 @@ def load(training, args) -> tuple[int, int]:
 
 def _load_shards(training, args) -> tuple[int, int]:
     """Load a folder of shards; the number of processes may be another than it was written by."""
-    name = _read_text(args.resume / LATEST, args.resume)
-    folder = args.resume / name
+    folder = _latest(args.resume)
     state = _read(folder / "rest.pt")
-    _keep_promises(_together(state["promises"]), _together(_promises(training, args)), args.resume)
+    now = _together(_promises(training, args))
+
+    def compare(promises):
+        _keep_promises(_together(promises), now, args.resume)
+
+    _put(args.resume, "promises", compare, state["promises"])
     for name, part in parts(training).items():
         if name not in SHARDED:
             _put(args.resume, name, part.load_state_dict, state.get(name))
 
     def load(where):
         model, optimizer = get_state_dict(training.model, training.optimizer)
-        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=where)
+        shards.read({"model": model, "optimizer": optimizer}, where)
         set_state_dict(
             training.model,
             training.optimizer,
@@ -274,8 +279,8 @@ def _load_shards(training, args) -> tuple[int, int]:
             optim_state_dict=optimizer,
         )
 
-    _put(args.resume, "shards", load, folder)
-    _put(args.resume, "processes", lambda own: _put_own(training, own), _own_of(folder, state))
+    _put(folder, "shards", load, folder)
+    _put(folder, "processes", lambda state: _put_own(training, _own_of(folder, state)), state)
     return _resumed(state, args)
 
 
@@ -286,7 +291,7 @@ def _own_of(folder, state) -> dict:
     """
     written = state["promises"]["world_size"]
     mine = range(idr_torch.rank, written, idr_torch.size)
-    states = [torch.load(folder / f"process-{i}.pt", weights_only=True) for i in mine or [0]]
+    states = [_tensors(folder / f"process-{i}.pt") for i in mine or [0]]
     found = dict(states[0])
     for key in found["metrics"]:
         found["metrics"][key] = sum(s["metrics"][key] for s in states) * bool(mine)
@@ -310,25 +315,35 @@ def _resumed(state, args):
     return state["epoch"], state["step"]
 
 
-def _read_text(file, folder) -> str:
+def _latest(folder) -> Path:
+    """Return the folder of shards that is complete, which is inside `folder` itself."""
     try:
-        return file.read_text().strip()
-    except OSError as error:
+        with shards.opened(folder / LATEST) as stream:
+            name = stream.read().decode().strip()
+        found = folder / name
+        if found.resolve().parent != folder.resolve():
+            raise ValueError(f"expected the name of a folder in it, found {name[:60]!r}")
+    except (OSError, ValueError, RuntimeError) as error:  # Python 3.11: for a loop of links
         raise CheckpointError(
-            f"--resume {folder}: no checkpoint of this trainer ({file.name}: "
+            f"--resume {folder}: no checkpoint of this trainer ({LATEST}: "
             f"{_first_line(error)}); give a folder that it has saved, with --sharding fsdp"
         ) from error
+    return found
 
 
-def _read(file, **more):
+def _tensors(file):
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        return shards.tensors(file)
     except Exception as error:  # a damaged file makes torch raise nearly anything
         found = "it is empty" if _is_empty(file) else _first_line(error)
         raise CheckpointError(
             f"--resume {file}: not a checkpoint of this trainer ({found}); give one that it has "
             "saved, such as runs/0001/checkpoint.pt"
         ) from error
+
+
+def _read(file, **more):
+    state = _tensors(file)
     expected = {"epoch": int, "step": int, "promises": dict, "trainer": str} | more
     for name, kind in expected.items():
         found = state.get(name) if isinstance(state, dict) else None
@@ -353,9 +368,10 @@ def _keep_promises(promised, now, file):
 def _put(file, name, load, state):
     try:
         load(state)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # each part raises its own kinds
+    except (Exception, dcp.CheckpointException) as error:  # each part raises its own kinds
+        cause = _cause(error)
+        if isinstance(cause, (CheckpointError, torch.OutOfMemoryError, KeyboardInterrupt)):
+            raise cause from None
         raise CheckpointError(
             f"--resume {file}: its {name!r} does not fit this trainer ({_first_line(error)}); use "
             "the trainer that saved it, or start again without --resume"
@@ -404,9 +420,15 @@ def _trainer_sha256():
 
 
 def _is_empty(file):
-    return file.is_file() and file.stat().st_size == 0
+    return os.path.isfile(file) and os.path.getsize(file) == 0
+
+
+def _cause(error):
+    """Return what a process raised, if torch has gathered the errors of several."""
+    return next(iter(error.failures.values()))[0] if hasattr(error, "failures") else error
 
 
 def _first_line(error):
+    error = _cause(error)
     text = str(error).strip() or "no reason given"
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}"
