@@ -1,8 +1,12 @@
 """The same images, whatever loads them."""
 
+import io
 import os
 import shlex
 import shutil
+import struct
+import zlib
+from contextlib import nullcontext
 from itertools import islice
 from types import SimpleNamespace
 
@@ -322,6 +326,23 @@ def test_images_are_found_in_the_order_of_torchvision_and_through_links(folders)
     assert len(ours) == 8
 
 
+def test_files_of_macos_are_left_out_and_named_once(folders, capsys):
+    Image.new("L", (40, 40)).save(folders / "train/c1/x.JPEG")
+    usual = data.Images(folders, "train", 0).samples
+    assert capsys.readouterr().out == ""
+    for name in ("c0/._x.JPEG", "c1/._x.JPEG", "c1/._x"):
+        (folders / "train" / name).write_bytes(bytes.fromhex("00051607"))
+    found = data.Images(folders, "train", 0)
+    assert found.samples == usual
+    assert f"{folders}/train: 2 files whose names begin with ._ are left" in capsys.readouterr().out
+
+
+def test_a_class_of_nothing_but_files_of_macos_has_no_image(folders):
+    (folders / "train/c1/x.JPEG").rename(folders / "train/c1/._x.JPEG")
+    with pytest.raises(data.DataError, match=r"train: no image in 'c1'"):
+        data.Images(folders, "train", 0)
+
+
 def test_no_file_is_asked_what_it_is(folders, monkeypatch):
     """ImageNet has 1.28 million: the folders' own entries say it."""
     asked, stat = [], os.stat
@@ -330,11 +351,80 @@ def test_no_file_is_asked_what_it_is(folders, monkeypatch):
     assert not [path for path in asked if str(path).endswith(".JPEG")]
 
 
-def test_an_image_of_too_many_pixels_is_named(folders, monkeypatch):
-    Image.new("L", (40, 40)).save(folders / "train/c0/x.JPEG")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(data.DataError, match=r"c0/x\.JPEG: not decoded: .*decompression bomb"):
-        data.Images(folders, "train", 0)[0, 0]
+def stored(image, kind, **more):
+    out = io.BytesIO()
+    image.save(out, kind, **more)
+    return out.getvalue()
+
+
+def claims(width, height, bits=8, before=b""):
+    """A small JPEG whose header claims another size."""
+    mark = b"\xff\xc0\x00\x0b"
+    start, rest = stored(Image.new("L", (16, 16)), "JPEG").split(mark)
+    size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return start + before + mark + bytes([bits]) + size + rest[5:]
+
+
+def animated(kind):
+    pictures = [Image.new("L", (16, 16), grey) for grey in (0, 99)]
+    return stored(pictures[0], kind, save_all=True, append_images=pictures[1:])
+
+
+def png(bits, colours, size=(16, 16), rows=b""):
+    def chunk(kind, content):
+        check = zlib.crc32(kind + content).to_bytes(4, "big")
+        return len(content).to_bytes(4, "big") + kind + content + check
+
+    head = struct.pack(">IIBBBBB", *size, bits, colours, 0, 0, 0)
+    content = chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + content
+
+
+GREY, COLOURS = 0, 2
+ODD = {
+    "a JPEG that claims 20000 x 20000": (claims(20000, 20000), "found 20,000 x 20,000 pixels"),
+    "a large JPEG behind others' data": (
+        claims(30000, 30000, before=b"\xff\xe1\xff\xff" + b"\xff\xc0" + bytes(65531)),
+        "found 30,000 x 30,000 pixels",
+    ),
+    "a large JPEG behind a broken segment": (
+        claims(30000, 30000, before=b"no segment\xff\xff\xff\x00\xff\xd0"),
+        "found 30,000 x 30,000 pixels",
+    ),
+    "a JPEG of 12 bits": (claims(16, 16, bits=12), "found 12 bits, expected one picture of 8"),
+    "a PNG that claims 20000 x 20000": (png(8, GREY, (20000, 20000)), "decompression bomb"),
+    "grey of 16 bits": (png(16, GREY, rows=bytes(33 * 16)), "found 16 bits"),
+    "colours of 16 bits": (png(16, COLOURS, rows=bytes(97 * 16)), "found 16 bits"),
+    "an animated GIF": (animated("GIF"), "found an animation, expected one picture"),
+    "an animated PNG": (animated("PNG"), "found an animation, expected one picture"),
+    "an animated WebP": (animated("WEBP"), "found an animation, expected one picture"),
+    "a TIFF of numbers": (stored(Image.new("F", (16, 16)), "TIFF"), "PIL's mode F"),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+@pytest.mark.parametrize("case", ODD)
+def test_what_decoders_do_not_agree_on_is_refused_before_it_is_decoded(decode, case, folders):
+    content, message = ODD[case]
+    (folders / "train/c0/x.JPEG").write_bytes(content)
+    with pytest.raises(data.DataError, match=message) as refused:
+        data.Images(folders, "train", 0, decode)[0, 0]
+    assert str(refused.value).startswith(f"{folders}/train/c0/x.JPEG: ")
+
+
+@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize(("most", "fits"), [(None, True), (128, True), (127, False)])
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_pils_limit_of_pixels_holds_for_all_decoders(
+    decode, kind, most, fits, folders, monkeypatch
+):
+    Image.new("RGB", (16, 16)).save(folders / "train/c0/x.JPEG", kind)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+    refused = pytest.raises(data.DataError, match=r"c0/x\.JPEG: ")
+    with nullcontext() if fits else refused:
+        data.Images(folders, "train", 0, decode)[0, 0]
 
 
 @pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])

@@ -36,30 +36,36 @@ def check_same_classes(root):
         )
 
 
-def samples(folder, labels: Mapping[str, int], extensions) -> list[tuple[str, int]]:
-    """Return (path, label) of each image of the classes in `labels`; links are followed."""
+def samples(
+    folder, labels: Mapping[str, int], extensions
+) -> tuple[list[tuple[str, int]], list[str]]:
+    """Return (path, label) of each image of the classes in `labels`; links are followed.
+
+    Also return the paths of files that are left out because macOS has made them: `._x.JPEG` beside
+    `x.JPEG`, for what other systems do not store.
+    """
     inside = (os.path.realpath(folder),)
-    found, empty = [], []
+    found, empty, left_out = [], [], []
     for name in sorted(labels):
-        paths = _images(os.path.join(folder, name), inside, tuple(extensions))
+        paths = _images(os.path.join(folder, name), inside, tuple(extensions), left_out)
         found += [(path, labels[name]) for path in paths]
         if not paths:
             empty.append(name)
     if empty:
         raise DataError(f"{folder}: no image in {_some(empty)}. {EXPECTED}{_flat(folder)}")
-    return found
+    return found, left_out
 
 
-def _images(folder, inside, extensions):
+def _images(folder, inside, extensions, left_out):
     """Return the paths of the images in a class's folder and below it."""
     if os.path.islink(folder):
         inside = _enter(folder, inside)
     # torchvision's order: by folder, then by name.
-    folders = sorted(_walk(folder, inside, extensions))
+    folders = sorted(_walk(folder, inside, extensions, left_out))
     return [os.path.join(place, name) for place, names in folders for name in sorted(names)]
 
 
-def _walk(folder, inside, extensions) -> Iterator[tuple[str, list[str]]]:
+def _walk(folder, inside, extensions, left_out) -> Iterator[tuple[str, list[str]]]:
     """Yield (folder, names of its images) for `folder` and those below it.
 
     inside: the real paths of the folders whose links led here.
@@ -70,6 +76,9 @@ def _walk(folder, inside, extensions) -> Iterator[tuple[str, list[str]]]:
             link = entry.is_symlink()
             below.append((entry.path, _enter(entry.path, inside) if link else inside))
         elif entry.name.lower().endswith(extensions):
+            if entry.name.startswith("._"):
+                left_out.append(entry.path)
+                continue
             if not _is(entry.is_file):
                 raise DataError(
                     f"{entry.path} is not a file: a broken link, a pipe or a device. Expected "
@@ -78,7 +87,7 @@ def _walk(folder, inside, extensions) -> Iterator[tuple[str, list[str]]]:
             names.append(entry.name)
     yield folder, names
     for path, links in below:
-        yield from _walk(path, links, extensions)
+        yield from _walk(path, links, extensions, left_out)
 
 
 def _enter(link, inside):

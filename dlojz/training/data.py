@@ -20,7 +20,8 @@ import torchvision
 from PIL import Image
 from torchvision.datasets.folder import pil_loader
 
-from dlojz.images import DataError, scan, unfinished
+from dlojz import idr_torch
+from dlojz.images import DataError, header, scan, unfinished
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet's red, green and blue, from 0 to 1, as in torchvision
 STD = (0.229, 0.224, 0.225)
@@ -78,7 +79,15 @@ class Images(torchvision.datasets.ImageFolder):
 
     @staticmethod
     def make_dataset(directory, class_to_idx, extensions, **_):
-        return scan.samples(directory, class_to_idx, extensions)
+        found, left_out = scan.samples(directory, class_to_idx, extensions)
+        if left_out and idr_torch.is_master:
+            print(
+                f"note: {directory}: {len(left_out)} files whose names begin with ._ are left out, "
+                f"such as {left_out[0]}: macOS writes them beside copies of others, and they hold "
+                "no image",
+                flush=True,
+            )
+        return found
 
     def __getitem__(self, key):
         epoch, index = key
@@ -87,6 +96,7 @@ class Images(torchvision.datasets.ImageFolder):
 
     def _open(self, path):
         try:
+            header.check(path)
             return self.decode(path)
         # Neither torchvision's decoder nor PIL's limit of pixels names the file.
         except (OSError, RuntimeError, Image.DecompressionBombError) as error:

@@ -39,7 +39,7 @@ def jpegs(args) -> list[Path]:
     found = sorted(
         path
         for path in Path(args.data, "train").rglob("*")
-        if path.suffix.lower() in (".jpeg", ".jpg")
+        if path.suffix.lower() in (".jpeg", ".jpg") and not path.name.startswith("._")
     )[: args.images]
     if not found:
         raise SystemExit(
