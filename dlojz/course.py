@@ -2,10 +2,12 @@
 
 import difflib
 import errno
+import getpass
 import json
 import math
 import os
 import stat
+import tempfile
 import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -288,6 +290,33 @@ def write_atomically(path: Path, content: str | bytes):
             with suppress(OSError):  # some file systems need room to remove a file, too
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def guard_compiled_code():
+    """Move this process's temporary folder if others can write to torch.compile's in it.
+
+    In a shared /tmp another user may have made torchinductor_<user> before, and torch runs the code
+    that lies there. TORCHINDUCTOR_CACHE_DIR does not move all of it: precompiled headers stay.
+    """
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in a container
+        name = f"uid_{os.getuid()}"
+    code = Path(tempfile.gettempdir(), f"torchinductor_{name}")
+    with suppress(OSError):
+        if not _is_own(code.parent):  # now, or another may make it before torch does
+            code.mkdir(mode=0o700, exist_ok=True)
+        if not os.path.lexists(code) or _is_own(code):
+            return
+    own = os.path.expanduser("~/.cache/dlojz-tmp")
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    tempfile.tempdir = os.environ["TMPDIR"] = own
+
+
+def _is_own(folder):
+    found = folder.lstat()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 class Diff(str):

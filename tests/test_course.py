@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import steps
 
 from dlojz import course
+from dlojz.jobs import keeper
+from dlojz.runs import log
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -344,3 +347,70 @@ def test_contributing_prints_the_table_of_imports():
             named = set() if may == "nothing of ours" else set(may.split(", "))
             printed |= dict.fromkeys(rooms.split(", "), named)
     assert printed == {room: may for room, may in MAY_IMPORT.items() if room != "__init__"}
+
+
+def mode(bits):
+    return lambda folder: [folder.mkdir(), folder.chmod(bits)]
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """A temporary folder like /tmp, beside a home."""
+    folder = tmp_path / "tmp"
+    mode(0o1777)(folder)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "owner", "is_kept"),
+    [
+        (lambda _: None, os.getuid(), True),
+        (mode(0o755), os.getuid(), True),
+        (mode(0o775), os.getuid(), False),
+        (mode(0o777), os.getuid(), False),
+        (mode(0o755), os.getuid() + 1, False),
+        (lambda folder: folder.symlink_to("."), os.getuid(), False),
+        (Path.touch, os.getuid(), False),
+    ],
+)
+def test_compiled_code_lies_where_nobody_else_can_write(
+    before, owner, is_kept, shared, monkeypatch
+):
+    from torch._inductor.runtime import cache_dir_utils  # here, because it imports torch
+
+    before(Path(cache_dir_utils.default_cache_dir()))
+    monkeypatch.setattr(os, "getuid", lambda: owner)
+    course.guard_compiled_code()
+    code = Path(cache_dir_utils.default_cache_dir())
+    assert os.environ["TMPDIR"] == str(code.parent)
+    assert is_kept == (code.parent == shared)
+    assert not (code if is_kept else code.parent).stat().st_mode & 0o022
+
+
+def test_a_user_without_a_name_has_compiled_code_too(shared, monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: {}["uid not found"])
+    course.guard_compiled_code()
+    assert [folder.name for folder in shared.iterdir()] == [f"torchinductor_uid_{os.getuid()}"]
+
+
+def test_nothing_is_made_in_a_temporary_folder_of_ones_own(shared):
+    shared.chmod(0o700)
+    course.guard_compiled_code()
+    assert os.environ["TMPDIR"] == str(shared)
+    assert list(shared.iterdir()) == []
+
+
+def test_jobs_and_logs_keep_away_from_code_of_others(shared, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
+    job = {"cwd": str(tmp_path), "token": "", "n_gpu": 1}
+    course.guard_compiled_code()
+    (code,) = shared.iterdir()
+    code.chmod(0o777)
+    assert keeper.environment(job, ["cpu"], tmp_path)["TMPDIR"] != str(shared)
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    log.open_run(SimpleNamespace())
+    assert os.environ["TMPDIR"] == str(tmp_path / "home/.cache/dlojz-tmp")

@@ -187,6 +187,7 @@ def trainer_argv(job: dict, run: Path) -> list[str]:
 
 def environment(job: dict, locks, run: Path) -> dict[str, str]:
     """Return the trainer's environment: ours, less an outer launcher's variables, plus its own."""
+    course.guard_compiled_code()
     found = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
     found.pop(processes.KEEPER, None)
     found |= {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": job["cwd"], "PYTHONUNBUFFERED": "1"}

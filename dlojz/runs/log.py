@@ -96,6 +96,7 @@ class OtherSchemaError(ValueError):
 def open_run(args) -> "RunLog":
     """Open the log of this process, in $DLOJZ_RUN if a launcher set it, else in a new folder."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler complains without a GPU
+    course.guard_compiled_code()  # on this node, wherever the job was submitted
     folder = os.environ.get("DLOJZ_RUN")
     if folder is None:
         if idr_torch.size > 1:
