@@ -2,11 +2,12 @@
 
 import io
 import os
+import random
 import shlex
 import shutil
 import struct
 import zlib
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import islice
 from types import SimpleNamespace
 
@@ -411,6 +412,22 @@ def test_what_decoders_do_not_agree_on_is_refused_before_it_is_decoded(decode, c
     with pytest.raises(data.DataError, match=message) as refused:
         data.Images(folders, "train", 0, decode)[0, 0]
     assert str(refused.value).startswith(f"{folders}/train/c0/x.JPEG: ")
+
+
+@pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM"])
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_bytes_change_the_error_names_the_file(decode, kind, folders):
+    draw, file = random.Random(kind), folders / "train/c0/x.JPEG"
+    whole = stored(Image.new("RGB", (16, 16)), kind)
+    dataset = data.Images(folders, "train", 0, decode)
+    for _ in range(60):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 12)):
+            content[draw.randrange(min(len(content), 200))] = draw.randrange(256)
+        file.write_bytes(content)
+        with suppress(data.DataError):
+            dataset[0, 0]
 
 
 @pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])

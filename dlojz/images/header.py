@@ -6,7 +6,7 @@ decoders differ: for 16 bits or an animation, torchvision's returns what no loop
 
 import struct
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from dlojz.images.folder import DataError
 
@@ -66,7 +66,9 @@ def _wrong_other(file):
             if image.mode[0] in "IF":
                 return f"numbers of more than 8 bits (PIL's mode {image.mode})"
             return "an animation" if getattr(image, "is_animated", False) else ""
-    except UnidentifiedImageError:
+    except Image.DecompressionBombError:
+        raise
+    except Exception:  # a damaged file makes PIL raise nearly anything: the decoder says what
         return ""
 
 

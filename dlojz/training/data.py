@@ -25,6 +25,8 @@ from dlojz.images import DataError, header, scan, unfinished
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet's red, green and blue, from 0 to 1, as in torchvision
 STD = (0.229, 0.224, 0.225)
+# What torchvision's decoder and PIL raise for a damaged file.
+UNREADABLE = (OSError, RuntimeError, ValueError, SyntaxError, Image.DecompressionBombError)
 CHECKED_BATCHES = 8  # first batches whose indices are checksummed, to compare two runs
 
 
@@ -98,8 +100,7 @@ class Images(torchvision.datasets.ImageFolder):
         try:
             header.check(path)
             return self.decode(path)
-        # Neither torchvision's decoder nor PIL's limit of pixels names the file.
-        except (OSError, RuntimeError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:  # without the file's name
             raise DataError(f"{path}: not decoded: {error}") from error
 
     collate = staticmethod(torch.utils.data.default_collate)
