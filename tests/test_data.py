@@ -396,7 +396,8 @@ ODD = {
     "a PNG that claims 20000 x 20000": (png(8, GREY, (20000, 20000)), "decompression bomb"),
     "grey of 16 bits": (png(16, GREY, rows=bytes(33 * 16)), "found 16 bits"),
     "colours of 16 bits": (png(16, COLOURS, rows=bytes(97 * 16)), "found 16 bits"),
-    "an animated GIF": (animated("GIF"), "found an animation, expected one picture"),
+    "an animated GIF": (animated("GIF"), "found a GIF, expected one picture"),
+    "a GIF": (stored(Image.new("L", (16, 16)), "GIF"), "found a GIF, expected one picture"),
     "an animated PNG": (animated("PNG"), "found an animation, expected one picture"),
     "an animated WebP": (animated("WEBP"), "found an animation, expected one picture"),
     "a TIFF of numbers": (stored(Image.new("F", (16, 16)), "TIFF"), "PIL's mode F"),
@@ -415,7 +416,7 @@ def test_what_decoders_do_not_agree_on_is_refused_before_it_is_decoded(decode, c
 
 
 @pytest.mark.parametrize("decode", [pil_loader, torchvision.io.decode_image])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_bytes_change_the_error_names_the_file(decode, kind, folders):
     draw, file = random.Random(kind), folders / "train/c0/x.JPEG"

@@ -28,6 +28,8 @@ def check(path):
             wrong = _wrong_jpeg(file)
         elif start.startswith(PNG) and start[24:] == b"\x10":
             wrong = "16 bits"  # in colours, PIL's mode would not say so
+        elif start.startswith(b"GIF8"):
+            wrong = "a GIF"  # maybe animated; a damaged one makes torchvision's decoder crash
         else:
             file.seek(0)
             wrong = _wrong_other(file)
