@@ -1,4 +1,4 @@
-"""Images of ImageNet's shape: their drawing, their folder, and the search in it."""
+"""Images of ImageNet's shape: their drawing, their folder, the search in it, and their headers."""
 
 from dlojz.images.folder import DataError, generate, unfinished
 
