@@ -288,7 +288,7 @@ def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
     assert speed.get_ylim()[0] == energy.get_ylim()[0] == 0
 
 
-def test_two_gpus_with_half_the_batch_wait_for_their_hosts_as_notebook_06b_says():
+def test_what_two_gpus_with_half_the_batch_lose_is_as_notebook_06b_says():
     one, two = (
         [*map(stats.summary, recorded.recordings(f"h200/06-strong-resnet50-bf16-x{n}-*"))]
         for n in (1, 2)
@@ -303,20 +303,28 @@ def test_two_gpus_with_half_the_batch_wait_for_their_hosts_as_notebook_06b_says(
     bound = 100 * halves[0].images_per_s / halves[1].images_per_s
     assert f"the shares alone would allow {bound:.1f} %" in text
     assert f"the host is {np.median([s.ahead_ms for s in one]):.0f} ms ahead of its GPU" in text
-    medians, leads = [], []
+    steps, leads, passes = [], [], {"forward": [], "backward": []}
     for path in recorded.recordings("h200/06-strong-resnet50-bf16-x2-*"):
         run = log.read(path)
-        measured = stats.measured(run)
-        medians.append(np.median(sum(stats.step_times(run)[1].values())[measured]))
+        measured, times = stats.measured(run), stats.step_times(run)[1]
+        steps.append(f"{np.median(sum(times.values())[measured]):.1f}")
         leads.append("{:.0f} and {:.0f}".format(*map(stats.lead_ms, run.ranks)))
+        for phase, medians in passes.items():
+            medians.append(f"{np.median(times[phase][measured]):.1f}")
+        backward = times["backward"][measured]
+        assert backward.min() < 17
+        assert backward.max() > 26
     assert f"the hosts are {', '.join(leads)} ms ahead in the median" in text
+    assert "took {}, {} and {} ms a step".format(*steps) in text
+    ends = "{0} to {2}".format(*sorted(passes["forward"]))
+    assert f"The forward pass took {ends} ms in all three" in text
+    assert "took {}, {} and {} ms, and in each run it varies".format(*passes["backward"]) in text
     whole = [
         [stats.summary(path).images_per_s for path in recorded.recordings(f"h200/{name}-*")]
         for name in ("06-resnet50-bf16-x1", "06-resnet50-bf16-x2")
     ]
     alone, both = (256_000 * n / np.mean(speed) for n, speed in enumerate(whole, 1))
     assert f"they cost {both - alone:.1f} ms a step" in text
-    assert f"anything from {min(medians):.1f} to {max(medians):.1f} ms a step" in text
 
 
 def test_variants_that_were_compiled_are_said_to_be():

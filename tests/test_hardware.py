@@ -249,6 +249,23 @@ def test_the_recorded_h200_reaches_what_the_text_says():
     assert table == ["76%", "82%", "77%", "80%", "88%"]
 
 
+def test_the_peak_holds_at_the_clock_that_the_text_says():
+    text, per_cycle = notebook(), 4096
+    at = f"{H200.units} multiprocessors with {per_cycle:,} operations per cycle make"
+    speed = H100.units * per_cycle * H100.clock_mhz / 1e6
+    assert H100.speed("fp16") == H200.speed("bf16") == pytest.approx(speed, abs=0.1)
+    assert f"{at} {int(speed)} TFLOP/s at {H100.clock_mhz:,} MHz" in text
+    (window,) = log.read(runs.recorded("h200/03-resnet50-fp16-nhwc-b0256")).windows
+    high, low = window["sm_clock_mhz"]
+    assert f"a recorded training ran at {low:,} to {high:,} MHz" in text
+    bf16 = machines.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
+    shares = [100 * bf16 / H200.speed("bf16") * ratio for ratio in (1, H100.clock_mhz / high)]
+    assert "at {:,} the {:.0f} % of bf16 would be {:.0f} %".format(high, *shares) in text
+    best = log.read(runs.recorded("h200/11-vit_6b-b0064-off-fsdp-compiled-x2")).ranks
+    lowest = min(w["sm_clock_mhz"][1] for run in best for w in run.windows)
+    assert f"notebook 11b shows {lowest:,} MHz" in text
+
+
 def test_the_recorded_distances_are_what_the_text_says():
     rows = machines.distances(runs.recorded("h200/00-latency")).rows
     far = {where: (after, speed) for where, after, speed, _ in rows}

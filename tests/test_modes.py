@@ -243,6 +243,16 @@ def test_what_notebook_09b_says_of_its_ladders_is_so():
     assert missing("09b_modes.ipynb", said) == []
 
 
+def test_what_cuda_graphs_added_is_in_all_texts_what_was_recorded():
+    models = ("resnet50", "resnet152", "convnext_tiny", "vit_b_16")
+    rungs = ("09-ladder-{}-5-reduce-overhead", "09-ladder-{}-5-default")
+    added = [100 * faster(*(rung.format(model) for rung in rungs)) - 100 for model in models]
+    said = f"{min(added):.1f} to {max(added):.0f} %"
+    assert {recorded(rung.format(model)).batch_size for rung in rungs for model in models} == {256}
+    assert missing("09b_modes.ipynb", [f"with 256 images on an H200 they added {said}"]) == []
+    assert missing("TALK.md", [f"with 256 images an H200 gained {said} from it"]) == []
+
+
 def test_what_notebook_09b_says_of_tuned_kernels_is_so():
     tuned = runs.recorded("h200/09-tuned-resnet50-fp16")
     [rungs] = modes.ladders([*runs.recordings("h200/09-ladder-resnet50-*"), tuned]).values()
