@@ -16,12 +16,11 @@ from pathlib import Path
 
 from dlojz import classroom, course, images, launch, presets, progress, sites, updates
 from dlojz.launch import series
-from dlojz.runs import log, memory, suspects, worth
+from dlojz.runs import log, memory, source, suspects, worth
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 
 BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
-STDERR = 2  # its file descriptor
 WATCH_S = 10  # between two looks of `dlojz class --watch`
 SHARING = """\
 What is shared: which notebook's predictions, quizzes, questions and checks you have done and when,
@@ -120,9 +119,16 @@ def _trainers_flags():
     return set()
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors do nothing to a terminal, whatever was typed."""
+
+    def error(self, message):
+        super().error(harmless(message))
+
+
 def _parser():
     """Return the parser, and the parsers of its commands by name."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dlojz",
         description="The DLO-JZ workshop: make PyTorch training fast, one measured step at a time.",
         epilog='example: dlojz submit --wait "dlojz/dlojz.py --test --data synthetic -b 32"',
@@ -421,6 +427,7 @@ def _worth(args):
     if not args.measure:
         worth.must_know(args.mode)  # before minutes are spent
     trainer, flags = launch.trainer_and_flags(args.command[0])
+    source.must_be_trainer(trainer)
     if large := _too_large(args.command):
         print(large, file=sys.stderr)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -446,8 +453,10 @@ def _worth(args):
 def _estimate(args):
     from dlojz.figures import memory as tables
 
+    memory.must_be_positive(args)
     limit = memory.bytes_of(args.fits) if args.fits else None
     trainer, _ = launch.trainer_and_flags(shlex.quote(args.trainer or "dlojz/dlojz.py"))
+    source.must_be_trainer(trainer)
     names = ("model", "gpus", "sharding", "batch", "image_size", "checkpointing", "precision")
     plan = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
     plan += [f"--fits={limit}"] * bool(limit)
@@ -467,16 +476,23 @@ def _estimate(args):
 
 
 def _run_program(words, folder):
-    """Run a program that needs torch, and return its status; it speaks for itself.
+    """Run a program that needs torch, and return its status; what it says is shown on stderr.
 
     folder: for its temporary files, which it leaves behind when it is killed.
     """
     print("  importing torch ...", file=sys.stderr, flush=True)
-    environment = os.environ | {"TMPDIR": str(folder)}
-    status = subprocess.run(words, stdout=STDERR, env=environment).returncode
-    if status >= 0:
-        return status
-    killed = signal.Signals(-status).name
+    environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+    with subprocess.Popen(words, env=environment, **streams) as program:
+        try:
+            for line in program.stdout:
+                print(harmless(line, keep="\n\t"), end="", file=sys.stderr, flush=True)
+        except BaseException:  # Ctrl-C, or nobody reads our stderr
+            program.kill()
+            raise
+    if program.returncode >= 0:
+        return program.returncode
+    killed = signal.Signals(-program.returncode).name
     why = ": perhaps the memory was not enough, so give a smaller -b" if killed == "SIGKILL" else ""
     print(f"dlojz: the program was ended by {killed}{why}", file=sys.stderr)
     return 1

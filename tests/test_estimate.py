@@ -15,7 +15,7 @@ from torch import nn
 from dlojz import cli, runs
 from dlojz.course import UserError
 from dlojz.figures import memory as figures
-from dlojz.runs import log, memory
+from dlojz.runs import log, memory, source
 from dlojz.runs.memory import MIB, Allocator, Peak
 from dlojz.training import data, estimate, models
 from dlojz.training.ledger import Ledger
@@ -398,9 +398,6 @@ def test_the_command_predicts_and_finds_what_fits(capfd, course_folder, monkeypa
     ("words", "message"),
     [
         ("--model vit_3b", "--model vit_3b: not in torchvision.models, and not one of vit_tiny"),
-        ("--model vit_2b --gpus 0", "--gpus 0: expected a whole number of at least 1"),
-        ("--model vit_2b -b -2", "--batch -2: expected a whole number"),
-        ("--model vit_2b --image-size 0", "--image-size 0: expected a whole number"),
         (
             "--model vit_2b --image-size 225",
             "of 14 pixels; expected a multiple, such as 224",
@@ -423,7 +420,8 @@ def test_a_plan_that_cannot_be_is_one_clear_line(words, message, tmp_path, monke
 
 def test_a_trainer_that_cannot_be_imported_is_named_with_its_line(tmp_path, monkeypatch):
     file = tmp_path / "mine.py"
-    file.write_text("import torch\nimport nowhere\n")
+    named = "; ".join(f"{name} = None" for name in source.FUNCTIONS)
+    file.write_text(f"import torch\nimport nowhere\n{named}\n")
     argv = ["estimate", f"--into={tmp_path}/a.json", "--model", "resnet18", str(file)]
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(SystemExit, match=r"mine.py, line 2 can't be imported: ModuleNotFound"):
@@ -435,6 +433,9 @@ def test_a_trainer_that_cannot_be_imported_is_named_with_its_line(tmp_path, monk
     [
         (["--fits", "much"], "'much' is not a size of memory: expected one like 80GB"),
         (["--trainer", "nowhere.py"], "no trainer 'nowhere.py'"),
+        (["--gpus", "0"], "--gpus 0: expected a whole number of at least 1"),
+        (["-b", "-2"], "--batch -2: expected a whole number"),
+        (["--image-size", "0"], "--image-size 0: expected a whole number"),
     ],
 )
 def test_what_needs_no_torch_is_refused_at_once(words, message, course_folder, capfd):

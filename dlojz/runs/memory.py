@@ -44,6 +44,14 @@ def bytes_of(text: str) -> int:
     return round(float(found[1]) * unit)
 
 
+def must_be_positive(plan):
+    """Raise UserError for a size that is not: of a plan, or of a command's arguments."""
+    for name in ("gpus", "batch", "image_size"):
+        if (value := getattr(plan, name)) < 1:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {value}: expected a whole number of at least 1")
+
+
 def means(plan: Mapping) -> str:
     """Return how a plan trains: "bf16, FSDP over 8 GPUs, checkpointing"."""
     found = [plan["precision"]]

@@ -38,7 +38,7 @@ from dlojz.runs import memory
 from dlojz.training import data, models, sharding
 from dlojz.training.experiments import DTYPES
 from dlojz.training.ledger import UNCLEAR, Ledger
-from dlojz.training.worth import WorthError, imported
+from dlojz.training.worth import imported
 
 CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
 STEPS = 2  # the second one begins with the first one's gradients and momentum
@@ -88,7 +88,7 @@ def main():
         found = result(trainer, plan)
         if fits:
             found["fits"] = [*fitting(trainer, plan, fits)]
-    except (UserError, WorthError) as error:
+    except UserError as error:
         sys.exit(f"dlojz: {error}")
     into.write_text(json.dumps(found))
 
@@ -136,10 +136,7 @@ def planned(start: Mapping) -> Plan:
 
 def check(trainer, plan):
     """Raise UserError for a plan that is wrong, before anything is built."""
-    for name in ("gpus", "batch", "image_size"):
-        if (value := getattr(plan, name)) < 1:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} {value}: expected a whole number of at least 1")
+    memory.must_be_positive(plan)
     if plan.gpus % plan.copies:
         raise UserError(f"{plan.copies} copies on {plan.gpus} GPUs: expected equal numbers in each")
     if plan.model not in models.names():

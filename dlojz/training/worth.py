@@ -27,22 +27,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz import idr_torch
+from dlojz.course import UserError
 from dlojz.machine import cpus
-from dlojz.runs import trace, worth
+from dlojz.runs import source, trace, worth
 from dlojz.training import compilation, replay
 from dlojz.training.experiments import tell_the_older_switch, wait
 
-NEEDED = ("parse_args", "set_numerics", "set_device", "build_loaders", "build_training")
 FIRST = 4  # steps that choose algorithms, take memory, or compile
 WINDOWS, WINDOW_S = 8, 0.1  # each window has at least one step, and takes at least this time
 UPDATES = 100_000  # of the learning rate's schedule: more than are made here
 LEAST = 8  # operations of a block that tells something
 NO_ROOM = "No space left on device"
 NO_COMPILER = ("InvalidCxxCompiler", "No working C++ compiler", "Failed to find C compiler")
-
-
-class WorthError(Exception):
-    """A reason why nothing can be predicted, and what to do."""
 
 
 def main():
@@ -56,7 +52,7 @@ def main():
     args = parser.parse_args()
     try:
         args.into.write_text(json.dumps(result(args)))
-    except WorthError as error:
+    except UserError as error:
         sys.exit(f"dlojz: {error}")
     except (trace.TraceError, OSError) as error:
         if not is_of_disk(error):
@@ -71,7 +67,7 @@ def main():
 def result(args) -> dict:
     """Return the profile of a trainer with its flags, and what it was measured on."""
     if idr_torch.size > 1:
-        raise WorthError(f"{idr_torch.size} processes: run it in one, on one device")
+        raise UserError(f"{idr_torch.size} processes: run it in one, on one device")
     tell(f"building the training of {args.trainer}")
     training = Training(args.trainer, args.flags)
     on_gpu = training.device.type == "cuda"
@@ -121,7 +117,7 @@ class Training:
         classes = len(loader.dataset.classes)
         self.parts = self.trainer.build_training(self.args, self.device, classes, UPDATES)
         if compilation.is_compiled(self.model):
-            raise WorthError(
+            raise UserError(
                 f"{file} compiles its model already: give flags with which it does not, such as "
                 "--compile off"
             )
@@ -137,21 +133,15 @@ class Training:
 
 
 def imported(file):
-    """Return the trainer as a module. Raises WorthError if it is not one."""
+    """Return the trainer as a module; one that is not ours is refused before it is run."""
+    source.must_be_trainer(file)
     try:
-        module = replay.imported(file)
+        return replay.imported(file)
     except (Exception, SystemExit) as error:
         where = traceback_line(error, file)
-        raise WorthError(
+        raise UserError(
             f"{file}{where} can't be imported: {type(error).__name__}: {_first(error)}"
         ) from error
-    missing = [name for name in (*NEEDED, "train_step") if not hasattr(module, name)]
-    if missing:
-        raise WorthError(
-            f"{file} has no {', '.join(missing)}: expected the functions of the course's trainer, "
-            "dlojz/dlojz.py. To try a model of your own, return it from build_model there"
-        )
-    return module
 
 
 def traceback_line(error, file) -> str:
@@ -228,7 +218,7 @@ class TraceMarks(Marks):
     def ends(self):
         wait(self.device)
         if self.range is None:
-            raise WorthError("train_step does not call chrono.update() before the update: add it")
+            raise UserError("train_step does not call chrono.update() before the update: add it")
         self.range.__exit__(None, None, None)
 
 
@@ -401,7 +391,7 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
     except Exception as error:  # a compiler's errors have many classes
         if is_of_memory(error):
             raise
-        raise WorthError(refusal(kind, error)) from error
+        raise UserError(refusal(kind, error)) from error
     eager, compiled = (statistics.median(each) for each in zip(*ms, strict=True))
     told = f"{name} ({kind})" if name else kind
     size = (len(calls), len(set(calls)))
@@ -488,7 +478,7 @@ def measured(eager, args) -> dict:
     except Exception as error:
         if is_of_memory(error):
             raise
-        raise WorthError(refusal(type(eager.model).__name__, error)) from error
+        raise UserError(refusal(type(eager.model).__name__, error)) from error
     return {
         "gain": statistics.median(a / b for a, b in zip(eager_ms, compiled_ms, strict=True)),
         "compile_s": first_s - FIRST * statistics.median(compiled_ms) / 1000,
