@@ -15,7 +15,7 @@ from made import torchrun
 
 from dlojz import course
 from dlojz.check.exercises import amp
-from dlojz.runs import kinds, log, records
+from dlojz.runs import kinds, log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.training import audit, evidence
 from dlojz.training.data import normalize
@@ -123,6 +123,8 @@ def test_any_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_pa
     for run, fused in ((mine, 0), (usual, 1)):
         assert run.probe.gradients.norm == pytest.approx(0.5, rel=1e-3)
         assert 0 < run.whole.optimizer_steps < 8
+        skipped, due = stats.summary(run).skipped
+        assert (due, run.whole.scale) == (8, 2.0 ** (16 - skipped)), "halved each time"
         assert run.last.fused_updates == fused
         assert run.probe.states_finite
     assert mine.probe.loss_gradient is None

@@ -59,6 +59,49 @@ def test_an_accuracy_on_a_few_synthetic_batches_is_not_shown(sweep, tmp_path):
     assert "40.0% in validation" in repr(report.inspect_run(dataclasses.replace(s, data="data")))
 
 
+def test_a_loss_that_is_not_finite_is_named_wherever_the_speed_is_shown(tmp_path):
+    file = write_log(tmp_path / "a.jsonl", losses=[2.0] + 9 * [float("nan")])
+    found = report.inspect_run(file)
+    told = "nan from step 2 of 10 on"
+    assert f"  loss         {told}: such a run does not train. Try a smaller --lr" in repr(found)
+    assert told in found._repr_html_()
+    assert told in repr(report.compare_runs([file]))
+    other = write_log(tmp_path / "b.jsonl")
+    ax = report.plot_phases([other, file])
+    assert [text.get_text().endswith("loss not finite") for text in ax.texts] == [False, True]
+    assert f"loss not finite (a): {told}" in ax.get_xlabel()
+    assert "loss" not in report.compare_runs([other]).head
+
+
+@pytest.mark.parametrize(
+    ("made", "scale", "losses", "told"),
+    [
+        (7, 8192.0, None, "skipped 3 of 10 updates for gradients that were not finite, as is"),
+        (10, 65536.0, None, "skipped 0 of 10 updates; scale 65,536 at the end"),
+        (1, 5.7e-14, [float("nan")] * 10, "gradients that were not finite; scale 5.7e-14 at"),
+    ],
+)
+def test_a_scaler_that_skips_at_first_is_told_from_one_that_never_stops(
+    made, scale, losses, told, tmp_path
+):
+    seen = {"when": "whole", "optimizer_steps": made, "scale": scale}
+    text = repr(report.inspect_run(write_log(tmp_path / "a.jsonl", losses=losses, evidence=seen)))
+    assert told in text
+    assert ("or --precision bf16" in text) == bool(losses)
+
+
+def test_a_learning_rate_that_is_far_too_large_is_seen_in_the_report(train, tmp_path):
+    flags = "--test --test-nsteps 4 --data synthetic --model shufflenet_v2_x0_5 --image-size 32"
+    train(course.trainer(), tmp_path, *flags.split(), "-b", 2, "--num-workers", 0, "--lr", "1e30")
+    assert "  loss         nan from step 2 of 4 on: " in repr(report.inspect_run(tmp_path))
+
+
+def test_a_validation_whose_loss_alone_is_not_finite_says_so():
+    text = repr(report.inspect_run(recorded("h200/03-resnet152-fp16-nhwc-b0256")))
+    assert ", and its loss is nan" in text
+    assert "  loss " not in text
+
+
 def test_the_inspection_of_a_failure_says_why(sweep):
     text = repr(report.inspect_run(sweep[-1]))
     assert "OUT_OF_MEMORY (CUDA out of memory)" in text

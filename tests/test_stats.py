@@ -6,18 +6,30 @@ import random
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import made
 import pytest
 
 from dlojz.figures.report import inspect_run
 from dlojz.runs import stats
-from dlojz.runs.folder import events_file
+from dlojz.runs.folder import events_file, recordings
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, compare, summary
 
 
-def write_log(path, steps=10, warmup=3, batch=32, device=False, ms=None, rank=0, size=1, **changes):
+def write_log(
+    path,
+    steps=10,
+    warmup=3,
+    batch=32,
+    device=False,
+    ms=None,
+    rank=0,
+    size=1,
+    losses=None,
+    **changes,
+):
     """A log of equal steps; `changes` replace whole events, None leaves one out."""
     ms = ms or dict(zip(PHASES, (10, 1, 20, 60, 9), strict=True))  # 100 ms in all
     wall = (steps - warmup) * sum(ms.values()) / 1000
@@ -52,7 +64,7 @@ def write_log(path, steps=10, warmup=3, batch=32, device=False, ms=None, rank=0,
                         "step": i,
                         "images": batch,
                         "lr": 0.1,
-                        "loss": 2.0,
+                        "loss": losses[i] if losses else 2.0,
                     }
                     | clocks
                 )
@@ -468,6 +480,66 @@ def test_a_gain_of_5_percent_is_found_through_noise_of_1_percent():
     assert share_of("faster", 1.05, 0.01, stats.MARGIN_GPU, 200) > 0.97
     assert share_of("slower", 1 / 1.05, 0.01, stats.MARGIN_GPU, 200) > 0.97
     assert share_of("faster", 1.05, 0.01, stats.MARGIN_CPU, 200) > 0.6, "2 % beyond the margin"
+
+
+NAN, INF = math.nan, math.inf
+LOSSES = {  # of each process
+    "all finite": ([[2.0, 1.0]], ""),
+    "from a step on": ([[2.0, NAN, INF]], "nan from step 2 of 3 on"),
+    "from the first on": ([[INF, NAN]], "inf from step 1 of 2 on"),
+    "of the last": ([[1.0, 2.0, -INF]], "-inf from step 3 of 3 on"),
+    "and back": ([[1.0, NAN, INF, 1.0]], "not finite in 2 of 4 steps, first in step 2"),
+    "of another process": ([[1.0, 1.0, 1.0], [1.0, NAN, NAN]], "nan from step 2 of 3 on"),
+}
+
+
+@pytest.mark.parametrize(("losses", "told"), LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_is_not_finite_is_told_from_which_step_on(losses, told, tmp_path):
+    for rank, own in enumerate(losses):
+        size = {"rank": rank, "size": len(losses)}
+        write_log(events_file(tmp_path, rank), steps=len(own), losses=own, **size)
+    assert summary(tmp_path).divergence == told
+
+
+def test_a_rehearsal_without_values_has_no_loss_that_could_be_finite(tmp_path):
+    file = write_log(tmp_path / "a.jsonl", losses=[NAN] * 10, setup={"device": "meta"})
+    assert summary(file).divergence == ""
+
+
+def test_a_run_that_diverged_is_not_compared():
+    before, after = pairs([1.5] * 6)
+    found = compare(before, [replace(s, divergence="nan from step 2 of 8 on") for s in after])
+    assert not found.comparable
+    assert "not comparable: the loss is nan from step 2 of 8 on in 6 of 6 runs" in found.warnings[0]
+
+
+@pytest.mark.parametrize(("accumulate", "made", "skipped"), [(1, 7, (3, 10)), (4, 2, (0, 2))])
+def test_the_updates_that_a_scaler_skipped_are_those_that_were_due_and_not_made(
+    accumulate, made, skipped, tmp_path
+):
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "arguments": {"accumulate": accumulate}}
+    seen = {"when": "whole", "optimizer_steps": made, "scale": 8192.0}
+    found = summary(write_log(tmp_path / "a.jsonl", start=start, evidence=seen))
+    assert (found.skipped, found.scale) == (skipped, 8192)
+    del seen["scale"]
+    found = summary(write_log(tmp_path / "a.jsonl", start=start, evidence=seen))
+    assert found.skipped is None, "without a scaler"
+
+
+def test_recorded_scalers_halved_their_scale_at_each_update_that_they_skipped():
+    found = [summary(path) for path in recordings("h200/03-resnet*-fp16-*")]
+    found = [s for s in found if s.skipped]
+    assert {s.skipped[0] for s in found} >= {1, 2, 3, 6}
+    assert [s.scale for s in found] == [2.0 ** (16 - s.skipped[0]) for s in found]
+
+
+@pytest.mark.parametrize("ms", [0, NAN, INF])
+def test_steps_that_took_no_time_or_no_number_have_no_speed(ms, tmp_path):
+    window = {"first_step": 3, "steps": 7, "wall_s": 1.0}
+    path = write_log(tmp_path / "a.jsonl", ms=dict.fromkeys(PHASES, ms), window=window)
+    found = summary(path)
+    assert (found.shares, found.step_ms, found.images_per_s) == ({}, None, None)
+    assert "0.0%" not in repr(inspect_run(path))
 
 
 def test_reading_figures_imports_neither_torch_nor_scipy():

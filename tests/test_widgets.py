@@ -1,5 +1,6 @@
 """The monitor, the quizzes, the questions and the predictions, without a browser."""
 
+import math
 import re
 import sys
 import threading
@@ -276,6 +277,14 @@ def test_the_score_names_what_disturbed_the_run(course_folder, tmp_path):
     widgets.predict("b", images_per_s=300)
     for text in (repr(widgets.score("b", run)), widgets.score("b", run)._repr_html_()):
         assert "disturbed: others kept 0.9 of 2 CPUs busy: repeat it" in text
+
+
+def test_the_score_of_a_run_that_diverged_says_so(course_folder, tmp_path):
+    ran = [write_log(tmp_path / "a.jsonl"), write_log(tmp_path / "b.jsonl", losses=[math.nan] * 10)]
+    widgets.predict("b", images_per_s=300, ratio=2)
+    told = "the loss of run b is nan from step 1 of 10 on"
+    assert repr(widgets.score("b", ran[1])).endswith(told)
+    assert repr(widgets.score_gain("b", *ran)).endswith(told)
 
 
 def test_a_share_of_nothing_has_no_factor(course_folder):

@@ -3,6 +3,7 @@
 Figures take runs and axes, and return the axes; every number comes from `dlojz.runs.stats.summary`.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,7 @@ class Inspection:
         """Return (name, text) for each thing that was measured."""
         s = self.summary
         lines = [("what", setting_text(s))] if s.model != "?" else []
+        lines += _loss_lines(s)
         if s.images_per_s:
             lines += _speed_lines(s)
         if s.peak_memory_bytes:
@@ -176,7 +178,7 @@ class Inspection:
             text = f"{duration_text(s.epoch_s)} for {of}, extrapolated"
             lines.append(("epoch", text))
         if s.validation_s:
-            lines.append(("validation", duration_text(s.validation_s)))
+            lines.append(("validation", duration_text(s.validation_s) + _validation_text(s)))
         if s.epochs and not s.synthetic:  # a few repeated batches are soon memorized
             lines.append(("accuracy", f"{s.epochs[-1]['val_accuracy']:.1%} in validation"))
         if s.disturbance:
@@ -217,6 +219,25 @@ def inspect_run(run) -> Inspection:
     failed = hasattr(run, "explain") and s.state not in ("COMPLETED", "RUNNING", "QUEUED")
     # The first line of explain() is the state, which the report shows already.
     return Inspection(s, run.explain().partition("\n")[2] if failed else "")
+
+
+def _loss_lines(s):
+    """Return (name, text) of a loss that is not finite, and of a gradient scaler."""
+    if s.divergence:
+        todo = "a smaller --lr, or --clip-norm 1"
+        if s.scale is not None:
+            todo += ", or --precision bf16"
+        yield "loss", f"{s.divergence}: such a run does not train. Try {todo}"
+    if s.skipped:
+        lost, due = s.skipped
+        normal = "" if s.divergence else ", as is normal at first"
+        why = f" for gradients that were not finite{normal}" * (lost > 0)
+        yield "scaler", f"skipped {lost} of {due} updates{why}; scale {s.scale:,g} at the end"
+
+
+def _validation_text(s):
+    loss = s.epochs[-1].get("val_loss", 0) if s.epochs else 0
+    return "" if math.isfinite(loss) else f", and its loss is {loss}"
 
 
 def _speed_lines(s):
@@ -321,7 +342,7 @@ def gains(runs: Sequence, flag: str, value, than) -> Table:
 
 COLUMNS = {"run": "<", "name": "<", "model": "<", "px": ">", "precision": "<", "batch": ">"}
 COLUMNS |= {"flags": "<", "images/s": ">", "step": ">", "peak memory": ">", "J/image": ">"}
-COLUMNS |= {"state": "<", "disturbed": "<"}  # each with its alignment
+COLUMNS |= {"state": "<", "loss": "<", "disturbed": "<"}  # each with its alignment
 ALWAYS = ("run", "model", "batch", "images/s", "step", "state")
 IN_A_COLUMN = ("-b", "--batch-size", "--image-size", "--model", "--precision")
 
@@ -347,6 +368,7 @@ def _row(s, run, flags):
         "peak memory": bytes_text(s.peak_memory_bytes) if s.completed else "-",
         "J/image": f"{s.energy_per_image_j:.3g}" if s.energy_per_image_j else "-",
         "state": s.state,
+        "loss": s.divergence,
         "disturbed": s.disturbance,
     }
 
@@ -398,12 +420,18 @@ def _sweep_title(found):
 
 
 def disturbed_text(found: Sequence[Summary]) -> str:
-    """Return a second line for a title if something slowed the runs down; else ""."""
-    told = [s for s in found if s.disturbance]
-    if not told:
-        return ""
-    which = f" ({', '.join(s.name for s in told)})" if len(found) > 1 else ""
-    return f"\ndisturbed{which}: {max(told, key=lambda s: s.others_cpu or 0).disturbance}"
+    """Return more lines for a title if something slowed runs down, or they diverged; else ""."""
+    lines = ""
+    if slow := [s for s in found if s.disturbance]:
+        worst = max(slow, key=lambda s: s.others_cpu or 0)
+        lines += f"\ndisturbed{_which(slow, found)}: {worst.disturbance}"
+    if lost := [s for s in found if s.divergence]:
+        lines += f"\nloss not finite{_which(lost, found)}: {lost[0].divergence}"
+    return lines
+
+
+def _which(some, found):
+    return f" ({', '.join(s.name for s in some)})" if len(found) > 1 else ""
 
 
 def _plot_speeds(sweeps, ax):
@@ -554,8 +582,8 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
             for phase, width in s.phase_ms.items():
                 ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
                 left += width
-            disturbed = ", disturbed" if s.disturbance else ""
-            ax.text(left, row, f"  {speed_text(s.images_per_s)} images/s{disturbed}", va="center")
+            but = ", disturbed" * bool(s.disturbance) + ", loss not finite" * bool(s.divergence)
+            ax.text(left, row, f"  {speed_text(s.images_per_s)} images/s{but}", va="center")
         ax.set_yticks(range(len(shown)), [label for _, label in shown], parse_math=False)
         ax.invert_yaxis()
         told = disturbed_text([s for s, _ in shown])

@@ -94,6 +94,9 @@ class Summary:
     throttled: tuple[str, ...] = ()  # why the GPU had lowered its clock
 
     epochs: tuple[dict, ...] = ()  # losses and accuracies, as logged
+    divergence: str = ""  # "nan from step 2 of 8 on", of the training's loss
+    scale: float | None = None  # of a gradient scaler, at the end
+    skipped: tuple[int, int] | None = None  # how many updates it skipped, and how many were due
     seconds: float | None = None  # spent in training steps, all of them, by the host's clock
 
     @property
@@ -174,6 +177,9 @@ def summary(run) -> Summary:
         first_load_s=_first_load_s(ranks),
         **_disturbance(ranks),
         epochs=tuple(first.epochs),
+        divergence=_divergence(ranks),
+        scale=first.whole.scale,
+        skipped=_skipped(first),
     )
 
 
@@ -240,7 +246,7 @@ def _speed(ranks):
     times = {phase: values[chosen] for phase, values in times.items()}
     steps_ms = sum(times.values())
     images, wall_s = _audited_speed(ranks) if _is_audited(first) else _told_speed(ranks)
-    if not (wall_s and images):
+    if not (wall_s and images and 0 < steps_ms.sum() < math.inf):
         return {"seconds": seconds}
     found = {
         "steps": len(chosen),
@@ -360,6 +366,30 @@ def _disturbance(ranks):
     }
 
 
+def _divergence(ranks):
+    """Return what the training's loss is, and since when, if that is not finite; else ""."""
+    if ranks[0].setup.get("device") == "meta":  # whose tensors have no values
+        return ""
+    losses = [rank.steps.loss for rank in ranks]
+    wrong = [[x for x in step if not math.isfinite(x)] for step in zip(*losses, strict=False)]
+    if not any(wrong):
+        return ""
+    steps, count = len(wrong), sum(map(bool, wrong))
+    first = next(i for i, values in enumerate(wrong) if values)
+    if count == steps - first:
+        return f"{wrong[first][0]} from step {first + 1} of {steps} on"
+    return f"not finite in {count} of {steps} steps, first in step {first + 1}"
+
+
+def _skipped(run):
+    """Return how many updates a gradient scaler skipped, and how many were due."""
+    made, accumulate = run.whole.optimizer_steps, run.start.get("arguments", {}).get("accumulate")
+    if run.whole.scale is None or made is None:
+        return None
+    due = sum((step + 1) % (accumulate or 1) == 0 for step in run.steps.step[run.first_step :])
+    return due - made, due
+
+
 @dataclass(frozen=True)
 class MemoryFit:
     """A straight line of peak memory over batch size: bytes = fixed + per_image * images."""
@@ -429,7 +459,11 @@ def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = T
     pairs = list(zip(before, after, strict=True))
     margin = MARGIN_GPU if all(s.on_gpu for s in before + after) else MARGIN_CPU
     ratio, low, high, word = judge([a.images_per_s / b.images_per_s for b, a in pairs], margin)
-    different = _differences(pairs, same_hardware)
+    different = [
+        *_differences(pairs, same_hardware),
+        *_diverged(before, "before"),
+        *_diverged(after, "after"),
+    ]
     warnings = (
         *_too_few(len(pairs)),
         *different,
@@ -517,6 +551,12 @@ def _differences(pairs, same_hardware):
                     f"not comparable: {text} {was} before, {now} after; submit both alike",
                 )
     return list(found.values())
+
+
+def _diverged(runs, side):
+    if lost := [s for s in runs if s.divergence]:
+        count = f"{len(lost)} of {len(runs)} runs {side}"
+        yield f"not comparable: the loss is {lost[0].divergence} in {count}, which did not train"
 
 
 def _disturbed(runs, side):

@@ -71,8 +71,7 @@ def score(key: str, run) -> Score:
     """Return the last prediction under `key` beside the figures of `run`."""
     found, given = stats.summary(run), progress.last("predictions", key) or {}
     rows = [(n, PREDICTABLE[n][0], p, PREDICTABLE[n][1](found)) for n, p in given.items()]
-    note = f"disturbed: {found.disturbance}" if found.disturbance else ""
-    return _kept(key, Score(rows, note))
+    return _kept(key, Score(rows, _doubts([found])))
 
 
 def score_gain(key: str, before, after) -> Score:
@@ -81,9 +80,16 @@ def score_gain(key: str, before, after) -> Score:
     speeds = [s.images_per_s for s in found]
     shown = score_value(key, ratio=speeds[1] / speeds[0] if all(speeds) else None)
     failed = [f"job {s.name} is {s.state}" for s in found if not s.completed]
+    why = f"{', '.join(failed)}: job.explain() says why" if failed else _doubts(found)
+    return replace(shown, note=why)
+
+
+def _doubts(found):
+    """Return what speaks against the speeds of these runs: they were disturbed, or diverged."""
     disturbed = dict.fromkeys(s.disturbance for s in found if s.disturbance)
-    note = f"disturbed: {', '.join(disturbed)}" if disturbed else ""
-    return replace(shown, note=f"{', '.join(failed)}: job.explain() says why" if failed else note)
+    notes = [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
+    notes += [f"the loss of run {s.name} is {s.divergence}" for s in found if s.divergence]
+    return "; ".join(notes)
 
 
 def score_value(key: str, **measured) -> Score:
