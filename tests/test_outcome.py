@@ -3,11 +3,9 @@
 import time
 
 import pytest
-from test_stats import write_log
 
 from dlojz.launch import State, submit
 from dlojz.runs import outcome
-from dlojz.runs.folder import events_file
 
 
 def said(folder, text):
@@ -86,7 +84,7 @@ def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
     ],
 )
 def test_the_process_that_failed_is_named_and_not_the_one_that_missed_it(tmp_path, text, reason):
-    write_log(events_file(tmp_path), size=2)
+    (tmp_path / "job.json").write_text('{"n_gpu": 2}')
     state = outcome.from_exit(said(tmp_path, text), 1, memory_was_full=False)
     assert state == ("FAILED", reason)
 
@@ -138,6 +136,54 @@ def test_a_process_that_leaves_the_others_waiting_is_named(script, end, reason):
     assert job.status["reason"] == reason
 
 
+def test_a_program_without_a_log_names_the_process_that_left_with_exit_code_0(tmp_path):
+    said(tmp_path, GONE.format(0) + table((0, 1)))
+    for job, reason in (
+        ('{"n_gpu": 2}', "process 1: exit code 0, before the others were done"),
+        ("", "process 0: exit code 1"),
+        ("[]", "process 0: exit code 1"),
+    ):
+        (tmp_path / "job.json").write_text(job)
+        assert outcome.from_exit(tmp_path, 1, memory_was_full=False) == ("FAILED", reason)
+
+
+TRACEBACK = "Traceback (most recent call last):\n  x = big()\n"
+OUT_OF_MEMORY = {
+    "Python": f"{TRACEBACK}MemoryError\n",
+    "numpy": f"{TRACEBACK}numpy._core._exceptions._ArrayMemoryError: Unable to allocate 9 GiB\n",
+    "torch": f"{TRACEBACK}RuntimeError: [enforce fail at alloc_cpu.cpp:1] can't allocate memory\n",
+    "a GPU": f"{TRACEBACK}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
+    "C++": "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::\n",
+    "one of several": f"[rank1]: {TRACEBACK}[rank1]: MemoryError\n{GONE.format(0)}",
+    "with a line behind it": f"{TRACEBACK}MemoryError\nleaked semaphore objects\n",
+}
+
+
+@pytest.mark.parametrize("text", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_a_program_without_a_log_can_be_out_of_memory(tmp_path, text):
+    state, reason = outcome.from_exit(said(tmp_path, text), 1, memory_was_full=False)
+    assert state == "OUT_OF_MEMORY"
+    assert outcome.OUT_OF_MEMORY.search(reason)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{TRACEBACK}MemoryError\n{TRACEBACK}ValueError: could not be mended\n",
+        "caught a MemoryError, went on\n" + TRACEBACK + "KeyError: 'x'\n",
+    ],
+)
+def test_an_error_of_memory_that_was_not_the_last_one_is_not_why_it_ended(tmp_path, text):
+    assert outcome.from_exit(said(tmp_path, text), 1, False) == ("FAILED", "exit code 1")
+
+
+def test_a_limit_of_memory_ends_a_program_without_a_log(script):
+    """As `ulimit -v` does."""
+    script("import resource as r; r.setrlimit(r.RLIMIT_AS, (2**28, 2**28)); x = bytes(2**29)")
+    job = submit("t.py")
+    assert (job.wait(60), job.status["reason"]) == (State.OUT_OF_MEMORY, "MemoryError")
+
+
 @pytest.mark.parametrize("code", ["import os; os._exit(0)", "run._file.close()", "run.end()"])
 def test_a_run_that_ends_before_its_log_says_so(script, code):
     script(f"""
@@ -153,7 +199,12 @@ def test_a_run_that_ends_before_its_log_says_so(script, code):
 
 
 def test_a_run_that_completed_without_a_log_says_so_unless_it_is_a_series(tmp_path):
-    state, reason = outcome.from_exit(tmp_path, 0, memory_was_full=False)
-    assert (state, reason) == ("COMPLETED", "it wrote no log: did it end before it trained?")
+    trainer = tmp_path / "trainer.py"
+    for code, reason in (
+        ("from dlojz.runs import log", "it wrote no log: did it end before it trained?"),
+        ("print('epoch 0 loss 2.3')", "no Chronometer in it: no figures"),
+    ):
+        trainer.write_text(code)
+        assert outcome.from_exit(tmp_path, 0, memory_was_full=False) == ("COMPLETED", reason)
     (tmp_path / "plan.json").touch()
     assert outcome.from_exit(tmp_path, 0, memory_was_full=False) == ("COMPLETED", None)

@@ -13,7 +13,7 @@ import pytest
 mpl.use("Agg")
 from test_stats import write_log
 
-from dlojz import course
+from dlojz import course, launch
 from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs import log, recorded
@@ -189,6 +189,42 @@ def test_a_failure_is_told_once(tmp_path):
     assert text.count("exit code 2") == 1
     assert "error: no flag --qux" in text
     assert "?" not in text, "what is not known is not shown"
+
+
+def test_a_program_without_our_chronometer_is_reported_from_outside(script):
+    script("""
+        import warnings
+        print(*(f"epoch {i} loss 2.3" for i in range(20)), sep="\\n")
+        warnings.warn("a harmless one")
+        """)
+    job = launch.submit("t.py")
+    assert job.wait(60) == launch.State.COMPLETED
+    file, seen = job.directory / "state.json", {"peak_memory_bytes": 9_100_000, "cpu_s": 0.25}
+    state = json.loads(file.read_text()) | seen
+    file.write_text(json.dumps(state | {"started": 100.0, "ended": 101.5}))
+    text = repr(report.inspect_run(job))
+    assert text.startswith("run 0001: COMPLETED (no Chronometer in it: no figures)\n")
+    assert "  peak memory  9.1 MB, of the largest process, on the host\n" in text
+    assert "  CPU time     0.25 s, in 1.5 s\n" in text
+    assert "  | epoch 19 loss 2.3\n  in " in text
+    assert text.endswith("stdout.txt")
+    assert "epoch 7 " not in text
+    assert "harmless" not in text
+    assert "did it" not in text
+    assert "9.1 MB  COMPLETED" in repr(report.compare_runs([job]))
+
+
+def test_a_job_that_measured_nothing_from_outside_has_no_such_lines(script):
+    script("")
+    job = launch.submit("t.py")
+    job.wait(60)
+    state = json.loads((job.directory / "state.json").read_text())
+    left = {k: v for k, v in state.items() if k not in ("peak_memory_bytes", "cpu_s")}
+    (job.directory / "state.json").write_text(json.dumps(left))  # as on a cluster
+    assert repr(report.inspect_run(job)).splitlines()[1:] == [
+        "",
+        f"  in {job.directory}/stdout.txt",
+    ]
 
 
 def test_html_escapes_what_comes_from_a_run(sweep):

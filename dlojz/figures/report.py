@@ -18,7 +18,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from dlojz.course import UserError
-from dlojz.runs import labels, log, stats
+from dlojz.runs import labels, log, outcome, stats
+from dlojz.runs.folder import path_of
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import BAD, BAD_INK, GOOD, PAPER, STATE_COLOURS, Table, harmless
@@ -37,6 +38,7 @@ PALETTE = {
     "limit": "#8A8A94",
     "failure": BAD,
 }
+OUTPUT_LINES = 12  # of a program without a Chronometer, that its report shows
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLE = {
     "figure.dpi": 110,
@@ -159,7 +161,7 @@ class Inspection:
     """The report of one run: its setting, its speed, where its time goes, and what it costs."""
 
     summary: Summary
-    tail: str = ""  # the end of the output of a run that failed
+    tail: str = ""  # the end of the output of a run that failed, or has no Chronometer
 
     def lines(self) -> list[tuple[str, str]]:
         """Return (name, text) for each thing that was measured."""
@@ -170,6 +172,8 @@ class Inspection:
             lines += _speed_lines(s)
         if s.peak_memory_bytes:
             lines.append(("peak memory", _memory_text(s)))
+        if s.cpu_s is not None:
+            lines.append(("CPU time", f"{duration_text(s.cpu_s)}, in {duration_text(s.seconds)}"))
         if s.images_per_s:
             lines.append(("energy", _energy_text(s)))
         if s.epoch_s:
@@ -216,9 +220,17 @@ class Inspection:
 def inspect_run(run) -> Inspection:
     """Return the report of a job, a run's folder or a recording."""
     s = summary(run)
+    if s.reason == outcome.NO_CHRONOMETER:
+        return Inspection(s, _output(path_of(run) / "stdout.txt"))
     failed = hasattr(run, "explain") and s.state not in ("COMPLETED", "RUNNING", "QUEUED")
     # The first line of explain() is the state, which the report shows already.
     return Inspection(s, run.explain().partition("\n")[2] if failed else "")
+
+
+def _output(file):
+    """Return the last lines of what a program printed, and where the rest is."""
+    lines = outcome.tail(file).splitlines()[-OUTPUT_LINES:]
+    return "\n".join([*(f"  | {line}" for line in lines), f"  in {file}"])
 
 
 def _loss_lines(s):
@@ -273,7 +285,7 @@ def _count(number, word):
 
 
 def _memory_text(s):
-    of = "of the device" if s.memory_of == "device" else "of the process, on the host"
+    of = "of the device" if s.memory_of == "device" else f"of the {s.memory_of}, on the host"
     limit = f" of {bytes_text(s.memory_limit_bytes)}" if s.memory_limit_bytes else ""
     return f"{bytes_text(s.peak_memory_bytes)}{limit}, {of}"
 

@@ -29,7 +29,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import socket
 import sys
 import time
@@ -56,11 +55,6 @@ EVENTS = (
     *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
     *("case", "end"),
 )
-# torch's allocators, the CUDA runtime, cuBLAS and cuDNN, the operating system
-OUT_OF_MEMORY = re.compile(
-    r"OutOfMemory|out of memory|ALLOC_FAILED|can('|no)t allocate memory", re.I
-)
-
 
 # The fields that readers compute with, by event; those of `start` may be missing.
 TEXT, COUNT, NUMBER = (str, "text"), (int, "a whole number"), ((int, float), "a number")
@@ -236,17 +230,17 @@ class RunLog:
 
     def _on_error(self, kind, error, traceback):
         """Write why a run did not finish; replaces sys.excepthook."""
-        outcome = "failed"
+        how = "failed"
         if issubclass(kind, KeyboardInterrupt):
-            outcome = "interrupted"
-        elif isinstance(error, MemoryError) or OUT_OF_MEMORY.search(f"{kind.__name__} {error}"):
-            outcome = "out_of_memory"
+            how = "interrupted"
+        elif outcome.OUT_OF_MEMORY.search(f"{kind.__name__} {error}"):
+            how = "out_of_memory"
         tip = advice(error)
         told = f"{kind.__name__}: {error}"[:2000] + (f"\n{tip}" if tip else "")
         if course.no_room(error):
             self._last_words.clear()  # so little is left that only the end may fit
         with suppress(OSError):  # what is said below matters more than this line
-            self._finish(outcome, error=told)
+            self._finish(how, error=told)
         if kind.__module__.startswith("dlojz."):  # our own errors say what to do: no traceback
             print(f"{kind.__name__}: {error}", file=sys.stderr)
         else:

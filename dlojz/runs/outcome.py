@@ -1,12 +1,16 @@
 """The reason why a job ended as it did, from its exit code, its logs and its stderr."""
 
+import json
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from dlojz.course import FileError, open_regular
-from dlojz.runs import by_hand
+from dlojz.runs import by_hand, source
 from dlojz.runs.folder import events_file
+
+NO_CHRONOMETER = "no Chronometer in it: no figures"  # of a program that is not a trainer of ours
 
 # Errors are for people to read: only the end of a long file, and the beginning of a long line.
 MOST_BYTES, MOST_CHARACTERS = 2**20, 500
@@ -22,6 +26,14 @@ FAILED = re.compile(r"^  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.M)
 GONE = r"(?:Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Timed out wait)"
 PEER_GONE = re.compile(rf"^\[rank(\d+)\]:.*{GONE}", re.M)
 ERROR = re.compile(r"^\[rank(\d+)\]: (?:Traceback|\w+Error: )", re.M)  # ours have no traceback
+# The last words of a program that Python or C++ ended, and of which process.
+LAST_WORDS = re.compile(
+    r"^(?:\[rank(\d+)\]: )?([\w.]*(?:Error|Exception)\b.*|terminate called .*)", re.M
+)
+# torch's allocators, the CUDA runtime, cuBLAS and cuDNN, the operating system, Python and C++
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemory|out of memory|ALLOC_FAILED|can('|no)t allocate memory|MemoryError|bad_alloc", re.I
+)
 # torch's message about each process that did not reach its end.
 NOT_PARTED = re.compile(r"^.*destroy_process_group\(\) was not called.*\n?", re.M)
 # argparse's list of all flags, printed before the one line that matters.
@@ -32,19 +44,18 @@ def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, st
     """Return (state, reason) of a job that ended on its own, from exit code, logs and errors."""
     if exit_code == 0:
         return "COMPLETED", _early(run)
-    from dlojz.runs import log  # a quarter of what a keeper takes, and most jobs end well
-
     for file in sorted(run.glob("events*.jsonl")):
-        try:
-            end = log.read(file).end
-        except log.LogError:
-            continue
-        if end.get("outcome") == "out_of_memory":
-            return "OUT_OF_MEMORY", end["error"]
+        with suppress(OSError):
+            _, end = by_hand.ends(file)
+            if end and end.get("outcome") == "out_of_memory":
+                return "OUT_OF_MEMORY", str(end.get("error"))
     said = tail(run / "stderr.txt")
     killed = exit_code == -signal.SIGKILL or re.search(r"Signal 9|signal: Killed", said)
     if killed and memory_was_full:
         return "OUT_OF_MEMORY", "killed by the kernel: the machine's memory was full"
+    for words in dict(LAST_WORDS.findall(errors(run))).values():  # of each process
+        if OUT_OF_MEMORY.search(words):
+            return "OUT_OF_MEMORY", words
     if failed := FAILED.findall(said.rpartition("ChildFailedError")[2]):
         rank, code = _first_to_fail(run, said, {int(r): int(c) for r, c in failed})
         return "FAILED", f"process {rank}: {_ending(code)}"
@@ -58,8 +69,11 @@ def _early(run):
     except FileError as error:
         return str(error)
     except OSError:
-        is_series = (run / "plan.json").exists()  # the logs are those of its runs
-        return None if is_series else "it wrote no log: did it end before it trained?"
+        if (run / "plan.json").exists():  # a series: the logs are those of its runs
+            return None
+        if not source.writes_log(run / "trainer.py"):
+            return NO_CHRONOMETER
+        return "it wrote no log: did it end before it trained?"
     if not last or last.get("event") != "end":
         return "its log has no end: was run.end() left out, or os._exit() called?"
     return None
@@ -81,13 +95,10 @@ def _first_to_fail(run, said, failed):
 
 
 def _size(run):
-    """Return how many processes the run had according to its log; 0 if that cannot be read."""
-    from dlojz.runs import log
-
-    try:
-        return log.read(events_file(run)).start.get("size", 1)
-    except log.LogError:
-        return 0
+    """Return how many processes the job was submitted with; 0 if that cannot be read."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return int(json.loads((run / "job.json").read_bytes())["n_gpu"])
+    return 0
 
 
 def _ending(exit_code):

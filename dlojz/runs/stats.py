@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlojz.runs import log
+from dlojz.runs import log, outcome
 from dlojz.runs.folder import events_file, path_of
 from dlojz.runs.log import PHASES
 
@@ -83,7 +83,9 @@ class Summary:
     first_load_s: float | None = None  # until the first batch was there, in the slowest process
 
     peak_memory_bytes: int | None = None
-    memory_of: str = "process"  # "device": the tensors on it; "process": resident on the host
+    # "device": the tensors on it; "process": resident on the host, as "largest process", which is
+    # that of a job without a log.
+    memory_of: str = "process"
     memory_limit_bytes: int | None = None  # of the device
     host_memory_bytes: int | None = None  # of all processes with their workers, as a window ended
     energy_per_image_j: float | None = None
@@ -97,7 +99,9 @@ class Summary:
     divergence: str = ""  # "nan from step 2 of 8 on", of the training's loss
     scale: float | None = None  # of a gradient scaler, at the end
     skipped: tuple[int, int] | None = None  # how many updates it skipped, and how many were due
-    seconds: float | None = None  # spent in training steps, all of them, by the host's clock
+    # Spent in training steps, all of them, by the host's clock; without a log, in the whole job.
+    seconds: float | None = None
+    cpu_s: float | None = None  # of a job without a log: the CPU time of all its processes
 
     @property
     def recorded(self) -> bool:
@@ -158,16 +162,14 @@ def summary(run) -> Summary:
     except log.LogError as error:
         if status is None:
             raise
-        expected = isinstance(error, log.NoLogError) and status["state"] != "COMPLETED"
-        notes = () if expected else (str(error),)
-        return Summary(path_of(run).name, status["state"], status.get("reason"), notes)
+        return _without_log(path_of(run).name, status, error)
     first, path = ranks[0], ranks[0].path
     recording = path != events_file(path.parent)
-    outcome = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY", None: "RUNNING"}
+    states = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY", None: "RUNNING"}
     ended = first.end.get("outcome")
     return Summary(
         name=path.stem if recording else path.parent.name,
-        state=status["state"] if status else outcome.get(ended, "FAILED"),
+        state=status["state"] if status else states.get(ended, "FAILED"),
         reason=(status or {}).get("reason") or first.end.get("error"),
         notes=_notes(first, status),
         **_identity(first),
@@ -180,6 +182,24 @@ def summary(run) -> Summary:
         divergence=_divergence(ranks),
         scale=first.whole.scale,
         skipped=_skipped(first),
+    )
+
+
+def _without_log(name, status, error):
+    """Return the summary of a job without a log: what its keeper saw from outside."""
+    state, reason = status["state"], status.get("reason")
+    expected = state != "COMPLETED" or reason == outcome.NO_CHRONOMETER
+    notes = () if expected and isinstance(error, log.NoLogError) else (str(error),)
+    times = [status[name] for name in ("started", "ended") if status.get(name)]
+    return Summary(
+        name,
+        state,
+        reason,
+        notes,
+        peak_memory_bytes=status.get("peak_memory_bytes"),
+        memory_of="largest process",
+        cpu_s=status.get("cpu_s"),
+        seconds=times[1] - times[0] if len(times) == 2 else None,
     )
 
 
