@@ -390,14 +390,16 @@ def _divergence(ranks):
     """Return what the training's loss is, and since when, if that is not finite; else ""."""
     if ranks[0].setup.get("device") == "meta":  # whose tensors have no values
         return ""
-    losses = [rank.steps.loss for rank in ranks]
-    wrong = [[x for x in step if not math.isfinite(x)] for step in zip(*losses, strict=False)]
-    if not any(wrong):
+    steps = min(len(rank.steps) for rank in ranks)
+    losses = np.array([np.asarray(rank.steps.loss)[:steps] for rank in ranks])
+    wrong = ~np.isfinite(losses)
+    lost = wrong.any(axis=0)
+    if not lost.any():
         return ""
-    steps, count = len(wrong), sum(map(bool, wrong))
-    first = next(i for i, values in enumerate(wrong) if values)
+    first, count = int(lost.argmax()), int(lost.sum())
     if count == steps - first:
-        return f"{wrong[first][0]} from step {first + 1} of {steps} on"
+        value = losses[wrong[:, first], first][0]
+        return f"{value} from step {first + 1} of {steps} on"
     return f"not finite in {count} of {steps} steps, first in step {first + 1}"
 
 
@@ -406,8 +408,9 @@ def _skipped(run):
     made, accumulate = run.whole.optimizer_steps, run.start.get("arguments", {}).get("accumulate")
     if run.whole.scale is None or made is None:
         return None
-    due = sum((step + 1) % (accumulate or 1) == 0 for step in run.steps.step[run.first_step :])
-    return due - made, due
+    steps = np.asarray(run.steps.step)[run.first_step :]
+    due = int(((steps + 1) % (accumulate or 1) == 0).sum())
+    return max(0, due - made), due
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.machine import meters
-from dlojz.runs import log
+from dlojz.runs import log, source
 
 
 def module(path):
-    """Return the trainer in this file, as a module."""
+    """Return the trainer in this file, as a module; another program is not run."""
+    source.must_be_trainer(path)
     spec = importlib.util.spec_from_file_location("trainer", path)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
