@@ -337,13 +337,20 @@ def _too_large(commands):
     preset = presets.choose()
     if preset.name != "cpu" or launch.launcher().name != "local":
         return ""
-    ours = [c for c in commands if Path(c.partition(" ")[0]).name.startswith("dlojz")]
-    if all("--model" in command for command in ours):
+    if not any("--model" not in command and _is_ours(command) for command in commands):
         return ""
     return (
         "note: without --model the trainer takes resnet152 at 224 px, which is slow on a CPU; "
         f"sizes for this machine: {preset.flags}"
     )
+
+
+def _is_ours(command):
+    """Return whether a command runs a trainer of this course, whose flags we know."""
+    with suppress(OSError, ValueError):
+        source.must_be_trainer(launch.trainer_and_flags(command)[0])
+        return True
+    return False
 
 
 def _duration(seconds):

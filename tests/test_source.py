@@ -93,3 +93,17 @@ def test_what_was_typed_steers_no_terminal(course_folder, capfd):
     assert "\x1b" not in err
     assert err.count("\\x1b[31m") == 3
     assert "  importing torch ...\na\ndlojz: " in err
+
+
+@pytest.mark.parametrize(
+    ("command", "noted"),
+    [("mine.py", True), ("dlojz1_0.py -b 8", False)],  # whatever they are called
+)
+def test_only_trainers_of_ours_get_a_note_on_their_flags(
+    command, noted, course_folder, monkeypatch
+):
+    monkeypatch.setenv("DLOJZ_PRESET", "cpu")
+    monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
+    (course_folder / "mine.py").write_text(OURS)
+    (course_folder / "dlojz1_0.py").write_text("import apex\n")
+    assert bool(cli._too_large([command])) == noted
