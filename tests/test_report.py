@@ -109,12 +109,13 @@ def test_the_inspection_of_a_failure_says_why(sweep):
 
 
 def test_gains_compare_runs_that_differ_in_one_flag(tmp_path):
-    def run(precision, last, batch, images_per_s):
+    def run(precision, last, batch, images_per_s, losses=None):
         given = {"model": "resnet18", "precision": precision, "channels_last": last}
         start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {}}
         return write_log(
             tmp_path / f"{precision}-{last}-{batch}.jsonl",
             batch=batch,
+            losses=losses,
             start=start | {"arguments": given | {"batch_size": batch, "image_size": 64}},
             window={"first_step": 3, "steps": 17, "wall_s": 17 * batch / images_per_s},
         )
@@ -123,7 +124,8 @@ def test_gains_compare_runs_that_differ_in_one_flag(tmp_path):
         run("fp16", False, 8, 300),
         run("bf16", False, 8, 200),
         run("fp16", True, 8, 450),
-        run("bf16", False, 16, 400),  # its pair was not recorded
+        run("bf16", False, 16, 400),
+        run("fp16", False, 16, 900, losses=[float("nan")] * 10),  # such a pair is no gain
     ]
     table = report.gains(runs, "precision", "fp16", than="bf16")
     assert (table.head, table.rows) == (

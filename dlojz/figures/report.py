@@ -333,11 +333,12 @@ def compare_runs(runs: Sequence) -> Table:
 def gains(runs: Sequence, flag: str, value, than) -> Table:
     """Return a table of how many times as fast runs with one value of a flag are, by batch size.
 
-    Of precision and memory layout, the other one is the same in both runs of a pair.
+    Of precision and memory layout, the other one is the same in both runs of a pair. Runs out of
+    memory, and those whose loss is not finite, make no pair.
     """
     found, other = {}, {"precision": "channels_last", "channels_last": "precision"}[flag]
     for s in map(summary, runs):
-        if s.images_per_s and flag in s.arguments:  # not an experiment, and not out of memory
+        if s.images_per_s and flag in s.arguments and not s.divergence:  # not an experiment
             pair = found.setdefault((s.model, s.arguments[other], s.batch_size), {})
             pair[s.arguments[flag]] = s.images_per_s
     ratio = {k: v[value] / v[than] for k, v in found.items() if value in v and than in v}
