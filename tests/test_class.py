@@ -1,6 +1,7 @@
 """What a trainee shares, and what the class board makes of it."""
 
 import json
+import math
 import os
 import re
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import nbformat
+import numpy as np
 import pupils
 import pytest
 
@@ -57,6 +59,8 @@ def put(folder, name="ada", number=1, entries=(), runs=(), at=None):
     made = {"schema": 1, "as": name, "time": now, "entries": [*entries], "runs": [*runs]}
     file = folder / f"{number:016x}.json"
     file.write_text(summary.text(made))
+    if at:
+        os.utime(file, (at.timestamp(), at.timestamp()))
     return file
 
 
@@ -155,6 +159,8 @@ def test_a_folder_without_the_sticky_bit_is_named(folder):
         ("<b>me</b>", "give at most 24 letters"),
         ("", "give at most 24 letters"),
         ("a" * 25, "give at most 24 letters"),
+        ("ann ", "give at most 24 letters"),
+        ("ann  lee", "give at most 24 letters"),
         ("a\x1b[2J", "give at most 24 letters"),
         ("JDupont-2", "holds your login name"),
         ("Grace", "is taken"),
@@ -355,9 +361,9 @@ def test_what_is_not_a_small_regular_file_is_skipped_and_counted(folder, tmp_pat
     (folder / f"{9:016x}.json").write_text('{"schema": 99}')
     os.link(put(folder, "twin", 10), folder / f"{11:016x}.json")
     found = members.read(folder, ASKED)
-    assert [m.name for m in found.members] == ["grace"]
+    assert [m.name for m in found.members] == ["grace", "twin"]
     wanted = {"not a shared file": 1, "a link": 1, "too large": 1, "damaged": 4}
-    assert found.skipped == wanted | {"not a file of its own": 4}
+    assert found.skipped == wanted | {"not a regular file": 2, "a second name of a file": 1}
     assert "skipped: 4 (damaged)" in class_board.notes(found)
 
 
@@ -404,6 +410,15 @@ def test_who_takes_the_name_of_another_is_told_apart(folder):
     assert names == ["ada (1111)", "ADA (2222)"]
 
 
+def test_files_that_begin_alike_are_told_apart_and_counted(folder):
+    for number, name in enumerate(("ann", "ANN", "Ann")):
+        put(folder, name, 0xABCD << 48 | number << 40, [judged("01_gpu", False, "metrics")])
+    found = members.read(folder, ASKED)
+    names = {m.name for m in found.members}
+    assert names == {"ann (abcd00)", "ANN (abcd01)", "Ann (abcd02)"}
+    assert standing.failing(found)[0].stuck == 3
+
+
 def test_no_table_lets_a_control_character_or_a_tag_through(folder):
     put(folder, "ada", 1, [judged("01_gpu", False, "metrics")])
     found = class_board.open_class(folder)
@@ -417,10 +432,10 @@ def test_no_table_lets_a_control_character_or_a_tag_through(folder):
 def test_a_file_that_the_instructor_may_not_read_is_counted(folder, monkeypatch):
     put(folder)
 
-    def refuse(*args):
+    def refuse(*args, **more):
         raise PermissionError
 
-    monkeypatch.setattr(members.os, "open", refuse)
+    monkeypatch.setattr(members, "read_small", refuse)
     assert members.read(folder, ASKED).skipped == {"not readable by you": 1}
 
 
@@ -430,6 +445,57 @@ def test_a_flood_of_files_is_read_up_to_a_limit(folder, monkeypatch):
         put(folder, f"n{number}", number)
     found = members.read(folder, ASKED)
     assert (len(found.members), found.skipped["too many files"]) == (3, 2)
+
+
+@pytest.mark.parametrize("limit", [("MOST", 3), ("MOST_BYTES", 330)])
+def test_a_thousand_files_of_one_trainee_hide_no_other(limit, folder, monkeypatch):
+    if os.geteuid():
+        pytest.skip("files of other owners need root")
+    monkeypatch.setattr(members, *limit)
+    for number in range(9):
+        put(folder, f"flood{number}", number)
+    for number, name in ((10, "ada"), (11, "grace")):
+        owner = 1000 + number
+        os.chown(put(folder, name, number), owner, owner)
+    found = members.read(folder, ASKED)
+    assert {m.name for m in found.members} >= {"ada", "grace"}
+    assert len(found.members) == 3
+    assert found.skipped["too many files"] == 8
+
+
+@pytest.mark.parametrize(("hours", "word"), [(1, "60 min ahead"), (-1, "60 min behind")])
+def test_a_clock_that_differs_is_named_and_its_times_are_corrected(hours, word, folder):
+    off = timedelta(hours=hours)
+    at = (datetime.now(UTC) + off).isoformat(timespec="seconds")
+    since = (datetime.now(UTC) + off - timedelta(minutes=5)).isoformat(timespec="seconds")
+    run = {"state": "QUEUED", "submitted": since, "started": None, "ended": None}
+    answers = [entry("quizzes", "gpu-where", 2 - 60 * hours, right=True)]
+    modified = put(folder, "ada", 1, answers, [run])
+    modified.write_text(
+        re.sub(r'^ "time": .*$', f' "time": "{at}",', modified.read_text(), flags=re.M)
+    )
+    found = members.read(folder, ASKED)
+    assert found.left_out == 0
+    assert found.time - found.members[0].entries[0].time == pytest.approx(120, abs=3)
+    assert class_board.jobs(found).rows == [("ada", "waits", "5 min")]
+    assert f"the clock of ada is {word}; their times are corrected" in class_board.notes(found)
+
+
+def test_a_copied_folder_keeps_its_times(folder):
+    then = datetime.now(UTC) - timedelta(days=400)
+    file = put(folder, "ada", 1, [entry("quizzes", "gpu-where", 401 * 1440, right=True)], at=then)
+    file.touch()
+    found = members.read(folder, ASKED)
+    assert (found.left_out, found.members[0].ahead) == (0, 0)
+    assert class_board.overview(found).rows[0][4] == "long ago"
+
+
+@pytest.mark.parametrize("year", ["0001", "1970", "2024"])
+def test_a_job_that_nobody_can_have_waited_for_is_left_out(year, folder):
+    then = f"{year}-01-01T00:00:00+00:00"
+    put(folder, runs=[{"state": "QUEUED", "submitted": then, "started": None, "ended": None}])
+    found = members.read(folder, ASKED)
+    assert (class_board.jobs(found).rows, found.left_out) == ([], 1)
 
 
 # What the board says -----------------------------------------------------------------------------
@@ -503,6 +569,26 @@ def test_speed_ups_and_calibration_take_the_last_of_each_trainee(folder):
     assert class_board.calibration(found).rows == [("step_ms", "1", "0%", "1", "0", "2")]
 
 
+EXTREME = (0, 5e-324, 1e-300, 1.1e-15, 1e-9, 1, 9.9e14, 1e15, 1e300, 10**14, 10**300, -1, True)
+
+
+def test_no_number_hides_the_board(folder, recwarn):
+    """Any two numbers, as a prediction and what was measured, and as a speed-up."""
+    for place, one in enumerate(EXTREME):
+        rows = [
+            {"name": f"n{n % 3}", "predicted": one, "measured": x} for n, x in enumerate(EXTREME)
+        ]
+        scores = [entry("scores", "01 gpu", 1, **row) for row in rows]
+        put(folder, "ada", place, [*scores, judged("01_gpu", True, ratio=one)])
+    put(folder, "nan", 99, [judged("01_gpu", True, ratio=math.nan)])
+    found = class_board.open_class(folder)
+    assert "inf" not in json.dumps(class_board.to_dict(found))
+    assert np.isfinite(class_board.plot_speedups(found).get_xlim()).all()
+    assert np.isfinite([ax.get_xlim() for ax in class_board.plot_calibration(found)]).all()
+    assert found.skipped == {"damaged": 1}
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
 def test_the_time_in_a_notebook_is_split_into_waiting_and_work(folder):
     def ago(minutes):
         return (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
@@ -534,7 +620,7 @@ def test_the_time_in_a_notebook_is_split_into_waiting_and_work(folder):
 
 def test_a_hundred_trainees_with_fifty_runs_each_are_read_in_a_second(folder):
     at = datetime.now(UTC) - timedelta(hours=5)
-    runs = [{"state": "COMPLETED", "submitted": at.isoformat(), "started": at.isoformat()}] * 50
+    runs = [{"state": "QUEUED", "submitted": at.isoformat(), "started": at.isoformat()}] * 50
     runs = [run | {"ended": (at + timedelta(minutes=1)).isoformat()} for run in runs]
     done = [judged("01_gpu", i % 5 == 0, "metrics", 2.0, minutes=i) for i in range(50)]
     row = {"name": "step_ms", "predicted": 3, "measured": 4}

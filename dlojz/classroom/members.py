@@ -6,20 +6,22 @@ name of another trainee. What is not a small, regular, well-formed file is skipp
 
 import os
 import re
-import stat
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.classroom import summary
 from dlojz.classroom.summary import seconds
-from dlojz.course import UserError
+from dlojz.course import UserError, read_small
 
 SHARED = re.compile(r"[0-9a-f]{16}\.json")  # the name of a shared file
 MOST = 1000  # files that are read
-AHEAD_S = 600  # by how much another machine's clock may be ahead
+MOST_BYTES = 32 * 1024 * 1024  # of all of them; a trainee of the whole course has about 50 kB
+AHEAD_S = 600  # by how much another machine's clock may differ
+DAY_S = 86400  # a file that is newer by more than that was copied
+YEAR_S = 366 * DAY_S  # what is older has nothing to do with this class
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Member:
     time: float  # of the file
     entries: list[Entry]
     runs: list[Run]
+    ahead: float = 0.0  # by how many seconds this trainee's clock is; all times are corrected
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,6 @@ class Classroom:
     time: float = 0.0  # as it was read
 
 
-class Skip(Exception):  # noqa: N818 - not an error
-    """The reason why a file is not read."""
-
-
 def read(folder: str | Path, asked: Iterable[tuple[str, str, str]] = ()) -> Classroom:
     """Return the class of a folder. asked: as `progress.asked` returns it; other keys are left out.
 
@@ -78,64 +77,84 @@ def read(folder: str | Path, asked: Iterable[tuple[str, str, str]] = ()) -> Clas
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: expected the one into which your trainees share")
     now, skipped, left_out, found = time.time(), Counter(), 0, []
-    names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
-    shared = [name for name in names if SHARED.fullmatch(name)]
-    skipped["not a shared file"] = len(names) - len(shared)
-    skipped["too many files"] = len(shared[MOST:])
-    for name in shared[:MOST]:
+    for file in _files(folder, skipped):
         try:
-            content, out = summary.parse(_content(folder / name))
-        except (Skip, ValueError, OSError) as why:
-            skipped[_reason(why)] += 1
+            content, out = summary.parse(read_small(file.path, summary.LARGEST, links=False))
+        except (ValueError, OSError) as why:
+            refused = isinstance(why, PermissionError)
+            skipped["not readable by you" if refused else "damaged"] += 1
             continue
-        member, others = _member(content, asked, now)
+        member, others = _member(content, asked, file.stat(follow_symlinks=False).st_mtime, now)
         left_out += out + others
-        found.append((name, member))
+        found.append((file.name, member))
     notebooks = tuple(sorted({notebook for notebook, _, _ in asked}))
     return Classroom(folder, _told_apart(found), +skipped, left_out, notebooks, now)
 
 
-def _reason(why):
-    if isinstance(why, Skip):
-        return str(why)
-    return "not readable by you" if isinstance(why, PermissionError) else "damaged"
+def _files(folder, skipped) -> list[os.DirEntry]:
+    """Return the files to read, and count the others by why they are skipped.
+
+    In turns: each owner's newest comes first, so that nobody's thousand files hide another's.
+    """
+    found, turns, size = {}, Counter(), 0
+    for file in os.scandir(folder):
+        why = "not a shared file" if not SHARED.fullmatch(file.name) else _unfit(file)
+        if not why and found.setdefault(file.inode(), file) is not file:
+            why = "a second name of a file"
+        if why and not file.name.startswith("."):
+            skipped[why] += 1
+    about = [(file.stat(follow_symlinks=False), file) for file in found.values()]
+    ranked = []
+    for info, file in sorted(about, key=lambda pair: -pair[0].st_mtime):
+        turns[info.st_uid] += 1
+        ranked.append((turns[info.st_uid], info.st_size, file))
+    ranked.sort(key=lambda row: row[0])
+    fits = [file for _, bytes_, file in ranked[:MOST] if (size := size + bytes_) <= MOST_BYTES]
+    skipped["too many files"] = len(ranked) - len(fits)
+    return fits
 
 
-def _content(path) -> bytes:
-    """Return the content of a small, regular file; raise Skip for anything else."""
-    if path.is_symlink():
-        raise Skip("a link")
-    # Without waiting: opening a pipe would wait for its other end.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _unfit(file) -> str:
+    """Return why a file is not read; "" for a small, regular one."""
+    if file.is_symlink():
+        return "a link"
+    if not file.is_file(follow_symlinks=False):
+        return "not a regular file"
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            raise Skip("not a file of its own")
-        if found.st_size > summary.LARGEST:
-            raise Skip("too large")
-        return os.read(handle, summary.LARGEST)
-    finally:
-        os.close(handle)
+        size = file.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return "removed just now"
+    return "too large" if size > summary.LARGEST else ""
 
 
-def _member(content, asked, now) -> tuple[Member, int]:
-    """Return a trainee, and how many entries were left out."""
+def _member(content, asked, written, now) -> tuple[Member, int]:
+    """Return a trainee, and how many entries were left out.
+
+    written: when the file was, by the clock of the folder's machine. The trainee's may differ.
+    """
     places = {(kind, key): notebook for notebook, kind, key in asked}
-    latest = now + AHEAD_S
+    when = min(written, now)
+    ahead = seconds(content["time"]) - when
+    if abs(ahead) <= AHEAD_S or ahead < -DAY_S:
+        when, ahead = min(when, when + ahead), 0.0
+    known = range(int(when - YEAR_S), int(now + AHEAD_S))
     entries = [
         Entry(at, entry["kind"], entry["key"], place, entry)
         for entry in content["entries"]
-        if (at := seconds(entry["time"])) <= latest and (place := _place(entry, places))
+        if int(at := seconds(entry["time"]) - ahead) in known and (place := _place(entry, places))
     ]
-    runs = [run for row in content["runs"] if (run := _run(row, latest))]
+    runs = [run for row in content["runs"] if (run := _run(row, ahead, known))]
     out = len(content["entries"]) + len(content["runs"]) - len(entries) - len(runs)
-    when = min(seconds(content["time"]), now)
-    return Member(content["as"], when, sorted(entries, key=lambda e: e.time), runs), out
+    entries.sort(key=lambda entry: entry.time)
+    return Member(content["as"], when, entries, runs, ahead), out
 
 
-def _run(row, latest) -> Run | None:
-    times = [row[name] and seconds(row[name]) for name in ("submitted", "started", "ended")]
-    return Run(row["state"], *times) if max(filter(None, times), default=0) <= latest else None
+def _run(row, ahead, known) -> Run | None:
+    """Return a job; None if a time of it can't be."""
+    given = [row[name] for name in ("submitted", "started", "ended")]
+    times = [None if time is None else seconds(time) - ahead for time in given]
+    fits = all(int(at) in known for at in times if at is not None)
+    return Run(row["state"], *times) if fits else None
 
 
 def _place(entry, places) -> str | None:
@@ -152,11 +171,13 @@ def _place(entry, places) -> str | None:
 
 def _told_apart(found) -> list[Member]:
     """Return the trainees by name; those who share a name get a part of their file's behind it."""
-    count = Counter(member.name.casefold() for _, member in found)
-    members = [
-        member
-        if count[member.name.casefold()] == 1
-        else Member(f"{member.name} ({file[:4]})", member.time, member.entries, member.runs)
-        for file, member in found
-    ]
+    same = defaultdict(list)
+    for file, member in found:
+        same[member.name.casefold()].append(file)
+    members = []
+    for file, member in found:
+        files = same[member.name.casefold()]
+        length = next(n for n in range(4, 17) if len({name[:n] for name in files}) == len(files))
+        name = member.name if len(files) == 1 else f"{member.name} ({file[:length]})"
+        members.append(replace(member, name=name))
     return sorted(members, key=lambda member: member.name.casefold())

@@ -43,9 +43,15 @@ def passed(member: Member) -> set[str]:
 
 def waiting(found: Classroom, of: str = "QUEUED") -> list[tuple[Member, Run]]:
     """Return the jobs that are in this state, of trainees heard of lately; oldest first."""
-    fresh = [m for m in found.members if found.time - m.time < FRESH_S]
-    jobs = [(m, run) for m in fresh for run in m.runs if run.state == of]
+    jobs = [(member, run) for member in found.members for run in jobs_of(found, member, of)]
     return sorted(jobs, key=lambda job: began(job[1]) or 0)
+
+
+def jobs_of(found: Classroom, member: Member, state: str) -> list[Run]:
+    """Return a trainee's jobs in this state, oldest first; none if not heard of lately."""
+    fresh = found.time - member.time < FRESH_S
+    own = [run for run in member.runs if fresh and run.state == state]
+    return sorted(own, key=lambda run: began(run) or 0)
 
 
 def began(run: Run) -> float | None:

@@ -14,16 +14,17 @@ digits, a number is finite. What reads a file asks the same of it, because anybo
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
+from dlojz.course import table_of
+
 SCHEMA = 1
 MOST = 400  # entries or runs in a file, the newest; a trainee of the whole course has about 300
 LARGEST = 256 * 1024  # bytes of a file that is read
-PSEUDONYM = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,23}")
+PSEUDONYM = re.compile(r"(?!.*  )[A-Za-z0-9][A-Za-z0-9 ._-]{0,23}(?<! )")  # blanks within only
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,39}")  # no "/", so never a path
 STATES = {"QUEUED", "RUNNING", "COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "TIMEOUT"}
 STATES |= {"NODE_FAIL", "PREEMPTED"}
@@ -36,7 +37,7 @@ def _is_name(value):
 def _is_number(value):
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 <= value < 1e15 and math.isfinite(value)
+    return value == 0 or 1e-15 < value < 1e15  # so that a board can divide any two
 
 
 def _is_flag(value):
@@ -112,8 +113,8 @@ def of(kept: dict, jobs: Iterable[tuple[dict, dict]], pseudonym: str) -> dict:
     entries = [
         made
         for kind in _SPLIT
-        for key, given in kept.get(kind, {}).items()
-        for one in given
+        for key, given in _of_type(dict, kept.get(kind)).items()
+        for one in _of_type(list, given)
         for made in _entries(kind, key, one)
     ]
     entries.sort(key=lambda entry: seconds(entry["time"]))
@@ -130,6 +131,11 @@ def text(summary: dict) -> str:
         rows = ",\n".join(f"  {json.dumps(row)}" for row in summary[name])
         lines.append(f' "{name}": [{rows and chr(10)}{rows}]' + "," * (name == "entries"))
     return "\n".join(lines) + "}\n"
+
+
+def _of_type(kind, found):
+    """Return a part of progress.json; an empty one for what somebody made of it."""
+    return found if isinstance(found, kind) else kind()
 
 
 def _entries(kind, key, entry) -> list[dict]:
@@ -176,12 +182,14 @@ _SPLIT = {  # for each kind, what to take from an entry of progress.json
 
 
 def _run(info, status):
+    """Return what is shared of a job; None if its files are damaged."""
     times = {"submitted": info.get("submitted")}
     times |= {name: status.get(name) for name in ("started", "ended")}
-    return {"state": status.get("state")} | {
-        name: datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds") if value else None
-        for name, value in times.items()
-    }
+    with suppress(TypeError, ValueError, OverflowError, OSError):
+        return {"state": status.get("state")} | {
+            name: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") if at else None
+            for name, at in times.items()
+        }
 
 
 # What an instructor reads ------------------------------------------------------------------------
@@ -189,11 +197,8 @@ def _run(info, status):
 
 def parse(content: bytes) -> tuple[dict, int]:
     """Return a summary, and how many of its entries and runs were left out. Raises ValueError."""
-    try:
-        found = json.loads(content, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    found = table_of(content)
+    if found.get("schema") != SCHEMA:
         raise ValueError(f"no summary of schema {SCHEMA}")
     if not isinstance(found.get("as"), str) or not PSEUDONYM.fullmatch(found["as"]):
         raise ValueError("no pseudonym")
@@ -207,7 +212,3 @@ def parse(content: bytes) -> tuple[dict, int]:
     left_out = sum(map(len, lists.values())) - len(entries) - len(runs)
     head = {name: found[name] for name in ("schema", "as", "time")}
     return head | {"entries": entries, "runs": runs}, left_out
-
-
-def _refuse(constant):
-    raise ValueError(f"{constant} is not a number")

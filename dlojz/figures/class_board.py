@@ -39,6 +39,7 @@ MARKS = {  # the parts of a notebook, in a figure
 SHOWN = (0.5, 32)  # ratios beyond are drawn at the edge, so that one absurd value spoils nothing
 FACTORS = (1 / 100, 100)  # of a prediction, likewise
 PANELS = 3  # of calibration
+NAMED = 3  # clocks that differ
 LONGEST_MIN = 240  # of a sitting that is drawn
 
 
@@ -73,7 +74,7 @@ def _jobs(found, member):
     """Return the jobs that wait or run: "1 waits 3 min, 1 runs 12 min"."""
     told = []
     for word, state in (("waits", "QUEUED"), ("runs", "RUNNING")):
-        own = [run for who, run in standing.waiting(found, state) if who is member]
+        own = standing.jobs_of(found, member, state)
         if own and (since := standing.began(own[0])):
             told.append(f"{len(own)} {word} {_minutes(found.time - since)}")
     return ", ".join(told)
@@ -145,9 +146,20 @@ def notes(found: Classroom) -> str:
     count, waits = len(found.members), len(standing.waiting(found))
     told = [f"{count} trainee{'s' * (count != 1)}, {waits} job{'s' * (waits != 1)} waiting"]
     told += [f"skipped: {n} ({why})" for why, n in sorted(found.skipped.items())]
+    told += _clocks([member for member in found.members if member.ahead])
     if found.left_out:
         told.append(f"{found.left_out} entries left out: unknown here, or not well-formed")
     return "; ".join(told)
+
+
+def _clocks(members):
+    """Return a sentence for each of the first clocks that differ, and one for the others."""
+    said = [
+        f"the clock of {m.name} is {_minutes(abs(m.ahead))} {'ahead' if m.ahead > 0 else 'behind'}"
+        for m in members[:NAMED]
+    ]
+    others = [f"{len(members) - NAMED} other clocks differ, too"] * (len(members) > NAMED)
+    return [*said, *others, *["their times are corrected"] * bool(members)]
 
 
 def to_dict(found: Classroom) -> dict:
