@@ -67,9 +67,10 @@ def file() -> Path:
 def read(path: Path | None = None) -> dict[int, list[Day]]:
     """Return the days of each syllabus, by how many there are. Raises UserError."""
     path = path or file()
+    content = course.read_small(path)
     try:
-        found = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        found = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: can't be read as TOML: {error}") from None
     about = {key: found.pop(key, None) for key in ABOUT}
     for key, kind in ABOUT.items():
@@ -78,6 +79,8 @@ def read(path: Path | None = None) -> dict[int, list[Day]]:
     hours = [_minutes_of(path, about[key]) for key in ("begin", "end")]
     syllabi = {}
     for number, tables in found.items():
+        if not isinstance(tables, list):
+            raise UserError(f"{path}: {number} is no list: expected days [[{number}]]")
         if number != str(len(tables)):
             raise UserError(f"{path}: there are {len(tables)} days [[{number}]]: expected {number}")
         days = [_day(path, number, table, *hours, about["teaching_minutes"]) for table in tables]
@@ -87,7 +90,7 @@ def read(path: Path | None = None) -> dict[int, list[Day]]:
 
 def _minutes_of(path, text):
     hour, _, minute = text.partition(":")
-    if not (hour.isdigit() and minute.isdigit() and int(hour) < 24 and int(minute) < 60):
+    if not (hour.isdecimal() and minute.isdecimal() and int(hour) < 24 and int(minute) < 60):
         raise UserError(f"{path}: {text!r} is not a time: expected one such as 09:00")
     return 60 * int(hour) + int(minute)
 
@@ -99,7 +102,8 @@ def _day(path, number, table, *about):
         raise UserError(f"{path}: a day [[{number}]] has no {error.args[0]}") from None
 
 
-def _part(path, table: Mapping) -> Part:
+def _part(path, table) -> Part:
+    table = table if isinstance(table, Mapping) else {}
     kinds = [kind for kind in KINDS if kind in table]
     allowed = {"catch_up"} if kinds == ["notebook"] else {"minutes"}
     if len(kinds) != 1 or set(table) - {*kinds, *allowed}:

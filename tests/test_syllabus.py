@@ -88,6 +88,11 @@ HEAD = 'begin = "09:00"\nend = "17:00"\nteaching_minutes = 390\n'
     ("text", "said"),
     [
         ("begin =", "can't be read as TOML"),
+        (b'begin = "caf\xe9"', "can't be read as TOML: 'utf-8' codec"),
+        (b"a = " + b"[" * 9000, "can't be read as TOML: maximum recursion"),
+        (HEAD.replace("17:00", "²:00"), "'²:00' is not a time"),
+        (HEAD + "1 = 3", "expected days [[1]]"),
+        (HEAD + '[[1]]\ntitle = "A"\nparts = [3]', "expected one of talk"),
         ('begin = "09:00"', "expected a line such as end"),
         (HEAD.replace("17:00", "25:00"), "'25:00' is not a time: expected one such as 09:00"),
         (HEAD + '[[2]]\ntitle = "A"\nparts = []', "there are 1 days [[2]]: expected 2"),
@@ -100,10 +105,11 @@ HEAD = 'begin = "09:00"\nend = "17:00"\nteaching_minutes = 390\n'
 )
 def test_a_wrong_file_is_explained(tmp_path, text, said):
     path = tmp_path / "syllabi.toml"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as error:
         syllabus.read(path)
     assert said in str(error.value)
+    assert str(path) in str(error.value) or "no notebook" in said
 
 
 # The commands -------------------------------------------------------------------------------------
