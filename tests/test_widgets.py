@@ -491,6 +491,18 @@ def test_a_flag_that_the_trainee_adds_is_in_the_form(form, script):
     assert "t.py --mine 4" in preview.value
 
 
+def test_a_default_that_is_none_of_the_choices_can_be_kept_and_left(form, script):
+    flag = "p.add_argument('--mine', type=int, choices=(1, 2), default=7)"
+    script(f"import argparse\np = argparse.ArgumentParser()\n{flag}\n")
+    controls, preview, *_ = form("t.py")
+    assert [value for _, value in controls["--mine"].options] == [7, 1, 2]
+    assert "t.py&#x27;)" in preview.value
+    controls["--mine"].value = 2
+    assert "t.py --mine 2" in preview.value
+    with pytest.raises(ValueError, match="--mine 3: expected one of 1, 2"):
+        form("t.py --mine 3")
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [

@@ -109,8 +109,11 @@ def _control(flag: Flag, value):
     if flag.kind is bool:
         return ipywidgets.Checkbox(value=bool(value), indent=True, **about)
     if flag.choices:
-        unknown = [(AUTOMATIC, None)] * (flag.default is None)
-        options = [*unknown, *((str(choice), choice) for choice in flag.choices)]
+        options = [(str(choice), choice) for choice in flag.choices]
+        if flag.default not in flag.choices:  # which argparse allows
+            options.insert(
+                0, (AUTOMATIC if flag.default is None else str(flag.default), flag.default)
+            )
         place = [choice for _, choice in options].index(value)  # a value of None selects nothing
         return ipywidgets.Dropdown(options=options, index=place, **about)
     if flag.kind is int and isinstance(value, int):
@@ -154,8 +157,8 @@ def _value(flag, text):
     except ValueError:
         wanted = {int: "a whole number", float: "a number"}[flag.kind]
         raise UserError(f"{flag.label} {text}: expected {wanted}") from None
-    if flag.choices and value not in flag.choices:
-        raise UserError(f"{flag.label} {text}: expected one of {', '.join(flag.choices)}")
+    if flag.choices and value not in (*flag.choices, flag.default):
+        raise UserError(f"{flag.label} {text}: expected one of {', '.join(map(str, flag.choices))}")
     if flag.least is not None and value < flag.least:
         raise UserError(f"{flag.label} {text}: expected at least {flag.least}")
     return value
