@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import json
+import math
 import os
 import re
 import shlex
@@ -522,7 +523,7 @@ def _check(args):
     verdict = check(step, args.job or _last(), args.pairs)
     print(json.dumps(verdict.to_dict(), indent=1) if args.json else verdict)
     if args.hint:
-        print(verdict.hint(climb=True))
+        print(harmless(repr(verdict.hint(climb=True)), keep="\n\t"))
     return 0 if verdict.passed else 1
 
 
@@ -531,10 +532,12 @@ def _solution(args):
 
 
 def _diff(args):
-    print(repr(course.diff(launch.find(args.job) if args.job else course.trainer(), args.step)))
+    found = course.diff(launch.find(args.job) if args.job else course.trainer(), args.step)
+    print(harmless(repr(found), keep="\n\t"))
 
 
 def _catch_up(args):
+    _note_link()
     saved = course.catch_up(args.step)
     print(f"{course.trainer()} is now where step {course.step(args.step)} begins")
     if saved:
@@ -543,12 +546,21 @@ def _catch_up(args):
         print("your file was an unchanged step of the course, so no copy of it is kept")
 
 
+def _note_link():
+    """Print a note if the trainer is a link, which a new file will replace."""
+    if course.trainer().is_symlink():
+        behind = course.trainer().resolve()
+        print(f"note: your trainer was a link to {behind}, which stays as it is", file=sys.stderr)
+
+
 def _rehearse(args):
     from dlojz import rehearse
 
     for flag, value in (("--trainees", args.trainees), ("--devices", args.devices)):
         if value is not None and value < 1:
             raise ValueError(f"{flag} {value}: expected at least 1")
+    if args.minutes is not None and not 0 < args.minutes < math.inf:
+        raise ValueError(f"--minutes {args.minutes:g}: expected a number of minutes above 0")
     paths, found = [rehearse.find(name) for name in _notebooks(args)], []
     if args.begin and len(paths) > 1:
         raise ValueError("--from goes on with one notebook: name only that one")
@@ -603,6 +615,7 @@ def _restore(args):
     if args.list:
         print("\n".join(map(str, course.saved())) or "no saved file yet: `dlojz catch-up` saves")
         return
+    _note_link()
     file, saved = course.restore(args.file)
     print(f"{course.trainer()} is now {file}")
     print(f"yours was saved: {saved}" if saved else "yours was a step of the course: not saved")

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import fcntl
 import getpass
 import json
 import math
@@ -9,6 +10,8 @@ import os
 import stat
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from html import escape
@@ -34,6 +37,7 @@ PREPARED = {
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
 
 SMALL = 16 * 1024 * 1024  # bytes of a file that is read whole
+LARGE = 64 * SMALL  # of a notebook with its figures
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your disk quota is used up"}
 STARTER = Path(__file__).with_name("dlojz.py")  # in a clone this may be the trainee's file
 
@@ -128,7 +132,7 @@ def step(name: str | int) -> str:
     """Return the step's full name: "01_gpu" for 1, "1", "01" and "01_gpu"."""
     text = str(name)
     for known in CHAIN:
-        if text == known or (text.isdigit() and int(text) == int(known[:2])):
+        if text == known or (text.isdecimal() and int(text) == int(known[:2])):
             return known
     raise LookupError(
         f"no step {text!r} that edits the trainer: expected one of {', '.join(CHAIN)}"
@@ -145,8 +149,9 @@ def own(name: str) -> str:
 
     What is there is left as it is. To begin again, rename it.
     """
-    with suppress(FileExistsError), (course_root() / COPIED[name]).open("xb") as file:
-        file.write(prepared(name).read_bytes())
+    copy = course_root() / COPIED[name]
+    if not copy.exists():
+        write_atomically(copy, read_small(prepared(name)))
     return COPIED[name]
 
 
@@ -168,7 +173,7 @@ def catch_up(name: str | int) -> Path | None:
 
     None if there was nothing to save: it was a step of the course, unchanged.
     """
-    start = before(name).read_bytes()
+    start = read_small(before(name))
     saved = _save()
     write_atomically(trainer(), start)
     return saved
@@ -177,11 +182,11 @@ def catch_up(name: str | int) -> Path | None:
 def restore(name: str | None = None) -> tuple[Path, Path | None]:
     """Make a saved file the trainer again; return it, and where the present trainer was saved.
 
-    name: one of saved(); by default the newest that differs from the trainer.
+    name: one of saved(); by default the newest that differs from the trainer and is not empty.
     """
-    mine = trainer().read_bytes() if trainer().exists() else None
+    mine = read_small(trainer()) if trainer().exists() else None
     known = {file.name: file for file in saved()}
-    others = [file for file in known.values() if file.read_bytes() != mine]
+    others = [file for file in known.values() if read_small(file) not in (mine, b"")]
     if name is not None and Path(name).name not in known:
         there = ", ".join(known) or "nothing yet"
         raise LookupError(f"no saved file {name!r}: {_saved_folder()} holds {there}")
@@ -190,7 +195,11 @@ def restore(name: str | None = None) -> tuple[Path, Path | None]:
             f"nothing to restore: {_saved_folder()} holds no file that differs from your trainer"
         )
     chosen = known[Path(name).name] if name is not None else others[-1]
-    content, kept = chosen.read_bytes(), _save()
+    if not (content := read_small(chosen)):
+        raise FileError(
+            f"{chosen} is empty: nothing was restored; `dlojz restore --list` shows all"
+        )
+    kept = _save()
     write_atomically(trainer(), content)
     return chosen, kept
 
@@ -208,17 +217,22 @@ def _save() -> Path | None:
     """Save the trainer and return where; None if it is a step of the course, unchanged."""
     if not trainer().exists():
         return None
-    mine = trainer().read_bytes()
-    if mine in [solution(s).read_bytes() for s in CHAIN]:
+    mine = read_small(trainer())
+    if mine in [read_small(solution(s)) for s in CHAIN]:
         return None
     for file in saved():
-        if file.read_bytes() == mine:
+        if read_small(file) == mine:
             return file
-    _saved_folder().mkdir(exist_ok=True)
-    name = f"dlojz-{datetime.now():%Y%m%d-%H%M%S-%f}.py"  # the names sort by time
-    with (_saved_folder() / name).open("xb") as file:  # never overwrites an earlier one
-        file.write(mine)
-    return _saved_folder() / name
+    return save_copy(trainer())
+
+
+def save_copy(path: Path) -> Path:
+    """Save a copy of a trainee's file in saved/; return it. Names sort by time."""
+    copy = _saved_folder() / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}{path.suffix}"
+    with needs_room(copy):
+        copy.parent.mkdir(exist_ok=True)
+    write_atomically(copy, read_small(path, LARGE))
+    return copy
 
 
 def open_regular(path: str | Path, links: bool = True, mode: str = "rb", **text) -> IO:
@@ -276,6 +290,28 @@ def read_table(path: str | Path, most: int = SMALL) -> dict:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise FileError(f"{path} can't be read: {why}") from error
+
+
+@contextmanager
+def locked(path: Path, most_s: float = 1.0) -> Iterator[str]:
+    """Hold a lock file where it is free in time; yield "", or else which process holds it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    end, free = time.monotonic() + most_s, False
+    try:
+        while not free:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free = True
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.01)
+        if free:
+            with suppress(OSError):  # a full disk: then it has no name
+                os.write(handle, f"{os.getpid():<20}".encode())
+        yield "" if free else os.read(handle, 20).decode(errors="replace").strip() or "?"
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, content: str | bytes):
@@ -346,8 +382,10 @@ def diff(mine, step: str | int) -> Diff:
     return Diff(
         "\n".join(
             difflib.unified_diff(
-                path.read_text().splitlines(),
-                theirs.read_text().splitlines(),
+                *(
+                    read_small(file).decode(errors="replace").splitlines()
+                    for file in (path, theirs)
+                ),
                 _relative(path),
                 _relative(theirs),
                 n=2,

@@ -51,7 +51,7 @@ def find(name: str) -> Path:
 
 def card_minutes(path: Path) -> int:
     """Return how long a notebook takes a trainee, as its card says."""
-    return int(CARD.search(path.read_text())[1])
+    return int(CARD.search(path.read_text(encoding="utf-8"))[1])
 
 
 # Running -----------------------------------------------------------------------------------------
@@ -148,10 +148,7 @@ def restore(names: dict, file: str):
 
 def kept(path: Path) -> dict:
     """Return what is known of a notebook: where, when, its cells, jobs and verdicts; or {}."""
-    try:
-        return json.loads((folder() / f"{path.stem}.json").read_text())
-    except FileNotFoundError:
-        return {}
+    return course.read_table(folder() / f"{path.stem}.json")
 
 
 def note(path: Path, cells: list[dict], begin: int, started: float) -> dict:
@@ -170,7 +167,7 @@ def note(path: Path, cells: list[dict], begin: int, started: float) -> dict:
         "torch": version("torch"),
         "date": datetime.now(UTC).date().isoformat(),
         "card_minutes": card_minutes(path),
-        "code_cells": _code_cells(path.read_text()),
+        "code_cells": _code_cells(path.read_text(encoding="utf-8")),
         "cells": before + cells,
         "jobs": found.get("jobs", []) + [_job(job) for job in mine],
         "verdicts": _verdicts(path, begun),

@@ -9,7 +9,6 @@ reads its commits afterwards, and changes nothing.
 """
 
 import re
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from dlojz import course
 from dlojz.course import UserError, course_root
 
 RENAMED = re.compile(r"(.+)__(\d{14})(\.[^.]*)?")  # by nbgitpuller: name__20260131120000.py
@@ -122,9 +122,7 @@ def take(file: str) -> Path | None:
         raise UpdateError(f"the course has no file {name}: `dlojz update --last` lists files")
     saved = None
     if path.exists() and _git("diff", "--name-only", now, "--", name):
-        saved = root / "saved" / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}{path.suffix}"
-        saved.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, saved)
+        saved = course.save_copy(path)
     _git("checkout", now, "--", name)
     return saved
 

@@ -87,6 +87,29 @@ def test_solution_and_catch_up(course_folder, capsys):
     assert capsys.readouterr().out.endswith(f"{course.saved()[0]}\n")
 
 
+@pytest.mark.parametrize("command", [["catch-up", "01"], ["restore"]])
+def test_a_trainer_that_is_a_link_is_replaced_and_the_file_behind_it_named(
+    command, course_folder, capsys
+):
+    (course_folder / "mine.py").write_text("mine")
+    course.trainer().write_text("saved before")
+    course.catch_up(1)
+    course.trainer().unlink()
+    course.trainer().symlink_to(course_folder / "mine.py")
+    assert cli.main(command) == 0
+    behind = course_folder / "mine.py"
+    assert f"was a link to {behind}, which stays as it is" in capsys.readouterr().err
+    assert behind.read_text() == "mine"
+    assert not course.trainer().is_symlink()
+
+
+def test_a_difference_cannot_control_the_terminal(course_folder, capsys):
+    course.trainer().write_text("\tx = '\x1b[2J\u202e'\n")
+    assert cli.main(["diff", "01"]) == 0
+    out = capsys.readouterr().out
+    assert "-\tx = '\\x1b[2J\\u202e'\n" in out
+
+
 def test_cancel(course_folder, capsys):
     (course_folder / "t.py").write_text("import time; time.sleep(99)")
     job = launch.submit("t.py")

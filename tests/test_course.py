@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import steps
 
+from conftest import fill
 from dlojz import course
 from dlojz.jobs import keeper
 from dlojz.runs import log
@@ -110,7 +111,7 @@ def test_a_step_has_several_names(name):
     assert course.step(name) == "01_gpu"
 
 
-@pytest.mark.parametrize("name", ["99", "gpu", "a'; echo foo", ""])
+@pytest.mark.parametrize("name", ["99", "gpu", "a'; echo foo", "", "²"])
 def test_an_unknown_step_names_those_that_exist(name):
     with pytest.raises(LookupError, match="expected one of 00_start, 01_gpu, 02_amp"):
         course.step(name)
@@ -144,6 +145,57 @@ def test_a_file_that_was_never_saved_is_not_restored(course_folder):
         course.restore()
     with pytest.raises(LookupError, match=r"no saved file .x\.py.: .*saved holds nothing yet"):
         course.restore("x.py")
+
+
+@pytest.fixture
+def full_disk(small_disk, course_folder):
+    """A course folder whose saved/ and prepared copies are on a disk that is full."""
+    (course_folder / "saved").symlink_to(small_disk)
+    fill(small_disk)
+
+
+def test_on_a_full_disk_catching_up_saves_nothing_and_keeps_the_trainer(full_disk, course_folder):
+    course.trainer().write_text("mine")
+    with pytest.raises(course.NoRoomError, match=r"saved/dlojz-.*could not .*disk is full"):
+        course.catch_up(1)
+    assert course.trainer().read_text() == "mine"
+    assert course.saved() == []
+
+
+def test_an_empty_saved_file_is_never_made_the_trainer(course_folder):
+    course.trainer().write_text("mine")
+    course.catch_up(1)
+    empty = course.saved()[0].with_name("dlojz-99990101-000000-000000.py")
+    empty.touch()
+    with pytest.raises(course.FileError, match=rf"{empty} is empty: nothing was restored"):
+        course.restore(empty.name)
+    course.restore()
+    assert course.trainer().read_text() == "mine"
+
+
+@pytest.mark.parametrize("call", [course.catch_up, course.restore])
+def test_a_pipe_in_place_of_the_trainer_is_named(call, course_folder):
+    course.trainer().unlink()
+    os.mkfifo(course.trainer())
+    with pytest.raises(course.FileError, match=r"dlojz\.py can't be read: it is not a regular"):
+        call("01")
+    with pytest.raises(course.FileError, match=r"dlojz\.py can't be read: it is not a regular"):
+        course.diff(course.trainer(), "01")
+
+
+def test_a_trainer_that_is_not_utf_8_is_compared_all_the_same(course_folder):
+    course.trainer().write_bytes(b"# caf\xe9\n")
+    assert "-# caf\N{REPLACEMENT CHARACTER}" in course.diff(course.trainer(), "00")
+
+
+def test_a_lock_names_who_holds_it_and_is_not_waited_for_longer_than_that(tmp_path):
+    lock = tmp_path / "share.lock"
+    with course.locked(lock) as holder:
+        assert holder == ""
+        with course.locked(lock, 0.05) as holder:
+            assert holder == str(os.getpid())
+    with course.locked(lock) as holder:
+        assert holder == ""
 
 
 def test_an_empty_root_is_as_if_unset(monkeypatch, tmp_path):

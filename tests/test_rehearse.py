@@ -163,6 +163,10 @@ def test_a_rehearsal_that_has_no_time_left_says_how_to_go_on(notebook, capsys):
         (["90", "--from", "1"], "nothing was kept of an earlier part"),
         (["90", "90", "--from", "1"], "name only that one"),
         (["90", "--trainees", "0"], "--trainees 0: expected at least 1"),
+        (["90", "--minutes", "-1"], "--minutes -1: expected a number of minutes above 0"),
+        (["90", "--minutes", "0"], "--minutes 0: expected a number of minutes above 0"),
+        (["90", "--minutes", "nan"], "--minutes nan: expected a number of minutes above 0"),
+        (["90", "--minutes", "inf"], "--minutes inf: expected a number of minutes above 0"),
     ],
 )
 def test_a_wrong_rehearsal_is_explained(notebook, capsys, words, said):
