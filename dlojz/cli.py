@@ -641,8 +641,9 @@ def _update(args):
 def _share(args):
     mine = progress.file()
     if args.stop:
-        removed = classroom.stop(mine)
-        print(f"{removed} is removed; nothing is shared now" if removed else "nothing was shared")
+        removed = classroom.stop(mine, args.folder)
+        lost = "nothing was shared from here; `dlojz share --stop FOLDER` looks for a file of yours"
+        print(f"{removed} is removed; nothing is shared now" if removed else lost)
         return 0
     now = classroom.consent_of(mine)
     if now and now.stopped:

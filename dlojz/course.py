@@ -37,6 +37,7 @@ PREPARED = {
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
 
 SMALL = 16 * 1024 * 1024  # bytes of a file that is read whole
+LOCK_S = 1.0  # for which a lock is waited for: another process may be stopped
 LARGE = 64 * SMALL  # of a notebook with its figures
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your disk quota is used up"}
 STARTER = Path(__file__).with_name("dlojz.py")  # in a clone this may be the trainee's file
@@ -293,10 +294,11 @@ def read_table(path: str | Path, most: int = SMALL) -> dict:
 
 
 @contextmanager
-def locked(path: Path, most_s: float = 1.0) -> Iterator[str]:
-    """Hold a lock file where it is free in time; yield "", or else which process holds it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    end, free = time.monotonic() + most_s, False
+def locked(path: Path) -> Iterator[str]:
+    """Hold a lock file; yield "", or which process holds it if it is not free in time."""
+    with needs_room(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    end, free = time.monotonic() + LOCK_S, False
     try:
         while not free:
             try:

@@ -3,23 +3,23 @@
 from dlojz import progress; progress.overview()     # a table; `dlojz progress` in a terminal
 """
 
-import fcntl
 import json
 import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
 from dlojz import classroom, course
-from dlojz.course import course_root
+from dlojz.course import FileError, UserError, course_root
 from dlojz.table import Table
 
 # The calls with which a notebook asks for something, and the kind under which the answer is kept.
 KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
+MEND = "repair it, or move it away to start afresh"
 SHARE_S = 60  # between two looks at a job that waits or runs
 _shared = {}  # folder of a job: the state that was shared, and when
 CALL = re.compile(rf"""^\s*(?:\w+ = )?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
@@ -31,32 +31,80 @@ def file() -> Path:
 
 
 def load(path: Path | None = None) -> dict:
-    """Return the content of a file, by default {"predictions": {...}, "quizzes": {...}, ...}."""
+    """Return what is kept: {"predictions": {...}, "quizzes": {...}, ...}. Raises FileError."""
     path = path or file()
+    return _checked(path, _read(path))
+
+
+def _read(path):
     try:
-        kept = json.loads(path.read_text())
-        if not isinstance(kept, dict):
-            raise ValueError("not a JSON object")
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not readable ({error}): repair it, or move it away to start afresh"
-        ) from error
-    return kept
+        return course.read_table(path)
+    except FileError as error:
+        raise FileError(f"{error}: {MEND}") from None
 
 
 @contextmanager
 def changing(path: Path) -> Iterator[dict]:
-    """Yield the content of a file to change, which is written back, under a lock, on exit."""
+    """Yield the content of a file to change, which is written back, under a lock, on exit.
+
+    A lock that a stopped process holds is not waited for. When that one goes on, it writes nothing.
+    """
     with course.needs_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock").open("w")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two notebooks may answer at once
-        kept = load(path)
+    with course.locked(path.with_suffix(".lock")):  # two notebooks may answer at once
+        before = _version(path)
+        kept = _read(path)
         yield kept
+        if _version(path) != before:
+            raise UserError(f"{path} was changed by another process meanwhile: do it again")
         course.write_atomically(path, json.dumps(kept, indent=1))
+
+
+def _version(path):
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _is_number(value):
+    return value is None or isinstance(value, int | float)
+
+
+def _is_score(row):
+    numbers = (row[name] for name in ("predicted", "measured"))
+    return isinstance(row["word"], str) and "name" in row and all(map(_is_number, numbers))
+
+
+FORMS = {  # of an entry, by kind: what any of the tables could show
+    "predictions": lambda e: all(map(_is_number, e["value"].values())),
+    "scores": lambda e: all(map(_is_score, e["value"])),
+    "verdicts": lambda e: isinstance(e["value"]["passed"], bool),
+    "quizzes": lambda e: isinstance(e["value"], int),
+    "mysteries": lambda e: isinstance(e["value"], str) and _is_number(e.get("of")),
+    "hints": lambda e: isinstance(e["value"], int),
+    "answers": lambda e: isinstance(e["value"], str),
+}
+
+
+def _checked(path, kept):
+    """Return what is kept; raise FileError for a kind with an entry of another form."""
+    for kind in FORMS.keys() & kept.keys():
+        try:
+            lists = kept[kind].values()
+            right = all(FORMS[kind](e) and _has_time(e) for entries in lists for e in [*entries])
+        except (AttributeError, LookupError, TypeError, ValueError):
+            right = False
+        if not right or not all(isinstance(entries, list) for entries in lists):
+            raise _damaged(path, kind)
+    return kept
+
+
+def _damaged(path, kind):
+    return FileError(f"{path}: its {kind} are not as they were written: {MEND}")
+
+
+def _has_time(entry):
+    return entry.get("time") is None or datetime.fromisoformat(entry["time"])
 
 
 def now() -> datetime:
@@ -71,7 +119,10 @@ def keep(kind: str, key: str, value, **more):
     """
     entry = {"value": value, **more, "time": now().isoformat(timespec="seconds")}
     with changing(file()) as kept:
-        kept.setdefault(kind, {}).setdefault(key, []).append(entry)
+        try:
+            kept.setdefault(kind, {}).setdefault(key, []).append(entry)
+        except AttributeError:
+            raise _damaged(file(), kind) from None
     share()
 
 
@@ -111,7 +162,7 @@ def asked() -> list[tuple[str, str, str]]:
     found = []
     for path in sorted((course_root() / "notebooks").glob("[0-9]*.ipynb")):
         try:
-            cells = json.loads(path.read_text())["cells"]
+            cells = json.loads(course.read_small(path, course.LARGE))["cells"]
             code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a notebook ({error!r}): git checkout {path}") from None

@@ -4,8 +4,11 @@ import json
 import math
 import os
 import re
+import signal
 import stat
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -17,7 +20,8 @@ import numpy as np
 import pupils
 import pytest
 
-from dlojz import classroom, cli, launch, progress, widgets
+from conftest import fill
+from dlojz import classroom, cli, course, launch, progress, widgets
 from dlojz.check import exercises, run
 from dlojz.classroom import members, share, standing, summary
 from dlojz.course import UserError
@@ -209,7 +213,7 @@ def test_what_is_shared_is_always_known_or_it_could_not_be_stopped(
 
 
 def test_a_file_that_cannot_be_removed_is_no_longer_written(sharing, folder, monkeypatch, capsys):
-    def refuse(path, missing_ok):
+    def refuse(path, **more):
         raise PermissionError(f"not {path}")
 
     before = sharing.path.read_text()
@@ -221,6 +225,145 @@ def test_a_file_that_cannot_be_removed_is_no_longer_written(sharing, folder, mon
     assert cli.main(["share"]) == 2
     assert "is still there: `dlojz share --stop` removes it" in capsys.readouterr().err
     assert classroom.stop(progress.file()) == sharing.path
+
+
+@pytest.mark.parametrize("instead", ["nothing", "another folder"])
+def test_stop_never_says_that_nothing_is_shared_when_it_cannot_see(
+    instead, sharing, folder, capsys
+):
+    away = folder.rename(folder.with_name("away"))
+    if instead == "another folder":  # such as an empty mount point
+        folder.mkdir()
+    for _ in range(2):
+        assert cli.main(["share", "--stop"]) == 2
+        out, err = capsys.readouterr()
+        assert "nothing is shared" not in out
+        assert f"{sharing.path} can't be found, so it may be shared still" in err
+        assert str(progress.file().with_name("share.json")) in err
+    before = (away / sharing.file).read_text()
+    progress.keep("quizzes", "gpu-where", 1, right=True)
+    if instead == "another folder":
+        assert not any(folder.iterdir()), "nothing more is written"
+        folder.rmdir()
+    away.rename(folder)
+    assert sharing.path.read_text() == before
+    assert cli.main(["share", "--stop"]) == 0
+    assert not any(folder.iterdir())
+
+
+def test_a_shared_file_that_an_instructor_removed_is_no_obstacle(sharing):
+    sharing.path.unlink()
+    assert classroom.stop(progress.file()) == sharing.path
+    assert classroom.consent_of(progress.file()) is None
+
+
+DAMAGED = [
+    "",
+    "{broken",
+    "[1]",
+    '{"folder": 3}',
+    '{"folder": "/", "pseudonym": "a", "file": "/etc"}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_consent_is_named_and_its_file_found_in_the_folder(text, sharing, folder, capsys):
+    kept = progress.file().with_name("share.json")
+    kept.write_text(text)
+    for words in (["share"], ["share", "--stop"]):
+        assert cli.main(words) == 2
+        err = capsys.readouterr().err
+        assert f"{kept} is damaged" in err
+        assert "`dlojz share --stop FOLDER`" in err
+    other = put(folder, "grace", 1)
+    if text == "":
+        assert cli.main(["share", "--stop", str(folder)]) == 2
+        assert f"several files are yours: remove the one that you shared: {other}" in (
+            capsys.readouterr().err
+        )
+    other.unlink()
+    assert cli.main(["share", "--stop", str(folder)]) == 0
+    assert not any(folder.iterdir())
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:-20], lambda text: text.replace("ada", "\\")]
+)
+def test_a_consent_that_still_names_its_file_can_be_stopped(damage, sharing, folder):
+    kept = progress.file().with_name("share.json")
+    kept.write_text(damage(kept.read_text()))
+    assert classroom.stop(progress.file()) == sharing.path
+    assert not any(folder.iterdir())
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize("name", ["share.json", "progress.json", "share.lock", "progress.lock"])
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_named_at_once(
+    make, name, folder, course_folder, capsys
+):
+    make(progress.file().with_name(name))
+    told = ""
+    for words in (["progress"], ["share", str(folder), "--yes"], ["share", "--stop"]):
+        cli.main(words)
+        told += capsys.readouterr().err
+    try:
+        progress.keep("quizzes", "gpu-where", 1, right=True)
+    except (ValueError, OSError) as error:
+        told += str(error)
+    told += capsys.readouterr().err
+    assert name in told or (make is os.mkfifo and "lock" in name)
+
+
+def test_a_stopped_process_holds_up_no_answer(sharing, folder, course_folder, capsys, monkeypatch):
+    """It holds both locks, and goes on later: its own answer is refused, none is lost."""
+    code = """
+        import os, signal, sys
+        from dlojz import course, progress
+        with course.locked(progress.file().with_name("share.lock")):
+            with progress.changing(progress.file()) as kept:
+                kept.clear()
+                print("holds", flush=True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    monkeypatch.setattr(course, "LOCK_S", 0.1)
+    other = subprocess.Popen(words, **pipes)
+    assert other.stdout.readline() == "holds\n"
+    before = sharing.path.read_text()
+    start = time.monotonic()
+    progress.keep("quizzes", "gpu-where", 1, right=True)
+    assert cli.main(["share", "--stop"]) == 2
+    assert time.monotonic() - start < 2
+    err = capsys.readouterr().err
+    assert f"not updated (process {other.pid} is about to write it" in err
+    assert f"Type `kill -9 {other.pid}`, then again `dlojz share --stop`" in err
+    assert sharing.path.read_text() == before
+    other.send_signal(signal.SIGCONT)
+    assert "was changed by another process meanwhile" in other.communicate()[1]
+    assert progress.last("quizzes", "gpu-where") == 1
+    assert classroom.stop(progress.file()) == sharing.path
+
+
+def test_on_a_full_disk_of_the_class_nothing_is_shared_and_the_file_is_named(
+    small_disk, course_folder
+):
+    consent = classroom.plan(small_disk, "ada")
+    fill(small_disk)
+    with pytest.raises(course.NoRoomError, match=rf"{consent.path} could not .* your instructor"):
+        classroom.begin(consent, progress.file())
+    assert classroom.consent_of(progress.file()) is None
+
+
+def test_on_a_full_disk_of_the_trainee_sharing_can_be_stopped(small_disk, folder, monkeypatch):
+    monkeypatch.setenv("DLOJZ_PROGRESS", str(small_disk / "progress.json"))
+    consent = classroom.plan(folder, "ada")
+    classroom.begin(consent, progress.file())
+    fill(small_disk)
+    assert classroom.stop(progress.file()) == consent.path
+    assert not any(folder.iterdir())
+    assert classroom.consent_of(progress.file()) is None
 
 
 @pytest.mark.parametrize("fault", ["gone", "a file", "full", "consent", "jobs"])

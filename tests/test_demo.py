@@ -17,14 +17,16 @@ def test_the_demo_keeps_its_verdict_out_of_the_trainees_progress(
     (course_folder / "data").symlink_to(images)
     before = progress.file()
     monkeypatch.setattr(demo.images, "generate", lambda folder, **sizes: folder)
-    monkeypatch.setattr(demo, "check", lambda step, job: progress.keep("verdicts", step, job.id))
+    monkeypatch.setattr(
+        demo, "check", lambda step, job: progress.keep("quizzes", step, int(job.id))
+    )
     demo.main()
     out = capsys.readouterr().out
     assert "job 0002: solutions/dlojz_01_gpu.py" in out
     assert "next: `make lab`" in out
     assert not before.exists()
     assert progress.file() == course_folder / "runs" / "demo-progress.json"
-    assert progress.last("verdicts", "01") == "0002"
+    assert progress.last("quizzes", "01") == 2
     assert (course_folder / "runs" / "demo.png").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 from test_stats import write_log
 
 from conftest import fill
-from dlojz import course, launch, progress, widgets
+from dlojz import cli, course, launch, progress, widgets
 from dlojz.launch import submit
 from dlojz.launch.follow import Bar, _after
 from dlojz.widgets import mysteries
@@ -91,9 +91,55 @@ def test_answers_are_kept_with_their_history(course_folder):
 @pytest.mark.parametrize("text", ["{broken", "[1]"])
 def test_a_broken_file_is_not_overwritten(course_folder, tmp_path, text):
     (tmp_path / "progress.json").write_text(text)
-    with pytest.raises(ValueError, match=r"progress\.json is not readable .*move it away"):
+    with pytest.raises(ValueError, match=r"progress\.json can't be read.*move it away"):
         progress.keep("quizzes", "gpu", 1)
     assert (tmp_path / "progress.json").read_text() == text
+
+
+NOW = "2026-01-02T03:04:05+00:00"
+HOSTILE = [
+    *("", "{broken", "[1]", "[" * 100_000, '{"predictions": NaN}', '{"verdicts": 1e999}'),
+    *(
+        json.dumps(kept)
+        for kept in (
+            {"verdicts": []},
+            {"verdicts": {"01_gpu": {}}},
+            {"verdicts": {"01_gpu": "value"}},
+            {"verdicts": {"01_gpu": [3]}},
+            {"verdicts": {"01_gpu": [{"time": NOW}]}},
+            {"verdicts": {"01_gpu": [{"value": [], "time": NOW}]}},
+            {"verdicts": {"01_gpu": [{"value": {"passed": "yes"}, "time": NOW}]}},
+            {"verdicts": {"01_gpu": [{"value": {"passed": True}, "time": 3}]}},
+            {"verdicts": {"01_gpu": [{"value": {"passed": True}, "time": "yesterday"}]}},
+            {"predictions": {"01 gpu": [{"value": 3, "time": NOW}]}},
+            {"predictions": {"01 gpu": [{"value": {"step_ms": "fast"}, "time": NOW}]}},
+            {"scores": {"01 gpu": [{"value": [{"name": "step_ms"}], "time": NOW}]}},
+            {"quizzes": {"start-epoch": [{"value": {}, "time": NOW}]}},
+            {"mysteries": {"A": [{"value": "none", "of": "many", "time": NOW}]}},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:70])
+def test_a_damaged_file_is_named_in_one_sentence_and_left_as_it_is(text, notebooks, capsys):
+    progress.file().write_text(text)
+    assert cli.main(["progress"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"dlojz: {progress.file()}")
+    assert err.endswith("repair it, or move it away to start afresh\n")
+    assert err.count("\n") == 1
+    assert progress.file().read_text() == text
+    folder = progress.file().with_name("class")
+    folder.mkdir()
+    cli.main(["share", str(folder), "--as", "ada"])
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_answer_that_no_table_of_a_kind_could_take_is_refused(course_folder):
+    progress.file().write_text('{"quizzes": {"gpu": {}}}')
+    with pytest.raises(course.FileError, match="its quizzes are not as they were written"):
+        progress.keep("quizzes", "gpu", 1)
 
 
 @pytest.fixture

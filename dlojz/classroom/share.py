@@ -3,28 +3,36 @@
 The consent is kept in share.json beside progress.json, and the shared file has a drawn name.
 """
 
-import fcntl
 import getpass
 import grp
 import json
 import os
+import re
 import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from dlojz import launch
 from dlojz.classroom import members, summary
-from dlojz.course import UserError, write_atomically
+from dlojz.course import (
+    FULL,
+    FileError,
+    NoRoomError,
+    UserError,
+    locked,
+    read_small,
+    read_table,
+    write_atomically,
+)
 
 ADJECTIVES = "amber brave calm clever eager gentle happy keen lively merry quick quiet sunny swift"
 ANIMALS = "badger beaver crane dolphin falcon fox heron lynx marten otter owl robin seal swallow"
-KEPT = "share.json"
+KEPT, LOCK = "share.json", "share.lock"
 RUNS = 50  # that have ended, besides those that wait or run
 NOT_UPDATED = "the class board was not updated"
 UNLESS_STOPPED = "Your work is kept; `dlojz share --stop` ends sharing"
@@ -39,6 +47,12 @@ class Consent:
     pseudonym: str
     file: str  # the name of the shared file, which says nothing about its owner
     stopped: bool = False  # the consent is withdrawn, but the file could not be removed
+    inode: int = 0  # of the folder: another one may be in its place; 0 if it is not known
+
+    def __post_init__(self):
+        fits = all(isinstance(text, str) for text in (self.folder, self.pseudonym, self.file))
+        if not (fits and members.SHARED.fullmatch(self.file) and Path(self.folder).is_absolute()):
+            raise ValueError("it names no shared file")
 
     @property
     def path(self) -> Path:
@@ -47,13 +61,15 @@ class Consent:
 
 def consent_of(progress: Path) -> Consent | None:
     """Return what the trainee of this progress.json agreed to; None by default."""
-    try:
-        return Consent(**json.loads(progress.with_name(KEPT).read_text()))
-    except FileNotFoundError:
+    path = progress.with_name(KEPT)
+    if not os.path.lexists(path):
         return None
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"{progress.with_name(KEPT)} is not readable ({error}): nothing is shared; remove it"
+    try:
+        return Consent(**read_table(path))
+    except (ValueError, TypeError) as error:
+        raise FileError(
+            f"{path} is damaged ({error}). What you shared may be there still: "
+            "`dlojz share --stop FOLDER` removes it from the class's folder"
         ) from None
 
 
@@ -74,7 +90,7 @@ def plan(folder: str | Path, pseudonym: str | None) -> Consent:
         name = next(name for name in iter(drawn, "") if not _problem(name, where))
     elif problem := _problem(name := pseudonym, where):
         raise UserError(f"--as {name!r} {problem}, or leave out --as: then a name is drawn")
-    return Consent(str(where), name, f"{secrets.token_hex(8)}.json")
+    return Consent(str(where), name, f"{secrets.token_hex(8)}.json", inode=where.stat().st_ino)
 
 
 def _problem(name, folder) -> str:
@@ -126,28 +142,83 @@ def dangers(folder: str | Path) -> list[str]:
 
 def begin(consent: Consent, progress: Path):
     """Keep a consent and share for the first time; raise OSError if that fails."""
-    _put(consent, preview(consent, progress))
-    try:
-        progress.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(progress.with_name(KEPT), json.dumps(asdict(consent)))
-    except OSError:  # without the record nobody could remove the file
-        consent.path.unlink()
-        raise
+    text, kept = preview(consent, progress), progress.with_name(KEPT)
+    progress.parent.mkdir(parents=True, exist_ok=True)
+    with locked(progress.with_name(LOCK)):
+        write_atomically(kept, json.dumps(asdict(consent)))  # before: or nobody could remove it
+        try:
+            _put(consent, text)
+        except OSError:
+            kept.unlink()
+            raise
 
 
-def stop(progress: Path) -> Path | None:
+def stop(progress: Path, folder: str | Path | None = None) -> Path | None:
     """Withdraw the consent and remove what was shared; return its path, None if there was none.
 
-    Raises OSError if it could not be removed. Nothing more is written all the same.
+    folder: where to look for the file if the consent is lost or damaged.
+    Raises UserError or OSError if it could not be removed. Nothing more is written all the same.
     """
-    consent, kept = consent_of(progress), progress.with_name(KEPT)
-    if consent is None:
+    kept = progress.with_name(KEPT)
+    try:
+        consent = consent_of(progress)
+    except FileError:
+        consent = _traces(kept)
+        if not (consent or folder):
+            raise
+    consent = consent or (folder and _own_in(Path(folder).expanduser().resolve()))
+    if not consent:
         return None
-    with _locked(progress):  # what is just being written comes before
-        write_atomically(kept, json.dumps(asdict(consent) | {"stopped": True}))
-        consent.path.unlink(missing_ok=True)
-        kept.unlink()
+    with locked(progress.with_name(LOCK)) as holder:  # what is just being written comes before
+        with suppress(NoRoomError):  # so there is nothing more to write, either
+            write_atomically(kept, json.dumps(asdict(consent) | {"stopped": True}))
+        if holder:
+            raise UserError(
+                f"{consent.path} is still there: process {holder} is about to write it, and may be "
+                f"stopped. Type `kill -9 {holder}`, then again `dlojz share --stop`"
+            )
+        _remove(consent, kept)
+        kept.unlink(missing_ok=True)
     return consent.path
+
+
+def _remove(consent, kept):
+    """Remove the shared file; raise UserError if it can't be seen, so may be there still."""
+    try:
+        consent.path.unlink()
+    except FileNotFoundError:
+        with suppress(OSError):
+            if os.stat(consent.folder).st_ino == consent.inode:
+                return  # somebody has removed it
+        raise UserError(
+            f"{consent.path} can't be found, so it may be shared still: {consent.folder} is not "
+            "there, or is another folder than before (not mounted? renamed?). Nothing more is "
+            "written. Type `dlojz share --stop` again when it is back; if it is gone for good, "
+            f"remove {kept}"
+        ) from None
+
+
+def _traces(kept) -> Consent | None:
+    """Return the consent in a damaged file, if it still names the shared file."""
+    with suppress(OSError, ValueError):
+        text = read_small(kept).decode(errors="replace")
+        folder, file = re.search(r'"folder": ("/.*?[^\\]")', text), members.SHARED.search(text)
+        return Consent(json.loads(folder[1]), "", file[0]) if folder and file else None
+
+
+def _own_in(folder) -> Consent | None:
+    """Return a consent for the file that this user has in a folder; None if there is none."""
+    try:
+        shared = [file for file in os.scandir(folder) if members.SHARED.fullmatch(file.name)]
+    except PermissionError:
+        raise UserError(
+            f"{folder} can't be listed by you: ask your instructor to remove your file there"
+        ) from None
+    own = [file for file in shared if file.stat(follow_symlinks=False).st_uid == os.geteuid()]
+    if len(own) > 1:
+        files = " ".join(sorted(file.path for file in own))
+        raise UserError(f"several files are yours: remove the one that you shared: {files}")
+    return Consent(str(folder), "", own[0].name) if own else None
 
 
 def publish(progress: Path):
@@ -159,7 +230,9 @@ def publish(progress: Path):
         consent = consent_of(progress)
         if consent is None or consent.stopped:
             return
-        with _locked(progress):
+        with locked(progress.with_name(LOCK)) as holder:
+            if holder:
+                raise UserError(f"process {holder} is about to write it, and may be stopped")
             if consent == consent_of(progress):  # it may have been withdrawn just now
                 _put(consent, summary.text(_summary(consent, progress)))
     except Exception as error:  # whatever it is: see above
@@ -169,9 +242,7 @@ def publish(progress: Path):
 
 
 def _summary(consent, progress):
-    kept = {}
-    with suppress(FileNotFoundError):  # nothing kept yet
-        kept = json.loads(progress.read_text())
+    kept = read_table(progress)
     jobs = launch.in_queue(last=RUNS)
     known = ((_submitted(job), status) for job, status in jobs)
     return summary.of(kept, known, consent.pseudonym)
@@ -183,15 +254,19 @@ def _submitted(job) -> dict:
     return {"submitted": job.info.get("submitted")}
 
 
-@contextmanager
-def _locked(progress) -> Iterator[None]:
-    with progress.with_name("share.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several notebooks, the last to write has read last
-        yield
-
-
 def _put(consent, text):
-    """Replace the shared file in one step.
+    """Replace the shared file in one step; raise NoRoomError where the class's disk is full."""
+    try:
+        _replace(consent, text)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        what = f"{consent.path} could not be written: {FULL[error.errno]}"
+        raise NoRoomError(error.errno, f"{what}: ask your instructor to make room there") from error
+
+
+def _replace(consent, text):
+    """Write the shared file under another name, then rename it.
 
     The temporary file must be new, which mkstemp makes sure of: others can write into the folder,
     and might have put a link there that leads to a file of this user.
@@ -199,7 +274,7 @@ def _put(consent, text):
     group = bool(os.stat(consent.folder).st_mode & stat.S_ISGID)
     handle, temporary = tempfile.mkstemp(dir=consent.folder, prefix=".")
     try:
-        with os.fdopen(handle, "w") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             os.fchmod(handle, 0o640 if group else 0o644)
             file.write(text)
         os.replace(temporary, consent.path)
