@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import io
 import json
 import math
 import os
@@ -48,6 +49,8 @@ BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | 
 
 def main(argv=None) -> int:
     """Run one command and return its exit status: 0 success, 1 bad news, 2 bad input."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a letter, as in locale C
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             return _answer(sys.argv[1:] if argv is None else argv)
@@ -449,7 +452,7 @@ def _worth(args):
                 "dlojz: the trainer ended before a step, so nothing was measured", file=sys.stderr
             )
             return 1
-        row = json.loads(into.read_text())
+        row = json.loads(into.read_bytes())
     if args.json:
         print(json.dumps(tables.to_dict(row, args.steps), indent=1))
         return 0
@@ -473,7 +476,7 @@ def _estimate(args):
         program = [sys.executable, "-m", "dlojz.training.estimate", f"--into={into}", *plan]
         if status := _run_program([*program, f"--flags={args.flags}", str(trainer)], folder):
             return status
-        row = json.loads(into.read_text())
+        row = json.loads(into.read_bytes())
     if args.json:
         print(json.dumps(row, indent=1))
         return 0
@@ -528,7 +531,7 @@ def _check(args):
 
 
 def _solution(args):
-    print(course.solution(args.step).read_text(), end="")
+    print(course.solution(args.step).read_text(encoding="utf-8"), end="")
 
 
 def _diff(args):

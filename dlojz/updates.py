@@ -73,7 +73,7 @@ def update() -> str:
     root, branch = course_root(), _branch()
     address = _git("remote", "get-url", "origin").strip()
     command = [sys.executable, "-m", "nbgitpuller.pull", address, branch, str(root)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     said = done.stdout + done.stderr
     if "No module named" in said:
         raise UpdateError(
@@ -131,7 +131,7 @@ def unseen() -> Update | None:
     """Return the last update once: None if the trainee has been shown it, or it is unfinished."""
     with suppress(OSError, ValueError, UpdateError):
         seen = course_root() / ".git" / SEEN
-        if not _log().exists() or (seen.exists() and seen.read_text() == _last_line()):
+        if not _log().exists() or (seen.exists() and _text(seen) == _last_line()):
             return None  # two looks at files, no call of git
         found = last()
         if found and not found.unfinished:
@@ -143,7 +143,7 @@ def unseen() -> Update | None:
 def see():
     """Remember that the trainee has been shown the last update."""
     with suppress(OSError, UpdateError):
-        (course_root() / ".git" / SEEN).write_text(_last_line())
+        (course_root() / ".git" / SEEN).write_text(_last_line(), encoding="utf-8")
 
 
 def _last_fetch():
@@ -160,12 +160,16 @@ def _log() -> Path:
     folder = course_root() / ".git"
     if not folder.is_dir():
         raise UpdateError(f"{course_root()} is not a clone: expected a folder .git in it")
-    head = (folder / "HEAD").read_text().strip()
+    head = _text(folder / "HEAD").strip()
     return folder / "logs" / "refs" / "remotes" / "origin" / head.removeprefix("ref: refs/heads/")
 
 
 def _last_line() -> str:
-    return _log().read_text().splitlines()[-1] if _log().exists() else ""
+    return _text(_log()).splitlines()[-1] if _log().exists() else ""
+
+
+def _text(file) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _branch() -> str:
@@ -190,7 +194,8 @@ def _renamed(added, when):
 
 
 def _git(*words) -> str:
-    done = subprocess.run(["git", *words], cwd=course_root(), capture_output=True, text=True)
+    about = {"encoding": "utf-8", "errors": "surrogateescape"}  # names as they are on the disk
+    done = subprocess.run(["git", *words], cwd=course_root(), capture_output=True, **about)
     if done.returncode:
         raise UpdateError(f"git {words[0]}: {done.stderr.strip()}")
     return done.stdout

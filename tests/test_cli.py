@@ -1,5 +1,6 @@
 """The command `dlojz`, as one types it."""
 
+import io
 import json
 import shlex
 import subprocess
@@ -108,6 +109,13 @@ def test_a_difference_cannot_control_the_terminal(course_folder, capsys):
     assert cli.main(["diff", "01"]) == 0
     out = capsys.readouterr().out
     assert "-\tx = '\\x1b[2J\\u202e'\n" in out
+
+
+def test_a_terminal_that_lacks_a_letter_shows_another(course_folder, monkeypatch):
+    course.trainer().write_text("# é\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert cli.main(["diff", "01"]) == 0
+    assert b"-# ?\n" in sys.stdout.buffer.getvalue()
 
 
 def test_cancel(course_folder, capsys):
