@@ -155,7 +155,7 @@ def find(name: str | None = None, cluster: str = "") -> Path:
 def read(path: Path) -> Site:
     """Return the site in this file. Raises SiteError."""
     try:
-        found = tomllib.loads(Path(path).read_text())
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SiteError(f"{path}: can't be read as TOML: {error}") from None
     _check(path, "", found, KEYS, ("gpus",))

@@ -373,6 +373,52 @@ def test_only_training_imports_torch_as_it_is_loaded():
     assert done.returncode == 0, done.stderr
 
 
+def test_text_is_read_and_written_in_utf_8_whatever_the_locale():
+    """Each call that opens a text file, or reads what a program says, names its encoding."""
+    found = []
+    for path in sorted((REPOSITORY / "dlojz").rglob("*.py")):
+        calls = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
+        found += [f"{path}:{call.lineno}" for call in calls if depends_on_the_locale(call)]
+    assert found == []
+
+
+def depends_on_the_locale(call):
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    owner = getattr(getattr(call.func, "value", None), "id", "")
+    given = {word.arg: getattr(word.value, "value", "") for word in call.keywords}
+    if "encoding" in given or (owner, name) in (("os", "open"), ("Image", "open")):
+        return False
+    if name in ("open", "fdopen"):
+        first = 0 if isinstance(call.func, ast.Attribute) and owner not in ("os", "gzip") else 1
+        modes = [getattr(arg, "value", "") for arg in call.args[first:]]
+        words = "".join(map(str, [*modes, given.get("mode", "")]))
+        return "t" in words if owner == "gzip" else "b" not in words
+    return (name, len(call.args)) in (("read_text", 0), ("write_text", 1)) or "text" in given
+
+
+@pytest.mark.parametrize(
+    ("source", "depends"),
+    [
+        ("path.read_text()", True),
+        ("path.read_text('utf-8')", False),
+        ("(a / b).write_text(x)", True),
+        ("open(x)", True),
+        ("open(x, 'rb')", False),
+        ("open('b', 'w')", True),
+        ("path.open()", True),
+        ("path.open('ab')", False),
+        ("os.fdopen(x, 'w')", True),
+        ("os.open(x, flags)", False),
+        ("gzip.open(x)", False),
+        ("gzip.open(x, 'rt')", True),
+        ("subprocess.run(x, text=True)", True),
+        ("subprocess.run(x, text=True, encoding='utf-8')", False),
+    ],
+)
+def test_a_call_that_depends_on_the_locale_is_found(source, depends):
+    assert bool(depends_on_the_locale(ast.parse(source, mode="eval").body)) == depends
+
+
 def test_nothing_edits_the_path_of_imports():
     for path in [*(REPOSITORY / "dlojz").rglob("*.py"), *(REPOSITORY / "solutions").glob("*.py")]:
         if path.name != "forks.py":  # a script's own folder comes first, as from Python itself

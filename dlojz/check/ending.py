@@ -120,7 +120,7 @@ def _exit_codes(folder) -> list[int]:
     if not (folder / "exit_code").exists():
         return []
     files = sorted(folder.glob("exit_code.rank*")) or [folder / "exit_code"]
-    return [int(file.read_text()) for file in files]
+    return [int(file.read_bytes()) for file in files]
 
 
 def _ends(folder) -> list[dict]:

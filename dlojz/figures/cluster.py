@@ -21,7 +21,7 @@ UNKNOWN = "?"  # not in the site's file
 
 def recorded(name: str) -> dict:
     """Return a recording of reference/slurm: "lines", "masks", "time" or "queue"."""
-    return json.loads((course_root() / "reference" / "slurm" / f"{name}.json").read_text())
+    return json.loads((course_root() / "reference" / "slurm" / f"{name}.json").read_bytes())
 
 
 # The site ----------------------------------------------------------------------------------------

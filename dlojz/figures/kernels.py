@@ -78,7 +78,8 @@ class Kernels:
 def read(path) -> Kernels:
     """Return the kernels of ncu's CSV log, gzipped or not. Raises NsightError."""
     path = Path(path)
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
         lines = [line for line in file if not line.startswith("==")]
     comments = [line[1:].strip() for line in lines if line.startswith("#")]
     found = defaultdict(dict)

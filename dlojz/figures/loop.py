@@ -98,7 +98,7 @@ def plot_loop(recorded=None, trainer=None, ax=None):
 
     recorded: a run whose shares of the phases are drawn beside; trainer: a file, if not your own.
     """
-    found = lines((trainer or course.trainer()).read_text())
+    found = lines((trainer or course.trainer()).read_text(encoding="utf-8"))
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(11, 0.6 + 0.29 * len(found)))[1]
         for row, line in enumerate(found):

@@ -216,7 +216,7 @@ def measured(file: Path, mode: str = "default") -> list[dict]:
 
     file: such as reference/cpu/09-worth.json.
     """
-    rows = json.loads(file.read_text())
+    rows = json.loads(file.read_bytes())
     return [row for row in rows if "measured" in row and row["mode"] == mode]
 
 

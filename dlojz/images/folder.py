@@ -95,7 +95,7 @@ def _read_marker(root):
     """Return the folder's marker, which says what it holds; None if it has none."""
     path = root / MARKER
     try:
-        held = json.loads(path.read_text())
+        held = json.loads(path.read_bytes())
         if held["made_by"] != MADE_BY:
             raise ValueError(held["made_by"])
         [int(held[key]) for key in ("format_version", "seed", *COUNTS)]

@@ -150,7 +150,7 @@ def cancelled_in(run: Path, when: str) -> dict | None:
         return None
     reason = ""
     with suppress(OSError):  # a wish that can't be read is a wish
-        reason = file.read_text(errors="replace").strip()
+        reason = file.read_text(errors="replace", encoding="utf-8").strip()
     return {"state": "CANCELLED", "reason": reason or f"cancelled {when}"}
 
 
@@ -202,7 +202,7 @@ def environment(job: dict, locks, run: Path) -> dict[str, str]:
 
 def _oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory since it booted."""
-    match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.M)
+    match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.M)
     return int(match[1]) if match else 0
 
 

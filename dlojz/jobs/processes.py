@@ -33,7 +33,7 @@ def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None)
         done = subprocess.run(
             argv,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=timeout_s,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -113,7 +113,7 @@ def here() -> str:
     """Return the scope of our process numbers: this boot of the kernel, and this container."""
     boot = container = ""  # a sandbox may have neither
     with suppress(OSError):
-        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         container = os.readlink(PROC / "self/ns/pid")
     return f"{boot} {container}"
 
@@ -205,7 +205,7 @@ def _watch(process) -> int | None:
 def _stat(pid) -> tuple[str, int]:
     """Return the state letter, and the start in clock ticks since boot; ("", 0) if it is gone."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
     except OSError:
         return "", 0
     fields = text.rpartition(")")[2].split()  # the name before it may contain anything
@@ -315,7 +315,7 @@ def _ours():
 
 def _parent(pid):
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
     except OSError:
         return None
     return int(text.rpartition(")")[2].split()[1])

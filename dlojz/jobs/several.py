@@ -29,7 +29,7 @@ STACK, STACK_S = signal.SIGUSR2, 0.5  # has a process write where it stands, whi
 
 
 def plan(folder):
-    return json.loads((folder / PLAN).read_text())
+    return json.loads((folder / PLAN).read_bytes())
 
 
 def main():
@@ -100,7 +100,7 @@ def _meet(folder):
             course.write_atomically(file, f"{free.getsockname()[1]}\n")
     while not file.exists():
         time.sleep(POLL_S)
-    os.environ["MASTER_PORT"] = file.read_text().strip()
+    os.environ["MASTER_PORT"] = file.read_text(encoding="utf-8").strip()
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 
 
@@ -135,7 +135,7 @@ def _failed_elsewhere(folder):
     for rank in range(idr_torch.size):
         file = _code_of(folder, rank)
         if rank != idr_torch.rank and file.exists():
-            yield int(file.read_text()) != 0
+            yield int(file.read_bytes()) != 0
 
 
 def _all_codes(folder) -> int:
@@ -143,7 +143,7 @@ def _all_codes(folder) -> int:
     files = [_code_of(folder, rank) for rank in range(idr_torch.size)]
     while not all(file.exists() for file in files):
         time.sleep(POLL_S)
-    return next((c for c in (int(f.read_text()) for f in files) if c), 0)
+    return next((c for c in (int(f.read_bytes()) for f in files) if c), 0)
 
 
 def _become(job, folder, entry):

@@ -67,8 +67,14 @@ def where(run: Path, threads: list[dict], ranks: dict[int, int | None]) -> str:
 def rank_of(pid: int) -> int | None:
     """Return the rank of a process, from its environment; None for torchrun's own process."""
     try:
-        command = (processes.PROC / str(pid) / "cmdline").read_text(errors="replace")
-        names = (processes.PROC / str(pid) / "environ").read_text(errors="replace").split("\0")
+        command = (processes.PROC / str(pid) / "cmdline").read_text(
+            errors="replace", encoding="utf-8"
+        )
+        names = (
+            (processes.PROC / str(pid) / "environ")
+            .read_text(errors="replace", encoding="utf-8")
+            .split("\0")
+        )
     except OSError:
         return None
     if "torch.distributed.run" in command:
@@ -84,7 +90,7 @@ def _place(run, frames):
     if own is None:
         return f"in {frames[0]['name']} ({frames[0]['short_filename']}:{frames[0]['line']})"
     try:
-        lines = Path(own["filename"]).read_text(errors="replace").splitlines()
+        lines = Path(own["filename"]).read_text(errors="replace", encoding="utf-8").splitlines()
         place = f"line {own['line']} `{lines[own['line'] - 1].strip()}`"
     except (OSError, IndexError):
         place = f"line {own['line']} of {own['name']}"

@@ -251,7 +251,7 @@ def lock_inode(folder: Path, device: str) -> int | None:
     """Return the inode of a device's socket, by which its holders are found; None if free."""
     name = _address(folder, device).replace("\0", "@", 1)
     try:
-        lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+        lines = Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]
     except OSError:  # a sandbox without it: then nobody can tell
         return None
     for columns in (line.split(maxsplit=7) for line in lines):

@@ -148,7 +148,7 @@ class Waiter:
     def read(self, run) -> dict | None:
         """Return the job in a folder if it is one of ours: its number may be another job's now."""
         with suppress(OSError, ValueError, KeyError):
-            job = json.loads((run / "job.json").read_text())
+            job = json.loads((run / "job.json").read_bytes())
             return job if job["token"].startswith(self.token) else None
         return None
 
@@ -185,8 +185,8 @@ def clear_up(folder: Path):
 
 def _say_lost(run, token):
     file = run / keeper.STATE
-    known = json.loads(file.read_text())
-    is_its_own = json.loads((run / "job.json").read_text())["token"].startswith(token)
+    known = json.loads(file.read_bytes())
+    is_its_own = json.loads((run / "job.json").read_bytes())["token"].startswith(token)
     if is_its_own and known["state"] in ("QUEUED", "RUNNING"):
         (run / keeper.RESERVE).unlink(missing_ok=True)
         lost = {"state": "FAILED", "ended": time.time(), "reason": keeper.LOST}

@@ -51,13 +51,13 @@ class Flag:
 
 def flags_of(trainer: Path) -> list[Flag]:
     """Return the flags of a trainer, in the order of --help. Raise UserError if it has none."""
-    source = trainer.read_text()
+    source = trainer.read_text(encoding="utf-8")
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise UserError(f"{trainer}, line {error.lineno}: {error.msg}: mend it first") from None
     found = _flags(tree)
-    common = ast.parse(COMMON.read_text())
+    common = ast.parse(COMMON.read_bytes())
     (first,) = (node for node in common.body if getattr(node, "name", "") == "parser")
     common.body.remove(first)
     if "flags.parser(" in source:

@@ -178,7 +178,7 @@ def _fill(runs, requests, sources, sweep):
                 (run / name).touch()
             if sweep is not None:  # at once: the next may not be submitted
                 sweep.append(run.name)
-                (run / "sweep.json").write_text(json.dumps(sweep))
+                (run / "sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
     with _named(runs[-1]), course.needs_room(runs[-1]):
         launcher().submit(runs, requests)
 

@@ -262,7 +262,7 @@ class Slurm:
 
     def _submit(self, run, request):
         here = site()
-        (run / SCRIPT).write_text(_script(request, here))
+        (run / SCRIPT).write_text(_script(request, here), encoding="utf-8")
         with numbered(run, lambda: request.to_dict() | {"site": here.name}) as number:
             try:
                 number(_sbatch(run, here, [str(run / "trainer.py"), *request.command[1:]]))
@@ -344,7 +344,7 @@ def _unclear(name) -> str:
 
 
 def _script(request, here) -> str:
-    template = (course_root() / "slurm" / SCRIPT).read_text()
+    template = (course_root() / "slurm" / SCRIPT).read_text(encoding="utf-8")
     r = request
     return render(template, here, r.n_gpu, r.time_max_s, r.name, r.account, r.module)
 
@@ -416,7 +416,7 @@ def _kept(file):
 def _one_at_a_time(file):
     with ExitStack() as stack:
         with suppress(OSError):  # a full disk, or one without locks: Slurm is asked more often
-            fcntl.flock(stack.enter_context(file.open("w")), fcntl.LOCK_EX)
+            fcntl.flock(stack.enter_context(file.open("w", encoding="utf-8")), fcntl.LOCK_EX)
         yield
 
 

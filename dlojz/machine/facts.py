@@ -380,7 +380,9 @@ def _ask_torch() -> dict:
 def ask(argv: list[str], timeout_s: float, cwd=None) -> tuple[int | None, str, str]:
     """Return a program's exit code, output and errors; the code is None if it did not end."""
     try:
-        done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            argv, cwd=cwd, capture_output=True, encoding="utf-8", timeout=timeout_s
+        )
     except subprocess.TimeoutExpired:
         return None, "", f"no answer in {timeout_s:g} s"
     except OSError as error:
@@ -391,7 +393,7 @@ def ask(argv: list[str], timeout_s: float, cwd=None) -> tuple[int | None, str, s
 def _read(path: Path) -> str:
     """Return the file's text, stripped; '' where it is missing or unreadable."""
     try:
-        return path.read_text(errors="replace").strip()
+        return path.read_text(errors="replace", encoding="utf-8").strip()
     except OSError:
         return ""
 

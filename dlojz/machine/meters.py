@@ -100,7 +100,7 @@ def cpu_seconds_of_others(root: int) -> float | None:
     """
     try:
         cpus = os.sched_getaffinity(0)
-        lines = re.findall(r"^cpu(\d+) (.+)$", PROC_STAT.read_text(), re.M)
+        lines = re.findall(r"^cpu(\d+) (.+)$", PROC_STAT.read_text(encoding="utf-8"), re.M)
         ours = _cpu_seconds(root, cpus)
     except (AttributeError, OSError, psutil.Error):
         return None
@@ -144,7 +144,7 @@ def host_memory() -> dict:
 def _pss_bytes(pid: int) -> int | None:
     """Return a process's proportional set size; None where the kernel does not report it."""
     try:
-        text = (PROC / str(pid) / "smaps_rollup").read_text()
+        text = (PROC / str(pid) / "smaps_rollup").read_text(encoding="utf-8")
     except OSError:
         return None
     line = re.search(r"^Pss:\s+(\d+) kB", text, re.M)
@@ -169,7 +169,11 @@ def peak_memory(device) -> dict:
             "device_total_bytes": torch.cuda.get_device_properties(device).total_memory,
         }
     status = Path("/proc/self/status")
-    line = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(), re.M) if status.exists() else None
+    line = (
+        re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.M)
+        if status.exists()
+        else None
+    )
     if line:
         found["process_peak_bytes"] = int(line[1]) * 1024
     return found

@@ -61,4 +61,4 @@ def _label(folder):
 
 @cache
 def _labels(file):
-    return tomllib.loads(file.read_text())
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -83,7 +83,7 @@ def own_cores(task: Task, tasks: list[Task]) -> int | None:
 def read(folder: Path) -> list[Task]:
     """Return what the tasks of a job saw, by their number; [] if none began."""
     files = Path(folder).glob("seen-*.json")
-    return sorted((Task(**json.loads(f.read_text())) for f in files), key=lambda task: task.task)
+    return sorted((Task(**json.loads(f.read_bytes())) for f in files), key=lambda task: task.task)
 
 
 def look() -> Task:
@@ -113,7 +113,7 @@ def step_cores() -> int | None:
         done = subprocess.run(
             ["scontrol", "-o", "show", "step", step.format_map(os.environ)],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=20,
             check=True,
         )

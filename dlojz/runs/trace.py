@@ -84,7 +84,7 @@ def events(path: Path):
     try:
         with open(path, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rt") if zipped else open(path) as file:
+        with (gzip.open if zipped else open)(path, "rt", encoding="utf-8") as file:
             head, text = _head(file, path)
             at = 0
             while True:

@@ -90,7 +90,7 @@ def main():
             found["fits"] = [*fitting(trainer, plan, fits)]
     except UserError as error:
         sys.exit(f"dlojz: {error}")
-    into.write_text(json.dumps(found))
+    into.write_text(json.dumps(found), encoding="utf-8")
 
 
 def result(trainer: ModuleType, plan: Plan) -> dict:
@@ -156,12 +156,12 @@ def check(trainer, plan):
 
 def has_precision(trainer) -> bool:
     """Return whether the trainer has the flag that TODO 02 adds."""
-    return '"--precision"' in Path(trainer.__file__).read_text()
+    return '"--precision"' in Path(trainer.__file__).read_text(encoding="utf-8")
 
 
 def shards(trainer) -> bool:
     """Return whether the trainer has the flags that TODO 11 adds: its own sharding is run, then."""
-    return '"--sharding"' in Path(trainer.__file__).read_text()
+    return '"--sharding"' in Path(trainer.__file__).read_text(encoding="utf-8")
 
 
 @contextmanager

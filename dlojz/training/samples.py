@@ -211,5 +211,5 @@ def _alive():
     gc.collect()
     pages = 0
     with suppress(OSError):
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")

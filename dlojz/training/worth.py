@@ -51,7 +51,7 @@ def main():
     add("flags", nargs=argparse.REMAINDER, help="the trainer's")
     args = parser.parse_args()
     try:
-        args.into.write_text(json.dumps(result(args)))
+        args.into.write_text(json.dumps(result(args)), encoding="utf-8")
     except UserError as error:
         sys.exit(f"dlojz: {error}")
     except (trace.TraceError, OSError) as error:
