@@ -42,7 +42,8 @@ A trainee is on the board who typed `dlojz share FOLDER`. To make the folder, on
 The first needs a group that the instructors are in; trainees need not be. Both have the sticky bit,
 without which trainees could remove each other's files. Names are pseudonyms, but each file has an
 owner, and `ls -l` shows it to you. The board does not; `dlojz share` says so to trainees. What is
-in the folder and is not a small, well-formed file is skipped and counted.
+in the folder and is not a small, well-formed file is skipped and counted. If there are too many
+files, each owner's newest are read first. A clock that differs from the folder's is named.
 """
 BROKEN_PIPE = 128 + signal.SIGPIPE  # a shell's exit status for `yes` in `yes | head`
 

@@ -175,7 +175,7 @@ def stop(progress: Path, folder: str | Path | None = None) -> Path | None:
         if holder:
             raise UserError(
                 f"{consent.path} is still there: process {holder} is about to write it, and may be "
-                f"stopped. Type `kill -9 {holder}`, then again `dlojz share --stop`"
+                f"stopped. Type `kill -CONT {holder}`, then again `dlojz share --stop`"
             )
         _remove(consent, kept)
         kept.unlink(missing_ok=True)
@@ -183,19 +183,21 @@ def stop(progress: Path, folder: str | Path | None = None) -> Path | None:
 
 
 def _remove(consent, kept):
-    """Remove the shared file; raise UserError if it can't be seen, so may be there still."""
+    """Remove the shared file; raise UserError if it may be in a folder that can't be seen now."""
+    same = gone = False
+    with suppress(OSError):
+        same = os.stat(consent.folder).st_ino == consent.inode
     try:
         consent.path.unlink()
     except FileNotFoundError:
-        with suppress(OSError):
-            if os.stat(consent.folder).st_ino == consent.inode:
-                return  # somebody has removed it
+        gone = True  # somebody has removed it, if the folder is the same
+    if not same and (gone or consent.inode):
         raise UserError(
-            f"{consent.path} can't be found, so it may be shared still: {consent.folder} is not "
-            "there, or is another folder than before (not mounted? renamed?). Nothing more is "
-            "written. Type `dlojz share --stop` again when it is back; if it is gone for good, "
-            f"remove {kept}"
-        ) from None
+            f"{consent.path} may be shared still: {consent.folder} is not there, or is not the "
+            "folder that it was (not mounted? renamed?). Nothing more is written. Type "
+            "`dlojz share --stop` again when it is back; if it is gone for good, remove "
+            f"{kept}"
+        )
 
 
 def _traces(kept) -> Consent | None:

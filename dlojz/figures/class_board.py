@@ -171,6 +171,7 @@ def to_dict(found: Classroom) -> dict:
     made = {name: table(found) for name, table in tables.items()}
     rows = {n: [dict(zip(t.head, r, strict=True)) for r in t.rows] for n, t in made.items()}
     facts = {"speedups": standing.speedups(found), "skipped": dict(found.skipped)}
+    facts["clocks_ahead_s"] = {m.name: m.ahead for m in found.members if m.ahead}
     return rows | facts | {"left_out": found.left_out, "notebook": _notebook(found)}
 
 
