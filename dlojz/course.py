@@ -36,6 +36,7 @@ PREPARED = {
 # And one without a verdict: a figure shows whether it is right.
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
 
+MEND = "repair it, or move it away to start afresh"  # a damaged file of a trainee's answers
 SMALL = 16 * 1024 * 1024  # bytes of a file that is read whole
 LOCK_S = 1.0  # for which a lock is waited for: another process may be stopped
 LARGE = 64 * SMALL  # of a notebook with its figures
@@ -280,17 +281,19 @@ def _number(text):
     return int(text) if text.lstrip("-").isdigit() else value
 
 
-def read_table(path: str | Path, most: int = SMALL) -> dict:
-    """Return the JSON object in a small file; {} if there is no file. Raises FileError."""
+def read_table(path: str | Path, most: int = SMALL, advice: str = "") -> dict:
+    """Return the JSON object in a small file; {} if there is no file. Raises FileError.
+
+    advice: what to do with a file that can't be read, for the error.
+    """
     try:
         return table_of(read_small(path, most))
     except FileNotFoundError:
         return {}
-    except FileError:
-        raise
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise FileError(f"{path} can't be read: {why}") from error
+        why = f"{path} can't be read: {getattr(error, 'strerror', None) or error}"
+        why = str(error) if isinstance(error, FileError) else why
+        raise FileError(f"{why}: {advice}" if advice else why) from error
 
 
 @contextmanager

@@ -14,12 +14,11 @@ from itertools import groupby
 from pathlib import Path
 
 from dlojz import classroom, course
-from dlojz.course import FileError, UserError, course_root
+from dlojz.course import MEND, FileError, UserError, course_root
 from dlojz.table import Table
 
 # The calls with which a notebook asks for something, and the kind under which the answer is kept.
 KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
-MEND = "repair it, or move it away to start afresh"
 SHARE_S = 60  # between two looks at a job that waits or runs
 _shared = {}  # folder of a job: the state that was shared, and when
 CALL = re.compile(rf"""^\s*(?:\w+ = )?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
@@ -33,14 +32,7 @@ def file() -> Path:
 def load(path: Path | None = None) -> dict:
     """Return what is kept: {"predictions": {...}, "quizzes": {...}, ...}. Raises FileError."""
     path = path or file()
-    return _checked(path, _read(path))
-
-
-def _read(path):
-    try:
-        return course.read_table(path)
-    except FileError as error:
-        raise FileError(f"{error}: {MEND}") from None
+    return _checked(path, course.read_table(path, advice=MEND))
 
 
 @contextmanager
@@ -53,7 +45,7 @@ def changing(path: Path) -> Iterator[dict]:
         path.parent.mkdir(parents=True, exist_ok=True)
     with course.locked(path.with_suffix(".lock")):  # two notebooks may answer at once
         before = _version(path)
-        kept = _read(path)
+        kept = course.read_table(path, advice=MEND)
         yield kept
         if _version(path) != before:
             raise UserError(f"{path} was changed by another process meanwhile: do it again")

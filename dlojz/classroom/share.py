@@ -21,6 +21,7 @@ from dlojz import launch
 from dlojz.classroom import members, summary
 from dlojz.course import (
     FULL,
+    MEND,
     FileError,
     NoRoomError,
     UserError,
@@ -244,7 +245,7 @@ def publish(progress: Path):
 
 
 def _summary(consent, progress):
-    kept = read_table(progress)
+    kept = read_table(progress, advice=MEND)
     jobs = launch.in_queue(last=RUNS)
     known = ((_submitted(job), status) for job, status in jobs)
     return summary.of(kept, known, consent.pseudonym)

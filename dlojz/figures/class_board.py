@@ -37,7 +37,7 @@ MARKS = {  # the parts of a notebook, in a figure
     "answered": ("s", "white"),
 }
 SHOWN = (0.5, 32)  # ratios beyond are drawn at the edge, so that one absurd value spoils nothing
-FACTORS = (1 / 100, 100)  # of a prediction, likewise
+FACTORS = (1 / 100, 100)  # of a prediction, likewise, and of the middle of what was measured
 PANELS = 3  # of calibration
 NAMED = 3  # clocks that differ
 LONGEST_MIN = 240  # of a sitting that is drawn
@@ -266,7 +266,7 @@ def plot_speedups(found: Classroom, ax=None):
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.tick_params(axis="x", which="minor", length=0)
-        named = (f"{s} ({len(r)}), median {statistics.median(r):.2f}" for s, r in by_step.items())
+        named = (f"{s} ({len(r)}), median {statistics.median(r):.3g}" for s, r in by_step.items())
         legend(ax, dict(zip(named, map(_patch, colours), strict=True)), **_RIGHT)
     return ax
 
@@ -293,8 +293,9 @@ def plot_calibration(found: Classroom, axes=None):
 
 def _plot_panel(ax, name, pairs):
     """Draw one quantity: the room's predictions over what each trainee measured."""
-    measured = pairs[:, 1]
-    predicted = measured * np.clip(pairs[:, 0] / measured, *FACTORS)
+    middle, factors = np.median(pairs[:, 1]), pairs[:, 0] / pairs[:, 1]
+    measured = middle * np.clip(pairs[:, 1] / middle, *FACTORS)
+    predicted = measured * np.clip(factors, *FACTORS)
     low, high = min(measured.min(), predicted.min()) / 1.6, max(measured.max(), predicted.max())
     ends = np.array([low, high * 1.6])
     ax.fill_between(ends, ends / 2, ends * 2, color="#EFEFF3", lw=0)
