@@ -7,14 +7,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
 from dlojz import classroom, course
-from dlojz.course import MEND, FileError, UserError, course_root
+from dlojz.course import MEND, FileError, course_root
 from dlojz.table import Table
 
 # The calls with which a notebook asks for something, and the kind under which the answer is kept.
@@ -35,21 +35,21 @@ def load(path: Path | None = None) -> dict:
     return _checked(path, course.read_table(path, advice=MEND))
 
 
-@contextmanager
-def changing(path: Path) -> Iterator[dict]:
-    """Yield the content of a file to change, which is written back, under a lock, on exit.
+def change(path: Path, edit: Callable[[dict], object]) -> dict:
+    """Have `edit` change the content of a file, under a lock; return the content.
 
-    A lock that a stopped process holds is not waited for. When that one goes on, it writes nothing.
+    A lock that a stopped process holds is not waited for. When that one goes on, it begins again.
     """
     with course.needs_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with course.locked(path.with_suffix(".lock")):  # two notebooks may answer at once
-        before = _version(path)
-        kept = course.read_table(path, advice=MEND)
-        yield kept
-        if _version(path) != before:
-            raise UserError(f"{path} was changed by another process meanwhile: do it again")
-        course.write_atomically(path, json.dumps(kept, indent=1))
+        while True:
+            before = _version(path)
+            edit(kept := course.read_table(path, advice=MEND))
+            text = json.dumps(kept, indent=1)
+            if _version(path) == before:
+                course.write_atomically(path, text)
+                return kept
 
 
 def _version(path):
@@ -110,11 +110,10 @@ def keep(kind: str, key: str, value, **more):
     more: further fields of the entry, such as right=True for an answer.
     """
     entry = {"value": value, **more, "time": now().isoformat(timespec="seconds")}
-    with changing(file()) as kept:
-        try:
-            kept.setdefault(kind, {}).setdefault(key, []).append(entry)
-        except AttributeError:
-            raise _damaged(file(), kind) from None
+    try:
+        change(file(), lambda kept: kept.setdefault(kind, {}).setdefault(key, []).append(entry))
+    except AttributeError:
+        raise _damaged(file(), kind) from None
     share()
 
 

@@ -17,7 +17,8 @@ def trials(jobs=(), file: Path | None = None) -> Table:
 
     rows = map(trial, jobs if isinstance(jobs, list | tuple) else [jobs])
     new = {key(row): row for row in rows}
-    with progress.changing(file or progress.file().with_name("trials.json")) as kept:
-        kept.update((k, row) for k, row in new.items() if row["ended"] and began(row))
+    ended = {k: row for k, row in new.items() if row["ended"] and began(row)}
+    file = file or progress.file().with_name("trials.json")
+    kept = progress.change(file, lambda kept: kept.update(ended))
     known = [row for row in list(new.values()) or list(kept.values()) if began(row)]
     return loading.trials(list({**kept, **new}.values()), like=known[-1] if known else None)
