@@ -541,20 +541,19 @@ def _diff(args):
 
 
 def _catch_up(args):
-    _note_link()
+    link = _behind_a_link()
     saved = course.catch_up(args.step)
-    print(f"{course.trainer()} is now where step {course.step(args.step)} begins")
+    print(f"{course.trainer()} is now where step {course.step(args.step)} begins{link}")
     if saved:
         print(f"yours was saved: {saved}\n`dlojz restore {saved.name}` puts it back")
     else:
         print("your file was an unchanged step of the course, so no copy of it is kept")
 
 
-def _note_link():
-    """Print a note if the trainer is a link, which a new file will replace."""
-    if course.trainer().is_symlink():
-        behind = course.trainer().resolve()
-        print(f"note: your trainer was a link to {behind}, which stays as it is", file=sys.stderr)
+def _behind_a_link() -> str:
+    """Return words on the file behind the trainer; "" if that is no link, which is replaced."""
+    trainer = course.trainer()
+    return f"; it was a link to {trainer.resolve()}, which is as it was" * trainer.is_symlink()
 
 
 def _rehearse(args):
@@ -619,9 +618,9 @@ def _restore(args):
     if args.list:
         print("\n".join(map(str, course.saved())) or "no saved file yet: `dlojz catch-up` saves")
         return
-    _note_link()
+    link = _behind_a_link()
     file, saved = course.restore(args.file)
-    print(f"{course.trainer()} is now {file}")
+    print(f"{course.trainer()} is now {file}{link}")
     print(f"yours was saved: {saved}" if saved else "yours was a step of the course: not saved")
 
 
@@ -646,12 +645,13 @@ def _share(args):
     mine = progress.file()
     if args.stop:
         removed = classroom.stop(mine, args.folder)
-        lost = "nothing was shared from here; `dlojz share --stop FOLDER` looks for a file of yours"
-        print(f"{removed} is removed; nothing is shared now" if removed else lost)
+        none = "nothing was shared from here; `dlojz share --stop FOLDER` looks for a file of yours"
+        none = f"no file of yours is shared in {args.folder}" if args.folder else none
+        print(f"{removed} is removed; nothing is shared now" if removed else none)
         return 0
     now = classroom.consent_of(mine)
     if now and now.stopped:
-        raise ValueError(f"{now.path} is still there: `dlojz share --stop` removes it")
+        raise ValueError(f"{now.path} may be there still: `dlojz share --stop` removes it")
     if now and not args.folder:
         print(f"{now.path} is shared, as {now.pseudonym}; `dlojz share --stop` ends it:\n")
         print(classroom.preview(now, mine))

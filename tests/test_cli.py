@@ -99,7 +99,7 @@ def test_a_trainer_that_is_a_link_is_replaced_and_the_file_behind_it_named(
     course.trainer().symlink_to(course_folder / "mine.py")
     assert cli.main(command) == 0
     behind = course_folder / "mine.py"
-    assert f"was a link to {behind}, which stays as it is" in capsys.readouterr().err
+    assert f"; it was a link to {behind}, which is as it was\n" in capsys.readouterr().out
     assert behind.read_text() == "mine"
     assert not course.trainer().is_symlink()
 
