@@ -36,7 +36,7 @@ def load(path: Path | None = None) -> dict:
 
 
 def change(path: Path, edit: Callable[[dict], object]) -> dict:
-    """Have `edit` change the content of a file, under a lock; return the content.
+    """Write a file as `edit` changes its content, under a lock; return the content.
 
     A lock that a stopped process holds is not waited for. When that one goes on, it begins again.
     """
