@@ -5,6 +5,7 @@ py-spy reads the Python stacks of a process and of all that it started, without 
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -66,22 +67,15 @@ def where(run: Path, threads: list[dict], ranks: dict[int, int | None]) -> str:
 
 def rank_of(pid: int) -> int | None:
     """Return the rank of a process, from its environment; None for torchrun's own process."""
+    about = processes.PROC / str(pid)
     try:
-        command = (processes.PROC / str(pid) / "cmdline").read_text(
-            errors="replace", encoding="utf-8"
-        )
-        names = (
-            (processes.PROC / str(pid) / "environ")
-            .read_text(errors="replace", encoding="utf-8")
-            .split("\0")
-        )
+        command, variables = (about / "cmdline").read_bytes(), (about / "environ").read_bytes()
     except OSError:
         return None
-    if "torch.distributed.run" in command:
+    if b"torch.distributed.run" in command:
         return None
-    ranks = (name.removeprefix("RANK=") for name in names if name.startswith("RANK="))
-    rank = next(ranks, "0")
-    return int(rank) if rank.isdigit() else 0
+    rank = re.search(rb"(?:^|\0)RANK=(\d+)", variables)
+    return int(rank[1]) if rank else 0
 
 
 def _place(run, frames):
