@@ -237,7 +237,7 @@ def save_copy(path: Path) -> Path:
     return copy
 
 
-def open_regular(path: str | Path, links: bool = True, mode: str = "rb", **text) -> IO:
+def open_regular(path: str | Path, links: bool = True) -> IO[bytes]:
     """Return a file that anybody may have replaced, open for reading; raise FileError, or OSError.
 
     A pipe would wait for its writer, and a device has no end. links: whether a link is followed.
@@ -246,7 +246,7 @@ def open_regular(path: str | Path, links: bool = True, mode: str = "rb", **text)
     def opener(name, flags):
         return os.open(name, flags | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
 
-    file = open(path, mode, opener=opener, **text)  # noqa: SIM115  the caller closes it
+    file = open(path, "rb", opener=opener)  # noqa: SIM115  the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise FileError(f"{path} can't be read: it is not a regular file")

@@ -26,6 +26,7 @@ as Python's json does: a loss that diverged must not look like a missing one. Sc
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
 
 import hashlib
+import io
 import json
 import os
 import platform
@@ -465,7 +466,7 @@ def read_ranks(run) -> list[Run]:
 def _read(path, missing):
     run = Run(path)
     try:
-        file = course.open_regular(path, mode="r", encoding="utf-8", errors="replace")
+        file = io.TextIOWrapper(course.open_regular(path), encoding="utf-8", errors="replace")
     except course.FileError as error:
         raise LogError(str(error)) from None
     except OSError as error:
