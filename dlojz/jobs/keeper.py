@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import re
+import resource
 import signal
 import time
 import traceback
@@ -24,7 +25,7 @@ from pathlib import Path
 from dlojz import course
 from dlojz.course import write_atomically
 from dlojz.jobs import processes, stacks, tickets
-from dlojz.runs import log, outcome  # noqa: F401  outcome would import log only when a job fails
+from dlojz.runs import outcome
 
 LOOK_S = 0.5  # between looks, if no signal comes: it does not from another machine
 BEAT_S = 20.0  # between signs of life, for observers on other machines
@@ -84,12 +85,12 @@ class Keeper:
             token = self.job["token"]
             processes.end(lambda: processes.descendants() | processes.leftovers(token, leader))
         if final:
-            return final | {"exit_code": code}
+            return final | {"exit_code": code} | usage()
         memory_was_full = _oom_kills() > kills_before  # of any process on this machine
         state, reason = outcome.from_exit(Path.cwd(), code, memory_was_full)
         if state == "FAILED" and (why := _no_room()):
             reason = f"{reason}; {why}"
-        return {"state": state, "exit_code": code, "reason": reason}
+        return {"state": state, "exit_code": code, "reason": reason} | usage()
 
     def watch(self, trainer):
         """Wait for the trainer; return its exit code, and the final state if it was ended."""
@@ -198,6 +199,13 @@ def environment(job: dict, locks, run: Path) -> dict[str, str]:
     if "cpu" not in locks:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(locks)
     return found
+
+
+def usage() -> dict:
+    """Return the CPU time of all processes of the job, and the peak memory of the largest."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = round(used.ru_utime + used.ru_stime, 3)
+    return {"cpu_s": seconds, "peak_memory_bytes": 1024 * used.ru_maxrss}
 
 
 def _oom_kills() -> int:
