@@ -208,3 +208,16 @@ def test_a_run_that_completed_without_a_log_says_so_unless_it_is_a_series(tmp_pa
         assert outcome.from_exit(tmp_path, 0, memory_was_full=False) == ("COMPLETED", reason)
     (tmp_path / "plan.json").touch()
     assert outcome.from_exit(tmp_path, 0, memory_was_full=False) == ("COMPLETED", None)
+
+
+def test_a_launcher_that_we_ended_is_not_the_error(tmp_path):
+    """Its traceback of our SIGTERM would hide what the trainer said, or stand for it."""
+    launcher = (
+        "W1126 14:12:42.672 14478 lib/torch/distributed/elastic/agent/server/api.py:739] Received\n"
+        "Traceback (most recent call last):\n  File x, line 994, in <module>\n"
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n"
+    )
+    (tmp_path / "stderr.txt").write_text(launcher)
+    assert outcome.errors(tmp_path) == ""
+    (tmp_path / "stderr.txt").write_text(f"a warning\n{launcher}")
+    assert outcome.errors(tmp_path) == "a warning\n"

@@ -21,6 +21,7 @@ CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(co
 # On stderr, when one of several processes has failed: the start of torchrun's messages, and a row
 # of its table of failures. Its last row is the failure that torchrun saw first.
 TORCHRUN = re.compile(r"^[A-Z]\d{4} \S+ \d+ \S*torch/distributed/(elastic|run)", re.M)
+ENDED = f"got signal: {signal.SIGTERM:d}\n"  # torchrun's last word when we end it
 FAILED = re.compile(r"^  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.M)
 # The message of a process whose peer was gone, or did not come.
 GONE = r"(?:Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Timed out wait)"
@@ -113,8 +114,10 @@ def _ending(exit_code):
 def errors(run: Path) -> str:
     """Return the stderr of a job, without the boilerplate that accompanies every failure."""
     text = USAGE.sub("", NOT_PARTED.sub("", tail(run / "stderr.txt")))
-    own = TORCHRUN.search(text)
-    return text[: own.start()] if own and text[: own.start()].strip() else text
+    if not (launcher := TORCHRUN.search(text)):
+        return text
+    own = text[: launcher.start()]
+    return own if own.strip() or ENDED in text else text
 
 
 def only_waited(run: Path) -> bool:
