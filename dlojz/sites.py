@@ -5,6 +5,7 @@ else `generic`. The keys are in KEYS, GPU_KEYS and STORAGE_KEYS, and explained i
 """
 
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -16,6 +17,11 @@ from dlojz.course import course_root
 TIME = r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?"
 WORD = r"[\w@.,:/+=\[\]-]+"  # for an #SBATCH line or after `module load`
 EXPANDED = r"[\w@.,:/+=${}-]*"  # may hold a variable, which the job's shell expands
+# Of a variable, in double quotes: NCCL_SOCKET_IFNAME = "^lo,docker0", NCCL_NET = "AWS Libfabric".
+VALUE = r"(?:[][\w@.,:/+=^%*~#&|(){} -]|\$(?=[\w{]))*"
+NAME = r"[A-Za-z_]\w*"  # of a variable
+FEATURES = r"[][\w@.,:/+=&|*()-]+"  # "a100|h100", "[rack1*2&(a100|h100)]"
+LIMIT = rf"(?:{TIME}|(?i:UNLIMITED|INFINITE))"  # Slurm prints both
 
 
 class SiteError(Exception):
@@ -32,7 +38,7 @@ class Gpus:
     constraint: str = ""
     account: str = ""  # {account} stands for the one given to submit
     modules_first: list[str] = field(default_factory=list)
-    qos: list[list[str]] = field(default_factory=list)  # (longest time, name), shortest first
+    qos: list[list[str]] = field(default_factory=list)  # (longest time, name)
     memory_gb: int | None = None  # of a GPU
     host_memory_gb: int | None = None  # of the node, for each GPU
     hour_costs: float | None = None  # an hour of a GPU, in the site's unit
@@ -41,7 +47,12 @@ class Gpus:
     @property
     def longest(self) -> str:
         """Return the longest time that a job may ask for; "" if none is known."""
-        return self.qos[-1][0] if self.qos else self.time_max
+        return max((time for time, _ in self.qos), key=limit, default=self.time_max)
+
+    def qos_for(self, seconds: int) -> str:
+        """Return the QoS with the shortest limit that allows this time; "" if there is none."""
+        allowed = [row for row in self.qos if seconds <= limit(row[0])]
+        return min(allowed, key=lambda row: limit(row[0]), default=("", ""))[1]
 
 
 @dataclass(frozen=True)
@@ -84,11 +95,11 @@ KEYS = {
     "default": (WORD, '"a100", one of [gpus.*]'),
     "account": (WORD, '"xyz"'),
     "hint": (WORD, '"nomultithread"'),
-    "gres": (r"[\w:{}]*", '"gpu:{n}"'),
+    "gres": (r"(?:[\w.,:/+=-]|\{n\})*", '"gpu:{n}"'),
     "modules": ([WORD], '["pytorch-gpu/py3.11/2.7.0"]'),
     "activate": (EXPANDED, '"$WORK/venv/bin/activate"'),
-    "environment": ({EXPANDED}, 'DLOJZ_DATA = "$SCRATCH/imagenet" below [environment]'),
-    "options": ([rf"--{WORD}"], '["--mem=0", "--exclusive"]'),
+    "environment": ({VALUE}, 'DLOJZ_DATA = "$SCRATCH/imagenet" below [environment]'),
+    "options": ([rf"--(?:{FEATURES}|\{{n\}})+"], '["--mem=0", "--gpus-per-node={n}"]'),
     "signal_s": (int, "90, in seconds"),
     "gpus": (None, "a table [gpus.a100] for each kind of node"),
     "storage": (None, "a table [storage.work] for each place for files"),
@@ -99,14 +110,14 @@ GPU_KEYS = {
     "gpus_per_node": (int, "4"),
     "cpus_per_gpu": (int, "8"),
     "partition": (WORD, '"gpu"'),
-    "constraint": (WORD, '"a100"'),
+    "constraint": (FEATURES, '"a100", or "a100|h100"'),
     "account": (r"[\w@.{}-]+", '"{account}@a100"'),
     "modules_first": ([WORD], '["arch/a100"]'),
-    "qos": ([[TIME, WORD]], '[["02:00:00", "qos_gpu-dev"]]'),
+    "qos": ([[LIMIT, WORD]], '[["02:00:00", "qos_gpu-dev"]]'),
     "memory_gb": (int, "80, of a GPU"),
     "host_memory_gb": (int, "120, of the node for each GPU"),
     "hour_costs": (float, "1.5, an hour of a GPU, in the site's unit"),
-    "time_max": (TIME, '"120:00:00"'),
+    "time_max": (LIMIT, '"120:00:00"'),
 }
 STORAGE_KEYS = {
     "path": (r"\S+", '"$WORK"'),
@@ -136,6 +147,11 @@ def seconds(time_max: str) -> int:
     return total
 
 
+def limit(time: str) -> float:
+    """Return the seconds of a site's limit; infinity for UNLIMITED."""
+    return seconds(time) if re.fullmatch(TIME, time) else math.inf
+
+
 def find(name: str | None = None, cluster: str = "") -> Path:
     """Return the file of a site: by name or path, else for this cluster, else the generic one."""
     folder = course_root() / "slurm" / "sites"
@@ -158,6 +174,8 @@ def read(path: Path) -> Site:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SiteError(f"{path}: can't be read as TOML: {error}") from None
+    except RecursionError:
+        raise SiteError(f"{path}: can't be read as TOML: it is nested too deeply") from None
     _check(path, "", found, KEYS, ("gpus",))
     if not found["gpus"] or not isinstance(found["gpus"], dict):
         raise SiteError(f"{path}: gpus: expected {KEYS['gpus'][1]}")
@@ -187,25 +205,39 @@ def _check(path, prefix, table, keys, required):
             guess = f"did you mean {near[0]}? " if near else ""
             raise SiteError(f"{path}: unknown key {prefix}{key}: {guess}Known: {', '.join(keys)}")
         form, example = keys[key]
-        if form is not None and not _fits(value, form):
-            raise SiteError(f"{path}: {prefix}{key} = {value!r}: expected something like {example}")
+        if form is not None and (wrong := _misfit(value, form)) is not None:
+            why = wrong and f"{wrong!r} can't be in it: "
+            raise SiteError(
+                f"{path}: {prefix}{key} = {value!r}: {why}expected something like {example}"
+            )
     for key in required:
         if key not in table:
             raise SiteError(f"{path}: no {prefix}{key}: expected something like {keys[key][1]}")
 
 
-def _fits(value, form):
+def _misfit(value, form) -> str | None:
+    """Return the first character of a value that does not fit, or ""; None if all of it fits."""
     if form is int:
-        return type(value) is int and value > 0
+        return None if type(value) is int and value > 0 else ""
     if form is float:
-        return type(value) in (int, float) and value > 0
+        return None if type(value) in (int, float) and value > 0 else ""
     if isinstance(form, set):  # a table of names and texts
-        return isinstance(value, dict) and all(
-            re.fullmatch(r"[A-Za-z_]\w*", name) and _fits(text, next(iter(form)))
-            for name, text in value.items()
-        )
-    if isinstance(form, list) and len(form) == 1:  # a list of items of one form
-        return isinstance(value, list) and all(_fits(v, form[0]) for v in value)
-    if isinstance(form, list):  # a row
-        return isinstance(value, list) and len(value) == len(form) and all(map(_fits, value, form))
-    return isinstance(value, str) and re.fullmatch(form, value) is not None
+        if not isinstance(value, dict):
+            return ""
+        pairs = [(name, NAME) for name in value] + [(text, *form) for text in value.values()]
+    elif isinstance(form, list):  # a row, or a list of items of one form
+        if not isinstance(value, list) or len(value) != len(form) > 1:
+            return ""
+        pairs = zip(value, form if len(form) > 1 else form * len(value), strict=True)
+    else:
+        return _wrong_character(value, form)
+    return next((m for part in pairs if (m := _misfit(*part)) is not None), None)
+
+
+def _wrong_character(value, form) -> str | None:
+    if not isinstance(value, str):
+        return ""
+    if re.fullmatch(form, value):
+        return None
+    begin = re.match(form, value)
+    return value[begin.end() if begin else 0 :][:1]

@@ -150,8 +150,9 @@ def test_a_hostile_answer_of_squeue_is_asked_for_again(tmp_path, monkeypatch):
     monkeypatch.setenv("DLOJZ_ROOT", str(tmp_path))
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr(slurm, "_squeue", dict)
-    for kept in ({"asked": "now"}, {"asked": 1.0}, {"jobs": [], "asked": time.time()}):
-        (tmp_path / "runs/.squeue.json").write_text(json.dumps({"jobs": {}, "error": None} | kept))
+    now = {"asked": time.time(), "answered": time.time(), "jobs": {"7": {}}, "error": None}
+    for wrong in ({"answered": "now"}, {"asked": None}, {"jobs": []}, {"answered": 1.0}):
+        (tmp_path / "runs/.squeue.json").write_text(json.dumps(now | wrong))
         assert slurm.listing()[0] == {}
 
 

@@ -1,12 +1,15 @@
 """Submissions that fail in the middle: what is submitted all the same, and who knows it."""
 
+import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from dlojz.launch import SubmitError, find, latest, queue, request, slurm, submit
+from dlojz.launch import QUEUE, SubmitError, find, latest, queue, request, slurm, submit
+from dlojz.launch import job as job_module
 
 SLURM = Path(__file__).parent.parent / "slurm"
 FOURTH = 'echo x >>"$COUNT"; if [ "$(wc -l <"$COUNT")" -lt 4 ]; then echo 77; exit; fi; '
@@ -146,3 +149,29 @@ def test_the_number_of_a_job_is_read_as_sbatch_prints_it(answer, script, sbatch)
     script("")
     sbatch(f"cat <<'END'\n{answer}\nEND")
     assert submit("t.py").info["slurm"] == "77"
+
+
+def test_a_queue_waits_for_slurm_once_and_not_long(script, sbatch, monkeypatch):
+    script("")
+    sbatch("echo 77")
+    jobs = submit(SWEEP)
+    for program in ("squeue", "scontrol", "sacct"):
+        sbatch("exec sleep 9", program)
+    monkeypatch.setattr(job_module, "QUEUE_S", 0.3)
+    begin = time.monotonic()
+    rows = queue().rows
+    assert time.monotonic() - begin < 2
+    assert len(rows) == len(jobs)
+    note = "Slurm does not answer: squeue did not answer in 0.5 s"
+    assert {row[QUEUE.index("note")] for row in rows} == {note}
+
+
+def test_a_stopped_process_that_holds_squeues_lock_stops_no_queue(script, sbatch, monkeypatch):
+    script("")
+    sbatch("echo 77")
+    sbatch("exit 0", "squeue")
+    submit("t.py")
+    monkeypatch.setattr(job_module, "QUEUE_S", 0.1)
+    with (find(1).directory.parent / ".squeue.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert len(queue().rows) == 1

@@ -1,6 +1,9 @@
 """Sites and the script of a job: compared whole; what is wrong with a site file is named."""
 
+import itertools
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,106 @@ def test_a_bad_site_file_names_the_key_and_shows_how_it_should_look(text, messag
     with pytest.raises(sites.SiteError, match=message) as error:
         sites.read(file)
     assert str(file) in str(error.value)
+
+
+# By what sites have in their documentation and bug reports: the key, and the line of the script.
+REAL = {
+    'gres = "gpu:a100_2g.20gb:{n}"': "--gres=gpu:a100_2g.20gb:4",
+    'gres = "gpu:a100l.2g.20gb:{n}"': "--gres=gpu:a100l.2g.20gb:4",
+    'gres = "gpu:nvidia_h100_80gb_hbm3_4g.40gb:{n}"': "--gres=gpu:nvidia_h100_80gb_hbm3_4g.40gb:4",
+    'gres = "gpu:1g.10gb+me:{n}"': "--gres=gpu:1g.10gb+me:4",
+    'gres = "gpu:rtx-a6000:{n}"': "--gres=gpu:rtx-a6000:4",
+    'gres = "gpu:tesla:{n},localtmp:1024"': "--gres=gpu:tesla:4,localtmp:1024",
+    'gres = "gpu:{n},lscratch:{n}"': "--gres=gpu:4,lscratch:4",
+    'options = ["--gpus-per-node={n}"]': "--gpus-per-node=4",
+    'options = ["--gpus-per-node=a100:{n}"]': "--gpus-per-node=a100:4",
+    'options = ["--gpus={n}"]': "--gpus=8",  # Slurm counts those of the job
+    'options = ["--gpus=h100:{n}"]': "--gpus=h100:8",
+    'options = ["--gpu-bind=none", "--exclude=node[1-3,7]"]': "--exclude=node[1-3,7]",
+    'constraint = "a100|h100"': "--constraint=a100|h100",
+    'constraint = "a100&nvlink"': "--constraint=a100&nvlink",
+    'constraint = "[i02&(scratch|work)]"': "--constraint=[i02&(scratch|work)]",
+    'constraint = "[fat*4&thin*12]"': "--constraint=[fat*4&thin*12]",
+    'qos = [["UNLIMITED", "long"], ["02:00:00", "dev"]]': "--qos=dev",
+    'qos = [["infinite", "long"], ["00:05:00", "dev"]]': "--qos=long",
+}
+
+
+@pytest.mark.parametrize("line", REAL)
+def test_what_real_sites_ask_for_is_in_the_script(line, tmp_path):
+    file = tmp_path / "site.toml"
+    of_gpus = line.startswith(("constraint", "qos"))
+    file.write_text(f"{GOOD}{line}" if of_gpus else f"{line}\n{GOOD}")
+    found = slurm.render(TEMPLATE, sites.read(file), n_gpu=8, time_max_s=600)
+    assert f"#SBATCH {REAL[line]}\n" in found
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["^lo,docker0", "^=docker0", "AWS Libfabric", "/tmp/%h.%p", "${X:-/tmp}/$USER", "a|b&c"],
+)
+def test_a_variable_reaches_the_job_as_it_is_written(value, tmp_path):
+    file = tmp_path / "site.toml"
+    file.write_text(f'[environment]\nNCCL_SOCKET_IFNAME = "{value}"\n{GOOD}')
+    script = slurm.render(TEMPLATE, sites.read(file), n_gpu=1, time_max_s=600)
+    (line,) = [x for x in script.splitlines() if x.startswith("export NCCL")]
+    shell = ["bash", "-c", f'unset X; USER=me; {line}; printf %s "$NCCL_SOCKET_IFNAME"']
+    found = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+    assert found == value.replace("${X:-/tmp}/$USER", "/tmp/me")
+
+
+HOSTILE = [
+    "a\nb",
+    "a\rb",
+    "a;b",
+    "a`b`",
+    'a"b',
+    "a'b",
+    "a\\b",
+    "$(b)",
+    "a$(b)",
+    "a\0b",
+    "a$",
+    "a\x1bb",
+]
+PLACES = {
+    "gres": "gres = {}\n" + GOOD,
+    "options": "options = [{}]\n" + GOOD,
+    "activate": "activate = {}\n" + GOOD,
+    "environment": "[environment]\nA = {}\n" + GOOD,
+    "constraint": GOOD + "constraint = {}",
+    "partition": GOOD + "partition = {}",
+    "qos": GOOD + 'qos = [["02:00:00", {}]]',
+}
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_the_character_that_a_shell_could_trip_over_is_named(key, tmp_path):
+    for value in HOSTILE:
+        if key == "activate" and "$" in value and "(" not in value:
+            continue  # a variable
+        value = f"--x={value}" if key == "options" else value
+        file = tmp_path / "site.toml"
+        file.write_text(PLACES[key].format(json.dumps(value)))
+        with pytest.raises(sites.SiteError, match=r"can't be in it: expected something like") as e:
+            sites.read(file)
+        assert any(f": {c!r} can't" in str(e.value) for c in "\n\r;`\"'\\$(\0\x1b"), value
+
+
+def test_a_deep_site_file_is_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "site.toml"
+    file.write_text("x = " + "[" * 50_000)
+    with pytest.raises(sites.SiteError, match=r"site\.toml: can't be read as TOML: .*nested too"):
+        sites.read(file)
+
+
+def test_the_order_of_the_qos_does_not_matter():
+    rows = [["20:00:00", "mid"], ["UNLIMITED", "long"], ["02:00:00", "dev"]]
+    for order in itertools.permutations(rows):
+        gpus = sites.Gpus(4, 8, qos=list(order))
+        assert gpus.longest == "UNLIMITED"
+        assert [gpus.qos_for(s) for s in (60, 7200, 7201, 10**6)] == ["dev", "dev", "mid", "long"]
+    assert sites.Gpus(4, 8, qos=rows[::2]).longest == "20:00:00"
 
 
 def test_a_site_is_found_by_name_by_path_or_by_cluster(course_folder, tmp_path, monkeypatch):

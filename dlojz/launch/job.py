@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dlojz.course import FileError, base_folder, read_small, read_table, write_atomically
 from dlojz.jobs.keeper import LOST
+from dlojz.launch import slurm
 from dlojz.launch.follow import Bar
 from dlojz.launch.here import Here
 from dlojz.launch.slurm import Slurm
@@ -20,6 +21,7 @@ from dlojz.table import Table
 
 QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # a process per GPU
 EARLY = "ended early: "  # how the reason begins for which a job that had done enough was ended
+QUEUE_S = 4.0  # for Slurm to answer: then the table has what was last known
 LONGEST_S = 10**9  # of a job that is shown: the times in a file may be any numbers
 MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: errors outside the trainer
 
@@ -248,6 +250,11 @@ def queue_row(job: Job, status: dict) -> tuple[str, ...]:
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
     """Return the jobs that `queue` shows, oldest first, each with its present status."""
+    with slurm.within(QUEUE_S):
+        return _in_queue(name, last)
+
+
+def _in_queue(name, last):
     runs = base_folder() / "runs"
     known = _read_index(runs)
     shown, ended, index = [], 0, {}

@@ -199,7 +199,9 @@ def render(
         "signal": f"B:USR1@{site.signal_s}",
     }
     lines = [f"#SBATCH --{option}={value}" for option, value in options.items() if value != ""]
-    lines += [f"#SBATCH {option}" for option in site.options]
+    for option in site.options:  # Slurm counts --gpus for the job, and all others for a node
+        count = n_gpu if option.startswith("--gpus=") else per_node
+        lines.append(f"#SBATCH {option.replace('{n}', str(count))}")
     modules = [*gpus.modules_first, *([module] if module else site.modules)]
     if modules:
         lines += ["", "module purge", *(f"module load {shlex.quote(m)}" for m in modules)]
@@ -222,11 +224,10 @@ def job_name(name: str) -> str:
 def _charged(site, account, time_max_s):
     """Return the kind of nodes, and the options that say which ones and who pays for them."""
     gpus, account = kind_of(site, account)
-    qos = next((q for limit, q in gpus.qos if time_max_s <= sites.seconds(limit)), "")
-    if gpus.longest and time_max_s > sites.seconds(gpus.longest):
+    if gpus.longest and time_max_s > sites.limit(gpus.longest):
         raise SlurmError(f"time_max: the longest that {site.name} allows is {gpus.longest}")
     options = {"account": account, "partition": gpus.partition}
-    return gpus, options | {"constraint": gpus.constraint, "qos": qos}
+    return gpus, options | {"constraint": gpus.constraint, "qos": gpus.qos_for(time_max_s)}
 
 
 def charged(site: sites.Site, account: str | None, time_max_s: int = 600) -> list[str]:
@@ -391,12 +392,13 @@ def listing() -> tuple[dict[str, dict], float]:
     file = course_root() / "runs" / ".squeue.json"
     with _one_at_a_time(file.with_suffix(".lock")):
         kept = _kept(file)
-        if not 0 <= time.time() - kept["asked"] < FRESH_S:
+        if not 0 <= time.time() - kept["answered"] < FRESH_S:
             kept = {"jobs": {}, "asked": time.time(), "error": None}
             try:
                 kept["jobs"] = _squeue()
             except SlurmError as error:
                 kept["error"] = str(error)
+            kept["answered"] = time.time()  # it may have taken long
             with suppress(OSError):
                 course.write_atomically(file, json.dumps(kept))
     if kept["error"]:
@@ -407,24 +409,54 @@ def listing() -> tuple[dict[str, dict], float]:
 def _kept(file):
     with suppress(FileError):
         kept = read_table(file)
-        if isinstance(kept.get("asked"), float) and isinstance(kept.get("jobs"), dict):
+        times = (kept.get("asked"), kept.get("answered"))
+        if all(isinstance(t, float) for t in times) and isinstance(kept.get("jobs"), dict):
             return {"error": None} | kept
-    return {"jobs": {}, "asked": 0.0, "error": None}
+    return {"jobs": {}, "asked": 0.0, "answered": 0.0, "error": None}
 
 
 @contextmanager
 def _one_at_a_time(file):
     with ExitStack() as stack:
         with suppress(OSError):  # a full disk, or one without locks: Slurm is asked more often
-            fcntl.flock(stack.enter_context(file.open("w", encoding="utf-8")), fcntl.LOCK_EX)
+            lock, end = stack.enter_context(file.open("wb")), time.monotonic() + _left_s()
+            while not _locks(lock) and time.monotonic() < end:  # its holder may be stopped
+                time.sleep(0.02)
         yield
+
+
+def _locks(file) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+_deadline = None  # by when those who ask must have an answer
+
+
+@contextmanager
+def within(seconds: float):
+    """Ask Slurm for the states of jobs with this many seconds in all, as for a table."""
+    global _deadline
+    before, _deadline = _deadline, time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _deadline = before
+
+
+def _left_s() -> float:
+    """Return how long Slurm may take to answer."""
+    return TIMEOUT_S if _deadline is None else max(0.5, round(_deadline - time.monotonic(), 1))
 
 
 def _squeue():
     form = ",".join(f"{name}:{width}" for name, width in COLUMNS.values())
     words = ("--noheader", f"--user={os.getuid()}", "--states=all", f"--Format={form}")
     found = {}
-    for line in _call("squeue", *words).splitlines():
+    for line in _call("squeue", *words, timeout=_left_s()).splitlines():
         fields, begin = {}, 0
         for key, (_, width) in COLUMNS.items():
             fields[key], begin = line[begin : begin + width].strip(), begin + width
@@ -440,7 +472,7 @@ def _is_final(fields):
 def show(number: str) -> dict[str, str]:
     """Return the fields of `scontrol -o show job`; {} if Slurm does not know the job (any more)."""
     try:
-        text = _call("scontrol", "-o", "show", "job", number)
+        text = _call("scontrol", "-o", "show", "job", number, timeout=_left_s())
     except SlurmError as error:
         if "Invalid job id" in str(error):
             return {}
@@ -480,7 +512,8 @@ def _status(run, fields):
 def _forgotten(run, number):
     """Return the status of a job that the controller has forgotten, from sacct or its files."""
     try:
-        rows = _call("sacct", "-nPX", "-j", number, "-o", "State,ExitCode,Start,End,NodeList")
+        asked = ("-nPX", "-j", number, "-o", "State,ExitCode,Start,End,NodeList")
+        rows = _call("sacct", *asked, timeout=_left_s())
     except SlurmError:  # no accounting here
         rows = ""
     if rows.strip():
