@@ -13,7 +13,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ procps \
     && rm -rf /var/lib/apt/lists/*
 
-COPY pyproject.toml constraints.txt README.md LICENSE /opt/dlojz/
+COPY pyproject.toml constraints.txt README.md LICENSE idr_torch.py /opt/dlojz/
 COPY dlojz /opt/dlojz/dlojz
 RUN python -m pip install --no-cache-dir -c /opt/dlojz/constraints.txt uv \
     && uv pip install --system --no-cache --compile-bytecode -c /opt/dlojz/constraints.txt /opt/dlojz

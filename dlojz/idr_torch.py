@@ -1,4 +1,4 @@
-"""The rank of this process and more, whatever launched it: torchrun, srun, or nothing.
+"""The rank of this process and more, whatever launched it: torchrun, srun, mpirun, or nothing.
 
     from dlojz import idr_torch
     torch.distributed.init_process_group("gloo", rank=idr_torch.rank, world_size=idr_torch.size)
@@ -6,20 +6,27 @@
 
 The innermost launcher counts, because the variables of the outer ones are inherited:
   1. torchrun (RANK is set), also inside an srun step or in a notebook that Slurm started;
-  2. srun, when its step has several tasks. Slurm sets SLURM_STEP_* for steps only, but a job
+  2. mpirun or mpiexec of Open MPI, MVAPICH, MPICH or Intel MPI, when it started several processes,
+     also in a Slurm job, where it has srun start one daemon on each node;
+  3. srun, when its step has several tasks. Slurm sets SLURM_STEP_* for steps only, but a job
      submitted from a notebook inherits those of the notebook server's step, which has one task;
-  3. neither: one process, rank 0 of 1. This includes `python` in the batch script itself, whatever
+  4. another launcher that speaks PMI, such as PALS on HPE Cray;
+  5. none: one process, rank 0 of 1. This includes `python` in the batch script itself, whatever
      SLURM_NTASKS and SLURM_PROCID say there: they announce tasks that only srun would start.
 
 The first attribute that is read computes them all and, where the launcher did not, sets MASTER_ADDR
 and MASTER_PORT in os.environ for init_process_group: the step's first node and a port made from its
-job and step ids, or 127.0.0.1 and port 0 (any free one) for a single process. The import alone does
+job and step ids, or 127.0.0.1 and port 0 (any free one) for a single process. Under MPI the node is
+127.0.0.1, or the first of the Slurm job, and else MASTER_ADDR must be given. The import alone does
 nothing.
+
+IDRIS's own names for the same are there, too: see ALIASES. `import idr_torch` is this module.
 """
 
 import itertools
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -29,6 +36,27 @@ from functools import cache
 ALONE = ("127.0.0.1", 0)
 # Free for users on Linux: below the ephemeral ports (32768 and up) and torchrun's 29500.
 FIRST_PORT, PORTS = 10_000, 19_000
+# MPI's launchers: their variables for rank, size, and both on this node.
+MPIRUN = (
+    tuple(f"OMPI_COMM_WORLD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    tuple(f"MV2_COMM_WORLD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+)
+PALS = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
+# What all processes of one run share, and those of the next do not, if the launcher sets it.
+RUN_IDS = ("PMIX_NAMESPACE", "PALS_APID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+ALIASES = {
+    "world_size": "size",
+    "ntasks": "size",
+    "local_world_size": "local_size",
+    "ntasks_per_node": "local_size",
+    "nnodes": "num_nodes",
+    "cpus": "cpus_per_task",
+    "hostname": "master_addr",
+    "host": "master_addr",
+    "master": "is_master",
+}
 
 
 @dataclass(frozen=True)
@@ -57,10 +85,19 @@ def from_environment(env: Mapping[str, str], cpus: int = 1) -> Ranks:
     """Return the ranks of the process with this environment, which may run on `cpus` CPUs."""
     if "RANK" in env:
         return _from_torchrun(env, cpus)
+    if names := _started_several(env, [names for names in MPIRUN if names[2] in env]):
+        return _from_mpi(env, cpus, names)
     if "SLURM_STEP_ID" in env:
         if _number(env, "SLURM_STEP_NUM_TASKS", 1) > 1:
             return _from_srun(env, cpus)
         cpus = _cpus_of_task(env, cpus)  # a step of one task, perhaps a notebook server
+    if names := _started_several(env, (PALS, *MPIRUN)):
+        return _from_mpi(env, cpus, names)
+    if name := next((name for name in MPI_RANKS if env.get(name, "0") != "0"), None):
+        raise ValueError(
+            f"{name} is {env[name]!r}, but no variable says of how many processes: start with "
+            f"torchrun, srun or mpirun, or `unset {name}` for a single process"
+        )
     node = _this_node(env)
     return Ranks(0, 0, 1, 1, 1, cpus, _gpu_ids(env), node, (node,), *_master(env, *ALONE))
 
@@ -98,6 +135,45 @@ def _from_srun(env: Mapping[str, str], cpus: int) -> Ranks:
         size=_number(env, "SLURM_STEP_NUM_TASKS"),
         local_size=local_size,
         num_nodes=len(hostnames),
+        cpus_per_task=_cpus_of_task(env, max(1, cpus // local_size)),
+        gpu_ids=_gpu_ids(env),
+        nodelist=nodelist,
+        hostnames=hostnames,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+
+
+def _started_several(env: Mapping[str, str], launchers) -> tuple[str, ...] | None:
+    """Return the variables of the first of these launchers that started several processes."""
+    return next((names for names in launchers if _number(env, names[1], 1, default=1) > 1), None)
+
+
+def _from_mpi(env: Mapping[str, str], cpus: int, names: tuple[str, ...]) -> Ranks:
+    rank, size = _number(env, names[0]), _number(env, names[1])
+    local_rank, local_size = rank, size  # a launcher that is silent about nodes has one
+    if names[2] in env:
+        local_rank, local_size = _number(env, names[2]), _number(env, names[3], 1)
+    nodes = -(-size // local_size)
+    nodelist = _this_node(env) if nodes == 1 else env.get("SLURM_JOB_NODELIST", "")
+    hostnames = expand_nodelist(nodelist) if nodelist else ()
+    if len(hostnames) != nodes:
+        nodelist, hostnames = "", ()
+    run = next((env[name] for name in RUN_IDS if env.get(name)), "")
+    first = ALONE[0] if nodes == 1 else next(iter(hostnames), "")
+    master_addr, master_port = _master(env, first, FIRST_PORT + zlib.crc32(run.encode()) % PORTS)
+    if not master_addr:
+        raise ValueError(
+            f"MASTER_ADDR is not set, and {size} processes on {nodes} nodes must agree where to "
+            "meet: on the first node, `export MASTER_ADDR=$(hostname)`, and have the others get "
+            "it, as with mpirun -x MASTER_ADDR, or mpiexec -genvlist MASTER_ADDR"
+        )
+    return Ranks(
+        rank=rank,
+        local_rank=local_rank,
+        size=size,
+        local_size=local_size,
+        num_nodes=nodes,
         cpus_per_task=_cpus_of_task(env, max(1, cpus // local_size)),
         gpu_ids=_gpu_ids(env),
         nodelist=nodelist,
@@ -188,15 +264,18 @@ def _this_node(env: Mapping[str, str]) -> str:
 
 def _text(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
-        launcher = "srun" if name.startswith("SLURM_") else "torchrun"
+        mpi = name.startswith(("OMPI_", "MV2_", "PMI_", "MPI_"))
+        launcher = "srun" if name.startswith("SLURM_") else "mpirun" if mpi else "torchrun"
         raise ValueError(
             f"{name} is not set, but other variables of {launcher} are; start with {launcher}, "
-            f"or unset the others: `env | grep -E 'SLURM_STEP|RANK'` shows them"
+            f"or unset the others: `env | grep -E 'SLURM_STEP|RANK|PMI'` shows them"
         )
     return env[name]
 
 
-def _number(env: Mapping[str, str], name: str, least: int = 0) -> int:
+def _number(env: Mapping[str, str], name: str, least: int = 0, default: int | None = None) -> int:
+    if default is not None and name not in env:
+        return default
     text = _text(env, name)
     if not re.fullmatch(r"[0-9]+", text) or int(text) < least:
         raise ValueError(f"{name} is {text!r}; expected a number, {least} or more: `unset {name}`?")
@@ -213,12 +292,12 @@ def _this_process() -> Ranks:
     return ranks
 
 
-_NAMES = (*(field.name for field in fields(Ranks)), "is_master")
+_NAMES = (*(field.name for field in fields(Ranks)), "is_master", *ALIASES)
 
 
 def __getattr__(name: str):
     if name in _NAMES:
-        return getattr(_this_process(), name)
+        return getattr(_this_process(), ALIASES.get(name, name))
     raise AttributeError(
         f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_NAMES)}"
     )

@@ -62,6 +62,20 @@ EXPECTED = {
     ),
     # A job on node1 that was submitted from a notebook on node2 with a GPU; it has none itself.
     "notebook_batch": (1, 1, ("node1", ("node1",)), ("127.0.0.1", 0), [(0, 0, 1, 1, ())]),
+    "mpirun": (
+        4,
+        1,
+        ("localhost", ("localhost",)),
+        ("127.0.0.1", 13248),
+        [(rank, rank, 4, 2, ()) for rank in range(4)],
+    ),
+    "mpiexec": (
+        4,
+        1,
+        ("localhost", ("localhost",)),
+        ("127.0.0.1", 10000),
+        [(rank, rank, 4, 2, ()) for rank in range(4)],
+    ),
     # The notebook's SLURM_DISTRIBUTION=cyclic was inherited too: ranks alternate between nodes.
     "notebook_batch_srun": (
         4,
@@ -80,6 +94,7 @@ def recorded(name: str) -> list[dict[str, str]]:
 def clean_environment(**more: str) -> dict[str, str]:
     """This one without what a launcher sets: the tests may themselves run under Slurm."""
     launcher = ("SLURM", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "TORCHELASTIC_")
+    launcher += ("OMPI_", "PMI", "MPI_", "MV2_", "PALS_")
     return {k: v for k, v in os.environ.items() if not k.startswith(launcher)} | more
 
 
@@ -259,9 +274,89 @@ def test_first_attribute_sets_master_for_init_process_group(name):
 
 
 def test_attributes_are_listed_and_others_are_refused():
-    assert {"rank", "hostnames", "is_master", "device"} <= set(dir(idr_torch))
-    with pytest.raises(AttributeError, match=r"no attribute 'world_size'; it has rank, local_rank"):
-        idr_torch.world_size  # noqa: B018  reading it is the test
+    assert {"rank", "hostnames", "is_master", "device", "world_size"} <= set(dir(idr_torch))
+    with pytest.raises(AttributeError, match=r"no attribute 'ranks'; it has rank, local_rank"):
+        idr_torch.ranks  # noqa: B018  reading it is the test
+
+
+def test_the_names_of_idris_are_those_of_ours(monkeypatch):
+    ranks = from_environment(recorded("srun_3_1")[1], CPUS)
+    monkeypatch.setattr(idr_torch, "_this_process", lambda: ranks)
+    names = "world_size nnodes master local_world_size ntasks host cpus".split()
+    assert [getattr(idr_torch, name) for name in names] == [4, 2, False, 3, 4, "node1", 2]
+
+
+def test_programs_for_jean_zay_import_it_by_its_name():
+    code = "import idr_torch as a; from dlojz import idr_torch as b; print(a is b, a.world_size)"
+    assert python(code, clean_environment()) == "True 1"
+
+
+def mpi(prefix, rank, size, *local):
+    """What a launcher of MPI sets: mpi("MV2_COMM_WORLD_", 1, 4, 1, 2)."""
+    names = {"PMI": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"}.get(
+        prefix, " ".join(f"{prefix}{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    )
+    return dict(zip(names.split(), map(str, (rank, size, *local)), strict=False))
+
+
+@pytest.mark.parametrize("prefix", ["OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI", "PMI_"])
+@pytest.mark.parametrize("local", [(), (1, 4)])
+def test_processes_of_mpi_are_not_each_the_first_of_one(prefix, local):
+    found = from_environment(mpi(prefix, 1, 4, *local), CPUS)
+    assert (found.rank, found.local_rank, found.size, found.local_size) == (1, 1, 4, 4)
+    assert (found.num_nodes, found.cpus_per_task, found.master_addr) == (1, 2, "127.0.0.1")
+    assert found.master_port == from_environment(mpi(prefix, 3, 4), CPUS).master_port > 0
+
+
+@pytest.mark.parametrize("prefix", ["OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI"])
+def test_mpirun_in_a_slurm_job_counts_and_not_the_step_of_its_daemons(prefix):
+    """srun started one daemon on each node, whose variables the processes inherit."""
+    found = []
+    for rank in range(4):
+        daemon = recorded("srun_torchrun")[rank]
+        daemon = {k: v for k, v in daemon.items() if k.startswith("SLURM")}
+        found.append(from_environment(daemon | mpi(prefix, rank, 4, rank % 2, 2), CPUS))
+    assert [(r.rank, r.local_rank, r.size, r.num_nodes) for r in found] == [
+        (rank, rank % 2, 4, 2) for rank in range(4)
+    ]
+    assert {r.hostnames for r in found} == {("node1", "node2")}
+    assert len({(r.master_addr, r.master_port) for r in found}) == 1
+    assert found[0].master_addr == "node1"
+
+
+@pytest.mark.parametrize("prefix", ["PMI", "PMI_"])
+def test_what_srun_says_to_mpi_changes_nothing(prefix):
+    """With --mpi=pmi2, or Cray's plugin."""
+    for rank, env in enumerate(recorded("srun_2x2")):
+        more = mpi(prefix, rank, 4, *([rank % 2, 2] if prefix == "PMI_" else []))
+        assert from_environment(env | more | {"PMIX_RANK": str(rank)}) == from_environment(env)
+
+
+@pytest.mark.parametrize("name", ["notebook", "batch_script", "interactive", "alone"])
+def test_one_process_of_mpi_is_alone_also_in_a_notebook_of_slurm(name):
+    env = recorded(name)[0]
+    one = mpi("PMI", 0, 1, 0, 1) | mpi("OMPI_COMM_WORLD_", 0, 1, 0, 1) | {"PMIX_RANK": "0"}
+    assert from_environment(env | one, CPUS) == from_environment(env, CPUS)
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID"])
+def test_a_rank_without_a_size_is_refused(name):
+    with pytest.raises(ValueError, match=rf"^{name} is '2', but no variable says of how many"):
+        from_environment({name: "2"})
+
+
+def test_mpi_on_two_nodes_must_be_given_where_to_meet():
+    env = mpi("OMPI_COMM_WORLD_", 3, 4, 1, 2)
+    with pytest.raises(ValueError, match=r"^MASTER_ADDR is not set, and 4 .* 2 nodes .*mpirun -x"):
+        from_environment(env)
+    found = from_environment(env | {"MASTER_ADDR": "node1"})
+    assert (found.master_addr, found.num_nodes, found.hostnames) == ("node1", 2, ())
+
+
+def test_runs_of_mpi_beside_each_other_have_ports_of_their_own():
+    env = recorded("mpirun")[0]
+    ports = {from_environment(env | {"PMIX_NAMESPACE": str(n)}).master_port for n in range(9)}
+    assert len(ports) == 9
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "idr_torch.py"):
         shutil.copy(REPOSITORY / name, source)
     shutil.copytree(REPOSITORY / "dlojz", source / "dlojz")
     pip = [sys.executable, "-m", "pip", "--quiet"]
@@ -70,6 +70,12 @@ print(json.dumps([dlojz.__path__[0], list(QUIZZES), nudges]))
     assert nudges == {
         step: next(iter(exercises.find(step).hints.values())).nudge for step in course.CHAIN[1:]
     }
+
+
+def test_the_names_of_idris_come_with_the_wheel(site, tmp_path):
+    code = "import idr_torch; print(idr_torch.__file__, idr_torch.world_size, idr_torch.master)"
+    assert run_installed(site, code, tmp_path) == f"{site}/dlojz/idr_torch.py 1 True\n"
+    assert sorted(path.name for path in site.glob("*.py")) == ["idr_torch.py"]
 
 
 def commands(site, folder, *all_words):

@@ -37,7 +37,7 @@ KEEPER = Path("keeper.json")  # which process keeps the job: see processes.ident
 
 # Variables that an outer launcher set for its own processes: our job is not one of them.
 LAUNCHER_VARIABLES = re.compile(
-    r"(SLURM_|PMI|PET_|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
+    r"(SLURM_|PMI|OMPI_|MV2_|MPI_LOCAL|PALS_|PET_|TORCHELASTIC_|TORCH_NCCL_|GROUP_|ROLE_)|"
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
 
