@@ -203,6 +203,11 @@ def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
     long.wait()
     with pytest.raises(CheckError, match="submit it again with --test"):
         check("01", long)
+    (course_folder / "gpt.py").write_text("print(1)")
+    foreign = launch.submit("gpt.py")
+    foreign.wait()
+    with pytest.raises(CheckError, match=r"ran gpt\.py, which does not take the flags of the cour"):
+        check("01", foreign)
 
 
 def broken(course_folder):

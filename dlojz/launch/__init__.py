@@ -10,7 +10,7 @@ outlive the process that submitted them; on one machine they run one after the o
 """
 
 from dlojz.launch.batch import sbatch
-from dlojz.launch.flags import Flag, flags_of
+from dlojz.launch.flags import Flag, flags_of, is_ours
 from dlojz.launch.follow import Now, follow, in_a_notebook
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
 from dlojz.launch.request import (
@@ -42,6 +42,7 @@ __all__ = [
     "follow",
     "in_a_notebook",
     "in_queue",
+    "is_ours",
     "jobs",
     "latest",
     "launcher",

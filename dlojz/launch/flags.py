@@ -69,6 +69,14 @@ def flags_of(trainer: Path) -> list[Flag]:
     return found
 
 
+def is_ours(trainer: Path) -> bool:
+    """Return whether a trainer takes the flags of this course's, such as --model and --test."""
+    try:
+        return any(flag.common for flag in flags_of(trainer))
+    except (OSError, ValueError):  # no file, or no Python
+        return False
+
+
 def _flags(tree, common=False) -> list[Flag]:
     constants = _constants(tree)
     return [flag for call in _calls(tree) if (flag := _flag(call, constants, common))]
