@@ -175,3 +175,16 @@ def test_a_stopped_process_that_holds_squeues_lock_stops_no_queue(script, sbatch
     with (find(1).directory.parent / ".squeue.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert len(queue().rows) == 1
+
+
+def test_slurm_looks_for_modules_in_the_jobs_folder(script, sbatch, monkeypatch):
+    script("import net")
+    script("", "net.py")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    sbatch('echo "$PYTHONPATH" >"$COUNT"; echo 77')
+    job = submit("t.py")
+    assert (job.directory / "net.py").exists()
+    assert Path(os.environ["COUNT"]).read_text() == f"{job.directory}:/mine\n"
+    script("")
+    submit("t.py")
+    assert Path(os.environ["COUNT"]).read_text() == "/mine\n"

@@ -83,6 +83,14 @@ def test_a_job_of_these_tests_is_forked_and_has_its_nodes_name(on_slurm, script)
     assert name in ("node1", "node2")
 
 
+def test_a_trainer_finds_the_modules_beside_it(on_slurm, script):
+    script("import net; print(net.name)")
+    edited = script("name = 'before'", "net.py")
+    job = submit("t.py", n_gpu=2)
+    edited.write_text("name = 'after'")
+    assert completed(job) == "before\nbefore\n"
+
+
 def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
     script("import sys; sys.exit(int(sys.argv[1]))")
     well, badly = submit(["t.py 0", "t.py 3"])

@@ -5,16 +5,17 @@ import os
 import shlex
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
 from dlojz import course, sites
 from dlojz.course import COPIED, base_folder, course_root, prepared
-from dlojz.launch import slurm
+from dlojz.launch import beside, slurm
 from dlojz.launch.here import Here
 from dlojz.launch.job import Job
 from dlojz.launch.slurm import Slurm
@@ -26,6 +27,7 @@ NOTHING = "nothing was submitted"
 RESERVED = {
     *("..", "job.json", "state.json", "keeper.json", "cancel", ".reserve"),
     *("trainer.py", "stdout.txt", "stderr.txt", "keeper.txt", "slurm.txt", "job.sbatch"),
+    *("exit_code", "asked", "checkpoint.txt", "sweep.json", "torchrun"),
 }
 
 
@@ -64,18 +66,20 @@ class Request:
     account: str | None = None
     module: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)  # by name, for the job's folder
+    modules: Mapping[str, bytes] = field(default_factory=dict)  # beside the trainer, by path
 
     def to_dict(self) -> dict:
         """Return the content of job.json: the request, and when and where it was submitted."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         found |= {"command": list(self.command), "files": sorted(self.files)}
+        found |= {"modules": sorted(self.modules)}
         return found | {"submitted": time.time(), "host": socket.gethostname()}
 
 
 def request_of(job: Job) -> Request:
-    """Return the request of a job, without its files."""
+    """Return the request of a job, without its files and modules."""
     info = job.info
-    known = {f.name for f in fields(Request)} - {"files"}
+    known = {f.name for f in fields(Request)} - {"files", "modules"}
     found = {name: value for name, value in info.items() if name in known}
     return Request(**found | {"command": tuple(info["command"])})
 
@@ -113,7 +117,8 @@ def submit(
     about = (n_gpu, name, seconds, account, module, files or {})
     requests = [Request(_words(each), *about) for each in commands]
     if dry_run:
-        trainer, _ = _prepare(requests[0])
+        _check(requests[0])
+        trainer, *_ = _sources(requests[0].command[0])
         return Script(_or_refuse(lambda: launcher().script(requests[0], trainer)))
     jobs = send(requests)
     return jobs if isinstance(command, list) else jobs[0]
@@ -124,7 +129,11 @@ def send(requests: Sequence[Request]) -> list[Job]:
 
     Raises SubmitError, or what interrupts it, with the `jobs` that are submitted all the same.
     """
-    sources = [_prepare(request)[1] for request in requests]
+    for request in requests:
+        _check(request)
+    found = {name: _sources(name) for name in dict.fromkeys(r.command[0] for r in requests)}
+    ready = [_with_modules(request, *found[request.command[0]]) for request in requests]
+    requests, sources = zip(*ready, strict=True)
     jobs, sweep = [], [] if len(requests) > 1 else None
     size = len(requests) if launcher().whole_sweeps else 1
     for i in range(0, len(requests), size):
@@ -172,7 +181,8 @@ def _fill(runs, requests, sources, sweep):
     for run, request, source in zip(runs, requests, sources, strict=True):
         with _named(run), course.needs_room(run):
             (run / "trainer.py").write_bytes(source)
-            for name, content in request.files.items():
+            for name, content in {**request.modules, **request.files}.items():
+                (run / name).parent.mkdir(parents=True, exist_ok=True)
                 (run / name).write_bytes(content)
             for name in ("stdout.txt", "stderr.txt"):
                 (run / name).touch()
@@ -217,8 +227,8 @@ def _words(command) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _prepare(request) -> tuple[Path, bytes]:
-    """Return the trainer and its source; raise SubmitError for what would fail later."""
+def _check(request):
+    """Raise SubmitError for what would fail later."""
     if not isinstance(request.n_gpu, int) or request.n_gpu < 1:
         raise SubmitError(f"n_gpu={request.n_gpu!r}: expected a whole number of at least 1")
     if request.time_max_s < 1:
@@ -227,10 +237,44 @@ def _prepare(request) -> tuple[Path, bytes]:
         if Path(name).name != name or name in RESERVED:
             raise SubmitError(f"files: {name!r}: expected a plain name that no file of a job has")
     _or_refuse(launcher().check, request)
-    trainer = _find(request.command[0])
+
+
+def _sources(name) -> tuple[Path, bytes, dict[str, bytes]]:
+    """Return a trainer, its source, and the modules beside it; raise SubmitError if it can't run.
+
+    Its imports are looked for only where the job has our own Python.
+    """
+    trainer = _find(name)
     source = trainer.read_bytes()
     _compile(trainer, source)
-    return trainer, source
+    found = beside.modules(trainer, source)
+    if _has_our_python() and (lost := beside.missing(trainer, {trainer.name: source} | found)):
+        file, line, module = lost
+        raise SubmitError(
+            f"{trainer.parent / file}, line {line}: imports {module}, which is neither installed "
+            f"nor beside {trainer.name}. A job has copies of the trainer and of the modules beside "
+            f"it: put {module} there, install it, or `export PYTHONPATH=FOLDER` with the folder "
+            f"that it is in\n{NOTHING}"
+        )
+    return trainer, source, found
+
+
+def _has_our_python() -> bool:
+    if launcher().name == "slurm":
+        here = _or_refuse(slurm.site)
+        return not (here.modules or here.activate or "DLOJZ_PYTHON" in here.environment)
+    return os.environ.get("DLOJZ_PYTHON") in (None, "", sys.executable)
+
+
+def _with_modules(request, trainer, source, modules) -> tuple[Request, bytes]:
+    """Return the request with these modules, and the trainer's source. Raises SubmitError."""
+    for path in modules:
+        if Path(path).parts[0] in RESERVED | set(request.files):
+            raise SubmitError(
+                f"{trainer} imports {path}, and a job has another file of that name: rename it, "
+                f"such as {'my_' + path}\n{NOTHING}"
+            )
+    return replace(request, modules=modules), source
 
 
 def _compile(trainer, source):

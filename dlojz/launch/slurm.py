@@ -266,7 +266,7 @@ class Slurm:
         (run / SCRIPT).write_text(_script(request, here), encoding="utf-8")
         with numbered(run, lambda: request.to_dict() | {"site": here.name}) as number:
             try:
-                number(_sbatch(run, here, [str(run / "trainer.py"), *request.command[1:]]))
+                number(_sbatch(run, here, request))
             except UnclearError:
                 raise
             except SlurmError as error:
@@ -350,11 +350,14 @@ def _script(request, here) -> str:
     return render(template, here, r.n_gpu, r.time_max_s, r.name, r.account, r.module)
 
 
-def _sbatch(run: Path, here: sites.Site, words: list[str]) -> str:
-    """Submit the script in `run`; returns Slurm's number. `words`: the trainer and its flags."""
+def _sbatch(run: Path, here: sites.Site, request) -> str:
+    """Submit the script in `run`; returns Slurm's number."""
+    words = [str(run / "trainer.py"), *request.command[1:]]
     env = _own_variables() | {"DLOJZ_RUN": str(run), "DLOJZ_ROOT": str(course_root())}
     if not here.modules and not here.activate:  # otherwise the site's own Python
         env["DLOJZ_PYTHON"] = sys.executable
+    if request.modules:  # the script's `python -P` does not look beside the trainer
+        env["PYTHONPATH"] = ":".join(filter(None, [str(run), env.get("PYTHONPATH")]))
     return send(run, run / SCRIPT, ["--export=ALL"], words, env)
 
 

@@ -1,0 +1,124 @@
+"""The modules beside a trainer that it imports, itself or through others: a job gets copies of all.
+
+They are found by reading the sources, where Python would look first when the trainer is run: in its
+folder. Of a package all Python files are taken, because it may import some by a computed name. Of a
+folder without `__init__.py` only the modules that are named: it may hold a million images.
+"""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
+from importlib.util import find_spec
+from pathlib import Path
+
+from dlojz import course
+
+LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
+COPY = "trainer.py"  # what the trainer is called in the folder of its job
+CHANGES_PATH = re.compile(rb"\bsys\b[ .\w]*\bpath\b|addsitedir")
+PACKAGE = Path(__file__).resolve().parent.parent  # which is installed, for all jobs
+
+
+def modules(trainer: Path, source: bytes) -> dict[str, bytes]:
+    """Return the content of the modules beside a trainer that it imports, by path in its folder."""
+    found, unread = {}, [(trainer.name, source)]
+    while unread and not _is_the_courses(trainer):
+        path, text = unread.pop()
+        for name in _imported(text, Path(path).parent.parts):
+            for file in _files(trainer.parent, name):
+                path = str(file.relative_to(trainer.parent))
+                if path not in found and (file != trainer or path != COPY):
+                    found[path] = file.read_bytes()
+                    unread.append((path, found[path]))
+    return found
+
+
+def missing(trainer: Path, sources: dict[str, bytes]) -> tuple[str, int, str] | None:
+    """Return (file, line, name) of an import that is bound to fail in this Python, if there is one.
+
+    sources: those of the trainer and of the modules beside it, by path. A name that is imported
+    inside `try`, `if` or a function may be optional, and what changes Python's path is trusted.
+    """
+    if _is_the_courses(trainer) or any(map(CHANGES_PATH.search, sources.values())):
+        return None
+    for path, source in sources.items():
+        for node in _tree(source).body if "/" not in path else ():
+            for name in _names(node, ()):
+                top = name.partition(".")[0]
+                if not _is_found(trainer.parent, top):
+                    return path, node.lineno, top
+    return None
+
+
+def _is_the_courses(trainer):
+    mine = (course.course_root() / "dlojz",) if course.in_a_clone() else ()
+    return trainer.parent in mine or trainer.is_relative_to(PACKAGE)
+
+
+def _tree(source) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (MemoryError, RecursionError, SyntaxError, ValueError):  # Python will say so
+        return ast.Module([], [])
+
+
+def _imported(source, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the full names that a module of this package may import."""
+    for node in ast.walk(_tree(source)):
+        yield from _names(node, package)
+
+
+def _names(node, package) -> Iterator[str]:
+    """Yield the full names that a statement or a call imports; nothing for others."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = package[: len(package) + 1 - node.level] if node.level else ()
+        module = ".".join((*base, *filter(None, [node.module])))
+        yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if called in ("import_module", "__import__"):
+            yield str(node.args[0].value)
+
+
+def _files(folder, name: str) -> Iterator[Path]:
+    """Yield the files in a folder of which this import needs one."""
+    for part in name.split("."):
+        spec = FileFinder(str(folder), *LOADERS).find_spec(part)
+        if spec is None or part == PACKAGE.name:
+            return
+        if not spec.origin:  # a folder without __init__.py
+            folder = Path(spec.submodule_search_locations[0])
+        elif spec.submodule_search_locations:
+            yield from _package(folder / part)
+            return
+        else:
+            yield Path(spec.origin)
+            return
+
+
+def _package(folder) -> Iterator[Path]:
+    for entry in os.scandir(folder):
+        if entry.is_file() and entry.name.endswith((*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)):
+            yield Path(entry.path)
+        elif entry.is_dir(follow_symlinks=False) and os.path.isfile(f"{entry.path}/__init__.py"):
+            yield from _package(entry.path)
+
+
+def _is_found(folder, name) -> bool:
+    if name in sys.stdlib_module_names or FileFinder(str(folder), *LOADERS).find_spec(name):
+        return True
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # __main__
+        return True
