@@ -108,7 +108,6 @@ def test_a_job_that_slurm_may_have_keeps_its_folder(case, script, sbatch, monkey
     script("")
     sbatch(lines)
     monkeypatch.setattr(slurm._call, "__kwdefaults__", {"timeout": 0.2, "env": None})
-    monkeypatch.setattr(slurm, "TIMEOUT_S", 0)
     with pytest.raises(SubmitError) as error:
         submit("t.py", name="a 'job'")
     said = str(error.value)
@@ -118,6 +117,7 @@ def test_a_job_that_slurm_may_have_keeps_its_folder(case, script, sbatch, monkey
     assert str(find(1).directory) in said
     assert find(1).state == "FAILED"
     assert "perhaps in Slurm" in find(1).status["reason"]
+    assert why in find(1).explain()
     assert [row[:3] for row in queue().rows] == [("0001", "a 'job'", "FAILED")]
 
 

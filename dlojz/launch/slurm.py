@@ -284,7 +284,7 @@ class Slurm:
         if known.get("final"):
             return known
         number = info["slurm"]
-        if not number:  # sbatch was interrupted, gave none, or has yet to answer
+        if not number:  # sbatch was interrupted, or has yet to answer
             waits = time.time() < info["submitted"] + TIMEOUT_S
             return known if waits else {"state": "FAILED", "reason": _unclear(info["name"])}
         try:
@@ -325,8 +325,11 @@ def numbered(run: Path, about: Callable[[], dict]):
     try:
         yield write
     except (UnclearError, OSError) as error:  # OSError: the number could not be written
-        name = about()["name"]
-        raise UnclearError(f"{error}\njob {run.name} is {_unclear(name)}; {run} is kept") from None
+        where = _unclear(about()["name"])
+        state = {"state": "FAILED", "final": True, "reason": f"{where}; {error}"}
+        with suppress(OSError):
+            course.write_atomically(run / "state.json", json.dumps(state))
+        raise UnclearError(f"{error}\njob {run.name} is {where}; {run} is kept") from None
     except SlurmError:
         (run / JOB).unlink()  # it was refused
         raise
@@ -339,8 +342,8 @@ def may_exist(run: Path) -> bool:
 
 def _unclear(name) -> str:
     return (
-        f"perhaps in Slurm, which gave no number: `squeue --me --name={job_name(name)}` shows it, "
-        "and `scancel NUMBER` ends it"
+        f"perhaps in Slurm: `squeue --me --name={job_name(name)}` shows it, and `scancel NUMBER` "
+        "ends it"
     )
 
 
