@@ -11,6 +11,7 @@ import pytest
 from test_course import DAMAGED
 
 from dlojz import cli, course, launch
+from dlojz.figures.report import compare_runs
 from dlojz.jobs import several
 from dlojz.launch import QUEUE, find, follow, jobs, latest, queue
 from dlojz.launch import job as job_module
@@ -131,8 +132,9 @@ def test_a_name_of_megabytes_is_cut(runs):
     about = JOB | {"name": long, "command": ["t.py", long], "n_gpu": long}
     (runs / "0002" / "job.json").write_text(json.dumps(about))
     (runs / "0002" / "state.json").write_text(json.dumps(ENDED | {"reason": long}))
-    for text in (repr(queue()), repr(queue()._repr_html_()), repr(find(2)), find(2).explain()):
-        assert len(text) < 50_000
+    rows = compare_runs(jobs())
+    shown = (repr(queue()), queue()._repr_html_(), repr(find(2)), find(2).explain(), repr(rows))
+    assert [text for text in shown if len(text) > 50_000] == []
 
 
 @pytest.mark.parametrize("name", ["9" * 200, "9" * 9, "²", "٣"])

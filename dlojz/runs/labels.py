@@ -10,6 +10,7 @@ from dlojz.runs import log
 from dlojz.runs.folder import path_of
 from dlojz.runs.stats import Summary
 
+MOST = 200  # characters of a name, or of a word of a command, which may be megabytes
 FLAG = re.compile(r"--?[A-Za-z]")  # a negative number does not match
 
 
@@ -30,12 +31,13 @@ def apart(commands: Iterable[Sequence[str]]) -> list[list[str]]:
 
 def name(run) -> str:
     """Return the name under which a run was submitted; "" for a recording or manual run."""
-    return _submitted(run).get("name", "")
+    return str(_submitted(run).get("name", ""))[:MOST]
 
 
 def command(run) -> list[str]:
     """Return the trainer and its flags as they were submitted; [] if they were not kept."""
-    return _submitted(run).get("command", [])
+    words = _submitted(run).get("command")
+    return [str(word)[:MOST] for word in words] if isinstance(words, list) else []
 
 
 def _submitted(run):
