@@ -64,6 +64,11 @@ def _audited_small(exercise, run):
 def job_of(job) -> launch.Job:
     """Return the test run to check, from a job, a sweep or a number; by default the last one."""
     job = ended(job)
+    if modules := job.info.get("modules"):
+        raise CheckError(
+            f"job {job.id}: its trainer imports {modules[0]} beside it, and a check runs the "
+            "trainer's file alone: put that code into it, and submit it again"
+        )
     if "--test" not in flags_of(job):
         if not launch.is_ours(job.directory / "trainer.py"):
             raise CheckError(
