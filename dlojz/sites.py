@@ -20,7 +20,7 @@ EXPANDED = r"[\w@.,:/+=${}-]*"  # may hold a variable, which the job's shell exp
 # Of a variable, in double quotes: NCCL_SOCKET_IFNAME = "^lo,docker0", NCCL_NET = "AWS Libfabric".
 VALUE = r"(?:[][\w@.,:/+=^%*~#&|(){} -]|\$(?=[\w{]))*"
 NAME = r"[A-Za-z_]\w*"  # of a variable
-FEATURES = r"[][\w@.,:/+=&|*()-]+"  # "a100|h100", "[rack1*2&(a100|h100)]"
+FEATURE = r"[][\w@.,:/+=&|*()-]"  # a character of "a100|h100" or "[rack1*2&(a100|h100)]"
 LIMIT = rf"(?:{TIME}|(?i:UNLIMITED|INFINITE))"  # Slurm prints both
 
 
@@ -99,7 +99,7 @@ KEYS = {
     "modules": ([WORD], '["pytorch-gpu/py3.11/2.7.0"]'),
     "activate": (EXPANDED, '"$WORK/venv/bin/activate"'),
     "environment": ({VALUE}, 'DLOJZ_DATA = "$SCRATCH/imagenet" below [environment]'),
-    "options": ([rf"--(?:{FEATURES}|\{{n\}})+"], '["--mem=0", "--gpus-per-node={n}"]'),
+    "options": ([rf"--(?:{FEATURE}|\{{n\}})+"], '["--mem=0", "--gpus-per-node={n}"]'),
     "signal_s": (int, "90, in seconds"),
     "gpus": (None, "a table [gpus.a100] for each kind of node"),
     "storage": (None, "a table [storage.work] for each place for files"),
@@ -110,7 +110,7 @@ GPU_KEYS = {
     "gpus_per_node": (int, "4"),
     "cpus_per_gpu": (int, "8"),
     "partition": (WORD, '"gpu"'),
-    "constraint": (FEATURES, '"a100", or "a100|h100"'),
+    "constraint": (f"{FEATURE}+", '"a100", or "a100|h100"'),
     "account": (r"[\w@.{}-]+", '"{account}@a100"'),
     "modules_first": ([WORD], '["arch/a100"]'),
     "qos": ([[LIMIT, WORD]], '[["02:00:00", "qos_gpu-dev"]]'),

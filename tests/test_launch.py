@@ -333,7 +333,7 @@ def test_latest_finds_what_is_left_of_a_sweep(script):
     [job.wait(30) for job in sweep]
     shutil.rmtree(sweep[1].directory)
     assert latest() == [sweep[0], sweep[2]]
-    for torn in ("", "5", '["nowhere", 5]'):
+    for torn in ("", "5", '["nowhere", 5]', f'["{"x" * 300}", "../0001"]'):
         (sweep[2].directory / "sweep.json").write_text(torn)
         assert latest() == sweep[2]
 

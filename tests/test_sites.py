@@ -206,6 +206,14 @@ def test_the_character_that_a_shell_could_trip_over_is_named(key, tmp_path):
         assert any(f": {c!r} can't" in str(e.value) for c in "\n\r;`\"'\\$(\0\x1b"), value
 
 
+def test_a_long_value_is_read_in_no_time(tmp_path):
+    for key, form in PLACES.items():
+        value = f"{'--' * (key == 'options')}{'a' * 10_000};"
+        (tmp_path / "site.toml").write_text(form.format(json.dumps(value)))
+        with pytest.raises(sites.SiteError, match="';' can't be in it"):
+            sites.read(tmp_path / "site.toml")
+
+
 def test_a_deep_site_file_is_refused_in_a_sentence(tmp_path):
     file = tmp_path / "site.toml"
     file.write_text("x = " + "[" * 50_000)

@@ -225,7 +225,7 @@ def _sweep(job) -> list[Job]:
     """Return what is left of the sweep that a job is of; [] if it is of none."""
     try:
         numbers = json.loads(read_small(job.directory / "sweep.json"))
-        found = [Job(job.directory.with_name(number)) for number in numbers]
+        found = [Job(job.directory.with_name(n)) for n in numbers if NUMBER.fullmatch(n)]
     except (OSError, RecursionError, TypeError, ValueError):  # no such file, or a torn one
         return []
     return [job for job in found if job.directory.is_dir()]
