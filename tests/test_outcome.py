@@ -1,5 +1,6 @@
 """Why a job ended: told soon, in few words, and of the process that failed."""
 
+import os
 import time
 
 import pytest
@@ -221,3 +222,12 @@ def test_a_launcher_that_we_ended_is_not_the_error(tmp_path):
     assert outcome.errors(tmp_path) == ""
     (tmp_path / "stderr.txt").write_text(f"a warning\n{launcher}")
     assert outcome.errors(tmp_path) == "a warning\n"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_pipe_in_the_place_of_the_log_loses_no_job(tmp_path, code):
+    os.mkfifo(tmp_path / "events.jsonl")
+    (tmp_path / "stderr.txt").touch()
+    state, reason = outcome.from_exit(tmp_path, code, False)
+    assert state == ("FAILED" if code else "COMPLETED")
+    assert "not a regular file" in reason or reason == "exit code 1"

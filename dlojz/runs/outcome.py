@@ -46,7 +46,7 @@ def from_exit(run: Path, exit_code: int, memory_was_full: bool) -> tuple[str, st
     if exit_code == 0:
         return "COMPLETED", _early(run)
     for file in sorted(run.glob("events*.jsonl")):
-        with suppress(OSError):
+        with suppress(OSError, FileError):
             _, end = by_hand.ends(file)
             if end and end.get("outcome") == "out_of_memory":
                 return "OUT_OF_MEMORY", str(end.get("error"))
