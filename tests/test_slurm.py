@@ -560,6 +560,8 @@ def test_a_job_longer_than_its_time_limit_finishes_if_it_keeps_a_checkpoint(earl
     assert completed(job, 180) == "['--mine']\n['--mine', '--resume', 'where it was']\n"
     assert without.wait(180) == State.TIMEOUT
     assert "without a checkpoint" in without.explain()
+    assert "shortly before, process 0: line " in without.status["reason"]
+    assert list(without.directory.glob("stacks.node*.txt"))
 
 
 @pytest.mark.parametrize(
@@ -571,7 +573,7 @@ def test_a_job_longer_than_its_time_limit_finishes_if_it_keeps_a_checkpoint(earl
         ("DEADLINE", "FAILED", "its deadline passed"),
         ("OUT_OF_MEMORY", "OUT_OF_MEMORY", "more memory"),
         ("CANCELLED", "CANCELLED", "cancelled"),
-        ("COMPLETED", "COMPLETED", "it wrote no log"),
+        ("COMPLETED", "COMPLETED", "no Chronometer in it"),
         ("SUSPENDED", "RUNNING", "continues automatically"),
         ("REQUEUE_HOLD", "QUEUED", "scontrol release"),
     ],

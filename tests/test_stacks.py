@@ -86,4 +86,4 @@ def test_a_job_at_its_time_limit_says_where_it_stood_and_keeps_all_stacks(script
 
 def test_without_py_spy_the_reason_says_what_to_type(tmp_path, monkeypatch):
     monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: None)
-    assert "`pip install py-spy`" in stacks.keep(tmp_path)
+    assert "`pip install py-spy`" in stacks.keep(tmp_path, [])

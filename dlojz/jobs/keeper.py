@@ -100,7 +100,7 @@ class Keeper:
             processes.reap_orphans(trainer)
             final = self.unwanted()
             if time.monotonic() > deadline:
-                stood = stacks.keep(Path.cwd())
+                stood = stacks.keep(Path.cwd(), processes.descendants())
                 final = {"state": "TIMEOUT", "reason": f"ended at its time limit; {stood}"}
         if code is None:
             trainer.terminate()  # torchrun then ends its processes cleanly

@@ -234,12 +234,22 @@ def leftovers(token: str, leader: dict | None) -> set[int]:
     leader: the identity of the session's first process. If its number has been reused, so has the
     session's.
     """
-    mark, session, found = f"{TOKEN}={token}".encode(), _session(leader), set()
-    for pid in _ours():
+    session, found = _session(leader), with_variable(f"{TOKEN}={token}")
+    for pid in _ours() if session else ():
         with suppress(OSError):  # it has ended
-            if mark in _environment(pid) or (session and os.getsid(pid) == session):
+            if os.getsid(pid) == session:
                 found.add(pid)
     return {pid for pid in found - {os.getpid()} if _stat(pid)[0] not in ("", "Z")}
+
+
+def with_variable(variable: str) -> set[int]:
+    """Return this user's other processes that were started with this variable: "NAME=value"."""
+    found = set()
+    for pid in _ours():
+        with suppress(OSError):  # it has ended
+            if variable.encode() in _environment(pid):
+                found.add(pid)
+    return found - {os.getpid()}
 
 
 def _session(leader):

@@ -1,29 +1,33 @@
 """Where the processes of a job stand, from outside: what a job that hangs waits for.
 
-py-spy reads the Python stacks of a process and of all that it started, without its help.
+py-spy reads the Python stacks of a process without its help. On a cluster, `slurm/job.sbatch` runs
+`python -m dlojz.jobs.stacks RUN` on each node shortly before the time limit.
 """
 
 import json
 import os
 import re
 import shutil
+import socket
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from dlojz.course import write_atomically
 from dlojz.jobs import processes
 
-FILE = "stacks.txt"  # in the run's folder
+# In the run's folder: all stacks, here and of a node, and the lines that sum up the nodes'.
+FILE, NODE_FILE, STOOD = "stacks.txt", "stacks.{}.txt", "stood.txt"
 MOST_S = 10  # for all processes together; one takes some hundredths of a second
 EXCHANGES = "torch/distributed/"  # whose innermost function names the collective
 WORKER, FETCHES = "_worker_loop", "fetch"  # functions of a loader's worker, which else is idle
 WHOSE = "a loader's worker of "
 
 
-def keep(run: Path) -> str:
-    """Write the stacks of our descendants into the run's folder; return where they stand.
+def keep(run: Path, pids: Iterable[int], file: str = FILE) -> str:
+    """Write the stacks of these processes into the run's folder; return where they stand.
 
     That is one line, which says why if they could not be read.
     """
@@ -31,7 +35,7 @@ def keep(run: Path) -> str:
     if not (spy := shutil.which("py-spy", path=path)):
         return "where it stood is not known: `pip install py-spy`, and the next time it is"
     threads, trouble, deadline = [], "no process of Python was left", time.monotonic() + MOST_S
-    for pid in sorted(processes.descendants()):
+    for pid in sorted(pids):
         try:
             dump = processes.ask(spy, "dump", "--json", "-p", str(pid), timeout_s=5)
             threads += json.loads(dump)
@@ -40,7 +44,7 @@ def keep(run: Path) -> str:
         if time.monotonic() > deadline:
             break
     with suppress(OSError):  # a full disk
-        write_atomically(run / FILE, "\n".join(map(_text, threads)))
+        write_atomically(run / file, "\n".join(map(_text, threads)))
     stand = where(run, threads, {t["pid"]: rank_of(t["pid"]) for t in threads})
     return stand or f"where it stood is not known: {trouble}"
 
@@ -66,7 +70,7 @@ def where(run: Path, threads: list[dict], ranks: dict[int, int | None]) -> str:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return the rank of a process, from its environment; None for torchrun's own process."""
+    """Return the rank of a process, from its environment; None for a launcher's own process."""
     about = processes.PROC / str(pid)
     try:
         command, variables = (about / "cmdline").read_bytes(), (about / "environ").read_bytes()
@@ -74,7 +78,7 @@ def rank_of(pid: int) -> int | None:
         return None
     if b"torch.distributed.run" in command:
         return None
-    rank = re.search(rb"(?:^|\0)RANK=(\d+)", variables)
+    rank = re.search(rb"(?:^|\0)(?:RANK|SLURM_PROCID)=(\d+)", variables)
     return int(rank[1]) if rank else 0
 
 
@@ -95,3 +99,13 @@ def _place(run, frames):
 def _text(thread):
     lines = [f"  {f['name']} ({f['filename']}:{f['line']})" for f in thread["frames"]]
     return "\n".join([f"process {thread['pid']}, {thread['thread_name']}", *lines, ""])
+
+
+def main(run: str):
+    """Print where this node's processes of the run in this folder stand."""
+    mark = f"DLOJZ_RUN={run}"
+    print(keep(Path(run), processes.with_variable(mark), NODE_FILE.format(socket.gethostname())))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from dlojz import course, sites
 from dlojz.course import FileError, course_root, read_small, read_table
-from dlojz.jobs import processes
+from dlojz.jobs import processes, stacks
 from dlojz.jobs.keeper import LAUNCHER_VARIABLES
 from dlojz.runs import outcome
 
@@ -506,6 +506,8 @@ def _status(run, fields):
         if slurm in ("COMPLETED", "FAILED"):
             own = 0 if slurm == "COMPLETED" else code or 1
             state, reason = outcome.from_exit(run, own, memory_was_full=False)
+        elif state == "TIMEOUT" and (stood := outcome.tail(run / stacks.STOOD).split("\n")[:-1]):
+            reason += f" (shortly before, {'; '.join(stood)})"
         elif state == "NODE_FAIL":
             reason += f" (nodes {fields.get('NodeList', '?')})"
         elif state == "CANCELLED" and (run / "cancel").exists():
