@@ -1,26 +1,23 @@
 """What the host did in the steps of a trace, other than launching work.
 
-It waits for a batch or for the device, collects garbage, takes memory from CUDA, copies, or does
-something that the trace does not tell.
+It waits for a batch or for the device, collects garbage, takes memory of the device, copies, or
+does something that the trace does not tell.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from dlojz.runs import spans
-from dlojz.runs.kinds import WAITS
+from dlojz.runs.kinds import ALLOCATES, BLOCKING, COPYING, TO_HOST, WAITS
 from dlojz.runs.trace import GARBAGE, LINE, PRINTS, Event, Trace
 
 DATA, COLLECTOR, ALLOCATOR = "data", "garbage collector", "memory allocation"
 COPIES, READS, SYNC = "copies to the device", "results that the host reads", "synchronisation"
 AWAY = "the host, which does something else"
-COPY = re.compile(r"^cudaMemcpy(Async)?$")
-ALLOCATES = re.compile(
-    r"^cu(da)?(Malloc|Free|Host|Mem(Alloc|Free|Create|Release|Map|Unmap|Address))"
-)
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's range and the Chronometer's
 # How print(tensor) looks without Python's functions: what is finite and not zero is selected, and
 # then number after number is read. Only these operations come in between.
@@ -29,7 +26,7 @@ FORMATS = re.compile(
     "^aten::(masked_select|item|is_nonzero|unbind|select|slice|detach|resolve_conj|resolve_neg"
     "|ceil|ne|eq|__and__|abs|to|min|max|div|gt|lt)$"
 )
-AWAY_MS = 3  # without a call of CUDA; a host that launches calls every 0.1 ms, at most 2.7
+AWAY_MS = 3  # without a call of the runtime; a host that launches calls every 0.1 ms, at most 2.7
 AWAY_RECORDED_MS = 4  # if Python's functions are recorded, which slows it: 5.1, else at most 3.05
 MAYBE_PRINT = "print, it seems"
 LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
@@ -39,7 +36,7 @@ ASKS = {  # operations that give the host a number, as they are written
     "aten::item": ".item()",
     "aten::_local_scalar_dense": ".item()",
 }
-COPYING = ("aten::to", "aten::_to_copy", "aten::copy_")
+COPIES_OF = ("aten::to", "aten::_to_copy", "aten::copy_")
 OPTIMIZER = re.compile(r"^Optimizer\.")  # torch's ranges, such as "Optimizer.step#SGD.step"
 GLOO = re.compile(r"^gloo:")  # the ranges of gloo's threads
 
@@ -68,11 +65,13 @@ def waits(trace: Trace) -> list[Asked]:
             for each in (trace.ops, trace.lines, trace.ranges)
         )
         copies, printing = _copies(trace, thread), _printing(ops)
-        for call, *around in zip(
-            mine, _around(mine, ops), _around(mine, lines), _around(mine, ranges), strict=True
-        ):
+        around = zip(*(_around(mine, each) for each in (ops, lines, ranges)), strict=True)
+        found = [*zip(mine, around, strict=True), (None, ([], [], []))]
+        for (call, of), (_, of_next) in pairwise(found):
+            if BLOCKING.match(call.name) and of[0][-1:] == of_next[0][-1:] != []:
+                continue  # a copy whose operation goes on to synchronise: it waits once
             copy = copies[1][bisect_right(copies[0], call.begin) - 1] if copies[0] else ""
-            told.append(_asked(call, *around, copy, printing))
+            told.append(_asked(call, *of, copy, printing))
     return sorted(told, key=lambda wait: wait.begin)
 
 
@@ -88,8 +87,8 @@ def _asked(call, ops, lines, ranges, copy, printing):
         why, whole = MAYBE_PRINT, ops[0]
     elif asks:
         why, whole = ASKS[asks[0].name], asks[0]
-    elif any(e.name in COPYING for e in ops):
-        cause, why = (READS, ".cpu()") if "DtoH" in copy else (COPIES, "a copy")
+    elif any(e.name in COPIES_OF for e in ops):
+        cause, why = (READS, ".cpu()") if TO_HOST.match(copy) else (COPIES, "a copy")
     elif ops:
         why = ops[0].name
     else:
@@ -171,15 +170,19 @@ def _launching(trace):
 
 def synchronisations(trace: Trace) -> list[Event]:
     """Return the calls in which a training thread waits for the device, in the steps."""
-    threads = _launching(trace)
-    return [
+    threads, done = _launching(trace), {e.id: e.end for e in trace.work}
+    return spans.outermost(
         c
         for c in trace.calls
         if c.where in threads
-        and (WAITS.match(c.name) or (COPY.match(c.name) and c.ms >= LONG_MS))
+        and (
+            WAITS.match(c.name)
+            or (COPYING.match(c.name) and c.ms >= LONG_MS)
+            or (BLOCKING.match(c.name) and c.end >= done.get(c.id, c.end))
+        )
         and c.begin >= trace.steps[0].begin
         and c.end <= trace.steps[-1].end
-    ]
+    )
 
 
 def collections(trace: Trace) -> list[Event]:
@@ -188,18 +191,18 @@ def collections(trace: Trace) -> list[Event]:
 
 
 def allocations(trace: Trace) -> list[Event]:
-    """Return the calls that take memory from CUDA or give it back; many wait for the device."""
+    """Return the calls that take memory of the device or give it back; many wait for it."""
     threads = _launching(trace)
-    return [c for c in trace.calls if c.where in threads and ALLOCATES.match(c.name)]
+    return spans.outermost(c for c in trace.calls if c.where in threads and ALLOCATES.match(c.name))
 
 
 def absences(trace: Trace) -> list[Event]:
     """Return the spans of the steps in which the host asks for nothing for long.
 
-    On a GPU it calls nothing of CUDA then, on a processor it runs no operation. Without Python's
-    functions in the trace nothing tells a sleep from a garbage collection. The name is that of the
-    operation or the line that surrounds the span, if there is one. An optimizer that sorts its
-    parameters before its first call is launching.
+    On a GPU it calls nothing of its runtime then, on a processor it runs no operation. Without
+    Python's functions in the trace nothing tells a sleep from a garbage collection. The name is
+    that of the operation or the line that surrounds the span, if there is one. An optimizer that
+    sorts its parameters before its first call is launching.
     """
     threads = _launching(trace)
     whole = [(trace.steps[0].begin, trace.steps[-1].end)]

@@ -17,6 +17,16 @@ def of(events) -> list[tuple[float, float]]:
     return union((e.begin, e.end) for e in events)
 
 
+def outermost(events) -> list:
+    """Return the events that no earlier one of the same place surrounds."""
+    kept, ends = [], {}
+    for e in events:
+        if e.end > ends.get(e.where, e.begin):
+            kept.append(e)
+            ends[e.where] = e.end
+    return kept
+
+
 def length(spans) -> float:
     """Return the length of a union."""
     return sum(end - begin for begin, end in spans)

@@ -769,7 +769,7 @@ def _profile(events):
         elif name == "aten::_local_scalar_dense":
             calls["item"] += not any(_within(event, other) for other in own + aside)
         elif kinds.WAITS.match(name):
-            others = aside + ddp * (name == waits_of_ddp)
+            others = aside + ddp * bool(waits_of_ddp.match(name))
             calls[name] += not any(_during(event, other) for other in others)
         elif name.startswith("Memcpy"):
             copies[name] += 1
