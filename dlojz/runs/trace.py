@@ -16,15 +16,36 @@ memory that its JSON would. Format: Kineto, https://github.com/pytorch/kineto.
 
 import gzip
 import json
+import math
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from dlojz.runs import kinds
+
 CHUNK = 1 << 20  # characters read at a time
+# The end of an event and the begin of the next, and the end of the last of them.
+NEXT = re.compile(r'\}\s*,\s*(\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:)')
+LAST = re.compile(r'\}\s*\]\s*(,\s*"\w+"\s*:.*)?\}\s*$', re.DOTALL)
 STEP = re.compile(r"ProfilerStep#(\d+)")
 GARBAGE = "Python GC"  # how torch names a run of the garbage collector
-WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
+# The categories of events, some of them of old versions. Kineto has no others for a processor and
+# the GPUs of kinds.MAKERS (libkineto/src/ActivityType.cpp): another one is of another device.
+WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+CALLS = {category for maker in kinds.MAKERS.values() for category in maker.calls}
+OPS = {"cpu_op", "operator"}
+IGNORED = {
+    *("", "trace", "overhead", "gpu_user_annotation", "cpu_instant_event", "external_correlation"),
+    *("cuda_sync", "cuda_event", "cuda_profiler_range", "gpu_pm_counter", "collective_comm"),
+}
+UNKNOWN = "a device that this reader does not know"
+NOT_RECORDED = "a GPU whose work is not in the trace"
+OF_A_GPU = re.compile(r"[hnrx]ccl:")  # collectives that only devices take part in
+LAUNCHES = re.compile(r"\w*Launch")
+MOST = 0.5  # of the time of a trace: ranges that cover more of it are its steps
 # The files of torch and Python, which are not the trainee's.
 FOREIGN = re.compile(r"^<|site-packages|dist-packages|/lib/python|^torch/|^threading|^contextlib")
 LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)")
@@ -58,10 +79,12 @@ class Trace:
     device: str | None  # the name of the machine's first GPU
     steps: list[Event] = field(default_factory=list)  # "ProfilerStep#5"
     work: list[Event] = field(default_factory=list)  # kernels and copies of the GPU
-    calls: list[Event] = field(default_factory=list)  # calls of CUDA on the host
+    calls: list[Event] = field(default_factory=list)  # calls of the GPU's runtime on the host
     ops: list[Event] = field(default_factory=list)  # operations of torch on the host
     ranges: list[Event] = field(default_factory=list)  # named by `record_function`
     lines: list[Event] = field(default_factory=list)  # Python functions, except torch's own
+    unknown: Counter = field(default_factory=Counter)  # events of categories that have no list
+    notes: list[str] = field(default_factory=list)  # what a reader of its figures has to know
 
     @property
     def on_gpu(self) -> bool:
@@ -69,97 +92,231 @@ class Trace:
         return bool(self.work)
 
     @property
+    def unseen(self) -> str:
+        """Return which device did work that the trace does not show; "" if there is none."""
+        if self.work:
+            return ""
+        if self.unknown:
+            return UNKNOWN
+        asked = any(LAUNCHES.match(c.name) for c in self.calls)
+        return NOT_RECORDED if asked or any(OF_A_GPU.match(r.name) for r in self.ranges) else ""
+
+    @property
     def thread(self) -> str:
         """Return the host's training thread."""
         return self.steps[0].where
 
 
-def events(path: Path):
+class _Text:
+    """The text of a file from a place on, of which more is read when it is needed."""
+
+    def __init__(self, file):
+        self.file, self.text, self.at = file, "", 0
+        self.line, self.column = 1, 1  # of the text's first character
+
+    def more(self) -> bool:
+        """Read on, at least as much again as is left, and return whether there was anything.
+
+        So a text is searched a few times at most, however much of it has to be read at once.
+        """
+        rest = self.text[self.at :]
+        added = self.file.read(max(CHUNK, len(rest)))
+        self.line, self.column = self.place(self.at)
+        self.text, self.at = rest + added, 0
+        return bool(added)
+
+    def place(self, at) -> tuple[int, int]:
+        """Return the line and the column of a character of the text."""
+        begin = self.text.rfind("\n", 0, at)
+        column = at - begin if begin >= 0 else at + self.column
+        return self.line + self.text.count("\n", 0, at), column
+
+
+def events(path: Path, broken: list):
     """Yield (head, event) for each event of a trace.
 
-    head: the fields of the file before its events. Raises TraceError if the file is not a trace, or
-    is truncated.
+    head: the fields of the file before its events. broken: takes the lines and columns of what is
+    not JSON, such as a name with a quote in it, which torch does not escape. Raises TraceError if
+    the file is not a trace, or is truncated.
     """
-    scan, path = json.JSONDecoder().scan_once, Path(path)
+    scan, path = json.JSONDecoder(strict=False).scan_once, Path(path)
     try:
         with open(path, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
-        with (gzip.open if zipped else open)(path, "rt", encoding="utf-8") as file:
-            head, text = _head(file, path)
-            at = 0
+        with (gzip.open if zipped else open)(
+            path, "rt", encoding="utf-8", errors="replace"
+        ) as file:
+            text = _Text(file)
+            head = _head(text, path)
             while True:
-                while at < len(text) and text[at] in ", \n\r\t":
-                    at += 1
-                if text[at : at + 1] == "]":
+                while text.text[text.at : text.at + 1] in {*", \n\r\t"}:
+                    text.at += 1
+                if text.text[text.at : text.at + 1] == "]":
                     return
                 try:
-                    event, at = scan(text, at)
-                except (StopIteration, json.JSONDecodeError) as error:  # more text is needed
-                    more = file.read(CHUNK)
-                    if not more:
+                    event, text.at = scan(text.text, text.at)
+                except (StopIteration, json.JSONDecodeError, RecursionError) as error:
+                    within = getattr(error, "pos", text.at) - text.at
+                    following = _after(text, scan)
+                    if following is None and text.more():
+                        continue
+                    if following is None and not LAST.search(text.text):
                         raise TraceError(f"{path}: cut short, or damaged") from error
-                    text, at = text[at:] + more, 0
+                    broken.append(text.place(text.at + within))
+                    if following is None:
+                        return
+                    text.at = following
                     continue
                 yield head, event
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError) as error:
         raise TraceError(f"{path}: can't be read: {error}") from error
 
 
-def _head(file, path):
-    """Return the fields before the events, and the text read beyond them."""
-    text = ""
-    while not (found := re.search(r'"traceEvents"\s*:\s*\[', text)):
-        more = file.read(CHUNK)
-        if not more:
+def _after(text, scan) -> int | None:
+    """Return where the next event begins that is whole; None if the text has to be read on."""
+    for found in NEXT.finditer(text.text, text.at):
+        try:
+            if "ph" in scan(text.text, found.start(1))[0]:  # else a part of an event
+                return found.start(1)
+        except (StopIteration, json.JSONDecodeError, RecursionError):
+            continue
+    return None
+
+
+def _head(text, path):
+    """Return the fields before the events, and read on to the first of these."""
+    while not (found := re.search(r'"traceEvents"\s*:\s*\[', text.text)):
+        if not text.more():
             raise TraceError(
                 f'{path}: no "traceEvents" in it: expected what prof.export_chrome_trace writes'
             )
-        text += more
-    head = text[: found.start()].rstrip().rstrip(",")
+    text.at = found.end()
     try:
-        return json.loads(head + "}"), text[found.end() :]
+        return json.loads(text.text[: found.start()].rstrip().rstrip(",") + "}")
     except json.JSONDecodeError:
-        return {}, text[found.end() :]
+        return {}
 
 
-def read(path: Path) -> Trace:
-    """Return the trace in this file. Raises TraceError, also if no step is marked in it."""
-    trace = Trace(Path(path), None)
-    origin = None
-    for head, event in events(path):
-        if event.get("ph") != "X" or "dur" not in event:
+def read(path: Path, marked: bool = False) -> Trace:
+    """Return the trace in this file. Raises TraceError.
+
+    marked: whether the program must have marked its steps, by `prof.step()`. Else a range that is
+    repeated is taken as a step, or the whole trace.
+    """
+    trace, broken, left_out, origin = Trace(Path(path), None), [], 0, None
+    for head, event in events(path, broken):
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            continue
+        if (times := _times(event)) is None:
+            left_out += 1
             continue
         if origin is None:
-            origin = event["ts"]
-            trace.device = next((d.get("name") for d in head.get("deviceProperties", [])), None)
-        _sort(trace, event, origin)
-    if not trace.steps:
+            origin, trace.device = times[0], _device(head)
+        _sort(trace, event, (times[0] - origin) / 1000, times[1] / 1000)
+    if broken:
+        line, column = broken[0]
+        count = _events(len(broken))
+        trace.notes.append(f"no JSON, left out: {count}, first in line {line}, column {column}")
+    if left_out:
+        trace.notes.append(f"without a name or a time, left out: {_events(left_out)}")
+    for category, count in trace.unknown.items():
+        trace.notes.append(f"of the category {category!r}, of {UNKNOWN}: {_events(count)}")
+    if not trace.steps and marked:
         raise TraceError(f"{path}: no step in it; call prof.step() at the end of each step")
     for each in (trace.steps, trace.work, trace.calls, trace.ops, trace.ranges, trace.lines):
         each.sort(key=lambda e: (e.begin, -e.end))
+    if not trace.steps:
+        trace.steps, words = _steps(trace)
+        trace.notes.append(f"no step is marked in it by prof.step(), so {words}")
+    if trace.steps[-1].end <= trace.steps[0].begin:
+        raise TraceError(f"{path}: its steps take no time: {trace.steps[0].name}")
     return trace
 
 
-def _sort(trace, event, origin):
+def _events(count):
+    return f"{count:,} event{'s' * (count > 1)}"
+
+
+def _times(event) -> tuple[float, float] | None:
+    """Return when an event began, and how long it took, in microseconds; None if it is none."""
+    try:
+        begin, us = float(event["ts"]), float(event["dur"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    known = us >= 0 and math.isfinite(begin + us) and isinstance(event.get("name"), str)
+    return (begin, us) if known else None
+
+
+def _device(head) -> str | None:
+    """Return the name of the first GPU in the head of a trace."""
+    found = head.get("deviceProperties")
+    names = [d.get("name") for d in found if isinstance(d, dict)] if isinstance(found, list) else []
+    return next((name for name in names if isinstance(name, str)), None)
+
+
+def _sort(trace, event, begin, ms):
     """Append an event to the list that it belongs to, or drop it."""
-    kind, name, args = event.get("cat"), event["name"], event.get("args", {})
+    kind, name, args = str(event.get("cat", "")).lower(), event["name"], event.get("args")
+    args, where = args if isinstance(args, dict) else {}, str(event.get("tid"))
     if kind in WORK:
         target, where = trace.work, f"{args.get('device', 0)} stream {args.get('stream', 0)}"
-    else:
-        where = str(event.get("tid"))
-        if kind in ("cuda_runtime", "cuda_driver"):
-            target = trace.calls
-        elif kind == "cpu_op":
-            target = trace.ops
-        elif kind == "user_annotation" or name == GARBAGE:
-            target = trace.steps if STEP.match(name) else trace.ranges
-        elif kind == "python_function" and tells(name):
-            target = trace.lines
-        else:
+    elif kind in CALLS:
+        target = trace.calls
+    elif kind in OPS:
+        target = trace.ops
+    elif kind == "user_annotation" or name == GARBAGE:
+        target = trace.steps if STEP.match(name) else trace.ranges
+    elif kind == "python_function":
+        if not tells(name):
             return
-    begin = (event["ts"] - origin) / 1000
-    end = begin + event["dur"] / 1000
-    target.append(Event(name, begin, end, where, args.get("correlation", 0)))
+        target = trace.lines
+    else:
+        trace.unknown.update({kind} - IGNORED)
+        return
+    number = args.get("correlation", 0)
+    name = name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
+    target.append(
+        Event(name, begin, begin + ms, where, number if isinstance(number, int | str) else 0)
+    )
+
+
+def _steps(trace) -> tuple[list[Event], str]:
+    """Return what is taken as the steps of a trace in which none is marked, and that in words.
+
+    The outermost range that is repeated in one thread, if it covers most of the time, with any
+    number in its name; else all of the trace.
+    """
+    # The profiler waits for the device at its end, which is no part of the program.
+    calls = [c for c in trace.calls if not kinds.WAITS.match(c.name)]
+    host = [*calls, *trace.ops, *trace.ranges]
+    timed = host or trace.work
+    if not timed:
+        lost = f", only {trace.notes[-1]}" if trace.notes else ""
+        raise TraceError(f"{trace.path}: no operation, call or kernel in it{lost}")
+    begin = min(e.begin for e in timed)
+    named = defaultdict(list)
+    for e in trace.ranges:
+        if e.name != GARBAGE and kinds.kind(e.name) != kinds.COMMUNICATION:
+            named[e.where, re.sub(r"\d+", "#", e.name)].append(e)
+    repeated = [
+        found
+        for found in named.values()
+        if len(found) > 1 and all(a.end <= b.begin for a, b in pairwise(found))
+    ]
+    most = max(repeated, key=lambda found: (sum(e.ms for e in found), -len(found)), default=[])
+    if sum(e.ms for e in most) > MOST * _extent(timed):
+        return most, f"each of the {len(most)} ranges like {most[0].name!r} is taken as one"
+    threads = defaultdict(list)
+    for e in host:
+        threads[e.where].append(e)
+    longest = max(threads.values(), key=_extent, default=timed)
+    return [
+        Event("all of the trace", begin, begin + _extent(timed), longest[0].where)
+    ], "all of it is taken as one"
+
+
+def _extent(found):
+    return max(e.end for e in found) - min(e.begin for e in found)
 
 
 def tells(name: str) -> bool:

@@ -69,7 +69,7 @@ def _trace(run, actions):
     """Return a finding: is there a trace, with all phases of the training in each step?"""
     recorded = any(a.startswith("RECORD") for a in actions)
     try:
-        found = trace.read(_file(run))
+        found = trace.read(_file(run), marked=True)
     except trace.TraceError as error:
         hint = "saved" if recorded else "step" if actions else "none"
         file = _file(run)
