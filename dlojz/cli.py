@@ -421,7 +421,9 @@ def _trace(args):
 
     run = _run(args.job) if args.job else _last()
     found = timeline.open_trace(run)
-    print(f"{breakdown.analyse(found).verdict}: {found.path}\n\n{timeline.times(found)}")
+    print(f"{breakdown.analyse(found).verdict}: {found.path}")
+    print(*(f"note: {note}" for note in found.notes), sep="\n", end="\n" * bool(found.notes))
+    print(f"\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
     for suspect in suspects.suspects(timeline.open_traces(run)):

@@ -106,7 +106,7 @@ def test_an_event_across_two_chunks_is_read_once(tmp_path, monkeypatch):
         ('{"a": 1}', 'no "traceEvents"'),
         ('{"traceEvents": [{"ph": "X", "na', "cut short"),
         ('{"traceEvents": [', "cut short"),
-        ('{"traceEvents": []}', "no step in it; call prof.step()"),
+        ('{"traceEvents": []}', "no operation, call or kernel in it"),
     ],
 )
 def test_what_is_no_trace_says_so(tmp_path, text, said):

@@ -39,6 +39,7 @@ LOST = {
 }
 IDLE = "nothing is computed"  # where the trainee is to find out why
 ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
+NO_CALLS = "where the host waits is not in this trace: it has no calls of a runtime"
 COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.training.evidence counts them
 
 
@@ -90,7 +91,8 @@ def times(of, causes=True) -> Table:
         idle = {IDLE: sum(idle.values())}
     for words, ms in sorted(idle.items(), key=lambda item: -item[1]):
         rows.append((words, f"{ms:.2f}", f"{ms / found.step_ms:.1%}", ""))
-    return Table(("", "ms of a step", "share", ""), rows, "<>><", "nothing was recorded")
+    nothing = f"nothing to show of {found.unseen}" if found.unseen else "nothing was recorded"
+    return Table(("", "ms of a step", "share", ""), rows, "<>><", nothing)
 
 
 def waits(of, causes=True) -> Table:
@@ -99,7 +101,7 @@ def waits(of, causes=True) -> Table:
     causes: whether to name what is written in the program, such as print, or the operation of torch
     that it becomes.
     """
-    found = breakdown.analyse(open_trace(of))
+    found = breakdown.analyse(opened := open_trace(of))
     places = defaultdict(list)
     for wait in found.waits:
         places[(wait.why if causes else wait.op) or wait.call, wait.line].append(wait)
@@ -114,7 +116,7 @@ def waits(of, causes=True) -> Table:
         for (who, line), mine in places.items()
     ]
     head = ("asked by", "in", "times a step", "host waits (ms)", "device idle after it (ms)")
-    return Table(head, rows, "<<>>>", "the host waits nowhere")
+    return Table(head, rows, "<<>>>", "the host waits nowhere" if opened.calls else NO_CALLS)
 
 
 def averages(run, by_shape=False, most: int = 8, only: str = "") -> Table:
@@ -256,7 +258,7 @@ def _computed(found) -> dict[str, float]:
         spent[kinds.COPIES] = max(0.0, spent[kinds.COPIES] - found.pageable_ms)
     rest = 1 - sum(found.lost.values())
     total = sum(spent.values())
-    return {name: rest * ms / total for name, ms in spent.items()}
+    return {name: rest * ms / total for name, ms in spent.items() if total}
 
 
 def plot_step(of, number=None, verdict=True, ax=None, title=""):
@@ -270,7 +272,7 @@ def plot_step(of, number=None, verdict=True, ax=None, title=""):
     if not 0 <= number < len(found.steps):
         raise ValueError(f"no step {number}: the trace has {len(found.steps)}, from 0")
     step = found.steps[number]
-    work = _work_of(found, step) if found.on_gpu else _outermost(found, step)
+    work = _work_of(found, step) if found.on_gpu else _operations(found, step)
     end = max([step.end, *(e.end for e in work)])
     places = sorted({e.where for e in work})
     with report.style(grid="x"):
@@ -306,14 +308,9 @@ def _work_of(found, step):
     return [e for e in found.work if e.id in asked]
 
 
-def _outermost(found, step):
+def _operations(found, step):
     """Return the operations of a step that are not nested in others."""
-    kept, ends = [], {}
-    for op in found.ops:
-        if step.begin <= op.begin < step.end and op.begin >= ends.get(op.where, op.begin):
-            kept.append(op)
-            ends[op.where] = op.end
-    return kept
+    return spans.outermost(op for op in found.ops if step.begin <= op.begin < step.end)
 
 
 def _draw_host(ax, found, step):

@@ -11,18 +11,22 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlojz.runs import host, spans, whatif
+from dlojz.runs import host, kinds, spans, whatif
 from dlojz.runs.host import ALLOCATOR, AWAY, COLLECTOR, COPIES, DATA, READS, SYNC
-from dlojz.runs.kinds import COMMUNICATION, MATRIX, kind, on_tensor_cores
+from dlojz.runs.kinds import BLOCKING, COMMUNICATION, MATRIX, PAGEABLE, kind
 from dlojz.runs.spans import common, length, union, without
 from dlojz.runs.trace import Event, Trace, TraceError
 
 LAUNCHES, PAUSES = "launches", "pauses between kernels"
 PYTHON = "Python between the operations"  # on a CPU, which launches nothing
 BOUND = 0.85  # a step that computes for more of its time than this is compute-bound
+FEW = 10  # kernels: their average tells nothing of the launches of a training
+TOO_FEW = "too few kernels to tell what bounds them"
+WELL = "GPU bound", "processor bound"
 
 WORDS = {
     LAUNCHES: "launch bound",
+    PAUSES: "held up by pauses between kernels",
     PYTHON: "held up by Python between the operations",
     SYNC: "synchronisation bound",
     READS: "synchronisation bound",
@@ -62,6 +66,7 @@ class Reading:
     pageable_ms: float  # copies of memory that was not pinned
     launches: float  # kernels per step
     functions: bool = False  # whether Python's functions were recorded, which slows the host
+    unseen: str = ""  # which device worked that the trace does not show
 
     @property
     def lost(self) -> dict[str, float]:
@@ -74,19 +79,35 @@ class Reading:
     @property
     def verdict(self) -> str:
         """Return what bounds the time of a step, in a few words."""
+        if self.unseen:
+            return self.unseen
         shares = Counter()
         for cause, share in self.lost.items():
-            if cause != PAUSES:  # the device needs them, however early it was asked
-                shares[WORDS[cause]] += share
+            shares[WORDS[cause]] += share
+        if shares[WORDS[PAUSES]] <= 1 - BOUND:  # the device needs them, however early it was asked
+            del shares[WORDS[PAUSES]]
         if shares.total() <= 1 - BOUND:
-            return "GPU bound" if self.device else "processor bound"
+            return WELL[0] if self.device else WELL[1]
         words = shares.most_common(1)[0][0]
-        slowed = self.functions and words == WORDS[LAUNCHES]
-        return f"{words}, while Python's functions are recorded" if slowed else words
+        if words != WORDS[LAUNCHES]:
+            return words
+        if self.few:
+            return TOO_FEW
+        return f"{words}, while Python's functions are recorded" if self.functions else words
+
+    @property
+    def few(self) -> bool:
+        """Return whether the steps have too few kernels for an average of them."""
+        return self.launches * self.steps < FEW
 
 
 def analyse(trace: Trace) -> Reading:
-    """Return where the time of the steps of a trace goes."""
+    """Return where the time of the steps of a trace goes; nothing if its device is not in it."""
+    if trace.unseen:
+        ms = length(spans.of(trace.steps)) / len(trace.steps)
+        return Reading(
+            len(trace.steps), ms, None, {}, None, {}, 0.0, [], 0.0, 0.0, False, trace.unseen
+        )
     return _of_gpu(trace) if trace.on_gpu else _of_processor(trace)
 
 
@@ -98,8 +119,8 @@ def _of_gpu(trace):
     for e in work:
         by_kind[kind(e.name)].append((e.begin, e.end))
     compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
-    pageable = union((e.begin, e.end) for e in work if "Pageable" in e.name and "HtoD" in e.name)
-    others = union((e.begin, e.end) for e in work if not e.name.startswith("Mem"))
+    pageable = union((e.begin, e.end) for e in work if PAGEABLE.match(e.name))
+    others = union((e.begin, e.end) for e in work if kind(e.name) != kinds.COPIES)
     idle, waits = _causes(trace, work, free)
     busy = length(spans.of(work))
     return Reading(
@@ -155,8 +176,11 @@ def _asked_in_the_steps(trace):
 
 
 def _share(matrix):
+    """Return the share of matrix kernels' time on tensor cores; None if no name tells."""
     total = sum(e.ms for e in matrix)
-    return sum(e.ms for e in matrix if on_tensor_cores(e.name)) / total if total else None
+    if not total or not any(kinds.tells(e.name) for e in matrix):
+        return None
+    return sum(e.ms for e in matrix if kinds.on_tensor_cores(e.name)) / total
 
 
 def _causes(trace, work, free):
@@ -202,8 +226,10 @@ def _calls_of(trace, work):
     found = []
     for e in work:
         call = calls.get(e.id, e)
-        # A copy from pageable memory blocks the host: what precedes it on the device is the call.
-        began = max(call.begin, min(e.begin, call.end)) if "Pageable" in e.name else call.begin
+        # Such a copy blocks the host: what precedes it on the device is the call.
+        blocks = "Pageable" in e.name or PAGEABLE.match(e.name)
+        blocks = blocks or (BLOCKING.match(call.name) and call.end >= e.end)
+        began = max(call.begin, min(e.begin, call.end)) if blocks else call.begin
         found.append((began, max(call.end, began), e.begin, e.end))
     return found
 

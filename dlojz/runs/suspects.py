@@ -11,7 +11,7 @@ sealed-11. The rules were tried on a simulated host and device (tests/simulated.
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlojz.runs import breakdown, host, kinds, spans, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
@@ -30,7 +30,7 @@ FAULTS = {
 }
 # What a trace can show of each, in any training run; and causes outside the classes.
 WORDS = {
-    "none": "nothing was found",
+    "none": "no fault was found",
     "item": "the host reads many numbers from the device",
     "unpinned": "batches are copied from memory that is not pinned",
     "one-worker": "the loader does not keep up",
@@ -41,10 +41,19 @@ WORDS = {
     "garbage": "Python's garbage collector visits many objects",
     "elsewhere": "the host does something else for a while",
     "waits": "the host waits for the device",
-    "allocator": "memory is taken from CUDA and given back",
+    "allocator": "memory is taken from the device and given back",
     "copies": "the host prepares the copies to the device itself, or waits for them",
+    "communication": "nothing is computed while the processes exchange data",
+    "pauses": "the device pauses between kernels that it was asked for in time",
 }
 WITH_FUNCTIONS = "record again with Python's functions (with_stack=True): they name the line"
+CHEAP = (
+    "time the step without it: in this trace it costs little, but a profiler slows the host, which "
+    "hides a part of it"
+)
+LATE = "compare the processes: the others came late, and the trace does not tell why"
+RECORD_ALL = "record all processes: they may wait for one that is late, which is no exchange"
+LOOK = "look at the trace in https://ui.perfetto.dev: another stream or process may hold it up"
 ALONE = "_SingleProcessDataLoaderIter"  # torch's range for a loader without workers
 SEVERAL = "_MultiProcessingDataLoaderIter"  # a loader with workers
 # A trace does not tell how fast operations could be.
@@ -94,27 +103,39 @@ NCHW = re.compile(
 )
 LATE_SHARE = 0.05  # by which one process waits longer in collectives: 0.08, but also 0.13 else
 AWAY_SHARE = 0.045  # the longest hole of the straggler: 0.066, else 0.03
+EXCHANGE_SHARE = 0.1  # in the process that waits least: 0.033 where all are well
+LATE_EXCHANGE_SHARE = 0.2  # in that which waits most, if nothing else is found: 0.133
 WORKED_SHARE = 0.5  # of the time by which it is late, that its device worked longer: else 0.03
 
 
 def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
     """Return the faults that the traces of all processes point to, the most expensive first.
 
-    Small work comes last: it is what remains once the host does nothing but launch. And what the
-    straggler does instead is the reason that it is one, not another fault.
+    Small work comes last of those that cost much: it is what remains once the host does nothing but
+    launch. And what the straggler does instead is the reason that it is one, not another fault.
     """
     witnesses = [Witness(t, breakdown.analyse(t)) for t in traces]
     late = _straggler(witnesses)
     found = [rule(w) for w in witnesses for rule in RULES]
     found = [s for s in found if s and not (late and s.fault == "elsewhere")]
+    found += filter(None, [late or _communication(witnesses, alone=not found)])
     worst = {}
-    for suspect in sorted(filter(None, [*found, late]), key=_rank):
+    for suspect in sorted(map(_doubted, found), key=_rank):
         worst.setdefault(suspect.fault, suspect)
     return list(worst.values()) or [_nothing(witnesses[0])]
 
 
+def _cheap(suspect):
+    return suspect.share < OTHER_SHARE
+
+
 def _rank(suspect):
-    return suspect.fault == "small-batch", -suspect.share
+    return _cheap(suspect), suspect.fault == "small-batch", -suspect.share
+
+
+def _doubted(suspect):
+    """Return a suspect that costs too little for anybody to be certain as a probable one."""
+    return replace(suspect, settle=CHEAP) if _cheap(suspect) and not suspect.settle else suspect
 
 
 def _garbage(witness) -> Suspect | None:
@@ -218,7 +239,7 @@ def _allocator(witness) -> Suspect | None:
         share >= OTHER_SHARE,
         "allocator",
         share,
-        f"in each step memory was taken from CUDA or given back {times:.0f} times, "
+        f"in each step memory was taken from the device or given back {times:.0f} times, "
         f"which left the device idle for {share:.0%} of the step",
         "look for empty_cache(), and for a device whose memory is nearly full",
     )
@@ -256,6 +277,8 @@ def _small_batch(witness) -> Suspect | None:
     time would be lost with kernels twice as long, and it has to be more.
     """
     found = witness.reading
+    if found.few:
+        return None
     share = found.lost.get(breakdown.LAUNCHES, 0)
     slowed = "record again without Python's functions: they slow each launch"
     kernel_us = 1000 * sum(found.kinds.values()) / found.launches
@@ -267,6 +290,17 @@ def _small_batch(witness) -> Suspect | None:
         f"a kernel took {kernel_us:.1f} µs on average and its launch {launch_us:.1f}, "
         f"so the device was idle for {share:.0%} of the step",
         slowed if found.functions else "",
+    )
+
+
+def _pauses(witness) -> Suspect | None:
+    share = witness.reading.lost.get(breakdown.PAUSES, 0)
+    return _if(
+        share > 1 - breakdown.BOUND,
+        "pauses",
+        share,
+        f"for {share:.0%} of the step it was idle, though the host had asked for the next kernel",
+        LOOK,
     )
 
 
@@ -293,8 +327,32 @@ RULES: tuple[Callable, ...] = (
     _allocator,
     _copies,
     _small_batch,
+    _pauses,
     _nchw,
 )
+
+
+def _communication(witnesses, alone: bool) -> Suspect | None:
+    """Return a suspect if the processes exchange data for long while nothing is computed.
+
+    alone: whether nothing else was found. The process that waits least comes last to a collective,
+    so that only its time is the exchange's; the others wait for it as well.
+    """
+    exposed = [w.reading.lost.get(kinds.COMMUNICATION, 0) for w in witnesses]
+    least, most = min(exposed), max(exposed)
+    if least < EXCHANGE_SHARE and not (alone and most >= LATE_EXCHANGE_SHARE):
+        return None
+    share = least if least >= EXCHANGE_SHARE else most
+    ms = share * witnesses[exposed.index(share)].reading.step_ms
+    who = f"process {exposed.index(share)}" if share > least else "the process"
+    return Suspect(
+        "communication",
+        share,
+        f"in each step {who} spends {ms:.1f} ms, {share:.0%} of it, in collectives, with nothing "
+        "to compute meanwhile. Larger batches and gradients that are accumulated (no_sync) or sent "
+        "in bf16 make that less, and so does a faster link",
+        RECORD_ALL if len(witnesses) == 1 else LATE if share > least else "",
+    )
 
 
 def _straggler(witnesses) -> Suspect | None:
@@ -345,7 +403,10 @@ def _if(proven, fault, share, evidence, settle=""):
 
 
 def _nothing(witness):
+    """Return that no fault was found, and what bounds the step all the same."""
     reading = witness.reading
+    if reading.unseen or reading.verdict == breakdown.TOO_FEW:
+        return Suspect("none", 0.0, f"the trace is of {reading.verdict}")
     several = any(SEVERAL in e.name for e in witness.trace.ranges)
     who = "device" if reading.device else "processor"
     computed = 1 - sum(reading.lost.values())
@@ -353,6 +414,8 @@ def _nothing(witness):
     if reading.lost and computed < breakdown.BOUND:
         cause, share = next(iter(reading.lost.items()))
         words += f"; most of the rest is lost to: {cause}, {share:.0%}"
+        if cause == breakdown.LAUNCHES:
+            words += ", which are fewer with larger batches or torch.compile"
     return Suspect("none", 0.0, words, ON_A_PROCESSOR if several and not reading.device else "")
 
 
