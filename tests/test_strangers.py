@@ -243,6 +243,12 @@ def test_kernels_alone_are_a_trace(tmp_path):
     assert breakdown.analyse(read(made, tmp_path)).verdict == "GPU bound"
 
 
+def test_gaps_between_kernels_alone_are_not_the_hosts_fault(tmp_path):
+    made = unmarked()
+    made.events = [e for e in made.events if e["cat"] == "kernel"][::2]
+    assert breakdown.analyse(read(made, tmp_path)).lost == {breakdown.PAUSES: pytest.approx(4 / 9)}
+
+
 def test_where_steps_have_to_be_marked_nothing_is_taken_for_them(tmp_path):
     path = unmarked().write(tmp_path / "trace.json")
     with pytest.raises(trace.TraceError, match="no step in it; call"):

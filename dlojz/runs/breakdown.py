@@ -7,13 +7,14 @@ those that follow until the host is ahead again. Only what remains, when the hos
 launch, is called launch bound.
 """
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dlojz.runs import host, kinds, spans, whatif
 from dlojz.runs.host import ALLOCATOR, AWAY, COLLECTOR, COPIES, DATA, READS, SYNC
-from dlojz.runs.kinds import BLOCKING, COMMUNICATION, MATRIX, PAGEABLE, kind
+from dlojz.runs.kinds import COMMUNICATION, MATRIX, PAGEABLE, kind
 from dlojz.runs.spans import common, length, union, without
 from dlojz.runs.trace import Event, Trace, TraceError
 
@@ -170,7 +171,7 @@ def _asked_in_the_steps(trace):
     for e in trace.work:
         mine = not asked or asked.get(e.id, begin - 1) >= begin
         (work if mine else earlier).append(e)
-    if not work:
+    if not any(e.ms for e in work):
         raise TraceError(f"{trace.path}: no step in it asked the GPU for anything")
     return work, max([begin, *(e.end for e in earlier if e.begin < work[0].begin)])
 
@@ -225,10 +226,12 @@ def _calls_of(trace, work):
     calls = {c.id: c for c in trace.calls if c.id}
     found = []
     for e in work:
-        call = calls.get(e.id, e)
+        if (call := calls.get(e.id)) is None:  # the trace does not tell: as if asked in time
+            found.append((e.begin, -math.inf, e.begin, e.end))
+            continue
         # Such a copy blocks the host: what precedes it on the device is the call.
         blocks = "Pageable" in e.name or PAGEABLE.match(e.name)
-        blocks = blocks or (BLOCKING.match(call.name) and call.end >= e.end)
+        blocks = blocks or host.blocks(call, e.end)
         began = max(call.begin, min(e.begin, call.end)) if blocks else call.begin
         found.append((began, max(call.end, began), e.begin, e.end))
     return found

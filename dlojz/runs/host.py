@@ -29,6 +29,7 @@ FORMATS = re.compile(
 AWAY_MS = 3  # without a call of the runtime; a host that launches calls every 0.1 ms, at most 2.7
 AWAY_RECORDED_MS = 4  # if Python's functions are recorded, which slows it: 5.1, else at most 3.05
 MAYBE_PRINT = "print, it seems"
+SKEW_MS = 0.01  # between the clocks of host and device: at most 0.008 in traces of an MI300X
 LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
 DDP = "DistributedDataParallel.forward"  # measures itself in its first steps, and waits for that
 ASKS = {  # operations that give the host a number, as they are written
@@ -178,11 +179,16 @@ def synchronisations(trace: Trace) -> list[Event]:
         and (
             WAITS.match(c.name)
             or (COPYING.match(c.name) and c.ms >= LONG_MS)
-            or (BLOCKING.match(c.name) and c.end >= done.get(c.id, c.end))
+            or blocks(c, done.get(c.id, c.end))
         )
         and c.begin >= trace.steps[0].begin
         and c.end <= trace.steps[-1].end
     )
+
+
+def blocks(call: Event, done: float) -> bool:
+    """Return whether a call is that of a copy, and returned when it was done."""
+    return bool(BLOCKING.match(call.name)) and call.end >= done - SKEW_MS
 
 
 def collections(trace: Trace) -> list[Event]:
@@ -208,6 +214,8 @@ def absences(trace: Trace) -> list[Event]:
     whole = [(trace.steps[0].begin, trace.steps[-1].end)]
     asking = spans.of(c for c in trace.calls if c.where in threads) if trace.on_gpu else []
     asking = asking or spans.of([*trace.ops, *(e for e in trace.ranges if GLOO.match(e.name))])
+    if trace.on_gpu and not asking:
+        return []  # a trace of the device only
     known = spans.union([*asking, *loading(trace), *spans.of(collections(trace))])
     least_ms = AWAY_RECORDED_MS if trace.lines else AWAY_MS
     long = [s for s in spans.without(whole, known) if s[1] - s[0] >= least_ms]
