@@ -406,7 +406,7 @@ def _nothing(witness):
     """Return that no fault was found, and what bounds the step all the same."""
     reading = witness.reading
     if reading.unseen or reading.verdict == breakdown.TOO_FEW:
-        return Suspect("none", 0.0, f"the trace is of {reading.verdict}")
+        return Suspect("none", 0.0, f"this trace can't show one ({reading.verdict})")
     several = any(SEVERAL in e.name for e in witness.trace.ranges)
     who = "device" if reading.device else "processor"
     computed = 1 - sum(reading.lost.values())

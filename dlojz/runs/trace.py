@@ -42,8 +42,8 @@ IGNORED = {
     *("cuda_sync", "cuda_event", "cuda_profiler_range", "gpu_pm_counter", "collective_comm"),
 }
 UNKNOWN = "a device that this reader does not know"
-NOT_RECORDED = "a GPU whose work is not in the trace"
-OF_A_GPU = re.compile(r"[hnrx]ccl:")  # collectives that only devices take part in
+NOT_RECORDED = "a device whose work is not in the trace"
+OF_A_DEVICE = re.compile(r"[hnrx]ccl:")  # collectives that only devices take part in
 LAUNCHES = re.compile(r"\w*Launch")
 MOST = 0.5  # of the time of a trace: ranges that cover more of it are its steps
 # The files of torch and Python, which are not the trainee's.
@@ -99,7 +99,7 @@ class Trace:
         if self.unknown:
             return UNKNOWN
         asked = any(LAUNCHES.match(c.name) for c in self.calls)
-        return NOT_RECORDED if asked or any(OF_A_GPU.match(r.name) for r in self.ranges) else ""
+        return NOT_RECORDED if asked or any(OF_A_DEVICE.match(r.name) for r in self.ranges) else ""
 
     @property
     def thread(self) -> str:
@@ -135,9 +135,9 @@ class _Text:
 def events(path: Path, broken: list):
     """Yield (head, event) for each event of a trace.
 
-    head: the fields of the file before its events. broken: takes the lines and columns of what is
-    not JSON, such as a name with a quote in it, which torch does not escape. Raises TraceError if
-    the file is not a trace, or is truncated.
+    head: the fields of the file before its events. broken: takes an item for each event that is not
+    JSON, such as one with a quote in its name, which torch does not escape; the first item is its
+    line and column. Raises TraceError if the file is not a trace, or is truncated.
     """
     scan, path = json.JSONDecoder(strict=False).scan_once, Path(path)
     try:
@@ -162,7 +162,7 @@ def events(path: Path, broken: list):
                         continue
                     if following is None and not LAST.search(text.text):
                         raise TraceError(f"{path}: cut short, or damaged") from error
-                    broken.append(text.place(text.at + within))
+                    broken.append(None if broken else text.place(text.at + within))
                     if following is None:
                         return
                     text.at = following
