@@ -38,6 +38,28 @@ from dlojz.runs import kinds
         (NCCL, kinds.COMMUNICATION),
         (PINNED, kinds.COPIES),
         ("Memset (Device)", kinds.COPIES),
+        # Of other makers.
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT128x256x32_MI16x16x1", kinds.MATRIX),
+        ("void ck::kernel_gemm_xdl_cshuffle_v1<ck::GridwiseGemm>", kinds.MATRIX),
+        ("_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernel", kinds.MATRIX),
+        ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1", kinds.MATRIX),
+        ("attn_fwd", kinds.MATRIX),
+        ("void paged_attention_ll4mi_QKV_mfma16_kernel<0>", kinds.MATRIX),
+        ("MIOpenBatchNormFwdTrainSpatial", kinds.NORMALIZATION),
+        ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64E", kinds.NORMALIZATION),
+        ("batched_transpose_32x32_half", kinds.LAYOUT),
+        ("xe_simple_reorder", kinds.LAYOUT),
+        ("__amd_rocclr_copyBuffer.kd", kinds.COPIES),
+        ("Memcpy M2D", kinds.COPIES),
+        ("rccl_main_kernel", kinds.COMMUNICATION),
+        ("oneccl_allreduce_large", kinds.COMMUNICATION),
+        # What only has such a word in its name.
+        ("void at::native::upsample_bilinear2d_out_frame<float>", kinds.REST),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>", kinds.REST),
+        ("triton_poi_fused_convolution_relu_transpose_3", kinds.REST),
+        ("triton_red_fused_convolution_native_layer_norm_1", kinds.NORMALIZATION),
+        ("triton_tem_fused_mm_3", kinds.MATRIX),
+        ("aten::conv_transpose2d", kinds.MATRIX),
     ],
 )
 def test_the_kind_of_a_kernel(name, kind):

@@ -106,9 +106,7 @@ def analyse(trace: Trace) -> Reading:
     """Return where the time of the steps of a trace goes; nothing if its device is not in it."""
     if trace.unseen:
         ms = length(spans.of(trace.steps)) / len(trace.steps)
-        return Reading(
-            len(trace.steps), ms, None, {}, None, {}, 0.0, [], 0.0, 0.0, False, trace.unseen
-        )
+        return Reading(len(trace.steps), ms, None, {}, None, {}, 0, [], 0, 0, unseen=trace.unseen)
     return _of_gpu(trace) if trace.on_gpu else _of_processor(trace)
 
 
@@ -230,8 +228,7 @@ def _calls_of(trace, work):
             found.append((e.begin, -math.inf, e.begin, e.end))
             continue
         # Such a copy blocks the host: what precedes it on the device is the call.
-        blocks = "Pageable" in e.name or PAGEABLE.match(e.name)
-        blocks = blocks or host.blocks(call, e.end)
+        blocks = "Pageable" in e.name or PAGEABLE.match(e.name) or host.blocks(call, e.end)
         began = max(call.begin, min(e.begin, call.end)) if blocks else call.begin
         found.append((began, max(call.end, began), e.begin, e.end))
     return found

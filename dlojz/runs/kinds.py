@@ -60,7 +60,7 @@ MAKERS = {
     "Intel": Names(
         calls=("xpu_runtime", "xpu_driver"),
         waits=r"(ur|pi)(QueueFinish|Events?Wait$)|ze\w+Synchronize",
-        copying=r"(ur|pi)\w*Enqueue(USMMemcpy|Mem\w*(Read|Write|Copy))|zeCommandListAppendMemoryCopy",
+        copying=r"(ur|pi)\w*Enqueue(USM)?Mem(cpy|\w*(Read|Write|Copy))|ze\w*AppendMemoryCopy",
         blocking="",
         allocates=r"(ur|pi)\w*USM\w*(Alloc|Free)|zeMem(Alloc|Free)",
         pageable=r"Memcpy M2D",
@@ -112,7 +112,7 @@ KINDS = {
         _kernels(
             MATRIX,
             r"conv(?!ert)|gemm|gemv|splitk|winograd|[wd]grad|\b(add|badd)?b?mm\b|matmul"
-            r"|contraction|(?<!bi)(?<!tri)linear|(?<!cache_)flash|fmha|sdpa|scaled_dot_product",
+            r"|contraction|triton_tem|(?<!bi)(?<!tri)linear|(?<!cache_)flash|fmha|sdpa|scaled_dot_product",
         )
     ),
     REST: r"",
