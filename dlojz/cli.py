@@ -420,13 +420,15 @@ def _trace(args):
     from dlojz.runs import breakdown
 
     run = _run(args.job) if args.job else _last()
-    found = timeline.open_trace(run)
+    traces = timeline.open_traces(run)
+    found = traces[0]
     print(f"{breakdown.analyse(found).verdict}: {found.path}")
-    print(*(f"note: {note}" for note in found.notes), sep="\n", end="\n" * bool(found.notes))
+    for note in dict.fromkeys(note for each in traces for note in each.notes):
+        print(f"note: {note}")
     print(f"\n{timeline.times(found)}")
     if found.on_gpu:
         print(f"\n{timeline.waits(found)}")
-    for suspect in suspects.suspects(timeline.open_traces(run)):
+    for suspect in suspects.suspects(traces):
         print(f"\n{suspects.sentence(suspect)}")
     if args.png:
         timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")

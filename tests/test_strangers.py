@@ -107,11 +107,9 @@ def test_a_driver_s_wait_within_a_runtime_s_is_one_wait(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "hipDeviceSynchronize hipStreamSynchronize hipEventSynchronize hipMemcpyWithStream "
-        "hipMemcpy urQueueFinish urEventWait piQueueFinish piEventsWait zeFenceHostSynchronize "
-        "zeCommandQueueSynchronize cudaEventSynchronize cuStreamSynchronize cudaMemcpy"
-    ][0].split(),
+    "hipDeviceSynchronize hipStreamSynchronize hipEventSynchronize hipMemcpyWithStream hipMemcpy "
+    "urQueueFinish urEventWait piQueueFinish piEventsWait zeCommandQueueSynchronize "
+    "zeFenceHostSynchronize cudaEventSynchronize cuStreamSynchronize cudaMemcpy".split(),
 )
 def test_calls_that_wait(name):
     assert kinds.WAITS.match(name) or kinds.BLOCKING.match(name)
@@ -176,6 +174,20 @@ def test_kernels_whose_calls_are_not_known_do_not_say_that_the_host_waits_nowher
     path = on_a_device("kernel", "npu_runtime").write(tmp_path / "trace.json")
     assert trace.read(path).on_gpu
     assert str(timeline.waits(path)) == timeline.NO_CALLS
+
+
+def test_a_processor_waits_nowhere(tmp_path):
+    made = Made()
+    made.step(1, 0, 10)
+    made.host("cpu_op", "aten::conv2d", 0, 10)
+    assert str(timeline.waits(made.write(tmp_path / "trace.json"))) == "the host waits nowhere"
+
+
+def test_categories_of_old_versions_are_known(tmp_path):
+    old = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
+    found = read(renamed(with_a_wait("aten::item"), old), tmp_path)
+    assert found.notes == []
+    assert [w.why for w in breakdown.analyse(found).waits] == [".item()"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ LOST = {
 }
 IDLE = "nothing is computed"  # where the trainee is to find out why
 ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
-NO_CALLS = "where the host waits is not in this trace: it has no calls of a runtime"
+NO_CALLS = "this trace does not tell where the host waits"
 COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.training.evidence counts them
 
 
@@ -116,7 +116,8 @@ def waits(of, causes=True) -> Table:
         for (who, line), mine in places.items()
     ]
     head = ("asked by", "in", "times a step", "host waits (ms)", "device idle after it (ms)")
-    return Table(head, rows, "<<>>>", "the host waits nowhere" if opened.calls else NO_CALLS)
+    hidden = found.unseen or (opened.on_gpu and not opened.calls)
+    return Table(head, rows, "<<>>>", NO_CALLS if hidden else "the host waits nowhere")
 
 
 def averages(run, by_shape=False, most: int = 8, only: str = "") -> Table:

@@ -11,7 +11,8 @@ A trace is Chrome's JSON, as `prof.export_chrome_trace("trace.json.gz")` writes 
 
 Times there are microseconds; here they are milliseconds since the file's first event. Only the
 fields that are needed are kept of an event, so that a trace of 100 MB takes a fraction of the
-memory that its JSON would. Format: Kineto, https://github.com/pytorch/kineto.
+memory that its JSON would. Format: Kineto, https://github.com/pytorch/kineto. How the software of
+AMD and Intel names the same is in `kinds.MAKERS`.
 """
 
 import gzip
