@@ -317,12 +317,12 @@ def test_what_is_no_utf_8_does_no_harm(tmp_path):
 
 def test_a_large_file_with_a_fault_in_its_first_event_is_read_in_linear_time(tmp_path, monkeypatch):
     """In chunks as small as this a reader that copies the rest for each takes minutes."""
-    monkeypatch.setattr(trace, "CHUNK", 1000)
+    monkeypatch.setattr(trace, "CHUNK", 100)
     texts = [json.dumps(e) for e in busy().events]
     path = written(tmp_path, QUOTE, *texts * 400)
     begin = time.process_time()
     assert len(trace.read(path).notes) == 1
-    assert time.process_time() - begin < 1.5
+    assert time.process_time() - begin < 1
 
 
 # Events that are no events ------------------------------------------------------------------
