@@ -59,6 +59,11 @@ def own(frame, folder):
     return frame | {"filename": frame["filename"].replace("/x/runs/0001", str(folder))}
 
 
+def test_a_program_without_threads_has_a_main_thread(tmp_path):
+    thread = {"pid": 7, "thread_name": None, "frames": [frame("wait", "/lib/a.py", 7)]}
+    assert stacks.where(tmp_path, [thread], {7: 0}) == "process 0: in wait (/lib/a.py:7)"
+
+
 HANGS = """
 import multiprocessing, time
 def fetch():

@@ -23,6 +23,7 @@ FILE, NODE_FILE, STOOD = "stacks.txt", "stacks.{}.txt", "stood.txt"
 MOST_S = 10  # for all processes together; one takes some hundredths of a second
 EXCHANGES = "torch/distributed/"  # whose innermost function names the collective
 WORKER, FETCHES = "_worker_loop", "fetch"  # functions of a loader's worker, which else is idle
+MAIN = ("MainThread", None)  # a program that does not import threading names none
 WHOSE = "a loader's worker of "
 
 
@@ -40,7 +41,7 @@ def keep(run: Path, pids: Iterable[int], file: str = FILE) -> str:
             dump = processes.ask(spy, "dump", "--json", "-p", str(pid), timeout_s=5)
             threads += json.loads(dump)
         except (processes.ProgramError, ValueError) as error:  # it has ended, or is another program
-            trouble = str(error).splitlines()[-1] if str(error) else trouble
+            trouble = str(error).partition("\n")[0] or trouble
         if time.monotonic() > deadline:
             break
     with suppress(OSError):  # a full disk
@@ -60,7 +61,7 @@ def where(run: Path, threads: list[dict], ranks: dict[int, int | None]) -> str:
         frames, rank = thread["frames"], ranks[thread["pid"]]
         names = {frame["name"].rpartition(".")[2] for frame in frames}
         is_worker, is_idle = WORKER in names, WORKER in names and FETCHES not in names
-        if thread["thread_name"] == "MainThread" and frames and rank is not None and not is_idle:
+        if thread["thread_name"] in MAIN and frames and rank is not None and not is_idle:
             places.setdefault((_place(run, frames), is_worker), {})[rank] = True
     said = []
     for (place, is_worker), whose in places.items():
