@@ -52,7 +52,8 @@ ENDINGS = {
 def told(job):
     """What is seen of a job; its folder's name is not the point."""
     files = {f.name: f.read_text() for f in job.directory.glob("*.txt")}
-    state = {k: v for k, v in job.status.items() if k not in ("started", "ended")}
+    own = ("started", "ended", "cpu_s", "peak_memory_bytes")
+    state = {k: v for k, v in job.status.items() if k not in own}
     return {k: str(v).replace(str(job.directory), "RUN") for k, v in (files | state).items()}
 
 
