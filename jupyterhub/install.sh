@@ -20,6 +20,9 @@ case ${1:-} in
   "" | -*) die "expected a folder, found '${1:-}': jupyterhub/install.sh /opt/dlojz" ;;
 esac
 course=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case $(realpath -m -- "$1") in # which scripts, configurations and a unit have in them
+  *[!A-Za-z0-9/._+-]*) die "expected a folder of letters, digits and / . _ + -, such as /opt/dlojz; found '$(realpath -m -- "$1")'" ;;
+esac
 umask 022 # what is installed is for everybody to read
 mkdir -p "$1" && folder=$(cd "$1" && pwd) || die "no folder $1: expected one that you may write to"
 
@@ -75,16 +78,11 @@ fi
 # safe; and of all configurations it believes only the system's in this. Servers use this one.
 # A notebook merged line by line may be broken JSON, and a trainer a mixture that runs: if both sides
 # changed one, an update keeps the trainee's whole (-merge, with nbgitpuller's -Xours).
-cat >"$folder/gitconfig" <<END
-[include]
-	path = /etc/gitconfig
-[safe]
-	directory = $folder/course.git
-	directory = $course
-	directory = $course/.git
-[core]
-	attributesFile = $folder/gitattributes
-END
+rm -f "$folder/gitconfig"
+declare_git() { git config --file "$folder/gitconfig" --add "$@"; }
+declare_git include.path /etc/gitconfig
+for safe in "$folder/course.git" "$course" "$course/.git"; do declare_git safe.directory "$safe"; done
+declare_git core.attributesFile "$folder/gitattributes"
 printf '%s -merge\n' '*.ipynb' dlojz/dlojz.py repair.py >"$folder/gitattributes"
 
 # The machine's queue of jobs belongs to root: whoever makes the folder may remove the tickets of

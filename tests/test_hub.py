@@ -315,6 +315,8 @@ def test_an_open_door_is_refused(settings, message, tmp_path):
     [
         ("install.sh", "expected a folder, found '': jupyterhub/install.sh /opt/dlojz"),
         ("install.sh /root/x", "is closed to other users: choose another folder"),
+        ("install.sh '/tmp/a b'", "expected a folder of letters, digits and / . _ + -, such as /o"),
+        ('install.sh "/tmp/a\'b"', "expected a folder of letters, digits and / . _ + -, such as /o"),
         ("start.sh /opt", "expected a folder and a configuration"),
         ("start.sh /usr one_machine", "no JupyterHub in /usr: run"),
         (f"start.sh {CACHE} laptop", "laptop: expected one_machine or slurm_cluster"),
@@ -322,7 +324,7 @@ def test_an_open_door_is_refused(settings, message, tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_command_is_said(site, words, message):
-    name, *rest = words.split()
+    name, *rest = shlex.split(words)
     python = [sys.executable] * name.endswith(".py")
     made = Path("/root/x").exists()
     done = subprocess.run([*python, HUB / name, *rest], capture_output=True, text=True)
