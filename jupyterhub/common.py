@@ -51,9 +51,14 @@ if where.scheme == "https":
 # Two more ports, which nobody but the hub, the proxy and the servers needs.
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{port + 1}"
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{port + 81}"
-c.ConfigurableHTTPProxy.command = [
-    str(env.parent / "proxy" / "node_modules" / ".bin" / "configurable-http-proxy")
-]
+# The proxy ends with the hub, however that ends; JupyterHub sees to it only once it has started.
+# What has the number of an earlier proxy's process now is another program, not to be ended.
+until_hub_ends = ("setpriv", "--pdeathsig", "TERM", "sh", "-c")
+until_hub_ends += (f'[ $PPID = {os.getpid()} ] && exec "$@"', "-")  # it may have ended just now
+proxy = env.parent / "proxy" / "node_modules" / ".bin" / "configurable-http-proxy"
+c.ConfigurableHTTPProxy.command = [*until_hub_ends, str(proxy)]
+c.ConfigurableHTTPProxy.pid_file = str(state / "proxy.pid")
+(state / "proxy.pid").unlink(missing_ok=True)
 
 # Secrets --------------------------------------------------------------------------------------
 
@@ -63,7 +68,6 @@ c.ConfigurableHTTPProxy.command = [
 c.JupyterHub.cookie_secret_file = str(state / "cookie_secret")
 c.JupyterHub.db_url = f"sqlite:///{state / 'hub.sqlite'}"
 c.ConfigurableHTTPProxy.auth_token = secrets.token_hex(32)
-c.ConfigurableHTTPProxy.pid_file = str(state / "proxy.pid")
 
 # Who may log in -------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ export HUB_STATE=${HUB_STATE:-$folder/state}
 # What the hub and the servers write is private: files 0600, folders 0700, whatever a home's mode.
 umask 077
 mkdir -p "$HUB_STATE" && chmod 700 "$HUB_STATE" && cd "$HUB_STATE"
+exec 9>lock && flock -w 10 9 || die "a hub runs in HUB_STATE=$HUB_STATE already: stop it, or choose another folder"
 
 repository=$folder/course.git # the guide's; a trial has only the clone
 [ "$HUB_LOGIN" != trial ] && [ -d "$repository" ] || repository=$(dirname "$here")

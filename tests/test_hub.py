@@ -207,11 +207,14 @@ class Hub:
             **settings,
         }
 
-    def __enter__(self):
+    def begin(self):
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 shlex.split(self.command), env=self.environment, stdout=log, stderr=log, cwd="/"
             )
+
+    def __enter__(self):
+        self.begin()
         for _ in range(300):
             assert self.process.poll() is None, self.log.read_text()
             with contextlib.suppress(requests.ConnectionError):
@@ -638,10 +641,29 @@ def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site)
     assert "yours, kept as it was, though the course has another version:\n    dlojz/" in shown
 
 
+def proxy_of(hub):
+    """Return the process of a hub's proxy, if it has one."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(hub.process.pid).children():
+            if "configurable-http-proxy" in " ".join(process.cmdline()):
+                return process
+
+
+def assert_no_proxy_stays(hub):
+    """End a hub as soon as it has started its proxy."""
+    hub.begin()
+    until(lambda: proxy_of(hub))
+    proxy = proxy_of(hub)
+    hub.process.terminate()
+    hub.process.wait(10)
+    proxy.wait(5)
+
+
 def test_a_restart_of_the_hub_leaves_servers_and_kernels_alone(hub, ann):
     ann.run.connect()  # the server may have closed a channel that idled
     ann.run("import dlojz")
     hub.left = hub.stop()
+    assert_no_proxy_stays(hub)
     hub.__enter__()
     ann.run.connect()
     assert ann.run("print(dlojz.__path__[0])").startswith(str(CACHE)), "it knows what it imported"
