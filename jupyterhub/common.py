@@ -1,6 +1,6 @@
 """What one machine and a Slurm cluster have in common; both run this file.
 
-Started by start.sh, which sets HUB_URL, HUB_LOGIN and HUB_STATE.
+Started by start.sh, which sets HUB_URL, HUB_LOGIN and HUB_STATE, the folder in which it begins.
 """
 
 import os
@@ -48,17 +48,8 @@ if not on_loopback(where.hostname):
 c.JupyterHub.bind_url = f"{where.scheme}://{where.hostname}:{port}{where.path}"
 if where.scheme == "https":
     c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = certificate
-# Two more ports, which nobody but the hub, the proxy and the servers needs.
-c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{port + 1}"
+# How servers and the proxy reach the hub. A hub of root's has a socket instead, see one_machine.py.
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{port + 81}"
-# The proxy ends with the hub, however that ends; JupyterHub sees to it only once it has started.
-# What has the number of an earlier proxy's process now is another program, not to be ended.
-until_hub_ends = ("setpriv", "--pdeathsig", "TERM", "sh", "-c")
-until_hub_ends += (f'[ $PPID = {os.getpid()} ] && exec "$@"', "-")  # it may have ended just now
-proxy = env.parent / "proxy" / "node_modules" / ".bin" / "configurable-http-proxy"
-c.ConfigurableHTTPProxy.command = [*until_hub_ends, str(proxy)]
-c.ConfigurableHTTPProxy.pid_file = str(state / "proxy.pid")
-(state / "proxy.pid").unlink(missing_ok=True)
 
 # Secrets --------------------------------------------------------------------------------------
 
@@ -93,6 +84,44 @@ else:
 # A restart of the hub need not end the servers: it finds them again. A trial leaves nothing behind.
 c.JupyterHub.cleanup_servers = login == "trial"
 
+# Sockets --------------------------------------------------------------------------------------
+
+# The proxy listens to the hub, and finds each server, at a socket in HUB_STATE. Only the hub's own
+# account may enter that folder: no program of anybody else can answer in a server's place, neither
+# before it starts nor after it has ended. Their paths begin there, for 107 bytes is the longest.
+
+
+from jupyterhub.spawner import Spawner  # noqa: E402  slow: a wrong setting is refused before
+
+
+class AtSocket:
+    """What makes a spawner's servers be found at a socket."""
+
+    @property
+    def socket_file(self):
+        return Path(f"server-{self.user.name}")
+
+    def _at_socket(self):
+        server = Spawner.server.fget(self)
+        if server is not None:  # also one that an earlier hub has started
+            server.connect_url = f"http+unix://{self.socket_file}"
+        return server
+
+    server = property(_at_socket, Spawner.server.fset)
+
+
+# The proxy ends with the hub, however that ends; JupyterHub sees to it only once it has started.
+# What has the number of an earlier proxy's process now is another program, not to be ended.
+until_hub_ends = ("setpriv", "--pdeathsig", "TERM", "sh", "-c")
+until_hub_ends += (f'[ $PPID = {os.getpid()} ] && exec "$@"', "-")  # it may have ended just now
+proxy = env.parent / "proxy" / "node_modules" / ".bin" / "configurable-http-proxy"
+c.ConfigurableHTTPProxy.command = [*until_hub_ends, str(proxy)]
+c.ConfigurableHTTPProxy.api_url = "http+unix://proxy"
+c.ConfigurableHTTPProxy.command_umask = 0o077
+c.ConfigurableHTTPProxy.pid_file = "proxy.pid"
+for name in ("proxy", "proxy.pid"):
+    Path(name).unlink(missing_ok=True)
+
 # Servers --------------------------------------------------------------------------------------
 
 
@@ -106,7 +135,7 @@ def compiled_code(spawner):
 
 
 c.Spawner.default_url = "/lab"
-c.Spawner.cmd = [str(env / "bin" / "jupyterhub-singleuser")]  # in full: PATH may be the trainee's
+c.Spawner.cmd = [str(env / "bin" / "python"), str(env / "share" / "dlojz" / "server.py")]
 c.Spawner.environment = {
     # So that a terminal knows `dlojz` and `python`, and a job the same Python.
     "PATH": f"{env / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",

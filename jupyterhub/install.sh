@@ -55,6 +55,7 @@ trap 'rm -rf "$copy"' EXIT
 cp -r "$course"/{pyproject.toml,README.md,LICENSE,dlojz} "$copy"
 "$env/bin/uv" pip install -q --python "$env/bin/python" --compile-bytecode \
   -c "$course/constraints.txt" --reinstall-package dlojz "$copy[hub]"
+install -D -m 644 "$course/jupyterhub/server.py" "$env/share/dlojz/server.py"
 install -D -m 644 "$course/tools/overrides.json" "$env/share/jupyter/lab/settings/overrides.json"
 # A terminal is a login shell, so that it has what the site sets in /etc/profile, such as `module`;
 # but that also replaces PATH. A new terminal begins in the course, or where its launcher was.

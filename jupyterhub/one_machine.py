@@ -4,11 +4,11 @@ With HUB_LOGIN=pam it runs with the trainee's own account. HUB_LOGIN=trial needs
 accounts: all servers are yours, so it shows how the course looks and isolates nobody.
 """
 
-import itertools
 import os
 import pwd
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 c = get_config()  # noqa: F821
@@ -16,25 +16,43 @@ c = get_config()  # noqa: F821
 # but defaults would listen on all addresses.
 exec(Path(__file__).with_name("common.py").read_text())
 
-# JupyterHub asks the system for any free port, and another program may be given the same one before
-# the server listens on it. These are given to nobody: they lie below the system's, and above those
-# of jobs (dlojz/idr_torch.py).
-ports = itertools.cycle(range(30_000, 32_000))
+from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner  # noqa: E402  as there
+from tornado.http1connection import HTTP1Connection  # noqa: E402
 
 
-def choose_port(spawner):
-    """Have a server listen on a port that no other program is given meanwhile."""
-    for port in itertools.islice(ports, 2_000):
-        with socket.socket() as free:
-            if free.connect_ex(("127.0.0.1", port)):  # nobody answers
-                spawner.port = port
-                return
+class HandsOver(AtSocket, LocalProcessSpawner):  # noqa: F821  common.py defines it
+    """Start servers as processes of this machine, with their sockets made."""
+
+    async def start(self):
+        """Make the socket, and hand it over as standard input: see server.py."""
+        self.socket_file.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.socket_file))
+            listener.listen(128)  # so that the hub's first question waits for the answer
+            self.popen_kwargs = {"stdin": listener}
+            return await super().start()
 
 
-c.Spawner.pre_spawn_hook = choose_port
+class Trial(HandsOver, SimpleLocalProcessSpawner):
+    """A server for a name that is no account."""
+
+
+class Account(HandsOver):
+    """A server with the account of its trainee."""
+
+    async def poll(self):
+        """Return whether it has ended; after a reboot another process may have its number."""
+        if self.pid and not self.proc:  # an earlier hub has started it
+            with suppress(FileNotFoundError):
+                if os.stat(f"/proc/{self.pid}").st_uid != pwd.getpwnam(self.user.name).pw_uid:
+                    self.clear_state()
+        return await super().poll()
+
+
+c.Spawner.port = 1  # for JupyterHub wants one; nothing listens on it
 
 if os.environ["HUB_LOGIN"] == "trial":
-    c.JupyterHub.spawner_class = "simple"
+    c.JupyterHub.spawner_class = Trial
     homes = os.path.join(os.environ["HUB_STATE"], "homes")
     c.SimpleLocalProcessSpawner.home_dir_template = os.path.join(homes, "{username}")
     if os.geteuid() == 0:
@@ -42,14 +60,19 @@ if os.environ["HUB_LOGIN"] == "trial":
 elif os.geteuid() != 0:
     sys.exit("HUB_LOGIN=pam needs root, to start each server with its trainee's account")
 else:
-    c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
+    c.JupyterHub.spawner_class = Account
+    # Servers go on while the hub restarts, and tell the hub their tokens: where they look for it,
+    # only root can listen.
+    hub = f"http+unix://%2Frun%2Fdlojz-hub-{port}"  # noqa: F821
+    c.JupyterHub.hub_bind_url = c.JupyterHub.hub_connect_url = hub
+    c.JupyterHub.hub_socket_mode = 0o666
+    HTTP1Connection._can_keep_alive = lambda *request: True  # see server.py
 
     def make_room(spawner):
         """Have a server keep its keys outside the home: it must start when a quota is used up.
 
         Otherwise the trainee could not even log in to remove files.
         """
-        choose_port(spawner)
         user = pwd.getpwnam(spawner.user.name)
         folder = Path("/run/dlojz", user.pw_name)  # only root can have made it
         for place, owner, mode in ((folder.parent, 0, 0o711), (folder, user.pw_uid, 0o700)):

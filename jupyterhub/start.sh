@@ -18,7 +18,7 @@ die() { echo "start.sh: $*" >&2; exit 2; }
 case ${1:-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | head -n -1; exit ;; esac
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ $# = 2 ] || die "expected a folder and a configuration: start.sh /opt/dlojz one_machine"
-[ -x "$1/env/bin/jupyterhub" ] || die "no JupyterHub in $1: run $here/install.sh $1 first"
+[ -x "$1/env/bin/jupyterhub" ] && [ -e "$1/env/share/dlojz/server.py" ] || die "no JupyterHub in $1: run $here/install.sh $1 first"
 folder=$(cd "$1" && pwd)
 [ "$2" = one_machine ] || [ "$2" = slurm_cluster ] ||
   die "$2: expected one_machine or slurm_cluster"

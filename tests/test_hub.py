@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import grp
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import hub_load
 import psutil
@@ -194,6 +195,7 @@ class Hub:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1] % 7_000 + 12_000  # two more are derived from it
         self.site, self.url = site, f"http://127.0.0.1:{port}"
+        self.socket = Path(f"/run/dlojz-hub-{port}")
         self.log, self.left = site.folder / f"{configuration}.log", []
         (unit,) = re.findall(r"^ExecStart=(.*)", (HUB / "dlojz-hub.service").read_text(), re.M)
         unit = unit.replace("/opt/dlojz", str(CACHE)).replace("one_machine", configuration)
@@ -234,6 +236,7 @@ class Hub:
         for process in {*self.stop(), *self.left}:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self.socket.unlink(missing_ok=True)
 
 
 class Trainee(hub_load.Trainee):
@@ -319,7 +322,10 @@ def test_an_open_door_is_refused(settings, message, tmp_path):
         ("install.sh", "expected a folder, found '': jupyterhub/install.sh /opt/dlojz"),
         ("install.sh /root/x", "is closed to other users: choose another folder"),
         ("install.sh '/tmp/a b'", "expected a folder of letters, digits and / . _ + -, such as /o"),
-        ('install.sh "/tmp/a\'b"', "expected a folder of letters, digits and / . _ + -, such as /o"),
+        (
+            'install.sh "/tmp/a\'b"',
+            "expected a folder of letters, digits and / . _ + -, such as /o",
+        ),
         ("start.sh /opt", "expected a folder and a configuration"),
         ("start.sh /usr one_machine", "no JupyterHub in /usr: run"),
         (f"start.sh {CACHE} laptop", "laptop: expected one_machine or slurm_cluster"),
@@ -355,8 +361,7 @@ def test_a_plain_user_tries_a_hub_with_a_password(site, bob):
             p for p in psutil.process_iter() if variables(p).get("JUPYTERHUB_USER") == "eve"
         )
         assert server.username() == bob
-        port = urlsplit(variables(server)["JUPYTERHUB_SERVICE_URL"]).port
-        assert 30_000 <= port < 32_000, "one that the system gives to nobody"
+        assert ports_of(server) == []
 
 
 def test_the_guides_link_is_the_course(site):
@@ -480,6 +485,23 @@ def variables(process):
     except OSError:  # it has ended
         return {}
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
+def server_of(trainee):
+    """Return the process of a trainee's server at their hub."""
+    in_job = "SLURM_CONF" in trainee.hub.environment
+    return next(
+        process
+        for process in psutil.process_iter(["cmdline", "username"])
+        if process.info["username"] == trainee.name
+        and f"{CACHE}/env/share/dlojz/server.py" in (process.info["cmdline"] or [])
+        and ("SLURM_JOB_ID" in variables(process)) == in_job
+    )
+
+
+def ports_of(process):
+    """Return the ports that a process listens on."""
+    return [c.laddr.port for c in process.net_connections("inet") if c.status == "LISTEN"]
 
 
 def secrets_of(hub, trainee):
@@ -623,6 +645,71 @@ def test_two_trainees_work_at_once_in_browsers(hub, ann, site, new_page, tmp_pat
         assert job["ended"] <= following["started"], served
 
 
+@contextlib.contextmanager
+def attacker(name, *words):
+    """Let a trainee play the attacker in the background."""
+    command = ["runuser", "-u", name, "--", "/usr/bin/python3", "-", *map(str, words)]
+    with (REPOSITORY / "tests/attacker.py").open() as program:
+        process = subprocess.Popen(command, stdin=program, stdout=subprocess.PIPE, cwd="/tmp")
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+
+
+def attempts(name, *words):
+    """Return what an attacker of this name succeeded with."""
+    with attacker(name, *words) as process:
+        said = process.stdout.read().decode()
+        assert process.wait(10) == 0
+    return said
+
+
+def test_nobody_takes_the_place_of_a_teachers_server(hub, bob, site):
+    """Neither while it runs, nor when it has ended and the proxy still knows it, nor as it starts.
+
+    As long as it was found at a port, the first who listened there had its pages, and who let
+    nobody in stopped the hub.
+    """
+    teacher = Trainee(hub, site.names[2])
+    if not teacher.ask("GET", f"/hub/api/users/{teacher.name}").json()["servers"]:
+        teacher.start()
+    api = f"/user/{teacher.name}/api"
+    server = server_of(teacher)
+    assert ports_of(server) == []
+    state, room = CACHE / "state", Path("/run/dlojz")
+    sockets = [state / "proxy", state / f"server-{teacher.name}"]
+    assert attempts("root", "enter", *sockets).count("connected") == 2, "the attack works"
+    places = [state, *sockets, room, room / teacher.name, CACHE / "env/share/dlojz"]
+    assert attempts(bob, "enter", *places) == ""
+    first, second = range(30_000, 30_100), range(30_100, 30_200)
+    with attacker(bob, "answer", *first) as answers, attacker(bob, "stall", *second) as stalls:
+        assert answers.stdout.readline() == stalls.stdout.readline() == b"ready\n"
+        server.kill()
+        until(lambda: server.status() == psutil.STATUS_ZOMBIE)  # until the hub looks at it
+        gone = requests.get(f"{hub.url}{api}", headers=teacher.token, timeout=10)
+        assert (gone.status_code, "the-attacker" in gone.text) == (503, False)
+        teacher.ask("DELETE", f"/hub/api/users/{teacher.name}/server", within_s=10)
+        teacher.start(within_s=30)
+        assert "version" in teacher.ask("GET", api, within_s=10).json()
+
+
+def test_it_is_the_proxy_that_closes_a_connection(hub, ann):
+    """Otherwise one of a thousand requests fails: the proxy writes where nobody reads."""
+    places = {f"/user/{ann.name}/api": CACHE / f"state/server-{ann.name}", "/hub/api": hub.socket}
+    for page, path in places.items():
+        with socket.socket(socket.AF_UNIX) as proxy:
+            proxy.connect(str(path))
+            proxy.sendall(f"GET {page} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            answer = http.client.HTTPResponse(proxy)
+            answer.begin()
+            assert (answer.status, "version" in json.load(answer)) == (200, True)
+            proxy.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                proxy.recv(1)
+
+
 def test_an_update_comes_with_the_link_and_the_next_notebook_shows_it(ann, site):
     """What becomes of which file is in tests/test_updates.py; this is the way through a hub."""
     trainer, upstream = ann.home("dlojz/dlojz/dlojz.py"), site.folder / "upstream"
@@ -659,17 +746,121 @@ def assert_no_proxy_stays(hub):
     proxy.wait(5)
 
 
-def test_a_restart_of_the_hub_leaves_servers_and_kernels_alone(hub, ann):
+def test_a_restart_of_the_hub_leaves_servers_and_kernels_alone(hub, ann, bob):
     ann.run.connect()  # the server may have closed a channel that idled
     ann.run("import dlojz")
     hub.left = hub.stop()
     assert_no_proxy_stays(hub)
+    assert hub.socket.is_socket(), "where servers look for the hub"
+    assert attempts(bob, "take", hub.socket) == ""
     hub.__enter__()
     ann.run.connect()
     assert ann.run("print(dlojz.__path__[0])").startswith(str(CACHE)), "it knows what it imported"
 
 
 # Over Slurm -----------------------------------------------------------------------------------
+
+
+PROFILES = {
+    'cpu = "x"': "'cpu' stands outside of a profile",
+    '["c\\npu"]': "profile 'c\\npu': expected a name of one line",
+    "[cpu]\noptions = '''a\n#SBATCH --uid=0'''": "'options' in [cpu]: expected a text of one line",
+    '[cpu]\nlabel = "\\u001b[31m"': "'label' in [cpu]: expected a text of one line, or a whole",
+    '[cpu]\npartition = "a\\rb"': "'partition' in [cpu]: expected a text of one line",
+    '[cpu]\ngres = ["gpu:1"]': "'gres' in [cpu]: expected a text of one line, or a whole number",
+    "[cpu]\nnprocs = 1.5": "'nprocs' in [cpu]: expected",
+    "[cpu]\nnprocs = true": "'nprocs' in [cpu]: expected",
+    "[cpu.nprocs]": "'nprocs' in [cpu]: expected",
+    "[cpu]\ncmd = 'id'": "'cmd' in [cpu]: unknown, expected one of label, partition",
+    "": "has no profile: expected at least one, such as [cpu]",
+    '[""]': "profile '': expected a name of one line",
+    "[cpu": "can't be read as TOML",
+    f"[cpu]\nnprocs = {'[' * 5000}": "can't be read as TOML",
+}
+OPTIONS = [["cpu"], {}, [], 0, False, 5, "nix", "cpu\n", "x" * 10**6, "cpu, gpu"]
+LOGS = {
+    "mkfifo {}": "exit status 124",
+    "ln -s /dev/zero {}": "exit status 124",
+    "truncate -s 1G {}": "its log says nothing",
+    "touch {}": "its log says nothing",
+    "mkdir {}": "Is a directory",
+    "ln -s /etc/shadow {}": "Permission denied",
+    "ln -s {} {}": "Too many levels of symbolic links",
+    "true {}": "No such file",
+    r"printf 'a\nb\nc\033[31m\nthe end\n' >{}": "b\nc[31m\nthe end",
+}
+
+
+@pytest.fixture(scope="module")
+def tried(site, tmp_path_factory):
+    """What came of settings, of forms, and of what a job may leave."""
+    if not shutil.which("sbatch"):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Slurm: tools/system.sh")
+    tests, folder = REPOSITORY / "tests", tmp_path_factory.mktemp("tried")
+    homes = [site.folder / f"home{i}" for i in range(len(LOGS))]
+    for home, command in zip(homes, LOGS, strict=True):
+        home.mkdir()
+        call("bash", "-c", command.replace("{}", str(home / ".jupyter-server.log")))
+    given = {
+        "profiles": list(PROFILES),
+        "options": [{"profile": name} for name in OPTIONS],
+        "forms": [{}, {"profile": []}, {"profile": [""]}, {"profile": ["cpu", "gpu"]}],
+        "homes": list(map(str, homes)),
+        "commands": ["yes", "kill -STOP $$", "echo out; echo error >&2; exit 3", "cat; echo out"],
+    }
+    done = subprocess.run(
+        [
+            CACHE / "env/bin/python",
+            tests / "hub_settings.py",
+            HUB,
+            site.names[1],
+        ],
+        input=json.dumps(given),
+        env=os.environ
+        | {"HUB_URL": "http://127.0.0.1:8000", "HUB_LOGIN": "pam", "HUB_STATE": str(folder)}
+        | {"HUB_PROFILES": str(folder / "profiles.toml")},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_profile_that_is_wrong_is_refused_with_its_file_and_key(tried):
+    for refused, message in zip(tried["refused"], PROFILES.values(), strict=True):
+        assert "profiles.toml" in refused
+        assert message in refused
+
+
+def test_a_choice_of_another_shape_gets_a_message(tried):
+    for said, option in zip(tried["chosen"], OPTIONS, strict=True):
+        assert said.startswith("SpawnException: "), option
+        assert "expected one of cpu, gpu" in said
+        assert len(said) < 300
+    assert tried["forms"][:3] == ["cpu"] * 3, "the first is the default"
+    assert "no profile 'cpu, gpu'" in tried["forms"][3]
+
+
+def test_the_last_words_of_a_job_are_few_and_come_soon(tried):
+    for said, expected in zip(tried["words"], LOGS.values(), strict=True):
+        assert expected in said
+        assert len(said) <= 2000
+
+
+def test_a_process_that_is_not_the_trainees_is_no_server_of_theirs(tried):
+    """After a reboot its number is another's, which the hub would end as root."""
+    assert tried["polled"] == [0, None]
+
+
+def test_a_command_that_runs_as_the_trainee_is_bounded(tried):
+    assert tried["commands"] == [
+        "RuntimeError: exit status -9: yes",
+        "RuntimeError: no answer in 3 s: kill -STOP $$",
+        "RuntimeError: error",
+        "out",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -706,6 +897,8 @@ def test_a_server_is_a_slurm_job_of_its_trainee(bea, cluster):
     assert (user, gpu, package.startswith(str(CACHE))) == (bea.name, "0", True)
     assert node.startswith("node")
     assert step == node, "a step of one's own need not wait for the server"
+    told = bea.run("import ipykernel; print(ipykernel.get_connection_info())")
+    assert "curve_secretkey" in told, "others on the node can't listen to the kernel"
     number, state = job_of(cluster, bea)
     script = cluster.call("scontrol", "write", "batch_script", number, "-")
     assert state == "RUNNING"
@@ -775,6 +968,47 @@ def test_a_server_whose_job_ends_is_not_waited_for(slurm_hub, site):
     local.unlink()
     if away.exists():
         away.rename(local)
+
+
+def test_a_server_over_slurm_tells_the_hub_its_port_and_nothing_else(bea, tmp_path):
+    """Batchspawner's own handler sets any attribute: also the commands that root runs."""
+    token = {"Authorization": f"token {variables(server_of(bea))['JUPYTERHUB_API_TOKEN']}"}
+    page = f"{bea.hub.url}/hub/api/batchspawner"
+    port, certificate = 22, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
+    reports = [
+        {"exec_prefix": f"touch {tmp_path}/root; "},
+        {"port": port, "certificate": certificate, "job_id": "1"},
+        {"port": port},
+        {"port": "22", "certificate": certificate},
+        {"port": 1 << 16, "certificate": certificate},
+        {"port": port, "certificate": 5},
+        ["port"],
+        None,
+    ]
+    for report in reports:
+        answer = requests.post(page, headers=token, json=report, timeout=10)
+        assert (answer.status_code, "expected a port and a cert" in answer.text) == (400, True)
+    assert "version" in bea.ask("GET", f"/user/{bea.name}/api").json(), "nothing has changed"
+
+
+def test_nobody_takes_the_port_of_a_server_that_has_ended(slurm_hub, ann, site):
+    trainee = Trainee(slurm_hub, site.names[2])
+    trainee.start()
+    api = f"/user/{trainee.name}/api"
+    server = server_of(trainee)
+    (port,) = ports_of(server)
+    with attacker(ann.name, "answer", port) as answers:  # as soon as it is free
+        server.kill()
+        assert answers.stdout.readline() == b"ready\n"
+        gone = requests.get(f"{slurm_hub.url}{api}", headers=trainee.token, timeout=10)
+        assert (gone.status_code, "the-attacker" in gone.text) == (503, False)
+        assert "another program answers at node" in slurm_hub.log.read_text()
+    with attacker(ann.name, "stall", port) as stalls:
+        assert stalls.stdout.readline() == b"ready\n"
+        with pytest.raises(requests.Timeout):
+            requests.get(f"{slurm_hub.url}{api}", headers=trainee.token, timeout=0.5)
+        assert requests.get(f"{slurm_hub.url}/hub/health", timeout=2).ok
+    trainee.ask("DELETE", f"/hub/api/users/{trainee.name}/server")
 
 
 def test_a_server_that_is_stopped_gives_its_node_back(bea, cluster):

@@ -26,8 +26,7 @@ from dlojz import course
 KINDS = {  # the first word that is in a command tells what it is
     "dlojz.jobs.waiter": "launcher",
     "ipykernel": "kernels",
-    "jupyterhub-singleuser": "servers",
-    "jupyterhub.singleuser": "servers",
+    "share/dlojz/server.py": "servers",
     "configurable-http-proxy": "hub",
     "bin/jupyterhub": "hub",
 }
