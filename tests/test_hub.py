@@ -592,13 +592,11 @@ def test_a_trainee_cannot_cancel_or_displace_anothers_job(ann, bob, site):
     call("runuser", "-u", bob, "--", "mkdir", "-p", folder, cwd="/")
     call("runuser", "-u", bob, "--", "touch", f"{folder}/.course-root", f"{folder}/t.py", cwd="/")
     code = """if True:
-        import json, time
+        import time
         from dlojz.launch import submit
         job = submit("t.py")
-        state, reason = job.directory / "state.json", None
-        while not reason:
+        while "held by" not in (reason := job.status.get("reason", "")):
             time.sleep(0.1)
-            reason = json.loads(state.read_text()).get("reason")
         job.cancel()
         print(reason)"""
     variables = (f"DLOJZ_QUEUE={CACHE}/queue", "DLOJZ_LAUNCHER=local", f"DLOJZ_ROOT={folder}")
