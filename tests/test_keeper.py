@@ -17,7 +17,6 @@ from test_launch import text, until
 
 from conftest import fill
 from dlojz.jobs import processes, tickets
-from dlojz.jobs.waiter import free_from_orphans
 from dlojz.launch import Request, State, SubmitError, find, here, queue, series, submit
 from dlojz.launch import job as job_module
 from dlojz.runs import log
@@ -218,21 +217,21 @@ def test_a_keeper_that_waits_is_small(script):
         job.cancel()
 
 
-def test_a_job_that_waits_searches_no_processes_while_a_keeper_holds_the_device(
-    script, monkeypatch
-):
-    """Ten times a second, that took a tenth of a core from the job that was measured."""
-    script(SLEEPS)
-    job = submit("t.py")
-    until(lambda: job.state == State.RUNNING)
-    searched = []
-    monkeypatch.setattr(processes, "holders", lambda inode: searched.append(inode) or set())
-    free_from_orphans(tickets.queue_folder(), ["cpu"])
-    assert searched == []
-    monkeypatch.setattr(tickets, "running_on", lambda folder, devices: [])
-    free_from_orphans(tickets.queue_folder(), ["cpu"])
-    assert len(searched) == 1, "the device is in use, but no ticket names the job"
-    job.cancel()
+def test_a_process_that_holds_the_device_without_a_ticket_is_left_alone(script):
+    """Which socket is whose is read from a list in which others can write."""
+    script("print('ran')")
+    address = tickets._address(tickets.queue_folder(), "cpu")
+    code = f"import socket; held = socket.socket(socket.AF_UNIX); held.bind({address!r})"
+    code += "; print(1, flush=True); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        job = submit("t.py")
+        until(lambda: f"held by process {holder.pid}" in (job.status.get("reason") or ""))
+        time.sleep(0.7)  # its waiter has looked twice
+        assert holder.poll() is None
+        holder.stdin.close()
+    assert job.wait(30) == State.COMPLETED
 
 
 def test_a_job_that_waits_says_whether_the_other_is_in_its_own_folder(
@@ -575,6 +574,19 @@ def hostile(folder, kind):
         (folder / "ticket-999999999999999-aaaaaaaa").touch()
     elif kind == "words":
         ticket.write_text("[" * 70_000)
+    elif kind in ("[]", "null", "5"):
+        for begin in ("running", "ticket"):
+            (folder / f"{begin}-00000005-aaaaaaaa").write_text(kind)
+    elif kind == "no process":
+        process = {"where": processes.here(), "pid": 10**30, "started": 1}
+        about = {"run": "/x", "token": "x", "devices": ["cpu"], "locked": ["cpu"]}
+        (folder / "running-00000000-aaaaaaaa").write_text(json.dumps(about | {"process": process}))
+        return subprocess.Popen(["flock", folder / "running-00000000-aaaaaaaa", "sleep", "60"])
+    elif kind == "a last number":
+        (folder / "ticket-999999999999999-aaaaaaaa").write_text('{"devices": ["cpu"]}')
+        return subprocess.Popen(
+            ["flock", folder / "ticket-999999999999999-aaaaaaaa", "sleep", "60"]
+        )
     elif kind == "a claim":
         about = {"run": "/x/\x1b]0;", "token": "x", "devices": ["cpu"], "locked": 5}
         (folder / "running-00000000-aaaaaaaa").write_text(json.dumps(about))
@@ -590,7 +602,8 @@ def hostile(folder, kind):
     return None
 
 
-KINDS = "a name|not to be read|a pipe|a link|a folder|a large number|words|a claim|a lock"
+KINDS = "a name|not to be read|a pipe|a link|a folder|a large number|words|a claim|a lock|[]|null|5"
+KINDS += "|no process|a last number"
 
 
 @pytest.mark.parametrize("kind", [*KINDS.split("|"), "a lock that is a pipe", "a device's lock"])
@@ -598,8 +611,10 @@ def test_what_others_put_into_the_queues_folder_stops_nobody(script, kind):
     script("print('ran')")
     process = hostile(tickets.queue_folder(), kind)
     try:
-        jobs = submit(["t.py", "t.py"])
-        assert [job.wait(30) for job in jobs] == [State.COMPLETED] * 2
+        jobs = [submit("t.py") for _ in range(3)]
+        assert [job.wait(30) for job in jobs] == [State.COMPLETED] * 3
+        ended = [job.status["ended"] for job in jobs]
+        assert ended == sorted(ended)
     finally:
         if process:
             process.kill()

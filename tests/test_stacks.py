@@ -92,3 +92,13 @@ def test_a_job_at_its_time_limit_says_where_it_stood_and_keeps_all_stacks(script
 def test_without_py_spy_the_reason_says_what_to_type(tmp_path, monkeypatch):
     monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: None)
     assert "`pip install py-spy`" in stacks.keep(tmp_path, [])
+
+
+@pytest.mark.parametrize("said", ["null", '["x"]', '[{"pid": 1}]', "{", ""])
+def test_another_program_called_py_spy_fails_no_job(said, tmp_path, monkeypatch):
+    program = tmp_path / "py-spy"
+    program.write_text(f"#!/bin/sh\necho '{said}'\n")
+    monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: str(program))
+    for mode in (0o755, 0o644):
+        program.chmod(mode)
+        assert "where it stood is not known" in stacks.keep(tmp_path, [1])

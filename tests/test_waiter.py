@@ -10,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from test_keeper import SLEEPS, keeper, locked_by_another
 from test_launch import text, until
 
 import dlojz
-from dlojz.jobs import processes, tickets
+from dlojz.jobs import processes, tickets, waiter
 from dlojz.launch import State, find, queue, submit
 
 SOON_S = 3  # two busy cores; what is not heard at once takes until the next sign of life, 30 s
@@ -160,6 +161,88 @@ def test_a_killed_keeper_frees_its_device_at_once(busy):
     waits(job)
     os.kill(keeper(busy), signal.SIGKILL)
     assert job.wait(2 * SOON_S) == State.COMPLETED
+
+
+def test_a_waiter_that_is_stopped_in_the_middle_leaves_no_device_idle(busy):
+    jobs = [submit("next.py") for _ in range(3)]
+    waits(*jobs)
+    until(lambda: all(map(has_begun, jobs)))
+    os.kill(keeper(jobs[1]), signal.SIGSTOP)
+    busy.cancel()
+    assert jobs[2].wait(2 * SOON_S) == State.COMPLETED
+    os.kill(keeper(jobs[1]), signal.SIGCONT)
+    assert jobs[1].wait(30) == State.COMPLETED
+
+
+@pytest.mark.parametrize("content", ["[]", '{"token": 5}', "", "{"])
+def test_a_damaged_job_of_a_sweep_ends_no_other(busy, content):
+    jobs = submit(["next.py"] * 3)
+    (jobs[1].directory / "job.json").write_text(content)
+    (jobs[1].directory / "state.json").write_text("[]")
+    busy.cancel()
+    assert [jobs[0].wait(30), jobs[2].wait(30)] == [State.COMPLETED] * 2
+
+
+def test_jobs_of_a_sweep_that_are_cancelled_and_removed_at_once_end_no_other(busy):
+    jobs = submit(["next.py"] * 9)
+    waits(*jobs)
+    for job in jobs[::2]:
+        job.cancel()
+        shutil.rmtree(job.directory, ignore_errors=True)
+    busy.cancel()
+    assert {job.wait(30) for job in jobs[1::2]} == {State.COMPLETED}
+
+
+def test_a_job_that_runs_is_not_lost_with_the_waiter_that_began_it(busy):
+    """As if that had been killed before it could say which of its jobs are left."""
+    about = {"run": str(busy.directory), "token": busy.info["token"], "devices": ["cpu"]}
+    gone = processes.identity(os.getpid()) | {"pid": 2**22}
+    ticket = tickets.queue_folder() / "ticket-00000001-aaaaaaaa"
+    ticket.write_text(json.dumps(about | {"process": gone}))
+    waiter.clear_up(tickets.queue_folder())
+    assert not ticket.exists()
+    assert busy.state == State.RUNNING
+
+
+def test_a_long_sweep_leaves_no_zombies(script):
+    script("import sys, time; time.sleep(float(sys.argv[1]))")
+    jobs = submit([*["t.py 0"] * 4, "t.py 99", "t.py 0"])
+    until(lambda: jobs[4].state == State.RUNNING)
+    states = [child.status() for child in psutil.Process(keeper(jobs[5])).children()]
+    assert states.count(psutil.STATUS_ZOMBIE) <= 1
+    for job in jobs[::-1]:
+        job.cancel()
+
+
+# Submitters of all kinds --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_submitter_without_standard_streams_loses_no_job(script, closed):
+    script("print('ran')")
+    code = "from dlojz.launch import submit; submit('t.py')"
+    subprocess.run(["bash", "-c", f'{sys.executable} -c "{code}" {closed}'], check=True)
+    assert find(1).wait(30) == State.COMPLETED
+    assert text(find(1)) == "ran\n"
+
+
+def test_a_process_that_is_forked_meanwhile_delays_no_job(script, monkeypatch):
+    script("print('ran')")
+    usual, forked = processes.start, []
+
+    def start(*args, **more):
+        process = usual(*args, **more)
+        forked.append(os.fork())
+        if not forked[-1]:  # it has all descriptors of the submitter's
+            time.sleep(30)
+            os._exit(0)
+        return process
+
+    monkeypatch.setattr(processes, "start", start)
+    job = submit("t.py")
+    assert job.wait(2 * SOON_S) == State.COMPLETED
+    os.kill(forked[0], signal.SIGKILL)
+    os.waitpid(forked[0], 0)
 
 
 # Who is named, and who blocks nobody --------------------------------------------------------------

@@ -30,7 +30,7 @@ from dlojz.runs import outcome
 LOOK_S = 0.5  # between looks, if no signal comes: it does not from another machine
 BEAT_S = 20.0  # between signs of life, for observers on other machines
 DISK_FULL_S = 600.0  # how long it waits for room to write the final state
-LOST = "lost: its keeper was killed, or the machine was restarted"
+LOST = "lost: its keeper was killed, its folder was moved, or the machine was restarted"
 STATE, CANCEL, RESERVE = Path("state.json"), Path("cancel"), Path(".reserve")
 SAID = Path("keeper.txt")  # what a waiter or a keeper said
 KEEPER = Path("keeper.json")  # which process keeps the job: see processes.identity
@@ -150,8 +150,8 @@ def cancelled_in(run: Path, when: str) -> dict | None:
     if not file.exists():
         return None
     reason = ""
-    with suppress(OSError):  # a wish that can't be read is a wish
-        reason = file.read_text(errors="replace", encoding="utf-8").strip()
+    with suppress(OSError, course.FileError):  # a wish that can't be read is a wish
+        reason = course.read_small(file).decode(errors="replace").strip()
     return {"state": "CANCELLED", "reason": reason or f"cancelled {when}"}
 
 

@@ -129,7 +129,20 @@ def is_alive(process: dict) -> bool | None:
     if process.get("where") != here() or not isinstance(pid, int):
         return None
     state, started = _stat(pid)
+    if not state and _is_hidden(pid):
+        return None
     return state not in ("", "Z", "X") and started == process.get("started")
+
+
+def _is_hidden(pid) -> bool:
+    """Return whether /proc hides a process of another user, as it may be mounted (hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):  # it has ended, or a ticket lies
+        pass
+    return False
 
 
 def may_go_on(process: dict) -> bool:
@@ -190,16 +203,16 @@ class Alarm:
 
 def _watch(process) -> int | None:
     """Return a descriptor that is readable once a process has ended; None if it has."""
-    if is_alive(process) is None:
+    if process.get("where") != here() or not isinstance(process.get("pid"), int):
         raise OSError("not a process of this machine")
     try:
         fd = os.pidfd_open(process["pid"])
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
-    if is_alive(process):  # its number was not given to another one meanwhile
-        return fd
-    os.close(fd)
-    return None
+    if is_alive(process) is False:  # its number is another one's by now
+        os.close(fd)
+        return None
+    return fd
 
 
 def _stat(pid) -> tuple[str, int]:
@@ -259,12 +272,12 @@ def _session(leader):
     return leader["pid"] if not state or started == leader["started"] else None
 
 
-def holders(inode: int) -> set[int]:
-    """Return this user's processes that have the socket with this inode open."""
-    wanted, found = f"socket:[{inode}]", set()
+def holders(inodes: Iterable[int]) -> set[int]:
+    """Return this user's processes that have a socket with one of these inodes open."""
+    wanted, found = {f"socket:[{inode}]" for inode in inodes}, set()
     for pid in _ours():
         with suppress(OSError):
-            if any(os.readlink(fd) == wanted for fd in (PROC / str(pid) / "fd").iterdir()):
+            if any(os.readlink(fd) in wanted for fd in (PROC / str(pid) / "fd").iterdir()):
                 found.add(pid)
     return found
 
@@ -283,15 +296,15 @@ def end(find: Callable[[], set[int]], grace_s: float = GRACE_S) -> set[int]:
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)  # a stopped one would not react
         asked |= pids
-        _reap()
+        reap()
         if time.monotonic() > begin + 2 * grace_s:
             return find()
         time.sleep(0.02)
-    _reap()
+    reap()
     return set()
 
 
-def _reap():
+def reap():
     """Reap the children that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -23,6 +23,7 @@ FILE, NODE_FILE, STOOD = "stacks.txt", "stacks.{}.txt", "stood.txt"
 MOST_S = 10  # for all processes together; one takes some hundredths of a second
 EXCHANGES = "torch/distributed/"  # whose innermost function names the collective
 WORKER, FETCHES = "_worker_loop", "fetch"  # functions of a loader's worker, which else is idle
+TROUBLE = (processes.ProgramError, OSError, ValueError, KeyError, TypeError)
 MAIN = ("MainThread", None)  # a program that does not import threading names none
 WHOSE = "a loader's worker of "
 
@@ -39,8 +40,8 @@ def keep(run: Path, pids: Iterable[int], file: str = FILE) -> str:
     for pid in sorted(pids):
         try:
             dump = processes.ask(spy, "dump", "--json", "-p", str(pid), timeout_s=5)
-            threads += json.loads(dump)
-        except (processes.ProgramError, ValueError) as error:  # it has ended, or is another program
+            threads += [_known(thread) for thread in json.loads(dump)]
+        except TROUBLE as error:  # it has ended, is another program, or py-spy is
             trouble = str(error).partition("\n")[0] or trouble
         if time.monotonic() > deadline:
             break
@@ -68,6 +69,13 @@ def where(run: Path, threads: list[dict], ranks: dict[int, int | None]) -> str:
         who = f"process{'es' * (len(whose) > 1)} {', '.join(map(str, sorted(whose)))}"
         said.append(f"{WHOSE * is_worker}{who}: {place}")
     return "; ".join(said)
+
+
+def _known(thread):
+    """Return what is read of a thread; raise KeyError or TypeError if it is no thread."""
+    names = ("name", "filename", "short_filename", "line")
+    frames = [{name: frame[name] for name in names} for frame in thread["frames"]]
+    return {"frames": frames} | {name: thread[name] for name in ("pid", "thread_name")}
 
 
 def rank_of(pid: int) -> int | None:

@@ -32,7 +32,6 @@ from dlojz.jobs import processes
 LARGEST = 1 << 20  # the most bytes of a ticket, which names each job of a sweep
 FORMS = {"run": str, "more": list, "token": str, "devices": list, "locked": list, "process": dict}
 UNBORN_S = 60  # a submitter takes less
-LAST = 10**15 - 1  # the largest number that a ticket can have
 
 
 class QueueError(OSError):
@@ -100,7 +99,9 @@ def read(ticket: Path) -> dict | None:
         if not stat.S_ISREG(found.st_mode):  # a pipe, a folder
             return None
         about = json.loads(os.read(fd, min(LARGEST, found.st_size)))
-        if not all(isinstance(about.setdefault(k, form()), form) for k, form in FORMS.items()):
+        if not isinstance(about, dict) or not all(
+            isinstance(about.setdefault(k, form()), form) for k, form in FORMS.items()
+        ):
             return None
         for key in ("devices", "locked", "more"):
             about[key] = [str(each) for each in about[key]]
@@ -116,24 +117,22 @@ def take(runs: Sequence[Path], token: str, wanted: Sequence[str]) -> tuple[Path,
 
     token: what the jobs' tokens begin with. Returns the ticket and the descriptor that holds it.
     """
-    folder = queue_folder()
-    latest = reversed(_tickets(folder))
-    held = (number for number, name in latest if (read(folder / name) or {}).get("held"))
     about = {"run": str(runs[0]), "more": [run.name for run in runs[1:]]}
     about |= {"token": token, "devices": list(wanted)}
-    return make(folder, "ticket", next(held, 0) + 1, about)
+    number = time.monotonic_ns() // 1000  # of all processes of this machine, whatever its clock
+    return make(queue_folder(), "ticket", number, about)
 
 
 def make(folder: Path, kind: str, number: int, about: dict) -> tuple[Path, int]:
     """Return a new ticket of this process, and the descriptor that holds it."""
-    name = f"{min(number, LAST):08d}-{uuid.uuid4().hex[:8]}"
+    name = f"{number:08d}-{uuid.uuid4().hex[:8]}"
     fresh, fd = folder / f".new-{name}", None
     about = about | {"process": processes.identity(os.getpid())}
     try:
-        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        os.fchmod(fd, 0o644)  # the others must be able to read it, whatever this user's umask
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, json.dumps(about).encode())
         fcntl.flock(fd, fcntl.LOCK_EX)
+        os.fchmod(fd, 0o644)  # the others must be able to read it, but not to lock it first
         ticket = folder / f"{kind}-{name}"
         fresh.rename(ticket)  # held before it can be seen
     except OSError as error:
@@ -183,7 +182,8 @@ def ahead(ticket: Path, wanted: Sequence[str], read=read) -> Iterator[dict]:
 def running_on(folder: Path, devices: Sequence[str]) -> list[dict]:
     """Return the tickets of the jobs that run on one of these devices."""
     found = (read(folder / name) for _, name in _tickets(folder, "running"))
-    return [a for a in found if a and a["held"] and set(devices) & set(a["locked"])]
+    held = (a for a in found if a and a["held"] and set(devices) & set(a["locked"]))
+    return [a for a in held if processes.is_alive(a["process"]) is not False]
 
 
 def abandoned(folder: Path) -> list[tuple[Path, dict]]:
@@ -248,10 +248,13 @@ def grab(folder: Path, wanted: Sequence[str], count: int) -> dict[str, socket.so
 
 
 def lock_inode(folder: Path, device: str) -> int | None:
-    """Return the inode of a device's socket, by which its holders are found; None if free."""
+    """Return the inode of a device's socket; None if it is free.
+
+    A name in that list may be any user's lie: it is shown, and nothing is ended for it.
+    """
     name = _address(folder, device).replace("\0", "@", 1)
     try:
-        lines = Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]
+        lines = Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n")[1:]
     except OSError:  # a sandbox without it: then nobody can tell
         return None
     for columns in (line.split(maxsplit=7) for line in lines):

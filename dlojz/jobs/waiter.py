@@ -22,11 +22,14 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from dlojz.course import write_atomically
+from dlojz.course import read_table, write_atomically
 from dlojz.jobs import keeper, processes, tickets
 
 BEAT_S = 30.0  # between signs of life, for observers on other machines
 BEHIND_S = 2.0  # between looks of the second in the queue, for the first may have been stopped
+FIRST_S = 5.0  # between looks of the first: a keeper that waits for a full disk frees its device
+BEGUN = b"."  # what a fork says
+DAMAGED = (OSError, ValueError, KeyError, AttributeError)  # a file of a job that is not as written
 
 
 class Waiter:
@@ -49,11 +52,11 @@ class Waiter:
         if self.job is None:  # its folder was removed before we began
             self.go_on_with(self.runs[1:])
         while self.drop_unwanted():
+            processes.reap()
             others = tickets.ahead(self.ticket, self.wanted)
-            nearest = list(islice((o for o in others if processes.may_go_on(o["process"])), 2))
-            if nearest:
-                seconds = BEHIND_S if len(nearest) == 1 else BEAT_S
-                self.alarm.wait(seconds, [nearest[0]["process"]], keeper.LOOK_S)
+            nearest = (o["process"] for o in others if processes.may_go_on(o["process"]))
+            if two := list(islice(nearest, 2)):  # also the one before: the nearest may be stopped
+                self.alarm.wait(BEHIND_S if len(two) == 1 else BEAT_S, two, keeper.LOOK_S)
             else:
                 self.begin()
         with suppress(OSError):  # the last job's keeper has it, or the queue's folder was removed
@@ -64,49 +67,59 @@ class Waiter:
         folder = self.ticket.parent
         clear_up(folder)
         if locks := tickets.grab(folder, self.wanted, self.job["devices_held"]):
-            try:
-                self.fork(locks)
-            except tickets.QueueError:  # its disk is full
-                return self.alarm.wait(keeper.LOOK_S)
-            except OSError as error:
-                failed = {"state": "FAILED", "reason": f"could not be run: {error}"}
-                keeper.write_final(failed | {"ended": time.time()}, locks)
-            finally:
-                for lock in locks.values():
-                    lock.close()
-            return self.go_on_with(self.runs[1:])
-        running = [about["process"] for about in tickets.running_on(folder, self.wanted)]
-        seconds = keeper.LOOK_S if free_from_orphans(folder, self.wanted) else BEAT_S
-        return self.alarm.wait(seconds, running, keeper.LOOK_S)
+            begun = self.fork(locks)
+            for lock in locks.values():
+                lock.close()
+            return self.go_on_with(self.runs[1:]) if begun else self.alarm.wait(keeper.LOOK_S)
+        running = tickets.running_on(folder, self.wanted)
+        named = {device for about in running for device in about["locked"]}
+        held = (tickets.lock_inode(folder, device) for device in set(self.wanted) - named)
+        seconds = keeper.LOOK_S if any(held) else FIRST_S
+        return self.alarm.wait(seconds, [about["process"] for about in running], keeper.LOOK_S)
 
-    def fork(self, locks):
-        """Fork a keeper for the job in the present folder; return when it is known as such."""
-        ticket, fd = self.running_ticket(locks)
+    def fork(self, locks) -> bool:
+        """Fork a keeper for the job in the present folder; return whether it has begun.
+
+        It may not: the system has no more processes, or the queue's disk is full.
+        """
         hears, tells = os.pipe()
-        if os.fork() == 0:
-            try:
-                self.alarm.close()
-                if fd != self.fd:
-                    os.close(self.fd)
-                with keeper.SAID.open("ab") as said:
-                    os.dup2(said.fileno(), sys.stdout.fileno())
-                    os.dup2(said.fileno(), sys.stderr.fileno())
-                sign(fd, [Path()], os.getpid())
-                os.close(tells)
-                keeper.Keeper(self.job, ticket, fd).run(locks)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(0)
-        os.close(tells)
-        os.read(hears, 1)  # until it has signed: a ticket of a dead process would be cleared up
-        os.close(hears)
-        if fd != self.fd:
-            os.close(fd)
+        try:
+            if os.fork() == 0:
+                self.become_keeper(locks, tells)
+            os.close(tells)
+            return os.read(hears, 1) == BEGUN
+        except OSError:
+            os.close(tells)
+            return False
+        finally:
+            os.close(hears)
+
+    def become_keeper(self, locks, tells):
+        """Keep the job in the present folder, to the end of this process."""
+        try:
+            self.alarm.close()
+            with keeper.SAID.open("ab") as said:
+                os.dup2(said.fileno(), sys.stdout.fileno())
+                os.dup2(said.fileno(), sys.stderr.fileno())
+            ticket, fd = self.running_ticket(locks)
+            if fd != self.fd:
+                os.close(self.fd)
+            sign(fd, [Path()], os.getpid())
+            os.write(tells, BEGUN)  # and not before: what a dead process signed is cleared up
+            os.close(tells)
+            keeper.Keeper(self.job, ticket, fd).run(locks)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
 
     def running_ticket(self, locks):
-        """Return a ticket for the job that begins: the last one takes the waiter's own."""
+        """Return a ticket for the job that begins: the last one takes the waiter's own.
+
+        inodes: of the devices' sockets, by which this user's processes are found that hold them.
+        """
         about = {"run": str(Path.cwd()), "token": self.job["token"], "locked": list(locks)}
+        about["inodes"] = [os.fstat(lock.fileno()).st_ino for lock in locks.values()]
         if len(self.runs) > 1:
             return tickets.make_running(self.ticket, about | {"devices": self.wanted})
         tickets.write(self.fd, **about)
@@ -116,14 +129,7 @@ class Waiter:
 
     def drop_unwanted(self) -> bool:
         """Drop the jobs that are no longer wanted, and return whether any is left."""
-        kept = []
-        for i, run in enumerate(self.runs):
-            place = run if i else Path()
-            cancelled = keeper.cancelled_in(place, "while it waited")
-            if cancelled and (i == 0 or self.read(run)):
-                keeper.write_final(cancelled | {"ended": time.time()}, {}, place)
-            elif i or os.stat(place).st_nlink:  # otherwise the folder was removed
-                kept.append(run)
+        kept = [run for i, run in enumerate(self.runs) if self.is_wanted(run if i else Path())]
         if time.monotonic() > self.beat + BEAT_S:
             self.beat = time.monotonic()
             for run in kept:
@@ -133,22 +139,37 @@ class Waiter:
             self.go_on_with(kept)
         return bool(self.runs)
 
+    def is_wanted(self, place) -> bool:
+        """Return whether the job in a folder is to run; else write that it is cancelled."""
+        with suppress(OSError):  # a folder that was removed, or closed
+            cancelled = keeper.cancelled_in(place, "while it waited")
+            if cancelled and (place == Path() or self.read(place)):
+                keeper.write_final(cancelled | {"ended": time.time()}, {}, place)
+                return False
+            return place != Path() or os.stat(place).st_nlink > 0
+        return False
+
     def go_on_with(self, runs):
         """Enter the folder of the first of these jobs, and say in the ticket which are left."""
         if runs and runs[0] != self.runs[0]:
-            while runs and not (job := self.read(runs[0])):
+            while runs and not (job := self.enter(runs[0])):
                 runs = runs[1:]  # its folder was removed or renamed
-            if runs:
-                self.job = job
-                os.chdir(runs[0])
+            self.job = job
         self.runs = runs
         if runs:
             tickets.write(self.fd, run=str(runs[0]), more=[run.name for run in runs[1:]])
 
+    def enter(self, run) -> dict | None:
+        """Enter the folder of a job of ours, and return the job."""
+        with suppress(OSError):
+            os.chdir(run)
+            return self.read(Path())
+        return None
+
     def read(self, run) -> dict | None:
         """Return the job in a folder if it is one of ours: its number may be another job's now."""
-        with suppress(OSError, ValueError, KeyError):
-            job = json.loads((run / "job.json").read_bytes())
+        with suppress(*DAMAGED):
+            job = read_table(run / "job.json")
             return job if job["token"].startswith(self.token) else None
         return None
 
@@ -173,40 +194,28 @@ def clear_up(folder: Path):
     """End what is left of this user's jobs whose keepers were killed, and say so in their state."""
     tickets.remove_unborn(folder)
     for ticket, about in tickets.abandoned(folder):
-        first, token = Path(about["run"]), about["token"]
+        first, token, process = Path(about["run"]), about["token"], about["process"]
         if ticket.name.startswith("running-"):
             leader = about.get("leader")
-            processes.end(lambda t=token, s=leader: processes.leftovers(t, s))
+            held = about.get("inodes", ()) if process.get("where") == processes.here() else ()
+            processes.end(
+                lambda t=token, s=leader, i=held: processes.leftovers(t, s) | processes.holders(i)
+            )
         for run in (first, *map(first.with_name, about["more"])):
-            with suppress(OSError, ValueError, KeyError):
+            with suppress(*DAMAGED):
                 _say_lost(run, token)
         ticket.unlink(missing_ok=True)
 
 
 def _say_lost(run, token):
     file = run / keeper.STATE
-    known = json.loads(file.read_bytes())
-    is_its_own = json.loads((run / "job.json").read_bytes())["token"].startswith(token)
-    if is_its_own and known["state"] in ("QUEUED", "RUNNING"):
+    known, job = read_table(file), read_table(run / "job.json")
+    if processes.is_alive(read_table(run / keeper.KEEPER)):  # it runs, and the waiter was killed
+        return
+    if job["token"].startswith(token) and known["state"] in ("QUEUED", "RUNNING"):
         (run / keeper.RESERVE).unlink(missing_ok=True)
         lost = {"state": "FAILED", "ended": time.time(), "reason": keeper.LOST}
         write_atomically(file, json.dumps(known | lost))
-
-
-def free_from_orphans(folder: Path, wanted) -> bool:
-    """End processes of this user that hold a device although the keeper that locked it is gone.
-
-    Returns whether a device is held and no ticket says by which job.
-    """
-    named = {device for about in tickets.running_on(folder, wanted) for device in about["locked"]}
-    unnamed = False
-    for device in set(wanted) - named:
-        if inode := tickets.lock_inode(folder, device):
-            unnamed = True
-            holders = processes.holders(inode)
-            if holders and not any(map(processes.is_keeper, holders)):
-                processes.end(lambda i=inode: processes.holders(i))
-    return unnamed
 
 
 def main(ticket: str, fd: str, submitted: str):

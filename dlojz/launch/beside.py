@@ -100,8 +100,8 @@ def _files(folder, name: str) -> Iterator[Path]:
         if not spec.origin:  # a folder without __init__.py
             folder = Path(spec.submodule_search_locations[0])
         elif spec.submodule_search_locations:
-            yield from _package(folder / part)
-            return
+            folder = folder / part
+            yield from _package(folder)
         else:
             yield Path(spec.origin)
             return

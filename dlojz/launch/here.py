@@ -50,6 +50,9 @@ class Here:
 
         They run in this order.
         """
+        while (free := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass  # a descriptor of ours with a standard stream's number would be replaced by it
+        os.close(free)
         wanted, token = tickets.devices(), uuid.uuid4().hex  # a folder's name may be used again
         for i, (run, request) in enumerate(zip(runs, requests, strict=True)):
             job = _job(request) | {
@@ -108,6 +111,7 @@ def _start_waiter(runs, ticket, fd):
                 keep=[fd, hears],  # the waiter holds the ticket from here on
             )
         waiter.sign(fd, runs, process.pid, ticket)
+        os.write(tells, waiter.BEGUN)  # a fork of another thread may keep the pipe open
     finally:
         os.close(hears)
         os.close(tells)  # which the waiter waits for: it may change what we have just written
@@ -142,7 +146,7 @@ def _why(run, ticket, wanted) -> str:
             where = "" if held.parent == run.parent else ", in another course folder"
             return f"waits for {device}, held by run {name} of {whose}{where}"
         if inode := tickets.lock_inode(ticket.parent, device):
-            mine = processes.holders(inode)
+            mine = processes.holders([inode])
             who = f"process {min(mine)}" if mine else "another user's process"
             return f"waits for {device}, held by {who}"
     return f"waits for {' or '.join(wanted)}"
