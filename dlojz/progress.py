@@ -46,7 +46,7 @@ def change(path: Path, edit: Callable[[dict], object]) -> dict:
         while True:
             before = _version(path)
             edit(kept := course.read_table(path, advice=MEND))
-            text = json.dumps(kept, indent=1)
+            text = json.dumps(kept, indent=1, allow_nan=False)  # or `load` would refuse the file
             if _version(path) == before:
                 course.write_atomically(path, text)
                 return kept

@@ -136,6 +136,13 @@ def test_a_damaged_file_is_named_in_one_sentence_and_left_as_it_is(text, noteboo
         assert capsys.readouterr().err == err
 
 
+def test_a_figure_that_is_not_finite_damages_no_file(course_folder):
+    progress.keep("scores", "gpu", [])
+    with pytest.raises(ValueError, match="Out of range float"):
+        progress.keep("scores", "gpu", [{"measured": float("inf")}])
+    assert progress.load()["scores"]["gpu"][-1]["value"] == []
+
+
 def test_an_answer_that_no_table_of_a_kind_could_take_is_refused(course_folder):
     progress.file().write_text('{"quizzes": {"gpu": {}}}')
     with pytest.raises(course.FileError, match="its quizzes are not as they were written"):
