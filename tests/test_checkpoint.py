@@ -72,8 +72,8 @@ def test_an_unreadable_checkpoint_is_refused(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (os.mkfifo, "is no file: a folder, a pipe or a device"),
-        (lambda file: file.symlink_to("/dev/zero"), "is no file: a folder, a pipe or a device"),
+        (os.mkfifo, "it is not a regular file"),
+        (lambda file: file.symlink_to("/dev/zero"), "it is not a regular file"),
         (lambda file: file.symlink_to(file), "OSError"),
         (os.mkdir, r"no checkpoint of this trainer \(latest: FileNotFoundError"),
     ],

@@ -152,7 +152,7 @@ def promising(**other):
 
 
 INSIDE = f"{FOLDER}/"
-NOT_A_FILE = "is no file: a folder, a pipe or a device"
+NOT_A_FILE = "can't be read: it is not a regular file"
 
 
 @pytest.mark.timeout(30)

@@ -1,12 +1,11 @@
 """The reason why a job ended as it did, from its exit code, its logs and its stderr."""
 
-import json
 import re
 import signal
 from contextlib import suppress
 from pathlib import Path
 
-from dlojz.course import FileError, open_regular
+from dlojz.course import FileError, open_regular, read_table
 from dlojz.runs import by_hand, source
 from dlojz.runs.folder import events_file
 
@@ -97,8 +96,8 @@ def _first_to_fail(run, said, failed):
 
 def _size(run):
     """Return how many processes the job was submitted with; 0 if that cannot be read."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return int(json.loads((run / "job.json").read_bytes())["n_gpu"])
+    with suppress(KeyError, TypeError, ValueError):
+        return int(read_table(run / "job.json")["n_gpu"])
     return 0
 
 

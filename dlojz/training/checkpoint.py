@@ -318,7 +318,7 @@ def _resumed(state, args):
 def _latest(folder) -> Path:
     """Return the folder of shards that is complete, which is inside `folder` itself."""
     try:
-        with shards.opened(folder / LATEST) as stream:
+        with course.open_regular(folder / LATEST) as stream:
             name = stream.read().decode().strip()
         found = folder / name
         if found.resolve().parent != folder.resolve():

@@ -9,11 +9,12 @@ import io
 import operator
 import os
 import pickle
-import stat
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+
+from dlojz.course import open_regular
 
 # Each class by the name that torch writes, for some are private and may go.
 CLASSES = {
@@ -33,22 +34,9 @@ INSTEAD = {
 }
 
 
-def opened(file):
-    """Open a file to read its bytes. Raises OSError if it is no file: a pipe would never end."""
-
-    def opener(path, flags):
-        handle = os.open(path, flags | os.O_NONBLOCK)
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            return handle
-        os.close(handle)
-        raise OSError(f"{path} is no file: a folder, a pipe or a device")
-
-    return open(file, "rb", opener=opener)
-
-
 def tensors(file):
     """Return what `torch.save` wrote, on the CPU: tensors, numbers, texts, lists and dicts."""
-    with opened(file) as stream:
+    with open_regular(file) as stream:
         return torch.load(stream, map_location="cpu", weights_only=True)
 
 
@@ -74,7 +62,7 @@ class _Reader(dcp.FileSystemReader):
 
     def __init__(self, folder):
         super().__init__(folder)
-        with opened(Path(folder, ".metadata")) as stream:
+        with open_regular(Path(folder, ".metadata")) as stream:
             self._index = _Index(stream).load()
         ends = {}
         for place in self._index.storage_data.values():
@@ -90,7 +78,7 @@ class _Reader(dcp.FileSystemReader):
 def _check(folder, name, size):
     if Path(name).name != name:
         raise ValueError(f".metadata names {name!r}, expected a file in {folder}")
-    with opened(Path(folder, name)) as stream:
+    with open_regular(Path(folder, name)) as stream:
         found = os.fstat(stream.fileno()).st_size
     if found < size:
         raise ValueError(f"{name} has {found} bytes, expected {size}: it is cut short")
