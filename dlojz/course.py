@@ -297,26 +297,28 @@ def read_table(path: str | Path, most: int = SMALL, advice: str = "") -> dict:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[str]:
+def locked(path: Path, seconds: float = LOCK_S) -> Iterator[str]:
     """Hold a lock file; yield "", or which process holds it if it is not free in time."""
     with needs_room(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    end, free = time.monotonic() + LOCK_S, False
+    end = time.monotonic() + seconds
     try:
-        while not free:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free = True
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.01)
+        while not (free := _locks(handle)) and time.monotonic() < end:
+            time.sleep(0.01)
         if free:
             with suppress(OSError):  # a full disk: then it has no name
                 os.write(handle, f"{os.getpid():<20}".encode())
         yield "" if free else os.read(handle, 20).decode(errors="replace").strip() or "?"
     finally:
         os.close(handle)
+
+
+def _locks(handle) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_atomically(path: Path, content: str | bytes):

@@ -8,7 +8,6 @@ While jobs run, one `squeue` for all the user's jobs serves all processes; for a
 Slurm 22.05 to the present, unlike that of `--json`.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -425,18 +424,8 @@ def _kept(file):
 def _one_at_a_time(file):
     with ExitStack() as stack:
         with suppress(OSError):  # a full disk, or one without locks: Slurm is asked more often
-            lock, end = stack.enter_context(file.open("wb")), time.monotonic() + _left_s()
-            while not _locks(lock) and time.monotonic() < end:  # its holder may be stopped
-                time.sleep(0.02)
+            stack.enter_context(course.locked(file, _left_s()))
         yield
-
-
-def _locks(file) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 _deadline = None  # by when those who ask must have an answer
