@@ -297,11 +297,11 @@ def read_table(path: str | Path, most: int = SMALL, advice: str = "") -> dict:
 
 
 @contextmanager
-def locked(path: Path, seconds: float = LOCK_S) -> Iterator[str]:
+def locked(path: Path, seconds: float | None = None) -> Iterator[str]:
     """Hold a lock file; yield "", or which process holds it if it is not free in time."""
     with needs_room(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + (LOCK_S if seconds is None else seconds)
     try:
         while not (free := _locks(handle)) and time.monotonic() < end:
             time.sleep(0.01)
