@@ -10,19 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from importlib.machinery import (
-    EXTENSION_SUFFIXES,
-    SOURCE_SUFFIXES,
-    ExtensionFileLoader,
-    FileFinder,
-    SourceFileLoader,
-)
+from importlib import invalidate_caches
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 from dlojz import course
 
-LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
 COPY = "trainer.py"  # what the trainer is called in the folder of its job
 CHANGES_PATH = re.compile(rb"\bsys\b[ .\w]*\bpath\b|addsitedir")
 PACKAGE = Path(__file__).resolve().parent.parent  # which is installed, for all jobs
@@ -30,15 +24,17 @@ PACKAGE = Path(__file__).resolve().parent.parent  # which is installed, for all 
 
 def modules(trainer: Path, source: bytes) -> dict[str, bytes]:
     """Return the content of the modules beside a trainer that it imports, by path in its folder."""
+    invalidate_caches()  # it may have been written just now
     found, unread = {}, [(trainer.name, source)]
     while unread and not _is_the_courses(trainer):
-        path, text = unread.pop()
-        for name in _imported(text, Path(path).parent.parts):
-            for file in _files(trainer.parent, name):
-                path = str(file.relative_to(trainer.parent))
-                if path not in found and (file != trainer or path != COPY):
-                    found[path] = file.read_bytes()
-                    unread.append((path, found[path]))
+        importer, text = unread.pop()
+        package = Path(importer).parent.parts
+        names = (name for node in ast.walk(_tree(text)) for name in _names(node, package))
+        for file in (file for name in names for file in _files(trainer.parent, name)):
+            path = str(file.relative_to(trainer.parent))
+            if path not in found and (file != trainer or path != COPY):
+                found[path] = file.read_bytes()
+                unread.append((path, found[path]))
     return found
 
 
@@ -71,12 +67,6 @@ def _tree(source) -> ast.Module:
         return ast.Module([], [])
 
 
-def _imported(source, package: tuple[str, ...]) -> Iterator[str]:
-    """Yield the full names that a module of this package may import."""
-    for node in ast.walk(_tree(source)):
-        yield from _names(node, package)
-
-
 def _names(node, package) -> Iterator[str]:
     """Yield the full names that a statement or a call imports; nothing for others."""
     if isinstance(node, ast.Import):
@@ -94,17 +84,15 @@ def _names(node, package) -> Iterator[str]:
 def _files(folder, name: str) -> Iterator[Path]:
     """Yield the files in a folder of which this import needs one."""
     for part in name.split("."):
-        spec = FileFinder(str(folder), *LOADERS).find_spec(part)
+        spec = PathFinder.find_spec(part, [str(folder)])
         if spec is None or part == PACKAGE.name:
             return
-        if not spec.origin:  # a folder without __init__.py
-            folder = Path(spec.submodule_search_locations[0])
-        elif spec.submodule_search_locations:
-            folder = folder / part
-            yield from _package(folder)
-        else:
+        if not spec.submodule_search_locations:
             yield Path(spec.origin)
             return
+        folder /= part
+        if spec.origin:  # else it has no __init__.py
+            yield from _package(folder)
 
 
 def _package(folder) -> Iterator[Path]:
@@ -116,7 +104,7 @@ def _package(folder) -> Iterator[Path]:
 
 
 def _is_found(folder, name) -> bool:
-    if name in sys.stdlib_module_names or FileFinder(str(folder), *LOADERS).find_spec(name):
+    if name in sys.stdlib_module_names or PathFinder.find_spec(name, [str(folder)]):
         return True
     try:
         return find_spec(name) is not None
