@@ -7,7 +7,6 @@ import getpass
 import grp
 import json
 import os
-import re
 import secrets
 import stat
 import sys
@@ -26,7 +25,6 @@ from dlojz.course import (
     NoRoomError,
     UserError,
     locked,
-    read_small,
     read_table,
     write_atomically,
 )
@@ -160,12 +158,11 @@ def stop(progress: Path, folder: str | Path | None = None) -> Path | None:
     folder: where to look for the file if the consent is lost or damaged.
     Raises UserError or OSError if it could not be removed. Nothing more is written all the same.
     """
-    kept = progress.with_name(KEPT)
+    kept, consent = progress.with_name(KEPT), None
     try:
         consent = consent_of(progress)
     except FileError:
-        consent = _traces(kept)
-        if not (consent or folder):
+        if not folder:
             raise
     consent = consent or (folder and _own_in(Path(folder).expanduser().resolve()))
     if not consent:
@@ -199,14 +196,6 @@ def _remove(consent, kept):
             "`dlojz share --stop` again when it is back; if it is gone for good, remove "
             f"{kept}"
         )
-
-
-def _traces(kept) -> Consent | None:
-    """Return the consent in a damaged file, if it still names the shared file."""
-    with suppress(OSError, ValueError):
-        text = read_small(kept).decode(errors="replace")
-        folder, file = re.search(r'"folder": ("/.*?[^\\]")', text), members.SHARED.search(text)
-        return Consent(json.loads(folder[1]), "", file[0]) if folder and file else None
 
 
 def _own_in(folder) -> Consent | None:
