@@ -105,10 +105,7 @@ def from_environment(env: Mapping[str, str], cpus: int = 1) -> Ranks:
 def _from_torchrun(env: Mapping[str, str], cpus: int) -> Ranks:
     size, local_size = _number(env, "WORLD_SIZE", 1), _number(env, "LOCAL_WORLD_SIZE", 1)
     nodes = _number(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else size // local_size
-    nodelist = _this_node(env) if nodes == 1 else env.get("SLURM_STEP_NODELIST", "")
-    hostnames = expand_nodelist(nodelist) if nodelist else ()
-    if len(hostnames) != nodes:  # not this Slurm step started torchrun on these nodes
-        nodelist, hostnames = "", ()
+    nodelist, hostnames = _hosts(env, nodes, "SLURM_STEP_NODELIST")
     return Ranks(
         rank=_number(env, "RANK"),
         local_rank=_number(env, "LOCAL_RANK"),
@@ -155,10 +152,7 @@ def _from_mpi(env: Mapping[str, str], cpus: int, names: tuple[str, ...]) -> Rank
     if names[2] in env:
         local_rank, local_size = _number(env, names[2]), _number(env, names[3], 1)
     nodes = -(-size // local_size)
-    nodelist = _this_node(env) if nodes == 1 else env.get("SLURM_JOB_NODELIST", "")
-    hostnames = expand_nodelist(nodelist) if nodelist else ()
-    if len(hostnames) != nodes:
-        nodelist, hostnames = "", ()
+    nodelist, hostnames = _hosts(env, nodes, "SLURM_JOB_NODELIST")
     run = next((env[name] for name in RUN_IDS if env.get(name)), "")
     first = ALONE[0] if nodes == 1 else next(iter(hostnames), "")
     master_addr, master_port = _master(env, first, FIRST_PORT + zlib.crc32(run.encode()) % PORTS)
@@ -181,6 +175,13 @@ def _from_mpi(env: Mapping[str, str], cpus: int, names: tuple[str, ...]) -> Rank
         master_addr=master_addr,
         master_port=master_port,
     )
+
+
+def _hosts(env: Mapping[str, str], nodes: int, name: str) -> tuple[str, tuple[str, ...]]:
+    """Return this run's nodes, compact and expanded; empty if the variable is not of this run."""
+    nodelist = _this_node(env) if nodes == 1 else env.get(name, "")
+    hostnames = expand_nodelist(nodelist) if nodelist else ()
+    return (nodelist, hostnames) if len(hostnames) == nodes else ("", ())
 
 
 def _cpus_of_task(env: Mapping[str, str], default: int) -> int:

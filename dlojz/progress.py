@@ -80,13 +80,14 @@ FORMS = {  # of an entry, by kind: what any of the tables could show
 
 def _checked(path, kept):
     """Return what is kept; raise FileError for a kind with an entry of another form."""
-    for kind in FORMS.keys() & kept.keys():
+    for kind, fits in FORMS.items():
         try:
-            lists = kept[kind].values()
-            right = all(FORMS[kind](e) and _has_time(e) for entries in lists for e in [*entries])
+            lists = [*kept.get(kind, {}).values()]
+            right = all(isinstance(entries, list) for entries in lists)
+            right = right and all(fits(e) and _has_time(e) for entries in lists for e in entries)
         except (AttributeError, LookupError, TypeError, ValueError):
             right = False
-        if not right or not all(isinstance(entries, list) for entries in lists):
+        if not right:
             raise _damaged(path, kind)
     return kept
 

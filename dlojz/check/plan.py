@@ -320,9 +320,7 @@ def _edited_since(job):
 
 def _still_to_do(exercise, job):
     mark = re.compile(rf"# TODO {exercise.step[:2]}")
-    lines = (
-        (job.directory / "trainer.py").read_text(errors="replace", encoding="utf-8").splitlines()
-    )
+    lines = (job.directory / "trainer.py").read_bytes().decode(errors="replace").splitlines()
     if found := [str(i) for i, line in enumerate(lines, 1) if mark.search(line)]:
         name = Path(job.info["command"][0]).name
         yield (

@@ -30,7 +30,5 @@ def model(cpuinfo: str) -> str | None:
 def name() -> str:
     """Return the processor's name, as Linux or Python knows it."""
     cpuinfo = Path("/proc/cpuinfo")
-    known = (
-        model(cpuinfo.read_text(errors="replace", encoding="utf-8")) if cpuinfo.exists() else None
-    )
-    return known or platform.processor() or platform.machine()
+    text = cpuinfo.read_text(errors="replace", encoding="utf-8") if cpuinfo.exists() else ""
+    return model(text) or platform.processor() or platform.machine()

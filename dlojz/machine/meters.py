@@ -169,11 +169,7 @@ def peak_memory(device) -> dict:
             "device_total_bytes": torch.cuda.get_device_properties(device).total_memory,
         }
     status = Path("/proc/self/status")
-    line = (
-        re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.M)
-        if status.exists()
-        else None
-    )
-    if line:
+    text = status.read_text(encoding="utf-8") if status.exists() else ""
+    if line := re.search(r"^VmHWM:\s+(\d+) kB", text, re.M):
         found["process_peak_bytes"] = int(line[1]) * 1024
     return found

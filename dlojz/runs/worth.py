@@ -281,9 +281,8 @@ def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
 def fits() -> list[Fit]:
     """Return the fits that were made so far. Raises UserError for a file that is damaged."""
     try:
-        return [
-            Fit(**found) for found in tomllib.loads(FITS.read_text(encoding="utf-8")).get("fit", ())
-        ]
+        found = tomllib.loads(FITS.read_text(encoding="utf-8"))
+        return [Fit(**fit) for fit in found.get("fit", ())]
     except (tomllib.TOMLDecodeError, UnicodeError, AttributeError, TypeError) as error:
         raise UserError(
             f"{FITS} is damaged: {error}. Expected what `python tools/worth.py` writes: "

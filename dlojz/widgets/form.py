@@ -111,9 +111,8 @@ def _control(flag: Flag, value):
     if flag.choices:
         options = [(str(choice), choice) for choice in flag.choices]
         if flag.default not in flag.choices:  # which argparse allows
-            options.insert(
-                0, (AUTOMATIC if flag.default is None else str(flag.default), flag.default)
-            )
+            name = AUTOMATIC if flag.default is None else str(flag.default)
+            options.insert(0, (name, flag.default))
         place = [choice for _, choice in options].index(value)  # a value of None selects nothing
         return ipywidgets.Dropdown(options=options, index=place, **about)
     if flag.kind is int and isinstance(value, int):
