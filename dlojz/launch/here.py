@@ -128,7 +128,7 @@ def _lives(run, info, process) -> bool:
 
 
 def _why(run, ticket, wanted) -> str:
-    """Return why a job waits, in one line."""
+    """Return why a job waits, in one line; "" if it is about to start, or nothing tells."""
     now = int(time.monotonic())
     others = list(tickets.ahead(ticket, wanted, lambda other: _seen(other, now)))
     own = _seen(ticket, now)
@@ -149,7 +149,7 @@ def _why(run, ticket, wanted) -> str:
             mine = processes.holders([inode])
             who = f"process {min(mine)}" if mine else "another user's process"
             return f"waits for {device}, held by {who}"
-    return f"waits for {' or '.join(wanted)}"
+    return ""
 
 
 @lru_cache(maxsize=1 << 12)
