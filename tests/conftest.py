@@ -282,7 +282,7 @@ def on_slurm(cluster, course_folder, monkeypatch):
 
 def use_cluster(cluster, course_folder, monkeypatch):
     """Have jobs of this course folder go to the cluster."""
-    from dlojz.launch import slurm
+    from dlojz.launch import asking, slurm
 
     shutil.copytree(REPOSITORY / "slurm", course_folder / "slurm")
     site = (REPOSITORY / "tests" / "slurm" / "fixture.toml").read_text()
@@ -292,7 +292,7 @@ def use_cluster(cluster, course_folder, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     monkeypatch.setenv("DLOJZ_LAUNCHER", "slurm")
     # A cluster of one's own may be asked more often.
-    monkeypatch.setattr(slurm, "FRESH_S", 0.2)
+    monkeypatch.setattr(asking, "FRESH_S", 0.2)
     monkeypatch.setattr(slurm.Slurm, "poll_s", 0.1)
 
 

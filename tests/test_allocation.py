@@ -16,7 +16,7 @@ from conftest import cancel_all
 from dlojz import cli, course, launch
 from dlojz.check import check, exercises, judge
 from dlojz.check.exercises import allocation
-from dlojz.launch import SubmitError, batch, sbatch, slurm, throwaway
+from dlojz.launch import SubmitError, asking, batch, sbatch, slurm, throwaway
 from dlojz.runs import seen
 
 NAME = "00_cluster"
@@ -101,7 +101,7 @@ def verdict(jobs, monkeypatch):
 
     def call(name):
         over = ("COMPLETED", "FAILED", "CANCELLED")
-        until(lambda: slurm.show(numbers[name])["JobState"] in over, 120)
+        until(lambda: asking.show(numbers[name])["JobState"] in over, 120)
         return judge.repaired(exercises.prepared(NAME), folders[name], "")
 
     return call

@@ -12,7 +12,7 @@ from test_sites import REPOSITORY
 
 from dlojz import sites
 from dlojz.figures import cluster
-from dlojz.launch.slurm import WAITS
+from dlojz.launch.asking import WAITS
 from dlojz.runs import seen
 
 SCRIPT = (REPOSITORY / "slurm" / "job.sbatch").read_text()

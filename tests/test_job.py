@@ -147,15 +147,15 @@ def test_a_folder_with_no_number_of_ours_does_not_set_the_next(name, runs):
 
 
 def test_a_hostile_answer_of_squeue_is_asked_for_again(tmp_path, monkeypatch):
-    from dlojz.launch import slurm
+    from dlojz.launch import asking
 
     monkeypatch.setenv("DLOJZ_ROOT", str(tmp_path))
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr(slurm, "_squeue", dict)
+    monkeypatch.setattr(asking, "_squeue", dict)
     now = {"asked": time.time(), "answered": time.time(), "jobs": {"7": {}}, "error": None}
     for wrong in ({"answered": "now"}, {"asked": None}, {"jobs": []}, {"answered": 1.0}):
         (tmp_path / "runs/.squeue.json").write_text(json.dumps(now | wrong))
-        assert slurm.listing()[0] == {}
+        assert asking.listing()[0] == {}
 
 
 def test_a_damaged_plan_is_named(runs):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlojz.launch import QUEUE, SubmitError, find, latest, queue, request, slurm, submit
+from dlojz.launch import QUEUE, SubmitError, asking, find, latest, queue, request, slurm, submit
 from dlojz.launch import job as job_module
 
 SLURM = Path(__file__).parent.parent / "slurm"
@@ -107,7 +107,7 @@ def test_a_job_that_slurm_may_have_keeps_its_folder(case, script, sbatch, monkey
     lines, why = UNCLEAR[case]
     script("")
     sbatch(lines)
-    monkeypatch.setattr(slurm._call, "__kwdefaults__", {"timeout": 0.2, "env": None})
+    monkeypatch.setattr(asking.call, "__kwdefaults__", {"timeout": 0.2, "env": None})
     with pytest.raises(SubmitError) as error:
         submit("t.py", name="a 'job'")
     said = str(error.value)
@@ -134,11 +134,11 @@ def test_an_interrupted_sbatch_keeps_the_folder(script, sbatch, monkeypatch):
         raise KeyboardInterrupt
 
     script("")
-    monkeypatch.setattr(slurm, "_call", interrupted)
+    monkeypatch.setattr(asking, "call", interrupted)
     with pytest.raises(KeyboardInterrupt):
         submit("t.py")
     assert find(1).state == "QUEUED"
-    monkeypatch.setattr(slurm, "TIMEOUT_S", 0)
+    monkeypatch.setattr(asking, "TIMEOUT_S", 0)
     assert "perhaps in Slurm" in find(1).status["reason"]
     with pytest.raises(slurm.SlurmError, match="perhaps in Slurm"):
         slurm.Slurm().cancel(find(1).directory, find(1).info)

@@ -21,8 +21,8 @@ from test_launch import text, until
 from conftest import cancel_all, make_course_folder, use_cluster
 from dlojz import launch
 from dlojz.check import check
-from dlojz.launch import State, SubmitError, find, latest, queue, slurm, submit
-from dlojz.launch.slurm import FRESH_S  # as it is shipped: the fixtures ask more often
+from dlojz.launch import State, SubmitError, asking, find, latest, queue, slurm, submit
+from dlojz.launch.asking import FRESH_S  # as it is shipped: the fixtures ask more often
 from dlojz.runs import log
 
 
@@ -95,7 +95,7 @@ def test_what_slurm_forgets_is_remembered(on_slurm, script, monkeypatch):
     script("import sys; sys.exit(int(sys.argv[1]))")
     well, badly = submit(["t.py 0", "t.py 3"])
     until(lambda: all((j.directory / "exit_code").exists() for j in (well, badly)))
-    monkeypatch.setattr(slurm, "show", lambda number: {})  # as minutes after the end
+    monkeypatch.setattr(asking, "show", lambda number: {})  # as minutes after the end
     assert well.wait(30) == State.COMPLETED
     assert badly.wait(30) == State.FAILED
     assert badly.status["reason"] == "exit code 3"
@@ -121,7 +121,7 @@ def test_a_controller_that_does_not_answer_is_told(on_slurm, script, monkeypatch
 def test_a_state_that_cannot_be_kept_is_shown(tmp_path, monkeypatch):
     """On a full disk, say; here there is no runs/ to write to."""
     monkeypatch.setenv("DLOJZ_ROOT", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(slurm, "_squeue", lambda: {"7": {"JobState": "RUNNING"}})
+    monkeypatch.setattr(asking, "_squeue", lambda: {"7": {"JobState": "RUNNING"}})
     run = tmp_path / "nowhere" / "runs" / "0001"
     assert slurm.Slurm().status(run, {"slurm": "7", "submitted": 0.0})["state"] == "RUNNING"
 
@@ -221,8 +221,8 @@ def test_every_field_of_idr_torch_under_srun_torchrun(on_slurm, script, course_f
         *("sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--cpus-per-task=4"),
         *("--gres=gpu:2", f"--output={out}/out", f"--export=ALL,DLOJZ_RUN={out}", "--wrap", run),
     ).strip()
-    until(lambda: slurm.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
-    assert slurm.show(number)["JobState"] == "COMPLETED", (out / "out").read_text()
+    until(lambda: asking.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
+    assert asking.show(number)["JobState"] == "COMPLETED", (out / "out").read_text()
     job = launch.Job(out)
     # torchrun says nothing of CPUs: its processes share those that the agent may use.
     cpus = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -292,9 +292,9 @@ def test_the_script_is_usable_by_hand(on_slurm, course_folder):
         *("--cpus-per-task=1", "slurm/job.sbatch", "solutions/dlojz_06_ddp.py", "--test"),
         *("--data=synthetic", "--test-nsteps=2", *SMOKE.split()),
     ).strip()
-    until(lambda: slurm.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
+    until(lambda: asking.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
     run = course_folder / "runs" / f"slurm-{number}"
-    assert slurm.show(number)["JobState"] == "COMPLETED", (run / "stderr.txt").read_text()
+    assert asking.show(number)["JobState"] == "COMPLETED", (run / "stderr.txt").read_text()
     assert [r.end["outcome"] for r in log.read_ranks(run)] == ["completed"] * 4
 
 
@@ -349,7 +349,7 @@ def test_from_a_notebook_that_runs_in_slurm(on_slurm, script, course_folder):
         *("sbatch", "--parsable", "-n1", "--cpus-per-task=1", f"--output={out}", "--wrap"),
         f"srun --export=HOME,PATH,SLURM_CONF,DLOJZ_ROOT,DLOJZ_LAUNCHER {sys.executable} {outer}",
     ).strip()
-    until(lambda: slurm.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
+    until(lambda: asking.show(number)["JobState"] in ("COMPLETED", "FAILED"), 120)
     assert "0001 COMPLETED" in out.read_text()
     assert [found["size"] for found in who(find(1), 2)] == [2, 2]
 
@@ -432,7 +432,7 @@ def test_many_monitors_ask_slurm_once_in_two_seconds(on_slurm, script, tmp_path,
         program.write_text(f'#!/bin/sh\necho {name} >>{calls}\nexec {shutil.which(name)} "$@"\n')
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{asked}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(asking, "FRESH_S", FRESH_S)
     time.sleep(2.1)  # what was asked while submitting is too old by now
     end = time.monotonic() + 5
 
@@ -580,7 +580,7 @@ def test_a_job_longer_than_its_time_limit_finishes_if_it_keeps_a_checkpoint(earl
 )
 def test_every_state_is_told_in_words(tmp_path, slurm_state, state, words):
     fields = {"JobState": slurm_state, "ExitCode": "1:0", "NodeList": "node[1-2]"}
-    found = slurm._status(tmp_path, fields)
+    found = asking.status(tmp_path, fields)
     assert found["state"] == state
     assert words in found["reason"]
     assert State(state)

@@ -9,6 +9,7 @@ The trainer is copied into the job's folder, and the copy is run: later edits do
 outlive the process that submitted them; on one machine they run one after the other.
 """
 
+from dlojz.launch.asking import SlurmError
 from dlojz.launch.batch import sbatch
 from dlojz.launch.flags import Flag, flags_of, is_ours
 from dlojz.launch.follow import Now, follow, in_a_notebook
@@ -24,7 +25,6 @@ from dlojz.launch.request import (
     submit,
     trainer_and_flags,
 )
-from dlojz.launch.slurm import SlurmError
 
 __all__ = [
     "QUEUE",

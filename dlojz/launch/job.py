@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlojz.course import FileError, base_folder, read_small, read_table, write_atomically
 from dlojz.jobs.keeper import LOST
-from dlojz.launch import slurm
+from dlojz.launch import asking
 from dlojz.launch.follow import Bar
 from dlojz.launch.here import Here
 from dlojz.launch.slurm import Slurm
@@ -250,7 +250,7 @@ def queue_row(job: Job, status: dict) -> tuple[str, ...]:
 
 def in_queue(name: str | None = None, last: int = 5) -> list[tuple[Job, dict]]:
     """Return the jobs that `queue` shows, oldest first, each with its present status."""
-    with slurm.within(QUEUE_S):
+    with asking.within(QUEUE_S):
         return _in_queue(name, last)
 
 
