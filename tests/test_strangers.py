@@ -325,6 +325,14 @@ def test_a_large_file_with_a_fault_in_its_first_event_is_read_in_linear_time(tmp
     assert time.process_time() - begin < 1
 
 
+def test_a_large_file_of_faults_only_is_read_in_linear_time(tmp_path):
+    path = written(tmp_path, *[QUOTE] * 20_000)
+    begin = time.process_time()
+    with pytest.raises(trace.TraceError, match="no operation, call or kernel in it"):
+        trace.read(path)
+    assert time.process_time() - begin < 2
+
+
 # Events that are no events ------------------------------------------------------------------
 
 

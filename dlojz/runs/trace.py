@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 from dlojz.runs import kinds
 
-CHUNK = 1 << 20  # characters read at a time
+CHUNK = 1 << 17  # characters read at a time: an error of JSON counts the lines of them all
+LONGEST = 1 << 15  # characters of an event with which reading goes on after a broken one
 # The end of an event and the begin of the next, and the end of the last of them.
 NEXT = re.compile(r'\}\s*,\s*(\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:)')
 LAST = re.compile(r'\}\s*\]\s*(,\s*"\w+"\s*:.*)?\}\s*$', re.DOTALL)
@@ -176,9 +177,11 @@ def events(path: Path, broken: list):
 def _after(text, scan) -> int | None:
     """Return where the next event begins that is whole; None if the text has to be read on."""
     for found in NEXT.finditer(text.text, text.at):
+        begin = found.start(1)
         try:
-            if "ph" in scan(text.text, found.start(1))[0]:  # else a part of an event
-                return found.start(1)
+            # Not in the whole text: an error of JSON counts all lines before it.
+            if "ph" in scan(text.text[begin : begin + LONGEST], 0)[0]:  # else a part of an event
+                return begin
         except (StopIteration, json.JSONDecodeError, RecursionError):
             continue
     return None
