@@ -289,7 +289,14 @@ def test_an_event_with_a_quote_in_its_name_is_left_out_with_its_line(
     found = trace.read(written(tmp_path, *texts))
     assert len(found.work) == 10
     line, column = 2 + min(at * 2, 22), 1 + QUOTE.index("device")
-    assert found.notes == [f"no JSON, left out: 1 event, first in line {line}, column {column}"]
+    place = f"1 place, first in line {line}, column {column}"
+    assert found.notes == [f"events that are not JSON, left out in {place}"]
+
+
+def test_broken_events_in_a_row_are_one_place(tmp_path):
+    texts = [json.dumps(e) for e in busy().events]
+    found = trace.read(written(tmp_path, *texts[:3], QUOTE, QUOTE, *texts[3:6], QUOTE, *texts[6:]))
+    assert found.notes[0].startswith("events that are not JSON, left out in 2 places, first in li")
 
 
 @pytest.mark.parametrize("cut", [30, 60, -5])

@@ -137,8 +137,8 @@ class _Text:
 def events(path: Path, broken: list):
     """Yield (head, event) for each event of a trace.
 
-    head: the fields of the file before its events. broken: takes an item for each event that is not
-    JSON, such as one with a quote in its name, which torch does not escape; the first item is its
+    head: the fields of the file before its events. broken: takes an item for each place with events
+    that are not JSON, such as a quote in a name, which torch does not escape; the first item is its
     line and column. Raises TraceError if the file is not a trace, or is truncated.
     """
     scan, path = json.JSONDecoder(strict=False).scan_once, Path(path)
@@ -219,8 +219,10 @@ def read(path: Path, marked: bool = False) -> Trace:
         _sort(trace, event, (times[0] - origin) / 1000, times[1] / 1000)
     if broken:
         line, column = broken[0]
-        count = _events(len(broken))
-        trace.notes.append(f"no JSON, left out: {count}, first in line {line}, column {column}")
+        places = f"{len(broken):,} place{'s' * (len(broken) > 1)}"
+        trace.notes.append(
+            f"events that are not JSON, left out in {places}, first in line {line}, column {column}"
+        )
     if left_out:
         trace.notes.append(f"without a name or a time, left out: {_events(left_out)}")
     for category, count in trace.unknown.items():
