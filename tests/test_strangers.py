@@ -163,7 +163,7 @@ def test_the_work_of_a_device_that_is_not_known_is_no_processors(tmp_path, categ
     assert cli.main(["trace", str(path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("a device that this reader does not know")
-    assert f"note: of the category {category!r}" in out
+    assert f"that this reader does not know (category {category!r})" in out
     assert "20 events" in out
     assert "processor" not in out
     assert "something else" not in out
@@ -361,7 +361,7 @@ def test_an_event_without_a_name_or_a_time_is_left_out(tmp_path, change):
     made.events.insert(5, made.events[5] | change)
     del made.events[6]["args"]
     found = read(made, tmp_path)
-    assert found.notes == ["without a name or a time, left out: 1 event"]
+    assert found.notes == ["left out: 1 event without a name or a time"]
     assert breakdown.analyse(found).verdict == "GPU bound"
 
 

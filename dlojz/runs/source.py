@@ -57,7 +57,7 @@ def _read(file):
     except SyntaxError as error:
         raise UserError(f"{file}, line {error.lineno}: {error.msg}: mend it first") from None
     except (ValueError, RecursionError, MemoryError) as error:  # zeros in it, nested too deeply
-        raise UserError(f"{file} is no Python that can be read: {error}") from None
+        raise UserError(f"{file} can't be read as Python: {error}") from None
 
 
 def _at_import(body) -> Iterator[ast.stmt]:

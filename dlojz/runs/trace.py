@@ -224,9 +224,9 @@ def read(path: Path, marked: bool = False) -> Trace:
             f"events that are not JSON, left out in {places}, first in line {line}, column {column}"
         )
     if left_out:
-        trace.notes.append(f"without a name or a time, left out: {_events(left_out)}")
+        trace.notes.append(f"left out: {_events(left_out)} without a name or a time")
     for category, count in trace.unknown.items():
-        trace.notes.append(f"of the category {category!r}, of {UNKNOWN}: {_events(count)}")
+        trace.notes.append(f"{_events(count)} of {UNKNOWN} (category {category!r})")
     if not trace.steps and marked:
         raise TraceError(f"{path}: no step in it; call prof.step() at the end of each step")
     for each in (trace.steps, trace.work, trace.calls, trace.ops, trace.ranges, trace.lines):
@@ -316,9 +316,8 @@ def _steps(trace) -> tuple[list[Event], str]:
     for e in host:
         threads[e.where].append(e)
     longest = max(threads.values(), key=_extent, default=timed)
-    return [
-        Event("all of the trace", begin, begin + _extent(timed), longest[0].where)
-    ], "all of it is taken as one"
+    whole = Event("all of the trace", begin, begin + _extent(timed), longest[0].where)
+    return [whole], "all of it is taken as one"
 
 
 def _extent(found):
