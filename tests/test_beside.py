@@ -169,3 +169,27 @@ def test_a_dry_run_copies_nothing(project):
     assert repr(submit("train.py", dry_run=True)).endswith("train.py")
     with pytest.raises(LookupError):
         find(1)
+
+
+def test_a_module_in_a_folder_of_a_package_is_found(project):
+    """Of a folder without __init__.py, and of a linked package, Python imports what is named."""
+    write(project, {"layers/plain/one.py": "", "elsewhere/__init__.py": "", "elsewhere/two.py": ""})
+    (project / "layers/linked").symlink_to(project / "elsewhere")
+    write(project, {"train.py": "import layers.plain.one\nfrom layers.linked import two"})
+    assert {"layers/plain/one.py", "layers/linked/two.py"} <= set(needs(project))
+
+
+def test_a_module_that_cannot_be_read_is_named(project, monkeypatch):
+    def refuse(*_):  # root may read all
+        raise PermissionError(13, "Permission denied", "net.py")
+
+    monkeypatch.setattr(beside, "modules", refuse)
+    with pytest.raises(
+        SubmitError, match=r"(?s)Permission denied: 'net.py'.*nothing was submitted"
+    ):
+        submit("train.py")
+
+
+def test_a_module_of_data_is_copied_and_not_parsed(project):
+    write(project, {"train.py": "import table", "table.py": f"{'#' * (1 << 20)}\nimport net"})
+    assert needs(project) == ["table.py"]

@@ -102,3 +102,11 @@ def test_another_program_called_py_spy_fails_no_job(said, tmp_path, monkeypatch)
     for mode in (0o755, 0o644):
         program.chmod(mode)
         assert "where it stood is not known" in stacks.keep(tmp_path, [1])
+
+
+def test_a_system_that_forbids_to_look_says_what_to_type(tmp_path, monkeypatch):
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: str(program))
+    assert "`sudo sysctl kernel.yama.ptrace_scope=0`" in stacks.keep(tmp_path, [1])

@@ -48,6 +48,8 @@ def keep(run: Path, pids: Iterable[int], file: str = FILE) -> str:
     with suppress(OSError):  # a full disk
         write_atomically(run / file, "\n".join(map(_text, threads)))
     stand = where(run, threads, {t["pid"]: rank_of(t["pid"]) for t in threads})
+    if "ermission" in trouble:  # Yama's, which allows it to ancestors alone
+        trouble += "; `sudo sysctl kernel.yama.ptrace_scope=0` lets py-spy look"
     return stand or f"where it stood is not known: {trouble}"
 
 

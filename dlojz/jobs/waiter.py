@@ -80,7 +80,7 @@ class Waiter:
     def fork(self, locks) -> bool:
         """Fork a keeper for the job in the present folder; return whether it has begun.
 
-        It may not: the system has no more processes, or the queue's disk is full.
+        It does not if the system lacks processes, or the queue's disk is full.
         """
         hears, tells = os.pipe()
         try:

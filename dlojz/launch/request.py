@@ -247,7 +247,7 @@ def _sources(name) -> tuple[Path, bytes, dict[str, bytes]]:
     trainer = _find(name)
     source = trainer.read_bytes()
     _compile(trainer, source)
-    found = beside.modules(trainer, source)
+    found = _or_refuse(beside.modules, trainer, source)
     if _has_our_python() and (lost := beside.missing(trainer, {trainer.name: source} | found)):
         file, line, module = lost
         raise SubmitError(
