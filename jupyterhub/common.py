@@ -129,7 +129,8 @@ def compiled_code(spawner):
     """Return where torch.compile keeps its code: in the home.
 
     By default it is /tmp/torchinductor_<name>, which any other user could have made before, with
-    code of their own in it.
+    code of their own in it. Its headers stay there: each job sees to them (guard_compiled_code in
+    dlojz/course.py).
     """
     return f"{spawner.user_env({})['HOME']}/.cache/torchinductor"
 
