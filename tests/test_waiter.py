@@ -69,11 +69,11 @@ def test_a_job_far_back_in_the_queue_sleeps_until_its_turn(busy):
 
 
 def test_a_sweep_is_one_process_while_it_waits(busy):
-    jobs = submit(["next.py"] * 8)
+    jobs = submit(["next.py"] * 4)
     assert {keeper(job) for job in jobs} == {keeper(jobs[0])}
-    assert waits(jobs[0], jobs[7]) == ["waits for cpu, held by run 0001 of root", before(7)]
+    assert waits(jobs[0], jobs[3]) == ["waits for cpu, held by run 0001 of root", before(3)]
     alone = submit("next.py")
-    assert waits(alone) == [before(8)]
+    assert waits(alone) == [before(4)]
     busy.cancel()
     assert {job.wait(60) for job in (*jobs, alone)} == {State.COMPLETED}
     ended = [job.status["ended"] for job in (*jobs, alone)]
@@ -102,9 +102,9 @@ def test_jobs_of_a_sweep_share_several_devices(script, monkeypatch):
 # What is heard at once ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", [0, 2, 4], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["first", "middle", "last"])
 def test_a_job_of_a_sweep_is_cancelled_at_once_and_the_others_run(busy, which):
-    jobs = submit(["next.py"] * 5)
+    jobs = submit(["next.py"] * 3)
     waits(*jobs)
     jobs[which].cancel()
     assert jobs[which].wait(SOON_S) == State.CANCELLED
@@ -129,7 +129,7 @@ def test_a_folder_that_is_removed_leaves_the_rest_of_its_sweep(busy):
 
 @pytest.mark.parametrize("at", [1, 2], ids=["first", "in the middle"])
 def test_a_killed_waiter_is_passed_over_at_once(busy, at):
-    jobs = [busy, *(submit("next.py") for _ in range(4))]
+    jobs = [busy, *(submit("next.py") for _ in range(3))]
     waits(*jobs[1:])
     os.kill(keeper(jobs[at]), signal.SIGKILL)
     assert jobs[at].wait(SOON_S) == State.FAILED
@@ -174,7 +174,7 @@ def test_a_waiter_that_is_stopped_in_the_middle_leaves_no_device_idle(busy):
     assert jobs[1].wait(30) == State.COMPLETED
 
 
-@pytest.mark.parametrize("content", ["[]", '{"token": 5}', "", "{"])
+@pytest.mark.parametrize("content", ["[]", '{"token": 5}'])
 def test_a_damaged_job_of_a_sweep_ends_no_other(busy, content):
     jobs = submit(["next.py"] * 3)
     (jobs[1].directory / "job.json").write_text(content)
@@ -184,7 +184,7 @@ def test_a_damaged_job_of_a_sweep_ends_no_other(busy, content):
 
 
 def test_jobs_of_a_sweep_that_are_cancelled_and_removed_at_once_end_no_other(busy):
-    jobs = submit(["next.py"] * 9)
+    jobs = submit(["next.py"] * 5)
     waits(*jobs)
     for job in jobs[::2]:
         job.cancel()
@@ -206,9 +206,9 @@ def test_a_job_that_runs_is_not_lost_with_the_waiter_that_began_it(busy):
 
 def test_a_long_sweep_leaves_no_zombies(script):
     script("import sys, time; time.sleep(float(sys.argv[1]))")
-    jobs = submit([*["t.py 0"] * 4, "t.py 99", "t.py 0"])
-    until(lambda: jobs[4].state == State.RUNNING)
-    states = [child.status() for child in psutil.Process(keeper(jobs[5])).children()]
+    jobs = submit([*["t.py 0"] * 3, "t.py 99", "t.py 0"])
+    until(lambda: jobs[3].state == State.RUNNING)
+    states = [child.status() for child in psutil.Process(keeper(jobs[4])).children()]
     assert states.count(psutil.STATUS_ZOMBIE) <= 1
     for job in jobs[::-1]:
         job.cancel()
@@ -217,7 +217,7 @@ def test_a_long_sweep_leaves_no_zombies(script):
 # Submitters of all kinds --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
 def test_a_submitter_without_standard_streams_loses_no_job(script, closed):
     script("print('ran')")
     code = "from dlojz.launch import submit; submit('t.py')"
