@@ -139,7 +139,7 @@ class Server(AtSocket, SlurmSpawner):  # noqa: F821  common.py defines it
     """A trainee's server, in a job of theirs.
 
     Others may have jobs on the same node. So the hub connects its socket with the port that the
-    server has reported, and asks whoever answers for the certificate that came with the report.
+    server has reported, and the program that answers must have the certificate that was reported.
     """
 
     certificate = relay = None

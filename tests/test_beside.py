@@ -1,4 +1,4 @@
-"""Trainers of several files: what runs is what was submitted; what is missing is told before."""
+"""Trainers of several files: what runs is what was submitted; what is missing is named before."""
 
 import json
 import os
