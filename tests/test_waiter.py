@@ -183,6 +183,14 @@ def test_a_damaged_job_of_a_sweep_ends_no_other(busy, content):
     assert [jobs[0].wait(30), jobs[2].wait(30)] == [State.COMPLETED] * 2
 
 
+def test_a_keeper_that_has_nowhere_to_say_what_it_does_runs_its_job(busy):
+    """As on a full disk. Otherwise its waiter would try again for ever, before all others."""
+    jobs = submit(["next.py"] * 2)
+    (jobs[1].directory / "keeper.txt").mkdir()
+    busy.cancel()
+    assert [job.wait(30) for job in jobs] == [State.COMPLETED] * 2
+
+
 def test_jobs_of_a_sweep_that_are_cancelled_and_removed_at_once_end_no_other(busy):
     jobs = submit(["next.py"] * 5)
     waits(*jobs)

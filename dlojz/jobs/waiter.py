@@ -98,7 +98,7 @@ class Waiter:
         """Keep the job in the present folder, to the end of this process."""
         try:
             self.alarm.close()
-            with keeper.SAID.open("ab") as said:
+            with suppress(OSError), keeper.SAID.open("ab") as said:  # else it says it where we did
                 os.dup2(said.fileno(), sys.stdout.fileno())
                 os.dup2(said.fileno(), sys.stderr.fileno())
             ticket, fd = self.running_ticket(locks)
