@@ -32,7 +32,7 @@ def test_the_demo_keeps_its_verdict_out_of_the_trainees_progress(
 
 @pytest.mark.parametrize(("others", "notes"), [(0.1, 0), (0.9, 1)])
 def test_a_run_that_others_disturbed_is_named(tmp_path, others, notes):
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
     start |= {"cpu_count": 2, "versions": {}}
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": others}
     run = write_log(tmp_path / "0002.jsonl", start=start, window=window)

@@ -73,7 +73,7 @@ def test_an_interval_of_equal_speeds_can_be_drawn():
 
 def test_a_speed_that_something_disturbed_has_a_star(tmp_path):
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
     start |= {"cpu_count": 2, "versions": {}}
     runs = [
         write_log(tmp_path / f"{i}.jsonl", start=start, window=window | {"others_cpu": busy})

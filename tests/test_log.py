@@ -70,7 +70,7 @@ BROKEN = {
     "a list": ("[1, 2]", ":3: not a JSON object"),
     "a number": ("5", ":3: not a JSON object"),
     "nested": ("[" * 100_000, ":3: nested too deeply"),
-    "later schema": ('{"event": "start", "schema": 99}', ":3: schema 99, expected 1 or 2: update"),
+    "later schema": ('{"event": "start", "schema": 99}', ":3: schema 99, expected 2: another"),
     "too many images": (STEP.replace('"images": 32', f'"images": {10**30}'), ":3: "),
     "text for a number": (STEP.replace('"epoch": 0', '"epoch": "x"'), ":3: "),
     "number for an object": (STEP[: STEP.index('{"data"')] + "5}", ":3: "),
@@ -150,46 +150,6 @@ def test_only_the_first_process_asks_git(tmp_path, monkeypatch):
         json.loads(events_file(tmp_path, r).read_text().splitlines()[0])["git"] for r in (0, 1)
     ]
     assert asked == ["abc", None]
-
-
-OLD = {  # labels of schema 1, and how they are read
-    "bf16 / 1024": ("bf16", 1024, ""),
-    "fp16 / 0.001": ("fp16", 0.001, ""),
-    "weights / fp32, SGD": ("weights", "fp32, SGD", ""),
-    "bf16, refused / 64": ("bf16", 64, "refused"),
-    "channels 63": ("channels", 63, ""),
-    "4096": ("all_reduce", 4096, ""),
-    "torch.zeros(...).to(device), 154 MB": ("torch.zeros(...).to(device), 154 MB", None, ""),
-}
-
-
-@pytest.mark.parametrize(("label", "expected"), OLD.items())
-def test_the_labels_of_schema_1_are_split(file, label, expected):
-    start = json.loads(SAMPLES[0]) | {"schema": 1}
-    measure = {"event": "measure", "what": label, "value": 1.0, "unit": "ms"}
-    file.write_text(json.dumps(start) + "\n" + json.dumps(measure) + "\n")
-    (found,) = log.read(file).measures
-    assert (found.what, found.x, found.variant) == expected
-
-
-def test_the_cases_of_schema_1_are_evidence_of_other_names(file):
-    old = [
-        json.loads(SAMPLES[0]) | {"schema": 1},
-        {"event": "evidence", "when": "run", "backward": 3},
-        {"event": "evidence", "when": "road: PIL, v1", "images_per_cpu_s": [1.0]},
-        {"event": "evidence", "when": "nvJPEG: 16", "images_per_s": [2.0]},
-        {"event": "evidence", "when": "files, 256 px", "operations": {}},
-        {"event": "evidence", "when": "both", "step_ms": [3.0]},
-    ]
-    file.write_text("".join(json.dumps(event) + "\n" for event in old))
-    run = log.read(file)
-    assert run.whole.backward == 3
-    assert run.cases == {
-        "PIL, v1": {"kind": "road", "images_per_cpu_s": [1.0]},
-        "nvJPEG, 16 in a batch": {"kind": "nvJPEG", "batch": 16, "images_per_s": [2.0]},
-        "files, 256 px": {"kind": "files", "operations": {}},
-        "both": {"step_ms": [3.0]},
-    }
 
 
 def test_evidence_is_read_as_it_was_written(tmp_path, monkeypatch):

@@ -184,7 +184,7 @@ def test_a_cell_breaks_between_flags_and_in_long_names(cell, whole):
 
 
 def test_a_failure_is_told_once(tmp_path):
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "arguments": {"model": "resnet18"}}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "arguments": {"model": "resnet18"}}
     lost = dict.fromkeys(("setup", "window", "validation", "epoch", "memory", "end"))
     write_log(tmp_path / "events.jsonl", steps=0, **lost | {"start": start})
     text = repr(report.inspect_run(Failed(tmp_path)))
@@ -291,7 +291,7 @@ def test_a_label_is_text_and_no_formula(sweep, label, tmp_path):
 def on_two_cpus(path, others_cpu, steps=10, **changes):
     """The log of a run, and what others used of its two CPUs."""
     arguments = {"model": "resnet18", "batch_size": 32, "image_size": 64, "data": "data"}
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": arguments}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": arguments}
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": others_cpu}
     return write_log(path, steps=steps, **{"start": start, "window": window} | changes)
 

@@ -223,7 +223,7 @@ def test_a_prediction_of_a_ratio_is_scored(course_folder, capsys):
 
 def test_a_prediction_of_a_gain_is_scored_with_two_runs(course_folder, tmp_path):
     window = {"first_step": 3, "steps": 7, "wall_s": 1.4, "others_cpu": 0.92}
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
     slow = write_log(tmp_path / "slow.jsonl", window=window, start=start)
     fast = write_log(tmp_path / "fast.jsonl")
     widgets.predict("c", ratio=2)
@@ -271,7 +271,7 @@ def test_all_that_is_wrong_with_a_prediction_is_told_in_one_line(course_folder, 
 
 
 def test_the_score_names_what_disturbed_the_run(course_folder, tmp_path):
-    start = {"schema": 1, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": {}}
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": 0.92}
     run = write_log(tmp_path / "r.jsonl", start=start, window=window)
     widgets.predict("b", images_per_s=300)

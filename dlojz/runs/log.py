@@ -22,7 +22,7 @@ the size or step at which it was measured), and a `case` for values that belong 
 `host_ms` and `device_ms` are the two clocks of `dlojz.training.chronometer`; `ahead_ms` is how far the host ran
 ahead of the device. A window's last fields are what may have disturbed it, and the memory in use as it ended: see `dlojz.machine.meters`.
 `outcome` is completed, failed, out_of_memory or interrupted; the last three come with an `error`. A value that no sensor reports (energy on a laptop) is absent. `NaN` is written
-as Python's json does: a loss that diverged must not look like a missing one. Schema 1, used by older recordings, is read too: see `dlojz.runs.schema1`.
+as Python's json does: a loss that diverged must not look like a missing one.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
 
 import hashlib
@@ -43,7 +43,7 @@ from pathlib import Path
 
 from dlojz import course, idr_torch
 from dlojz.machine import cpus, facts, meters
-from dlojz.runs import outcome, records, schema1
+from dlojz.runs import outcome, records
 from dlojz.runs.advice import advice
 from dlojz.runs.folder import events_file, new_run, path_of, trace_file
 
@@ -513,9 +513,6 @@ def _take(run, event):
         raise ValueError(f"unknown event {kind!r}, expected one of {', '.join(EVENTS)}")
     if kind != "start" and not run.start:
         raise ValueError(f"{kind!r} before the run's start, which is the first line of a log")
-    if kind != "start" and run.start["schema"] == 1:
-        event = schema1.upgraded(event)
-        kind = event["event"]
     _check(kind, event)
     if kind == "step":
         run.steps.append(event)
@@ -541,9 +538,10 @@ def _take(run, event):
 
 def _check(kind, event):
     """Raise for a field of FIELDS that is missing or has the wrong type."""
-    if kind == "start" and event["schema"] not in (1, SCHEMA):
+    if kind == "start" and event["schema"] != SCHEMA:
         raise OtherSchemaError(
-            f"schema {event['schema']!r}, expected 1 or {SCHEMA}: update the course, git pull"
+            f"schema {event['schema']!r}, expected {SCHEMA}: another version wrote it; "
+            "run it again, or update the course, git pull"
         )
     for name, (expected, word) in FIELDS.get(kind, {}).items():
         if kind == "start" and name not in event:
