@@ -6,22 +6,12 @@ from functools import partial
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
-from torch.distributed.tensor._ops._pointwise_ops import list_pointwise_strategy
-from torch.distributed.tensor._ops.utils import register_op_strategy
 from torch.utils.checkpoint import checkpoint
 
+from dlojz.training import private
 from dlojz.training.models import blocks
 
-# torch 2.11 knows how to shard fused Adam, but not fused SGD, which works element by element too.
-FUSED_SGD = [torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr]
-register_op_strategy(FUSED_SGD, schema_info=RuntimeSchemaInfo(needs_pytree=True))(
-    list_pointwise_strategy
-)
-# Nor does it say that tensors without values need nothing: it would make real ones, whole, to see.
-WITHOUT_VALUES = torch.library.Library("aten", "IMPL")
-for each in FUSED_SGD:
-    WITHOUT_VALUES.impl(each, lambda *_, **__: None, "Meta")
+FUSED_SGD = private.shard_fused_sgd()  # registered as long as it is kept
 
 
 def own(tensor):
