@@ -21,7 +21,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 HUB ?= one_machine
 HUB_FOLDER ?= $(if $(filter 0,$(shell id -u)),/opt/dlojz,$(HOME)/.local/share/dlojz)
 
-.PHONY: help setup system demo test lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
+.PHONY: help setup system demo test quick lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -49,6 +49,9 @@ test:  ## all tests: unit, solutions, notebooks, browser
 	@$(MAKE) --no-print-directory -j2 system setup
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PARALLEL) --dist=loadfile --no-loadscope-reorder --durations=15 \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 tests notebooks solutions
+
+quick: setup  ## the tests of what was changed, in less than a minute
+	@$(BIN)/python tools/quick.py
 
 lab: setup  ## open JupyterLab on the notebooks
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter lab $(ROOT) $(TERMINAL) --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb

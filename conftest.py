@@ -21,11 +21,17 @@ from ipykernel import kernelspec
 from nbval import kernel
 
 REPOSITORY = Path(__file__).parent
+# Wrong answers in full, a hub, Slurm, browsers and installations are slow: `make quick` leaves out
+# these files, tests with these fixtures, and those that take 5 s, which are marked.
+SLOW_FILES = (
+    *("test_wrong.py", "test_hub.py", "test_slurm.py", "test_browser.py"),
+    *("test_museum.py", "test_install.py"),
+)
+SLOW_FIXTURES = {"cluster", "new_page"}
 # The files that take longest come first: at the end no process is left alone with one of them.
 FIRST = (
-    *("test_wrong.py", "test_hub.py", "test_slurm.py", "test_browser.py", "test_trainer.py"),
-    *("test_museum.py", "test_estimate.py", "test_repair.py", "test_check.py", "test_keeper.py"),
-    *("test_install.py", "test_launch.py", "test_fsdp.py", "test_allocation.py", "test_worth.py"),
+    *(*SLOW_FILES, "test_trainer.py", "test_estimate.py", "test_repair.py", "test_check.py"),
+    *("test_keeper.py", "test_launch.py", "test_fsdp.py", "test_allocation.py", "test_worth.py"),
     *("test_sharding.py", "test_compiling.py", "test_rehearse.py", "test_slow.py", "test_forks.py"),
 )
 SHARED_FOLDER = "DLOJZ_TESTS_SHARED"  # of all test processes of a session
@@ -145,6 +151,9 @@ def fork_kernels(folder):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: _place(item.path))
+    for item in items:
+        if item.path.name in SLOW_FILES or SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("slow")
 
 
 def pytest_collection_finish():

@@ -1,0 +1,116 @@
+"""Which tests `make quick` runs for what was changed."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import quick
+
+TESTS = {
+    "test_stats.py": "from dlojz.runs import stats",
+    "test_report.py": "from dlojz.runs.stats import summary",
+    "test_judge.py": "import dlojz.check.judge",
+    "test_exercises.py": "from dlojz.check.exercises import ddp",
+    "test_n02_amp.py": "",
+    "test_cases.py": "from dlojz.chapters import n02_amp as n02",
+    "test_modes.py": "def test():\n    from dlojz.chapters.n02_amp import figures",
+    "test_steps.py": "import steps",
+    "test_sites.py": "'job.sbatch'",
+    "test_sizes.py": "",
+}
+OF_02 = ["test_n02_amp.py"], ["test_cases.py", "test_modes.py"]
+
+
+@pytest.mark.parametrize(
+    ("path", "own", "others"),
+    [
+        ("tests/test_stats.py", ["test_stats.py"], []),
+        ("dlojz/runs/stats.py", ["test_stats.py"], ["test_report.py"]),
+        ("dlojz/check/judge.py", ["test_judge.py"], []),
+        ("dlojz/check/exercises/amp.toml", ["test_exercises.py"], []),
+        ("dlojz/check/exercises/ddp.py", ["test_exercises.py"], []),
+        ("dlojz/chapters/n02_amp/quiz.toml", *OF_02),
+        ("dlojz/chapters/n02_amp/experiments/sizes.py", *OF_02),
+        ("tools/steps.py", ["test_steps.py"], []),
+        ("slurm/job.sbatch", [], ["test_sites.py"]),
+        ("LICENSE", [], []),
+    ],
+)
+def test_a_file_has_the_tests_that_are_named_like_it_or_import_it(path, own, others):
+    assert quick.tests_of(path, TESTS) == (own, others)
+
+
+def test_a_module_that_many_import_has_its_own_test_and_the_others_are_listed():
+    many = {f"test_{i}.py": "import dlojz.runs.stats" for i in range(quick.FEW + 1)}
+    paths = ["dlojz/runs/stats.py", "dlojz/check/judge.py", "LICENSE"]
+    whole, left, none = quick.plan(paths, TESTS | many)
+    assert list(whole) == ["test_stats.py", "test_judge.py"]
+    assert set(left) == {"test_report.py", *many}
+    assert none == ["LICENSE"]
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("solutions/dlojz_02_amp.py", "02_amp"),
+        ("tests/wrong/02_amp/half-model.diff", "02_amp"),
+        ("dlojz/chapters/n02_amp/exercise.py", "02_amp"),
+        ("dlojz/runs/stats.py", None),
+    ],
+)
+def test_an_answer_has_the_tests_of_its_step(path, step):
+    match = quick.STEP.match(path)
+    assert (match and match[1]) == step
+
+
+def item(file, name, slow=False):
+    mark = {"slow": slow}.get
+    path = SimpleNamespace(name=file)
+    return SimpleNamespace(path=path, nodeid=f"tests/{file}::{name}", get_closest_marker=mark)
+
+
+def test_slow_tests_are_left_out_and_named_except_those_of_the_step():
+    fast, slow = item("test_stats.py", "a"), item("test_stats.py", "b", slow=True)
+    mine = item("test_wrong.py", "c[02_amp]", slow=True)
+    others = item("test_wrong.py", "c[03_channels_last]", slow=True)
+    minute, items, left = (
+        quick.Minute(["test_stats.py"], {"02_amp"}),
+        [mine, others, slow, fast],
+        [],
+    )
+    config = SimpleNamespace(
+        hook=SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
+    )
+    minute.pytest_collection_modifyitems(config, items)
+    assert items == [fast, mine]
+    assert left == [others, slow]
+    assert minute.slow == {"test_stats.py"}
+
+
+def test_after_the_minute_no_test_begins(monkeypatch):
+    minute = quick.Minute([], ())
+    minute.pytest_runtest_setup(item("test_stats.py", "a"))
+    monkeypatch.setattr(minute, "begin", minute.begin - quick.ENOUGH_S)
+    with pytest.raises(pytest.skip.Exception, match="45 s are over"):
+        minute.pytest_runtest_setup(item("test_stats.py", "a"))
+    assert minute.late == {"test_stats.py"}
+
+
+def test_changed_is_what_the_branch_did_what_is_not_committed_and_what_is_new(
+    tmp_path, monkeypatch
+):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(quick, "REPOSITORY", tmp_path)
+    git("init")
+    for branch, file in (("main", "old.py"), ("mine", "committed.py")):
+        git("checkout", "-B", branch)
+        (tmp_path / file).touch()
+        git("add", "-A")
+        git("commit", "-m", branch)
+    (tmp_path / "new.py").touch()
+    assert quick.changed() == ["committed.py", "new.py"]
+    (tmp_path / "old.py").write_text("edited")
+    assert quick.changed() == ["committed.py", "new.py", "old.py"]
