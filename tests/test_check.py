@@ -14,7 +14,7 @@ from test_stats import write_log
 
 from dlojz import cli, course, launch, progress
 from dlojz.check import CheckError, bars, check, ending, exercises, is_open, judge, plan, run
-from dlojz.check.ending import How
+from dlojz.check.ending import Cause, Ending, How
 from dlojz.check.exercises import MECHANISM, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.launch import series
@@ -279,7 +279,7 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
     def found(exercise, runs, standards, timed):
         low, high = next(given)
         shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, made[-1], stats.FASTER)
-        seen = Finding(MECHANISM, "layout", mechanism, "a", "b", "input")
+        seen = Finding(MECHANISM, "layout", "layout", mechanism, "a", "b", "input")
         speed = judge._asked(bars.Bar("01_gpu", "", 1.15, "a source"), shown)
         return Verdict("01_gpu", [seen, speed], exercise.hints, shown)
 
@@ -470,7 +470,9 @@ def test_an_error_that_would_steer_a_terminal_is_shown_as_text(tmp_path):
 
 @pytest.mark.parametrize(("step", "hint"), [("06_ddp", "together"), ("01_gpu", "failed")])
 def test_processes_that_reach_the_time_limit_may_wait_for_each_other(step, hint, tmp_path):
-    found = judge.crashed(exercises.find(step), tmp_path, "TIMEOUT: its 600 s were over")
+    found = judge.crashed(
+        exercises.find(step), tmp_path, Ending(How.FAILED, "its 600 s were over", Cause.TOO_LONG)
+    )
     assert found.hint_key == hint
 
 

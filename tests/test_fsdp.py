@@ -13,6 +13,7 @@ from torch.distributed.tensor import Shard
 
 from dlojz import course, idr_torch
 from dlojz.check import exercises, judge
+from dlojz.check.ending import Ending, How
 from dlojz.check.exercises import fsdp
 from dlojz.launch import Request, series
 from dlojz.runs import log, records
@@ -242,6 +243,6 @@ def test_without_the_run_with_ddp_the_memory_is_unmeasured():
 
 
 def test_a_trainer_that_crashes_is_told_that_memory_was_asked(tmp_path):
-    text = repr(judge.crashed(exercises.find("11_fsdp"), tmp_path, "FAILED: no"))
+    text = repr(judge.crashed(exercises.find("11_fsdp"), tmp_path, Ending(How.FAILED, "no")))
     assert "? smaller" in text
     assert "faster" not in text

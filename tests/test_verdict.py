@@ -6,7 +6,9 @@ import pytest
 from dlojz import course, launch, progress
 from dlojz.check import exercises
 from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding, State
+from dlojz.check.judge import SPEED
 from dlojz.check.verdict import Verdict
+from dlojz.runs import stats
 
 
 def verdict(*findings):
@@ -15,7 +17,7 @@ def verdict(*findings):
 
 def not_yet(folder, source="a trainer"):
     """A verdict on this trainer, which fails, as `check` returns it."""
-    found = verdict(Finding(MECHANISM, "dtype", False, "float32", "bfloat16", "autocast"))
+    found = verdict(Finding(MECHANISM, "layers", "dtype", False, "float32", "bfloat16", "autocast"))
     found.job = launch.Job(folder)
     (folder / "trainer.py").write_text(source)
     return found
@@ -31,9 +33,9 @@ def test_hints_climb_a_ladder(course_folder, tmp_path):
 
 
 def test_the_first_hint_is_the_exercises_first(course_folder):
-    late = Finding(SAME, "losses", False, "1", "2", "losses")
-    early = Finding(SAME, "images", False, "1", "2", "images")
-    own = Finding(MECHANISM, "dtype", False, "1", "2", "autocast")
+    late = Finding(SAME, "losses", "losses", False, "1", "2", "losses")
+    early = Finding(SAME, "images", "images", False, "1", "2", "images")
+    own = Finding(MECHANISM, "layers", "dtype", False, "1", "2", "autocast")
     assert verdict(late, own, early).hint_key == "images"
     assert verdict(late, own).hint_key == "autocast"
     assert verdict(late).hint_key == "losses"
@@ -41,10 +43,10 @@ def test_the_first_hint_is_the_exercises_first(course_folder):
 
 def test_other_rows_that_fail_are_said_to_follow_perhaps():
     images, dtype = (
-        Finding(MECHANISM, what, False, "1", "2", hint)
+        Finding(MECHANISM, hint, what, False, "1", "2", hint)
         for what, hint in (("images", "images"), ("dtype", "autocast"))
     )
-    unnamed = Finding(FASTER, "speed", State.UNMEASURED, "not timed", "fix that first")
+    unnamed = Finding(*SPEED, State.UNMEASURED, "not timed", "fix that first")
     for text in (repr, Verdict._repr_html_):
         assert "the other rows marked ✗ may follow" in text(verdict(images, dtype))
         assert "the other rows marked ✗" not in text(verdict(images, images, unnamed))
@@ -52,30 +54,31 @@ def test_other_rows_that_fail_are_said_to_follow_perhaps():
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_who_has_passed_need_not_measure_again(passed):
-    found = verdict(Finding(SAME, "images", passed, "1", "1", "images"))
-    found.notes = ("disturbed: stop them and measure again",)
+    found = verdict(Finding(SAME, "images", "images", passed, "1", "1", "images"))
+    found.cautions = (stats.Caution("disturbed", "stop them", again=True),)
     for text in (repr(found), found._repr_html_()):
         assert ("it passed all the same" in text) == passed
 
 
 def test_what_is_not_asked_does_not_fail():
-    asked = Finding(SAME, "images", True, "1", "1")
-    found = verdict(asked, Finding(FASTER, "speed", State.NOT_ASKED, "0.4 times", "no gain asked"))
+    asked = Finding(SAME, "images", "images", True, "1", "1")
+    found = verdict(asked, Finding(*SPEED, State.NOT_ASKED, "0.4 times", "no gain asked"))
     assert found.passed
     assert found.part(FASTER) == State.NOT_ASKED
     assert "no gain asked" in repr(found)
 
 
 def test_the_card_shows_hostile_text_as_text():
-    found = verdict(Finding(SAME, "<script>", False, "<b>yours</b>", "1", "images"))
+    found = verdict(Finding(SAME, "hostile", "<script>", False, "<b>yours</b>", "1", "images"))
     assert "<script>" not in found._repr_html_()
     assert "&lt;b&gt;yours" in found._repr_html_()
 
 
 def test_a_finding_is_never_undecided_by_accident():
-    with pytest.raises(TypeError, match="None is no state"):
-        Finding(SAME, "images", None, "1", "2")
-    assert Finding(SAME, "images", np.bool_(True), "1", "1").state == State.PASSED
+    for state in (None, "1"):
+        with pytest.raises(TypeError, match=f"images: {state!r} is no state"):
+            Finding(SAME, "images", "images", state, "1", "2")
+    assert Finding(SAME, "images", "images", np.bool_(True), "1", "1").state == State.PASSED
 
 
 def test_a_verdict_without_a_finding_does_not_pass():
@@ -118,8 +121,8 @@ def test_a_verdict_names_its_job(tmp_path):
 
 
 def test_what_is_open_is_no_green_tick_and_not_called_unasked():
-    asked = Finding(SAME, "images", True, "1", "1")
-    speed = Finding(FASTER, "not slower", State.NOT_ASKED, "open", "-", "speed", open=True)
+    asked = Finding(SAME, "images", "images", True, "1", "1")
+    speed = Finding(FASTER, "speed", "not slower", State.NOT_ASKED, "open", "-", "speed", open=True)
     found = verdict(asked, speed)
     assert found.passed
     assert "  ? faster (open)" in repr(found)

@@ -11,7 +11,7 @@ import pytest
 import wrong
 
 from dlojz import course
-from dlojz.check import exercises, judge, plan, run
+from dlojz.check import ending, exercises, judge, plan, run
 from dlojz.launch import Request, series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
@@ -58,6 +58,7 @@ EXPECTED = {  # of the trainer as it is before the step
     "11_fsdp": "flag",
 }
 
+CRASHED = ending.Ending(ending.How.FAILED, "crashed")
 
 # The hints that only a replay gives: the other answers are judged without one, to save minutes.
 REPLAYED = {
@@ -148,7 +149,7 @@ def test_a_job_that_crashes_gets_the_same_hint_with_nothing_beside_it(runs):
     for answer in judged(runs[0]):
         own = folders[f"{answer.name}--after-1"]
         if (own / "exit_code").read_text().strip() != "0":
-            assert judge.crashed(exercise, own, "crashed").hint_key == answer.expect, answer.name
+            assert judge.crashed(exercise, own, CRASHED).hint_key == answer.expect, answer.name
 
 
 @pytest.mark.parametrize("runs", ["09_compile"], indirect=True)

@@ -69,7 +69,7 @@ def _repaired(exercise, job):
             f'{course.PREPARED[exercise.step]}: submit(course.own("{exercise.step}"))'
         )
     completed = job.state == launch.State.COMPLETED
-    failed = "" if completed else _how(job, course.PREPARED[exercise.step])
+    failed = "" if completed else _end(job, course.PREPARED[exercise.step]).text
     verdict = judge.repaired(exercise, job.directory, failed)
     verdict.job, verdict.notes = job, tuple(plan.notes(exercise, job))
     _keep(verdict)
@@ -78,14 +78,15 @@ def _repaired(exercise, job):
 
 def _crashed(exercise, job):
     standards = plan.standards(exercise, job)
-    return judge.crashed(exercise, job.directory, _how(job, standards.trainer))
+    return judge.crashed(exercise, job.directory, _end(job, standards.trainer))
 
 
-def _how(job, trainer) -> str:
+def _end(job, trainer) -> ending.Ending:
     """Return how a job failed. trainer: the name of the trainee's file."""
     status = job.status
     said = ending.error(job.directory, trainer) or status.get("reason") or "no error"
-    return f"{status['state']}: {said}"
+    cause = ending.Cause.TOO_LONG if status["state"] == launch.State.TIMEOUT else None
+    return ending.Ending(ending.How.FAILED, f"{status['state']}: {said}", cause)
 
 
 def _timed(exercise, job, pairs):

@@ -34,10 +34,9 @@ BUFFERS = 1e-5
 COARSE_NOISES, TOO_NOISY = 1.5, 0.5
 LOSS = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}
 DRIFTS = (10, 2, 2, 2, 2, 2)  # times the noise of each of the solution's bands
-LOSSES = "losses"  # the hint
+LOSSES = "losses"  # the key, and the hint
 LATER = 2  # steps by which another run may be ahead, where rounding errors grow thirtyfold in each
 VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
-OUTPUTS = "size of the outputs in the validation"
 # Those that are computed again, from the trainee's weights.
 VALIDATED, VALIDATED_NOISES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}, 10
 EVALUATION = "evaluation"  # the hint
@@ -45,6 +44,39 @@ CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
 CHRONOMETER, CHRONOMETER_S = 0.10, 0.010  # by how much less time its marks may add up to
 LOOKS, LOOKS_SHARE, LOOKS_S = 3, 0.05, 0.002  # times that of other runs, of a step, and beside
 STOCK = 0.1  # of a window's batches may have been loaded before it
+
+LABELS = {  # of the findings, by key
+    "audit": "audit",
+    "memory": "memory of the job",
+    "images": "images with a gradient",
+    "pixels": "pixels of the images",
+    "criterion": "gradient of the loss",
+    "rate": "learning rate",
+    "settings": "optimizer's settings",
+    "frozen": "weights without a gradient, layers not in training",
+    "rows": "update of weights drawn at random",
+    "random": "random numbers",
+    "gradients": "gradients, {precision}",
+    "outputs": "outputs of the model, {precision}",
+    "missing": "gradients there or not",
+    "tensors": "gradient of each weight",
+    "buffers": "batch statistics",
+    "optimizer": "update of all weights",
+    "losses": "losses{steps}",
+    "val-losses": "losses of the validation",
+    "val-outputs": "size of the outputs in the validation",
+    "val-weights": "weights of the validation",
+    "val-buffers": "batch statistics of the validation",
+    "val-labels": "labels of the validation",
+    "val-pixels": "pixels of the validation",
+    "outputs-again": "outputs of the validation, computed again",
+    "losses-again": "losses of the validation, computed again",
+    "windows": "Chronometer's windows",
+    "clock": "clock",
+    "marks": "Chronometer's speed",
+    "looks": "time of the check's own looks",
+    "stock": "batches loaded before the window",
+}
 
 
 def precision_of(run: log.Run, hardware: str = "") -> str:
@@ -98,7 +130,7 @@ def as_large(mine: log.Run, solution: log.Run) -> list[Finding]:
         f"{_state(run) / 1e9:.1f} GB of state, {_memory(run)[0] / 1e9:.1f} GB at the peak"
         for run in (mine, solution)
     )
-    return [_finding("memory of the job", False, text, f"as the solution: {asked}")]
+    return [_finding("memory", False, text, f"as the solution: {asked}")]
 
 
 @dataclass(frozen=True)
@@ -179,15 +211,15 @@ def _images(runs):
                 text = f"{mine} of {usual} in step {wrong[0]}, {len(wrong)} steps differ"
                 hint = "images" if mine else "backward"
             asked = f"all, in {steps[1]} steps"
-            return _finding("images with a gradient", False, text, asked, hint)
+            return _finding("images", False, text, asked, hint)
     total = sum(sum(mine for mine, _ in run.every["images"]) for run in runs)
-    return _finding("images with a gradient", True, f"{total:,}, in every step", "all")
+    return _finding("images", True, f"{total:,}, in every step", "all")
 
 
 def _pixels(runs):
     worst, step = _worst([run.every["pixels"] for run in runs])
     asked = f"at most {PIXELS:g} apart, in every step"
-    return _finding("pixels of the images", worst <= PIXELS, _where(worst, step), asked, "pixels")
+    return _finding("pixels", worst <= PIXELS, _where(worst, step), asked, "pixels")
 
 
 def _criterion(runs):
@@ -200,9 +232,9 @@ def _criterion(runs):
     ok = all(share <= 1 for share, _, _ in bad)
     if ok and (scaled := next(filter(None, map(_scaled, runs)), None)):
         asked = f"as large as the solution's, within {max(SCALE[r.precision] for r in runs):.2%}"
-        return _finding("gradient of the loss", False, scaled, asked, "criterion")
+        return _finding("criterion", False, scaled, asked, "criterion")
     asked = f"at most {tolerance:g} of the solution's, in every step"
-    return _finding("gradient of the loss", ok, _where(worst, step), asked, "criterion")
+    return _finding("criterion", ok, _where(worst, step), asked, "criterion")
 
 
 def _scaled(run):
@@ -232,23 +264,21 @@ def _without_scaler(share, precision):
 def _rate(runs):
     worst, step = _worst([[u["lr_off"] for u in run.every["updates"]] for run in runs])
     asked = f"off by at most {RATE:g}, in every update"
-    return _finding("learning rate", worst <= RATE, _where(worst, step, "update"), asked, "rate")
+    return _finding("rate", worst <= RATE, _where(worst, step, "update"), asked, "rate")
 
 
 def _settings(runs):
     if others := sum(run.mine.audit.foreign for run in runs):
         text = f"{others} updates of weights that are not the model's"
-        return _finding("optimizer's settings", False, text, "none", "settings")
+        return _finding("settings", False, text, "none", "settings")
     for run in runs:
         usual = _as_one(run.every["usual"][0])
         for update in map(_as_one, run.every["updates"]):
             for name in ("optimizer", "settings"):
                 if update[name] != usual[name]:
                     yours = f"{_said(update[name])} in update {update['update']}"
-                    return _finding(
-                        "optimizer's settings", False, yours, _said(usual[name]), "settings"
-                    )
-    return _finding("optimizer's settings", True, _said(usual["settings"]), "the solution's")
+                    return _finding("settings", False, yours, _said(usual[name]), "settings")
+    return _finding("settings", True, _said(usual["settings"]), "the solution's")
 
 
 def _as_one(update):
@@ -269,7 +299,6 @@ def _setting(name, value):
 
 def _frozen(runs):
     """Compare which weights have no gradient, and which layers do not train, in each update."""
-    what = "weights without a gradient, layers not in training"
     for run in runs:
         usual = run.every["usual"][0]
         for update in run.every["updates"]:
@@ -280,15 +309,15 @@ def _frozen(runs):
                     f"{update['update']}"
                 )
                 asked = f"{len(usual['missing'])}; {usual['evaluating']}"
-                return _finding(what, False, text, asked, "frozen")
-    return _finding(what, True, "none", "none")
+                return _finding("frozen", False, text, asked, "frozen")
+    return _finding("frozen", True, "none", "none")
 
 
 def _rows(runs):
     worst, step = _worst([run.every["rows"] for run in runs])
     asked = f"at most {ROUNDINGS} roundings from the solution's, in every update"
     text = _where(worst, step, "update")
-    return _finding("update of weights drawn at random", worst <= ROUNDINGS, text, asked, "update")
+    return _finding("rows", worst <= ROUNDINGS, text, asked, "update")
 
 
 def _random(runs):
@@ -303,8 +332,8 @@ def _random(runs):
             first = seen.setdefault(str(mine["random"]), (mine["update"], usual["random"]))
             if first[0] != mine["update"] and first[1] != usual["random"]:
                 text = f"update {mine['update']} begins with those of update {first[0]}"
-                return _finding("random numbers", False, text, "new ones in each", "random")
-    return _finding("random numbers", True, "as new as the solution's", "as the solution's")
+                return _finding("random", False, text, "new ones in each", "random")
+    return _finding("random", True, "as new as the solution's", "as the solution's")
 
 
 def _updates(runs):
@@ -314,8 +343,8 @@ def _updates(runs):
     if not solved:
         return [_unmeasured("audit", "no update could be replayed")]
     return [
-        *_link(solved, "gradients", "gradients"),
-        *_link([u for u in solved if u["outputs"] is not None], "outputs of the model", "outputs"),
+        *_link(solved, "gradients"),
+        *_link([u for u in solved if u["outputs"] is not None], "outputs"),
         _tensors(solved),
         _buffers(solved),
         _optimizer(updates),
@@ -327,56 +356,59 @@ def _number(count):
     if count >= AUDITED:
         return _finding("audit", True, text, f"at least {AUDITED}")
     more = f"at least {AUDITED}: submit with more steps, --test-nsteps 12"
-    return Finding(SAME, "audit", State.UNMEASURED, text, more, TOO_SHORT)
+    return _finding("audit", State.UNMEASURED, text, more, TOO_SHORT)
 
 
-def _link(updates, what, key):
+def _link(updates, key):
     """Return a finding for each precision: a noisy link, by the median over the updates."""
     found = []
     for precision in sorted({u["precision"] for u in updates}):
         these = [u for u in updates if u["precision"] == precision]
         noises = [u[f"{key}_noise"] for u in these if f"{key}_noise" in u]
-        found.append(_noisy(f"{what}, {precision}", [u[key] for u in these], noises, key))
+        found.append(_noisy(key, precision, [u[key] for u in these], noises))
     return found
 
 
-def _noisy(what, off, noises, hint):
+def _noisy(key, precision, off, noises):
     if not noises:
-        return _unmeasured(what, "the solution, moved by a rounding error, skipped each update")
+        text = "the solution, moved by a rounding error, skipped each update"
+        return _unmeasured(key, text, precision)
     off = [math.inf if math.isnan(distance) else distance for distance in off]
     noise, middle, worst = statistics.median(noises), statistics.median(off), max(off)
-    if not what.endswith(COARSE):
+    if precision not in COARSE:
         most = records.NOISES * max(noise, records.SAME_LINK)
         single = max(records.ONE_UPDATE, records.ONE_UPDATE_NOISES * noise)
     elif noise > TOO_NOISY:
         text = f"off by {middle:.2g} of their size, and the solution's own noise is {noise:.2g}"
-        return Finding(SAME, what, State.NOT_ASKED, text, "too noisy: judged in float32 instead")
+        asked = "too noisy: judged in float32 instead"
+        return _finding(key, State.NOT_ASKED, text, asked, precision=precision)
     else:
         most, single = COARSE_NOISES * noise, math.inf
     text = f"off by {middle:.2g} of their size in the median, {worst:.2g} at worst"
     asked = f"at most {most:.2g}, the solution's own noise is {noise:.2g}"
-    return _finding(what, middle <= most and worst <= single, text, asked, hint)
+    ok = middle <= most and worst <= single
+    return _finding(key, ok, text, asked, key, precision=precision)
 
 
 def _tensors(updates):
     missing = sorted({name for u in updates for name in (*u["missing"], *u["unexpected"])})
     if missing:
         text = f"{len(missing)} weights, such as {missing[0]}"
-        return _finding("gradients there or not", False, text, "as the solution's", "frozen")
+        return _finding("missing", False, text, "as the solution's", "frozen")
     noise = max(u.get("gradients_tensor_noise", 0) for u in updates)
     worst = max(updates, key=lambda u: u["gradients_tensor"])
     most = max(records.ONE_WEIGHT, records.ONE_WEIGHT_NOISES * noise)
     text = f"{worst['gradients_tensor']:.2g} apart ({worst['gradients_worst'] or 'none'})"
     asked = f"logarithms of their norms at most {most:.2g} apart"
     ok = worst["gradients_tensor"] <= most
-    return _finding("gradient of each weight", ok, text, asked, "gradients")
+    return _finding("tensors", ok, text, asked, "gradients")
 
 
 def _buffers(updates):
     noise = max(u.get("buffers_noise", 0) for u in updates)
     most, worst = max(BUFFERS, 10 * noise), max(u["buffers"] for u in updates)
     asked = f"off by at most {most:.2g}"
-    return _finding("batch statistics", worst <= most, f"off by {worst:.2g}", asked, "batch-norm")
+    return _finding("buffers", worst <= most, f"off by {worst:.2g}", asked, "batch-norm")
 
 
 def _optimizer(updates):
@@ -385,7 +417,7 @@ def _optimizer(updates):
     name = f", {worst['optimizer_worst']}" if worst["optimizer_worst"] else ""
     text = f"{roundings:.3g} roundings in update {worst['update']}{name}"
     asked = f"at most {ROUNDINGS} roundings from the solution's optimizer"
-    return _finding("update of all weights", roundings <= ROUNDINGS, text, asked, "update")
+    return _finding("optimizer", roundings <= ROUNDINGS, text, asked, "update")
 
 
 def losses(
@@ -406,7 +438,7 @@ def losses(
     worst = (0.0, 0, 0.0, 0.0, 1.0)
     every = list(zip(*(_losses(run) for run in (mine, reference, *bands)), strict=False))
     if not every:
-        return _unmeasured("losses", "no loss was seen")
+        return _unmeasured(LOSSES, "no loss was seen", steps="")
     _, there, *moved = zip(*every, strict=True)
     noises = [list(accumulate(map(_away, those, there), max)) for those in moved]
     for step, (loss, usual, *_) in enumerate(every):
@@ -419,11 +451,11 @@ def losses(
     share, step, loss, usual, tolerance = worst
     text = f"{loss:.5g} in step {step}, off by {_away(loss, usual):.2g}" if share else "the same"
     asked = f"{usual:.5g}, off by at most {tolerance:.2g} of it" if share else "the solution's"
-    what = f"losses of all {len(every)} steps"
+    steps = f" of all {len(every)} steps"
     if early and not bands and 1 < share < math.inf:
         asked += ", or the solution's own noise, which is not known yet"
-        return Finding(SAME, what, State.NOT_ASKED, text, asked)
-    return _finding(what, share <= 1, text, asked, LOSSES)
+        return _finding(LOSSES, State.NOT_ASKED, text, asked, steps=steps)
+    return _finding(LOSSES, share <= 1, text, asked, LOSSES, steps=steps)
 
 
 def validation(
@@ -439,35 +471,34 @@ def validation(
     """
     if other := another_model(mine):
         return other
-    what, found = "losses of the validation", []
+    key, found = "val-losses", []
     for run, usual in zip(mine, solution, strict=True):
         seen, expected = run.audit.val_losses, usual.audit.val_losses
         if expected and not seen and run.audit.losses and None not in run.audit.losses:
             asked = "`training.criterion`, as in the training"
-            return _finding(what, False, "of another criterion", asked, "unseen")
+            return _finding(key, False, "of another criterion", asked, "unseen")
         if not (seen and expected):  # a function computes the losses
-            what, seen, expected = OUTPUTS, run.audit.val_outputs, usual.audit.val_outputs
+            key, seen, expected = "val-outputs", run.audit.val_outputs, usual.audit.val_outputs
         if not (seen and expected):
-            return Finding(SAME, what, State.NOT_ASKED, "not seen", "an audited run")
+            return _finding(key, State.NOT_ASKED, "not seen", "an audited run")
         if len(seen) != len(expected):
             text, asked = (f"{len(values)} batches" for values in (seen, expected))
-            return _finding(what, False, text, asked, "validation")
+            return _finding(key, False, text, asked, "validation")
         if len(seen) > again:
             found.append(_furthest(run, usual, seen, expected, precision))
     if not found:
-        return _finding(what, True, "all computed again", "the solution's", EVALUATION)
+        return _finding(key, True, "all computed again", "the solution's", EVALUATION)
     # As chaotic as that, nothing can be told; but what is no number has other reasons.
     noisy = [f for f in found if f.tolerance > 1 and f.share < (math.inf if again else 1)]
     clear = [f for f in found if f not in noisy]
     if noisy and all(f.share <= 1 for f in clear):
         text = f"too noisy: the losses of the training are up to {noisy[0].drift:.1%} apart"
-        return Finding(SAME, what, State.NOT_ASKED, text, "a longer training, with larger batches")
+        return _finding(key, State.NOT_ASKED, text, "a longer training, with larger batches")
     worst = max(clear, key=lambda f: f.share)
     text = f"{worst.loss:.5g} in batch {worst.batch}" if worst.share else "the same"
     asked = f"{worst.expected:.5g}, off by at most {worst.tolerance:.2g} of it"
-    return _finding(
-        what, worst.share <= 1, text, asked if worst.share else "the solution's", EVALUATION
-    )
+    asked = asked if worst.share else "the solution's"
+    return _finding(key, worst.share <= 1, text, asked, EVALUATION)
 
 
 class _Furthest(NamedTuple):
@@ -493,26 +524,25 @@ def _furthest(run, usual, seen, expected, precision) -> _Furthest:
 def validated(runs: Sequence[Audited]) -> list[Finding]:
     """Return findings: was the last validation the solution's, of the trainee's own model?"""
     kept = [(r, r.every["validation"]) for r in runs if r.every]
-    what, asked = "{} of the validation", "the solution's"
-    found = []
+    found, asked = [], "the solution's"
     apart, _ = _worst([[v["buffers"] or 0.0] for _, v in kept])
     if apart > BUFFERS:
         text, most = f"off by {apart:.2g} of those of process 0", f"off by at most {BUFFERS:g}"
-        found.append(_finding(what.format("batch statistics"), False, text, most, EVALUATION))
+        found.append(_finding("val-buffers", False, text, most, EVALUATION))
     if begun := sorted({name for r, _ in kept for name in r.every["first_buffers"]}):
         text = f"{len(begun)} begin with other values, such as {begun[0]}"
-        found.append(_finding("batch statistics", False, text, asked, "batch-norm"))
+        found.append(_finding("buffers", False, text, asked, "batch-norm"))
     if labels := [v["labels"].index(False) for _, v in kept if False in v["labels"]]:
         text = f"others in batch {labels[0]}"
-        found.append(_finding(what.format("labels"), False, text, asked, EVALUATION))
+        found.append(_finding("val-labels", False, text, asked, EVALUATION))
     worst, batch = _worst([v["pixels"] for _, v in kept])
     if worst > PIXELS:
         text, most = _where(worst, batch, "batch"), f"at most {PIXELS:g} apart"
-        found.append(_finding(what.format("pixels"), False, text, most, EVALUATION))
+        found.append(_finding("val-pixels", False, text, most, EVALUATION))
     for key in ("outputs", "losses"):
         there = [(*v[key], run.precision) for run, v in kept if None not in v.get(key, [None])]
         if there:
-            found.append(_computed(f"{key} of the validation, computed again", there))
+            found.append(_computed(f"{key}-again", there))
     return found
 
 
@@ -531,7 +561,7 @@ def _may_be_off(noise, precision) -> float:
     return max(VALIDATED[precision], VALIDATED_NOISES * noise)
 
 
-def _computed(what, there):
+def _computed(key, there):
     """Return a finding on what was computed again, of the process that is furthest off.
 
     there: how far it is off, the solution's own noise, and the precision, of each.
@@ -543,18 +573,18 @@ def _computed(what, there):
     share, off, most = max(scaled)
     text, asked = f"off by {off:.2g} of their size", f"at most {most:.2g}"
     if share <= 1 <= most:
-        return Finding(SAME, what, State.NOT_ASKED, f"too noisy: {text}", "a longer training")
-    return _finding(what, share <= 1, text, asked, EVALUATION)
+        return _finding(key, State.NOT_ASKED, f"too noisy: {text}", "a longer training")
+    return _finding(key, share <= 1, text, asked, EVALUATION)
 
 
 def another_model(mine: Sequence[log.Run]) -> Finding | None:
     """Return what shows that another model was validated than the one that was trained, or None."""
     if any(run.audit.same_weights is False for run in mine):
         text, asked = "not those of the last update", "as they were trained"
-        return _finding("weights of the validation", False, text, asked, EVALUATION)
+        return _finding("val-weights", False, text, asked, EVALUATION)
     if mine[0].audit.same_buffers is False:
         text, asked = "changed since the last step", "as process 0 trained them"
-        return _finding("batch statistics of the validation", False, text, asked, EVALUATION)
+        return _finding("val-buffers", False, text, asked, EVALUATION)
     return None
 
 
@@ -581,7 +611,7 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
         for r in (run, reference)
     ]
     parts = [_parts(r, begins=waits[0] == waits[1]) for r in (run, reference)]
-    found = [_finding("Chronometer's windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
+    found = [_finding("windows", parts[0] == parts[1], parts[0], parts[1], "marks")]
     windows = run.audit.windows
     if not windows:
         return found
@@ -598,7 +628,7 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     ok = told is not None and told <= most
     text = "nothing" if told is None else f"{told:,.0f} images/s"
     asked = f"{measured:,.0f} images/s, as the auditor measured, or up to {most:,.0f}"
-    found.append(_finding("Chronometer's speed", ok, text, asked, "marks"))
+    found.append(_finding("marks", ok, text, asked, "marks"))
     return [*found, _stock(windows, reference.probe.loader)]
 
 
@@ -622,7 +652,7 @@ def looks(after: Sequence[log.Run], before: Sequence[log.Run], solution: log.Run
         return []
     asked = f"at most {1000 * most:.2g} ms; {1000 * usual:.2g} ms in the other runs"
     text = f"{1000 * mine:.2g} ms in each step"
-    return [_finding("time of the check's own looks", False, text, asked, "clock")]
+    return [_finding("looks", False, text, asked, "clock")]
 
 
 def _of_a_step(windows, name):
@@ -638,10 +668,10 @@ def _stock(windows, loader):
     ahead, steps = max((w["ahead"], w["steps"]) for w in windows)
     most = max(1, STOCK * steps, kept)  # one may be on its way to the device
     asked = f"at most {most:.0f}: a tenth, or what the solution's workers keep ready"
-    what, text = "batches loaded before the window", f"{ahead}, for {steps} steps"
+    text = f"{ahead}, for {steps} steps"
     if elsewhere := min(w["ahead"] for w in windows) < 0:
         text = "unknown: they were not read from the loader that is watched"
-    return _finding(what, ahead <= most and not elsewhere, text, asked, "ahead")
+    return _finding("stock", ahead <= most and not elsewhere, text, asked, "ahead")
 
 
 def _profiled(run):
@@ -709,12 +739,15 @@ def _wall_s(windows):
     return sum(window["wall_s"] for window in windows)
 
 
-def _finding(what, ok, yours, expected, hint=None):
-    return Finding(SAME, what, bool(ok), yours, expected, None if ok else hint)
+def _finding(key, ok, yours, expected, hint=None, precision="", **words):
+    """Return a finding. ok: whether it passed, or its state; words: those that its label needs."""
+    what = LABELS[key].format(precision=precision, **words)
+    hint = hint if ok in (False, State.UNMEASURED) else None
+    return Finding(SAME, key, what, ok, yours, expected, hint, precision=precision)
 
 
-def _unmeasured(what, text):
-    return Finding(SAME, what, State.UNMEASURED, text, "see the hint", "audit")
+def _unmeasured(key, text, precision="", **words):
+    return _finding(key, State.UNMEASURED, text, "see the hint", "audit", precision, **words)
 
 
 def _worst(lists):

@@ -17,7 +17,6 @@ from dlojz.table import harmless
 FROM_OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 NO_END = "its log has no end: was run.end() left out, or os._exit() called?"
 MOST = 300  # characters of an error
-NO_ROOM = "there was no room on the disk"
 FULL = re.compile("|".join(rf"\[Errno {number}\]" for number in course.FULL))
 
 
@@ -29,12 +28,21 @@ class How(StrEnum):
     UNFINISHED = "unfinished"  # no exit code: its job ended first
 
 
+class Cause(StrEnum):
+    """Why a run ended as it did, where a check does something about it."""
+
+    TOO_LONG = "it took too long"
+    NO_ROOM = "there was no room on the disk"
+    UNKNOWN_FLAG = "unrecognized arguments"  # argparse's words
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a run ended: in one word, and in a sentence for people."""
 
     how: How
     text: str
+    cause: Cause | None = None
 
     @property
     def completed(self) -> bool:
@@ -56,18 +64,20 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
             return Ending(How.COMPLETED, "completed")
         return Ending(How.FAILED, NO_END)
     if series.TOO_LONG in codes:
-        return Ending(How.FAILED, f"TIMEOUT: it took too long{_stood(folder, trainer)}")
+        text = f"TIMEOUT: {Cause.TOO_LONG}{_stood(folder, trainer)}"
+        return Ending(How.FAILED, text, Cause.TOO_LONG)
     said = error(folder, trainer)
     if "out_of_memory" in outcomes:
         return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
     if FULL.search(said):
-        return Ending(How.KILLED, f"{NO_ROOM}: {said}")
+        return Ending(How.KILLED, f"{Cause.NO_ROOM}: {said}", Cause.NO_ROOM)
     alone = max(codes) <= 0 or outcome.only_waited(folder)
     if alone and -min(codes) in FROM_OUTSIDE:
         return Ending(How.KILLED, f"killed by {_name(-min(codes))}")
     if max(codes) <= 0:
         return Ending(How.FAILED, f"ended by {_name(-min(codes))}")
-    return Ending(How.FAILED, said or f"exit code {max(codes)}")
+    cause = Cause.UNKNOWN_FLAG if Cause.UNKNOWN_FLAG in said else None
+    return Ending(How.FAILED, said or f"exit code {max(codes)}", cause)
 
 
 def _stood(folder, trainer):

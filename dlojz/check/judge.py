@@ -24,15 +24,16 @@ from dlojz.check.verdict import Verdict
 from dlojz.launch import series
 from dlojz.runs import log, outcome, stats
 
-NOT_REACHED = ("none", "unknown", "None")  # what a finding says of a run that crashed first
 NOT_TIMED = Finding(
-    FASTER, "speed", State.UNMEASURED, "not timed", "fix what is marked ✗ first, then check again"
+    *(FASTER, "speed", "speed", State.UNMEASURED, "not timed"),
+    "fix what is marked ✗ first, then check again",
 )
 NOT_JUDGED = Finding(
-    MECHANISM, "evidence", State.UNMEASURED, "not judged", "a run of your trainer that completes"
+    *(MECHANISM, "evidence", "evidence", State.UNMEASURED, "not judged"),
+    "a run of your trainer that completes",
 )
 NOT_WATCHED = Finding(
-    *(SAME, "evidence", State.FAILED, "none: nothing watched the training"),
+    *(SAME, "evidence", "evidence", State.FAILED, "none: nothing watched the training"),
     *("a Chronometer with `witness=evidence.watch(...)`", "watched"),
 )
 BAND = "band-"  # runs of the solution with weights that are off by a rounding error, by number
@@ -66,11 +67,11 @@ def judge(
         return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
     mechanism = _mechanism(exercise, _without_crashed(exercise, runs, ends))
     if broken:
-        mechanism = [f for f in mechanism if not f.fails or f.yours not in NOT_REACHED]
+        mechanism = [f for f in mechanism if f.reached or not f.fails]
     same = common.same_work(runs.mine, runs.reference)
     audited = _audit(exercise, folders, ends, runs, timed)
     findings = [
-        *(replace(f, hint=exercise.hint_of.get(f.what, f.hint)) for f in same),
+        *(replace(f, hint=exercise.hint_of.get(f.key, f.hint)) for f in same),
         *audited,
         *_short_runs(exercise, folders, ends, runs, audited),
         _work(folders, ends, runs),
@@ -78,7 +79,7 @@ def judge(
     ]
     findings = _own_hints_first(findings)
     # Evidence names the cause; an error only says where it surfaced.
-    seen = any(f.fails and f.what != "audit" for f in findings)
+    seen = any(f.fails and f.key != "audit" for f in findings)
     findings += [replace(f, hint=None) if seen else f for f in broken]
     findings += exercise.second(runs)
     name = exercise.second_name
@@ -87,11 +88,11 @@ def judge(
     comparison, faster = _speed(exercise, folders, ends, runs, standards.recorded)
     price = exercise.price(_timed(folders, comparison))
     # A single pair has no spread to warn about, and no more were asked for.
-    warnings = comparison.warnings if comparison else ()
     pairs = len(_names(folders, "after-"))
-    notes = tuple(w for w in warnings if _tells(w, pairs, exercise))
+    cautions = comparison.cautions if comparison else ()
+    told = tuple(c for c in cautions if _tells(c, pairs, exercise))
     findings += [faster, *price]
-    return Verdict(exercise.step, findings, exercise.hints, comparison, notes, second_name=name)
+    return Verdict(exercise.step, findings, exercise.hints, comparison, told, second_name=name)
 
 
 def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
@@ -106,7 +107,7 @@ def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
         except (LookupError, TypeError) as error:
             told = f"its log was written by something else, too: {error!r}. Leave that to the job"
     if not findings:
-        ended = Finding(exercise.parts[0], "job", State.FAILED, told, "completed", "failed")
+        ended = Finding(exercise.parts[0], "job", "job", State.FAILED, told, "completed", "failed")
         missing = replace(NOT_JUDGED, expected="a job that completes")
         findings = [ended, *(replace(missing, part=part) for part in exercise.parts)]
     return Verdict(exercise.step, findings, exercise.hints, parts=exercise.parts)
@@ -117,13 +118,13 @@ def _mechanism(exercise, runs) -> list[Finding]:
     found = exercise.mechanism(runs)
     if not (middle := runs.mine.middle):
         return found
-    failing = {f.what for f in found if f.fails}
+    failing = {(f.key, f.precision) for f in found if f.fails}
     inside = exercise.mechanism(replace(runs, mine=runs.mine.in_the_middle))
     where = f" (step {middle.step})"
     return found + [
         replace(f, what=f"{f.what}, in the middle", yours=f.yours + where)
         for f in inside
-        if f.fails and f.what not in failing
+        if f.fails and (f.key, f.precision) not in failing
     ]
 
 
@@ -153,7 +154,7 @@ def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
         for run in pair:
             if not ends[run].completed:
                 known = flags.get(name, "") if run == name else ""
-                end = _ended(exercise, folders[run], ends[run], f"run {run}", "run-failed", known)
+                end = _ended(exercise, folders[run], ends[run], "run", "run-failed", run, known)
                 broken.append(end)
         with suppress(log.NoLogError):  # it stopped at an unknown flag
             extras[name] = tuple(log.read(folders[run]) for run in pair)
@@ -174,10 +175,10 @@ def _timed(folders, comparison) -> Timed:
     return Timed([stats.summary(folders[name]) for name in before], after, comparison)
 
 
-def _tells(warning, pairs, exercise):
-    if warning.startswith("data-bound"):
+def _tells(caution, pairs, exercise):
+    if caution.kind == stats.Caution.DATA_BOUND:
         return not exercise.of_files
-    return pairs >= stats.MIN_PAIRS or warning.startswith("not comparable")
+    return pairs >= stats.MIN_PAIRS or caution.kind == stats.Caution.NOT_COMPARABLE
 
 
 def _names(folders, prefix):
@@ -192,19 +193,15 @@ def _among(folders, *names):
 # Runs that crashed -------------------------------------------------------------------------------
 
 
-def crashed(exercise: Exercise, folder: Path, text: str) -> Verdict:
-    """Return the verdict on a job that did not complete, from what it logged until then.
-
-    text: how it ended.
-    """
-    end = ending.Ending(ending.How.FAILED, text)
+def crashed(exercise: Exercise, folder: Path, end: ending.Ending) -> Verdict:
+    """Return the verdict on a job that did not complete, from what it logged until then."""
     return _with_evidence(exercise, folder, folder, _ended(exercise, folder, end, "job", "failed"))
 
 
 def _stopped(exercise, folders, name, end) -> Verdict:
     """Return the verdict if a run that the others are compared with did not complete."""
     folder = folders.get(name)
-    ended = _ended(exercise, folder, end, f"run {name}", "run-failed")
+    ended = _ended(exercise, folder, end, "run", "run-failed", name)
     if folder is None:
         found = [ended, NOT_JUDGED, NOT_TIMED]
         return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
@@ -216,7 +213,7 @@ def _with_evidence(exercise, folder, reference, ended) -> Verdict:
     seen = []
     with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
         found = exercise.mechanism(Runs(log.read(folder), log.read(reference)))
-        seen = [f for f in found if f.fails and f.yours not in NOT_REACHED]
+        seen = [f for f in found if f.fails and f.reached]
     certain = {exercise.waited, *(hint for _, hint in exercise.causes)}
     if seen and ended.hint not in certain:  # else evidence shows only what was left undone
         ended = replace(ended, hint=None)
@@ -225,24 +222,25 @@ def _with_evidence(exercise, folder, reference, ended) -> Verdict:
     return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
 
 
-def _ended(exercise, folder, end, what, hint, flags="") -> Finding:
+def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
     """Return the finding on a run that did not complete.
 
     hint: for an error that the exercise does not know; flags: of the run, if they are not the job's
     """
+    which = SAME, key, f"{key} {name}".strip()
     errors = outcome.errors(folder) if folder else ""
     if exercise.waited and folder:
-        waited = end.text.startswith("TIMEOUT") or outcome.only_waited(folder)
+        waited = end.cause == ending.Cause.TOO_LONG or outcome.only_waited(folder)
         hint = exercise.waited if waited else hint
     known = (*exercise.causes, *exercise.errors)
     hint = next((key for pattern, key in known if re.search(pattern, errors)), hint)
     if end.how in (ending.How.KILLED, ending.How.UNFINISHED):
-        return Finding(SAME, what, State.UNMEASURED, end.text, "its end: check again", hint)
-    if end.how == ending.How.OUT_OF_MEMORY and what != "job":
+        return Finding(*which, State.UNMEASURED, end.text, "its end: check again", hint)
+    if end.how == ending.How.OUT_OF_MEMORY and key != "job":
         room = "room for what the check keeps beside it: submit with a smaller -b"
-        return Finding(SAME, what, State.UNMEASURED, end.text, room, hint)
+        return Finding(*which, State.UNMEASURED, end.text, room, hint)
     expected = f"completed, with {flags}" if flags else "completed"
-    return Finding(SAME, what, State.FAILED, end.text, expected, hint)
+    return Finding(*which, State.FAILED, end.text, expected, hint)
 
 
 # The audit ---------------------------------------------------------------------------------------
@@ -316,7 +314,7 @@ def _extras(exercise):
     return [*exercise.extras(False), *exercise.extras(True)]
 
 
-OF_EPOCHS = ("audit of each epoch", "all steps")
+OF_EPOCHS = ("epochs", common.ALL_STEPS)  # keys
 
 
 def _own_hints_first(findings) -> list[Finding]:
@@ -324,12 +322,10 @@ def _own_hints_first(findings) -> list[Finding]:
 
     They find all that is wrong from the first step on, too, and say of less what it is.
     """
-    others = {
-        f.hint for f in findings if f.state == State.FAILED and not f.what.startswith(OF_EPOCHS)
-    }
+    others = {f.hint for f in findings if f.state == State.FAILED and f.key not in OF_EPOCHS}
     if not others - {None, "later"}:
         return findings
-    return [replace(f, hint=None) if f.what.startswith(OF_EPOCHS) else f for f in findings]
+    return [replace(f, hint=None) if f.key in OF_EPOCHS else f for f in findings]
 
 
 def _hint(finding, instead: str | None) -> str | None:
@@ -339,7 +335,7 @@ def _hint(finding, instead: str | None) -> str | None:
     """
     if finding.hint == "later":
         return instead
-    follows = finding.what.startswith((*OF_EPOCHS, "steps in training mode"))
+    follows = finding.key in (*OF_EPOCHS, common.TRAINING_MODE)
     return None if follows and not instead else finding.hint
 
 
@@ -349,10 +345,11 @@ def _later(name, folders, runs, validated) -> Finding:
     validated: whether the first epoch's validation is right. If not, that is no later mistake.
     """
     again = folders[name] / series.REPLAY
-    what, asked = f"audit of each epoch, run {name}", "the solution's updates"
+    which = SAME, "epochs", f"audit of each epoch, run {name}"
+    asked = "the solution's updates"
     end = ending.of(again)
     if not end.completed:
-        return Finding(SAME, what, State.UNMEASURED, end.text, f"{asked}: check again", "later")
+        return Finding(*which, State.UNMEASURED, end.text, f"{asked}: check again", "later")
     reference = runs.extras[name][1]
     found = audit.audited(folders[name], again, audit.precision_of(reference))
     ranks = runs.extras[name][0].ranks
@@ -365,7 +362,7 @@ def _later(name, folders, runs, validated) -> Finding:
     epochs = reference.start["arguments"].get("epochs", 1)
     early = [*audit.links([r.first_of(epochs) for r in found]), told.finding(ranks, every, True)]
     hint = next((f.hint for f in early if f.state == State.FAILED), "later")
-    return Finding(SAME, what, not failing, words or "the same", asked, hint)
+    return Finding(*which, not failing, words or "the same", asked, hint)
 
 
 def _work(folders, ends, runs) -> Finding:
@@ -379,6 +376,8 @@ def _work(folders, ends, runs) -> Finding:
 
 # The speed ---------------------------------------------------------------------------------------
 
+SPEED = FASTER, "speed", "speed"
+
 
 def _speed(exercise, folders, ends, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
     """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
@@ -388,7 +387,7 @@ def _speed(exercise, folders, ends, runs, recorded) -> tuple[stats.Comparison | 
     names = _names(folders, "before-")
     if not names and bar.at_least is None:
         why = f"no gain asked: {bar.source}{recorded}"
-        return None, Finding(FASTER, "speed", State.NOT_ASKED, "not compared", why)
+        return None, Finding(*SPEED, State.NOT_ASKED, "not compared", why)
     for name in names:
         if not ends[name].completed:
             return None, _unmeasured(bar, name, ends[name])
@@ -401,7 +400,7 @@ def _speed(exercise, folders, ends, runs, recorded) -> tuple[stats.Comparison | 
     except ValueError as error:
         return None, _too_short(bar, [*before, *after], error)
     if why := _not_asked(exercise, bar, before, runs, recorded):
-        return found, Finding(FASTER, "speed", State.NOT_ASKED, _speed_text(found), why)
+        return found, Finding(*SPEED, State.NOT_ASKED, _speed_text(found), why)
     return found, _asked(bar, found)
 
 
@@ -425,9 +424,9 @@ def _too_short(bar, summaries, error) -> Finding:
 def _without_speed(bar, yours, todo) -> Finding:
     """Return the finding of pairs without a speed: it fails wherever a bar asks for one."""
     if bar.at_least is None:
-        return Finding(FASTER, "speed", State.NOT_ASKED, yours, f"no gain asked: {bar.source}")
+        return Finding(*SPEED, State.NOT_ASKED, yours, f"no gain asked: {bar.source}")
     wanted = f"a measured speed: {todo}"
-    return Finding(FASTER, "speed", State.UNMEASURED, yours, wanted, "unmeasured")
+    return Finding(*SPEED, State.UNMEASURED, yours, wanted, "unmeasured")
 
 
 def _not_asked(exercise, bar, before, runs, recorded) -> str:
@@ -445,24 +444,25 @@ def _asked(bar, found) -> Finding:
     against the trainer: that is neither passed nor failed. The next check measures again.
     """
     if bar.not_slower:
-        what, wanted = "not slower", f"at most {found.margin:.0%} slower ({bar.source})"
+        which = FASTER, "speed", "not slower"
+        wanted = f"at most {found.margin:.0%} slower ({bar.source})"
     else:
-        what = "speed"
+        which = SPEED
         wanted = (
             f"at least {bar.at_least:g} times as fast (the bar for this hardware; {bar.source})"
         )
     if not found.comparable:
         yours = "; ".join(found.warnings)
-        return Finding(FASTER, what, State.UNMEASURED, yours, "equal settings", "unmeasured")
+        return Finding(*which, State.UNMEASURED, yours, "equal settings", "unmeasured")
     if found.low is None:
         todo = f"at least {stats.MIN_PAIRS} pairs: check again without pairs={found.pairs}"
-        return Finding(FASTER, what, State.UNMEASURED, _speed_text(found), todo, "unmeasured")
+        return Finding(*which, State.UNMEASURED, _speed_text(found), todo, "unmeasured")
     cleared = bar.is_cleared(found)
     if cleared is not None:
-        return Finding(FASTER, what, cleared, str(found), wanted, "speed")
+        return Finding(*which, cleared, str(found), wanted, "speed")
     unharmed = bar.not_slower and found.ratio >= bar.least(found.margin)
     state = State.NOT_ASKED if unharmed else State.UNMEASURED
-    return Finding(FASTER, what, state, f"open: {found}", f"{wanted}; {OPEN}", "speed", open=True)
+    return Finding(*which, state, f"open: {found}", f"{wanted}; {OPEN}", "speed", open=True)
 
 
 def _is_fed(exercise, before, run) -> str:

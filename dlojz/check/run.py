@@ -15,7 +15,7 @@ from pathlib import Path
 from dlojz import course, launch, presets, progress
 from dlojz.check import ending, judge
 from dlojz.check.audit import LOSSES
-from dlojz.check.ending import How
+from dlojz.check.ending import Cause, How
 from dlojz.check.exercises import FASTER
 from dlojz.check.plan import Plan, hardware_of
 from dlojz.check.verdict import CheckError
@@ -130,9 +130,9 @@ def _whose(name) -> tuple[bool, bool]:
 def _todo(end):
     if end.how == How.OUT_OF_MEMORY:
         return "Submit with a smaller -b"
-    if "unrecognized arguments" in end.text:
+    if end.cause == Cause.UNKNOWN_FLAG:
         return "Submit without that flag"
-    if end.text.startswith(ending.NO_ROOM):
+    if end.cause == Cause.NO_ROOM:
         return "`du -sh runs/*` shows what is large: make room, and check again"
     if end.how == How.KILLED:
         return "Check again; if that repeats, memory may be short: submit with a smaller -b"

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log
 
-WHAT, HINT = "losses and accuracy in the log", "told"
-RATES, RATE = "learning rates in the log", 1e-12  # of the rate: a long schedule moves 1e-9 a step
+WHICH, HINT = (SAME, "told", "losses and accuracy in the log"), "told"
+RATES, RATE = (
+    (SAME, "rates", "learning rates in the log"),
+    1e-12,
+)  # of the rate: a long schedule moves 1e-9 a step
 LOSS = 1e-3  # of the loss: sums in float32
 ACCURACY = 0.002  # and an image: two classes may be equally likely
 
@@ -26,16 +29,16 @@ def finding(ranks: Sequence[log.Run], every: Sequence[dict] = (), first: bool = 
     met = [rank.audit.met for rank in ranks]
     seen = all(m.get("train") for m in met)
     if not seen and not (every and all(every)):
-        return Finding(SAME, WHAT, State.NOT_ASKED, "not seen", "a call of the criterion")
+        return Finding(*WHICH, State.NOT_ASKED, "not seen", "a call of the criterion")
     if not ranks[0].epochs:
-        return Finding(SAME, WHAT, False, "no epoch", "`run.epoch(...)` after each", HINT)
+        return Finding(*WHICH, False, "no epoch", "`run.epoch(...)` after each", HINT)
     looks = [*_steps(ranks), *_epochs(ranks[0].epochs, met)] if seen else _replayed(ranks, every)
     for told, seen, what in [(t, s, w) for t, s, w, epoch in looks if epoch == 0 or not first]:
         if told is None or not _near(told, *seen):
             asked = f"{seen[0]:.5g}, which is what the auditor saw"
             text = f"{what}: {'nothing' if told is None else f'{told:.5g}'}"
-            return Finding(SAME, WHAT, False, text, asked, HINT)
-    return Finding(SAME, WHAT, True, "what the auditor saw", "the same")
+            return Finding(*WHICH, False, text, asked, HINT)
+    return Finding(*WHICH, True, "what the auditor saw", "the same")
 
 
 def rates(mine: log.Run, reference: log.Run) -> Finding:
@@ -44,8 +47,8 @@ def rates(mine: log.Run, reference: log.Run) -> Finding:
     for step, (told, usual) in enumerate(pairs):
         if not (abs(told - usual) <= RATE * usual or told == _rounded(usual)):
             text = f"{told:.12g} in step {step}"
-            return Finding(SAME, RATES, False, text, f"{usual:.12g}", HINT)
-    return Finding(SAME, RATES, True, "the solution's", "the same")
+            return Finding(*RATES, False, text, f"{usual:.12g}", HINT)
+    return Finding(*RATES, True, "the solution's", "the same")
 
 
 def _rounded(rate):

@@ -32,6 +32,7 @@ class Verdict:
     findings: list[Finding]
     hints: dict  # of the exercise, by key, in order
     comparison: stats.Comparison | None = None
+    cautions: tuple[stats.Caution, ...] = ()  # of the comparison, those to be shown
     notes: tuple[str, ...] = ()
     job: launch.Job | None = None  # the job that was judged
     reached: dict[str, Reached] = field(default_factory=dict)  # by step of the course, if it passed
@@ -103,7 +104,7 @@ class Verdict:
             "comparison": asdict(self.comparison) if self.comparison else None,
             "reached": {step: found.written() for step, found in self.reached.items()},
             "hint": self.hint_key,
-            "notes": list(self.notes),
+            "notes": [*self.notes, *map(str, self.cautions)],
             "seconds": round(self.seconds, 1),
         }
 
@@ -123,9 +124,9 @@ class Verdict:
     @property
     def _said(self):
         """Return the notes; of a verdict that passed, that nothing more is asked for."""
-        again = self.passed and any("measure again" in text for text in self.notes)
+        again = self.passed and any(caution.again for caution in self.cautions)
         more = "it passed all the same: measured again, the gain would only be known better"
-        return (*self.notes, more) if again else self.notes
+        return (*self.notes, *map(str, self.cautions), *[more] * again)
 
     @property
     def _then(self):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dlojz.check.exercises import SAME, Finding, State
 from dlojz.runs import log
 
-WHAT, HINT = "work of a step", "work"
+WHICH, HINT = (SAME, "work", "work of a step"), "work"
 COMPUTED = ("forward", "backward")  # whether layers are computed again is the mechanism's business
 # Compiled code may pad products, or make one of a convolution; what Inductor's autotuner generates
 # itself, or a CUDA graph replays, is not seen at all. It is then counted before it is compiled.
@@ -28,21 +28,21 @@ def finding(pairs: Sequence[tuple[log.Run, log.Run]]) -> Finding:
     ranks = [pair for runs in pairs for pair in zip(*(run.ranks for run in runs), strict=False)]
     seen = [(mine, usual) for mine, usual in ranks if usual.last.work]
     if not seen:
-        return Finding(SAME, WHAT, State.NOT_ASKED, "not seen", "the solution's was not looked at")
+        return Finding(*WHICH, State.NOT_ASKED, "not seen", "the solution's was not looked at")
     expected = f"no less than the solution's: {_sum(seen[0][1].last.work)}"
     for mine, usual in seen:
         if not mine.last:
             todo = f"{expected}. Stop your profiler before the last step"
-            return Finding(SAME, WHAT, State.UNMEASURED, "the last step was not seen", todo)
+            return Finding(*WHICH, State.UNMEASURED, "the last step was not seen", todo)
         if modes := sorted({*mine.last.modes} - {*usual.last.modes}):
             text = f"its operations pass through Python: {', '.join(modes)}"
             asked = "operations that PyTorch computes itself, without a dispatch mode"
-            return Finding(SAME, WHAT, False, text, asked, HINT)
+            return Finding(*WHICH, False, text, asked, HINT)
         for place, there, here, tolerance in _looks(mine, usual):
             if missing := less(there, here, tolerance):
-                return Finding(SAME, WHAT, False, f"{missing}{place}", expected, HINT)
+                return Finding(*WHICH, False, f"{missing}{place}", expected, HINT)
     text = _sum(seen[0][0].last.work)
-    return Finding(SAME, WHAT, True, f"{text}, in {len(seen)} steps", expected)
+    return Finding(*WHICH, True, f"{text}, in {len(seen)} steps", expected)
 
 
 def _looks(mine, usual):

@@ -437,6 +437,21 @@ def fit_memory(summaries) -> MemoryFit | None:
 
 
 @dataclass(frozen=True)
+class Caution:
+    """Something that makes a comparison less sure than it looks."""
+
+    TOO_FEW, NOT_COMPARABLE = "too few", "not comparable"
+    DISTURBED, DATA_BOUND = "disturbed", "data-bound"
+
+    kind: str  # one of these
+    text: str
+    again: bool = False  # measuring again may help
+
+    def __str__(self):
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """The ratio of the speed after a change to the speed before it, from pairs of runs."""
 
@@ -447,7 +462,11 @@ class Comparison:
     pairs: int
     word: str  # FASTER, SLOWER or NO_DIFFERENCE
     comparable: bool = True  # the same training on the same hardware, apart from the change
-    warnings: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(map(str, self.cautions))
 
     def __str__(self):
         count = f"{self.pairs} pair{'s' if self.pairs > 1 else ''}"
@@ -487,7 +506,7 @@ def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = T
         *_diverged(before, "before"),
         *_diverged(after, "after"),
     ]
-    warnings = (
+    cautions = (
         *_too_few(len(pairs)),
         *different,
         *_disturbed(before, "before"),
@@ -495,7 +514,7 @@ def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = T
         *_data_bound(before, "before"),
         *_data_bound(after, "after"),
     )
-    return Comparison(ratio, low, high, margin, len(pairs), word, not different, warnings)
+    return Comparison(ratio, low, high, margin, len(pairs), word, not different, cautions)
 
 
 def judge(ratios: Sequence[float], margin: float) -> tuple[float, float | None, float | None, str]:
@@ -547,9 +566,10 @@ def _measured_run(run, side):
 
 def _too_few(pairs):
     if pairs < MIN_PAIRS:
-        yield (
-            f"too few: {pairs} pair{'s' if pairs > 1 else ''}, {MIN_PAIRS} are needed for an "
-            f"interval; submit {MIN_PAIRS - pairs} more"
+        yield Caution(
+            Caution.TOO_FEW,
+            f"{pairs} pair{'s' if pairs > 1 else ''}, {MIN_PAIRS} are needed for an "
+            f"interval; submit {MIN_PAIRS - pairs} more",
         )
 
 
@@ -569,17 +589,15 @@ def _differences(pairs, same_hardware):
         for name, text in COMPARED.items():
             was, now = getattr(b, name), getattr(a, name)
             if was != now and (same_hardware or name != "device_name"):
-                found.setdefault(
-                    name,
-                    f"not comparable: {text} {was} before, {now} after; submit both alike",
-                )
-    return list(found.values())
+                found.setdefault(name, f"{text} {was} before, {now} after; submit both alike")
+    return [Caution(Caution.NOT_COMPARABLE, text) for text in found.values()]
 
 
 def _diverged(runs, side):
     if lost := [s for s in runs if s.divergence]:
         count = f"{len(lost)} of {len(runs)} runs {side}"
-        yield f"not comparable: the loss is {lost[0].divergence} in {count}, which did not train"
+        text = f"the loss is {lost[0].divergence} in {count}, which did not train"
+        yield Caution(Caution.NOT_COMPARABLE, text)
 
 
 def _disturbed(runs, side):
@@ -587,31 +605,33 @@ def _disturbed(runs, side):
     speeds = [s.images_per_s for s in runs]
     limit = SPREAD_GPU if all(s.on_gpu for s in runs) else SPREAD_CPU
     if len(runs) > 1 and (spread := statistics.stdev(speeds) / statistics.fmean(speeds)) > limit:
-        yield (
-            f"disturbed: the speeds {side} spread by {spread:.1%}, more than the {limit:.0%} of a "
-            "quiet machine; measure again when nothing else runs"
-        )
+        text = f"the speeds {side} spread by {spread:.1%}, more than the {limit:.0%} of a quiet "
+        text += "machine; measure again when nothing else runs"
+        yield Caution(Caution.DISTURBED, text, again=True)
     throttled = [s for s in runs if s.throttled]
     if throttled:
         why = ", ".join(dict.fromkeys(word for s in throttled for word in s.throttled))
         count = f"{len(throttled)} of {len(runs)} runs {side}"
-        yield f"disturbed: the GPU had lowered its clock in {count} ({why})"
+        yield Caution(Caution.DISTURBED, f"the GPU had lowered its clock in {count} ({why})")
     clocks = [s.sm_clock_mhz for s in runs if s.sm_clock_mhz]
     if clocks:
         top, low = max(c[0] for c in clocks), min(c[1] for c in clocks)
         if low < (1 - CLOCK_FALL) * top:
-            yield f"disturbed: the GPU's clock fell from {top} to {low} MHz in the runs {side}"
+            text = f"the GPU's clock fell from {top} to {low} MHz in the runs {side}"
+            yield Caution(Caution.DISTURBED, text)
     if crowded := [s for s in runs if s.crowded]:
         worst = max(crowded, key=lambda s: s.others_cpu)
         busy = crowd_text(worst.others_cpu, worst.cpus, at_most=True)
         count = f"{len(crowded)} of {len(runs)} runs {side}"
-        yield f"disturbed: {busy} in {count}; stop them and measure again"
+        text = f"{busy} in {count}; stop them and measure again"
+        yield Caution(Caution.DISTURBED, text, again=True)
 
 
 def _data_bound(runs, side):
     waited = statistics.median(s.shares["data"] for s in runs)
     if waited > DATA_BOUND and not any(s.synthetic for s in runs):
-        yield (
-            f"data-bound: the runs {side} waited for images for {waited:.0%} of a step, which "
-            "hides the rest; compare with --data synthetic"
+        yield Caution(
+            Caution.DATA_BOUND,
+            f"the runs {side} waited for images for {waited:.0%} of a step, which "
+            "hides the rest; compare with --data synthetic",
         )

@@ -38,27 +38,48 @@ class State(StrEnum):
         return self in (State.FAILED, State.UNMEASURED)
 
 
+class Unseen(StrEnum):
+    """What a finding shows of something that a run did not reach."""
+
+    NONE = "none"
+    UNKNOWN = "unknown"
+    NULL = "None"
+
+
+def shown(value) -> str:
+    """Return a value as text; one that is missing stays `Unseen`."""
+    return value if isinstance(value, Unseen) else Unseen.NULL if value is None else str(value)
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a verdict looked at."""
+    """One thing that a verdict looked at. Decisions read its key: texts are for people."""
 
     part: str  # one of PARTS
+    key: str
     what: str
     state: State  # True and False become PASSED and FAILED
     yours: str
     expected: str  # of what is UNMEASURED: what to do
     hint: str | None = None  # which hint helps, if it fails
     open: bool = False  # it was measured, and the answer is uncertain
+    precision: str = ""  # of the run, where several runs have a finding with this key
 
     def __post_init__(self):
-        if self.state is None:
-            raise TypeError(f"{self.what}: None is no state: say NOT_ASKED or UNMEASURED")
-        if not isinstance(self.state, State):
-            object.__setattr__(self, "state", State.PASSED if self.state else State.FAILED)
+        if isinstance(self.state, State):
+            return
+        if self.state is None or isinstance(self.state, str):
+            raise TypeError(f"{self.key}: {self.state!r} is no state: say NOT_ASKED or UNMEASURED")
+        object.__setattr__(self, "state", State.PASSED if self.state else State.FAILED)
 
     @property
     def fails(self) -> bool:
         return self.state.fails
+
+    @property
+    def reached(self) -> bool:
+        """Return whether the run came as far as what the finding is about."""
+        return not isinstance(self.yours, Unseen)
 
 
 @dataclass(frozen=True)
@@ -142,7 +163,7 @@ class Exercise:
     same_hardware: bool = True
     processes: int = 1  # at least this many are needed to judge a run
     recorded: tuple[str, str] | None = None  # before and after, in reference/
-    hint_of: Mapping[str, str] = field(default_factory=dict)  # for findings that all have in common
+    hint_of: Mapping[str, str] = field(default_factory=dict)  # by key, for findings that all share
     of_files: bool = False  # the step is about loading: a run may wait for its images
     first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
     # More runs of the solution, by name, such as "beside-ddp": the flags of the job, and these.

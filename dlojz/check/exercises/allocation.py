@@ -30,11 +30,13 @@ def _placed(tasks):
     on = Counter(task.node for task in tasks)
     text = ", ".join(f"{n} on {node}" for node, n in sorted(on.items()))
     ok = len(on) == NODES and set(on.values()) == {PER_NODE}
-    yield Finding(GOT, "tasks", ok, text, f"{PER_NODE} on each of {NODES} nodes", "placement")
+    asked = f"{PER_NODE} on each of {NODES} nodes"
+    yield Finding(GOT, "tasks", "tasks", ok, text, asked, "placement")
     given = allocated(tasks[0].environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     text = " and ".join(map(str, given)) or "unknown"
     even = len(given) == NODES and len(set(given)) == 1
-    yield Finding(GOT, "cores of the nodes", even, text, "equally many on each", "placement")
+    asked = "equally many on each"
+    yield Finding(GOT, "nodes", "cores of the nodes", even, text, asked, "placement")
 
 
 def allocated(text: str) -> list[int]:
@@ -48,20 +50,21 @@ def _cores(tasks):
     shares = [seen.share(task) for task in tasks]
     text = " and ".join(f"{n:g}" for n in sorted(set(shares)))
     ok = min(shares) >= CORES
-    yield Finding(GOT, "cores for each task", ok, text, f"at least {CORES}", "cores")
+    yield Finding(GOT, "cores", "cores for each task", ok, text, f"at least {CORES}", "cores")
     own = [seen.own_cores(task, tasks) for task in tasks]
     if None in own:
         state, text = State.NOT_ASKED, "this Slurm does not bind tasks to cores"
     else:
         state, text = min(own) >= CORES, " and ".join(map(str, sorted(set(own))))
-    yield Finding(GOT, "cores of its own", state, text, f"at least {CORES}", "shared")
+    yield Finding(GOT, "own", "cores of its own", state, text, f"at least {CORES}", "shared")
 
 
 def _gpus(tasks):
     alone = sum(_of_its_own(node) for node in _by_node(tasks))
     shown = sorted({task.gpus or "none" for task in tasks})
     text = f"{alone} of {len(tasks)} tasks; they see {' and '.join(shown)}"
-    return Finding(GOT, "GPU of its own", alone == len(tasks), text, "each task", "gpus")
+    ok = alone == len(tasks)
+    return Finding(GOT, "gpus", "GPU of its own", ok, text, "each task", "gpus")
 
 
 def _by_node(tasks):
@@ -85,11 +88,13 @@ def _environment(tasks):
     met = [task.environment.get("MASTER_ADDR") for task in tasks]
     text = " and ".join(dict.fromkeys(name or "nothing" for name in met))
     ok = set(met) == {wanted}
-    yield Finding(GOT, "MASTER_ADDR", ok, text, f"{wanted}, in each task", "environment")
+    name, asked = "MASTER_ADDR", f"{wanted}, in each task"
+    yield Finding(GOT, name, name, ok, text, asked, "environment")
     threads = [task.environment.get("OMP_NUM_THREADS") for task in tasks]
     text = " and ".join(dict.fromkeys(n or "nothing" for n in threads))
     ok = set(threads) == {str(CORES)}
-    yield Finding(GOT, "OMP_NUM_THREADS", ok, text, f"{CORES}, in each task", "environment")
+    name, asked = "OMP_NUM_THREADS", f"{CORES}, in each task"
+    yield Finding(GOT, name, name, ok, text, asked, "environment")
 
 
 def _hears(tasks):
@@ -98,11 +103,9 @@ def _hears(tasks):
     # Tasks that were killed had no time to notice.
     late = not heard and ended == len(tasks)
     text = f"not in {seen.PATIENCE_S:g} s, while the tasks ran" if late else "while the tasks ran"
-    yield Finding(HEARD, "the signal", not late, text, "while the tasks run", "signal")
-    text = f"{ended} of {len(tasks)}"
-    yield Finding(
-        HEARD, "tasks that ended on their own", ended == len(tasks), text, "all", "killed"
-    )
+    yield Finding(HEARD, "signal", "the signal", not late, text, "while the tasks run", "signal")
+    text, ok = f"{ended} of {len(tasks)}", ended == len(tasks)
+    yield Finding(HEARD, "ended", "tasks that ended on their own", ok, text, "all", "killed")
 
 
 EXERCISE = Prepared("00_cluster", (GOT, HEARD), findings, last="tasks", read=read)

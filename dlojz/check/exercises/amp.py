@@ -2,7 +2,7 @@
 
 import math
 
-from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.check.exercises.common import (
     finite_momenta,
     flag,
@@ -25,20 +25,25 @@ def mechanism(runs: Runs) -> list[Finding]:
     mine, reference, precision = runs.mine, runs.reference, runs.arguments["precision"]
     layers, expected = _outputs(mine), FORMATS.get(precision, "float32")
     looks = (
-        ("dtype of the weights", lambda r: words(r.probe.parameters.dtypes), "half-weights"),
-        ("dtype of the gradients", lambda r: words(r.probe.gradients.dtypes), "half-weights"),
-        ("matrix operations of the last step", _matrix_ops, _why(_matrix_ops(mine))),
-        ("steps with old casts of the weights", lambda r: r.whole.stale_casts, "old-casts"),
-        ("autocast in validation", _autocast_in_validation, "validation-autocast"),
-        ("float32 matrix products", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
-        ("float32 convolutions", lambda r: r.probe.numerics.conv_fp32, "tf32"),
-        ("fused update in the last step", lambda r: bool(r.last.fused_updates), "fused"),
+        ("weights", "dtype of the weights", _weights, "half-weights"),
+        ("gradients", "dtype of the gradients", _gradients, "half-weights"),
+        ("matrix-ops", "matrix operations of the last step", _matrix_ops, _why(_matrix_ops(mine))),
+        (
+            "stale",
+            "steps with old casts of the weights",
+            lambda r: r.whole.stale_casts,
+            "old-casts",
+        ),
+        ("val-autocast", "autocast in validation", _autocast_in_validation, "validation-autocast"),
+        ("matmul-fp32", "float32 matrix products", _matmul, "tf32"),
+        ("conv-fp32", "float32 convolutions", _conv, "tf32"),
+        ("fused", "fused update in the last step", lambda r: bool(r.last.fused_updates), "fused"),
     )
     return [
         flag(mine, "--precision", lambda p: p != "fp32", "tf32, fp16 or bf16", "which"),
         # Not beside the solution's: a job that failed has nothing beside it.
-        Finding(MECHANISM, LAYERS, layers == expected, layers, expected, _why(layers)),
-        *(like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks),
+        Finding(MECHANISM, "layers", LAYERS, layers == expected, layers, expected, _why(layers)),
+        *(like(MECHANISM, *which, mine, reference, get, hint) for *which, get, hint in looks),
         *(_scaled(*runs.extras[FP16]) if FP16 in runs.extras else []),
         *(_in_float32(*runs.extras[FP32]) if FP32 in runs.extras else []),
         *(_in_bfloat16(*runs.extras[BF16]) if BF16 in runs.extras else []),
@@ -63,8 +68,28 @@ def _matrix_ops(run):
     return words(op["dtype"] for op in run.last.matrix_ops)
 
 
+def _weights(run):
+    return words(run.probe.parameters.dtypes)
+
+
+def _gradients(run):
+    return words(run.probe.gradients.dtypes)
+
+
 def _autocast_in_validation(run):
     return words(run.whole.val_dtypes)
+
+
+def _matmul(run):
+    return run.probe.numerics.matmul_fp32
+
+
+def _conv(run):
+    return run.probe.numerics.conv_fp32
+
+
+def _on_cpu(run):
+    return words(run.probe.numerics.cpu_fp32)
 
 
 def _scaled(mine, reference):
@@ -79,16 +104,16 @@ def _scaled(mine, reference):
     hint = "unscale" if norm is None or math.isfinite(norm) else "scaler-step"
     clipped = _near(norm, expected)
     return [
-        like(MECHANISM, f"{LAYERS}, in fp16", mine, reference, _outputs, "format"),
+        like(MECHANISM, "layers-fp16", f"{LAYERS}, in fp16", mine, reference, _outputs, "format"),
         Finding(
-            *(MECHANISM, "factor on the loss in fp16", scaled),
+            *(MECHANISM, "factor-fp16", "factor on the loss in fp16", scaled),
             *(_number(scale), f"above {_number(least)}, such as {_number(usual)}", why),
         ),
         Finding(
-            *(MECHANISM, f"norm of the gradients, fp16, clipped at {CLIP_NORM:g}", clipped),
-            *(_number(norm), f"{_number(expected)} ± 10 %", hint),
+            *(MECHANISM, "norm-fp16", f"norm of the gradients, fp16, clipped at {CLIP_NORM:g}"),
+            *(clipped, _number(norm), f"{_number(expected)} ± 10 %", hint),
         ),
-        finite_momenta(mine, ", in fp16"),
+        finite_momenta(mine, ", in fp16", "fp16"),
     ]
 
 
@@ -112,26 +137,28 @@ def _in_float32(mine, reference):
     # A sum is twice the mean; anything else is no mistake in dividing.
     summed = None in norms or norms[0] > 1.5 * norms[1]
     looks = (
-        (f"{LAYERS}, in fp32", _outputs, "enabled"),
-        ("float32 matrix products, in fp32", lambda r: r.probe.numerics.matmul_fp32, "tf32"),
-        ("float32 convolutions, in fp32", lambda r: r.probe.numerics.conv_fp32, "tf32"),
-        ("float32 on the processor, in fp32", lambda r: words(r.probe.numerics.cpu_fp32), "tf32"),
+        ("layers-fp32", f"{LAYERS}, in fp32", _outputs, "enabled"),
+        ("matmul-in-fp32", "float32 matrix products, in fp32", _matmul, "tf32"),
+        ("conv-in-fp32", "float32 convolutions, in fp32", _conv, "tf32"),
+        ("cpu-in-fp32", "float32 on the processor, in fp32", _on_cpu, "tf32"),
     )
     return [
-        *(like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks),
+        *(like(MECHANISM, *which, mine, reference, get, hint) for *which, get, hint in looks),
         Finding(
-            *(MECHANISM, "factor on the loss, in fp32", plain, _number(factor)),
+            *(MECHANISM, "factor-fp32", "factor on the loss, in fp32", plain, _number(factor)),
             *("at most 1", "scaler-always"),
         ),
         Finding(
-            *(SAME, "norm of the gradients of 2 batches, in fp32", _near(*norms)),
+            *(SAME, "norm-fp32", "norm of the gradients of 2 batches, in fp32", _near(*norms)),
             *(_number(norms[0]), near, "mean" if summed else "gradients"),
         ),
     ]
 
 
 def _in_bfloat16(mine, reference):
-    return [like(MECHANISM, f"{LAYERS}, in bf16", mine, reference, _outputs, "format")]
+    return [
+        like(MECHANISM, "layers-bf16", f"{LAYERS}, in bf16", mine, reference, _outputs, "format")
+    ]
 
 
 def _near(norm, expected):
@@ -139,7 +166,7 @@ def _near(norm, expected):
 
 
 def _number(value):
-    return "unknown" if value is None else f"{value:.4g}"
+    return Unseen.UNKNOWN if value is None else f"{value:.4g}"
 
 
 def extras(on_gpu: bool) -> list[Extra]:

@@ -18,18 +18,28 @@ def mechanism(runs: Runs) -> list[Finding]:
     asked = runs.arguments["channels_last"]
     neither = WANTED not in (images, weights)
     layouts = (
-        ("layout of the images", images, "neither" if neither else "images-layout"),
-        ("layout of the weights", weights, "neither" if neither else "weights-layout"),
-        ("layout of the activations", _activations(mine), "undone"),
+        (
+            "images-layout",
+            "layout of the images",
+            images,
+            "neither" if neither else "images-layout",
+        ),
+        (
+            "weights-layout",
+            "layout of the weights",
+            weights,
+            "neither" if neither else "weights-layout",
+        ),
+        ("layers-layout", "layout of the activations", _activations(mine), "undone"),
     )
     return [
         _multiple_of_8(mine, reference),
         flag(mine, "--channels-last", bool, "True", "default" if asked else "which"),
         *(
-            Finding(MECHANISM, what, found == WANTED, found, WANTED, hint)
-            for what, found, hint in layouts
+            Finding(MECHANISM, *which, found == WANTED, found, WANTED, hint)
+            for *which, found, hint in layouts
         ),
-        like(MECHANISM, "cuDNN's autotuner", mine, reference, _autotuner, "autotuner"),
+        like(MECHANISM, "autotuner", "cuDNN's autotuner", mine, reference, _autotuner, "autotuner"),
         *(_otherwise(*runs.extras[OTHERWISE]) if OTHERWISE in runs.extras else []),
         *no_brake(mine, reference),
     ]
@@ -38,11 +48,11 @@ def mechanism(runs: Runs) -> list[Finding]:
 def _otherwise(mine, reference):
     """Return findings of the run with --no-channels-last --deterministic."""
     looks = (
-        ("layout of the images, --no-channels-last", _images, "not-asked"),
-        ("layout of the weights, --no-channels-last", _weights, "not-asked"),
-        ("autotuner, --deterministic", _autotuner, "autotuner"),
+        ("images-otherwise", "layout of the images, --no-channels-last", _images, "not-asked"),
+        ("weights-otherwise", "layout of the weights, --no-channels-last", _weights, "not-asked"),
+        ("deterministic", "autotuner, --deterministic", _autotuner, "autotuner"),
     )
-    return [like(MECHANISM, what, mine, reference, get, hint) for what, get, hint in looks]
+    return [like(MECHANISM, *which, mine, reference, get, hint) for *which, get, hint in looks]
 
 
 def _images(run):
@@ -69,7 +79,8 @@ def extras(on_gpu: bool) -> list[Extra]:
 def _multiple_of_8(mine, reference):
     odd = [{i["shape"][0] % 8 for i in inputs(r, "train")} - {0} for r in (mine, reference)]
     batches = words(i["shape"][0] for i in inputs(mine, "train"))
-    return Finding(SAME, "batches", bool(odd[1]) or not odd[0], batches, "multiples of 8", "eights")
+    even = bool(odd[1]) or not odd[0]
+    return Finding(SAME, "batches", "batches", even, batches, "multiples of 8", "eights")
 
 
 def _choices(layouts):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
 
-from dlojz.check.exercises import MECHANISM, SAME, Finding, State
+from dlojz.check.exercises import MECHANISM, SAME, Finding, State, Unseen, shown
 from dlojz.runs import log
 
 
@@ -31,13 +31,18 @@ def shapes(run: log.Run, mode: str) -> str:
 
 def words(values) -> str:
     """Return the distinct values in words: "bfloat16, float32"."""
-    return ", ".join(sorted(map(str, set(values)))) or "none"
+    return ", ".join(sorted(map(str, set(values)))) or Unseen.NONE
 
 
-def like(part, what, mine, reference, get, hint) -> Finding:
+def like(part, key, what, mine, reference, get, hint) -> Finding:
     """Return a finding that asks for what the reference shows: `get(run)` is equal for both."""
     yours, expected = get(mine), get(reference)
-    return Finding(part, what, yours == expected, str(yours), str(expected), hint)
+    return Finding(part, key, what, yours == expected, shown(yours), str(expected), hint)
+
+
+def alike(mine, reference, *looks) -> list[Finding]:
+    """Return a finding of `like` for each look: part, key, label, `get` and hint."""
+    return [like(*which, mine, reference, get, hint) for *which, get, hint in looks]
 
 
 def flag(mine: log.Run, name: str, ok: Callable, expected: str, hint, unknown="flag") -> Finding:
@@ -49,19 +54,20 @@ def flag(mine: log.Run, name: str, ok: Callable, expected: str, hint, unknown="f
     arguments = mine.start.get("arguments", {})
     argument = name.removeprefix("--").replace("-", "_")
     if argument not in arguments:
-        return Finding(MECHANISM, f"flag {name}", False, "not known", expected, unknown)
+        return Finding(MECHANISM, name, f"flag {name}", False, "not known", expected, unknown)
     value = arguments[argument]
-    return Finding(MECHANISM, f"flag {name}", ok(value), str(value), expected, hint)
+    return Finding(MECHANISM, name, f"flag {name}", ok(value), shown(value), expected, hint)
 
 
-def like_if_seen(part, what, mine, reference, get, hint) -> Finding:
+def like_if_seen(part, key, what, mine, reference, get, hint) -> Finding:
     """Return the same as `like`, but of what the criterion's hook did not see nothing is asked.
 
     A loss that a function computes has no hook; the audit judges it by its gradient.
     """
-    if get(mine) not in (None, "none"):
-        return like(part, what, mine, reference, get, hint)
-    return Finding(part, what, State.NOT_ASKED, "not seen", "the audit judges the loss")
+    found = like(part, key, what, mine, reference, get, hint)
+    if found.reached:
+        return found
+    return Finding(part, key, what, State.NOT_ASKED, "not seen", "the audit judges the loss")
 
 
 def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
@@ -69,35 +75,44 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
     mode = _wrong_mode(mine, reference)
     called = "images" if inputs(mine, "train") or mode else "called"
     looks = (
-        ("images in training", lambda r: shapes(r, "train"), mode or called),
-        ("images in validation", lambda r: shapes(r, "val"), mode or "validation"),
-        ("backward passes", lambda r: r.whole.backward, "backward"),
-        ("weights changed", lambda r: r.whole.weights_changed, "backward"),
-        ("initial weights, checksum", lambda r: r.probe.weights, "weights"),
-        ("images drawn, by index", _drawn, "images"),
+        ("images", "images in training", lambda r: shapes(r, "train"), mode or called),
+        ("val-images", "images in validation", lambda r: shapes(r, "val"), mode or "validation"),
+        ("backward", "backward passes", lambda r: r.whole.backward, "backward"),
+        ("changed", "weights changed", lambda r: r.whole.weights_changed, "backward"),
+        ("weights", "initial weights, checksum", lambda r: r.probe.weights, "weights"),
+        ("drawn", "images drawn, by index", _drawn, "images"),
     )
     steps = [r.whole.optimizer_steps for r in (mine, reference)]
     # A gradient scaler skips an update now and then: how many depends on rounding.
     close = None not in steps and abs(steps[0] - steps[1]) <= 1
     hint = "skipped" if _keeps_what_is_skipped(mine, reference) else "backward"
     return [
-        *(like(SAME, what, mine, reference, get, hint) for what, get, hint in looks),
+        *(like(SAME, *which, mine, reference, get, hint) for *which, get, hint in looks),
         like_if_seen(
-            *(SAME, "labels of the first batch, checksum", mine, reference),
+            *(SAME, "labels", "labels of the first batch, checksum", mine, reference),
             *(lambda r: r.probe.labels, "images"),
         ),
-        Finding(SAME, "updates of the weights", close, str(steps[0]), str(steps[1]), hint),
+        Finding(
+            SAME, "updates", "updates of the weights", close, str(steps[0]), str(steps[1]), hint
+        ),
         finite_momenta(mine),
-        _as_fine("dtype of the loss", mine, reference, _loss_dtypes, "loss-dtype"),
-        _as_fine("dtype of the outputs in validation", mine, reference, _val_dtypes, "val-dtype"),
+        _as_fine("loss-dtype", "dtype of the loss", mine, reference, _loss_dtypes, "loss-dtype"),
+        _as_fine(
+            "val-dtype",
+            "dtype of the outputs in validation",
+            mine,
+            reference,
+            _val_dtypes,
+            "val-dtype",
+        ),
     ]
 
 
-def _as_fine(what, mine, reference, get, hint):
+def _as_fine(key, what, mine, reference, get, hint):
     """Return a finding: is nothing in 16 bits that is not so in the solution?"""
     yours, expected = get(mine), get(reference)
     coarser = {"float16", "bfloat16"} & yours - expected
-    return Finding(SAME, what, not coarser, words(yours), words(expected), hint)
+    return Finding(SAME, key, what, not coarser, words(yours), words(expected), hint)
 
 
 def _loss_dtypes(run):
@@ -119,7 +134,7 @@ def _wrong_mode(mine, reference):
     return "eval-mode" if train > usual else "train-mode"
 
 
-def finite_momenta(mine: log.Run, which: str = "") -> Finding:
+def finite_momenta(mine: log.Run, which: str = "", precision: str = "") -> Finding:
     """Return a finding: has the optimizer written its momenta before it used them?
 
     Gradients that are not finite are another mistake, and spoil the momenta as well.
@@ -129,7 +144,8 @@ def finite_momenta(mine: log.Run, which: str = "") -> Finding:
     finite = spoilt or mine.probe.states_finite is not False  # unknown without values
     what = f"momenta after the first update{which}"
     text = "finite" if finite else "not a number"
-    return Finding(SAME, what, finite, text, "finite", "momentum")
+    key = "momenta"
+    return Finding(SAME, key, what, finite, text, "finite", "momentum", precision=precision)
 
 
 def _keeps_what_is_skipped(mine, reference):
@@ -144,6 +160,7 @@ def _keeps_what_is_skipped(mine, reference):
 # in the first update was 5 % of the second one's, and 28 % of the fourth's.
 NORM = 4.0
 LOCALS = 3  # losses and logits that a loop may hold until its next step
+TRAINING_MODE, ALL_STEPS = "training-mode", "all-steps"  # keys
 PIXELS = 0.02  # by which the middle one of an image's may be off
 
 
@@ -153,20 +170,27 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
     def passes(run):
         return sum(i["count"] for i in inputs(run, "train"))
 
-    looks = [("steps in training mode", passes, "frozen")]
+    looks = [(TRAINING_MODE, "steps in training mode", passes, "frozen")]
     several = reference.start.get("arguments", {}).get("epochs", 1) > 1
     watched = reference.whole.touched is not None  # several epochs, not on the meta device
     if several:
         looks += [
-            ("images drawn in two epochs", _drawn, "later"),
-            ("backward passes in two epochs", lambda r: r.whole.backward, "later"),
+            ("drawn-twice", "images drawn in two epochs", _drawn, "later"),
+            (
+                "backward-twice",
+                "backward passes in two epochs",
+                lambda r: r.whole.backward,
+                "later",
+            ),
         ]
         if mine.whole.scale is None:  # a scaler skips updates, and how many depends on rounding
-            looks.append(("updates in two epochs", _updates, "later"))
+            looks.append(("updates-twice", "updates in two epochs", _updates, "later"))
         if watched:
-            looks.append(("weights, momenta, statistics between updates", _touched, "touched"))
+            what = "weights, momenta, statistics between updates"
+            looks.append(("touched", what, _touched, "touched"))
     found = [
-        like(SAME, f"{what}, run {name}", mine, reference, get, hint) for what, get, hint in looks
+        like(SAME, key, f"{what}, run {name}", mine, reference, get, hint)
+        for key, what, get, hint in looks
     ]
     return [*found, _step_by_step(name, mine, reference)] if watched else found
 
@@ -182,7 +206,7 @@ def _step_by_step(name, mine, reference):
     text, hint = next(others, ("", "later"))
     expected = f"the same pixels and labels, gradients at most {NORM:.0f} times as large or small"
     what = f"all steps, run {name}"
-    return Finding(SAME, what, not text, text or "the same", expected, hint)
+    return Finding(SAME, ALL_STEPS, what, not text, text or "the same", expected, hint)
 
 
 def _other(mine, usual, epochs) -> tuple[str, str] | None:
@@ -201,7 +225,7 @@ def _other(mine, usual, epochs) -> tuple[str, str] | None:
     for what, kind, each, expected, near in looks:
         for number, (a, b) in enumerate(zip_longest(each, expected)):
             if a is None or b is None or not near(a, b):
-                val = kind.startswith("val") or (what == "pixels" and (a or b)[0] == "val")
+                val = what != "gradients" and (a or b)[0] == "val"
                 early = number < len(expected) // epochs and not val
                 own = KINDS[what] if early else "later"
                 return f"other {what} in {kind} {number} of {len(expected)}", own
@@ -254,7 +278,7 @@ def _touched(run):
 
 def _drawn(run):
     drawn = run.whole.drawn
-    return f"{len(drawn)} batches, checksum {sum(drawn) % 2**32:08x}" if drawn else "unknown"
+    return f"{len(drawn)} batches, checksum {sum(drawn) % 2**32:08x}" if drawn else Unseen.UNKNOWN
 
 
 def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
@@ -265,13 +289,15 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
     most = None if usual is None else usual + LOCALS
     return [
         _in_phases(mine, reference),
-        like(MECHANISM, "threads of the processor", mine, reference, _threads, "threads"),
-        _at_most("numbers read from the device in a step", *items, "item"),
-        _at_most("waits for the device in a step", *waits, "item"),
-        _at_most("tensors that keep a graph alive", graphs, most, "kept"),
+        like(
+            MECHANISM, "threads", "threads of the processor", mine, reference, _threads, "threads"
+        ),
+        _at_most("items", "numbers read from the device in a step", *items, "item"),
+        _at_most("waits", "waits for the device in a step", *waits, "item"),
+        _at_most("graphs", "tensors that keep a graph alive", graphs, most, "kept"),
         _piled_up(mine, reference),
         like(
-            *(MECHANISM, "gradients recorded in validation", mine, reference),
+            *(MECHANISM, "val-grad", "gradients recorded in validation", mine, reference),
             lambda r: words(i["grad"] for i in inputs(r, "val")),
             "no-grad",
         ),
@@ -286,7 +312,8 @@ def _in_phases(mine, reference):
         for phases in (seen, reference.whole.phases)
     )
     same = yours == expected
-    return Finding(SAME, "work in the phases", same, yours or "unknown", expected, "phases")
+    yours = yours or Unseen.UNKNOWN
+    return Finding(SAME, "phases", "work in the phases", same, yours, expected, "phases")
 
 
 def _threads(run):
@@ -299,14 +326,15 @@ def _piled_up(mine, reference):
     loader = mine.probe.loader
     ready = (loader.num_workers or 0) * (loader.prefetch_factor or 0)
     most = None if usual is None else usual + LOCALS + ready
-    return _at_most("batches of images in memory after the last step", found, most, "piled")
+    what = "batches of images in memory after the last step"
+    return _at_most("piled", what, found, most, "piled")
 
 
 def _waits(run):
     return sum(n for call, n in run.last.calls.items() if call != "item")
 
 
-def _at_most(what, yours, expected, hint):
+def _at_most(key, what, yours, expected, hint):
     ok = None not in (yours, expected) and yours <= expected
     most = f"at most {expected}" if expected else "none"
-    return Finding(MECHANISM, what, ok, str(yours), most, hint)
+    return Finding(MECHANISM, key, what, ok, shown(yours), most, hint)

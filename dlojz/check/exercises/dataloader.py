@@ -2,7 +2,16 @@
 
 import math
 
-from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises import (
+    MECHANISM,
+    SAME,
+    Exercise,
+    Extra,
+    Finding,
+    Runs,
+    Unseen,
+    shown,
+)
 from dlojz.check.exercises.common import like, no_brake
 
 EPOCHS = "two-epochs"
@@ -21,26 +30,34 @@ def mechanism(runs: Runs) -> list[Finding]:
     """Return what the data set makes of a file of ours, beside what the solution's makes of it."""
     mine, reference = runs.mine, runs.reference
     if runs.arguments["data"] == "synthetic":
-        return [Finding(MECHANISM, "images", False, "synthetic", "files", "files")]
+        return [Finding(MECHANISM, "files", "images", False, "synthetic", "files", "files")]
     colours = mine.samples.grey == 3
-    grey = str(mine.samples.grey)
+    grey = shown(mine.samples.grey)
     looks = (
-        (SAME, "images in an epoch", _epoch, "dropped"),
-        (SAME, "label of a file", lambda r: r.samples.label, "labels"),
-        (MECHANISM, "data set", lambda r: r.samples.set, "set"),
-        (MECHANISM, "workers of the loader", lambda r: r.probe.loader.num_workers, "workers"),
-        (MECHANISM, "files that PIL opens", lambda r: r.samples.pil, "decode"),
-        (MECHANISM, "other files opened for an image", lambda r: r.samples.others, "cached"),
-        (MECHANISM, "size of an image", _size, "smaller"),
-        (MECHANISM, "type of an image", lambda r: r.samples.dtype, "uint8"),
+        (SAME, "epoch", "images in an epoch", _epoch, "dropped"),
+        (SAME, "label", "label of a file", lambda r: r.samples.label, "labels"),
+        (MECHANISM, "set", "data set", lambda r: r.samples.set, "set"),
+        (MECHANISM, "workers", "workers of the loader", _workers, "workers"),
+        (MECHANISM, "pil", "files that PIL opens", lambda r: r.samples.pil, "decode"),
+        (MECHANISM, "others", "other files opened for an image", _others, "cached"),
+        (MECHANISM, "size", "size of an image", _size, "smaller"),
+        (MECHANISM, "dtype", "type of an image", lambda r: r.samples.dtype, "uint8"),
     )
-    found = [like(part, what, mine, reference, get, hint) for part, what, get, hint in looks]
+    found = [like(*which, mine, reference, get, hint) for *which, get, hint in looks]
     # Not beside the solution's: a job that failed has nothing beside it.
-    found.append(Finding(MECHANISM, "channels of a grey file", colours, grey, "3", "grey"))
+    found.append(Finding(MECHANISM, "grey", "channels of a grey file", colours, grey, "3", "grey"))
     if mine.samples.boxes and mine.samples.shape[0] == 3:  # the colours tell what was cropped
         found += _cuts(mine.samples, reference.samples)
     found += [_entered(mine, reference, mode) for mode in ("train", "val")]
     return [*found, *no_brake(mine, reference)]
+
+
+def _workers(run):
+    return run.probe.loader.num_workers
+
+
+def _others(run):
+    return run.samples.others
 
 
 def _size(run):
@@ -61,24 +78,22 @@ def _cuts(mine, reference):
     leaks = mine.kept_objects > KEPT_OBJECTS or mine.kept_bytes > KEPT_BYTES
     which = f"{cuts} different, up to {away:.1%} of the file away from the solution's"
     return [
-        Finding(SAME, "channel of red", mine.red == reference.red, *reds, "colours"),
+        Finding(SAME, "red", "channel of red", mine.red == reference.red, *reds, "colours"),
         Finding(
-            *(SAME, f"crops of {count} images", cuts == expected and away <= NEAR, which),
-            *(
-                f"{expected} different, at most {NEAR:.0%} away",
-                _why(mine.boxes, reference.boxes),
-            ),
+            *(SAME, "crops", f"crops of {count} images", cuts == expected and away <= NEAR, which),
+            f"{expected} different, at most {NEAR:.0%} away",
+            _why(mine.boxes, reference.boxes),
         ),
         Finding(
-            *(SAME, "detail of an image", abs(detail) <= DETAIL, f"{1 + detail:.0%}"),
+            *(SAME, "detail", "detail of an image", abs(detail) <= DETAIL, f"{1 + detail:.0%}"),
             *(f"the solution's, within {DETAIL:.0%}", "detail"),
         ),
         Finding(
-            *(MECHANISM, "a changed file shows", mine.fresh == reference.fresh),
+            *(MECHANISM, "fresh", "a changed file shows", mine.fresh == reference.fresh),
             *(f"in {mine.fresh} images", f"in {reference.fresh}", "cached"),
         ),
         Finding(
-            *(MECHANISM, f"kept after {count // 2} images", not leaks, kept),
+            *(MECHANISM, "kept", f"kept after {count // 2} images", not leaks, kept),
             *(f"at most {KEPT_OBJECTS} objects, {KEPT_BYTES / 1e6:.1f} MB", "leak"),
         ),
     ]
@@ -123,11 +138,14 @@ def _entered(mine, reference, mode):
     near = bool(yours and expected) and all(
         _away(a, b) <= PIXELS for a, b in zip(yours, expected, strict=True)
     )
-    text, wanted = (f"mean {p[0]}, deviation {p[1]}" if p else "unknown" for p in (yours, expected))
+    text, wanted = (
+        f"mean {p[0]}, deviation {p[1]}" if p else Unseen.UNKNOWN for p in (yours, expected)
+    )
     # Images that are other ones, but normalized, spread about as much.
     spread = yours[1][0] / expected[1][0] if yours and expected else math.inf
     other = "pixels" if 1 / SPREAD < spread < SPREAD else "normalize"
-    return Finding(SAME, what, near, text, wanted, {"train": other, "val": "middle"}[mode])
+    hint = {"train": other, "val": "middle"}[mode]
+    return Finding(SAME, f"{mode}-pixels", what, near, text, wanted, hint)
 
 
 def extras(on_gpu: bool) -> list[Extra]:
@@ -148,8 +166,8 @@ EXERCISE = Exercise(
         (r"stack expects each tensor|storage that is not resizable", "unequal"),
     ),
     hint_of={
-        "images drawn, by index": "order",
-        "labels of the first batch, checksum": "labels",
+        "drawn": "order",
+        "labels": "labels",
     },
     of_files=True,
     recorded=("h100/05-resnet50-bf16-pil.jsonl", "h100/05-resnet50-bf16-files-1.jsonl"),

@@ -3,8 +3,17 @@
 import math
 from collections import Counter
 
-from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
-from dlojz.check.exercises.common import like, no_brake, words
+from dlojz.check.exercises import (
+    MECHANISM,
+    SAME,
+    WORK_FIRST,
+    Exercise,
+    Extra,
+    Finding,
+    Runs,
+    Unseen,
+)
+from dlojz.check.exercises.common import alike, no_brake, words
 from dlojz.runs.folder import group_file
 
 # Another seed than 0, which a sampler has without being asked.
@@ -12,27 +21,32 @@ SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1 "
 SMALL += "--precision fp32 --deterministic"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
 FEW_BYTES = 16  # a loss, or some counts: no layer has so few weights
+IN_GROUP = "processes still in their group at the end"
 FIRST_STEPS, NEAR = 4, 1e-3  # the losses of the run that accumulates, against the solution's
 
 
 def mechanism(runs: Runs) -> list[Finding]:
     """Return which process drew which images, exchanged gradients, and wrote."""
     pair = runs.mine.ranks, runs.reference.ranks
+    count = len(pair[0])
     # If the job's own images are others already, those of its extra runs have no cause of theirs.
     dealt = _drawn(pair[0]) == _drawn(pair[1])
     return [
-        Finding(MECHANISM, "processes", len(pair[0]) > 1, str(len(pair[0])), "2 or more", "alone"),
-        like(SAME, "processes with images of their own", *pair, _shares, "share"),
-        like(SAME, "processes that validate images of their own", *pair, _val_shares, "val-share"),
-        like(MECHANISM, "gradients reduced in a step", *pair, _reduced, _why_fewer(*pair)),
-        like(MECHANISM, "hooks on the exchange", *pair, _hooks, "narrow"),
-        like(MECHANISM, "processes with the same weights", *pair, _weights, "wrap"),
-        like(MECHANISM, "processes that evaluate the same model", *pair, _buffers, "statistics"),
-        like(MECHANISM, "buffers sent in each forward pass", *pair, _broadcast, "buffers"),
-        like(MECHANISM, "devices", *pair, _devices, "device"),
-        like(MECHANISM, "search for unused parameters", *pair, _unused, "unused"),
+        Finding(MECHANISM, "processes", "processes", count > 1, str(count), "2 or more", "alone"),
+        *alike(
+            *pair,
+            (SAME, "shares", "processes with images of their own", _shares, "share"),
+            (SAME, "val-shares", "processes that validate images of their own", _val, "val-share"),
+            (MECHANISM, "reduced", "gradients reduced in a step", _reduced, _why_fewer(*pair)),
+            (MECHANISM, "hooks", "hooks on the exchange", _hooks, "narrow"),
+            (MECHANISM, "weights", "processes with the same weights", _weights, "wrap"),
+            (MECHANISM, "model", "processes that evaluate the same model", _buffers, "statistics"),
+            (MECHANISM, "sent", "buffers sent in each forward pass", _broadcast, "buffers"),
+            (MECHANISM, "devices", "devices", _devices, "device"),
+            (MECHANISM, "unused", "search for unused parameters", _unused, "unused"),
+        ),
         _others(*pair),
-        like(MECHANISM, "processes still in their group at the end", *pair, _still_there, "leave"),
+        *alike(*pair, (MECHANISM, "group", IN_GROUP, _still_there, "leave")),
         *(_two_epochs(*runs.extras[EPOCHS], dealt) if EPOCHS in runs.extras else []),
         *(_accumulates(*runs.extras[ACCUMULATES], dealt) if ACCUMULATES in runs.extras else []),
         *no_brake(runs.mine, runs.reference),
@@ -46,14 +60,14 @@ def _why_fewer(mine, reference):
 
 
 def _two_epochs(mine, reference, dealt):
-    pair = mine.ranks, reference.ranks
-    return [
-        like(SAME, "images in two epochs", *pair, _drawn, "epoch" if dealt else None),
-        like(SAME, "processes with the same weights, after two", *pair, _weights, "wrap"),
-        like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "one-writer"),
-        like(MECHANISM, "processes whose state is in it", *pair, _states, "gather"),
-        like(MECHANISM, "weights by the names of your model", *pair, _named, "names"),
-    ]
+    return alike(
+        *(mine.ranks, reference.ranks),
+        (SAME, "later-drawn", "images in two epochs", _drawn, "epoch" if dealt else None),
+        (SAME, "later-weights", "processes with the same weights, after two", _weights, "wrap"),
+        (MECHANISM, "writers", "processes that wrote the checkpoint", _writers, "one-writer"),
+        (MECHANISM, "states", "processes whose state is in it", _states, "gather"),
+        (MECHANISM, "names", "weights by the names of your model", _named, "names"),
+    )
 
 
 def _accumulates(mine, reference, dealt):
@@ -61,34 +75,29 @@ def _accumulates(mine, reference, dealt):
     away = _away(*pair)
     # Only up to the first updates: rounding has not grown yet.
     near = f"at most {NEAR:.1%} away in {FIRST_STEPS} batches"
-    reduced = like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync")
+    updates, images, rate, reduced = alike(
+        *pair,
+        (SAME, "accumulate", "updates of 7 batches, 2 each", _updates, "accumulate"),
+        (SAME, "deal", "images of batches that accumulate", _drawn, "deal" if dealt else None),
+        (MECHANISM, "rate", "learning rate at the end", _last_rate, "schedule"),
+        (MECHANISM, "no-sync", "reduced where no update follows", _reduced, "no-sync"),
+    )
     # If gradients are not exchanged where they should be, the losses differ for that reason.
     hint = "mean" if dealt and not reduced.fails else None
-    return [
-        like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
-        like(SAME, "images of batches that accumulate", *pair, _drawn, "deal" if dealt else None),
-        Finding(
-            SAME,
-            "losses of an update's batches",
-            away < NEAR,
-            f"{away:.2g}",
-            near,
-            hint,
-        ),
-        like(MECHANISM, "learning rate at the end", *pair, _last_rate, "schedule"),
-        reduced,
-    ]
+    what = "losses of an update's batches"
+    losses = Finding(SAME, "mean", what, away < NEAR, f"{away:.2g}", near, hint)
+    return [updates, images, losses, rate, reduced]
 
 
 def _shares(ranks):
     found = [run.whole.drawn for run in ranks]
-    return "unknown" if None in found else len(set(map(tuple, found)))
+    return Unseen.UNKNOWN if None in found else len(set(map(tuple, found)))
 
 
-def _val_shares(ranks):
+def _val(ranks):
     """Return how many processes begin their validation with images that no other one has."""
-    found = [str(run.whole.pixels.get("val", "unknown")) for run in ranks]
-    return "unknown" if "unknown" in found else len(set(found))
+    found = [run.whole.pixels.get("val") for run in ranks]
+    return Unseen.UNKNOWN if None in found else len(set(map(str, found)))
 
 
 def _drawn(ranks):
@@ -98,7 +107,7 @@ def _drawn(ranks):
 
 def _reduced(ranks):
     if not all(run.last for run in ranks):
-        return "unknown"
+        return Unseen.UNKNOWN
     return ", ".join(f"{size / 1e6:.4g} MB" for size in _bytes(ranks))
 
 
@@ -168,7 +177,7 @@ def _others(mine, reference):
     )
     asked = f"at most {usual}" if usual else "none"
     what = "barriers and numbers exchanged in a step"
-    return Finding(MECHANISM, what, yours <= usual, str(yours), asked, "barrier")
+    return Finding(MECHANISM, "others", what, yours <= usual, str(yours), asked, "barrier")
 
 
 def _is_small(collective):
@@ -177,7 +186,7 @@ def _is_small(collective):
 
 def _still_there(ranks):
     folder = ranks[0].path.parent
-    return sum(group_file(folder, rank).exists() for rank in range(len(ranks))) or "none"
+    return sum(group_file(folder, rank).exists() for rank in range(len(ranks))) or Unseen.NONE
 
 
 def _writers(ranks):

@@ -15,12 +15,15 @@ from dlojz.check.exercises import (
     Finding,
     Runs,
     State,
+    Unseen,
+    shown,
 )
-from dlojz.check.exercises.common import flag, like, no_brake, words
+from dlojz.check.exercises.common import alike, flag, like, no_brake, words
 
 SMALL = "--test --data synthetic --model vit_tiny --image-size 32 -b 8 --precision fp32"
 UPDATES, COPIES = "two-batches", "copies"
 DDP = "beside-ddp"  # a run of the solution
+FIRST = "first weights of each process, checksum"
 PARTS = ["parameters", "gradients", "optimizer"]
 NEAR = 1e-3  # of a norm: rounding differs from process to process
 UNEVEN = 1.1  # times an equal share: blocks of weights are not cut evenly
@@ -32,19 +35,28 @@ def mechanism(runs: Runs) -> list[Finding]:
     mine, reference = runs.mine, runs.reference
     pair = mine.ranks, reference.ranks
     if len(mine.ranks) < 2:
-        return [Finding(MECHANISM, "processes", False, "1", "2 or more", "alone")]
+        return [Finding(MECHANISM, *["processes"] * 2, False, "1", "2 or more", "alone")]
     return [
         *_flags(mine, runs.arguments),
-        like(SAME, "first weights of each process, checksum", *pair, _first, "one-model"),
+        *alike(*pair, (SAME, "first", FIRST, _first, "one-model")),
         _made(*pair),
-        like(MECHANISM, "weights, by how they are cut", *pair, _placements, _cut(mine, reference)),
-        like(MECHANISM, "modules gathered one at a time", *pair, _units, _units_hint(mine)),
+        *alike(
+            *pair,
+            (MECHANISM, "cut", "weights, by how they are cut", _placements, _cut(*pair)),
+            (MECHANISM, "units", "modules gathered one at a time", _units, _units_hint(mine)),
+        ),
         *_held(*pair),
-        like(MECHANISM, "devices of the weights", *pair, _devices, "offload"),
-        like(MECHANISM, "gradients reduced in a step", *pair, _reduced, "reduce"),
+        *alike(
+            *pair,
+            (MECHANISM, "devices", "devices of the weights", _devices, "offload"),
+            (MECHANISM, "reduced", "gradients reduced in a step", _reduced, "reduce"),
+        ),
         _gathered(*pair),
-        like(MECHANISM, "layers computed again", *pair, _again, "recompute"),
-        like(MECHANISM, "products computed again in a step", *pair, _products_again, "recompute"),
+        *alike(
+            *pair,
+            (MECHANISM, "again", "layers computed again", _again, "recompute"),
+            (MECHANISM, "products", "products computed again in a step", _products, "recompute"),
+        ),
         *(_two_batches(*runs.extras[UPDATES]) if UPDATES in runs.extras else []),
         *(_copies(*runs.extras[COPIES]) if COPIES in runs.extras else []),
         *no_brake(mine, reference),
@@ -58,8 +70,8 @@ def _flags(mine, arguments):
         asked = arguments.get(name)
         yield flag(mine, f"--{name}", lambda value, asked=asked: value == asked, str(asked), "flag")
     if arguments.get("sharding") != "fsdp":
-        text = str(arguments.get("sharding"))
-        yield Finding(MECHANISM, "sharding of the job", False, text, "fsdp", "ask")
+        text = shown(arguments.get("sharding"))
+        yield Finding(MECHANISM, "sharding", "sharding of the job", False, text, "fsdp", "ask")
 
 
 def _made(mine, reference):
@@ -68,19 +80,19 @@ def _made(mine, reference):
     yours, most = max(sizes[0]), max(sizes[1])
     text, asked = (f"{size / 1e6:.1f} MB" for size in (yours, most))
     what = "weights made before they are shared"
-    return Finding(MECHANISM, what, yours <= most, text, f"at most {asked}", "whole")
+    return Finding(MECHANISM, "made", what, yours <= most, text, f"at most {asked}", "whole")
 
 
 def _first(ranks):
-    found = [str(run.probe.weights) for run in ranks]
-    return "unknown" if "None" in found else ", ".join(found)
+    found = [run.probe.weights for run in ranks]
+    return Unseen.UNKNOWN if None in found else ", ".join(found)
 
 
 def _known(of):
-    """Return a function of all processes that says "unknown" of those that crashed too early."""
+    """Return a function of all processes that gives UNKNOWN for those that crashed too early."""
 
     def get(ranks):
-        return of(ranks) if all(run.share.placements for run in ranks) else "unknown"
+        return of(ranks) if all(run.share.placements for run in ranks) else Unseen.UNKNOWN
 
     return get
 
@@ -95,8 +107,8 @@ def _placements(ranks):
 
 def _cut(mine, reference):
     """Return the hint for weights that are cut in another way."""
-    whole = mine.share.placements.get("whole", 0)
-    return "shard" if whole > reference.share.placements.get("whole", 0) else "padding"
+    whole, usual = (ranks[0].share.placements.get("whole", 0) for ranks in (mine, reference))
+    return "shard" if whole > usual else "padding"
 
 
 @_known
@@ -113,7 +125,7 @@ def _held(mine, reference):
     for part in PARTS:
         hint = _whole(mine) if part == "optimizer" else "shard"
         get = _known(partial(_most_of, part))
-        yield like(MECHANISM, f"{part} in a process", mine, reference, get, hint)
+        yield like(MECHANISM, part, f"{part} in a process", mine, reference, get, hint)
 
 
 def _alive(mine, reference):
@@ -126,7 +138,8 @@ def _alive(mine, reference):
         return []  # not sharded, which others tell
     most = UNEVEN * max(usual)
     ok, asked = max(yours) <= most, f"at most {_mb(most)}"
-    return [Finding(MECHANISM, "tensors in a process", ok, _mb(max(yours)), asked, "shard")]
+    what = "tensors in a process"
+    return [Finding(MECHANISM, "alive", what, ok, _mb(max(yours)), asked, "shard")]
 
 
 def _whole(ranks):
@@ -150,7 +163,7 @@ def _reduced(ranks):
     """Return what is added up over the processes in a step: gloo has no reduce-scatter."""
     found = Counter()
     if not ranks[0].last.collectives:
-        return "none"
+        return Unseen.NONE
     for collective in ranks[0].last.collectives:
         if "reduce" in collective["op"] and collective["bytes"] > 8 and _is_float(collective):
             found[collective["dtype"]] += 1
@@ -176,9 +189,9 @@ def _gathered(mine, reference):
     )
     alike = yours.keys() == usual.keys()
     ok = alike and usual.total() - 1 <= yours.total() <= usual.total()
-    text, asked = (_said(found) or "none" for found in (yours, usual))
+    text, asked = (_said(found) or Unseen.NONE for found in (yours, usual))
     hint = "blocks" if alike else "policy"
-    return Finding(MECHANISM, "weights gathered in a step", ok, text, asked, hint)
+    return Finding(MECHANISM, "gathered", "weights gathered in a step", ok, text, asked, hint)
 
 
 @_known
@@ -186,10 +199,10 @@ def _again(ranks):
     return words(run.share.again for run in ranks)
 
 
-def _products_again(ranks):
+def _products(ranks):
     """Return how many matrix products and convolutions ran again in the backward pass."""
     if not ranks[0].last.work:
-        return "unknown"
+        return Unseen.UNKNOWN
     return words(sum(w["count"] for w in run.last.work if w["when"] == "again") for run in ranks)
 
 
@@ -200,10 +213,13 @@ def _two_batches(mine, reference):
     near = abs(norms[0] / norms[1] - 1) < NEAR
     what = "norm of the gradients after clipping"
     return [
-        Finding(SAME, what, near, f"{norms[0]:.4g}", f"{norms[1]:.4g}", "clip"),
-        like(SAME, "updates of 7 batches, 2 each", *pair, _updates, "accumulate"),
-        like(MECHANISM, "reduced where no update follows", *pair, _reduced, "no-sync"),
-        like(MECHANISM, "processes that wrote the checkpoint", *pair, _writers, "all-write"),
+        Finding(SAME, "clip", what, near, f"{norms[0]:.4g}", f"{norms[1]:.4g}", "clip"),
+        *alike(
+            *pair,
+            (SAME, "accumulate", "updates of 7 batches, 2 each", _updates, "accumulate"),
+            (MECHANISM, "no-sync", "reduced where no update follows", _reduced, "no-sync"),
+            (MECHANISM, "writers", "processes that wrote the checkpoint", _writers, "all-write"),
+        ),
         _written(*pair),
         *_alive(*pair),
     ]
@@ -222,31 +238,31 @@ def _written(mine, reference):
     yours, usual = (max(r.whole.saved_bytes or 0 for r in ranks) for ranks in (mine, reference))
     ok = 0 < yours <= UNEVEN * usual
     what = "checkpoint, bytes that one process wrote"
-    return Finding(MECHANISM, what, ok, _mb(yours), f"about {_mb(usual)}", "all-write")
+    return Finding(MECHANISM, "written", what, ok, _mb(yours), f"about {_mb(usual)}", "all-write")
 
 
 def _copies(mine, reference):
     """Return findings on the run with --sharding ddp: the model is whole in each process."""
-    pair = mine.ranks, reference.ranks
-    return [
-        like(MECHANISM, "weights, --sharding ddp", *pair, _placements, "not-asked"),
-        like(MECHANISM, "layers computed again, not asked", *pair, _again, "not-asked"),
-    ]
+    return alike(
+        *(mine.ranks, reference.ranks),
+        (MECHANISM, "copies", "weights, --sharding ddp", _placements, "not-asked"),
+        (MECHANISM, "copied", "layers computed again, not asked", _again, "not-asked"),
+    )
 
 
 def smaller(runs: Runs) -> list[Finding]:
     """Return findings on the memory of a process, beside that of the solution with DDP."""
-    what = "weights, gradients and states in a process"
+    which = FASTER, "held", "weights, gradients and states in a process"
     whole = runs.beside.get(DDP)
     if whole is None:
         todo = "a run of the solution with DDP: check again"
-        return [Finding(FASTER, what, State.UNMEASURED, "not compared", todo, "unmeasured")]
+        return [Finding(*which, State.UNMEASURED, "not compared", todo, "unmeasured")]
     mine, usual = runs.mine.ranks, runs.reference.ranks
     found, least = _most(mine), _most(usual)
     full = _most([whole.log]) or least * len(usual)
     most = UNEVEN * full / len(usual)
     text = f"at most {_mb(most)} ({_mb(full)} with DDP)"
-    held = Finding(FASTER, what, 0 < found <= most, _mb(found), text, _whole(mine))
+    held = Finding(*which, 0 < found <= most, _mb(found), text, _whole(mine))
     return [held, *_peak(mine, whole, full - found)]
 
 
@@ -259,13 +275,13 @@ def _peak(mine, whole: Beside, less: float) -> list[Finding]:
     peaks = [run.audit.peak_bytes for run in mine]
     if None in peaks:
         return []
-    what, yours = "peak memory of a GPU", f"{max(peaks) / 1e9:,.2f} GB"
+    which, yours = (FASTER, "peak", "peak memory of a GPU"), f"{max(peaks) / 1e9:,.2f} GB"
     if whole.out_of_memory:
-        return [Finding(FASTER, what, State.PASSED, yours, "with DDP: out of memory", "peak")]
+        return [Finding(*which, State.PASSED, yours, "with DDP: out of memory", "peak")]
     full = max(run.memory.get("device_peak_bytes", 0) for run in whole.log.ranks)
     most = full - SAVED * less
     text = f"at most {most / 1e9:,.2f} GB ({full / 1e9:,.2f} GB with DDP)"
-    return [Finding(FASTER, what, max(peaks) <= most, yours, text, "peak")]
+    return [Finding(*which, max(peaks) <= most, yours, text, "peak")]
 
 
 def extras(on_gpu: bool) -> list[Extra]:

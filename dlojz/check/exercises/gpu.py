@@ -7,7 +7,7 @@ rehearsal is given --no-non-blocking as well, which the copies must follow; on a
 
 from dataclasses import replace
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs, State
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs, State, shown
 from dlojz.check.exercises.common import inputs, like, losses, no_brake, words
 
 REHEARSAL, WAITS = "rehearsal", "no-non-blocking"
@@ -22,20 +22,21 @@ def mechanism(runs: Runs) -> list[Finding]:
     kind = reference.setup["device"].split(":")[0]
     where = f" (rehearsed on {kind})" if kind == "meta" else ""
 
-    def finding(what, devices, hint):
+    def finding(key, what, devices, hint):
         kinds = words(str(d).split(":")[0] for d in devices)
-        return Finding(MECHANISM, what + where, kinds == kind, kinds, kind, hint)
+        return Finding(MECHANISM, key, what + where, kinds == kind, kinds, kind, hint)
 
+    left = "validation-device"
     train, val = (inputs(mine, mode) for mode in ("train", "val"))
     labels = [[e["labels_device"] for e in losses(mine, mode)] for mode in ("train", "val")]
     return [
-        finding("device", [mine.setup.get("device")], "device"),
-        finding("weights", mine.probe.parameters.devices, _why(mine, kind)),
-        finding("images in training", [i["device"] for i in train], "batch"),
-        _if_seen(finding("labels in training", labels[0], "batch")),
-        finding("images in validation", [i["device"] for i in val], "validation-device"),
-        _if_seen(finding("labels in validation", labels[1], "validation-device")),
-        finding("metrics", mine.probe.metrics_devices, "metrics"),
+        finding("device", "device", [mine.setup.get("device")], "device"),
+        finding("weights", "weights", mine.probe.parameters.devices, _why(mine, kind)),
+        finding("images", "images in training", [i["device"] for i in train], "batch"),
+        _if_seen(finding("labels", "labels in training", labels[0], "batch")),
+        finding("val-images", "images in validation", [i["device"] for i in val], left),
+        _if_seen(finding("val-labels", "labels in validation", labels[1], left)),
+        finding("metrics", "metrics", mine.probe.metrics_devices, "metrics"),
         *_copies(runs),
         *no_brake(runs.mine, runs.reference),
     ]
@@ -52,7 +53,7 @@ def _if_seen(found: Finding) -> Finding:
 
     A loss that a function computes has no hook. On a wrong device it would have failed.
     """
-    if found.yours != "none":
+    if found.reached:
         return found
     return replace(found, state=State.NOT_ASKED, yours="not seen", hint=None)
 
@@ -66,10 +67,11 @@ def _copies(runs):
     if on is not None:  # what copies ahead has nothing left to copy in the last step
         on = max(on, runs.mine.middle.non_blocking or 0)
     ok, least = None not in (on, enough) and on >= enough, f"at least {enough}"
-    found = [Finding(MECHANISM, "copies that do not wait", ok, str(on), least, "non-blocking")]
+    what, hint = "copies that do not wait", "non-blocking"
+    found = [Finding(MECHANISM, "copies", what, ok, shown(on), least, hint)]
     if extra:
-        what = "copies that do not wait, with --no-non-blocking"
-        found.append(like(MECHANISM, what, *extra, lambda r: r.last.non_blocking, "non-blocking"))
+        which = "copies-otherwise", f"{what}, with --no-non-blocking"
+        found.append(like(MECHANISM, *which, *extra, lambda r: r.last.non_blocking, hint))
     return found
 
 

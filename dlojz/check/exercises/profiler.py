@@ -1,6 +1,6 @@
 """04_profiler: a trace of a few steps of the training, and no profiler in any other step."""
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs
+from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.check.exercises.common import flag, like, no_brake
 from dlojz.runs import log, trace
 from dlojz.runs.folder import trace_file
@@ -22,13 +22,14 @@ def mechanism(runs: Runs) -> list[Finding]:
     # The last step is not looked at while a profiler runs: the solution's was still running.
     if reference.end.get("outcome") == "completed" and not reference.last:
         steps = f"{len(reference.steps)}"
-        return [*found, Finding(MECHANISM, "steps", False, steps, "8 or more", "short")]
+        return [*found, Finding(MECHANISM, "steps", "steps", False, steps, "8 or more", "short")]
     if asked:
         actions = _actions(mine)
         # What begins again writes its trace again, perhaps with no whole step.
         found += [*_schedule(actions), *([] if _begins_again(actions) else _trace(mine, actions))]
     if QUIET in runs.extras:
-        found.append(like(MECHANISM, "without the flag", *runs.extras[QUIET], _quiet, "always"))
+        which = "quiet", "without the flag"
+        found.append(like(MECHANISM, *which, *runs.extras[QUIET], _quiet, "always"))
     return [*found, *no_brake(mine, reference)]
 
 
@@ -54,8 +55,10 @@ def _schedule(actions):
     enough = ends and not again and len(recorded) <= MOST_STEPS
     warm = recorded[0] > 0 and actions[recorded[0] - 1] == "WARMUP"
     return [
-        Finding(MECHANISM, "steps recorded by the profiler", enough, text, few, "left-on"),
-        Finding(MECHANISM, "warm-up before them", warm, str(warm), "True", "warm-up"),
+        Finding(
+            *(MECHANISM, "recorded", "steps recorded by the profiler", enough, text, few, "left-on")
+        ),
+        Finding(MECHANISM, "warm-up", "warm-up before them", warm, str(warm), "True", "warm-up"),
     ]
 
 
@@ -73,8 +76,8 @@ def _trace(run, actions):
     except trace.TraceError as error:
         hint = "saved" if recorded else "step" if actions else "none"
         file = _file(run)
-        yours = str(error).removeprefix(f"{file}: ") if file.exists() else "none"
-        return [Finding(MECHANISM, "trace", False, yours, "a trace", hint)]
+        yours = str(error).removeprefix(f"{file}: ") if file.exists() else Unseen.NONE
+        return [Finding(MECHANISM, "trace", "trace", False, yours, "a trace", hint)]
     names = [
         {r.name for r in found.ranges if step.begin <= r.begin < step.end} for step in found.steps
     ]
@@ -83,7 +86,7 @@ def _trace(run, actions):
     text = f"{whole} of {len(names)}"
     hint = "none" if not actions else "left-on" if whole else "where"
     what = "steps of the trace with all phases"
-    return [Finding(MECHANISM, what, whole == len(names), text, expected, hint)]
+    return [Finding(MECHANISM, "phases-traced", what, whole == len(names), text, expected, hint)]
 
 
 def _file(run: log.Run):

@@ -25,18 +25,20 @@ def _values(large, eager, compiled):
     calls = len(large)
     ways = [way for way in (eager, compiled) if "outputs" in way]
     looks = (
-        (f"its first {WARM} calls", ways, "outputs", range(WARM), "ramp"),
-        ("gradients of the weights", [eager], "gradients", range(calls), "gradients"),
-        ("the same, compiled", ways[1:], "gradients", range(calls), "in-place"),
+        ("ramp", f"its first {WARM} calls", ways, "outputs", range(WARM)),
+        ("gradients", "gradients of the weights", [eager], "gradients", range(calls)),
+        ("in-place", "the same, compiled", ways[1:], "gradients", range(calls)),
     )
     counts = [way["counted"] for way in ways]
     text = " and ".join("nothing" if n is None else f"{n:g}" for n in dict.fromkeys(counts))
     counted = all(n == calls for n in counts)
-    yield Finding(VALUES, "calls counted", counted, text, str(calls), "counter")
+    yield Finding(VALUES, "counter", "calls counted", counted, text, str(calls), "counter")
     yield from _sides(large, ways)
-    for what, by, name, chosen, hint in looks:
+    for key, what, by, name, chosen in looks:
         errors = [way[name][call] for way in by for call in chosen]
-        yield _equal(what, errors, hint) if errors else Finding(VALUES, what, *NOT_COMPARED)
+        yield (
+            _equal(key, what, errors, key) if errors else Finding(VALUES, key, what, *NOT_COMPARED)
+        )
 
 
 def _sides(large, ways):
@@ -47,15 +49,15 @@ def _sides(large, ways):
         for side in (False, True)
     ]
     hint = "values" if all(min(errors) > SAME for errors in sides) else "branch"
-    for what, errors in zip(("small inputs", "large inputs"), sides, strict=True):
-        yield _equal(what, errors, hint)
+    for size, errors in zip(("small", "large"), sides, strict=True):
+        yield _equal(size, f"{size} inputs", errors, hint)
 
 
-def _equal(what, errors, hint):
+def _equal(key, what, errors, hint):
     wrong = [error for error in errors if error > SAME]
     text = f"{len(wrong)} of {len(errors)} differ"
     text += f", by up to {max(wrong):.2g} of the largest" if wrong else ""
-    return Finding(VALUES, what, not wrong, text, "as in the prepared network", hint)
+    return Finding(VALUES, key, what, not wrong, text, "as in the prepared network", hint)
 
 
 def _printed(eager):
@@ -64,15 +66,17 @@ def _printed(eager):
         f"{count} lines: {found[0]}" if found else "nothing"
         for count, found in ((eager["lines"], lines), (len(wanted), wanted))
     ]
-    return Finding(VALUES, "printed without a compiler", lines == wanted, *texts, "message")
+    what = "printed without a compiler"
+    return Finding(VALUES, "printed", what, lines == wanted, *texts, "message")
 
 
 def _settings(file):
     """Return findings on what a file does besides defining a network."""
-    text = "suppress_errors" if file["suppressed"] else "none"
-    yield Finding(GRAPH, "errors hidden by", not file["suppressed"], text, "none", "suppressed")
+    ok = not file["suppressed"]
+    text = "none" if ok else "suppress_errors"
+    yield Finding(GRAPH, "suppressed", "errors hidden by", ok, text, "none", "suppressed")
     text = f"the file: {', '.join(file['itself'])}" if file["itself"] else "the job"
-    yield Finding(GRAPH, "compiled by", not file["itself"], text, "the job", "itself")
+    yield Finding(GRAPH, "itself", "compiled by", not file["itself"], text, "the job", "itself")
 
 
 def _compiled(seen):
@@ -83,23 +87,23 @@ def _compiled(seen):
     ]
     again = seen["recompiles"]
     hint = "eager" if graphs else "nothing"
-    yield Finding(GRAPH, "graphs", graphs == 1, str(graphs), "1", hint)
-    yield Finding(GRAPH, "graph breaks", not breaks, "; ".join(breaks) or "none", "none", "breaks")
+    yield Finding(GRAPH, "graphs", "graphs", graphs == 1, str(graphs), "1", hint)
+    text = "; ".join(breaks) or "none"
+    yield Finding(GRAPH, "breaks", "graph breaks", not breaks, text, "none", "breaks")
     text = f"{len(again)}, the first because of {again[0]}" if again else "none"
-    yield Finding(GRAPH, "recompilations", not again, text, "none", "again")
-    hidden = ", ".join(seen["opaque"])
-    yield Finding(
-        GRAPH, "in the graph, not compiled", not hidden, hidden or "none", "none", "opaque"
-    )
+    yield Finding(GRAPH, "again", "recompilations", not again, text, "none", "again")
+    text, what = ", ".join(seen["opaque"]) or "none", "in the graph, not compiled"
+    yield Finding(GRAPH, "opaque", what, not seen["opaque"], text, "none", "opaque")
     alone = sum(n == 1 for n in ran)
     text = f"{alone} of {len(ran)}" + (f"; {seen['error']}" if "error" in seen else "")
     ok = alone == len(ran) and "error" not in seen
-    yield Finding(GRAPH, "calls that ran as one graph", ok, text, "all of them", "eager")
+    yield Finding(GRAPH, "whole", "calls that ran as one graph", ok, text, "all of them", "eager")
 
 
 def _fullgraph(found, calls):
     text = f"call {found['call']}: {found['says']}" if found else f"{calls} calls"
-    return Finding(GRAPH, "fullgraph=True", not found, text, f"{calls} calls", "fullgraph")
+    asked = f"{calls} calls"
+    return Finding(GRAPH, "fullgraph", "fullgraph=True", not found, text, asked, "fullgraph")
 
 
 EXERCISE = Prepared("09_repair", (VALUES, GRAPH), findings, last="file")

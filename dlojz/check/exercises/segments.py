@@ -51,45 +51,47 @@ def _values(what, looks, hint):
     wrong = next((look for look in looks if look.get("like") != "right"), None)
     expected = "the mean of each segment, in float64"
     if wrong is None:
-        return Finding(VALUES, what, State.PASSED, "right", expected)
+        return Finding(VALUES, hint, what, True, "right", expected)
     like = wrong.get("like")
     if like == "form":
         text, expected = wrong["form"], wrong["expected"]
     else:
         text = wrong.get("raised") or LIKE[like]
-    hint = "counts" if like == "counts" and hint in ("values", "form") else hint
-    return Finding(
-        VALUES, what, State.FAILED, f"{wrong['case']}: {text}", expected, SAYS_WHY.get(like, hint)
-    )
+    text = f"{wrong['case']}: {text}"
+    why = "counts" if like == "counts" and hint in ("values", "form") else hint
+    return Finding(VALUES, hint, what, False, text, expected, SAYS_WHY.get(like, why))
 
 
 def _large(speed):
     """Return the finding on the results of the calls that were timed."""
+    which = VALUES, "long", "a long list"
     if "raised" in speed:
-        return Finding(VALUES, "a long list", State.FAILED, speed["raised"], "a mean", "long")
+        return Finding(*which, False, speed["raised"], "a mean", "long")
     wrong = [error for error in speed["errors"] if error > LARGE]
     text = f"{len(wrong)} of {len(speed['errors'])} results differ"
-    return Finding(VALUES, "a long list", not wrong, text, "as of two scatter_add_", "long")
+    return Finding(*which, not wrong, text, "as of two scatter_add_", "long")
 
 
 def _gradients(looks):
+    which = VALUES, "gradient", "gradient of x"
     errors = [look["gradient"] for look in looks if "gradient" in look]
     if not errors:
-        return Finding(VALUES, "gradient of x", State.UNMEASURED, "not compared", "a result")
+        return Finding(*which, State.UNMEASURED, "not compared", "a result")
     wrong, cut = [e for e in errors if e > TOLERANCE], sum(map(math.isinf, errors))
     text = f"{len(wrong)} of {len(errors)} differ" + (f", {cut} are missing" if cut else "")
-    return Finding(VALUES, "gradient of x", not wrong, text, "1 / count in each row", "gradient")
+    return Finding(*which, not wrong, text, "1 / count in each row", "gradient")
 
 
 def _unchanged(looks):
     changed = [look["case"] for look in looks if look.get("changed")]
     text = f"changed: {', '.join(changed)}" if changed else "unchanged"
-    return Finding(VALUES, "x and ids", not changed, text, "unchanged", "arguments")
+    return Finding(VALUES, "arguments", "x and ids", not changed, text, "unchanged", "arguments")
 
 
 def _operations(calls):
     if not calls:
-        yield Finding(FEW, "operations", State.UNMEASURED, "an error", "calls without", "long")
+        which = FEW, "operations", "operations", State.UNMEASURED
+        yield Finding(*which, "an error", "calls without", "long")
         return
     first, *larger = calls
     for what, name, more in (("operations", "operations", GROWTH), ("host waits", "reads", 2)):
@@ -97,28 +99,31 @@ def _operations(calls):
         text = f"{first[name]}, in a larger call {most[name]}"
         if most["segments"] > first["segments"]:
             text = f"{first[name]} with {first['segments']} segments, {most[name]} with 128"
-        yield Finding(FEW, what, most[name] <= first[name] + more, text, "as many in each", "loop")
+        ok = most[name] <= first[name] + more
+        yield Finding(FEW, name, what, ok, text, "as many in each", "loop")
 
 
 def _speed(speed):
+    which = FASTER, "speed", "speed"
     if "raised" in speed:
-        yield Finding(FASTER, "speed", State.UNMEASURED, "an error", "calls without", "long")
+        yield Finding(*which, State.UNMEASURED, "an error", "calls without", "long")
         return
     found = _compared(speed["forward"])
     if speed["device"] != "cpu":
         why = "no gain asked: no way recorded on a GPU is much faster than two scatter_add_"
-        yield Finding(FASTER, "speed", State.NOT_ASKED, str(found), why)
+        yield Finding(*which, State.NOT_ASKED, str(found), why)
     else:
         wanted = f"at least {AT_LEAST} times as fast as two scatter_add_, on one thread"
         if found.low < AT_LEAST <= found.high:
             again = f"{wanted}; open: submit it again when nothing else runs"
             text = f"open: {found}"
-            yield Finding(FASTER, "speed", State.UNMEASURED, text, again, "open", open=True)
+            yield Finding(*which, State.UNMEASURED, text, again, "open", open=True)
         else:
-            yield Finding(FASTER, "speed", found.low >= AT_LEAST, str(found), wanted, "slower")
+            yield Finding(*which, found.low >= AT_LEAST, str(found), wanted, "slower")
     if len(speed["backward"]) >= stats.MIN_PAIRS:
         text, why = str(_compared(speed["backward"])), "reported, nothing asked"
-        yield Finding(FASTER, "with its backward pass", State.NOT_ASKED, text, why)
+        what = "with its backward pass"
+        yield Finding(FASTER, "both", what, State.NOT_ASKED, text, why)
 
 
 def _compared(pairs) -> stats.Comparison:

@@ -15,7 +15,9 @@ def findings(cases: dict[str, dict]) -> list[Finding]:
     file, times = cases["file"], cases["times"]
     unlike = file["unlike"]
     text = unlike or "as it was"
-    model = Finding(SAME, "weights of the model", not unlike, text, "as they were", "model")
+    model = Finding(
+        SAME, "model", "weights of the model", not unlike, text, "as they were", "model"
+    )
     if unlike:
         parts = (REPAIRED, FAST)
         return [model, *(_missing(part, "not compared", NOT_LIKE) for part in parts)]
@@ -30,7 +32,7 @@ def findings(cases: dict[str, dict]) -> list[Finding]:
 
 
 def _missing(part, yours, expected):
-    return Finding(part, "evidence", State.UNMEASURED, yours, expected)
+    return Finding(part, "evidence", "evidence", State.UNMEASURED, yours, expected)
 
 
 class Side:
@@ -59,19 +61,22 @@ def _same_work(file, seen, off):
     """Return findings on the images, the values, and what is done outside of the timed calls."""
     same, left = file["same_data"], file["threads"]
     text = "as they were" if same else "changed"
-    yield Finding(SAME, "images that make_data draws", same, text, "as they were", "outside")
-    text = f"{left} at work" if left > 0 else "none"
-    yield Finding(SAME, "threads that go on afterwards", left <= 0, text, "none", "outside")
+    what = "images that make_data draws"
+    yield Finding(SAME, "drawn", what, same, text, "as they were", "outside")
+    text, what = f"{left} at work" if left > 0 else "none", "threads that go on afterwards"
+    yield Finding(SAME, "threads", what, left <= 0, text, "none", "outside")
     trained, given = seen["images"].get("back in train", 0), seen["given"]
     expected = str(given["train"])
     ok = trained == given["train"]
-    yield Finding(SAME, "images trained with", ok, str(trained), expected, "batches")
+    yield Finding(SAME, "batches", "images trained with", ok, str(trained), expected, "batches")
     known, expected = seen["images"].get("passed in validation", 0), given["validation"]
     ok = known == expected
-    yield Finding(SAME, "images validated", ok, str(known), str(expected), "validation")
+    yield Finding(
+        SAME, "validated", "images validated", ok, str(known), str(expected), "validation"
+    )
     for what, error in off.items():
         hint = "counts" if "right" in what else "validation" if "validation" in what else "values"
-        yield Finding(SAME, what, _close(what, error), _off(what, error), "equal", hint)
+        yield Finding(SAME, what, what, _close(what, error), _off(what, error), "equal", hint)
 
 
 def _close(what, error):
@@ -86,16 +91,16 @@ def _off(what, error):
 
 def _each_run(times):
     """Return whether the values were right in every run that was timed, too."""
-    what = "values in the timed runs"
+    which = SAME, "timed", "values in the timed runs"
     differ = times["differ"]
     if not differ:
         todo = "submit without --pairs 0"
-        return Finding(SAME, what, State.UNMEASURED, "not timed", todo, "unmeasured")
+        return Finding(*which, State.UNMEASURED, "not timed", todo, "unmeasured")
     off = [{name for name, error in run.items() if not _close(name, error)} for run in differ]
     wrong = [names for names in off if names]
     counts = wrong and all("right" in name for names in wrong for name in names)
     text = f"wrong in {len(wrong)} of {len(differ)}" if wrong else "equal"
-    return Finding(SAME, what, not wrong, text, "equal", "counts" if counts else "cached")
+    return Finding(*which, not wrong, text, "equal", "counts" if counts else "cached")
 
 
 # The six repairs ---------------------------------------------------------------------------------
@@ -111,12 +116,13 @@ def _repaired(mine, clean):
     passed, trained = mine.images("passed in train"), max(1, mine.images("back in train"))
     ok = passed <= trained
     text = f"{passed / trained:.3g} times"
-    yield Finding(REPAIRED, "each image passes the model, in training", ok, text, "once", "passes")
+    what = "each image passes the model, in training"
+    yield Finding(REPAIRED, "passes", what, ok, text, "once", "passes")
     kept = mine.seen["kept_bytes"]
     ok = not kept and not mine.images("graph in validation")
     text = f"{kept / 1e6:.3g} MB" if not ok else "nothing"
     what = "kept in the validation for a backward pass"
-    yield Finding(REPAIRED, what, ok, text, "nothing", "graph")
+    yield Finding(REPAIRED, "graph", what, ok, text, "nothing", "graph")
     yield _elsewhere(mine, clean)
 
 
@@ -127,7 +133,7 @@ def _operators(mine, clean, place, more, hint):
     ok = found <= wanted + more and waits < ONCE
     text = f"{found:.4g}" + (f", and {waits:.3g} waits" if waits else "")
     expected = f"about {wanted:.3g}, and no wait"
-    return Finding(REPAIRED, f"operators in {place}", ok, text, expected, hint)
+    return Finding(REPAIRED, place, f"operators in {place}", ok, text, expected, hint)
 
 
 def _host(mine, clean):
@@ -139,7 +145,7 @@ def _host(mine, clean):
     text = f"{left:.3g} leave the device, {made:.3g} made in Python, {wide:.3g} in float64"
     text += f", {mine.per(place, 'operators'):.4g} operators" if many else ""
     hint = "arrays" if left >= ONCE or many else "constants"
-    return Finding(REPAIRED, f"tensors in {place}", ok, text, "none of these", hint)
+    return Finding(REPAIRED, place, f"tensors in {place}", ok, text, "none of these", hint)
 
 
 def _waits(mine, place, hint):
@@ -147,7 +153,7 @@ def _waits(mine, place, hint):
     waits, left, made = (mine.per(place, what) for what in ("waits", "left", "made"))
     ok = max(waits, left, made) < ONCE
     text = f"{waits:.3g} waits, {left:.3g} copies to the host, {made:.3g} numbers from Python"
-    return Finding(REPAIRED, f"numbers read in {place}", ok, text, "none", hint)
+    return Finding(REPAIRED, place, f"numbers read in {place}", ok, text, "none", hint)
 
 
 def _elsewhere(mine, clean):
@@ -162,7 +168,8 @@ def _elsewhere(mine, clean):
                 found.append(f"{mine.per(place, what):.3g} {text} in {place}")
     text = "; ".join(found) or "nothing more"
     expected = "nothing more than in the clean program"
-    return Finding(REPAIRED, "in all other places", not found, text, expected, "elsewhere")
+    what = "in all other places"
+    return Finding(REPAIRED, "elsewhere", what, not found, text, expected, "elsewhere")
 
 
 # The time ----------------------------------------------------------------------------------------
@@ -171,18 +178,19 @@ def _elsewhere(mine, clean):
 def _fast(times):
     """Return whether the time is that of the clean program, within the margin."""
     mine, clean = times["mine_s"], times["clean_s"]
-    what, expected = "time of a run", f"at most {1 + slow.MARGIN:g} times the clean program's"
+    which = FAST, "time", "time of a run"
+    expected = f"at most {1 + slow.MARGIN:g} times the clean program's"
     if len(mine) < slow.LOOK:
         todo = f"at least {slow.LOOK} pairs: submit without --pairs"
-        return Finding(FAST, what, State.UNMEASURED, f"{len(mine)} pairs", todo, "unmeasured")
+        return Finding(*which, State.UNMEASURED, f"{len(mine)} pairs", todo, "unmeasured")
     mean, low, high = slow.ratio(mine, clean)
     text = f"{mean:.3f} times (95 % interval {low:.3f} to {high:.3f}, {len(mine)} pairs)"
     ok = slow.as_fast(low, high)
     if ok is None:
         expected += "; the runs differ too much to tell: submit again when nothing else runs"
-        state = State.UNMEASURED
-        return Finding(FAST, what, state, f"open: {text}", expected, "unmeasured", open=True)
-    return Finding(FAST, what, ok, text, expected, "time")
+        which = *which, State.UNMEASURED, f"open: {text}"
+        return Finding(*which, expected, "unmeasured", open=True)
+    return Finding(*which, ok, text, expected, "time")
 
 
 EXERCISE = Prepared("04_slow", (SAME, REPAIRED, FAST), findings, last="times")
