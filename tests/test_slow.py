@@ -17,7 +17,7 @@ from dlojz.figures import slow as figures
 from dlojz.launch import submit
 from dlojz.runs import log
 from dlojz.runs import slow as facts
-from dlojz.training import slow
+from dlojz.training import imports, slow
 
 REPOSITORY = Path(__file__).parent.parent
 BROKEN = (REPOSITORY / "notebooks/experiments/slow.py").read_text()
@@ -438,7 +438,7 @@ def test_what_each_fault_costs_is_measured_and_drawn(prepared):
 
 def test_a_program_with_one_fault_has_that_one():
     mixed = slow.mixed(["normalised"])
-    clean = slow.load(course.solution("04_slow"))
+    clean = imports.from_file(course.solution("04_slow"), "clean")
     theirs = {name: getattr(mixed, name).__code__ for name in facts.FUNCTIONS}
     differ = [n for n, code in theirs.items() if code != getattr(clean, n).__code__]
     assert differ == ["normalised"]

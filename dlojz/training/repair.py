@@ -6,7 +6,6 @@ A repaired file ends with `repair.examine(Net)`. What that logs is judged by
 
 import argparse
 import copy
-import importlib.util
 import io
 import math
 import random
@@ -18,6 +17,7 @@ from torch._dynamo.utils import clear_compilation_metrics
 
 from dlojz import course
 from dlojz.runs import log
+from dlojz.training import imports
 from dlojz.training.graphs import Watch, breaks, compiled_functions, first_line
 
 NAME = "09_repair"
@@ -39,7 +39,7 @@ def examine(make):
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
     torch.manual_seed(args.seed)
-    prepared = load(course.prepared(NAME)).Net()
+    prepared = imports.from_file(course.prepared(NAME), "prepared").Net()
     calls = drawn(args.seed, prepared.first)
     networks = [same_weights(make(), prepared) for _ in ("eager", "compiled", "fullgraph")]
     expected = called(prepared, prepared, calls)
@@ -54,14 +54,6 @@ def examine(make):
     large = [large for large, _ in calls]
     run.case("file", suppressed=suppressed, itself=itself, large=large)
     run.end()
-
-
-def load(path):
-    """Return a file as a module."""
-    spec = importlib.util.spec_from_file_location("prepared", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def drawn(seed, layer) -> list[tuple[bool, torch.Tensor]]:

@@ -21,7 +21,6 @@ gradients count. Only tensors are taken from the trainee: learning rates, settin
 schedule are the solution's own. Every number goes into the log; `dlojz.check.audit` judges them.
 """
 
-import importlib.util
 import inspect
 import math
 import random
@@ -36,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlojz import idr_torch
 from dlojz.runs import log, records
-from dlojz.training import audit, processes
+from dlojz.training import audit, imports, processes
 from dlojz.training.audit import rounding
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
@@ -109,10 +108,7 @@ def _in_each_process(here) -> list:
 
 def imported(file):
     """Return a trainer as a module."""
-    spec = importlib.util.spec_from_file_location("solution", file)
-    module = sys.modules["solution"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imports.from_file(file, "solution")
 
 
 class Replay:

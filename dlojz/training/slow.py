@@ -8,7 +8,6 @@ timed. The images come from the clean program.
 
 import argparse
 import functools
-import importlib.util
 import math
 import secrets
 import threading
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz import course, idr_torch
 from dlojz.runs import log, slow
+from dlojz.training import imports
 from dlojz.training.experiments import away, wait
 
 WAIT, WARM_UP, RECORDED = 1, 1, 2  # steps of the trace
@@ -42,12 +42,12 @@ def examine(path):
     run.experiment(device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # such small operations only wait for other threads
-    clean = load(course.solution(slow.NAME))
+    clean = imports.from_file(course.solution(slow.NAME), "program")
     if args.costs:
         costs(run, args, device)
         run.end()
         return
-    mine = load(path)
+    mine = imports.from_file(path, "program")
     complete(mine)
     if unlike := same_model(mine, clean, device):
         run.case("file", unlike=unlike)
@@ -69,14 +69,6 @@ def parsed():
     add("--pairs", default=4 * slow.LOOK, help="timed, at most; 0 times nothing")
     add("--costs", default=0, help="rounds: measure what each fault costs, and nothing else")
     return parser.parse_args()
-
-
-def load(path):
-    """Return a file as a new module."""
-    spec = importlib.util.spec_from_file_location("program", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def complete(module):
@@ -420,7 +412,8 @@ def timed(mine, clean, args, device) -> dict:
 
 def mixed(faults):
     """Return the clean program with these of its functions as slow as they were handed out."""
-    clean, broken = load(course.solution(slow.NAME)), load(course.prepared(slow.NAME))
+    clean = imports.from_file(course.solution(slow.NAME), "program")
+    broken = imports.from_file(course.prepared(slow.NAME), "program")
     chosen = {f: getattr(broken if f in faults else clean, f) for f in slow.FUNCTIONS}
     vars(clean).update(chosen)  # a function looks for the others in the file that it is from
     vars(broken).update(chosen)
