@@ -529,7 +529,10 @@ def _check(args):
 
 
 def _solution(args):
-    print(course.solution(args.step).read_text(encoding="utf-8"), end="")
+    file = course.solution(args.step)
+    print(file.read_text(encoding="utf-8"), end="")
+    for name in course.files_beside(args.step):
+        print(f"it imports {file.with_name(name)}, beside it", file=sys.stderr)
 
 
 def _diff(args):
@@ -541,6 +544,8 @@ def _catch_up(args):
     link = _behind_a_link()
     saved = course.catch_up(args.step)
     print(f"{course.trainer()} is now where step {course.step(args.step)} begins{link}")
+    for name in course.files_beside(args.step):
+        print(f"and so is {course.trainer().with_name(name)}")
     if saved:
         print(f"yours was saved: {saved}\n`dlojz restore {saved.name}` puts it back")
     else:

@@ -35,6 +35,8 @@ PREPARED = {
 }
 # And one without a verdict: a figure shows whether it is right.
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
+# A step's second file: trainees write it beside their trainer, which imports it by its path.
+BESIDE: dict[str, str] = {}
 
 MEND = "repair it, or move it away to start afresh"  # a damaged file of a trainee's answers
 SMALL = 16 * 1024 * 1024  # bytes of a file that is read whole
@@ -142,19 +144,35 @@ def step(name: str | int) -> str:
 
 
 def prepared(name: str) -> Path:
-    """Return the file of a prepared exercise, as it is handed out."""
-    return course_root() / "notebooks" / "experiments" / COPIED[name]
+    """Return the file of a prepared exercise, or a step's second file, as it is handed out."""
+    return course_root() / "notebooks" / "experiments" / (COPIED | BESIDE)[name]
 
 
 def own(name: str) -> str:
-    """Return the trainee's copy of a prepared file, as `submit` takes it; make it if there is none.
+    """Return the trainee's copy of such a file, as `submit` takes it; make it if there is none.
 
     What is there is left as it is. To begin again, rename it.
     """
-    copy = course_root() / COPIED[name]
+    copy = trainer().with_name(BESIDE[name]) if name in BESIDE else course_root() / COPIED[name]
     if not copy.exists():
         write_atomically(copy, read_small(prepared(name)))
-    return COPIED[name]
+    return str(copy.relative_to(course_root()))
+
+
+def files_beside(name: str | int) -> list[str]:
+    """Return the names of the files beside the trainer that it imports after this step."""
+    place = CHAIN.index(step(name))
+    return [file for other, file in BESIDE.items() if CHAIN.index(other) <= place]
+
+
+def file_beside(program: Path, name: str) -> Path:
+    """Return the path of a file that a trainee writes beside a program. Raises FileError."""
+    file = program.resolve().with_name(name)
+    if file.exists():
+        return file
+    copies = [f'course.own("{other}")' for other, known in BESIDE.items() if known == name]
+    how = f"{copies[0]} makes your copy, in {trainer().parent}" if copies else "put it there"
+    raise FileError(f"{program} imports {name}, and there is no {file}: {how}")
 
 
 def solution(name: str | int) -> Path:
@@ -173,11 +191,15 @@ def before(name: str | int) -> Path:
 def catch_up(name: str | int) -> Path | None:
     """Replace the trainee's trainer by the starting point of a step; return where it was saved.
 
-    None if there was nothing to save: it was a step of the course, unchanged.
+    So are the files beside it that it imports, and the one that the step edits. None if there was
+    nothing to save: all were files of the course, unchanged.
     """
-    start = read_small(before(name))
+    start = {trainer().name: read_small(before(name))}
+    for file in files_beside(name):
+        handed_out = BESIDE.get(step(name)) == file
+        start[file] = read_small(prepared(step(name)) if handed_out else _solved(file))
     saved = _save()
-    write_atomically(trainer(), start)
+    _put_back(start)
     return saved
 
 
@@ -185,10 +207,15 @@ def restore(name: str | None = None) -> tuple[Path, Path | None]:
     """Make a saved file the trainer again; return it, and where the present trainer was saved.
 
     name: one of saved(); by default the newest that differs from the trainer and is not empty.
+    The files beside the trainer that were saved with it come back, too.
     """
-    mine = read_small(trainer()) if trainer().exists() else None
+    mine = _present()
     known = {file.name: file for file in saved()}
-    others = [file for file in known.values() if read_small(file) not in (mine, b"")]
+    others = [
+        file
+        for file in known.values()
+        if read_small(file) and not _saved_with(file).items() <= mine.items()
+    ]
     if name is not None and Path(name).name not in known:
         there = ", ".join(known) or "nothing yet"
         raise LookupError(f"no saved file {name!r}: {_saved_folder()} holds {there}")
@@ -197,12 +224,13 @@ def restore(name: str | None = None) -> tuple[Path, Path | None]:
             f"nothing to restore: {_saved_folder()} holds no file that differs from your trainer"
         )
     chosen = known[Path(name).name] if name is not None else others[-1]
-    if not (content := read_small(chosen)):
+    if not read_small(chosen):
         raise FileError(
             f"{chosen} is empty: nothing was restored; `dlojz restore --list` shows all"
         )
+    content = _saved_with(chosen)
     kept = _save()
-    write_atomically(trainer(), content)
+    _put_back(content)
     return chosen, kept
 
 
@@ -215,26 +243,54 @@ def _saved_folder():
     return course_root() / "saved"
 
 
+def _solved(file):
+    return course_root() / "solutions" / file
+
+
+def _files() -> list[Path]:
+    """Return where the trainer is, and where the files that it may import are."""
+    return [trainer(), *map(trainer().with_name, BESIDE.values())]
+
+
+def _present() -> dict[str, bytes]:
+    """Return the content of the trainer and of the files beside it, by name."""
+    return {file.name: read_small(file) for file in _files() if file.exists()}
+
+
+def _put_back(contents):
+    for name, content in contents.items():
+        write_atomically(trainer().with_name(name), content)
+
+
+def _saved_with(copy) -> dict[str, bytes]:
+    """Return the content of a saved trainer and of the files saved with it, by their own names."""
+    when = copy.stem.removeprefix(trainer().stem)
+    copies = {file.name: copy.with_stem(f"{file.stem}{when}") for file in _files()}
+    return {name: read_small(file) for name, file in copies.items() if file.exists()}
+
+
 def _save() -> Path | None:
-    """Save the trainer and return where; None if it is a step of the course, unchanged."""
-    if not trainer().exists():
-        return None
-    mine = read_small(trainer())
-    if mine in [read_small(solution(s)) for s in CHAIN]:
+    """Save the trainer, and what is beside it; return where. None if all are the course's."""
+    mine = _present()
+    known = {trainer().name: [solution(s) for s in CHAIN]}
+    known |= {file: [prepared(other), _solved(file)] for other, file in BESIDE.items()}
+    if all(content in map(read_small, known[name]) for name, content in mine.items()):
         return None
     for file in saved():
-        if read_small(file) == mine:
+        if _saved_with(file) == mine:
             return file
-    return save_copy(trainer())
+    return save_copy(*(trainer().with_name(name) for name in mine))
 
 
-def save_copy(path: Path) -> Path:
-    """Save a copy of a trainee's file in saved/; return it. Names sort by time."""
-    copy = _saved_folder() / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}{path.suffix}"
-    with needs_room(copy):
-        copy.parent.mkdir(exist_ok=True)
-    write_atomically(copy, read_small(path, LARGE))
-    return copy
+def save_copy(*files: Path) -> Path:
+    """Save copies of a trainee's files in saved/; return the first. Names sort by time."""
+    now = f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+    copies = [_saved_folder() / f"{file.stem}-{now}{file.suffix}" for file in files]
+    for file, copy in zip(files, copies, strict=True):
+        with needs_room(copy):
+            copy.parent.mkdir(exist_ok=True)
+        write_atomically(copy, read_small(file, LARGE))
+    return copies[0]
 
 
 def open_regular(path: str | Path, links: bool = True) -> IO[bytes]:
@@ -382,24 +438,28 @@ class Diff(str):
 
 
 def diff(mine, step: str | int) -> Diff:
-    """Return the differences between a job's trainer (or a file) and the solution of a step."""
+    """Return the differences between a job's trainer (or a file) and the solution of a step.
+
+    Those of the files beside it that the solution imports follow.
+    """
     path = Path(getattr(mine, "directory", mine))
     path = path / "trainer.py" if path.is_dir() else path
-    theirs = solution(step)
-    return Diff(
-        "\n".join(
-            difflib.unified_diff(
-                *(
-                    read_small(file).decode(errors="replace").splitlines()
-                    for file in (path, theirs)
-                ),
-                _relative(path),
-                _relative(theirs),
-                n=2,
-                lineterm="",
-            )
-        )
-    )
+    found = _differences(path, solution(step))
+    for file in [] if step in COPIED else files_beside(step):
+        found += _differences(path.with_name(file), _solved(file))
+    return Diff("\n".join(found))
+
+
+def _differences(mine, theirs) -> list[str]:
+    """Return the lines of a unified diff; of a file beside the trainer there may be none yet."""
+    lines = [
+        read_small(file).decode(errors="replace").splitlines()
+        if file.exists() or file.name not in BESIDE.values()
+        else []
+        for file in (mine, theirs)
+    ]
+    names = _relative(mine), _relative(theirs)
+    return [*difflib.unified_diff(*lines, *names, n=2, lineterm="")]
 
 
 def _relative(path):

@@ -229,6 +229,8 @@ def _verdict_rows(found):
         done = f"{word}, job {item['job']}" if item["job"] else word
         prepared = item["key"] in course.PREPARED  # beside the trainer, under its whole name
         what = f"verdict {item['key']!r}" if prepared else "verdict"
+        if file := course.BESIDE.get(item["key"]):
+            what += f" with {file}"
         name = item["key"] if prepared else item["key"][:2]
         yield what, done, _when(item), "" if item["done"] else f"dlojz check {name}"
 

@@ -2,12 +2,18 @@
 
 import json
 import os
+import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from dlojz import course
-from dlojz.launch import SubmitError, beside, find, jobs, submit
+from dlojz import cli, course, progress
+from dlojz.check import check
+from dlojz.launch import SubmitError, beside, find, jobs, latest, series, submit
+from dlojz.training import imports
 
 FILES = {
     "train.py": "import os, net\nfrom models.blocks import block\nprint(net.name, block)",
@@ -193,3 +199,179 @@ def test_a_module_that_cannot_be_read_is_named(project, monkeypatch):
 def test_a_module_of_data_is_copied_and_not_parsed(project):
     write(project, {"train.py": "import table", "table.py": f"{'#' * (1 << 20)}\nimport net"})
     assert needs(project) == ["table.py"]
+
+
+# The second file of a step, which a trainee writes beside the trainer ----------------------------
+
+FILE = "optimizers.py"
+SOLVED = """import torch
+
+print("imported", __file__)
+
+
+def sgd(weights, args, **more):
+    return torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, **more)
+"""
+WRONG = SOLVED.replace("args.wd", "0")
+HANDED_OUT = WRONG.replace("    return", "    # TODO 01: weight decay\n    return")
+SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 8"
+
+
+def importing(text):
+    """A trainer that has its optimizer from the file beside it."""
+    text = text.replace("import checkpoint, data,", "import checkpoint, data, imports,")
+    return text.replace("torch.optim.SGD(", 'imports.beside(__file__, "optimizers").sgd(').replace(
+        "args.lr, args.mom, weight_decay=args.wd", "args"
+    )
+
+
+@pytest.fixture
+def with_file(course_folder, monkeypatch):
+    """A course folder in which step 01 has a second file, and the trainee is at step 02."""
+    monkeypatch.setitem(course.BESIDE, "01_gpu", FILE)
+    handed_out = course_folder / "notebooks" / "experiments" / FILE
+    handed_out.parent.mkdir(parents=True)
+    handed_out.write_text(HANDED_OUT)
+    (course_folder / "solutions" / FILE).write_text(SOLVED)
+    for step in course.CHAIN[1:]:
+        solution = course.solution(step)
+        solution.write_text(importing(solution.read_text()))
+    shutil.copy(course.solution("02"), course.trainer())
+    return course_folder
+
+
+def mine():
+    return course.trainer().with_name(FILE)
+
+
+def texts():
+    return course.trainer().read_text(), mine().read_text()
+
+
+def imported_by(folder):
+    return re.findall("imported (.*)", (folder / "stdout.txt").read_text())
+
+
+def test_only_the_trainees_runs_have_the_trainees_file(with_file):
+    mine().write_text(WRONG)
+    job = submit(f"dlojz/dlojz.py {SMALL}")
+    mine().write_text("edited later")
+    assert job.wait(60) == "COMPLETED", job.explain()
+    found = check("02", job, pairs=2)
+    assert {"settings", "update"} <= {finding.hint for finding in found.failing}, found
+    assert f"{FILE} has changed since job {job.id}" in repr(found)
+    folders = series.folders(latest("check-02_amp"))
+    made = {name: folder for name, folder in folders.items() if folder.exists()}
+    assert {"solution", "before-1", "after-1"} <= made.keys()
+    for name, folder in made.items():
+        solved = name.startswith("before-") or name.endswith("solution")
+        assert (folder / FILE).read_text() == (SOLVED if solved else WRONG), name
+        assert imported_by(folder) == [f"{folder / FILE}"], name
+    assert imported_by(made["after-1"] / "replay") == [f"{made['solution'] / FILE}"]
+
+
+def test_an_edit_of_the_file_is_another_text(with_file, capsys):
+    """The solution's runs are used again, and what the trainee's had said is no answer."""
+    shutil.copy(course.solution("01"), course.trainer())
+    found = []
+    for text in (WRONG, SOLVED):
+        mine().write_text(text)
+        job = submit(f"dlojz/dlojz.py {SMALL}")
+        job.wait(60)
+        found.append(check("01", job, pairs=1))
+    assert [verdict.passed for verdict in found] == [False, True], found
+    ran = [line for line in capsys.readouterr().err.splitlines() if "runs, about" in line]
+    assert ["5 runs" in ran[0], "3 runs" in ran[1]] == [True, True]
+
+
+def test_an_error_in_the_file_is_named_by_its_line(with_file):
+    mine().write_text("import torch\n\n\ndef sgd(*_, **__):\n    planted\n")
+    job = submit(f"dlojz/dlojz.py {SMALL}")
+    job.wait(60)
+    assert f"'planted' is not defined, at {FILE}:5: planted" in repr(check("01", job))
+
+
+def test_what_is_left_to_do_in_the_file_is_told(with_file):
+    assert course.own("01_gpu") == f"dlojz/{FILE}"
+    job = submit(f"dlojz/dlojz.py {SMALL}")
+    job.wait(60)
+    assert f"`# TODO 01` is still in line 7 of {FILE}" in repr(check("01", job))
+
+
+def test_a_job_without_the_file_is_refused(with_file):
+    with pytest.raises(SubmitError, match=r'course\.own\("01_gpu"\) makes your copy, in .*/dlojz'):
+        submit(f"dlojz/dlojz.py {SMALL}")
+    assert jobs() == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "-m dlojz.dlojz",
+        "-P dlojz/dlojz.py",
+        "-m torch.distributed.run --standalone -m dlojz.dlojz",
+        "-m torch.distributed.run --standalone solutions/dlojz_02_amp.py",
+    ],
+)
+def test_each_program_imports_the_file_beside_itself(command, with_file, monkeypatch):
+    """However it is run, and whatever else Python would find under that name."""
+    shutil.copytree(Path(course.__file__).parent, with_file / "dlojz", dirs_exist_ok=True)
+    program = "from dlojz.training import imports\nimports.beside(__file__, 'optimizers')"
+    for file in (course.trainer(), course.solution("02")):
+        file.write_text(program)
+        file.with_name(FILE).write_text("print(__file__)")
+    for other in (with_file, with_file / "elsewhere"):
+        other.mkdir(exist_ok=True)
+        (other / FILE).write_text("raise ValueError('not this one')")
+    monkeypatch.setenv("PYTHONPATH", f"{with_file / 'elsewhere'}:{with_file}")
+    words = [sys.executable, *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=with_file)
+    where = "solutions" if "solutions" in command else "dlojz"
+    assert done.stdout == f"{with_file / where / FILE}\n", done.stderr
+
+
+def test_a_program_without_its_file_says_how_to_get_it(with_file):
+    with pytest.raises(course.FileError, match=rf'there is no {mine()}: course\.own\("01_gpu"'):
+        imports.beside(str(course.trainer()), "optimizers")
+    (with_file / "other.py").write_text("")
+    with pytest.raises(course.FileError, match=rf"there is no {with_file}/net\.py: put it there"):
+        imports.beside(str(with_file / "other.py"), "net")
+
+
+def test_catching_up_replaces_the_file_and_saves_it_with_the_trainer(with_file, capsys):
+    course.trainer().write_text("my trainer")
+    mine().write_text("my file")
+    assert cli.main(["catch-up", "01"]) == 0
+    assert f"and so is {mine()}\n" in capsys.readouterr().out
+    assert texts() == (course.before("01").read_text(), HANDED_OUT)
+    assert course.catch_up("03") is None, "all of it is the course's"
+    assert texts() == (course.before("03").read_text(), SOLVED)
+    chosen, _ = course.restore()
+    assert texts() == ("my trainer", "my file")
+    mine().write_text("edited")
+    assert course.catch_up("03") != chosen
+    assert course.restore()[0] != chosen
+    assert texts() == ("my trainer", "edited")
+
+
+def test_before_its_step_the_file_is_left_alone(with_file):
+    mine().write_text("for later")
+    assert course.catch_up("00").name.startswith("dlojz-")
+    assert mine().read_text() == "for later"
+
+
+def test_a_difference_shows_the_file_too(with_file, capsys):
+    assert "+def sgd(weights" in course.diff(course.trainer(), "02"), "there is none yet"
+    mine().write_text(WRONG)
+    found = course.diff(course.trainer(), "02").splitlines()
+    assert found[:2] == [f"--- dlojz/{FILE}", f"+++ solutions/{FILE}"]
+    assert [line[0] for line in found if "weight_decay" in line] == ["-", "+"]
+    assert FILE not in course.diff(course.trainer(), "00")
+    assert cli.main(["solution", "02"]) == 0
+    assert capsys.readouterr().err == f"it imports {with_file}/solutions/{FILE}, beside it\n"
+
+
+def test_progress_names_the_file_of_a_step(with_file):
+    cell = {"cell_type": "code", "source": ["check('01_gpu')"]}
+    (with_file / "notebooks" / "01_gpu.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert f"verdict with {FILE}" in repr(progress.overview())

@@ -181,13 +181,25 @@ def test_another_clone_submits_its_own_trainer_with_the_installed_package(site, 
 
 
 def test_another_clone_checks_its_trainer_with_the_installed_package(site, course_folder):
-    """The code that measures is the package's, and not what the clone happens to hold."""
+    """The code that measures is the package's, and not what the clone happens to hold.
+
+    The clone holds the trainee's own files, the trainer and the one beside it.
+    """
     shutil.rmtree(course_folder / "dlojz")
+    (course_folder / "dlojz").mkdir()
+    usual, own = "torch.optim.SGD(", 'imports.beside(__file__, "optimizers").SGD('
+    text = course.solution("01").read_text().replace(usual, own)
+    text = text.replace("import checkpoint, ", "import checkpoint, imports, ")
+    for file in (course.trainer(), course.solution("01")):
+        file.write_text(text)
+        file.with_name("optimizers.py").write_text("from torch.optim import SGD\nprint(__file__)")
     flags = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4"
     code = f"""
-import dlojz.launch as l, dlojz.check as c
-job = l.submit("solutions/dlojz_01_gpu.py {flags} --test-nsteps 8")
+import dlojz.course, dlojz.launch as l, dlojz.check as c
+dlojz.course.BESIDE["01_gpu"] = "optimizers.py"
+job = l.submit("dlojz/dlojz.py {flags} --test-nsteps 8")
 job.wait()
+print((job.directory / "stdout.txt").read_text().split()[0])
 found = c.check("01", job)
 print(c.__file__, found, sep="\\n")
 """
@@ -196,7 +208,8 @@ print(c.__file__, found, sep="\\n")
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    place, head, *_ = done.stdout.splitlines()
+    imported, place, head, *_ = done.stdout.splitlines()
+    assert imported == str(course_folder / "runs" / "0001" / "optimizers.py")
     assert place == str(site / "dlojz" / "check" / "__init__.py")
     assert head == "01_gpu: passed (job 0001)"
 

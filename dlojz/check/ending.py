@@ -109,20 +109,21 @@ def error(folder: Path, trainer: str = "dlojz.py") -> str:
     return ", at ".join(filter(None, (words, _place(errors, trainer, rank))))
 
 
-# A frame of a traceback in the trainer: the process, its line's number, and the line itself.
-FRAME = re.compile(r'^(?:\[rank(\d+)\]:)? *File "[^"\n]*trainer\.py", line (\d+).*\n(.*)', re.M)
+# A frame of a traceback: the process, the file, its line's number, and the line itself.
+FRAME = r'(?m)^(?:\[rank(\d+)\]:)? *File "[^"\n]*\b(%s)", line (\d+).*\n(.*)'
 
 
 def _place(errors, trainer, rank):
-    """Return the last line of the trainer in a traceback: "dlojz.py:142: scaler.step(...)".
+    """Return the last line of the trainee's in a traceback: "dlojz.py:142: scaler.step(...)".
 
     rank: of the process that raised the error, None if it is not known.
     """
-    frames = FRAME.findall(errors)
+    names = {"trainer.py": trainer} | {name: name for name in course.BESIDE.values()}
+    frames = re.findall(FRAME % "|".join(map(re.escape, names)), errors)
     if not frames:
         return ""
-    _, number, code = ([f for f in frames if f[0] == str(rank)] or frames)[-1]
-    return f"{trainer}:{number}: {re.sub(r'^.rank[0-9]+.:', '', code).strip()}"
+    _, file, number, code = ([f for f in frames if f[0] == str(rank)] or frames)[-1]
+    return f"{names[file]}:{number}: {re.sub(r'^.rank[0-9]+.:', '', code).strip()}"
 
 
 def _exit_codes(folder) -> list[int]:

@@ -64,11 +64,6 @@ def _audited_small(exercise, run):
 def job_of(job) -> launch.Job:
     """Return the test run to check, from a job, a sweep or a number; by default the last one."""
     job = ended(job)
-    if modules := job.info.get("modules"):
-        raise CheckError(
-            f"job {job.id}: its trainer imports {modules[0]} beside it, and a check runs the "
-            "trainer's file alone: put that code into it, and submit it again"
-        )
     if "--test" not in flags_of(job):
         if not launch.is_ours(job.directory / "trainer.py"):
             raise CheckError(
@@ -310,20 +305,28 @@ def _left_out(job):
 
 
 def _edited_since(job):
-    file = launch.find_trainer(job.info["command"][0])
-    if file and file.read_bytes() != (job.directory / "trainer.py").read_bytes():
-        yield (
-            f"{file.name} has changed since job {job.id}: submit it, and check that job, for a "
-            "verdict on the new text"
-        )
+    for file, text in _texts(job).items():
+        if file.exists() and file.read_bytes() != text:
+            yield (
+                f"{file.name} has changed since job {job.id}: submit it, and check that job, for a "
+                "verdict on the new text"
+            )
 
 
 def _still_to_do(exercise, job):
     mark = re.compile(rf"# TODO {exercise.step[:2]}")
-    lines = (job.directory / "trainer.py").read_bytes().decode(errors="replace").splitlines()
-    if found := [str(i) for i, line in enumerate(lines, 1) if mark.search(line)]:
-        name = Path(job.info["command"][0]).name
-        yield (
-            f"`# TODO {exercise.step[:2]}` is still in line{'s' * (len(found) > 1)} "
-            f"{', '.join(found)} of {name}"
-        )
+    for file, text in _texts(job).items():
+        lines = text.decode(errors="replace").splitlines()
+        if found := [str(i) for i, line in enumerate(lines, 1) if mark.search(line)]:
+            yield (
+                f"`# TODO {exercise.step[:2]}` is still in line{'s' * (len(found) > 1)} "
+                f"{', '.join(found)} of {file.name}"
+            )
+
+
+def _texts(job) -> dict[Path, bytes]:
+    """Return the trainer that ran and the modules beside it, by their paths as submitted."""
+    trainer, *modules = launch.sources(job.directory / "trainer.py").items()
+    name = job.info["command"][0]
+    file = launch.find_trainer(name) or course.course_root() / name
+    return {file: trainer[1]} | {file.parent / path: text for path, text in modules}

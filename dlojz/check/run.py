@@ -147,16 +147,21 @@ def keys_of(plan: Plan) -> dict[str, str]:
 
     It holds the sources, flags, name, devices and kind of node, and the code that measures.
     """
-    pair = b"".join(
-        e.trainer.read_bytes() for e in plan.entries if e.name in ("before-1", "after-1")
-    )
-    return {entry.name: _key(entry, pair, plan) for entry in plan.entries}
+    texts = {trainer: _text(trainer) for trainer in {entry.trainer for entry in plan.entries}}
+    pair = b"".join(texts[e.trainer] for e in plan.entries if e.name in ("before-1", "after-1"))
+    return {e.name: _key(e, texts[e.trainer], pair, plan) for e in plan.entries}
 
 
-def _key(entry, pair: bytes, plan) -> str:
-    """Return the key of a run.
+def _text(trainer) -> bytes:
+    """Return a trainer's source, and those of the modules beside it with their paths."""
+    source, *modules = launch.sources(trainer).items()
+    return b"\0".join([source[1], *(b"\0".join((path.encode(), text)) for path, text in modules)])
 
-    pair: the sources of both sides; a run of a pair is compared with its partner only.
+
+def _key(entry, text: bytes, pair: bytes, plan) -> str:
+    """Return the key of a run of a trainer with this text.
+
+    pair: those of both sides; a run of a pair is compared with its partner only.
     """
     request = plan.request
     where = [launch.launcher().name, request.n_gpu, request.account, request.module]
@@ -164,7 +169,7 @@ def _key(entry, pair: bytes, plan) -> str:
     asked = [[list(e.flags), e.rehearse, e.audit] for e in (entry, entry.replay) if e]
     words = json.dumps([entry.name, asked, where])
     in_pair = entry.name.startswith(("before-", "after-"))
-    parts = (pair if in_pair else b"", entry.trainer.read_bytes(), words.encode(), _measuring())
+    parts = (pair if in_pair else b"", text, words.encode(), _measuring())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 

@@ -90,8 +90,8 @@ class Verdict:
         return self.rung
 
     def _trainers_hash(self):
-        source = (self.job.directory / "trainer.py").read_bytes() if self.job else b""
-        return hashlib.sha256(source).hexdigest()[:8]
+        texts = launch.sources(self.job.directory / "trainer.py").values() if self.job else ()
+        return hashlib.sha256(b"".join(texts)).hexdigest()[:8]
 
     def to_dict(self) -> dict:
         """Return the verdict for programs, in JSON's types only."""

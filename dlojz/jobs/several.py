@@ -161,13 +161,12 @@ def _become(job, folder, entry):
         os.environ["DLOJZ_AUDIT"] = json.dumps(entry["audit"])
     else:
         os.environ.pop("DLOJZ_AUDIT", None)
-    trainer = folder / "trainer.py"
-    mine = trainer.with_name(f".trainer.py.{os.getpid()}")  # each process writes the same
-    mine.write_bytes((job / entry["trainer"]).read_bytes())
-    mine.replace(trainer)
+    for path, copy in entry["trainer"].items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        course.write_atomically(folder / path, (job / copy).read_bytes())
     places = {"{run}": str(folder), "{job}": str(job)}
     flags = [_put(places, flag) for flag in entry["flags"]]
-    forks.run_script(str(trainer), flags)
+    forks.run_script(str(folder / "trainer.py"), flags)
 
 
 def _rehearse():

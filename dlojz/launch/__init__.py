@@ -11,6 +11,7 @@ outlive the process that submitted them; on one machine they run one after the o
 
 from dlojz.launch.asking import SlurmError
 from dlojz.launch.batch import sbatch
+from dlojz.launch.beside import sources
 from dlojz.launch.flags import Flag, flags_of, is_ours
 from dlojz.launch.follow import Now, follow, in_a_notebook
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
@@ -51,6 +52,7 @@ __all__ = [
     "request_of",
     "sbatch",
     "send",
+    "sources",
     "submit",
     "trainer_and_flags",
 ]

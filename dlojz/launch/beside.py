@@ -26,17 +26,25 @@ PACKAGE = Path(__file__).resolve().parent.parent  # which is installed, for all 
 def modules(trainer: Path, source: bytes) -> dict[str, bytes]:
     """Return the content of the modules beside a trainer that it imports, by path in its folder."""
     invalidate_caches()  # it may have been written just now
+    trainer = trainer.resolve()  # Python, too, looks beside the file behind a link
+    find = _trainees if _is_the_courses(trainer) else _files
     found, unread = {}, [(trainer.name, source)]
-    while unread and not _is_the_courses(trainer):
+    while unread:
         importer, text = unread.pop()
         package = Path(importer).parent.parts
         names = (name for node in ast.walk(_tree(text)) for name in _names(node, package))
-        for file in (file for name in names for file in _files(trainer.parent, name)):
+        for file in (file for name in names for file in find(trainer, name)):
             path = str(file.relative_to(trainer.parent))
             if path not in found and (file != trainer or path != COPY):
                 found[path] = file.read_bytes()
                 unread.append((path, found[path]))
     return found
+
+
+def sources(trainer: Path) -> dict[str, bytes]:
+    """Return the content of a trainer and of its modules, by the paths of a job's copies."""
+    source = trainer.read_bytes()
+    return {COPY: source} | modules(trainer, source)
 
 
 def missing(trainer: Path, sources: dict[str, bytes]) -> tuple[str, int, str] | None:
@@ -77,14 +85,21 @@ def _names(node, package) -> Iterator[str]:
         base = package[: len(package) + 1 - node.level] if node.level else ()
         module = ".".join((*base, *filter(None, [node.module])))
         yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
-    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+    elif isinstance(node, ast.Call):
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if called in ("import_module", "__import__"):
-            yield str(node.args[0].value)
+        if called in ("import_module", "__import__", "beside"):  # our own takes __file__ first
+            yield from (str(arg.value) for arg in node.args if isinstance(arg, ast.Constant))
 
 
-def _files(folder, name: str) -> Iterator[Path]:
-    """Yield the files in a folder of which this import needs one."""
+def _trainees(trainer, name: str) -> Iterator[Path]:
+    """Yield the file that this import needs, of those that a trainee writes among the course's."""
+    if (file := f"{name}.py") in course.BESIDE.values():
+        yield course.file_beside(trainer, file)
+
+
+def _files(trainer, name: str) -> Iterator[Path]:
+    """Yield the files in a trainer's folder of which this import needs one."""
+    folder = trainer.parent
     for part in name.split("."):
         spec = PathFinder.find_spec(part, [str(folder)])
         if spec is None or part == PACKAGE.name:

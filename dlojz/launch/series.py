@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dlojz.course import FileError, read_small
 from dlojz.jobs import several
+from dlojz.launch import beside
 from dlojz.launch.job import Job
 from dlojz.launch.request import Request, send
 
@@ -37,23 +38,26 @@ class Entry:
 
 
 def submit(entries: Sequence[Entry], request: Request) -> Job:
-    """Submit the runs as one job, with copies of the trainers as they are now.
+    """Submit the runs as one job, with copies of the trainers and their modules as they are now.
 
     request: all but the job's command. Its n_gpu is the number of GPUs, and processes, of each run.
     """
     every = [*entries, *(e.replay for e in entries if e.replay)]
-    sources = {str(e.trainer): f"source-{i}.py" for i, e in enumerate(every)}
-    files = {copy: Path(trainer).read_bytes() for trainer, copy in sources.items()}
-    plan = [_planned(e, sources) for e in entries]
+    files, copies = {}, {}
+    for i, trainer in enumerate(dict.fromkeys(Path(e.trainer) for e in every)):
+        sources = beside.sources(trainer)
+        copies[trainer] = {path: f"source-{i}.{j}" for j, path in enumerate(sources)}
+        files |= {copies[trainer][path]: content for path, content in sources.items()}
+    plan = [_planned(e, copies) for e in entries]
     files[several.PLAN] = json.dumps(plan, indent=1).encode()
     program = (several.__file__,)
     (job,) = send([replace(request, command=program, files={**request.files, **files})])
     return job
 
 
-def _planned(entry, sources):
-    replay = entry.replay and _planned(entry.replay, sources)
-    return asdict(entry) | {"trainer": sources[str(entry.trainer)], "replay": replay}
+def _planned(entry, copies):
+    replay = entry.replay and _planned(entry.replay, copies)
+    return asdict(entry) | {"trainer": copies[Path(entry.trainer)], "replay": replay}
 
 
 def folders(job: Job) -> dict[str, Path]:
