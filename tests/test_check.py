@@ -205,7 +205,7 @@ def test_a_run_that_is_no_test_or_not_ended_is_refused(course_folder):
         check("01", long)
 
 
-@pytest.mark.parametrize("command", ["gpt.py"])
+@pytest.mark.parametrize("command", ["gpt.py", "gpt.py --test"])
 def test_a_program_that_is_no_trainer_of_the_course_is_refused(command, course_folder):
     (course_folder / "gpt.py").write_text("print(1)")
     foreign = launch.submit(command)

@@ -64,12 +64,14 @@ def _audited_small(exercise, run):
 def job_of(job) -> launch.Job:
     """Return the test run to check, from a job, a sweep or a number; by default the last one."""
     job = ended(job)
-    if "--test" not in flags_of(job):
-        if not launch.is_ours(job.directory / "trainer.py"):
-            raise CheckError(
-                f"job {job.id} ran {job.info['command'][0]}, which does not take the flags of the "
-                "course's trainer: a check compares dlojz/dlojz.py with the solution of a step"
-            )
+    is_test, ran_through = "--test" in flags_of(job), job.state == launch.State.COMPLETED
+    if (ran_through or not is_test) and not launch.is_ours(job.directory / "trainer.py"):
+        raise CheckError(
+            f"job {job.id} ran {job.info['command'][0]}, which does not take the flags of the "
+            "course's trainer: a check compares dlojz/dlojz.py with the solution of a step. Name "
+            "the job of that trainer, as in `dlojz check 09 12`: `dlojz queue` lists all"
+        )
+    if not is_test:
         raise CheckError(
             f"job {job.id} is not a test run: submit it again with --test, as in "
             f'submit("{job.command} --test")'
