@@ -18,11 +18,11 @@ from pathlib import Path
 
 from dlojz import classroom, course, images, launch, presets, progress, sites, updates
 from dlojz.launch import series
-from dlojz.runs import log, memory, source, suspects, worth
+from dlojz.runs import memory, source, suspects, worth
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 
-BAD_INPUT = (launch.SubmitError, launch.SlurmError, images.DataError, log.LogError)
+BAD_INPUT = (launch.SlurmError, images.DataError)
 WATCH_S = 10  # between two looks of `dlojz class --watch`
 SHARING = """\
 What is shared: which notebook's predictions, quizzes, questions and checks you have done and when,

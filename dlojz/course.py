@@ -63,6 +63,10 @@ class NoRoomError(OSError, UserError):
         return self.strerror
 
 
+class MissingError(FileNotFoundError, UserError):
+    """A folder or file of the course that is not there: what was expected, and how to get it."""
+
+
 class FileError(UserError):
     """A file that can't be read: which one, and what is wrong with it."""
 
@@ -102,7 +106,7 @@ def course_root(start=".") -> Path:
     for folder in (here, *here.parents):
         if (folder / MARKER).exists():
             return folder
-    raise FileNotFoundError(
+    raise MissingError(
         f"no course folder at or above {here}: expected a file {MARKER} in one of them; "
         "cd into your clone, or set DLOJZ_ROOT to it (the package alone has no notebooks and "
         "solutions: git clone the course's repository, whose address your instructor knows)"

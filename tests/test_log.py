@@ -277,3 +277,9 @@ def test_replacing_a_file_leaves_no_other(tmp_path):
     course.write_atomically(tmp_path / "state.json", "new")
     assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
     assert (tmp_path / "state.json").read_text() == "new"
+
+
+def test_a_case_that_is_missing_is_named(file):
+    with pytest.raises(log.LogError, match=r"no case 'tiny' in it: did the run end before"):
+        log.read(file).cases["tiny"]
+    assert log.read(file).cases.get("tiny") is None

@@ -15,7 +15,7 @@ from test_stats import write_log
 
 from dlojz import course, launch
 from dlojz.course import UserError
-from dlojz.figures import report
+from dlojz.figures import ddp, report, sharding, timeline
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
 from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK, Table
@@ -483,3 +483,38 @@ def test_a_figure_reads_a_log_once(figure, tmp_path, monkeypatch):
     path = write_log(tmp_path / "r.jsonl")
     figure(path)
     assert files == [path]
+
+
+FIGURES = {  # by which of its logs a job left before it failed
+    "none": [report.plot_steps, report.plot_measures, sharding.plot_fits, ddp.collectives],
+    "cut": [report.plot_measures, sharding.plot_fits, timeline.plot_roofline],
+    "no trace": [timeline.plot_step, timeline.waits],
+}
+
+
+@pytest.mark.parametrize(
+    ("left", "figure"), [(left, figure) for left, found in FIGURES.items() for figure in found]
+)
+def test_a_figure_of_a_failed_job_is_a_sentence(left, figure, course_folder):
+    """And not a traceback of sixty lines: IPython shows such an error as one line."""
+    folder = course_folder / "runs" / "0001"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text('{"command": ["t.py"], "n_gpu": 1}')
+    (folder / "state.json").write_text('{"state": "FAILED", "reason": "exit code 1"}')
+    (folder / "stderr.txt").write_text("Traceback\nValueError: planted\n")
+    if left == "cut":
+        lines = write_log(folder / "events.jsonl").read_text().splitlines(keepends=True)
+        (folder / "events.jsonl").write_text(lines[0])
+    with pytest.raises(course.UserError) as error:
+        figure(launch.find(1))
+    (told,) = error.value._render_traceback_()
+    if left == "none":
+        assert told.startswith(f"NoLogError: job 0001 is FAILED: {folder}/events.jsonl: no log to")
+        assert told.endswith("ends with: ValueError: planted; `dlojz report 0001` says more")
+
+
+def test_a_figure_of_a_job_that_runs_says_to_wait(course_folder, monkeypatch):
+    job = launch.Job(course_folder / "runs" / "0001")
+    monkeypatch.setattr(launch.Job, "status", {"state": "RUNNING"})
+    with pytest.raises(log.LogError, match=r"job 0001 is RUNNING: .* job\.wait\(\), and again"):
+        report.plot_steps(job)

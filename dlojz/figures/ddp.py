@@ -19,12 +19,12 @@ PALETTE, SERIES = report.PALETTE, report.SERIES
 
 
 def _ranks(run) -> list[log.Run]:
-    """Return the logs of an experiment's processes. Raises ValueError if it did not end well."""
+    """Return the logs of an experiment's processes. Raises UserError if it did not end well."""
     found = log.read_ranks(run)
     for each in found:
         if each.end.get("outcome") != "completed":
             said = each.end.get("error", "it has not ended: wait for it, with job.wait()")
-            raise ValueError(f"{each.path}: {said}")
+            raise UserError(f"{each.path}: {said}")
     return found
 
 
@@ -37,7 +37,7 @@ def _cases(run: log.Run, names) -> list[tuple[str, dict]]:
     """Return these cases of an experiment, or all of them for None."""
     found = run.cases
     if missing := [name for name in names or () if name not in found]:
-        raise ValueError(
+        raise UserError(
             f"{run.path}: no variant {missing[0]!r} in it, only {', '.join(found)}; "
             f'ask for it with --variants "{missing[0]}"'
         )
@@ -78,7 +78,7 @@ def plot_scaling(runs, ax=None):
     runs = [stats.summary(run) for run in runs]
     found = speeds(runs)
     if not found:
-        raise ValueError("no run has measured a speed; job.explain() says why")
+        raise UserError("no run has measured a speed; job.explain() says why")
     with report.style():
         ax = ax or plt.subplots(figsize=(6.5, 3.6))[1]
         sizes, means = list(found), [np.mean(v) for v in found.values()]
@@ -183,7 +183,7 @@ def _all_reduces(run):
         if measure.what == "all_reduce":
             found[measure.x].append(measure.value)
     if not found:
-        raise ValueError(f"{run.path}: no all_reduce in it; expected a run of all_reduce.py")
+        raise UserError(f"{run.path}: no all_reduce in it; expected a run of all_reduce.py")
     sizes = np.array(sorted(found))
     return run.start["size"], sizes, np.array([np.median(found[size]) for size in sizes])
 

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
+from dlojz.course import UserError
 from dlojz.figures.report import PALETTE, SERIES, disturbed_text, hardware_text, measured, style
 from dlojz.runs import log, stats
 from dlojz.runs.stats import summary
@@ -68,7 +69,7 @@ def points(run, unit: str) -> dict[str, tuple[list, list]]:
             found[measure.name][1].append(measure.value)
     if not found:
         units = sorted({m.unit for m in read.measures})
-        raise ValueError(f"{read.path}: no {unit!r} among {units}: see the job's stderr.txt")
+        raise UserError(f"{read.path}: no {unit!r} among {units}: see the job's stderr.txt")
     return dict(found)
 
 
@@ -364,7 +365,7 @@ def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None)
             found = [summary(r) for r in runs]
             fit = stats.fit_memory(found)
             if fit is None:
-                raise ValueError(f"{name}: expected completed runs of two batch sizes or more")
+                raise UserError(f"{name}: expected completed runs of two batch sizes or more")
             fixed, images = fit.fixed_bytes / 1e9, fit.per_image_bytes * batch_size / 1e9
             ax.barh(row, fixed, 0.6, color=PALETTE["model"], label="fixed" if not row else None)
             label = f"{batch_size} images" if not row else None

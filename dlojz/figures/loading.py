@@ -61,7 +61,7 @@ def ways(run) -> list[Way]:
         if case.get("kind") in KINDS
     ]
     if not ways:
-        raise ValueError(f"{found.path}: no decoder was timed; job.explain() says why")
+        raise UserError(f"{found.path}: no decoder was timed; job.explain() says why")
     return ways
 
 
@@ -77,7 +77,7 @@ def ratio(run, name: str, to: str) -> tuple[float, float, float]:
     found = {way.name: way.speeds for way in ways(run)}
     for asked in (name, to):
         if asked not in found:
-            raise ValueError(f"{asked!r} was not timed: expected one of {', '.join(found)}")
+            raise UserError(f"{asked!r} was not timed: expected one of {', '.join(found)}")
     return stats.interval([a / b for a, b in zip(found[name], found[to], strict=True)])
 
 
@@ -127,7 +127,7 @@ def plot_nvjpeg(run, ax=None):
     run = log.read(run)
     found = {way.batch: way.speeds for way in ways(run) if way.kind == "nvJPEG"}
     if not found:
-        raise ValueError(f"no nvJPEG in {run.path}: it needs an NVIDIA GPU")
+        raise UserError(f"no nvJPEG in {run.path}: it needs an NVIDIA GPU")
     with style():
         ax = ax or plt.subplots(figsize=(6, 3.4))[1]
         median = [np.median(speeds) for speeds in found.values()]
@@ -182,7 +182,7 @@ def plot_trials(runs, ax=None):
     """Draw the images per second of each trial, in order, annotated with what bars can't show."""
     rows = [row for row in _comparable(runs)[0] if row["images_per_s"]]
     if not rows:
-        raise ValueError("no trial with a speed: give jobs; job.explain() says what stopped them")
+        raise UserError("no trial with a speed: give jobs; job.explain() says what stopped them")
     best, names = _fastest(rows), _differences(rows)
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(10, 1.2 + 0.42 * len(rows)))[1]
@@ -208,7 +208,7 @@ def fastest(jobs):
     """Return the trial with the most images per second."""
     speeds = [trial(job)["images_per_s"] or 0 for job in jobs]
     if not any(speeds):
-        raise ValueError("no trial with a speed: job.explain() says why")
+        raise UserError("no trial with a speed: job.explain() says why")
     return jobs[speeds.index(max(speeds))]
 
 
@@ -381,7 +381,7 @@ def supply(loader_run, model_run) -> Supply:
     found, model = log.read(loader_run), summary(model_run)
     given = {case["num_workers"]: case["images_per_s"] for case in _loader_cases(found)}
     if not model.images_per_s:
-        raise ValueError(f"run {model.name} is {model.state}: it has no speed to compare with")
+        raise UserError(f"run {model.name} is {model.state}: it has no speed to compare with")
     medians = {workers: float(np.median(speeds)) for workers, speeds in given.items()}
     return Supply(model.images_per_s, medians, found.start.get("cpu_count"), not model.on_gpu)
 
@@ -501,7 +501,7 @@ def _copies(run):
     found = log.read(run)
     copies = {name: case for name, case in found.cases.items() if "operations" in case}
     if not copies:
-        raise ValueError(f"{found.path}: nothing was read; job.explain() says why")
+        raise UserError(f"{found.path}: nothing was read; job.explain() says why")
     return copies
 
 
@@ -639,7 +639,7 @@ def plot_tasks(run, ax=None):
 def _seen_by(who, run):
     found = log.read(run)
     if who not in found.cases:
-        raise ValueError(
+        raise UserError(
             f"{found.path}: no profile by {who} in it; expected a run of loader_profile.py that "
             "has ended well: job.explain() says why"
         )

@@ -8,6 +8,7 @@ from collections import defaultdict
 import matplotlib.pyplot as plt
 import numpy as np
 
+from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.runs import breakdown, host, kinds, log, spans, stats, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
@@ -271,7 +272,7 @@ def plot_step(of, number=None, verdict=True, ax=None, title=""):
     found = open_trace(of)
     number = len(found.steps) // 2 if number is None else number
     if not 0 <= number < len(found.steps):
-        raise ValueError(f"no step {number}: the trace has {len(found.steps)}, from 0")
+        raise UserError(f"no step {number}: the trace has {len(found.steps)}, from 0")
     step = found.steps[number]
     work = _work_of(found, step) if found.on_gpu else _operations(found, step)
     end = max([step.end, *(e.end for e in work)])

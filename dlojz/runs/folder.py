@@ -4,7 +4,7 @@ import re
 from itertools import count, takewhile
 from pathlib import Path
 
-from dlojz.course import base_folder, course_root, needs_room
+from dlojz.course import MissingError, base_folder, course_root, needs_room
 
 NUMBER = re.compile("[0-9]{1,9}")  # a run's folder
 LAST = 10**6  # a larger number is not one of ours, and the next run does not go on from it
@@ -59,7 +59,7 @@ def recorded(name: str) -> Path:
     for path in (_reference() / f"{name}.jsonl", _reference() / name):
         if path.exists():
             return path
-    raise FileNotFoundError(f"no recording {_reference()}/{name}: {_what_is_there()}")
+    raise MissingError(f"no recording {_reference()}/{name}: {_what_is_there()}")
 
 
 def recordings(pattern: str) -> list[Path]:
@@ -68,7 +68,7 @@ def recordings(pattern: str) -> list[Path]:
         path for path in _reference().glob(pattern) if path.is_dir() or path.suffix == ".jsonl"
     )
     if not found:
-        raise FileNotFoundError(f"no recordings {_reference()}/{pattern}: {_what_is_there()}")
+        raise MissingError(f"no recordings {_reference()}/{pattern}: {_what_is_there()}")
     return found
 
 

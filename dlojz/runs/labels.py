@@ -48,7 +48,7 @@ def _submitted(run):
         if path.is_dir() and (found := read_table(path / "job.json")):
             return found
         return {"command": shlex.split(log.read(path).start.get("command", ""))}
-    except (ValueError, log.LogError):
+    except ValueError:
         return {}
 
 

@@ -73,7 +73,7 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, R
 AGAIN = "the log is damaged there, so submit the run again"
 
 
-class LogError(Exception):
+class LogError(course.UserError):
     """An unreadable log, with its file, its line and what was expected."""
 
 
@@ -392,6 +392,19 @@ class Steps:
         self.ahead_ms.append(event.get("ahead_ms", float("nan")))
 
 
+class Cases(dict):
+    """The fields of each case of an experiment, by its name; LogError for one that is missing."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __missing__(self, name):
+        raise LogError(
+            f"{self.path}: no case {name!r} in it: did the run end before, or is it one of another "
+            "experiment? job.explain() says more"
+        )
+
+
 @dataclass
 class Run:
     """The log of one process. `start`, `setup`, `memory` and `end` are {} where missing.
@@ -417,7 +430,7 @@ class Run:
     audit: records.Audit = field(default_factory=records.Audit)
     replay: records.Replay = field(default_factory=records.Replay)
     measures: list[records.Measure] = field(default_factory=list)
-    cases: dict[str, dict] = field(default_factory=dict)  # the fields of each case, by its name
+    cases: dict[str, dict] = field(default_factory=dict)  # see Cases
     memory: dict = field(default_factory=dict)
     end: dict = field(default_factory=dict)
     notes: list = field(default_factory=list)  # for the reader: a torn line, no end
@@ -455,7 +468,20 @@ def read(run) -> Run:
     if isinstance(run, Run):
         return run
     path = path_of(run)
-    return _read(events_file(path) if path.is_dir() else path, "did the run start?")
+    try:
+        return _read(events_file(path) if path.is_dir() else path, "did the run start?")
+    except NoLogError as error:
+        raise _of_job(run, error) from None
+
+
+def _of_job(run, error) -> NoLogError:
+    """Return the error of a missing log, with the state of its job and what to do."""
+    state = getattr(run, "status", {}).get("state", "COMPLETED")
+    if state == "COMPLETED":
+        return error
+    waits = state in ("QUEUED", "RUNNING")
+    then = "job.wait(), and again" if waits else f"`dlojz report {run.id}` says more"
+    return NoLogError(f"job {run.id} is {state}: {error}; {then}")
 
 
 def read_ranks(run) -> list[Run]:
@@ -464,7 +490,7 @@ def read_ranks(run) -> list[Run]:
 
 
 def _read(path, missing):
-    run = Run(path)
+    run = Run(path, cases=Cases(path))
     try:
         file = io.TextIOWrapper(course.open_regular(path), encoding="utf-8", errors="replace")
     except course.FileError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlojz.course import UserError
 from dlojz.runs import log, outcome
 from dlojz.runs.folder import events_file, path_of
 from dlojz.runs.log import PHASES
@@ -489,10 +490,10 @@ def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = T
     same_hardware: False allows the device to differ between before and after.
 
     Speeds are wall-clock over the measured windows, so that neither warm-up nor compilation counts.
-    Raises ValueError for runs without such a speed.
+    Raises UserError for runs without such a speed.
     """
     if len(before_runs) != len(after_runs) or not before_runs:
-        raise ValueError(
+        raise UserError(
             f"{len(before_runs)} runs before and {len(after_runs)} after: expected pairs, as many "
             "of one as of the other, and at least one"
         )
@@ -543,21 +544,21 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def _measured_run(run, side):
-    """Return the summary of a run that has a speed to compare. Raises ValueError."""
+    """Return the summary of a run that has a speed to compare. Raises UserError."""
     s = summary(run)
     if s.state in ("QUEUED", "RUNNING"):
-        raise ValueError(
+        raise UserError(
             f"run {s.name} ({side}) is {s.state}, expected COMPLETED: wait for it, job.wait(), or "
             "submit it again if it was killed"
         )
     if not s.completed:
         why = f" ({s.reason})" if s.reason else ""
-        raise ValueError(
+        raise UserError(
             f"run {s.name} ({side}) is {s.state}{why}, expected COMPLETED: see its "
             "stderr.txt, then submit it again"
         )
     if not s.windows or not s.images_per_s:
-        raise ValueError(
+        raise UserError(
             f"run {s.name} ({side}) measured nothing: all its steps are warm-up; submit it again "
             "with more, such as --test-nsteps 12"
         )

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from dlojz.course import UserError
 from dlojz.runs import kinds
 
 CHUNK = 1 << 17  # characters read at a time: an error of JSON counts the lines of them all
@@ -54,7 +55,7 @@ LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)")
 PRINTS = "torch/_tensor_str.py"  # the one file of torch that tells why a tensor is read
 
 
-class TraceError(ValueError):
+class TraceError(UserError):
     """An error that says why a file is not a trace."""
 
 

@@ -8,7 +8,7 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz import progress
-from dlojz.course import course_root
+from dlojz.course import UserError, course_root
 from dlojz.runs import planted, trace
 from dlojz.runs.suspects import FAULTS, suspects, traces_of
 from dlojz.table import BAD_INK, GOOD_INK, Table
@@ -55,7 +55,7 @@ def mystery(letter: str, process: int = 0) -> trace.Trace:
     """Return a recorded trace with a planted fault, under a name that does not reveal it."""
     found = traces_of(_folder(letter))
     if not 0 <= process < len(found):
-        raise ValueError(f"no process {process} of mystery {letter}: it has {len(found)}, from 0")
+        raise UserError(f"no process {process} of mystery {letter}: it has {len(found)}, from 0")
     return replace(found[process], path=Path(f"mystery {letter}"))
 
 
@@ -91,7 +91,7 @@ def hint(letter: str) -> str:
 def answer(letter: str, fault: str) -> bool:
     """Keep an answer; return whether it is right."""
     if fault not in ANSWERS:
-        raise ValueError(f"no fault {fault!r}: expected one of {', '.join(ANSWERS)}")
+        raise UserError(f"no fault {fault!r}: expected one of {', '.join(ANSWERS)}")
     right = fault == truth(letter)
     progress.keep(KIND, letter, fault, right=right, of=len(MYSTERIES))
     return right
