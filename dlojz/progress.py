@@ -238,7 +238,8 @@ def _verdict_rows(found):
 def _prediction_rows(found):
     for item in found:
         scores = [
-            f"{s['name']} {s['predicted']:.3g}, measured {s['measured']:.3g} {_stars(s)}".rstrip()
+            f"{s['name']} {s['predicted']:.3g}, {s.get('how', 'measured')} {s['measured']:.3g} "
+            f"{_stars(s)}".rstrip()
             for s in item["score"]
             if s["predicted"] is not None and s["measured"] is not None
         ]

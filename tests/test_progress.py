@@ -204,6 +204,8 @@ def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path,
     assert found["01_gpu", "verdict"] == ("passed, job 0004", "")
     score = "images_per_s 300, measured 320 ★★★"
     assert found["01_gpu", "prediction '01 gpu'"] == (score, "")
+    widgets.score_value("01 gpu", how="estimated", images_per_s=320)
+    assert rows()["01_gpu", "prediction '01 gpu'"][0] == "images_per_s 300, estimated 320 ★★★"
     assert found["00_start", "quizzes"] == (
         "2 of 9 right (1 at the first attempt)",
         "read-cut, 6 others",

@@ -216,6 +216,9 @@ def test_a_prediction_of_a_ratio_is_scored(course_folder, capsys):
     widgets.predict("decoding", ratio=1.5)
     text = repr(widgets.score_value("decoding", ratio=1.6))
     assert text == "ratio: predicted 1.5, measured 1.6 times: ★★★ within 10 %"
+    found = widgets.score_value("decoding", how="estimated", ratio=1.6)
+    assert repr(found) == "ratio: predicted 1.5, estimated 1.6 times: ★★★ within 10 %"
+    assert "<th>estimated</th>" in found._repr_html_()
     assert repr(widgets.score_value("decoding")) == (
         "ratio: predicted 1.5, measured -: not measured"
     )

@@ -44,14 +44,15 @@ def _problem(name, value):
 
 @dataclass(frozen=True)
 class Score:
-    """A prediction beside the measured values."""
+    """A prediction beside the measured values, or those that were got in another way."""
 
     rows: list  # (name, unit, predicted or None, measured or None)
     note: str = ""  # why the measured figures may mislead
+    how: str = "measured"  # or "estimated", "counted"
 
     def __repr__(self):
         lines = [
-            f"{name}: predicted {_number(p)}, measured {_number(m, unit)}: {_word(p, m)}"
+            f"{name}: predicted {_number(p)}, {self.how} {_number(m, unit)}: {_word(p, m)}"
             for name, unit, p, m in self.rows
         ]
         return "\n".join(filter(None, [*lines, self.note]))
@@ -62,7 +63,7 @@ class Score:
             f"<td style='text-align:left'>{_word(p, m)}</td></tr>"
             for name, unit, p, m in self.rows
         )
-        head = "<tr><th></th><th>predicted</th><th>measured</th><th></th></tr>"
+        head = f"<tr><th></th><th>predicted</th><th>{self.how}</th><th></th></tr>"
         note = f"<p>{escape(self.note)}</p>" if self.note else ""
         return f"<table>{head}{rows}</table>{note}"
 
@@ -92,19 +93,23 @@ def _doubts(found):
     return "; ".join(notes)
 
 
-def score_value(key: str, **measured) -> Score:
+def score_value(key: str, how: str = "measured", **figures) -> Score:
     """Return the last prediction under `key` beside given figures: score_value("b", ratio=2).
 
-    A figure that was not measured is None, or left out.
+    how: the source of these figures, in a word. One that was not measured is None, or left out.
     """
     given = progress.last("predictions", key) or {}
-    return _kept(key, Score([(n, PREDICTABLE[n][0], p, measured.get(n)) for n, p in given.items()]))
+    rows = [(name, PREDICTABLE[name][0], p, figures.get(name)) for name, p in given.items()]
+    return _kept(key, Score(rows, how=how))
 
 
 def _kept(key, score):
     """Keep a score for `progress.overview`; return it."""
     names = ("name", "unit", "predicted", "measured")
-    rows = [dict(zip(names, row, strict=True)) | {"word": _word(*row[2:])} for row in score.rows]
+    rows = [dict(zip(names, row, strict=True)) for row in score.rows]
+    rows = [
+        row | {"word": _word(row["predicted"], row["measured"]), "how": score.how} for row in rows
+    ]
     if any(row["measured"] is not None for row in rows):
         progress.keep("scores", key, rows)
     return score
