@@ -41,7 +41,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/overrides.json tools/page_c
 	@install -m 644 tools/page_config.json $(VENV)/share/jupyter/lab/settings/  # no Node.js for each page
 	@touch $@
 
-demo: setup  ## the main job, from nothing: data, two jobs, a report, a figure
+demo: setup  ## the course in a few minutes: images, a gain on this machine, two jobs, a verdict
 	$(BIN)/python tools/demo.py
 
 # Where no bytecode is written, hundreds of processes would each compile the package.

@@ -1,4 +1,4 @@
-"""The main job, `make demo`: it shows two runs, and leaves the trainee's progress alone."""
+"""The main job, `make demo`: a gain, two runs, and the trainee's progress left alone."""
 
 import os
 import subprocess
@@ -15,30 +15,33 @@ def test_the_demo_keeps_its_verdict_out_of_the_trainees_progress(
     course_folder, images, monkeypatch, capsys
 ):
     (course_folder / "data").symlink_to(images)
+    (course_folder / "notebooks").symlink_to(Path(__file__).parent.parent / "notebooks")
     before = progress.file()
     monkeypatch.setattr(demo.images, "generate", lambda folder, **sizes: folder)
     monkeypatch.setattr(
         demo, "check", lambda step, job: progress.keep("quizzes", step, int(job.id))
     )
     demo.main()
-    out = capsys.readouterr().out
-    assert "job 0002: solutions/dlojz_01_gpu.py" in out
-    assert "next: `make lab`" in out
     assert not before.exists()
     assert progress.file() == course_folder / "runs" / "demo-progress.json"
-    assert progress.last("quizzes", "01") == 2
+    assert progress.last("quizzes", "01") == 3
+    out = capsys.readouterr().out
+    assert out.startswith("This takes about ")
+    assert "job 0003: solutions/dlojz_01_gpu.py" in out
+    assert out.count("has ended, after ") == 3
+    assert "next: `make lab`" in out
     assert (course_folder / "runs" / "demo.png").exists()
 
 
-@pytest.mark.parametrize(("others", "notes"), [(0.1, 0), (0.9, 1)])
-def test_a_run_that_others_disturbed_is_named(tmp_path, others, notes):
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
-    start |= {"cpu_count": 2, "versions": {}}
-    window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": others}
-    run = write_log(tmp_path / "0002.jsonl", start=start, window=window)
-    found = demo.disturbed([run])
-    assert len(found) == notes
-    assert all("kept 0.9 of this machine's 2 CPUs busy while job 0002 ran" in n for n in found)
+def test_the_gain_of_the_repairs_is_labelled_before_and_after(tmp_path):
+    """The median of each side, and the ratio of the pairs with its interval."""
+    times = {"case": "times", "mine_s": [0.3, 0.4, 0.5], "clean_s": [0.1, 0.1, 0.1]}
+    ax = demo.plot_gain(write_log(tmp_path / "0001.jsonl", case=times))
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert ["before" in labels[0], "after" in labels[1]] == [True, True]
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([400, 100])
+    assert "3.9 times as fast on this machine" in ax.get_title(loc="left")
+    assert any("95 % interval 2.1 to 7.4" in text.get_text() for text in ax.texts)
 
 
 @pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])
