@@ -13,7 +13,7 @@ import pytest
 import steps
 
 from conftest import fill
-from dlojz import course
+from dlojz import course, rehearse
 from dlojz.jobs import keeper
 from dlojz.runs import log
 
@@ -425,17 +425,21 @@ def test_nothing_edits_the_path_of_imports():
             assert "sys.path" not in path.read_text(), path
 
 
-def test_the_readme_says_what_each_room_is_in_20_lines():
+def test_the_readme_names_each_room_and_folder_in_20_lines():
     readme = (REPOSITORY / "README.md").read_text()
     what = readme.split("## What is where")[1].split("```")[1]
-    for path in (REPOSITORY / "dlojz").glob("[a-z]*"):
-        name = f"{path.name}/" if path.is_dir() else f"{path.name}"
-        assert re.search(rf"\bdlojz/{re.escape(name)}[ :]", what), name
+    rooms = [path.stem for path in (REPOSITORY / "dlojz").glob("[a-z]*")]
     folders = ("notebooks", "solutions", "slurm", "jupyterhub", "reference", "tools", "tests")
-    assert all(f"{folder}/ " in what for folder in folders)
+    assert [name for name in (*rooms, *folders) if not re.search(rf"\b{name}\b", what)] == []
     assert len(what.strip().splitlines()) <= 20
-    for path in REPOSITORY.glob("notebooks/*.ipynb"):
-        assert f"`{path.stem}`" in readme
+    assert len(readme.splitlines()) <= 110
+
+
+def test_the_readme_has_each_notebook_with_the_minutes_of_its_card():
+    rows = re.findall(r"^\| `(\w+)` .*\| (\d+) \|", (REPOSITORY / "README.md").read_text(), re.M)
+    solved = REPOSITORY.glob("solutions/[0-9]*.ipynb")
+    cards = {path.stem: rehearse.card_minutes(path) for path in solved}
+    assert {name: int(minutes) for name, minutes in rows} == cards
 
 
 def test_contributing_prints_the_table_of_imports():

@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parent.parent
 PROGRAMS = ("dlojz/**/*.py", "solutions/*.py", "notebooks/experiments/*.py", "tools/*.py")
 TABLES = ("dlojz/**/*.toml",)
 TEXTS = {
-    *("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md"),
+    *("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md", "docs/benchmark.md"),
     *("INSTRUCTORS.md", "solutions/TALK.md", "jupyterhub/README.md"),
 }
 INSTEAD = {
