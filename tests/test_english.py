@@ -14,6 +14,7 @@ TABLES = ("dlojz/**/*.toml",)
 TEXTS = {
     *("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md", "docs/benchmark.md"),
     *("INSTRUCTORS.md", "solutions/TALK.md", "jupyterhub/README.md"),
+    *("VERDICT.md", "docs/checks.md"),
 }
 INSTEAD = {
     r"who(ever|m)\b": "if you, that",

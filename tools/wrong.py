@@ -9,7 +9,7 @@ museum are tricks that suit any step, each against the solution that its diff na
 
 `check` reports which no longer apply. `rebase` carries those over an edit of the solution, by a
 three-way merge with the solution as it was when the diff was last committed. `museum` writes the
-table of VERDICT.md.
+museum's page.
 """
 
 import argparse
@@ -147,19 +147,25 @@ def rebase(wrong: Wrong):
     write(wrong, solution.read_text(), done.stdout)
 
 
-PAGE = FOLDER.parent.parent / "VERDICT.md"
-BEGIN, END = "<!-- the museum -->\n", "<!-- its end -->\n"
+PAGE = FOLDER / MUSEUM / "README.md"
+INTRO = """# The museum
+
+Fake speed-ups and late mistakes, each a diff against a solution: a check refuses them all.
+`make verify` judges every one, `make test` some of each kind. Most were written without knowledge
+of what a verdict looks at, after patterns that others found in benchmarks of GPU kernels: cached
+results, work outside the window, replaced clocks, shortcuts once nothing looks.
+
+`python tools/wrong.py museum` writes this page.
+
+| trick | what it does | caught by | hint |
+|---|---|---|---|
+"""
 
 
 def page() -> str:
-    """Return VERDICT.md with the museum as it is now."""
-    rows = [
-        f"| [{a.name}](tests/wrong/museum/{a.path.name}) | {a.why} | {a.caught_by} | {a.expect} |\n"
-        for a in museum()
-    ]
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    table = "| trick | what it does | caught by | hint |\n|---|---|---|---|\n" + "".join(rows)
-    return head + BEGIN + table + END + rest.partition(END)[2]
+    """Return the museum's page as it is now."""
+    cells = ((f"[{a.name}]({a.path.name})", a.why, a.caught_by, a.expect) for a in museum())
+    return INTRO + "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def _git(*words):
