@@ -14,7 +14,7 @@ TABLES = ("dlojz/**/*.toml",)
 TEXTS = {
     *("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md", "docs/benchmark.md"),
     *("INSTRUCTORS.md", "solutions/TALK.md", "jupyterhub/README.md"),
-    *("VERDICT.md", "docs/checks.md"),
+    *("CHANGELOG.md", "VERDICT.md", "docs/checks.md"),
 }
 INSTEAD = {
     r"who(ever|m)\b": "if you, that",
@@ -93,3 +93,21 @@ def test_a_phrase_would_be_found():
     covered = {where.split(":")[0].split("[")[0] for where, _, _ in texts()}
     assert {"README.md", "06_ddp.ipynb", "00.toml", "common.toml", "judge.py", "cli.py"} <= covered
     assert {"dlojz.py", "dlojz_06_ddp.py", "storage.py", "evidence.py", "keeper.py"} <= covered
+
+
+@pytest.mark.parametrize(("page", "words"), [("README.md", 1300), ("VERDICT.md", 700)])
+def test_a_page_stays_short(page, words):
+    assert len((REPOSITORY / page).read_text().split()) <= words
+
+
+def test_the_changelog_has_at_most_15_lines_for_a_version():
+    _, *versions = (REPOSITORY / "CHANGELOG.md").read_text().split("\n## ")
+    counts = {text.split()[0]: text.count("\n- ") for text in versions}
+    assert {version: n for version, n in counts.items() if n > 15} == {}
+
+
+@pytest.mark.parametrize("page", sorted(TEXTS))
+def test_each_link_of_a_page_leads_to_a_file(page):
+    file = REPOSITORY / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", file.read_text())
+    assert [link for link in links if not (file.parent / link).exists()] == []
