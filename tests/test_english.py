@@ -37,6 +37,10 @@ INSTEAD = {
     r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) ": "Return ..., Write ...",
 }
 OF_DOCSTRINGS = {r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) "}
+# Rooms whose docstrings begin with a noun, or with a verb and a noun: not "Return how many ...".
+ROOMS = ("figures",)
+VERB = r"((Return|Yield|Write|Draw|Print) )?"
+QUESTION = re.compile(VERB + r"(what|how|why|where|which|when|who|of|by|from|as|on|for)\b", re.I)
 
 
 @cache
@@ -85,6 +89,17 @@ def test_a_phrase_is_not_used(pattern):
         for hit in re.finditer(pattern, text, 0 if pattern in OF_DOCSTRINGS else re.I)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_docstring_begins_with_what_it_is_about(room):
+    found = [
+        f"{path.name}: {text.splitlines()[0]}"
+        for path in sorted(REPOSITORY.glob(f"dlojz/{room}/**/*.py"))
+        for where, text, _ in spoken(path.name, path.read_text())
+        if ": " in where and QUESTION.match(text)
+    ]
+    assert found == [], "name the thing: Return the number of ..., not Return how many ..."
 
 
 def test_a_phrase_would_be_found():

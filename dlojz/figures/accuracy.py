@@ -1,4 +1,4 @@
-"""What a change costs in accuracy: the figure of `notebooks/experiments/accuracy.py`."""
+"""The accuracy that a change costs: the figure of `notebooks/experiments/accuracy.py`."""
 
 import statistics
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def _known(only, there, path):
 
 
 def words(told: Difference) -> str:
-    """Return what a difference in percentage points says, in a few words."""
+    """Return the conclusion from a difference in percentage points, in a few words."""
     if told.word in (EQUAL, TOO_FEW):
         return told.word
     if told.word in (BETTER, WORSE):
@@ -90,7 +90,7 @@ def table(run, only=None) -> Table:
 
 
 def plot_accuracy(run, only=None, ax=None):
-    """Draw how the accuracy of each variant differs from the clean training's, by pairs of seeds.
+    """Draw the difference of each variant's accuracy from the clean run's, by pairs of seeds.
 
     Points are seeds; the bar is the 95 % interval of their mean. only: some names of variants.
     """

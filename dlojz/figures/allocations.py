@@ -29,7 +29,7 @@ HELD = "#C9C9D2"
 
 
 def plot_update(run, axes=None):
-    """Draw what each part of the memory takes in an update, moment by moment: a panel a case.
+    """Draw the parts of the memory during an update, moment by moment: a panel a case.
 
     run: of alive.py. The dashed line is what the allocator holds.
     """
@@ -114,7 +114,7 @@ def _enlarge(ax, moments, events, top):
 
 
 def plot_held(counted, recorded: Mapping, ax=None):
-    """Draw for recorded runs: the tensors that were counted, what came on top, what was held.
+    """Draw the memory of recorded runs: the counted tensors, what came on top, what was held.
 
     counted: a run of alive.py with one case, of the same model and batch; None: without that part
     """

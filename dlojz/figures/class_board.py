@@ -142,7 +142,7 @@ def parts(found: Classroom, notebook: str | None = None) -> Table:
 
 
 def notes(found: Classroom) -> str:
-    """Return what a reader should know of this board: who is on it, what was skipped."""
+    """Return the notes below a board: the trainees on it, and the files that were skipped."""
     count, waits = len(found.members), len(standing.waiting(found))
     told = [f"{count} trainee{'s' * (count != 1)}, {waits} job{'s' * (waits != 1)} waiting"]
     told += [f"skipped: {n} ({why})" for why, n in sorted(found.skipped.items())]
@@ -191,7 +191,7 @@ def _ago(seconds):
 
 
 def plot_places(found: Classroom, ax=None):
-    """Draw how far each trainee is in each notebook; a dot marks where the trainee is now."""
+    """Draw the progress of each trainee in each notebook; a dot marks the one that is open now."""
     members, known = sorted(found.members, key=_progress), list(STATES)
     columns = [n for n in found.notebooks if any(standing.state(m, n) for m in members)]
     with style(grid="x"):
@@ -222,7 +222,7 @@ def _progress(member):
 
 
 def plot_failing(found: Classroom, ax=None):
-    """Draw how many trainees each check keeps, and its most frequent hint."""
+    """Draw the number of trainees that each check keeps, and its most frequent hint."""
     rows = standing.failing(found)
     with style(grid="x"):
         ax = ax or _axes(7.5, 1.8 + 0.4 * len(rows))
@@ -319,7 +319,7 @@ def _plot_panel(ax, name, pairs):
 
 
 def plot_stop_and_go(found: Classroom, notebook: str | None = None, ax=None):
-    """Draw how each trainee's time in a notebook was spent, from the trainee's own start.
+    """Draw the use of each trainee's time in a notebook, from the trainee's own start.
 
     notebook: such as "02_amp"; by default the one in which most trainees are.
     """

@@ -53,7 +53,7 @@ def _node_rows(site):
 
 
 def storage(site: sites_of.Site) -> Table:
-    """Return where files go on a site, and for how long."""
+    """Return a table of a site's storage, with its quotas and its purges."""
     rows = [
         (
             *(name, place.path, place.holds, place.quota or UNKNOWN),
@@ -68,7 +68,7 @@ def storage(site: sites_of.Site) -> Table:
 
 
 def plot_files(images: int = 1_281_167, per_shard: int = 1000, ax=None):
-    """Draw how many files each storage may hold, beside those of a data set as files and shards."""
+    """Draw the number of files that a storage may hold, beside a data set as files and shards."""
     places = [
         (f"{site.name} {name}", place.files)
         for site in all_sites()
@@ -140,7 +140,7 @@ def sprio() -> str:
 
 
 def sshare() -> str:
-    """Return what each project has used, and its fair share, as sshare shows them."""
+    """Return a table of each project's use and its fair share, as sshare shows them."""
     return _Text(recorded("queue")["queue"]["sshare"])
 
 
@@ -177,7 +177,7 @@ def reasons() -> Table:
 
 
 def plot_waits(ax=None):
-    """Draw how long a job waited behind a larger one, by the time that it asked for."""
+    """Draw the wait of a job behind a larger one, by the time limit that it asked for."""
     waits = recorded("time")["time"]
     names = [f"asks for {minutes} min" for minutes in waits]
     with style(grid="x"):
@@ -227,7 +227,7 @@ def _and(values):
 
 
 def lines() -> Table:
-    """Return what came of slurm/job.sbatch as it is, and without each of its lines."""
+    """Return a table of runs of slurm/job.sbatch: as it is, and without each of its lines."""
     known = recorded("lines")["lines"]
     rows = [
         (WHERE.get(name, name), text(known[name]["with"]), text(known[name]["without"]))
@@ -273,7 +273,7 @@ def _draw_mask(ax, threads, tasks):
 
 
 def tasks(run=None) -> Table:
-    """Return what the tasks of a job got, as they wrote it; by default of the recorded one."""
+    """Return a table of the resources that a job's tasks got; by default the recorded job's."""
     if run is None:
         found = [seen.Task(**task) for task in recorded("allocation")["allocation"]]
     else:
@@ -293,7 +293,7 @@ def tasks(run=None) -> Table:
 
 
 def cost(runs, images: int, epochs: int = 90) -> Table:
-    """Return what a training of this many epochs takes: GPU hours and energy, from these runs."""
+    """Return a table of the GPU hours and the energy of this many epochs, from these runs."""
     rows = []
     for run in map(summary, runs):
         seconds = images * epochs / run.images_per_s

@@ -81,12 +81,12 @@ def _launches(case):
 
 
 def launched(run) -> tuple[str, str]:
-    """Return what the numbers of launches of a run count: eager, and compiled."""
+    """Return the units of a run's numbers of launches: eager, and compiled."""
     return ("kernels" if summary(run).on_gpu else "operations"), "kernels"
 
 
 def ratio(before_ms, after_ms) -> float:
-    """Return how many times as fast the second is: the median over calls timed in turn."""
+    """Return the speed-up of the second over the first: the median over calls timed in turn."""
     return float(np.median(np.divide(before_ms, after_ms)))
 
 
@@ -196,7 +196,7 @@ def reasons(run) -> Table:
 
 
 def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=None):
-    """Draw for each call of some cases whether it was compiled, ran compiled, or ran eager."""
+    """Draw the calls of some cases: compiled in this call, run compiled, or run eager."""
     found = report.measured(run).cases
     looks = {"compiles": COMPILING, "runs compiled": COMPILED, "runs eager": EAGER}
     with report.style(grid="x"):

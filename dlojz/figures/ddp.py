@@ -221,12 +221,12 @@ def plot_link(runs, ax=None):
 
 
 def _added(case, first):
-    """Return by how many ms each round of a case was slower than the same round of the first."""
+    """Return the ms by which each round of a case was slower than the same round of the first."""
     return np.subtract(case["step_ms"], first["step_ms"])
 
 
 def plot_variants(run, only=None, to=None, ax=None):
-    """Draw what each variant of a run of experiments/ddp.py adds to the time of another.
+    """Draw the time that each variant of a run of experiments/ddp.py adds to another's.
 
     only: the variants to draw, by default all; to: the one to compare with, by default the first,
         which does not communicate.
@@ -434,7 +434,7 @@ def collectives(job) -> Table:
 
 
 def plot_collectives(job, axes=None):
-    """Draw when each process sent its buckets in its last step, beside backward, and how much."""
+    """Draw the times and sizes of the buckets that each process sent in its last step."""
     runs = ranks(job)
     if not any(run.last.collectives for run in runs):
         raise UserError(

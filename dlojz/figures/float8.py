@@ -36,7 +36,7 @@ def lost(run) -> Table:
 
 
 def plot_outliers(run, ax=None):
-    """Draw how far the other rows of a product are from float32, by the size of one value."""
+    """Draw the distance of a product's other rows from float32, by the size of one value."""
     found = defaultdict(dict)
     for case in _cases(run, "away"):
         found[case["recipe"]][case["outlier"]] = 100 * case["away"]["output"]
@@ -67,5 +67,5 @@ def break_even(run) -> Table:
 
 
 def _gain(ratio):
-    """Return how many times as fast, with a word if it is not."""
+    """Return a speed-up in words, with one more if it is a slow-down."""
     return f"x {ratio:.2f}" + " slower" * (ratio < 1)

@@ -256,7 +256,7 @@ def plot_ways(run, ax=None):
 
 
 def _counted(case, on_gpu) -> str:
-    """Return how many launches an update has; each number read from a GPU makes the host wait."""
+    """Return the launches of an update, in words; reading a number makes the host of a GPU wait."""
     kind = "kernel" if on_gpu else "operation"
     waits = ("the host waits" if on_gpu else "a number is read") if case["reads"] else ""
     count = f"{case['launches']:,} {kind}{'s' * (case['launches'] != 1)}"
@@ -303,7 +303,7 @@ def plot_reductions(run, ax=None):
 
 
 def plot_updates(formats_run, gradients_run, axes=None):
-    """Draw what small updates do to one weight over steps, and to all of a model in one step."""
+    """Draw the effect of small updates on one weight over steps, and on a model in one step."""
     gradients_run = log.read(gradients_run)
     shares = points(gradients_run, "share of weights that a step does not change")
     with style():

@@ -60,7 +60,7 @@ PANELS = {  # by the field of `Reached`: its title, its unit, its colour, its te
 
 @dataclass(frozen=True)
 class Ladder:
-    """What steps of the course reached, from one source: recordings, or a trainee's verdicts."""
+    """The figures that steps of the course reached, recorded or from a trainee's verdicts."""
 
     title: str
     found: Mapping[str, Reached]  # by step
@@ -101,7 +101,7 @@ def base(found: Mapping[str, Reached]) -> str | None:
 
 
 def apart(found: Mapping[str, Reached]) -> dict[str, str]:
-    """Return in what each step differs from the base, if it cannot be compared with it."""
+    """Return each step's difference from the base, if it cannot be compared with it."""
     wanted = found[base(found)].setting if found else {}
     told = {
         step: ", ".join(

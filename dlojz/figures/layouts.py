@@ -89,7 +89,7 @@ def seen(run) -> Table:
 
 
 def kind_of(name: str) -> str:
-    """Return what a kernel or an operation is for, one of COLOURS, by its name."""
+    """Return the purpose of a kernel or an operation, one of COLOURS, by its name."""
     kind = kinds.kind(name)
     if kind == kinds.REST and kinds.AROUND_CONVOLUTIONS.search(name):
         kind = kinds.MATRIX

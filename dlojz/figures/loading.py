@@ -70,7 +70,7 @@ def _speeds(case):
 
 
 def ratio(run, name: str, to: str) -> tuple[float, float, float]:
-    """Return how many times as fast one way is as another, and the ends of the 95 % interval.
+    """Return the speed-up of one way over another, and the ends of its 95 % interval.
 
     name, to: as in the table: "torchvision, v2, uint8", "PIL, v1, float32".
     """
@@ -265,7 +265,7 @@ def _seconds(row):
 
 
 def _differences(rows):
-    """Return for each trial the knobs that differ between trials: "2 workers, prefetch 4"."""
+    """Return each trial's values of the knobs that differ between trials: "2 workers"."""
     names = [n for n in KNOBS if len({row["knobs"][n] for row in rows}) > 1] or ["num_workers"]
     return [", ".join(_knob_words(name, row["knobs"][name]) for name in names) for row in rows]
 
@@ -354,7 +354,7 @@ class Supply:
 
     @property
     def short(self) -> str:
-        """Return in a few words whether it is data bound, and what the loader gives at most."""
+        """Return the bottleneck in a few words: data bound or not, and the loader's best supply."""
         most = f"{self.given[self.best]:,.0f} images/s with {_knob_words('num_workers', self.best)}"
         return f"{'not ' * (not self.bound)}data bound, the loader gives up to {most}"
 
@@ -387,7 +387,7 @@ def supply(loader_run, model_run) -> Supply:
 
 
 def plot_supply(loader_runs, model_run, ax=None):
-    """Draw what the model consumes against what the loader delivers: is it data bound?
+    """Draw the model's demand for images against the loader's supply: is it data bound?
 
     loader_runs: a run of experiments/loader.py, or several by name: {"before": run, "after": run}.
     """
@@ -417,7 +417,7 @@ def plot_supply(loader_runs, model_run, ax=None):
 
 
 def _plot_given(ax, cases, colour):
-    """Draw what a loader delivers by workers, with a hollow mark for none; return the line."""
+    """Draw a loader's supply by workers, with a hollow mark for none; return the line."""
     at = [case["num_workers"] for case in cases]
     middle = [np.median(case["images_per_s"]) for case in cases]
     ends = [[end(case["images_per_s"]) for case in cases] for end in (min, max)]
@@ -429,7 +429,7 @@ def _plot_given(ax, cases, colour):
 
 
 def _others_text(cases, cpus):
-    """Return what disturbed a loader, for the legend."""
+    """Return the disturbance of a loader, for the legend."""
     most = max(case.get("others_cpu", 0) for case in cases)
     crowded = cpus and most > stats.OTHERS_CPU * cpus
     return f"\n({stats.crowd_text(most, cpus, at_most=True)})" if crowded else ""
@@ -506,7 +506,7 @@ def _copies(run):
 
 
 def _cold_text(copies):
-    """Return how cold the cold passes were."""
+    """Return the share of the files in memory as a cold pass began, in words."""
     kept = [share for case in copies.values() for share in case["still_cached"]]
     if None in kept:
         return "this file system does not show whether a cold pass was cold"

@@ -36,7 +36,7 @@ NO_COMPILER = "no C++ compiler that works: the caches and the memory were not me
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run reached on its device."""
+    """The speed that a run reached on its device."""
 
     device: str
     recorded: bool
@@ -292,7 +292,7 @@ class Column:
 
 
 def _places(xs):
-    """Return where the name of each column goes: to the side on which it has no neighbour.
+    """Return the place of each column's name: the side on which it has no neighbour.
 
     A column that nearly coincides with the next has its name beside its foot.
     """

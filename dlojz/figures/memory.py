@@ -73,7 +73,7 @@ def parts(peak: Peak) -> Table:
 
 
 def fits(row: Mapping, limit: int) -> str:
-    """Return what fits into this memory: a table of all ways, and the answer."""
+    """Return a table of all ways to fit into this memory, and the answer."""
     plan, ways = row["plan"], row["fits"]
     rows = [(memory.means(way["plan"]), _batch(way), bytes_text(way["bytes"])) for way in ways]
     head = (f"in {bytes_text(limit)}, the cheapest first", "largest batch", "takes")
@@ -144,7 +144,7 @@ def errors(rows: Sequence[Mapping]) -> Table:
 
 
 def _error(row):
-    """Return what was recorded, and how far from it the prediction is, in bytes and as a share."""
+    """Return the recorded memory, and the error of its prediction in bytes and as a share."""
     if row["recorded"] is None:
         fits = "fits" if row["predicted"] <= row["limit"] else "does not fit"
         return "out of memory", f"of {bytes_text(row['limit'])}", fits

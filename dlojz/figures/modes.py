@@ -33,12 +33,12 @@ class Rung:
 
     @property
     def words(self) -> str:
-        """Return what distinguishes this run, after the notebook that teaches it."""
+        """Return the words that distinguish this run, after the notebook that teaches it."""
         return f"{_step(self.run)}  {_named(self.run)}"
 
     @property
     def gain(self) -> float:
-        """Return how many times as fast as the first this is."""
+        """Return the speed-up over the first rung."""
         return self.run.images_per_s / self.first.images_per_s
 
     @property
@@ -55,7 +55,7 @@ class Rung:
 
     @property
     def price(self) -> str:
-        """Return what compiling took, and after how many steps that is won back."""
+        """Return the seconds of compiling, and the break-even step, in words."""
         if not self.run.graphs:
             return "" if _mode(self.run) == "off" else "nothing was compiled"
         cores = f" on {self.run.cpus} cores" * bool(self.run.cpus)
@@ -137,7 +137,7 @@ def _eager(s, others):
 
 
 def gain(runs: Sequence) -> float:
-    """Return how many times as fast as the first rung the fastest one is, of a single ladder."""
+    """Return the speed-up of the fastest rung over the first one, of a single ladder."""
     [rungs] = ladders(runs).values()
     return max(rung.gain for rung in rungs)
 

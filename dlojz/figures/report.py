@@ -361,7 +361,7 @@ IN_A_COLUMN = ("-b", "--batch-size", "--image-size", "--model", "--precision")
 
 
 def _own_flags(runs):
-    """Return for each run the flags that not all have and that no other column shows."""
+    """Return each run's flags that not all have and that no other column shows."""
     own = labels.apart(labels.command(run) for run in runs)
     shown = [[f for f in flags if re.split("[ =]", f)[0] not in IN_A_COLUMN] for flags in own]
     return [" ".join(flags) for flags in shown]

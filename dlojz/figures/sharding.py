@@ -39,7 +39,7 @@ def _where(run) -> str:
 
 
 def exchanged(case: Mapping, processes: int) -> dict[tuple[str, str], tuple[int, float]]:
-    """Return by pass and operation: how many calls, and the bytes that a process sends.
+    """Return the number of calls and the bytes that a process sends, by pass and operation.
 
     In a ring each of n processes sends (n - 1) / n of the whole tensor to gather it, as much to
     scatter its sum, and twice that for an all-reduce, which is one after the other.
@@ -173,7 +173,7 @@ def equality(run) -> Table:
 
 
 def held(run) -> dict[str, Peak]:
-    """Return what each process holds in each way, by part; on a GPU with activations."""
+    """Return the bytes that each process holds in each way, by part; on a GPU with activations."""
     found = {}
     ranks = _measured(run, "bytes", "sharding").ranks
     for way in ranks[0].cases:
@@ -185,7 +185,7 @@ def held(run) -> dict[str, Peak]:
 
 
 def trained(jobs, labels) -> dict[str, Peak]:
-    """Return what each process of these jobs of the trainer holds between its steps, by part."""
+    """Return the bytes that each process of these jobs holds between its steps, by part."""
     found = {}
     for job, label in zip(jobs, labels, strict=True):
         for rank, run in enumerate(log.read_ranks(job)):
@@ -203,12 +203,12 @@ def _with_the_rest(parts, peak_bytes) -> Peak:
 
 
 def plot_held(run, ax=None):
-    """Draw what each process holds in each way, by part."""
+    """Draw the memory that each process holds in each way, by part."""
     return _plot_held(held(run), _where(run), ax)
 
 
 def plot_trained(jobs, labels, ax=None):
-    """Draw what each process of these jobs of the trainer holds, by part."""
+    """Draw the memory that each process of these jobs of the trainer holds, by part."""
     return _plot_held(trained(jobs, labels), _where(jobs[0]), ax)
 
 
@@ -307,7 +307,7 @@ def recomputed(run) -> Table:
 
 
 def plot_recompute(run, axes=None):
-    """Draw what checkpointing keeps for the backward pass, and what it costs, side by side."""
+    """Draw the activations that checkpointing keeps beside the time that it costs."""
     run = _measured(run, "kept_bytes", "recompute")
     cases, found = run.cases, factors(run)
     with report.style(grid="x"):
@@ -345,7 +345,7 @@ def predicted(run) -> dict[str, Peak]:
 
 
 def _plan(plan):
-    """Return how a plan trains, in a few words: "8 GPUs, FSDP, checkpointing"."""
+    """Return a plan in a few words: "8 GPUs, FSDP, checkpointing"."""
     several = plan["gpus"] > 1
     words = [f"{plan['gpus']:,} GPU{'s' * several}"]
     words += [plan["sharding"].upper()] * several

@@ -224,7 +224,7 @@ def _total(layers):
 
 
 def plot_shares(traces, verdicts=True, ax=None):
-    """Draw where the time of a step goes in several traces, {label: trace}; waits are hatched.
+    """Draw the parts of a step's time in several traces, {label: trace}; waits are hatched.
 
     verdicts: whether to write beside each what bounds it, and to colour the waits by their cause;
     False where the trainee is to find out.

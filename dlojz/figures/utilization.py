@@ -31,7 +31,7 @@ def _peak(case) -> Peak:
 
 
 def run_name(s: Summary) -> str:
-    """Return what was run, in a few words: "vit_2b, 32 images, FSDP on 2 GPUs, checkpointing"."""
+    """Return a run in a few words: "vit_2b, 32 images, FSDP on 2 GPUs, checkpointing"."""
     words = [s.model, f"{s.batch_size} images"]
     if s.size > 1:
         words.append(f"{s.arguments.get('sharding', 'ddp').upper()} on {s.size} GPUs")
@@ -76,7 +76,7 @@ def plot_peaks(run, ax=None):
 
 
 def _words(s, peak):
-    """Return what was predicted and what came, in two lines."""
+    """Return the prediction and the measured value, in two lines."""
     predicted = f"{report.bytes_text(peak)} predicted" + ", not compiled" * _compiled(s)
     came = "out of memory"
     if s.completed:

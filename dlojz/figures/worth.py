@@ -56,7 +56,7 @@ def _host_ms(profile):
 
 
 def about(row: Mapping) -> str:
-    """Return what was measured: the eager step, one block, and the whole model if it was compiled.
+    """Return a table of measurements: the eager step, one block, the whole model if compiled.
 
     row: what `training.worth` has written.
     """
@@ -93,7 +93,7 @@ def answer(row: Mapping, steps: int | None) -> str:
 
 
 def to_dict(row: Mapping, steps: int | None) -> dict:
-    """Return what was measured and predicted, for JSON. A number of steps without end is None."""
+    """Return measurements and predictions for JSON. A number of steps without end is None."""
     try:
         profile, fit, found = _predicted(row)
     except UserError as error:
@@ -136,7 +136,7 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
 
 
 def decided(profile: worth.Profile, fit: worth.Fit) -> str:
-    """Return what decides the step on a GPU, or "" on a processor, which is its own host."""
+    """Return the side that decides a step on a GPU, or "" on a processor, which is its own host."""
     if not profile.on_gpu:
         return ""
     steps = [worth.sides_ms(profile, kept) for kept in (worth.NOTHING_DONE, fit.keeps)]
@@ -170,7 +170,7 @@ def _count(steps):
 
 
 def sentence(found: worth.Prediction, steps: int | None) -> str:
-    """Return what to conclude, for a training run of this many steps if that is known."""
+    """Return a conclusion, for a training run of this many steps if that is known."""
     even = found.break_even
     if math.isinf(even.value):
         told = "Compiling is not expected to pay, however long you train"
@@ -189,7 +189,7 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
 
 
 def measured_text(measured: Mapping) -> str:
-    """Return what was measured, in a few words."""
+    """Return a measurement in a few words."""
     pairs = zip(measured["eager_ms"], measured["compiled_ms"], strict=True)
     low, high = compiling.median_interval([eager / compiled for eager, compiled in pairs])
     gain = f"x {measured['gain']:.2f} ({low:.2f} to {high:.2f})"
@@ -245,7 +245,7 @@ def scores(rows: Sequence[Mapping]) -> Table:
 
 
 def _differing(rows):
-    """Return for each row those of its flags that not all rows have."""
+    """Return each row's flags that not all rows have."""
     flags = [re.findall(r"-\S+(?: [^-]\S*)*", row["flags"]) for row in rows]
     common = set.intersection(*map(set, flags))
     return [" ".join(flag for flag in mine if flag not in common) for mine in flags]
