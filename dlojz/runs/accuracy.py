@@ -21,7 +21,7 @@ class Difference:
 
     @property
     def word(self) -> str:
-        """Return what may be concluded."""
+        """Return the conclusion, in a word."""
         if self.half is None:
             return TOO_FEW
         if self.mean == self.half == 0:
@@ -32,7 +32,7 @@ class Difference:
 
 
 def difference(clean: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """Return how the accuracies differ, both given by seed; None if they share no seed."""
+    """Return the difference of accuracies that are given by seed; None if they share no seed."""
     pairs = [other[seed] - clean[seed] for seed in clean if seed in other]
     if not pairs:
         return None

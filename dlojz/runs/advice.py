@@ -27,7 +27,7 @@ ADVICE = {
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do about this error, or ""."""
+    """Return advice on this error, or ""."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     text = "\n".join([f"{type(error).__name__}: {error}", *files])
     return next((tip for pattern, tip in ADVICE.items() if re.search(pattern, text)), "")

@@ -79,7 +79,7 @@ class Reading:
 
     @property
     def verdict(self) -> str:
-        """Return what bounds the time of a step, in a few words."""
+        """Return the bottleneck of a step, in a few words."""
         if self.unseen:
             return self.unseen
         shares = Counter()
@@ -103,7 +103,7 @@ class Reading:
 
 
 def analyse(trace: Trace) -> Reading:
-    """Return where the time of the steps of a trace goes; nothing if its device is not in it."""
+    """Return a trace's reading: the parts of its steps' time, none if its device is not in it."""
     if trace.unseen:
         ms = length(spans.of(trace.steps)) / len(trace.steps)
         return Reading(len(trace.steps), ms, None, {}, None, {}, 0, [], 0, 0, unseen=trace.unseen)
@@ -220,7 +220,7 @@ def _paid(cause):
 
 
 def _calls_of(trace, work):
-    """Return what the replay asks of each task: (call began, it ended, work began, it ended)."""
+    """Return the times of each task to replay: (call began, it ended, work began, it ended)."""
     calls = {c.id: c for c in trace.calls if c.id}
     found = []
     for e in work:

@@ -11,7 +11,7 @@ def steps(paid_s: float, step_ms: float, gain: float) -> float:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """What is paid once, such as a compilation, against what it saves in each step."""
+    """A price that is paid once, such as a compilation, against the gain in each step."""
 
     paid_s: float
     step_ms: float  # of a step without it

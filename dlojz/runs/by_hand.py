@@ -54,7 +54,7 @@ def _event(line):
 
 
 def _gone(run, start, begun) -> str:
-    """Return why the process that began this log must be gone; "" if it may still run."""
+    """Return the reason that the process which began this log is gone; "" if it may still run."""
     if start.get("hostname") != socket.gethostname() or not isinstance(start.get("pid"), int):
         # Another machine, or a container that was made again: only the log can tell.
         return "nothing in its log for a day" if _silent_s(run) > SILENT_S else ""

@@ -29,7 +29,7 @@ def new_run() -> Path:
 
 
 def path_of(run) -> Path:
-    """Return where a run's log is: the folder of a Job, else the folder or file that was given."""
+    """Return the place of a run's log: the folder of a Job, else the given folder or file."""
     return Path(getattr(run, "directory", run))
 
 

@@ -1,4 +1,4 @@
-"""What the host did in the steps of a trace, other than launching work.
+"""The host's time in the steps of a trace, other than for launching work.
 
 It waits for a batch or for the device, collects garbage, takes memory of the device, copies, or
 does something that the trace does not tell.
@@ -77,7 +77,7 @@ def waits(trace: Trace) -> list[Asked]:
 
 
 def _asked(call, ops, lines, ranges, copy, printing):
-    """Return what a wait is for; copy: what the last one before it copies, and where to."""
+    """Return the cause of a wait; copy: the kind of the last copy before it."""
     cause, why, whole = READS, "", call
     ops = [e for e in ops if not e.name.startswith("autograd::")]
     formats = [e for e in lines if PRINTS in e.name]
@@ -99,14 +99,14 @@ def _asked(call, ops, lines, ranges, copy, printing):
 
 
 def _copies(trace, thread):
-    """Return when a thread called for each copy, and the names of these copies."""
+    """Return the times at which a thread called for copies, and the names of these."""
     names = {e.id: e.name for e in trace.work if e.name.startswith("Memcpy")}
     found = [(c.begin, names[c.id]) for c in trace.calls if c.where == thread and c.id in names]
     return [begin for begin, _ in found], [name for _, name in found]
 
 
 def _printing(ops) -> set[float]:
-    """Return when those operations began that look as if a tensor was printed."""
+    """Return the beginnings of the operations that look as if a tensor was printed."""
     found, end, finite, selected = set(), 0.0, False, False
     for op in ops:
         if op.end <= end:
@@ -120,7 +120,7 @@ def _printing(ops) -> set[float]:
 
 
 def _around(inner, outer):
-    """Return for each of `inner` the events of `outer` around it, widest first."""
+    """Return the events of `outer` around each of `inner`, widest first."""
     found, stack, rest = [], [], iter(outer)
     following = next(rest, None)
     for event in inner:
@@ -231,7 +231,7 @@ def phase_of(trace: Trace, span: Event) -> str:
 
 
 def _place(trace, begin, end):
-    """Return what a trace knows of a span: an operation that lasts for most of it, or the line."""
+    """Return the name of a span's place: an operation that lasts for most of it, or the line."""
     most = [
         e.name
         for e in trace.ops

@@ -23,7 +23,7 @@ def labels(runs: Sequence) -> list[str]:
 
 
 def apart(commands: Iterable[Sequence[str]]) -> list[list[str]]:
-    """Return for each command its trainer and its flags, less those that all of them share."""
+    """Return each command's trainer and flags, less those that all of them share."""
     found = [_flags(command) for command in commands]
     common = set.intersection(*map(set, found)) if found else set()
     return [[flag for flag in flags if flag not in common] for flags in found]

@@ -174,11 +174,11 @@ class RunLog:
             self._progress.epoch(fields)
 
     def validation(self, seconds: float):
-        """Write how long a validation took, between two waits for the device."""
+        """Write the seconds of a validation, between two waits for the device."""
         self._write("validation", seconds=seconds)
 
     def evidence(self, seen: records.Record):
-        """Write what the run really did: one of the records of `records.EVIDENCE`."""
+        """Write evidence of what the run really did: one of the records of `records.EVIDENCE`."""
         when = next(name for name, kind in records.EVIDENCE.items() if kind is type(seen))
         self._write("evidence", when=when, **seen.written())
 
@@ -211,7 +211,7 @@ class RunLog:
         self._write("measure", **records.Measure(what, value, unit, **where).written())
 
     def case(self, name: str, **fields):
-        """Write what a small experiment found in one of its cases."""
+        """Write the results of a small experiment in one of its cases."""
         self._write("case", case=name, **fields)
 
     def end(self):
@@ -230,7 +230,7 @@ class RunLog:
             print(f"log: {self._file.name}", flush=True)
 
     def _on_error(self, kind, error, traceback):
-        """Write why a run did not finish; replaces sys.excepthook."""
+        """Write the error that ended a run; replaces sys.excepthook."""
         how = "failed"
         if issubclass(kind, KeyboardInterrupt):
             how = "interrupted"
@@ -281,7 +281,7 @@ def _rounded(durations):
 
 
 def _origin():
-    """Return what identifies this run: the exact source, the versions, the machine."""
+    """Return the origin of this run: the exact source, the versions, the machine."""
     trainer = Path(sys.argv[0])
     source = trainer.read_bytes() if trainer.is_file() else b""
     packages = ("torch", "torchvision", "numpy", "pillow")

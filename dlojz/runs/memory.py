@@ -53,7 +53,7 @@ def must_be_positive(plan):
 
 
 def means(plan: Mapping) -> str:
-    """Return how a plan trains: "bf16, FSDP over 8 GPUs, checkpointing"."""
+    """Return a plan in a few words: "bf16, FSDP over 8 GPUs, checkpointing"."""
     found = [plan["precision"]]
     if plan["sharding"] == "fsdp":
         found.append(f"FSDP over {plan['gpus']:,} GPUs{_copies(plan)}")

@@ -95,7 +95,7 @@ def _first_to_fail(run, said, failed):
 
 
 def _size(run):
-    """Return how many processes the job was submitted with; 0 if that cannot be read."""
+    """Return the number of processes that a job asked for; 0 if that cannot be read."""
     with suppress(KeyError, TypeError, ValueError):
         return int(read_table(run / "job.json")["n_gpu"])
     return 0

@@ -1,4 +1,4 @@
-"""What a step of the course reached, in the few figures that are kept after its runs are gone."""
+"""The few figures of a step of the course that are kept after its runs are gone."""
 
 import statistics
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Reached(records.Record):
 
     @property
     def setting(self) -> dict:
-        """Return what must be equal for two of these to be compared."""
+        """Return the setting that must be equal for two of these to be compared."""
         return {name: getattr(self, name) for name in SETTING}
 
 
@@ -45,7 +45,7 @@ SETTING += ("memory_of", "torch")
 
 
 def of(timed: Sequence, alone: Sequence, flags: str = "") -> Reached:
-    """Return what runs of one setting reached.
+    """Return the figures that runs of one setting reached.
 
     timed: the runs that give the speed; alone: those that give memory and energy. An auditor sets
     memory aside, and its work takes energy, so a check's own runs can give the speed only.

@@ -193,7 +193,7 @@ class MiddleStep(LastStep):
 
 @dataclass(frozen=True)
 class Share(Record):
-    """What a process holds of the model and its training after the first update."""
+    """The bytes that a process holds of the model and its training after the first update."""
 
     placements: dict = field(default_factory=dict)  # weights by how they are spread, or "whole"
     held: dict = field(default_factory=dict)  # bytes of parameters, gradients, optimizer, here
@@ -239,7 +239,7 @@ class WholeRun(Record):
 
 @dataclass(frozen=True)
 class Compilation(Record):
-    """What torch.compile did in a run."""
+    """The record of torch.compile in a run: its graphs, breaks and seconds."""
 
     # Dicts of id ("0/1": the second time of the first frame), why (dynamo, lazy_backward, ...),
     # mode (train, val), step (how many training steps had begun), seconds.
@@ -293,7 +293,7 @@ class Profiling(Record):
 
 @dataclass(frozen=True)
 class Audit(Record):
-    """What the auditor of a check's run measured: see `dlojz.training.audit`."""
+    """The measurements of the auditor in a check's run: see `dlojz.training.audit`."""
 
     # Dicts of first_step, steps, images, lost_s (the auditor's own work), aside_s (of that, its
     # looks, and not what it writes), wall_s (without it), clock_s and files_s (with it), stopped_s
@@ -318,7 +318,7 @@ class Audit(Record):
 
 @dataclass(frozen=True)
 class Replay(Record):
-    """What the replay of a check's run found: see `dlojz.training.replay`.
+    """The results of the replay of a check's run: see `dlojz.training.replay`.
 
     Shares are of the solution's values; each list has a number for each update or step.
     """
@@ -365,5 +365,5 @@ class Measure(Record):
 
     @property
     def name(self) -> str:
-        """Return what was measured, in words."""
+        """Return the name of the measure, in words."""
         return f"{self.what}, {self.variant}" if self.variant else self.what

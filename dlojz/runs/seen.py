@@ -1,4 +1,4 @@
-"""What the tasks of a Slurm job really got: written by each task, in a file of its own.
+"""The resources that the tasks of a Slurm job really got, written by each task to its own file.
 
     srun python -P -m dlojz.runs.seen FOLDER            # in a batch script, on a cluster
     python -m dlojz.runs.seen FOLDER                    # by hand: one task, this process
@@ -41,7 +41,7 @@ PATIENCE_S = 5.0  # in which a batch script reacts to a signal
 
 @dataclass(frozen=True)
 class Task:
-    """What one task saw."""
+    """The cores, GPUs and variables that one task saw."""
 
     task: int
     local: int  # among the tasks of its node
@@ -68,12 +68,12 @@ class Task:
 
 
 def share(task: Task) -> float:
-    """Return how many cores there are for this task, its own or shared."""
+    """Return the number of cores for this task, its own or shared."""
     return task.step_cores / task.tasks if task.step_cores else len(task.cores)
 
 
 def own_cores(task: Task, tasks: list[Task]) -> int | None:
-    """Return how many cores no other task of its node may use; None if tasks are not bound."""
+    """Return the number of cores that only this task may use; None if tasks are not bound."""
     if not task.bound:
         return None
     others = {c for t in tasks if t.node == task.node and t.task != task.task for c in t.cores}
@@ -81,13 +81,13 @@ def own_cores(task: Task, tasks: list[Task]) -> int | None:
 
 
 def read(folder: Path) -> list[Task]:
-    """Return what the tasks of a job saw, by their number; [] if none began."""
+    """Return the tasks of a job, by their number; [] if none began."""
     files = Path(folder).glob("seen-*.json")
     return sorted((Task(**json.loads(f.read_bytes())) for f in files), key=lambda task: task.task)
 
 
 def look() -> Task:
-    """Return what this task sees."""
+    """Return this task, as it sees itself."""
     env = os.environ
     return Task(
         # torchrun's names come first: each of its agents is one of Slurm's tasks.
@@ -145,7 +145,7 @@ def _until(true) -> bool:
 
 
 def main(argv=None):
-    """Write what this task sees."""
+    """Write this task to its file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write; it exists")
     parser.add_argument("--hears", metavar="FILE", help="signal the script, and wait for its FILE")

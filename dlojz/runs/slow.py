@@ -12,7 +12,7 @@ LOOK = 6  # pairs of runs between two looks at their interval
 
 
 def ratio(mine: Sequence[float], clean: Sequence[float]) -> tuple[float, float, float]:
-    """Return how many times as long one side of these pairs takes, with its 95 % interval."""
+    """Return the ratio of the two sides' times over these pairs, with its 95 % interval."""
     return stats.interval([m / c for m, c in zip(mine, clean, strict=True)])
 
 

@@ -52,5 +52,5 @@ def without(spans, cover) -> list[tuple[float, float]]:
 
 
 def common(spans, others) -> float:
-    """Return how long two unions overlap."""
+    """Return the time for which two unions overlap."""
     return length(spans) - length(without(spans, others))

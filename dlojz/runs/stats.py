@@ -131,7 +131,7 @@ class Summary:
 
     @property
     def disturbance(self) -> str:
-        """Return what may have slowed this run down, in one sentence; "" if nothing was seen."""
+        """Return a sentence on what may have slowed this run down; "" if nothing was seen."""
         found = []
         if self.crowded:
             found.append(f"{crowd_text(self.others_cpu, self.cpus)}: repeat it")
@@ -145,7 +145,7 @@ class Summary:
 
 
 def crowd_text(busy: float, cpus: int, at_most: bool = False) -> str:
-    """Return how many CPUs others kept busy: "others kept 0.9 of 2 CPUs busy"."""
+    """Return the CPUs that others kept busy in words: "others kept 0.9 of 2 CPUs busy"."""
     return f"others kept {'up to ' * at_most}{busy:.1f} of {cpus} CPUs busy"
 
 
@@ -251,7 +251,7 @@ def step_times(run) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def lead_ms(run):
-    """Return how far a process ran ahead of its device in a measured step; None if unknown."""
+    """Return the lead of a process over its device in a measured step, in ms; None if unknown."""
     ahead = np.asarray(run.steps.ahead_ms)[measured(run)]
     known = ahead[~np.isnan(ahead)]  # NaN before the window
     return float(np.median(known)) if len(known) else None
@@ -343,7 +343,7 @@ def _compiled(run):
 
 
 def compile_seconds(run: log.Run) -> float:
-    """Return what compiling took, in training and validation.
+    """Return the seconds of compiling, in training and validation.
 
     Of a step it is what the compiler says, or what the step took longer than others: the compiler
     counts neither the kernels that it tries before it chooses one, nor how they are loaded.
@@ -388,7 +388,7 @@ def _disturbance(ranks):
 
 
 def _divergence(ranks):
-    """Return what the training's loss is, and since when, if that is not finite; else ""."""
+    """Return the training's loss and its first step, in words, if it is not finite; else ""."""
     if ranks[0].setup.get("device") == "meta":  # whose tensors have no values
         return ""
     steps = min(len(rank.steps) for rank in ranks)
@@ -405,7 +405,7 @@ def _divergence(ranks):
 
 
 def _skipped(run):
-    """Return how many updates a gradient scaler skipped, and how many were due."""
+    """Return the number of updates that a gradient scaler skipped, and of those that were due."""
     made, accumulate = run.whole.optimizer_steps, run.start.get("arguments", {}).get("accumulate")
     if run.whole.scale is None or made is None:
         return None
@@ -483,7 +483,7 @@ class Comparison:
 
 
 def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = True) -> Comparison:
-    """Return how much faster a change made the training, from pairs of completed runs.
+    """Return the speed-up that a change brought, from pairs of completed runs.
 
     before_runs, after_runs: anything `summary` takes; the first of each make a pair, which should
         have run one shortly after the other, and so on.
@@ -602,7 +602,7 @@ def _diverged(runs, side):
 
 
 def _disturbed(runs, side):
-    """Yield what may have made some runs of one side slower than others."""
+    """Yield possible reasons why some runs of one side were slower than others."""
     speeds = [s.images_per_s for s in runs]
     limit = SPREAD_GPU if all(s.on_gpu for s in runs) else SPREAD_CPU
     if len(runs) > 1 and (spread := statistics.stdev(speeds) / statistics.fmean(speeds)) > limit:

@@ -74,7 +74,7 @@ class Suspect:
 
     @property
     def sure(self) -> str:
-        """Return how sure it is, in a word."""
+        """Return the degree of certainty, in a word."""
         return "probable" if self.settle else "certain"
 
 
@@ -134,7 +134,7 @@ def _rank(suspect):
 
 
 def _doubted(suspect):
-    """Return a suspect that costs too little for anybody to be certain as a probable one."""
+    """Return a suspect as only probable if it costs too little for certainty."""
     return replace(suspect, settle=CHEAP) if _cheap(suspect) and not suspect.settle else suspect
 
 
@@ -376,7 +376,7 @@ def _straggler(witnesses) -> Suspect | None:
 
 
 def _why_late(first, last, late_ms):
-    """Return what the device of the last process did meanwhile, or None."""
+    """Return a clause on the device of the last process, which explains its delay, or None."""
     away_ms = _longest_hole(last)
     if away_ms >= AWAY_SHARE * last.reading.step_ms:
         longest = max(host.absences(last.trace), key=lambda e: e.ms, default=None)
@@ -388,7 +388,7 @@ def _why_late(first, last, late_ms):
 
 
 def _worked_ms(witness):
-    """Return how long a device works in a step, without what it exchanges."""
+    """Return the time that a device works in a step, without communication."""
     return sum(ms for kind, ms in witness.reading.kinds.items() if kind != kinds.COMMUNICATION)
 
 

@@ -70,7 +70,7 @@ class Event(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Return how long it took."""
+        """Return the duration."""
         return self.end - self.begin
 
 
@@ -96,7 +96,7 @@ class Trace:
 
     @property
     def unseen(self) -> str:
-        """Return which device did work that the trace does not show; "" if there is none."""
+        """Return the device whose work the trace does not show; "" if there is none."""
         if self.work:
             return ""
         if self.unknown:
@@ -176,7 +176,7 @@ def events(path: Path, broken: list):
 
 
 def _after(text, scan) -> int | None:
-    """Return where the next event begins that is whole; None if the text has to be read on."""
+    """Return the place of the next whole event; None if more of the text has to be read."""
     for found in NEXT.finditer(text.text, text.at):
         begin = found.start(1)
         try:
@@ -245,7 +245,7 @@ def _events(count):
 
 
 def _times(event) -> tuple[float, float] | None:
-    """Return when an event began, and how long it took, in microseconds; None if it is none."""
+    """Return the beginning and the duration of an event, in microseconds; None if it lacks them."""
     try:
         begin, us = float(event["ts"]), float(event["dur"])
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -288,7 +288,7 @@ def _sort(trace, event, begin, ms):
 
 
 def _steps(trace) -> tuple[list[Event], str]:
-    """Return what is taken as the steps of a trace in which none is marked, and that in words.
+    """Return the ranges that stand for the steps of a trace without marks, and their name.
 
     The outermost range that is repeated in one thread, if it covers most of the time, with any
     number in its name; else all of the trace.

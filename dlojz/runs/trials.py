@@ -36,7 +36,7 @@ def trial(run) -> dict:
 
 
 def ready(row: dict) -> int:
-    """Return how many batches the workers may have made before the clock began."""
+    """Return the number of batches that the workers may have made before the clock began."""
     return (row["knobs"]["num_workers"] or 0) * (row["knobs"]["prefetch_factor"] or 0)
 
 

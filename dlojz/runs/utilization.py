@@ -15,7 +15,7 @@ from dlojz.runs import stats
 
 @dataclass(frozen=True)
 class Utilization:
-    """What each GPU of a run has computed in a second, in TFLOP/s."""
+    """The TFLOP/s that each GPU of a run has computed."""
 
     tflops: float  # of the model's own operations
     again_tflops: float  # of those that checkpointing repeats
@@ -31,7 +31,7 @@ class Utilization:
 
 
 def utilization(run, operations: Mapping[str, float]) -> Utilization | None:
-    """Return what each GPU of a run of the trainer has computed; None if it has no speed.
+    """Return the TFLOP/s of each GPU of a run of the trainer; None if it has no speed.
 
     operations: of an image, as `dlojz.training.operations` counts them.
     """

@@ -24,7 +24,7 @@ from dlojz.runs.spans import union, without
 
 
 class Task(NamedTuple):
-    """What a device was asked to do; all times in ms."""
+    """A piece of work for a device; all times in ms."""
 
     asked: float  # when the call of the host began
     latency: float  # from the call to the work, if the device waited for the host
@@ -78,7 +78,7 @@ def replay(found: Sequence[Task], free: float, steps: tuple[float, float], skipp
 
 
 def costs(found: Sequence[Task], free: float, steps, causes) -> tuple[dict, Replay]:
-    """Return what each cause costs, and the idle time that no cause explains, in ms.
+    """Return the cost of each cause, and the idle time that no cause explains, in ms.
 
     causes: {name: union of the spans in which it held up the host}, taken away one after the other,
     so that time with two causes counts for the first.

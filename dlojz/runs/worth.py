@@ -124,7 +124,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What compiling is expected to bring and to cost."""
+    """The expected gain and cost of compiling."""
 
     step_ms: float  # eager
     gain: Range  # eager step / compiled step
@@ -142,7 +142,7 @@ class Prediction:
         return Range(*(breakeven.steps(paid_s, self.step_ms, gain) for paid_s, gain in ends))
 
     def answer(self, steps: int) -> str:
-        """Return what this says of a training run of this length."""
+        """Return the answer for a training run of this length."""
         even = self.break_even
         return PAYS if steps >= even.high else NEVER if steps < even.low else OPEN
 
@@ -238,7 +238,7 @@ def measured_break_even(row: Mapping) -> float:
 
 
 def predict(profile: Profile, fit: Fit) -> Prediction:
-    """Return what compiling is expected to bring and to cost."""
+    """Return the expected gain and cost of compiling."""
     decided = decides(profile, fit.keeps)
     return Prediction(
         profile.step_ms,
@@ -249,7 +249,7 @@ def predict(profile: Profile, fit: Fit) -> Prediction:
 
 
 def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
-    """Return what the prediction leaves out or guesses, a sentence each."""
+    """Return a sentence on each thing that the prediction leaves out or guesses."""
     told = [
         "only one block was compiled: a graph break or a recompilation elsewhere costs more",
         "the batch was in memory: a training run that waits for its images gains less",
@@ -393,7 +393,7 @@ def _chosen(first, logs):
 
 
 def leave_one_out(rows: Sequence[Mapping]) -> list[Prediction]:
-    """Return for each row what a fit of all other models predicts."""
+    """Return each row's prediction by a fit of all other models."""
     found = []
     for row in rows:
         others = fit([other for other in rows if other["model"] != row["model"]])
