@@ -43,7 +43,7 @@ def answer(key: str):
 
 
 def _label(key):
-    """Return what a notebook calls this question: "What if" for "00 what if"."""
+    """Return the name of a question in its notebook: "What if" for "00 what if"."""
     return key.split(" ", 1)[1].capitalize()
 
 

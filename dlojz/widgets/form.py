@@ -63,7 +63,7 @@ class _Form:
         return shlex.join(words)
 
     def _call(self):
-        """Return what to type in a cell to the same effect."""
+        """Return the call to type in a cell to the same effect."""
         n_gpu = f", n_gpu={self._n_gpu.value}" * (self._n_gpu.value != 1)
         name = f", name={self._name.value!r}" * (self._name.value != "dlojz")
         return f"submit({self._command()!r}{n_gpu}{name})"

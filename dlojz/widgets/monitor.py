@@ -57,7 +57,7 @@ def _move(job, bar, text, cancel):
 
 
 def _news(now, job):
-    """Return what a job is doing, in one line."""
+    """Return the news of a job, in one line."""
     if now.total:
         pace = f", {speed_text(now.images_per_s)} images/s, loss {now.loss:.3f}" if now.loss else ""
         return f"{now.state} {now.done}/{now.total} steps{pace}"

@@ -30,7 +30,7 @@ def predict(key: str, **values):
 
 
 def _problem(name, value):
-    """Return what is wrong with a predicted value; "" if nothing is."""
+    """Return the problem of a predicted value; "" if it has none."""
     if name not in PREDICTABLE:
         return f"{name} can't be predicted: expected one of {', '.join(PREDICTABLE)}"
     most = 1 if name.endswith("_share") else float("inf")
@@ -86,7 +86,7 @@ def score_gain(key: str, before, after) -> Score:
 
 
 def _doubts(found):
-    """Return what speaks against the speeds of these runs: they were disturbed, or diverged."""
+    """Return doubts about the speeds of these runs: they were disturbed, or diverged."""
     disturbed = dict.fromkeys(s.disturbance for s in found if s.disturbance)
     notes = [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
     notes += [f"the loss of run {s.name} is {s.divergence}" for s in found if s.divergence]

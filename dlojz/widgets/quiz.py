@@ -41,7 +41,7 @@ class Quiz:
 
 
 def tables(folder: str) -> dict:
-    """Return what the files NN.toml of a folder hold, by key, in the order of the notebooks."""
+    """Return the tables in the files NN.toml of a folder, by key, in the order of the notebooks."""
     found = {}
     for file in sorted(resources.files("dlojz.widgets").joinpath(folder).iterdir(), key=str):
         found |= tomllib.loads(file.read_text("utf-8"))
@@ -113,7 +113,7 @@ def close_lines(html):
 
 
 def _verdict(answer):
-    """Return as HTML whether an answer is right, and why."""
+    """Return the verdict on an answer and its reason, as HTML."""
     color = GOOD_INK if answer.right else BAD_INK
     word = f'<span style="color:{color}"><b>{_word(answer)}</b></span>'
     return close_lines(f"{word} {as_html(answer.why)}")
