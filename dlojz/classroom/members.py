@@ -115,7 +115,7 @@ def _files(folder, skipped) -> list[os.DirEntry]:
 
 
 def _unfit(file) -> str:
-    """Return why a file is not read; "" for a small, regular one."""
+    """Return the reason not to read a file; "" for a small, regular one."""
     if file.is_symlink():
         return "a link"
     if not file.is_file(follow_symlinks=False):

@@ -59,7 +59,7 @@ class Consent:
 
 
 def consent_of(progress: Path) -> Consent | None:
-    """Return what the trainee of this progress.json agreed to; None by default."""
+    """Return the consent of the trainee of this progress.json; None by default."""
     path = progress.with_name(KEPT)
     if not os.path.lexists(path):
         return None
@@ -73,7 +73,7 @@ def consent_of(progress: Path) -> Consent | None:
 
 
 def drawn() -> str:
-    """Return a pseudonym that says nothing about anybody: "quick-otter-27"."""
+    """Return a pseudonym that says nothing about its bearer: "quick-otter-27"."""
     words = [secrets.choice(some.split()) for some in (ADJECTIVES, ANIMALS)]
     return "-".join([*words, str(10 + secrets.randbelow(90))])
 
@@ -93,7 +93,7 @@ def plan(folder: str | Path, pseudonym: str | None) -> Consent:
 
 
 def _problem(name, folder) -> str:
-    """Return what is wrong with a pseudonym, and what to choose instead; "" if nothing is."""
+    """Return the problem of a pseudonym, and a better choice; "" if it has none."""
     if not summary.PSEUDONYM.fullmatch(name):
         return "is not a name: give at most 24 letters, digits, spaces and . _ -"
     if any(len(login) > 2 and login.casefold() in name.casefold() for login in _logins()):
@@ -121,7 +121,7 @@ def preview(consent: Consent, progress: Path) -> str:
 
 
 def readers(folder: str | Path) -> str:
-    """Return which users can read a file that is shared in this folder, in words."""
+    """Return the users who can read a file that is shared in this folder, in words."""
     found = os.stat(folder)
     if not found.st_mode & stat.S_ISGID:
         return "everyone on this system who can open the folder"
@@ -132,7 +132,7 @@ def readers(folder: str | Path) -> str:
 
 
 def dangers(folder: str | Path) -> list[str]:
-    """Return what is wrong with a shared folder, for the one who made it to mend."""
+    """Return the dangers of a shared folder, for its owner to mend."""
     mode = os.stat(folder).st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
         return [f"others may remove your file there: ask for `chmod +t {folder}`"]
@@ -242,7 +242,7 @@ def _summary(consent, progress):
 
 @cache
 def _submitted(job) -> dict:
-    """Return when a job was submitted; read once, because each answer asks for it again."""
+    """Return the time of a job's submission; read once, because each answer asks for it again."""
     return {"submitted": job.info.get("submitted")}
 
 

@@ -1,4 +1,4 @@
-"""Where a class stands: what a board shows, as numbers, from the files that trainees share."""
+"""The standing of a class: a board's numbers, from the files that trainees share."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ WORDS = {  # what a trainee did last
 
 
 def state(member: Member, notebook: str) -> str | None:
-    """Return how far a trainee is in a notebook: PASSED, TRIED, BEGUN; None without a sign."""
+    """Return the state of a trainee in a notebook: PASSED, TRIED, BEGUN; None without a sign."""
     found = [e for e in member.entries if e.notebook == notebook]
     verdicts = [e for e in found if e.kind == "verdicts"]
     if any(e.fields["passed"] and e.key == notebook for e in verdicts):
@@ -131,7 +131,7 @@ class Sitting:
     waits: bool  # a job of this trainee is in the queue
 
     def reached(self, part: str) -> float | None:
-        """Return when a part was reached first."""
+        """Return the time at which a part was first reached."""
         return next((e.time for e in self.entries if PARTS[part](e)), None)
 
 
@@ -142,7 +142,7 @@ def busiest(found: Classroom) -> str | None:
 
 
 def sittings(found: Classroom, notebook: str | None) -> list[Sitting]:
-    """Return how each trainee spent the time in a notebook, those who began first in front."""
+    """Return each trainee's use of the time in a notebook, those who began first in front."""
     made = (_sitting(m, notebook, found.time) for m in found.members)
     return sorted(filter(None, made), key=lambda s: s.begin)
 

@@ -108,7 +108,7 @@ def _get(found, name):
 
 
 def of(kept: dict, jobs: Iterable[tuple[dict, dict]], pseudonym: str) -> dict:
-    """Return what is shared. kept: progress.json; jobs: job.json and the status of each job."""
+    """Return the shared facts. kept: progress.json; jobs: job.json and the status of each job."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     entries = [
         made
@@ -134,12 +134,12 @@ def text(summary: dict) -> str:
 
 
 def _of_type(kind, found):
-    """Return a part of progress.json; an empty one for what somebody made of it."""
+    """Return a part of progress.json; an empty one if that is damaged."""
     return found if isinstance(found, kind) else kind()
 
 
 def _entries(kind, key, entry) -> list[dict]:
-    """Return what is shared of an entry of progress.json; nothing of a damaged one."""
+    """Return the shared facts of an entry of progress.json; none of a damaged one."""
     head = {"kind": kind, "key": key}
     with suppress(AttributeError, LookupError, TypeError, ValueError):
         rows = [head | {"time": entry["time"]} | row for row in _SPLIT[kind](key, entry)]
@@ -182,7 +182,7 @@ _SPLIT = {  # for each kind, what to take from an entry of progress.json
 
 
 def _run(info, status):
-    """Return what is shared of a job; None if its files are damaged."""
+    """Return the shared facts of a job; None if its files are damaged."""
     times = {"submitted": info.get("submitted")}
     times |= {name: status.get(name) for name in ("started", "ended")}
     with suppress(TypeError, ValueError, OverflowError, OSError):
