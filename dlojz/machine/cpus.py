@@ -14,7 +14,7 @@ ARM_PARTS = {
 
 
 def count() -> int:
-    """Return how many CPUs a scheduler or `taskset` allows this process to run on."""
+    """Return the number of CPUs that a scheduler or `taskset` allows this process."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

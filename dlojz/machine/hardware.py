@@ -1,4 +1,4 @@
-"""What hardware is sold as: GPUs and processors of hardware.toml, with the vendors' documents.
+"""The vendors' figures of hardware: GPUs and processors of hardware.toml, with their documents.
 
 `dlojz.figures.machines` shows it beside what was measured. Nothing here is measured, and a figure
 that no document gives is None. TIERS is a second table: how far away data can be.
