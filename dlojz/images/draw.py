@@ -160,7 +160,7 @@ PATTERNS = (
 
 @functools.cache
 def identity(seed: int, label: int):
-    """Return what makes class `label`: (silhouette, pattern, frequency, height / width).
+    """Return the features of class `label`: (silhouette, pattern, frequency, height / width).
 
     The pairs are taken along the diagonals of the table silhouettes x patterns, so that the first
     classes are as different as possible. After the last pair, proportions tell classes apart.

@@ -250,7 +250,7 @@ def _run(root, seed, tasks, workers):
 
 
 def default_workers():
-    """Return how many CPUs this process may use: on a shared node, fewer than there are."""
+    """Return the number of CPUs that this process may use: on a shared node, fewer than all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What an image file says of itself, read before it is decoded.
+"""The header of an image file, read before the file is decoded.
 
 A decoder makes room for the size that it finds there, and two kilobytes can claim gigabytes. And
 decoders differ: for 16 bits or an animation, torchvision's returns what no loop expects.
@@ -42,7 +42,7 @@ def check(path):
 
 
 def _limit():
-    """Return how many pixels PIL decodes without an error; None: any number."""
+    """Return the number of pixels that PIL decodes without an error; None: any number."""
     return Image.MAX_IMAGE_PIXELS and 2 * Image.MAX_IMAGE_PIXELS
 
 
