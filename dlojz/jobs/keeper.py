@@ -145,7 +145,7 @@ class Keeper:
 
 
 def cancelled_in(run: Path, when: str) -> dict | None:
-    """Return the final state of a job if somebody wants it cancelled."""
+    """Return the final state of a job that is to be cancelled, else None."""
     file = run / CANCEL
     if not file.exists():
         return None
@@ -156,7 +156,7 @@ def cancelled_in(run: Path, when: str) -> dict | None:
 
 
 def write_final(state: dict, locks, run: Path = Path()):
-    """Write how the job in a folder ended, even on a full disk: a file is kept to make room."""
+    """Write a job's final state to its folder, even on a full disk: a kept file makes room."""
     reserve, deadline = run / RESERVE, time.monotonic() + DISK_FULL_S
     while os.stat(run).st_nlink:  # otherwise the folder was removed, and nothing reads it
         try:
@@ -209,13 +209,13 @@ def usage() -> dict:
 
 
 def _oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since it booted."""
+    """Return the number of processes that the kernel has killed for lack of memory."""
     match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.M)
     return int(match[1]) if match else 0
 
 
 def _no_room() -> str:
-    """Return what is full, and what to do, or "". A quota is seen only by who writes."""
+    """Return a sentence on a full disk and its remedy, or "". A quota shows only in a write."""
     file = Path(".room")
     try:
         file.write_bytes(os.urandom(1 << 16))  # no zeros, which some file systems store as nothing

@@ -28,7 +28,7 @@ class ProgramError(Exception):
 
 
 def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None) -> str:
-    """Return what a program prints. Raises ProgramError with its message if it fails."""
+    """Return the output of a program. Raises ProgramError with its message if it fails."""
     try:
         done = subprocess.run(
             argv,
@@ -119,7 +119,7 @@ def here() -> str:
 
 
 def identity(pid: int) -> dict:
-    """Return what tells a process from all others, ready for JSON."""
+    """Return the identity of a process, ready for JSON."""
     return {"pid": pid, "started": _stat(pid)[1], "where": here()}
 
 

@@ -1,4 +1,4 @@
-"""Where the processes of a job stand, from outside: what a job that hangs waits for.
+"""The stacks of a job's processes, from outside: they show what a job that hangs waits for.
 
 py-spy reads the Python stacks of a process without its help. On a cluster, `slurm/job.sbatch` runs
 `python -m dlojz.jobs.stacks RUN` on each node shortly before the time limit.
@@ -74,7 +74,7 @@ def where(run: Path, threads: list[dict], ranks: dict[int, int | None]) -> str:
 
 
 def _known(thread):
-    """Return what is read of a thread; raise KeyError or TypeError if it is no thread."""
+    """Return the known fields of a thread; raise KeyError or TypeError if it is no thread."""
     names = ("name", "filename", "short_filename", "line")
     frames = [{name: frame[name] for name in names} for frame in thread["frames"]]
     return {"frames": frames} | {name: thread[name] for name in ("pid", "thread_name")}
@@ -113,7 +113,7 @@ def _text(thread):
 
 
 def main(run: str):
-    """Print where this node's processes of the run in this folder stand."""
+    """Print the places of this node's processes of the run in this folder."""
     mark = f"DLOJZ_RUN={run}"
     print(keep(Path(run), processes.with_variable(mark), NODE_FILE.format(socket.gethostname())))
 

@@ -8,7 +8,7 @@ alone.
 
 A device's lock is a socket's name in Linux's abstract namespace, which spans the machine
 (a container with a network of its own has its own): only one process, and those that inherit the
-socket from it, can hold it. It is not a file, so nobody can remove or replace it, and it is free as
+socket from it, can hold it. It is not a file, so no one can remove or replace it, and it is free as
 soon as the last of them ends.
 """
 
@@ -39,7 +39,7 @@ class QueueError(OSError):
 
 
 def devices() -> tuple[str, ...]:
-    """Return what one job at a time may hold: each GPU, or else the processor as a whole."""
+    """Return the devices that one job at a time may hold: each GPU, or the processor as a whole."""
     from dlojz import presets  # who submits asks, and no keeper does
 
     return presets.gpus() or ("cpu",)
@@ -89,7 +89,7 @@ def user_name(uid: int) -> str:
 
 
 def read(ticket: Path) -> dict | None:
-    """Return what a ticket says, with `held` and `owner`; None if it is no ticket of ours."""
+    """Return the content of a ticket, with `held` and `owner`; None if it is no ticket of ours."""
     try:
         fd = os.open(ticket, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # gone, a link, or not readable for us
@@ -155,7 +155,7 @@ def running(ticket: Path) -> Path:
 
 
 def own(fd: int) -> dict:
-    """Return what the ticket says that this descriptor holds."""
+    """Return the content of the ticket that this descriptor holds."""
     return json.loads(os.pread(fd, LARGEST, 0))
 
 

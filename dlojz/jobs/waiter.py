@@ -6,7 +6,7 @@ It ends with the last one, which is how the waiter behind it learns that it is f
 daemon, and a sweep of any length is one process.
 
 Waiting must not slow down the job that is being measured. So it sleeps until the waiter before it
-or the keeper of the job that runs has ended, or until somebody wakes it for a job to be cancelled.
+or the keeper of the job that runs has ended, or until it is woken for a job to be cancelled.
 
 The next job's folder is the working directory. So the waiter still finds it after it was renamed,
 and does not confuse it with a new folder of the same number after it was removed.
