@@ -38,7 +38,7 @@ INSTEAD = {
 }
 OF_DOCSTRINGS = {r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) "}
 # Rooms whose docstrings begin with a noun, or with a verb and a noun: not "Return how many ...".
-ROOMS = ("figures", "runs", "widgets", "classroom", "machine", "images", "jobs")
+ROOMS = ("figures", "runs", "widgets", "classroom", "machine", "images", "jobs", "launch")
 VERB = r"((Return|Yield|Write|Draw|Print) )?"
 QUESTION = re.compile(VERB + r"(what|how|why|where|which|when|who|of|by|from|as|on|for)\b", re.I)
 

@@ -93,7 +93,7 @@ class UnclearError(SlurmError):
 
 
 def call(*command, timeout=TIMEOUT_S, env=None) -> str:
-    """Return what a program of Slurm prints. Raises SlurmError."""
+    """Return the output of a program of Slurm. Raises SlurmError."""
     try:
         return processes.ask(*command, timeout_s=timeout, env=env)
     except processes.ProgramError as error:
@@ -158,7 +158,7 @@ def within(seconds: float):
 
 
 def _left_s() -> float:
-    """Return how long Slurm may take to answer."""
+    """Return the seconds that Slurm may take to answer."""
     return TIMEOUT_S if _deadline is None else max(0.5, round(_deadline - time.monotonic(), 1))
 
 

@@ -36,7 +36,7 @@ def sbatch(script: str, account: str | None = None) -> Job:
 
 
 def command(run: Path) -> list[str]:
-    """Return what the tasks run: they write what they see, and wait for the script's answer."""
+    """Return the tasks' command: they write what they see, and wait for the script's answer."""
     return [sys.executable, "-P", "-m", "dlojz.runs.seen", str(run), "--hears", HEARD]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from dlojz import course
 
 COPY = "trainer.py"  # what the trainer is called in the folder of its job
-LARGE = 1 << 20  # bytes of a module that nobody wrote by hand
+LARGE = 1 << 20  # bytes of a module that was not written by hand
 CHANGES_PATH = re.compile(rb"\bsys\b[ .\w]*\bpath\b|addsitedir")
 PACKAGE = Path(__file__).resolve().parent.parent  # which is installed, for all jobs
 

@@ -129,7 +129,7 @@ def _flag(call, constants, common=False) -> Flag | None:
 
 
 def _of_argument(given, read) -> dict:
-    """Return what add_argument says of a flag."""
+    """Return a flag as add_argument declares it."""
     action, type_ = given.get("action"), _name(given.get("type"))
     of = {"default": read.get("default"), "help": read.get("help") or ""}
     if _name(action) == "BooleanOptionalAction":

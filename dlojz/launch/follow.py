@@ -71,7 +71,7 @@ class Bar:
             self._bar.close()
 
     def show(self):
-        """Read the job's log, if somebody looks, and draw its progress: twice a second at most."""
+        """Read the job's log and draw its progress, if it can be seen: twice a second at most."""
         if not self._seen or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self.REFRESH_S

@@ -92,7 +92,7 @@ class Here:
 
 
 def _job(request) -> dict:
-    """Return what job.json holds of a request, with the Python to run: $DLOJZ_PYTHON, or this."""
+    """Return a request's job.json, with the Python to run: $DLOJZ_PYTHON, or this."""
     return request.to_dict() | {"python": os.environ.get("DLOJZ_PYTHON") or sys.executable}
 
 
@@ -128,7 +128,7 @@ def _lives(run, info, process) -> bool:
 
 
 def _why(run, ticket, wanted) -> str:
-    """Return why a job waits, in one line; "" if it is about to start, or nothing tells."""
+    """Return the reason why a job waits, in one line; "" if it is about to start, or unknown."""
     now = int(time.monotonic())
     others = list(tickets.ahead(ticket, wanted, lambda other: _seen(other, now)))
     own = _seen(ticket, now)
@@ -154,6 +154,6 @@ def _why(run, ticket, wanted) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _seen(ticket, second):
-    """Return what a ticket says in this second, if its process goes on; a table asks again."""
+    """Return a ticket's content in this second, if its process goes on; a table asks again."""
     about = tickets.read(ticket)
     return about if about and processes.may_go_on(about["process"]) else None

@@ -56,7 +56,7 @@ class Job:
 
     @property
     def info(self) -> dict:
-        """Return what was submitted; {} for a trainer that was run by hand."""
+        """Return the submission; {} for a trainer that was run by hand."""
         try:
             return _read(self.directory / "job.json")
         except FileError:
@@ -222,7 +222,7 @@ def latest(name: str | None = None) -> Job | list[Job]:
 
 
 def _sweep(job) -> list[Job]:
-    """Return what is left of the sweep that a job is of; [] if it is of none."""
+    """Return the jobs that are left of a job's sweep; [] if it has none."""
     try:
         numbers = json.loads(read_small(job.directory / "sweep.json"))
         found = [Job(job.directory.with_name(n)) for n in numbers if NUMBER.fullmatch(n)]
@@ -279,7 +279,7 @@ _indices = {}  # folder of runs: {number: [mark, name]} of those that have ended
 
 
 def _mark(run: str) -> list[int] | None:
-    """Return what changes if a run's folder becomes another's, or a file is put into it."""
+    """Return a mark that changes if a run's folder is replaced, or a file is put into it."""
     try:
         found = os.stat(run)
     except OSError:  # removed just now, or a link to itself

@@ -149,7 +149,7 @@ def send(requests: Sequence[Request]) -> list[Job]:
 
 
 def _in_the_middle(jobs, total, error) -> str:
-    """Return what became of a sweep that ended before all its jobs were submitted."""
+    """Return the error for a sweep that ended before all its jobs were submitted."""
     ids = [job.id for job in jobs]
     in_a_row = int(ids[-1]) - int(ids[0]) == len(ids) - 1 > 0
     which = f"{ids[0]} to {ids[-1]}" if in_a_row else ", ".join(ids)
@@ -205,7 +205,7 @@ def _named(run):
 
 
 def _or_refuse(call, *args):
-    """Return what `call` returns; turn its errors into a SubmitError."""
+    """Return the result of `call`; turn its errors into a SubmitError."""
     try:
         return call(*args)
     except slurm.UnclearError as error:

@@ -71,7 +71,7 @@ def folders(job: Job) -> dict[str, Path]:
 
 
 def finished(job: Job) -> int:
-    """Return how many runs of the series have ended, successful or not."""
+    """Return the number of runs of the series that have ended, successful or not."""
     return sum((folder / "exit_code").exists() for folder in folders(job).values())
 
 

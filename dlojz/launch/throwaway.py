@@ -24,7 +24,7 @@ _folder: Path | None = None  # of the one that this process has started
 
 
 def missing() -> str:
-    """Return why none can be started here; "" if one can."""
+    """Return the reason that no throw-away Slurm can be started; "" if one can."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     if absent := [name for name in PROGRAMS if not shutil.which(name, path=path)]:
         return f"no {', '.join(absent)} here: {INSTALL} (on Debian or Ubuntu, as root)"
@@ -32,12 +32,12 @@ def missing() -> str:
 
 
 def runs() -> bool:
-    """Return whether this process has started one."""
+    """Return whether this process has started a throw-away Slurm."""
     return _folder is not None
 
 
 def where() -> str:
-    """Return which Slurm takes a job: "cluster", "throw-away", or "" if there is none."""
+    """Return the Slurm that takes a job: "cluster", "throw-away", or "" if there is none."""
     if runs():
         return "throw-away"
     if slurm.is_here():
