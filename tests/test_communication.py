@@ -1,4 +1,4 @@
-"""Who says how much to whom, when; and for whom the others wait."""
+"""The times and sizes of messages between processes, and the straggler that the others wait for."""
 
 import json
 

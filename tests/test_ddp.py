@@ -314,7 +314,7 @@ def test_what_two_gpus_with_half_the_batch_lose_is_as_notebook_06b_says():
         backward = times["backward"][measured]
         assert backward.min() < 17
         assert backward.max() > 26
-    assert f"the hosts are {', '.join(leads)} ms ahead in the median" in text
+    assert f"the two hosts are ahead by {' ms, '.join(leads)} ms (medians)" in text
     assert "took {}, {} and {} ms a step".format(*steps) in text
     ends = "{0} to {2}".format(*sorted(passes["forward"]))
     assert f"The forward pass took {ends} ms in all three" in text

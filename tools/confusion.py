@@ -68,7 +68,7 @@ def _pair(folder, said):
 def table(counts: Counter, which: str) -> Table:
     """Return a table of the planted faults of a set by row, and the named ones by column.
 
-    Causes that nobody planted and that were not named are left out.
+    Causes that were neither planted nor named are left out.
     """
     seen = {name for of, *names in counts for name in names if of == which}
     faults = [name for name in suspects.WORDS if name in suspects.FAULTS or name in seen]

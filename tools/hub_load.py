@@ -236,7 +236,7 @@ def _begun(trainee, within):
 
 
 def _checked(kernel, code, within):
-    """Run the check. The server drops a channel that nobody reads, as while others began."""
+    """Run the check. The server drops a channel that is not read, as while others began."""
     kernel.connect(within)
     return kernel(code)
 

@@ -25,7 +25,7 @@ def main():
     args = parse_args()
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
-    warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+    warnings.filterwarnings("ignore")  # of DDP, about tensors without values
     trainer = imported(args.trainer or course.solution(course.CHAIN[-1]))
     for plan in dict.fromkeys(plans(args)):
         begin = time.perf_counter()

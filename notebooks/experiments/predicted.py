@@ -24,7 +24,7 @@ def main():
     args = parser.parse_args()
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
-    warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+    warnings.filterwarnings("ignore")  # of DDP, about tensors without values
     for path in runs.recordings(args.recordings):
         begin, start = time.perf_counter(), log.read(path).start
         trainer = imported(course.course_root() / start["command"].split()[0])

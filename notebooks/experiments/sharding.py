@@ -76,7 +76,7 @@ def main():
     run = log.open_run(args)
     run.experiment(device)
     if idr_torch.size < 2:
-        raise UserError("one process has nobody to share with: submit it with n_gpu=2 or more")
+        raise UserError("expected at least two processes, found one: submit it with n_gpu=2")
     experiments.set_float32(args.precision)
     check(args)
     with experiments.process_group(device):
