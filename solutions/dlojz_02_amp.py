@@ -19,21 +19,8 @@ from dlojz.training.chronometer import Chronometer
 
 
 def parse_args():
-    parser = flags.parser()  # with those that no notebook changes, such as --model
-    # 02: add a flag --precision
-    formats = ("fp32", "tf32", "fp16", "bf16")
-    best = "fp16" if torch.cuda.is_available() else "fp32"
-    parser.add_argument("--precision", choices=formats, default=best, help="of the computation")
-
-    # TODO 03: add a flag --channels-last
-
-    # TODO 04: add a flag --profile
-
-    # TODO 09: add a flag --compile
-
-    # TODO 11a: add flags --sharding, --checkpointing and --optimizer
-
-    return flags.parse(parser)
+    # 02, TODO 03, TODO 04, TODO 09, TODO 11a: name the flags that the step adds
+    return flags.parse("precision")
 
 
 def build_model(args, num_classes):
@@ -48,11 +35,7 @@ def compiled(model, args):
 
 
 def placed(model, args, device):
-    # TODO 11c: keep only the inputs of the blocks
-
-    # TODO 11b: shard the model, block by block
-
-    # 01: put the model on the device
+    # 01: put the model on the device; TODO 11b: or shard its blocks; TODO 11c: recompute them
     model = model.to(device)
 
     # TODO 03: convert the weights to channels_last
@@ -73,17 +56,17 @@ def build_transforms(args):
     train = [
         torchvision.transforms.RandomResizedCrop(args.image_size),
         torchvision.transforms.RandomHorizontalFlip(),
+        torchvision.transforms.ToTensor(),
+        torchvision.transforms.Normalize(data.MEAN, data.STD),
     ]
     val = [
         torchvision.transforms.Resize(args.image_size * 256 // 224),
         torchvision.transforms.CenterCrop(args.image_size),
-    ]
-    to_float = [
         torchvision.transforms.ToTensor(),
         torchvision.transforms.Normalize(data.MEAN, data.STD),
     ]
 
-    return [torchvision.transforms.Compose(steps + to_float) for steps in (train, val)]
+    return [torchvision.transforms.Compose(steps) for steps in (train, val)]
 
 
 def build_sampler(args, dataset, shuffle):
@@ -132,9 +115,7 @@ def forward(training, images, labels, args):
 def train_step(step, training, images, labels, args, chrono):
     # With --accumulate 4, steps 0 to 3 make one update of the weights, by their mean gradient.
     first, last = step % args.accumulate == 0, (step + 1) % args.accumulate == 0
-    # TODO 06c: exchange gradients only in the last step of an update
-
-    # TODO 11d: the same for gradients that are sharded
+    # TODO 06c: exchange gradients only in the last step of an update; TODO 11d: also sharded ones
 
     chrono.forward()
     logits, loss = forward(training, images, labels, args)
@@ -203,23 +184,19 @@ def evaluate(loader, training, device, args):
 
 
 def save(training, args, epoch, step):
-    # TODO 11e: each process writes its shards
-
+    # TODO 06d: gather the states of all processes, and let one write; TODO 11e: each its shards
     states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
-    # TODO 06d: gather the states of all processes; only one process writes
     checkpoint.save(training, states, args, epoch, step)
 
 
 def build_training(args, device, num_classes, steps):
     """Return all parts that have a state, for a checkpoint to hold."""
     model = placed(build_model(args, num_classes), args, device)
-    # 02: let one kernel update all weights, without the host
+    # 02: let one kernel update all weights, without the host; TODO 11a: choose the optimizer
     weights = list(model.parameters())
     optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
-    for weight in weights:  # if the scaler skips the first update, SGD would leave this unwritten
+    for weight in weights:  # if the scaler skips the first update, SGD leaves this unwritten
         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-
-    # TODO 11a: choose the optimizer
 
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, steps, cycle_momentum=False)
     training = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)

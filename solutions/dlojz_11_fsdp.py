@@ -19,29 +19,10 @@ from dlojz.training.chronometer import Chronometer
 
 
 def parse_args():
-    parser = flags.parser()  # with those that no notebook changes, such as --model
-    # 02: add a flag --precision
-    formats = ("fp32", "tf32", "fp16", "bf16")
-    best = "fp16" if torch.cuda.is_available() else "fp32"
-    parser.add_argument("--precision", choices=formats, default=best, help="of the computation")
-
-    # 03: add a flag --channels-last
-    flags.switch(parser, "--channels-last", True, "the channels of a pixel next to each other")
-
-    # 04: add a flag --profile
-    flags.switch(parser, "--profile", False, "a trace of a few steps; they are slower")
-
-    # 09: add a flag --compile
-    modes = ("off", "aot_eager", "default", "reduce-overhead", "max-autotune")
-    best = "default" if torch.cuda.is_available() else "off"
-    parser.add_argument("--compile", choices=modes, default=best, help="of torch.compile")
-
-    # 11a: add flags --sharding, --checkpointing and --optimizer
-    parser.add_argument("--sharding", choices=("ddp", "fsdp"), default="ddp", help="or copies")
-    parser.add_argument("--checkpointing", choices=("off", "blocks"), default="off", help="where")
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="its state")
-
-    return flags.parse(parser)
+    # 02, 03, 04, 09, 11a: name the flags that the step adds
+    return flags.parse(
+        "precision", "channels-last", "profile", "compile", "sharding", "checkpointing", "optimizer"
+    )
 
 
 def build_model(args, num_classes):
@@ -63,24 +44,20 @@ def compiled(model, args):
 
 
 def placed(model, args, device):
-    # 11c: keep only the inputs of the blocks
+    # 01: put the model on the device; 11b: or shard its blocks; 11c: recompute them
     if args.checkpointing == "blocks":
         for block in models.blocks(model):
-            block.forward = lambda x, forward=block.forward: torch.utils.checkpoint.checkpoint(
-                forward, x, use_reentrant=False
-            )
-
-    # 11b: shard the model, block by block
+            models.recompute(block)
     if args.sharding == "fsdp":
+        # Weights are gathered in 16 bits, and autocast still says what computes in float32. They
+        # stay in their usual layout, as FSDP2 shards no channels_last: only images are converted.
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(args.precision)
         policy = torch.distributed.fsdp.MixedPrecisionPolicy(dtype, torch.float32)
         how = {"mp_policy": policy, "shard_placement_fn": models.dimension}
         for block in models.blocks(model):
             torch.distributed.fsdp.fully_shard(compiled(block, args), **how)
         torch.distributed.fsdp.fully_shard(model, **how)
-        return models.draw(model, device)
-
-    # 01: put the model on the device
+        return models.draw(model.to_empty(device=device))
     model = model.to(device)
 
     # 03: convert the weights to channels_last
@@ -113,9 +90,8 @@ def build_transforms(args):
         torchvision.transforms.v2.Resize(args.image_size * 256 // 224),
         torchvision.transforms.v2.CenterCrop(args.image_size),
     ]
-    to_float = []
 
-    return [torchvision.transforms.Compose(steps + to_float) for steps in (train, val)]
+    return [torchvision.transforms.Compose(steps) for steps in (train, val)]
 
 
 def build_sampler(args, dataset, shuffle):
@@ -166,10 +142,8 @@ def forward(training, images, labels, args):
 def train_step(step, training, images, labels, args, chrono):
     # With --accumulate 4, steps 0 to 3 make one update of the weights, by their mean gradient.
     first, last = step % args.accumulate == 0, (step + 1) % args.accumulate == 0
-    # 06c: exchange gradients only in the last step of an update
-    training.model.require_backward_grad_sync = last
-
-    # 11d: the same for gradients that are sharded
+    # 06c: exchange gradients only in the last step of an update; 11d: also sharded ones
+    training.model.require_backward_grad_sync = last  # DDP's: any other model ignores it
     if args.sharding == "fsdp":
         training.model.set_requires_gradient_sync(last)
 
@@ -245,15 +219,14 @@ def evaluate(loader, training, device, args):
 
 
 def save(training, args, epoch, step):
-    # 11e: each process writes its shards
+    # 06d: gather the states of all processes, and let one write; 11e: each its shards
     if args.sharding == "fsdp":
         return checkpoint.save_shards(training, args, epoch, step)
-
-    states = [checkpoint.own_state(training)]  # generators, metrics, batch statistics
-    # 06d: gather the states of all processes; only one process writes
+    own = checkpoint.own_state(training)  # generators, metrics, batch statistics
+    states = [own]
     if idr_torch.size > 1:
-        states *= idr_torch.size
-        torch.distributed.all_gather_object(states, states[idr_torch.rank])
+        states = [None] * idr_torch.size
+        torch.distributed.all_gather_object(states, own)
     if idr_torch.is_master:
         checkpoint.save(training, states, args, epoch, step)
 
@@ -261,15 +234,14 @@ def save(training, args, epoch, step):
 def build_training(args, device, num_classes, steps):
     """Return all parts that have a state, for a checkpoint to hold."""
     model = placed(build_model(args, num_classes), args, device)
-    # 02: let one kernel update all weights, without the host
+    # 02: let one kernel update all weights, without the host; 11a: choose the optimizer
     weights = list(model.parameters())
-    optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
-    for weight in weights:  # if the scaler skips the first update, SGD would leave this unwritten
-        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-
-    # 11a: choose the optimizer
     if args.optimizer == "adamw":
         optimizer = torch.optim.AdamW(weights, args.lr, weight_decay=args.wd, fused=True)
+    else:
+        optimizer = torch.optim.SGD(weights, args.lr, args.mom, weight_decay=args.wd, fused=True)
+        for weight in weights:  # if the scaler skips the first update, SGD leaves this unwritten
+            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, steps, cycle_momentum=False)
     training = SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler)

@@ -795,10 +795,10 @@ def test_paragraphs_that_are_left_are_listed(checked_job):
     assert plan.notes(exercises.find("01_gpu"), checked_job) == []
     file.write_text("# TODO 02: a\nx = 1\n    # TODO 01: b\n# TODO 01: c\n")
     (note,) = plan._still_to_do(exercises.find("01_gpu"), checked_job)
-    assert note == "`# TODO 01` is still in lines 3, 4 of dlojz_01_gpu.py"
-    file.write_text("# TODO 02: a\n# TODO 06b: b\n")
+    assert note == "`TODO 01` is still in lines 3, 4 of dlojz_01_gpu.py"
+    file.write_text("# TODO 02: a\n# 01: b; TODO 06b: c\n")
     (note,) = plan._still_to_do(exercises.find("06_ddp"), checked_job)
-    assert note == "`# TODO 06` is still in line 2 of dlojz_01_gpu.py"
+    assert note == "`TODO 06` is still in line 2 of dlojz_01_gpu.py"
 
 
 def test_a_verdict_that_cannot_be_recorded_is_shown(checked_job):

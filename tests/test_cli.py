@@ -303,7 +303,7 @@ def test_progress_is_a_table_and_json(course_folder, capsys):
 )
 def test_the_sizes_of_a_gpu_on_a_cpu_are_noted(preset, flags, noted, script, monkeypatch, capsys):
     monkeypatch.setenv("DLOJZ_PRESET", preset)
-    script("from dlojz.training import flags\nargs = flags.parse(flags.parser())", "dlojz/dlojz.py")
+    script("from dlojz.training import flags\nargs = flags.parse()", "dlojz/dlojz.py")
     assert cli.main(["submit", f"dlojz/dlojz.py --test{flags}"]) == 0
     assert ("sizes for this machine: --model resnet18" in capsys.readouterr().err) == noted
 

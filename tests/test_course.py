@@ -46,6 +46,15 @@ def test_a_paragraph_ends_at_a_blank_line():
     ]
 
 
+def test_a_paragraph_may_belong_to_several_steps():
+    before = "# TODO 02, TODO 03: name it\nx\n\n# TODO 06c: do; TODO 11d: more\ny\n"
+    after = before.replace("TODO 02", "02").replace("x", "x2")
+    assert steps.problems(before, after, "02") == []
+    assert steps.problems(before, before.replace("x", "x2"), "03")[-1].startswith("left to do")
+    assert steps.problems(before, after, "06"), "it is not a paragraph of that step"
+    assert steps.problems(before, before.replace("TODO 11d", "11d").replace("y", "z"), "11") == []
+
+
 def test_an_edit_of_the_starter_is_carried_through(course_folder):
     starter = course.trainer()
     starter.write_text(starter.read_text().replace("momentum=False", "momentum=True"))
@@ -65,12 +74,13 @@ def test_an_edit_that_meets_a_step_changes_nothing(course_folder):
 @pytest.mark.parametrize("step", course.CHAIN)
 def test_the_trainer_can_be_read_in_one_sitting(step):
     lines = course.solution(step).read_text().splitlines()
-    assert len(lines) < (270 if step == course.CHAIN[0] else 360)
+    assert len(lines) <= (255 if step == course.CHAIN[0] else 330)
+    assert sum(bool(steps.MARK.match(line)) for line in lines) <= 30
     assert max(map(len, lines)) <= 100
     functions = [
         node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.FunctionDef)
     ]
-    long = [f.name for f in functions if f.end_lineno - f.lineno + 1 > 42]
+    long = [f.name for f in functions if f.end_lineno - f.lineno + 1 > 40]
     assert not long
     crowded = [f.name for f in functions if len(f.args.args) > 6]
     assert not crowded, "more parameters than a reader keeps in mind"
@@ -289,7 +299,7 @@ MAY_IMPORT = {
     "jobs": {"course", "idr_torch", "presets", "runs"},
     "training": {"course", "idr_torch", "images", "machine", "runs"},
     "dlojz": {"idr_torch", "runs", "training"},
-    "launch": {"course", "jobs", "runs", "sites", "table"},
+    "launch": {"course", "jobs", "runs", "sites", "table", "training"},
     "check": {"course", "images", "launch", "machine", "presets", "progress", "runs", "table"},
     "rehearse": {"course", "launch", "machine", "progress", "runs", "table"},
     "syllabus": {"course", "rehearse", "table"},

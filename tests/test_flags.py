@@ -1,7 +1,7 @@
-"""What all trainers' flags have in common."""
+"""The trainer's flags: declared once, read by the launcher, obeyed in a job."""
 
-import argparse
 import os
+import subprocess
 import sys
 
 import pytest
@@ -9,34 +9,71 @@ import torch
 from torch._functorch._aot_autograd import autograd_cache
 from torch._inductor.codecache import FxGraphHashDetails
 
+from dlojz.course import UserError
 from dlojz.training import flags
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", None])
-def test_compiled_code_is_found_again_in_its_own_precision_only(monkeypatch, precision):
+@pytest.fixture
+def parsed(monkeypatch):
+    """Return the arguments of a command line: parsed("--test", words=["precision"])."""
+
+    def parse(*line, words=()):
+        monkeypatch.setattr(sys, "argv", ["dlojz.py", *line])
+        return flags.parse(*words)
+
     before = torch.compiler.config.cache_key_tag
-    monkeypatch.setattr(sys, "argv", ["dlojz.py"])
-    parser = argparse.ArgumentParser()
+    yield parse
+    flags.keep_apart(before)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", None])
+def test_compiled_code_is_found_again_in_its_own_precision_only(parsed, precision):
+    flags.keep_apart("of an earlier run")
     if precision:
-        parser.add_argument("--precision", default=precision)
-    parser.add_argument("--model", default="resnet18")
-    try:
-        flags.keep_apart("of an earlier run")
-        flags.parse(parser)
-        key = FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.ReLU()), [], {}, [])
-        assert key.cache_key_tag == (precision or ""), "it is a part of the key"
-    finally:
-        flags.keep_apart(before)
+        parsed("--model", "resnet18", "--precision", precision, words=["precision"])
+    else:
+        parsed("--model", "resnet18")
+    key = FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.ReLU()), [], {}, [])
+    assert key.cache_key_tag == (precision or ""), "it is a part of the key"
     assert issubclass(autograd_cache.AOTAutogradCacheDetails, FxGraphHashDetails)
 
 
-def test_a_deterministic_run_asks_torch_for_it(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dlojz.py", "--deterministic"])
+def test_a_deterministic_run_asks_torch_for_it(parsed, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     try:
-        flags.parse(flags.parser())
+        parsed("--deterministic")
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     finally:
         torch.use_deterministic_algorithms(False)
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "precision", "mode"), [(True, "fp16", "default"), (False, "fp32", "off")]
+)
+def test_a_default_by_the_hardware_is_chosen_in_the_job(
+    on_gpu, precision, mode, parsed, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    args = parsed(words=["precision", "compile"])
+    assert (args.precision, args.compile) == (precision, mode)
+    assert parsed("--compile", "aot_eager", words=["compile"]).compile == "aot_eager"
+
+
+def test_a_flag_is_known_once_a_step_has_added_it(parsed, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--profile")
+    assert "unrecognized arguments: --profile" in capsys.readouterr().err
+    assert parsed("--profile", words=["profile"]).profile is True
+
+
+@pytest.mark.parametrize("word", ["precison", 2])
+def test_an_unknown_name_of_a_flag_is_met_with_those_that_exist(word):
+    with pytest.raises(UserError, match=rf"no flag {word!r}: expected some of 'precision', 'chan"):
+        flags.parse(word)
+
+
+def test_the_declarations_import_no_torch():
+    code = "import sys, dlojz.training.flags; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

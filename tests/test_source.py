@@ -104,6 +104,6 @@ def test_only_trainers_of_ours_get_a_note_on_their_flags(
 ):
     monkeypatch.setenv("DLOJZ_PRESET", "cpu")
     monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
-    (course_folder / "mine.py").write_text("args = flags.parse(parser)\n")
+    (course_folder / "mine.py").write_text("args = flags.parse()\n")
     (course_folder / "dlojz1_0.py").write_text("import apex\n")
     assert bool(cli._too_large([command])) == noted

@@ -14,6 +14,7 @@ from test_stats import write_log
 
 from dlojz import launch, progress, table, widgets
 from dlojz.launch import submit
+from dlojz.training import flags
 from dlojz.widgets import mysteries
 from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.monitor import _news
@@ -408,45 +409,19 @@ def form(shown):
     return make
 
 
-def test_a_trainer_with_a_parser_of_its_own_has_each_flag_once(tmp_path):
-    """As dlojz.py was until 0.2: its flags of the model, then those that the package adds."""
-    own = 'parser.add_argument("--model", default="resnet18")\nflags.parse(parser)\n'
-    (tmp_path / "older.py").write_text(own)
-    names = [flag.label for flag in launch.flags_of(tmp_path / "older.py")]
-    assert names[:2] == ["--model", "--data"]
-    assert len(names) == len({*names})
-
-
 @pytest.mark.parametrize("file", ["dlojz/dlojz.py", "solutions/dlojz_11_fsdp.py"])
-def test_the_flags_in_the_source_are_those_of_the_parser(file, monkeypatch):
-    """Argparse itself says what the trainer's flags are: names, types, choices, defaults."""
-    import argparse
+def test_the_flags_of_a_form_are_those_that_the_trainer_has_when_it_runs(file, monkeypatch):
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("trainer_of_a_form", REPOSITORY / file)
     trainer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(trainer)
     monkeypatch.setattr(sys, "argv", [file])
-    parse, seen = argparse.ArgumentParser.parse_args, []
-    monkeypatch.setattr(
-        argparse.ArgumentParser, "parse_args", lambda self: seen.append(self) or parse(self)
-    )
-    trainer.parse_args()
-    actions = {a.dest: a for a in seen[0]._actions if a.dest != "help"}
+    arguments = vars(trainer.parse_args())
     found = {f.label[2:].replace("-", "_"): f for f in launch.flags_of(REPOSITORY / file)}
-    assert [*found] == [*actions]
-    for name, flag in found.items():
-        action = actions[name]
-        assert set(flag.spellings) == set(action.option_strings)
-        assert list(flag.choices) == list(action.choices or ())
-        assert flag.default in (action.default, None)
-        assert (flag.kind is bool) == (action.nargs == 0)
-        assert (
-            action.type is None
-            or flag.kind(str(action.default)) == action.default
-            or (action.default is None)
-        )
-    assert sum(flag.default is None for flag in found.values()) <= 5, "only what is computed"
+    assert [*found] == [*arguments]
+    usual = [name for name, value in arguments.items() if value == found[name].default]
+    assert {*found} - {*usual} <= {"precision", "compile"}, "only what depends on the device"
 
 
 def test_a_form_has_a_control_of_the_right_type_for_each_flag(form):
@@ -459,8 +434,7 @@ def test_a_form_has_a_control_of_the_right_type_for_each_flag(form):
     assert {name: type(controls[name]) for name in kinds} == kinds
     assert controls["--batch-size"].value == 8
     assert (controls["--batch-size"].min, controls["--num-workers"].min) == (1, 0)
-    assert [value for _, value in controls["--precision"].options][:2] == [None, "fp32"]
-    assert controls["--precision"].label == "(default)"
+    assert controls["--precision"].options[1] == ("fp32", "fp32")
     assert controls["--channels-last"].value is False
     assert "solutions/dlojz_11_fsdp.py -b 8 --no-channels-last --test" in preview.value
 
@@ -487,23 +461,21 @@ def test_a_form_shows_the_command_and_submits_it(form, shown, course_folder):
     assert said.value == "", "which was of another command"
 
 
-def test_a_flag_that_the_trainee_adds_is_in_the_form(form, script):
-    script("import argparse\np = argparse.ArgumentParser()\np.add_argument('--mine', type=int)\n")
-    controls, preview, *_ = form("t.py --mine 3")
-    controls["--mine"].value = 4
-    assert "t.py --mine 4" in preview.value
+def test_a_default_that_is_none_of_the_choices_can_be_kept_and_left(form):
+    file = "solutions/dlojz_02_amp.py"
+    controls, preview, *_ = form(file)
+    assert controls["--precision"].label == "fp16 on a GPU, else fp32"
+    assert f"{file}&#x27;)" in preview.value
+    controls["--precision"].value = "bf16"
+    assert f"{file} --precision bf16" in preview.value
+    with pytest.raises(ValueError, match="--precision x: expected one of fp32, tf32, fp16, bf16"):
+        form(f"{file} --precision x")
 
 
-def test_a_default_that_is_none_of_the_choices_can_be_kept_and_left(form, script):
-    flag = "p.add_argument('--mine', type=int, choices=(1, 2), default=7)"
-    script(f"import argparse\np = argparse.ArgumentParser()\n{flag}\n")
-    controls, preview, *_ = form("t.py")
-    assert [value for _, value in controls["--mine"].options] == [7, 1, 2]
-    assert "t.py&#x27;)" in preview.value
-    controls["--mine"].value = 2
-    assert "t.py --mine 2" in preview.value
-    with pytest.raises(ValueError, match="--mine 3: expected one of 1, 2"):
-        form("t.py --mine 3")
+def test_a_form_shows_the_help_of_each_flag(form):
+    controls, *_ = form("solutions/dlojz_11_fsdp.py")
+    assert "fsdp: one copy, in shards" in controls["--sharding"].tooltip
+    assert all(controls[flag.label].tooltip == flag.help for flag in flags.STEPS)
 
 
 @pytest.mark.parametrize(

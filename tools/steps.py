@@ -1,8 +1,9 @@
 """Keep the trainer's steps in line: `python tools/steps.py check | carry`.
 
 A step edits marked paragraphs: from a comment `# TODO 01: ...` (solved: `# 01: ...`) to the next
-blank line. `check` reports where a solution differs from its predecessor anywhere else. `carry`
-takes an edit of dlojz/dlojz.py through all solutions, by a three-way merge each.
+blank line. Several steps may edit one: `# 06c: ...; TODO 11d: ...`, or `# 02, TODO 03: ...`.
+`check` reports where a solution differs from its predecessor anywhere else. `carry` takes an edit
+of dlojz/dlojz.py through all solutions, by a three-way merge each.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from dlojz import course
 
-MARK = re.compile(r"^\s*# (?:TODO )?(\d\d)[a-f]?: ")
+MARK = re.compile(r"\s*# (?:TODO )?\d\d[a-f]?[:,] ")
+STEP = re.compile(r"\b(\d\d)[a-f]?[:,] ")
 
 
 def skeleton(source: str, step: str) -> list[str]:
@@ -23,9 +25,8 @@ def skeleton(source: str, step: str) -> list[str]:
     lines, inside = [], False
     for line in source.splitlines():
         inside = inside and bool(line.strip())
-        mark = MARK.match(line)
-        if mark and not inside:
-            inside = mark[1] == step
+        if MARK.match(line) and not inside:
+            inside = step in STEP.findall(line)
             if inside:
                 lines.append(f"<paragraph of step {step}>")
         if not inside:

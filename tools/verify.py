@@ -142,9 +142,6 @@ def wrong_answers(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
             depends = answer.needs_gpu or answer.expect in ON_THE_DEVICE.get(step, ())
             if depends or not on_gpu:
                 model, sizes = _small(step, 0, on_gpu)
-                own = exercises.find(step).own_flags.items()
-                left_out = {flag: words for flag, words in own if flag == answer.without}
-                sizes = " ".join(plan.without(sizes.split(), left_out))
                 expected = (on_gpu and answer.on_gpu) or answer.expect
                 found.append(Case(step, "wrong", answer.name, 0, model, sizes, here, expected))
     return found
@@ -307,7 +304,7 @@ def main():
     )
     parser.add_argument("step", nargs="*", help="exercises, such as 02; default: all")
     kept = course.course_root() / "runs" / "verify.jsonl"
-    parser.add_argument("--file", type=Path, default=kept, help="of verdicts (%(default)s)")
+    parser.add_argument("--file", type=Path, default=kept, help="file of verdicts (%(default)s)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after these")
     parser.add_argument("--times", type=int, help="verdicts on each solution (30; on a GPU 3)")
     pairs = "of runs, before and after, for a solution; default: what its bar asks for"

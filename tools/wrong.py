@@ -2,10 +2,10 @@
 
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
 lines: `expect: <the hint that it must get>`, `why: <what it stands for>`. There may be more:
-`caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; `without: <a flag of
-its step>` that its runs leave out; `on-gpu: <hint>`, if it is another one there; and `needs: gpu`,
-if it is not wrong on a processor, or `needs: time`: only `make verify` judges those. In the folder
-museum are tricks that suit any step, each against the solution that its diff names.
+`caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; `on-gpu: <hint>`, if it
+is another one there; and `needs: gpu`, if it is not wrong on a processor, or `needs: time`: only
+`make verify` judges those. In the folder museum are tricks that suit any step, each against the
+solution that its diff names.
 
 `check` reports which no longer apply. `rebase` carries those over an edit of the solution, by a
 three-way merge with the solution as it was when the diff was last committed. `museum` writes the
@@ -39,7 +39,6 @@ class Wrong:
     flags: str = ""  # of its runs, besides those of all
     needs_gpu: bool = False
     needs_time: bool = False  # only `make verify` judges it
-    without: str = ""  # a flag of its step, which its runs leave out
     on_gpu: str = ""  # the hint that must come first there; "": the same
 
     @property
@@ -67,7 +66,6 @@ def read(path: Path) -> Wrong:
         known.get("flags", ""),
         known.get("needs") == "gpu",
         known.get("needs") == "time",
-        known.get("without", ""),
         known.get("on-gpu", ""),
     )
 
@@ -123,8 +121,7 @@ def write(wrong: Wrong, solution: str, changed: str):
     wrong.path.parent.mkdir(parents=True, exist_ok=True)
     head = {"expect": wrong.expect, "why": wrong.why, "caught-by": wrong.caught_by}
     needs = "gpu" if wrong.needs_gpu else "time" if wrong.needs_time else ""
-    head |= {"flags": wrong.flags, "without": wrong.without}
-    head |= {"on-gpu": wrong.on_gpu, "needs": needs}
+    head |= {"flags": wrong.flags, "on-gpu": wrong.on_gpu, "needs": needs}
     text = "".join(f"{name}: {value}\n" for name, value in head.items() if value)
     wrong.path.write_text(text + "".join(lines))
 
@@ -176,7 +173,7 @@ def _git(*words):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("command", choices=("check", "rebase", "museum", "show"))
-    parser.add_argument("file", nargs="?", type=Path, help="for show")
+    parser.add_argument("file", nargs="?", type=Path, help="diff to show")
     args = parser.parse_args()
     if args.command == "show":
         print(source(read(args.file)), end="")

@@ -316,12 +316,12 @@ def _edited_since(job):
 
 
 def _still_to_do(exercise, job):
-    mark = re.compile(rf"# TODO {exercise.step[:2]}")
+    mark = re.compile(rf"#.* TODO {exercise.step[:2]}")
     for file, text in _texts(job).items():
         lines = text.decode(errors="replace").splitlines()
         if found := [str(i) for i, line in enumerate(lines, 1) if mark.search(line)]:
             yield (
-                f"`# TODO {exercise.step[:2]}` is still in line{'s' * (len(found) > 1)} "
+                f"`TODO {exercise.step[:2]}` is still in line{'s' * (len(found) > 1)} "
                 f"{', '.join(found)} of {file.name}"
             )
 

@@ -12,7 +12,6 @@ outlive the process that submitted them; on one machine they run one after the o
 from dlojz.launch.asking import SlurmError
 from dlojz.launch.batch import sbatch
 from dlojz.launch.beside import sources
-from dlojz.launch.flags import Flag, flags_of, is_ours
 from dlojz.launch.follow import Now, follow, in_a_notebook
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row
 from dlojz.launch.request import (
@@ -26,6 +25,7 @@ from dlojz.launch.request import (
     submit,
     trainer_and_flags,
 )
+from dlojz.training.flags import Flag, flags_of, is_ours
 
 __all__ = [
     "QUEUE",

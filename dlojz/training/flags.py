@@ -1,104 +1,71 @@
-"""The trainer's flags that no notebook changes, and the checks of all flags together."""
+"""The trainer's flags, each declared once. The launcher reads them, too, so no torch is imported.
+
+    args = flags.parse("precision", "channels-last")
+
+A word is the name of a flag that a step of the course adds; all other flags are always there.
+"""
 
 import argparse
+import ast
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
+from typing import NamedTuple
 
 from dlojz import idr_torch
-from dlojz.training import models
+from dlojz.course import UserError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the trainer's parser, with the flags of the model and its training."""
-    parser = argparse.ArgumentParser(
-        prog="dlojz.py",
-        description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--model", default="resnet152", help="any classifier of torchvision.models")
-    parser.add_argument("--image-size", type=positive, default=224, help="pixels, each side")
-    parser.add_argument("-b", "--batch-size", type=positive, default=32, help="per process")
-    parser.add_argument("-e", "--epochs", type=positive, default=1, help="training passes")
-    parser.add_argument("--accumulate", type=positive, default=1, help="batches per update")
-    parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate")
-    parser.add_argument("--mom", type=float, default=0.9, help="momentum")
-    parser.add_argument("--wd", type=float, default=5e-4, help="weight decay")
-    parser.add_argument("--clip-norm", type=float, default=0.0, help="largest norm; 0: no limit")
-    return parser
+class ByDevice(NamedTuple):
+    """A default that depends on whether there is a GPU."""
+
+    gpu: str
+    cpu: str
+
+    def __str__(self):
+        return f"{self.gpu} on a GPU, else {self.cpu}"
 
 
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the arguments of this command line, with the flags of loading and of short runs.
+@dataclass(frozen=True)
+class Flag:
+    """A flag of the trainer."""
 
-    Sets what some of them ask of torch.
-    """
-    add_loading(parser)
-    add_running(parser)
-    parser.epilog = f"larger models: {models.larger()}"
-    args = check(parser, parser.parse_args())
-    keep_apart(getattr(args, "precision", ""))
-    if args.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
-        torch.use_deterministic_algorithms(True)
-    return args
+    names: tuple[str, ...]  # ("-b", "--batch-size")
+    default: object
+    help: str
+    kind: type = str  # of its value: bool for one that is there or not
+    choices: tuple = ()
+    least: int | None = None  # of a whole number
+    opposite: bool = False  # --x has --no-x
+    group: str = ""  # its title in --help; "" if it says what is trained, and not how
 
+    @property
+    def label(self) -> str:
+        """Return its long name."""
+        return max(self.names, key=len)
 
-def keep_apart(precision: str):
-    """Let compiled code be found again only in the precision that it was compiled for.
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Return all words that are this flag on a command line."""
+        return (*self.names, *([f"--no-{self.label[2:]}"] if self.opposite else []))
 
-    The key of torch 2.11's cache holds whether autocast is on, and not its dtype: a run in fp16
-    would take the code of an earlier one in bf16 (https://github.com/pytorch/pytorch/pull/181564).
-    """
-    torch.compiler.config.cache_key_tag = precision
+    def words(self, value) -> list[str]:
+        """Return the words that give it this value; none for its default."""
+        if value == self.default or value is None or value == "":
+            return []
+        if self.kind is bool:
+            return [f"--no-{self.label[2:]}" if self.opposite and not value else self.label]
+        return [self.names[0], str(value)]
 
-
-def add_loading(parser: argparse.ArgumentParser):
-    """Add the flags that say which images are read, and how."""
-    group = parser.add_argument_group("the images and how they are loaded")
-    data = os.environ.get("DLOJZ_DATA") or "data"
-    group.add_argument("--data", default=data, help="a folder, or 'synthetic'")
-    group.add_argument("--num-workers", type=natural, default=10, help="processes; CPUs at most")
-    switch(group, "--persistent-workers", True, "keep them between epochs")
-    group.add_argument("--prefetch-factor", type=positive, default=3, help="batches ready in each")
-    switch(group, "--pin-memory", True, "page-locked batches, for the GPU")
-    switch(group, "--non-blocking", True, "do not wait for copies to the GPU")
-    switch(group, "--drop-last", False, "leave out a last, smaller batch")
-
-
-def add_running(parser: argparse.ArgumentParser):
-    """Add the flags of runs that are repeated, cut short, or stopped and resumed."""
-    group = parser.add_argument_group("reproducing a run")
-    group.add_argument("--seed", type=int, default=0, help="for the weights, the order, the crops")
-    group.add_argument("--deterministic", action="store_true", help="bit-identical runs; slower")
-    group = parser.add_argument_group("a short run, to see how fast it is")
-    group.add_argument("--test", action="store_true", help="a few steps an epoch; no checkpoint")
-    group.add_argument("--test-nsteps", type=positive, default=50, help="how many")
-    group = parser.add_argument_group("stopping and going on")
-    group.add_argument("--checkpoint", type=Path, help="file; None: in the run's folder")
-    group.add_argument("--checkpoint-every", type=natural, default=0, help="steps; 0: epochs only")
-    group.add_argument("--resume", type=Path, help="go on from this checkpoint")
-
-
-def switch(group, name: str, default: bool, text: str):
-    """Add the flag `name`, and its opposite: --pin-memory and --no-pin-memory."""
-    group.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=text)
-
-
-def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments if they are compatible; else exit with what to give instead."""
-    if args.model not in models.names():
-        parser.error(models.unknown(args.model))
-    if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
-        parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
-    if getattr(args, "sharding", "") == "fsdp" and idr_torch.size == 1:
-        parser.error(
-            "--sharding fsdp: one process has nobody to share with; submit it with n_gpu=2"
-        )
-    if args.num_workers == 0 and idr_torch.is_master:
-        print("note: without workers, --persistent-workers and --prefetch-factor have no effect")
-    return args
+    def add_to(self, parser):
+        """Add this flag to a parser, or to a group of it."""
+        about = {"default": self.default, "help": self.help}
+        if self.kind is bool:
+            about["action"] = argparse.BooleanOptionalAction if self.opposite else "store_true"
+        else:
+            about["type"] = {0: natural, 1: positive}.get(self.least, self.kind)
+            about["choices"] = self.choices or None
+        parser.add_argument(*self.names, **about)
 
 
 def positive(text: str) -> int:
@@ -115,3 +82,185 @@ def _whole_number(text, least):
     if int(text) < least:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least {least}")
     return int(text)
+
+
+def _flag(names: str, default, help: str, **about) -> Flag:
+    """Return a flag, whose values have the type of its default."""
+    kind = str if isinstance(default, ByDevice) else type(default)
+    return Flag(tuple(names.split()), default, help, **{"kind": kind} | about)
+
+
+def _switch(name, default, help):
+    return _flag(name, default, help, opposite=True)
+
+
+TRAINING = (
+    _flag("--model", "resnet152", "a classifier of torchvision.models, or a larger model"),
+    _flag("--image-size", 224, "height and width of the images, in pixels", least=1),
+    _flag("-b --batch-size", 32, "images in each batch of each process", least=1),
+    _flag("-e --epochs", 1, "passes over the training images", least=1),
+    _flag("--accumulate", 1, "batches that make one update of the weights", least=1),
+    _flag("--lr", 0.1, "the highest learning rate of the schedule"),
+    _flag("--mom", 0.9, "momentum of SGD"),
+    _flag("--wd", 5e-4, "weight decay"),
+    _flag("--clip-norm", 0.0, "the largest norm of the gradients; 0: no limit"),
+)
+STEPS = (  # each is added by a step of the course, which says its name without the hyphens
+    _flag(
+        "--precision",
+        ByDevice("fp16", "fp32"),
+        "format of matrix products and convolutions; weights stay in fp32",
+        choices=("fp32", "tf32", "fp16", "bf16"),
+    ),
+    _switch("--channels-last", True, "the channels of a pixel lie next to each other in memory"),
+    _switch("--profile", False, "a trace of a few steps, which are then slower"),
+    _flag(
+        "--compile",
+        ByDevice("default", "off"),
+        "mode of torch.compile; aot_eager generates no code, it only shows the graphs",
+        choices=("off", "aot_eager", "default", "reduce-overhead", "max-autotune"),
+    ),
+    _flag(
+        "--sharding",
+        "ddp",
+        "ddp: a full copy of the model in each process; fsdp: one copy, in shards",
+        choices=("ddp", "fsdp"),
+    ),
+    _flag(
+        "--checkpointing",
+        "off",
+        "recompute activations in the backward pass: off, or block by block",
+        choices=("off", "blocks"),
+    ),
+    _flag(
+        "--optimizer",
+        "sgd",
+        "sgd keeps one value per weight, adamw two",
+        choices=("sgd", "adamw"),
+    ),
+)
+RUNNING = {  # by their title in --help
+    "the images and how they are loaded": (
+        _flag(
+            "--data",
+            os.environ.get("DLOJZ_DATA") or "data",
+            "a folder of images, arranged as ImageNet's are, or 'synthetic'",
+        ),
+        _flag("--num-workers", 10, "processes that load images; at most one per CPU", least=0),
+        _switch("--persistent-workers", True, "workers are kept between epochs"),
+        _flag("--prefetch-factor", 3, "batches that each worker loads ahead", least=1),
+        _switch("--pin-memory", True, "batches in page-locked memory, which a GPU copies faster"),
+        _switch("--non-blocking", True, "the host does not wait for copies to the GPU"),
+        _switch("--drop-last", False, "a last, smaller batch is left out"),
+    ),
+    "reproducing a run": (
+        _flag("--seed", 0, "seed of the weights, the order of the images, and their crops"),
+        _flag("--deterministic", False, "bit-identical runs, which are slower"),
+    ),
+    "a short run, to see how fast it is": (
+        _flag("--test", False, "a few steps in each epoch, and no checkpoint"),
+        _flag("--test-nsteps", 50, "steps in each epoch of such a run", least=1),
+    ),
+    "stopping and going on": (
+        _flag("--checkpoint", None, "file to write; None: one in the run's folder", kind=Path),
+        _flag(
+            "--checkpoint-every",
+            0,
+            "steps between two checkpoints; 0: only after each epoch",
+            least=0,
+        ),
+        _flag("--resume", None, "checkpoint to go on from", kind=Path),
+    ),
+}
+
+
+def declared(*words: str) -> list[Flag]:
+    """Return the flags of a trainer, in the order of --help. Raise UserError for another word."""
+    steps = {flag.label.removeprefix("--"): flag for flag in STEPS}
+    if unknown := [word for word in words if word not in steps]:
+        raise UserError(
+            f"flags.parse: no flag {unknown[0]!r}: expected some of {', '.join(map(repr, steps))}; "
+            "`dlojz catch-up STEP` replaces a trainer of an earlier version"
+        )
+    running = [replace(flag, group=title) for title, own in RUNNING.items() for flag in own]
+    return [*TRAINING, *(steps[word] for word in words), *running]
+
+
+def flags_of(trainer: Path) -> list[Flag]:
+    """Return the flags of a trainer: it is read, not run. Raise UserError if it has none."""
+    try:
+        tree = ast.parse(trainer.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise UserError(f"{trainer}, line {error.lineno}: {error.msg}: mend it first") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "flags.parse":
+            return declared(*(arg.value for arg in node.args if isinstance(arg, ast.Constant)))
+    raise UserError(f"{trainer} has no flag: expected a trainer that calls flags.parse")
+
+
+def is_ours(trainer: Path) -> bool:
+    """Return whether a trainer takes the flags of this course's, such as --model and --test."""
+    try:
+        return bool(flags_of(trainer))
+    except (OSError, ValueError):  # no file, or no Python
+        return False
+
+
+def parser(*words: str) -> argparse.ArgumentParser:
+    """Return the trainer's parser, with the flags that the steps of the course have added."""
+    parser = argparse.ArgumentParser(
+        prog="dlojz.py",
+        description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    groups = {"": parser}
+    for flag in declared(*words):
+        if flag.group not in groups:
+            groups[flag.group] = parser.add_argument_group(flag.group)
+        flag.add_to(groups[flag.group])
+    return parser
+
+
+def parse(*words: str) -> argparse.Namespace:
+    """Return the arguments of this command line. Sets what some of them ask of torch."""
+    import torch  # only in a trainer, which has loaded it
+
+    from dlojz.training import models
+
+    own = parser(*words)
+    own.epilog = f"larger models: {models.larger()}"
+    args = check(own, own.parse_args())
+    for name, value in vars(args).items():
+        if isinstance(value, ByDevice):
+            setattr(args, name, value.gpu if torch.cuda.is_available() else value.cpu)
+    keep_apart(getattr(args, "precision", ""))
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
+        torch.use_deterministic_algorithms(True)
+    return args
+
+
+def keep_apart(precision: str):
+    """Let compiled code be found again only in the precision that it was compiled for.
+
+    The key of torch 2.11's cache holds whether autocast is on, and not its dtype: a run in fp16
+    would take the code of an earlier one in bf16 (https://github.com/pytorch/pytorch/pull/181564).
+    """
+    import torch
+
+    torch.compiler.config.cache_key_tag = precision
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments if they are compatible; else exit with what to give instead."""
+    from dlojz.training import models
+
+    if args.model not in models.names():
+        parser.error(models.unknown(args.model))
+    if args.checkpoint and args.checkpoint.exists() and args.checkpoint != args.resume:
+        parser.error(f"--checkpoint {args.checkpoint} exists: name another, or --resume from it")
+    if getattr(args, "sharding", "") == "fsdp" and idr_torch.size == 1:
+        parser.error("--sharding fsdp needs at least two processes: submit it with n_gpu=2")
+    if args.num_workers == 0 and idr_torch.is_master:
+        print("note: without workers, --persistent-workers and --prefetch-factor have no effect")
+    return args

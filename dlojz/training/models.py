@@ -74,7 +74,7 @@ def build(name: str, num_classes: int, image_size: int):
             image_size, patch, *sizes, num_classes=num_classes
         )
     model.recipe = recipe
-    return model if device.type == "meta" else draw(model, device)
+    return model if device.type == "meta" else draw(model.to_empty(device=device))
 
 
 def _torchvisions(name, num_classes, image_size):
@@ -85,8 +85,8 @@ def _torchvisions(name, num_classes, image_size):
 
 
 @torch.no_grad()
-def draw(model, device):
-    """Return a model of `build` that has no values yet, on the device and with random weights.
+def draw(model):
+    """Return a model of `build` with random weights, in the memory that `model.to_empty` made.
 
     Of a sharded one each process keeps its shards of the weights that a single process would draw.
     Raises ValueError for any other model: only who made it knows how its weights begin.
@@ -94,10 +94,8 @@ def draw(model, device):
     recipe = getattr(model, "recipe", None)
     if recipe is None:
         raise ValueError(
-            f"models.draw: {type(model).__name__} is not of models.build. Make its memory with "
-            "model.to_empty(device=device), and fill its weights yourself"
+            f"models.draw: {type(model).__name__} is not of models.build: fill its weights yourself"
         )
-    model.to_empty(device=device)
     for name, weight in model.named_parameters():
         _note(model, name, weight)
     own = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -105,7 +103,7 @@ def draw(model, device):
         weight = own[name]
         if isinstance(weight, DTensor):
             mesh, places = weight.device_mesh, weight.placements
-            whole = distribute_tensor(whole.to(device), mesh, places, src_data_rank=None)
+            whole = distribute_tensor(whole.to(weight.device), mesh, places, src_data_rank=None)
         weight.copy_(whole)
     return model
 
@@ -163,6 +161,12 @@ def initialize(name: str, weight, generator):
         torch.nn.init.trunc_normal_(weight, 0, std, -2 * std, 2 * std, generator)
     else:
         torch.nn.init.xavier_uniform_(weight, generator=generator)
+
+
+def recompute(block):
+    """Keep only the input of a block; the backward pass computes the rest again."""
+    forward = block.forward
+    block.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
 
 
 def dimension(weight) -> Shard | None:

@@ -1,15 +1,13 @@
 """A model in shards, of which each process holds one: what torch's FSDP2 and DTensor leave open."""
 
 from collections import Counter
-from functools import partial
 
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 
 from dlojz.training import private
-from dlojz.training.models import blocks
+from dlojz.training.models import blocks, recompute
 
 FUSED_SGD = private.shard_fused_sgd()  # registered as long as it is kept
 
@@ -58,4 +56,4 @@ def shard(model, mesh, dtype=None, **options):
 def checkpoint_blocks(model):
     """Keep only the input of each block; the backward pass computes the rest again."""
     for block in blocks(model):
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        recompute(block)

@@ -53,7 +53,7 @@ class _Form:
         self._show()
 
     def _of(self, common):
-        return [control for flag, control in self._controls.items() if flag.common == common]
+        return [control for flag, control in self._controls.items() if bool(flag.group) == common]
 
     def _command(self):
         """Return the command as it is now; raise UserError for a value of another type."""
@@ -149,7 +149,7 @@ def _split(word):
 
 def _value(flag, text):
     """Return a value in the flag's type; raise UserError if it has another."""
-    if text in (None, "") or flag.kind is bool:
+    if text in (None, "", flag.default) or flag.kind is bool:
         return text
     try:
         value = flag.kind(text)

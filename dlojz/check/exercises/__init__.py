@@ -18,10 +18,10 @@ from dlojz.runs import log, stats
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
-# What is not the same work comes first, and then what was not measured honestly.
+# What is not the same work comes first, then what was not measured honestly, or has no flag.
 WORK_FIRST = (
     *("called", "eval-mode", "train-mode", "images", "validation"),
-    *("momentum", "backward", "clock", "marks"),
+    *("momentum", "backward", "clock", "marks", "flag"),
 )
 
 

@@ -15,7 +15,6 @@ def mechanism(runs: Runs) -> list[Finding]:
     """Return the layouts, by strides; "any" if a tensor's shape leaves no choice."""
     mine, reference = runs.mine, runs.reference
     images, weights = _images(mine), _weights(mine)
-    asked = runs.arguments["channels_last"]
     neither = WANTED not in (images, weights)
     layouts = (
         (
@@ -34,7 +33,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     )
     return [
         _multiple_of_8(mine, reference),
-        flag(mine, "--channels-last", bool, "True", "default" if asked else "which"),
+        flag(mine, "--channels-last", bool, "True", "which"),
         *(
             Finding(MECHANISM, *which, found == WANTED, found, WANTED, hint)
             for *which, found, hint in layouts

@@ -173,7 +173,6 @@ EXERCISE = Exercise(
     price=price,
     errors=(
         (r"unrecognized arguments: .*--compile", "flag"),
-        (r"argument --compile: invalid choice", "modes"),
         (
             r"Unrecognized mode=|Invalid backend: '(default|reduce-overhead|max-autotune)'",
             "backends",

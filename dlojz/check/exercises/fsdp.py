@@ -311,12 +311,10 @@ EXERCISE = Exercise(
     causes=(
         (r"view size is not compatible", "layout"),
         (r"value was None when it should not be", "root-first"),
-        (r"RecursionError", "loop"),
         (r"a whole checkpoint is one file", "goes-on"),
     ),
     errors=(
         (r"unrecognized arguments: .*--(sharding|checkpointing|optimizer)", "flag"),
-        (r"argument --(sharding|checkpointing|optimizer): invalid choice", "flag"),
         (r"Cannot copy out of meta tensor|on the meta device|is on meta", "values"),
         (r"FSDP does not support .*contiguous|non-contiguous parameters", "layout"),
         (r"mixed torch.Tensor and DTensor", "order"),

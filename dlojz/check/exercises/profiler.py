@@ -109,5 +109,5 @@ EXERCISE = Exercise(
         (r"save_trace\(\) missing", "handler"),
     ),
     # What is left on also keeps the Chronometer from measuring: the profiler is the cause.
-    first_hints=("images", "validation", "backward"),
+    first_hints=("images", "validation", "backward", "flag"),
 )
