@@ -158,69 +158,69 @@ def _parser():
 
 
 def _add_machine_commands(command):
-    add = command("doctor", _doctor, "what this machine can do, and what is wrong")
+    add = command("doctor", _doctor, "this machine's devices, and problems with its installation")
     add("--quick", action="store_true", help="do not measure the storage or import torch")
-    add("--json", action="store_true", help="for programs")
+    add("--json", action="store_true", help="print JSON, for programs")
 
     add = command("data", _data, "make an ImageNet-shaped set of images; no download")
-    add("folder", help="where to, such as data")
+    add("folder", help="folder to make, such as data")
     add("--preset", choices=sorted(presets.PRESETS), help="sizes (default: this machine's)")
-    add("--classes", type=int, help="how many")
-    add("--images-per-class", type=int, help="in train/")
-    add("--val-images-per-class", type=int, help="in val/")
+    add("--classes", type=int, help="number of classes")
+    add("--images-per-class", type=int, help="images of each class in train/")
+    add("--val-images-per-class", type=int, help="images of each class in val/")
     add("--seed", type=int, default=0)
     add("--workers", type=int, help="processes (default: the CPUs of this one)")
 
 
 def _add_job_commands(command):
     add = command("submit", _submit, "run the trainer as a job, when its turn comes")
-    add("command", nargs="+", help='in quotes: "dlojz/dlojz.py --test -b 32"; several: in order')
+    add("command", nargs="+", help='quoted commands, run in order: "dlojz/dlojz.py --test -b 32"')
     add("-n", "--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
-    add("--name", default="dlojz", help="what to call it in the queue and in tables")
+    add("--name", default="dlojz", help="name in the queue and in tables")
     add("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
-    add("--account", help="on a cluster: whose hours; xyz@a100 asks for nodes with A100s")
-    add("--module", help="on a cluster: what to load, in place of its site's")
+    add("--account", help="Slurm account to charge; xyz@a100 also requests A100 nodes")
+    add("--module", help="module to load on a cluster, instead of its site's")
     add("--dry-run", action="store_true", help="show the script or the command, submit nothing")
     add("--wait", action="store_true", help="wait for the end and show the report")
 
     add = command("queue", _queue, "the jobs that are queued or running, and the last ones")
     add("name", nargs="?", help="only jobs with this name")
-    add("--last", type=int, default=5, help="how many ended jobs")
+    add("--last", type=int, default=5, help="number of ended jobs to show")
 
     add = command("cancel", _cancel, "take a job from the queue, or end it")
     add("job", nargs="+", help="its number")
 
-    add = command("report", _report, "what a job did: throughput, memory, energy")
+    add = command("report", _report, "the throughput, memory and energy of a job")
     add("job", nargs="*", help="numbers, folders or recordings (default: the last submission)")
     add("--all", action="store_true", help="all runs, one row each")
     add("--png", type=Path, help="draw it into this file")
 
-    add = command("trace", _trace, "where the time of a step goes, from a profiler's trace")
+    add = command("trace", _trace, "the time of a step by its parts, from a profiler's trace")
     add("job", nargs="?", help="a number, a folder or a trace (default: the last submission)")
     add("--png", type=Path, help="draw one step into this file")
 
 
 def _add_predictions(command):
-    add = command("worth", _worth, "whether compiling your model would pay, and after how long")
-    add("subject", choices=("compile",), help="what may be worth it")
-    add("command", nargs=1, help='in quotes: "dlojz/dlojz.py --model resnet18 -b 64"; it runs here')
-    add("--steps", type=int, help="how many your training run has")
-    add("--mode", choices=worth.MODES, default="default", help="of torch.compile")
+    add = command("worth", _worth, "the gain of compiling your model, and its break-even")
+    add("subject", choices=("compile",), help="the optimization to predict")
+    add("command", nargs=1, help='quoted, run here: "dlojz/dlojz.py --model resnet18 -b 64"')
+    add("--steps", type=int, help="number of steps of your training run")
+    add("--mode", choices=worth.MODES, default="default", help="mode of torch.compile")
     add("--measure", action="store_true", help="then compile the whole model, and compare")
-    add("--json", action="store_true", help="for programs")
+    add("--json", action="store_true", help="print JSON, for programs")
 
     add = command("estimate", _estimate, "the memory of a training step, without a GPU")
     add("--model", required=True, help="such as vit_2b, or one of torchvision")
-    add("--gpus", type=int, default=1, metavar="N", help="how many")
+    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs")
     add("--sharding", choices=memory.SHARDINGS, default="ddp", help="ddp: whole on each GPU")
     add("-b", "--batch", type=int, default=32, help="images on each GPU")
     add("--image-size", type=int, default=224, help="pixels")
-    add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off", help="of activations")
+    add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off", help="recomputation")
     add("--precision", choices=memory.PRECISIONS, default="fp32")
     add("--fits", metavar="80GB", help="find the largest batch for it, and the cheapest means")
     add("--trainer", help="a file (default: yours, dlojz/dlojz.py)")
     add("--flags", default="", help='more of the trainer\'s, in quotes: "--no-channels-last"')
-    add("--json", action="store_true", help="for programs")
+    add("--json", action="store_true", help="print JSON, for programs")
 
 
 def _add_course_commands(command):
@@ -229,10 +229,10 @@ def _add_course_commands(command):
     add("job", nargs="?", help="its number (default: the last submission)")
     add("--pairs", type=int, help="runs before and after (default: 6 where a gain is required)")
     add("--hint", action="store_true", help="show a hint on what fails, a larger one each time")
-    add("--json", action="store_true", help="for programs")
+    add("--json", action="store_true", help="print JSON, for programs")
 
-    add = command("progress", _progress, "what you passed, predicted, answered, and what is left")
-    add("--json", action="store_true", help="for programs")
+    add = command("progress", _progress, "your verdicts, predictions and answers, done and open")
+    add("--json", action="store_true", help="print JSON, for programs")
 
     add = command("solution", _solution, "show the trainer as it is after a step")
     add("step", help="01, 02, ...")
@@ -245,12 +245,12 @@ def _add_course_commands(command):
     add("step", help="01, 02, ...")
     add = command("rehearse", _rehearse, "run solved notebooks unattended, before a class does")
     add("notebook", nargs="*", help="01, 02b, ...")
-    add("--day", type=int, help="in place of notebooks: those of this day ...")
+    add("--day", type=int, help="rehearse the notebooks of this day ...")
     add("--of", type=int, metavar="DAYS", help="... of the course in this many days")
     add("--from", dest="begin", type=int, default=0, metavar="CELL", help="go on with this cell")
     add("--minutes", type=float, help="stop in time, and say with which cell to go on")
-    add("--trainees", type=int, default=1, help="how many will share the devices")
-    add("--devices", type=int, help="how many GPUs they share (default: those of this machine)")
+    add("--trainees", type=int, default=1, help="number of trainees who will share the devices")
+    add("--devices", type=int, help="number of GPUs that they share (default: this machine's)")
     add = command("syllabus", _syllabus, "the course in one, two or four days: a timetable")
     add("--days", type=int, help="only the course in this many days")
     add = command("restore", _restore, "put a saved trainer back; the present one is saved first")
@@ -270,11 +270,11 @@ def _add_class_commands(command):
     add("--stop", action="store_true", help="share no longer, and remove what was shared")
 
     add = command("class", _class, "instructors: where the class is, what fails, who waits", CLASS)
-    add("folder", help="into which the trainees share")
-    add("--notebook", metavar="NAME", help="whose time to show (default: where most are)")
+    add("folder", help="folder into which the trainees share")
+    add("--notebook", metavar="NAME", help="show times in this notebook (default: where most are)")
     add("--watch", action="store_true", help="look again every 10 seconds, until Ctrl-C")
     add("--png", type=Path, help="draw the board into this file")
-    add("--json", action="store_true", help="for programs")
+    add("--json", action="store_true", help="print JSON, for programs")
 
 
 def _doctor(args):

@@ -1,8 +1,10 @@
 """The trainer's flags: declared once, read by the launcher, obeyed in a job."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch._inductor.codecache import FxGraphHashDetails
 
 from dlojz.course import UserError
 from dlojz.training import flags
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -77,3 +81,38 @@ def test_an_unknown_name_of_a_flag_is_met_with_those_that_exist(word):
 def test_the_declarations_import_no_torch():
     code = "import sys, dlojz.training.flags; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# Helps -------------------------------------------------------------------------------------------
+
+# A help is a noun phrase or a full clause, so that it can be read without the flag's name.
+FRAGMENT = set(
+    "about above after against as at before behind below beside between by during for from how if "
+    "in inside into of off on or out over than that to under until upon what when where whether "
+    "which who whom whose why with within without".split()
+)
+
+
+def helps():
+    """Yield where each help text of a flag is, and the text."""
+    files = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    for name in files.stdout.split():
+        for node in ast.walk(ast.parse((REPOSITORY / name).read_text("utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            texts = [word.value for word in node.keywords if word.arg == "help"]
+            if getattr(node.func, "id", "") == "command":  # of `dlojz`: its name, function, help
+                texts += node.args[2:3]
+            for text in texts:
+                parts = [n.value for n in ast.walk(text) if isinstance(n, ast.Constant)]
+                yield f"{name}:{text.lineno}", " ".join(map(str, parts))
+    for flag in flags.declared(*(flag.label[2:] for flag in flags.STEPS)):
+        yield flag.label, flag.help
+
+
+def test_a_help_begins_with_neither_a_preposition_nor_a_question_word():
+    found = [*helps()]
+    assert len(found) > 200, "the test would pass if it found no help at all"
+    assert [f"{at}: {text}" for at, text in found if {*text.lower().split()[:1]} & FRAGMENT] == []

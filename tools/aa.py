@@ -134,7 +134,7 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     sub = commands.add_parser("record", help="run a trainer many times", allow_abbrev=False)
     sub.add_argument("folder", type=Path, help="such as reference/cpu, for the file aa.jsonl")
-    sub.add_argument("--runs", type=int, default=40, help="how many (default: 40)")
+    sub.add_argument("--runs", type=int, default=40, help="number of runs (default: 40)")
     sub.add_argument("--trainer", type=Path, help="default: solutions/dlojz_03_channels_last.py")
     sub = commands.add_parser("alarms", help="the rate of false alarms, from a recording")
     sub.add_argument("file", type=Path, help="such as reference/cpu/aa.jsonl")

@@ -197,7 +197,7 @@ def compare(name, args) -> bool:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("which", nargs="*", help=f"of {', '.join(SETTINGS)}; default: all")
+    parser.add_argument("which", nargs="*", help=f"some of {', '.join(SETTINGS)} (default: all)")
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--batch", type=int, default=BATCH)
     args = parser.parse_args()

@@ -96,7 +96,7 @@ def main():
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--compile", default="default", help="the mode (default: default)")
-    parser.add_argument("--precision", default="fp16", help="of ours (default: fp16)")
+    parser.add_argument("--precision", default="fp16", help="our precision (default: fp16)")
     args = parser.parse_args()
     for path in (args.main, args.data / "train", args.data / "val"):
         if not path.exists():

@@ -148,7 +148,7 @@ def main():
     parser.add_argument("folder", type=Path, help="such as reference/h200")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="processes of a run")
     parser.add_argument(
-        "--minutes", type=float, default=9, help="what is not done then is left out"
+        "--minutes", type=float, default=9, help="minutes after which no new case begins"
     )
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

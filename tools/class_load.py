@@ -27,7 +27,7 @@ MOST_S = 600
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainees", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=0.3, help="that each job sleeps")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds that each job sleeps")
     args = parser.parse_args()
     if args.trainees < 1:
         parser.error(f"--trainees {args.trainees}: expected at least 1")

@@ -35,7 +35,7 @@ NEW_BUCKETS = "with DDP's first buckets"
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="+", help="of recordings")
+    parser.add_argument("folder", type=Path, nargs="+", help="folders of recordings")
     parser.add_argument("--models", nargs="+", default=MODELS, help="(default: %(default)s)")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -181,14 +181,14 @@ def largest(seen: list[dict[str, dict[int, int]]]) -> dict[str, dict[int, int]]:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("password", help="that the trial printed")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the hub (%(default)s)")
+    parser.add_argument("password", help="password that the trial printed")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the hub (%(default)s)")
     clone = f"file://{course.course_root()}"
-    parser.add_argument("--repository", default=clone, help="of the course (%(default)s)")
-    parser.add_argument("--branch", default="main", help="of the course (%(default)s)")
+    parser.add_argument("--repository", default=clone, help="the course (%(default)s)")
+    parser.add_argument("--branch", default="main", help="branch of it (%(default)s)")
     parser.add_argument("--trainees", type=int, default=30)
-    parser.add_argument("--minutes", type=float, default=30, help="for all the checks")
-    parser.add_argument("--flags", default=SMALL, help="of each trainee's job, in quotes")
+    parser.add_argument("--minutes", type=float, default=30, help="minutes for all checks together")
+    parser.add_argument("--flags", default=SMALL, help="flags of each trainee's job, in quotes")
     args = parser.parse_args()
     if args.trainees < 1:
         parser.error(f"--trainees {args.trainees}: expected at least 1")

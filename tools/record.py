@@ -478,7 +478,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("step", choices=sorted(RECORDINGS))
     parser.add_argument("folder", type=Path, help="such as reference/h100; files there are kept")
-    parser.add_argument("--only", nargs="+", default=[""], help="whose name contains one of these")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of recordings' names")
     parser.add_argument("--minutes", type=float, default=MOST_S / 60, help="stop in time")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes

@@ -36,13 +36,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("file", type=Path, nargs="+", help="JSON: models, predicted and measured; --fit: several")
-    add("--models", nargs="+", default=MODELS, help="of torchvision (default: fifteen)")
+    add("--models", nargs="+", default=MODELS, help="models of torchvision (default: fifteen)")
     add(
         "--flags",
         default="-b 64 --image-size 224 --precision bf16",
         help="the trainer's, in quotes",
     )
-    add("--mode", default="default", help="of torch.compile")
+    add("--mode", default="default", help="mode of torch.compile")
     add("--minutes", type=float, default=60, help="stop after this time")
     add("--fit", action="store_true", help="measure nothing: fit, and print the errors")
     args = parser.parse_args()

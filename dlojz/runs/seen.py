@@ -147,10 +147,10 @@ def _until(true) -> bool:
 def main(argv=None):
     """Write this task to its file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where to write; it exists")
+    parser.add_argument("folder", type=Path, help="existing folder to write into")
     parser.add_argument("--hears", metavar="FILE", help="signal the script, and wait for its FILE")
     parser.add_argument("--fails", type=int, metavar="TASK", help="this task ends with code 7")
-    parser.add_argument("--seconds", type=float, default=0.0, help="how long to stay")
+    parser.add_argument("--seconds", type=float, default=0.0, help="seconds to stay")
     args = parser.parse_args(argv)
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is not a folder: expected that of a run, such as runs/0001")

@@ -31,7 +31,7 @@ def add_images(parser: argparse.ArgumentParser, count: int):
     """Add the flags of an experiment that reads the first `count` training images of a folder."""
     folder = os.environ.get("DLOJZ_DATA") or "data"
     parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
-    parser.add_argument("--images", type=int, default=count, help="how many")
+    parser.add_argument("--images", type=int, default=count, help="number of images")
 
 
 def jpegs(args) -> list[Path]:

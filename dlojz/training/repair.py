@@ -33,7 +33,7 @@ def examine(make):
     """Log what this network computes and how it is compiled. make: returns a network."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--seed", type=int, default=secrets.randbits(32), help="of all that is drawn"
+        "--seed", type=int, default=secrets.randbits(32), help="seed of all random draws"
     )
     args = parser.parse_args()
     run = log.open_run(args)

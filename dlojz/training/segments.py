@@ -54,7 +54,7 @@ def examine(mean):
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--seed", type=int, default=secrets.randbits(32), help="of all that is drawn"
+        "--seed", type=int, default=secrets.randbits(32), help="seed of all random draws"
     )
     args = parser.parse_args()
     run = log.open_run(args)

@@ -45,7 +45,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--into", type=Path, required=True, help="a file for the result, as JSON")
-    add("--mode", choices=worth.MODES, default="default", help="of torch.compile")
+    add("--mode", choices=worth.MODES, default="default", help="mode of torch.compile")
     add("--measure", action="store_true", help="compile the whole model, too")
     add("trainer", help="such as dlojz/dlojz.py")
     add("flags", nargs=argparse.REMAINDER, help="the trainer's")

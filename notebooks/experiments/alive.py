@@ -44,16 +44,16 @@ def main():
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--model", default="resnet50", help="as the trainer's")
+    add("--model", default="resnet50", help="model, by the trainer's name for it")
     add("--image-size", type=int, default=224, help="pixels")
     add("-b", "--batch-size", type=int, default=256, help="images of an update")
     add("--accumulate", type=int, nargs="+", default=[1], help="batches of an update")
     add("--precision", choices=memory.PRECISIONS, default="fp32")
-    add("--gpus", type=int, default=1, help="of which one is counted; each has -b images")
+    add("--gpus", type=int, default=1, help="GPUs with -b images each; one is counted")
     add(
-        "--ways", nargs="+", default=["ddp"], choices=estimate.WAYS, help="to train on several GPUs"
+        "--ways", nargs="+", default=["ddp"], choices=estimate.WAYS, help="ways to use several GPUs"
     )
-    add("--trainer", type=Path, help="whose step it is (default: a solution)")
+    add("--trainer", type=Path, help="trainer to take (default: a solution)")
     return parser.parse_args()
 
 

@@ -27,7 +27,7 @@ def main():
     parser.add_argument("--image-size", type=int, default=224, help="pixels, of the one size")
     parser.add_argument("-b", "--batch-size", type=int, default=256, help="images")
     parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
-    parser.add_argument("--steps", type=int, default=3 * SIZES, help="of each case")
+    parser.add_argument("--steps", type=int, default=3 * SIZES, help="steps of each case")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

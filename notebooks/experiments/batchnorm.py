@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--model", default="resnet18", help="a classifier of torchvision")
     parser.add_argument("--image-size", type=int, default=32, help="pixels")
     parser.add_argument("-b", "--batch-size", type=int, default=8, help="images per process")
-    parser.add_argument("--steps", type=int, default=5, help="of training")
+    parser.add_argument("--steps", type=int, default=5, help="training steps")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

@@ -43,8 +43,8 @@ def main():
     experiments.add_sizes(parser, 8)
     parser.set_defaults(model="small", image_size=32)
     add = parser.add_argument
-    add("--mode", default="default", help="of torch.compile, such as reduce-overhead")
-    add("--backend", default="inductor", help="of torch.compile; aot_eager generates no code")
+    add("--mode", default="default", help="mode of torch.compile, such as reduce-overhead")
+    add("--backend", default="inductor", help="the compiler's backend; aot_eager makes no code")
     add("--steps", type=int, default=60, help="timed steps of each way")
     add("--whole", action="store_true", help="only the whole model, and not block by block")
     add("--warm", type=Path, help="only compile, with the caches as they are, and write to a file")

@@ -53,7 +53,7 @@ FEW = ("no communication", "DDP", "buckets of 1 MB", "one bucket")
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     experiments.add_sizes(parser, 32)
-    parser.add_argument("--rounds", type=int, default=8, help="how often each is timed")
+    parser.add_argument("--rounds", type=int, default=8, help="timings of each case")
     parser.add_argument("--steps", type=int, default=1, help="steps that are timed together")
     of = {"nargs": "+", "metavar": "VARIANT"}
     choices = (*VARIANTS, *COMPILED, "all")

@@ -86,7 +86,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     experiments.add_images(parser, 100)
     parser.add_argument("--size", type=int, default=224, help="pixels of the crop")
-    parser.add_argument("--rounds", type=int, default=6, help="how often each is timed")
+    parser.add_argument("--rounds", type=int, default=6, help="timings of each decoder")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

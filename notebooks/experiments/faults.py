@@ -81,7 +81,7 @@ class Decoded(torch.utils.data.Dataset):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fault", choices=("none", *MUCH), default="none", help="which")
+    parser.add_argument("--fault", choices=("none", *MUCH), default="none", help="fault to show")
     parser.add_argument("--strength", choices=("weak", "strong"), default="strong")
     experiments.add_sizes(parser, 128, "bf16")
     parser.add_argument("--steps", type=int, default=3, help="steps in the trace")

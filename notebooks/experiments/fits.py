@@ -45,9 +45,9 @@ def parse_args():
     add("-b", "--batch-size", type=int, default=32, help="images per GPU")
     add("--precision", choices=memory.PRECISIONS, default="bf16")
     add("--gpus", type=int, nargs="+", default=[1, 2, 8, 64, 1024])
-    add("--copies", type=int, nargs="+", default=[1], help="of the model in shards, with FSDP")
+    add("--copies", type=int, nargs="+", default=[1], help="copies of the model, each in shards")
     add("--ways", nargs="+", default=[*estimate.WAYS], choices=estimate.WAYS, help="(default: all)")
-    add("--trainer", type=Path, help="whose step it is (default: the last solution)")
+    add("--trainer", type=Path, help="trainer to take (default: the last solution)")
     return parser.parse_args()
 
 

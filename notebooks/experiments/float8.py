@@ -33,14 +33,10 @@ def main():
     able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= SINCE
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    sizes = "MxKxN, such as 1024x1024x4096: (M, K) times (K, N)"
-    add(
-        "--sizes", nargs="*", type=size, default=SIZES if able else [], help=f"to be timed, {sizes}"
-    )
-    add("--rounds", type=int, default=20, help="how often each is timed")
-    add(
-        "--backend", default="inductor", help="of torch.compile, which removes most of the overhead"
-    )
+    sizes = "sizes MxKxN, such as 1024x1024x4096: (M, K) times (K, N)"
+    add("--sizes", nargs="*", type=size, default=SIZES if able else [], help=sizes)
+    add("--rounds", type=int, default=20, help="timings of each size")
+    add("--backend", default="inductor", help="torch.compile's backend")
     args = parser.parse_args()
     run = log.open_run(args)
     run.experiment(device)

@@ -129,7 +129,7 @@ def gpu(run, device, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--largest", type=int, default=256, help="MiB, of the largest block")
-    parser.add_argument("--rounds", type=int, default=5, help="of each timing: the fastest counts")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; the fastest counts")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

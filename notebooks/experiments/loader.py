@@ -56,10 +56,10 @@ def images_per_s(batches, warmup, count):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainer", default="dlojz/dlojz.py", help="its loader is measured")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="how many")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="worker counts")
     parser.add_argument("--batches", type=int, default=12, help="timed in each round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("flags", nargs="*", help="of the trainer, behind a --")
+    parser.add_argument("flags", nargs="*", help="flags of the trainer, after a --")
     args = parser.parse_args()
     run = log.open_run(args)
     device = torch.device("cpu")

@@ -31,8 +31,8 @@ def main():
     folder = os.environ.get("DLOJZ_DATA") or "data"
     parser.add_argument("--data", default=folder, help="a folder of images, as the trainer's")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("--batches", type=int, default=12, help=f"of {BATCH} images, to load")
-    parser.add_argument("--num-workers", type=int, default=2, help="that py-spy watches")
+    parser.add_argument("--batches", type=int, default=12, help=f"batches of {BATCH} images")
+    parser.add_argument("--num-workers", type=int, default=2, help="workers that py-spy watches")
     parser.add_argument("--watched", action="store_true", help="only load: py-spy watches")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as a worker has

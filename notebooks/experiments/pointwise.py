@@ -64,9 +64,9 @@ def gelu(x):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--elements", type=int, nargs="+", help="of each tensor; by default a long and a short one")
+    add("--elements", type=int, nargs="+", help="sizes (default: a long and a short tensor)")
     add("--sines", type=int, nargs="*", default=[1, 2, 4, 8], help="lengths of the chains")
-    add("--rounds", type=int, default=11, help="how often each is timed")
+    add("--rounds", type=int, default=11, help="timings of each case")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

@@ -68,7 +68,7 @@ def main():
 def parse_args(on_gpu):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     transformers.add_flags(parser, on_gpu)
-    parser.add_argument("--rounds", type=int, default=8, help="how often a step is timed")
+    parser.add_argument("--rounds", type=int, default=8, help="timings of a step")
     return parser.parse_args()
 
 

@@ -32,7 +32,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     experiments.add_sizes(parser, 64)
     parser.add_argument("--ceilings", action="store_true", help="only these, in each format")
-    parser.add_argument("--rounds", type=int, default=5, help="of each timing: the median counts")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; the median counts")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

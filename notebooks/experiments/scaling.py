@@ -18,7 +18,7 @@ def main():
     parser.add_argument("--model", default="squeezenet1_1", help="a classifier of torchvision")
     parser.add_argument("--image-size", type=int, default=32, help="pixels")
     parser.add_argument("-b", "--batch-size", type=int, default=4, help="images")
-    parser.add_argument("--steps", type=int, default=36, help="of training")
+    parser.add_argument("--steps", type=int, default=36, help="training steps")
     parser.add_argument("--exponent", type=int, default=26, help="the first scale is 2 to this")
     parser.add_argument("--growth-interval", type=int, default=5, help="good steps to a doubling")
     args = parser.parse_args()

@@ -64,10 +64,10 @@ def and_backward(way, x, ids, segments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=20_000, help="of the list")
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of the list")
     parser.add_argument("--features", type=int, default=32, help="numbers in a row")
-    parser.add_argument("--segments", type=int, default=200, help="how many means")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is timed")
+    parser.add_argument("--segments", type=int, default=200, help="number of means")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each case")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

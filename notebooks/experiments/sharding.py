@@ -97,8 +97,8 @@ def main():
 def parse_args(on_gpu):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     transformers.add_flags(parser, on_gpu)
-    parser.add_argument("--steps", type=int, default=4, help="whose losses are compared")
-    parser.add_argument("--rounds", type=int, default=8, help="how often a step is timed")
+    parser.add_argument("--steps", type=int, default=4, help="steps for which losses are compared")
+    parser.add_argument("--rounds", type=int, default=8, help="timings of a step")
     parser.add_argument("--compare", default="ways", choices=COMPARISONS, help="default: ways")
     return parser.parse_args()
 

@@ -60,10 +60,10 @@ def main():
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="as the trainer's")
+    parser.add_argument("--model", default="resnet50", help="model, by the trainer's name for it")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("-b", "--batch-size", type=int, default=64, help="images")
-    parser.add_argument("--trainer", type=Path, help="whose step (default: solution of step 01)")
+    parser.add_argument("--trainer", type=Path, help="trainer to take (default: solution 01)")
     return parser.parse_args()
 
 

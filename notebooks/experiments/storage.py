@@ -149,7 +149,7 @@ def main():
     experiments.add_images(parser, 400)
     parser.add_argument("--per-shard", type=int, default=100, help="images in a shard")
     parser.add_argument("--side", type=int, default=256, help="pixels, of the smaller images")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed")
+    parser.add_argument("--rounds", type=int, default=3, help="timings of each case")
     args = parser.parse_args()
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))

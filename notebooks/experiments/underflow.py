@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("-b", "--batch-size", type=int, default=32, help="images")
-    parser.add_argument("--steps", type=int, default=10, help="of training, before the counting")
+    parser.add_argument("--steps", type=int, default=10, help="training steps before the counting")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

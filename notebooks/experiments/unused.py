@@ -54,7 +54,7 @@ MODELS = {"two heads": TwoHeads, "stochastic depth": Deep}
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-b", "--batch-size", type=int, default=32, help="vectors per process")
-    parser.add_argument("--steps", type=int, default=30, help="of each case")
+    parser.add_argument("--steps", type=int, default=30, help="steps of each case")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()

@@ -26,7 +26,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="resnet50", help="a classifier of torchvision, whose weights are used")
-    add("--rounds", type=int, default=21, help="how often each way is timed")
+    add("--rounds", type=int, default=21, help="timings of each way")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
