@@ -1,7 +1,6 @@
 """Fixtures: small images, a course folder for one test, the trainer run in this process."""
 
 import gc
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import forking
 import psutil
 import pytest
 import stand_in
+from programs import load, load_file
 
 REPOSITORY = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -126,11 +126,7 @@ def ran(tmp_path, monkeypatch):
         monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / name))
         monkeypatch.setattr(sys, "argv", [name, *flags])
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        file = REPOSITORY / f"notebooks/experiments/{name}.py"
-        spec = importlib.util.spec_from_file_location(name, file)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.main()
+        load(name).main()
         return tmp_path / name
 
     return run
@@ -147,9 +143,7 @@ def train(monkeypatch):
     monkeypatch.setattr(ShuffleNetV2, "__init__", forking.shorter(ShuffleNetV2.__init__))
 
     def call(file, folder, *flags):
-        spec = importlib.util.spec_from_file_location("trainer_under_test", file)
-        trainer = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(trainer)
+        trainer = load_file(file)
         monkeypatch.setattr(sys, "argv", [str(file), *map(str, flags)])
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         monkeypatch.setenv("DLOJZ_RUN", str(folder))

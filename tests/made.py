@@ -4,9 +4,36 @@ import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from dlojz import course
 
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
 RESNET = {"model": "resnet50", "image_size": 224, "batch_size": 256}
+
+DAMAGED = {  # what may stand where a small file is expected, and what is said of it
+    "pipe": (os.mkfifo, "not a regular file"),
+    "folder": (Path.mkdir, "Is a directory"),
+    "link to itself": (lambda path: path.symlink_to(path), "Too many levels"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "large": (lambda path: path.write_bytes(b" " * (course.SMALL + 1)), "larger than 16,777,216"),
+    **{
+        repr(text[:20]): (lambda path, text=text: path.write_bytes(text), why)
+        for text, why in (
+            (b"", "Expecting value"),
+            (b"{broken", "Expecting property name"),
+            (b"\xff\xfe{", "truncated data"),
+            (b"[1]", "holds no table"),
+            (b"[" * 100_000, "nested too deeply"),
+            (b'{"a": NaN}', "NaN is not a number"),
+            (b'{"a": -Infinity}', "-Infinity is not a number"),
+            (b'{"a": 1e999}', "1e999 is not a number"),
+            (b'{"a": ' + b"7" * 400 + b"}", "77777777777777777777 is not a number"),
+            (b'{"a": ' + b"7" * 5000 + b"}", "77777777777777777777 is not a number"),
+        )
+    },
+}
 
 
 def torchrun(file, flags, processes) -> list[str]:
@@ -89,3 +116,27 @@ def repaired(source, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "repaired", module)
     spec.loader.exec_module(module)
     return module
+
+
+def a_training(width=4):
+    """All parts of a training, of a model small enough to save a thousand times."""
+    import torch
+
+    from dlojz.training import metrics
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
+    return SimpleNamespace(
+        model=model, optimizer=optimizer, scheduler=scheduler, metrics=metrics.build()
+    )
+
+
+def the_args(file):
+    """The flags of a run that saves there, and goes on from there."""
+    from dlojz.training import checkpoint
+
+    flags = dict.fromkeys(checkpoint.SAME_FLAGS, 1)
+    return SimpleNamespace(**flags, checkpoint=file, resume=file, checkpoint_every=0)

@@ -14,7 +14,7 @@ done all that it was asked. So the same training with a fault and without it tel
 
 from contextlib import contextmanager
 
-from test_trace import CONV, LOADER, RELU, Made
+from traces import CONV, LOADER, RELU, Made
 
 LATENCY, PAUSE = 0.004, 0.0015  # from a call to its kernel, between two kernels
 PYTHON, CALL = 0.012, 0.006  # what an operation costs the host, and the call in it
@@ -230,3 +230,48 @@ class Machine(Made):
         """Pin a batch in the training thread."""
         with self.op("aten::pin_memory", ms):
             pass
+
+
+# Trainings, and the fault of each --------------------------------------------------------------
+
+
+def simulated(model, plant, functions=False, load_ms=0.1):
+    """Return a training whose steps end with this."""
+    machine = Machine(functions)
+    for _ in machine.steps():
+        machine.load(load_ms)
+        machine.train(model)
+        plant(machine)
+    return machine
+
+
+def synchronizes(apart):
+    """Wait for the device twice in a step, with small work after it."""
+
+    def plant(machine):
+        for _ in range(2):
+            machine.synchronize()
+            machine.kernels("aten::add", TINY, apart)
+
+    return plant
+
+
+BALANCED = [
+    (lambda m: m.print(8), "print"),
+    (lambda m: m.print(60), "print"),
+    (lambda m: m.norms(20), "item"),
+    (lambda m: m.norms(160), "item"),
+    (lambda m: m.pageable(2), "unpinned"),
+    (lambda m: m.pageable(8), "unpinned"),
+    (lambda m: m.load(10), "one-worker"),
+    (lambda m: m.load(60), "one-worker"),
+    (lambda m: m.sleep(8), "elsewhere"),
+    (lambda m: m.sleep(30), "elsewhere"),
+    (lambda m: m.empty_cache(8), "allocator"),
+    (lambda m: m.empty_cache(50), "allocator"),
+    (synchronizes(0.5), "waits"),
+    (synchronizes(1), "waits"),
+    (lambda m: m.pin(6), "copies"),
+    (lambda m: m.pin(20), "copies"),
+    (lambda m: m.item(), "none"),  # the loss, once
+]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import aa
 import pytest
-from test_stats import write_log
+from logs import write_log
 
 from dlojz import launch
 from dlojz.launch import series

@@ -1,6 +1,5 @@
 """A small task can be learned, each variant differs in what it names, and the figure says so."""
 
-import importlib.util
 import io
 import json
 import math
@@ -14,6 +13,7 @@ import pytest
 import record
 import torch
 from PIL import Image
+from programs import EXPERIMENTS, load
 from torchvision.io import decode_image
 
 mpl.use("Agg")
@@ -27,7 +27,7 @@ from dlojz.runs import accuracy, log
 from dlojz.training import data as training_data
 from dlojz.training import experiments
 
-FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "accuracy.py"
+FILE = EXPERIMENTS / "accuracy.py"
 CPU = torch.device("cpu")
 CLASSES, SIZE = 4, 24
 PER_CLASS = {"train": 24, "val": 12}
@@ -35,10 +35,7 @@ PER_CLASS = {"train": 24, "val": 12}
 
 @pytest.fixture(scope="module")
 def experiment():
-    spec = importlib.util.spec_from_file_location("accuracy_experiment", FILE)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("accuracy")
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ import sys
 import made
 import psutil
 import pytest
-from test_launch import until
-from test_sites import REPOSITORY
+from waiting import until
 
-from conftest import cancel_all
+from conftest import REPOSITORY, cancel_all
 from dlojz import cli, course, launch
 from dlojz.check import check, exercises, judge
 from dlojz.check.exercises import allocation

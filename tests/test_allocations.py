@@ -4,10 +4,11 @@ import pickle
 
 import matplotlib as mpl
 import pytest
+from logs import with_cases
+from programs import load
 
 mpl.use("Agg")
 import torch
-from test_compiling import experiment, load
 from torch.cuda import _memory_viz
 
 from dlojz import course, runs
@@ -208,7 +209,7 @@ def test_what_the_notebook_says_of_the_recorded_snapshot_is_so():
 def test_what_is_beyond_the_count_is_a_bar_of_its_own(tmp_path):
     moment = {"event": 0, "phase": "forward", "reserved": 23e9, "parts": {"activations": 22e9}}
     cases = {"256 images at once": {"precision": "fp32", "events": 1, "at": [moment]}}
-    counted = experiment(tmp_path / "alive.jsonl", cases)
+    counted = with_cases(tmp_path / "alive.jsonl", cases)
     ax = allocations.plot_held(counted, {"run": runs.recorded("h200/01-resnet50-fp32-b0256")})
     in_step, beyond, unused = [bar.get_width() for bar in ax.patches]
     kept = log.read(runs.recorded("h200/01-resnet50-fp32-b0256")).memory
@@ -226,7 +227,7 @@ def test_the_error_of_a_run_out_of_memory_is_shown_a_sentence_a_line():
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path):
-    other = experiment(tmp_path / "other.jsonl", {"a": {"step_ms": [1]}})
+    other = with_cases(tmp_path / "other.jsonl", {"a": {"step_ms": [1]}})
     with pytest.raises(UserError, match=r"expected a run of alive\.py"):
         allocations.plot_update(other)
     with pytest.raises(UserError, match="no memory of a GPU in it"):

@@ -1,5 +1,5 @@
 import pytest
-from test_trace import LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
+from traces import LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
 
 from dlojz.runs import breakdown, host, kinds, trace
 

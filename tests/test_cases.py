@@ -4,7 +4,7 @@ from collections import Counter
 
 import cases
 import pytest
-from test_stats import write_log
+from logs import write_log
 
 from dlojz.runs import planted
 

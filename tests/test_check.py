@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_stats import write_log
+from logs import write_log
 
 from dlojz import cli, course, launch, progress
 from dlojz.check import CheckError, bars, check, ending, exercises, is_open, judge, plan, run

@@ -9,25 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from made import a_training, the_args
 
-from dlojz.training import checkpoint, metrics
-
-
-def a_training(width=4):
-    """All parts of a training, of a model small enough to save a thousand times."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-    model(torch.randn(5, 3)).sum().backward()
-    optimizer.step()
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
-    return SimpleNamespace(
-        model=model, optimizer=optimizer, scheduler=scheduler, metrics=metrics.build()
-    )
-
-
-def the_args(file):
-    flags = dict.fromkeys(checkpoint.SAME_FLAGS, 1)
-    return SimpleNamespace(**flags, checkpoint=file, resume=file, checkpoint_every=0)
+from dlojz.training import checkpoint
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import tomllib
 
 import pytest
 import record_slurm
-from test_sites import REPOSITORY
 
+from conftest import REPOSITORY
 from dlojz import sites
 from dlojz.figures import cluster
 from dlojz.launch.asking import WAITS

@@ -4,11 +4,11 @@ import os
 import re
 import subprocess
 
+import judged
 import made
 import pytest
-import test_judge
 import torch
-from test_compiling import load
+from programs import load
 from torch._dynamo.utils import counters
 
 from dlojz import course
@@ -219,8 +219,8 @@ def test_the_graph_must_be_cut_at_ddps_buckets():
 def priced(folder, monkeypatch, gain, pairs=True, seconds=300.0):
     """The verdict on six pairs with this gain, of runs that compiled for these seconds."""
     asked = ("09_compile", "bf16", "cuda:0", "NVIDIA H200", made.RESNET)
-    monkeypatch.setitem(test_judge.ASKED, "09", asked)
-    exercise, folders = test_judge.made_runs(folder, "09", gain)
+    monkeypatch.setitem(judged.ASKED, "09", asked)
+    exercise, folders = judged.made_runs(folder, "09", gain)
     if not pairs:
         folders = {n: f for n, f in folders.items() if n in ("solution", "band-1", "after-1")}
         folders["float32"] = folder / "float32"

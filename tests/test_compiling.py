@@ -1,16 +1,15 @@
 """Experiments and figures of notebook 09: fusion, graphs and their faults, break-even."""
 
-import importlib.util
-import json
 import math
 import os
 import shutil
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
+from logs import with_cases
+from programs import EXPERIMENTS, load
 
 mpl.use("Agg")
 import torch
@@ -20,26 +19,6 @@ from dlojz import runs
 from dlojz.course import UserError
 from dlojz.figures import compiling
 from dlojz.runs import log
-
-EXPERIMENTS = Path(__file__).parent.parent / "notebooks/experiments"
-
-
-def load(name):
-    """An experiment, as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def experiment(path, cases, **arguments):
-    """The log of an experiment with these cases."""
-    start = {"event": "start", "schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1}
-    start |= {"versions": {}, "arguments": arguments}
-    setup = {"event": "setup", "device": "cuda:0", "device_name": "X1"}
-    found = [{"event": "case", "case": name, **case} for name, case in cases.items()]
-    path.write_text("".join(json.dumps(e) + "\n" for e in (start, setup, *found)))
-    return path
 
 
 def chain(eager_ms, compiled_ms, elements=1024, **more):
@@ -181,18 +160,18 @@ def test_blocks_are_the_parts_that_occur_repeatedly(name, found):
 
 def test_a_gain_is_written_above_its_bars_and_a_loss_is_red(tmp_path):
     cases = {"a": chain(4.0, 2.0), "b": chain(0.003, 0.006, 16), "c": chain(3.0, 1.0)}
-    left, right = compiling.plot_pointwise(experiment(tmp_path / "p.jsonl", cases))
+    left, right = compiling.plot_pointwise(with_cases(tmp_path / "p.jsonl", cases))
     assert [t.get_text() for t in left.texts] == ["4", "2", "x 2.0", "3", "1", "x 3.0"]
     assert [t.get_text() for t in right.texts] == ["3", "6", "x 0.50"]
     assert right.texts[-1].get_color() == compiling.WORSE
     assert "(ms)" in left.get_ylabel()
     assert "(µs)" in right.get_ylabel()
     assert "2 → 1" in left.get_xticklabels()[0].get_text()
-    assert "X1" in left.figure.get_suptitle()
+    assert "A100" in left.figure.get_suptitle()
 
 
 def test_bandwidth_is_bytes_by_time(tmp_path):
-    (eager, compiled) = compiling.moved(experiment(tmp_path / "p.jsonl", {"a": chain(4, 1)})).rows
+    (eager, compiled) = compiling.moved(with_cases(tmp_path / "p.jsonl", {"a": chain(4, 1)})).rows
     assert eager == ("2 sin", "eager", "2 kernels", "4 GB", "4 ms", "1,000 GB/s", "")
     assert compiled == ("", "compiled", "1 kernel", "2 GB", "1 ms", "2,000 GB/s", "1.5 s")
 
@@ -209,7 +188,7 @@ def triton_poi_fused_sin_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 
 
 def test_a_kernel_is_shown_by_line_with_what_moves_data(tmp_path):
-    run = experiment(tmp_path / "p.jsonl", {"a": chain(4, 1, source=TRITON)})
+    run = with_cases(tmp_path / "p.jsonl", {"a": chain(4, 1, source=TRITON)})
     source = compiling.kernel(run, "2 sin")
     assert repr(source).splitlines()[0] == "  1  @triton.jit"
     html = source._repr_html_()
@@ -223,7 +202,7 @@ def test_a_kernel_is_shown_by_line_with_what_moves_data(tmp_path):
 
 
 def test_a_kernel_that_is_not_recognized_is_shown_whole(tmp_path):
-    run = experiment(tmp_path / "p.jsonl", {"a": chain(4, 1, source="all of it")})
+    run = with_cases(tmp_path / "p.jsonl", {"a": chain(4, 1, source="all of it")})
     assert compiling.kernel(run, "2 sin") == "all of it"
 
 
@@ -265,7 +244,7 @@ def test_each_call_has_the_colour_of_what_happened():
 def test_the_break_even_is_what_was_paid_by_what_is_saved(tmp_path):
     """40 s for 20 ms less in each step; the first four steps of the cold run also trained."""
     cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
-    _, whole = compiling.ways(experiment(tmp_path / "c.jsonl", cases))
+    _, whole = compiling.ways(with_cases(tmp_path / "c.jsonl", cases))
     assert whole.gain == pytest.approx(1.25)
     assert whole.cold_s == pytest.approx(40)
     assert whole.break_even(whole.cold_s).steps == pytest.approx(2000)
@@ -282,7 +261,7 @@ def test_a_break_even_has_the_ends_that_the_interval_of_its_gain_gives(tmp_path)
 )
 def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text):
     cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": step_ms}}
-    run = experiment(tmp_path / "c.jsonl", cases)
+    run = with_cases(tmp_path / "c.jsonl", cases)
     _, whole = compiling.ways(run)
     assert math.isinf(whole.break_even(whole.cold_s).steps)
     assert compiling.costs(run).rows[1][-2:] == (text, text)
@@ -294,7 +273,7 @@ def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text):
 
 def test_lines_that_cross_by_chance_cross_inside_the_axes(tmp_path):
     cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": [70.0] * 5 + [110.0] * 4}}
-    total, _ = compiling.plot_break_even(experiment(tmp_path / "c.jsonl", cases))
+    total, _ = compiling.plot_break_even(with_cases(tmp_path / "c.jsonl", cases))
     eager, compiled = (line.get_ydata() for line in total.lines[:2])
     assert eager[0] < compiled[0]
     assert eager[1] > compiled[1]
@@ -302,7 +281,7 @@ def test_lines_that_cross_by_chance_cross_inside_the_axes(tmp_path):
 
 def test_the_compiled_line_begins_with_the_compilation_and_crosses(tmp_path):
     cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
-    run = experiment(tmp_path / "c.jsonl", cases, model="small", image_size=32, batch_size=8)
+    run = with_cases(tmp_path / "c.jsonl", cases, model="small", image_size=32, batch_size=8)
     total, ahead = compiling.plot_break_even(run)
     eager, compiled = (line.get_xydata() for line in total.lines[:2])
     assert compiled[0] == pytest.approx([0, 40])
@@ -316,7 +295,7 @@ def test_the_compiled_line_begins_with_the_compilation_and_crosses(tmp_path):
 
 def test_one_way_can_be_shown_alone(tmp_path):
     cases = {"eager": way(100.0), "whole model": way(80.0, 40.0), "block by block": way(90.0, 9.0)}
-    run, only = experiment(tmp_path / "c.jsonl", cases), ["whole model"]
+    run, only = with_cases(tmp_path / "c.jsonl", cases), ["whole model"]
     assert [row[0] for row in compiling.costs(run).rows] == [*cases]
     assert [row[0] for row in compiling.costs(run, only).rows] == ["eager", "whole model"]
     total, _ = compiling.plot_break_even(run, only=only)
@@ -329,7 +308,7 @@ def test_one_disturbed_step_does_not_move_a_gain(tmp_path):
     quiet = {"eager": way(100.0), "whole model": way(80.0, 40.0)}
     noisy = {**quiet, "whole model": quiet["whole model"] | {"step_ms": [80.0] * 8 + [2000.0]}}
     (_, a), (_, b) = (
-        compiling.ways(experiment(tmp_path / f"{i}.jsonl", cases))
+        compiling.ways(with_cases(tmp_path / f"{i}.jsonl", cases))
         for i, cases in enumerate((quiet, noisy))
     )
     assert (a.gain, a.low, a.high) == (b.gain, b.low, b.high)
@@ -387,4 +366,4 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
 
 def test_an_experiment_that_failed_says_where_to_look(tmp_path):
     with pytest.raises(UserError, match=r"nothing was measured; see the job's stderr.txt"):
-        compiling.costs(experiment(tmp_path / "c.jsonl", {}))
+        compiling.costs(with_cases(tmp_path / "c.jsonl", {}))

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import quick
 import steps
+from made import DAMAGED
 
 from conftest import fill
 from dlojz import course, rehearse
@@ -232,30 +234,6 @@ def test_other_errors_of_a_file_are_left_alone(tmp_path):
     assert told.value is refused
 
 
-DAMAGED = {  # what may stand where a small file is expected, and what is said of it
-    "pipe": (os.mkfifo, "not a regular file"),
-    "folder": (Path.mkdir, "Is a directory"),
-    "link to itself": (lambda path: path.symlink_to(path), "Too many levels"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
-    "large": (lambda path: path.write_bytes(b" " * (course.SMALL + 1)), "larger than 16,777,216"),
-    **{
-        repr(text[:20]): (lambda path, text=text: path.write_bytes(text), why)
-        for text, why in (
-            (b"", "Expecting value"),
-            (b"{broken", "Expecting property name"),
-            (b"\xff\xfe{", "truncated data"),
-            (b"[1]", "holds no table"),
-            (b"[" * 100_000, "nested too deeply"),
-            (b'{"a": NaN}', "NaN is not a number"),
-            (b'{"a": -Infinity}', "-Infinity is not a number"),
-            (b'{"a": 1e999}', "1e999 is not a number"),
-            (b'{"a": ' + b"7" * 400 + b"}", "77777777777777777777 is not a number"),
-            (b'{"a": ' + b"7" * 5000 + b"}", "77777777777777777777 is not a number"),
-        )
-    },
-}
-
-
 @pytest.mark.parametrize("fault", DAMAGED)
 def test_a_damaged_small_file_is_named_at_once(fault, tmp_path):
     make, why = DAMAGED[fault]
@@ -427,6 +405,13 @@ def depends_on_the_locale(call):
 )
 def test_a_call_that_depends_on_the_locale_is_found(source, depends):
     assert bool(depends_on_the_locale(ast.parse(source, mode="eval").body)) == depends
+
+
+def test_no_test_imports_another_tests_file():
+    """What several tests share is in a module without tests, such as logs.py."""
+    for file in (REPOSITORY / "tests").rglob("*.py"):
+        imported = quick.imported(file.read_text())
+        assert [name for name in imported if name.startswith("test_")] == [], file
 
 
 def test_nothing_edits_the_path_of_imports():

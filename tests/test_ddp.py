@@ -4,15 +4,15 @@ import json
 import re
 from pathlib import Path
 
+import made
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from logs import experiment, measure, write_log
 
 mpl.use("Agg")
 import steps
-from test_layouts import experiment, measure
-from test_stats import write_log
 
 from dlojz import course, launch
 from dlojz import runs as recorded
@@ -108,6 +108,7 @@ def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
         variant("alone", [100.0, 200.0, 100.0]),
         variant("DDP", [110.0, 210.0, 112.0], 25_000_000, 75_000_000),
         variant("other", [101.0, 201.0, 101.0]),
+        **made.RESNET,
     )
     ax = ddp.plot_variants(path, only=["DDP"])
     assert [bar.get_width() for bar in ax.patches] == [10.0]

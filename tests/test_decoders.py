@@ -1,24 +1,18 @@
-import importlib.util
 import io
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from programs import load
 from torchvision.transforms.functional import pil_to_tensor
 
 from dlojz.training import experiments
 
-FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "decoders.py"
-
 
 @pytest.fixture(scope="module")
 def decoders():
-    spec = importlib.util.spec_from_file_location("decoders", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("decoders")
 
 
 @pytest.fixture(scope="module")

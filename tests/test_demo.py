@@ -6,7 +6,7 @@ from pathlib import Path
 
 import demo
 import pytest
-from test_stats import write_log
+from logs import write_log
 
 from dlojz import progress
 

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 
 import matplotlib as mpl
 import pytest
+from logs import with_cases
+from programs import EXPERIMENTS, load
 
 mpl.use("Agg")
-from test_compiling import experiment, load
-from test_sharding import EXPERIMENTS
 
 from dlojz import runs
 from dlojz.course import UserError
@@ -90,7 +90,7 @@ def test_what_notebook_11b_says_of_the_recorded_layers_is_so():
 def test_a_layer_that_is_too_small_is_slower_in_8_bits(tmp_path):
     small = {"step_ms": {"bf16": 0.1, "tensorwise": 0.2, "rowwise": 0.4}}
     large = {"step_ms": {"bf16": 3.0, "tensorwise": 2.0, "rowwise": 2.5}}
-    run = experiment(tmp_path / "f.jsonl", {"1x2x3": small, "4x5x6": large})
+    run = with_cases(tmp_path / "f.jsonl", {"1x2x3": small, "4x5x6": large})
     assert float8.break_even(run).rows == [
         ("1 x 2 x 3", "0.100 ms", "x 0.50 slower", "x 0.25 slower"),
         ("4 x 5 x 6", "3.000 ms", "x 1.50", "x 1.20"),

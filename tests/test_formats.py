@@ -1,33 +1,24 @@
 """Number formats are what torch says, and the figures show what was measured."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import matplotlib as mpl
 import pytest
 import torch
 import torchvision
+from logs import write_log
+from programs import load
 
 mpl.use("Agg")
-from test_stats import write_log
 
 from dlojz.figures import formats
 from dlojz.figures.formats import FORMATS
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 
-EXPERIMENTS = Path(__file__).parent.parent / "notebooks" / "experiments"
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

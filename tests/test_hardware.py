@@ -1,8 +1,6 @@
 """Hardware as it is sold: its table, what is computed from it, and what was measured beside it."""
 
 import dataclasses
-import importlib.util
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +8,8 @@ from pathlib import Path
 import matplotlib as mpl
 import nbformat
 import pytest
+from logs import experiment, measure
+from programs import load
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -26,28 +26,6 @@ from dlojz.widgets.quiz import QUIZZES
 REPOSITORY = Path(__file__).parent.parent
 SOLD = {row.name: row for row in hardware.sold()}
 V100, A100, MI250X, H100, H200, XEON, EPYC = SOLD.values()
-
-
-def load(name):
-    """An experiment, as a module."""
-    path = REPOSITORY / f"notebooks/experiments/{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def write(path, *events, device="NVIDIA A100-SXM4-80GB", **arguments):
-    """Write the log of an experiment on this device."""
-    start = {"event": "start", "schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1}
-    start |= {"versions": {}, "arguments": arguments}
-    setup = {"event": "setup", "device": "cuda:0", "device_name": device}
-    path.write_text("".join(json.dumps(e) + "\n" for e in (start, setup, *events)))
-    return path
-
-
-def measure(what, value, unit, **where):
-    return {"event": "measure", "what": what, "value": value, "unit": unit, **where}
 
 
 # ---------------------------------------------------------------- the table
@@ -279,7 +257,7 @@ def test_the_recorded_distances_are_what_the_text_says():
 
 
 def test_the_measured_row_comes_from_the_log(tmp_path):
-    path = write(
+    path = experiment(
         tmp_path / "events.jsonl",
         measure("memory", 1600.0, "GB/s"),
         measure("matrix product", 250.0, "TFLOP/s", variant="bf16"),
@@ -300,13 +278,15 @@ def test_the_measured_row_comes_from_the_log(tmp_path):
 
 
 def test_torch_sees_one_of_two_dies(tmp_path):
-    path = write(tmp_path / "e.jsonl", measure("matrix product", 150, "TFLOP/s", variant="fp16"))
+    path = experiment(
+        tmp_path / "e.jsonl", measure("matrix product", 150, "TFLOP/s", variant="fp16")
+    )
     [row] = machines.shares(machines.measured(path), MI250X).rows
     assert row[2:] == ("150", "191.5", "78%")
 
 
 def test_an_unknown_device_is_measured_and_has_no_share(tmp_path):
-    path = write(tmp_path / "e.jsonl", measure("memory", 20, "GB/s"), device="Some CPU")
+    path = experiment(tmp_path / "e.jsonl", measure("memory", 20, "GB/s"), device="Some CPU")
     found = machines.measured(path)
     assert hardware.same_as(found.device, list(SOLD.values())) is None
     assert machines.shares(found, None).rows == [("copy in memory", "GB/s", "20", "", "")]
@@ -314,11 +294,11 @@ def test_an_unknown_device_is_measured_and_has_no_share(tmp_path):
 
 def test_a_run_that_measured_nothing_is_an_error(tmp_path):
     with pytest.raises(UserError, match="nothing was measured"):
-        machines.measured(write(tmp_path / "e.jsonl"))
+        machines.measured(experiment(tmp_path / "e.jsonl"))
 
 
 def test_each_device_is_drawn_at_its_memory_and_its_speeds(tmp_path):
-    path = write(tmp_path / "e.jsonl", measure("memory", 1600, "GB/s"),
+    path = experiment(tmp_path / "e.jsonl", measure("memory", 1600, "GB/s"),
                  measure("matrix product", 250, "TFLOP/s", variant="bf16"))  # fmt: skip
     ax = machines.plot_ridges([A100, H100], [machines.measured(path)])
     points = {tuple(p) for c in ax.collections for p in c.get_offsets().tolist()}
@@ -389,7 +369,7 @@ def far(path, compiled=True, **storage):
     both += [measure("read in order", 100 / ns, "GB/s", x=x) for x, ns in loads.items()]
     processor = {"event": "case", "case": "processor", "caches": CACHES, "compiled": compiled}
     stored = {"event": "case", "case": "storage", **storage}
-    return write(path, *(both if compiled else []), processor, stored)
+    return experiment(path, *(both if compiled else []), processor, stored)
 
 
 def test_a_caches_row_is_from_blocks_that_fit_it_and_not_the_one_before(tmp_path):

@@ -8,7 +8,7 @@ import time
 import tracemalloc
 
 import pytest
-from test_course import DAMAGED
+from made import DAMAGED
 
 from dlojz import cli, course, launch
 from dlojz.figures.report import compare_runs

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import contextmanager
 
 import psutil
 import pytest
-from test_launch import text, until
+from waiting import SLEEPS, keeper, locked_by_another, text, until
 
 from conftest import fill
 from dlojz.jobs import processes, tickets
@@ -21,7 +20,6 @@ from dlojz.launch import Request, State, SubmitError, find, here, queue, series,
 from dlojz.launch import job as job_module
 from dlojz.runs import log
 
-SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
 # A daemon as they are made: forked twice, in a session of its own, with no file left open.
 DAEMON = """
 import os, sys, time
@@ -35,12 +33,6 @@ os.wait()
 """
 
 
-def keeper(job):
-    """The keeper's process number, once it has begun."""
-    file = job.directory / "keeper.json"
-    return until(lambda: file.exists() and json.loads(file.read_text()))["pid"]
-
-
 def of_run(job):
     """The processes that carry the job's token in their environment."""
     return processes.leftovers(job.info["token"], None)
@@ -48,15 +40,6 @@ def of_run(job):
 
 def is_gone(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-@contextmanager
-def locked_by_another(file):
-    with subprocess.Popen(["flock", "-F", file, "sleep", "60"]) as other:
-        try:
-            yield
-        finally:
-            other.kill()
 
 
 # Kills and stops ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The name of a kernel tells what it is for."""
 
 import pytest
-from test_trace import CONV, NCCL, PINNED, RELU
+from traces import CONV, NCCL, PINNED, RELU
 
 from dlojz.runs import kinds
 

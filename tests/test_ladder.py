@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
+from logs import write_log
 from PIL import Image
 
 mpl.use("Agg")
 import made
 import readme_figure
 from matplotlib.colors import to_hex
-from test_stats import write_log
 
 from dlojz import check, course, progress
 from dlojz.check import exercises

@@ -8,27 +8,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import psutil
 import pytest
+from waiting import text, until
 
 from dlojz import launch
 from dlojz.jobs import tickets
 from dlojz.launch import State, SubmitError, find, latest, queue, request, submit
 from dlojz.runs import outcome
-
-
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-    return found
-
-
-def text(job, file="stdout.txt"):
-    return (job.directory / file).read_text()
 
 
 def test_a_job_runs_with_its_flags_and_is_kept(script):

@@ -1,37 +1,21 @@
 """Places in memory, kinds of kernels, and the figures of notebook 03."""
 
-import json
 import subprocess
 import sys
 
+import made
 import matplotlib as mpl
 import pytest
+from logs import experiment, measure, write_log
 
 mpl.use("Agg")
 import torch
-from test_stats import write_log
 
 from dlojz import course, runs
 from dlojz.course import UserError
 from dlojz.figures import layouts
 from dlojz.runs import log
 from dlojz.runs.stats import summary
-
-ARGUMENTS = {"model": "resnet50", "image_size": 224, "batch_size": 256, "precision": "fp16"}
-
-
-def experiment(path, *events, **arguments):
-    """The log of a small experiment."""
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {}}
-    start |= {"event": "start", "arguments": ARGUMENTS | arguments}
-    setup = {"event": "setup", "device": "cuda:0", "device_name": "X1"}
-    end = {"event": "end", "outcome": "completed", "time": "2026-01-02T03:05:05"}
-    path.write_text("".join(json.dumps(e) + "\n" for e in (start, setup, *events, end)))
-    return path
-
-
-def measure(what, value, unit="ms", **where):
-    return {"event": "measure", "what": what, "value": value, "unit": unit, **where}
 
 
 def case(name, step_ms, **times_ms):
@@ -143,7 +127,7 @@ def kinds(tmp_path):
         measure("both", 50.0),
         case("both", [50.0, 50.0], sm90_xmma_fprop=6.0),
     ]
-    return experiment(tmp_path / "layouts.jsonl", *events)
+    return experiment(tmp_path / "layouts.jsonl", *events, **made.RESNET, precision="fp16")
 
 
 def test_a_step_is_split_as_the_profiled_one(kinds):

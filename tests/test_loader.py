@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_stats import write_log
+from logs import write_log
 
 from dlojz.figures import loading
 from dlojz.runs import log

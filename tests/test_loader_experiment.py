@@ -1,22 +1,15 @@
 """The experiment that takes a trainer's batches as fast as they come."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
+from programs import load
 
 from dlojz import course
-
-FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "loader.py"
 
 
 @pytest.fixture(scope="module")
 def experiment():
-    spec = importlib.util.spec_from_file_location("loader", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("loader")
 
 
 def test_the_loader_is_the_trainers_own(experiment, images, monkeypatch):

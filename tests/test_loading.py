@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
+from logs import trial, write_log
 
 mpl.use("Agg")
-from test_stats import write_log
 
 from dlojz.figures import loading
-from dlojz.runs.log import PHASES
 
 SPEEDS = {
     "PIL": ("decoder", [500, 520, 540]),
@@ -61,31 +60,6 @@ def test_each_way_on_the_processor_has_a_bar_and_the_gpu_a_line(decoders):
 
 
 # Trials ------------------------------------------------------------------------------
-
-
-def trial(path, workers, batch=32, ms=100, threads=2, cores=2, code="aa", **changes):
-    """The log of a training with this many workers."""
-    phases = dict(zip(PHASES, (0.1 * ms, 0, 0.2 * ms, 0.6 * ms, 0.1 * ms), strict=True))
-    arguments = {"model": "resnet18", "batch_size": batch, "image_size": 64, "data": "data"}
-    arguments |= {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 3}
-    arguments |= {"pin_memory": True, "non_blocking": True, "drop_last": False}
-    start = {"schema": 2, "time": f"2026-01-02T03:04:{workers:02}", "arguments": arguments}
-    window = {
-        "first_step": 3,
-        "steps": 40,
-        "wall_s": 40 * ms / 1000,
-        "host_memory_bytes": 912 * 10**6,
-    }
-    changes = {
-        "start": start | {"threads": threads, "cpu_count": cores, "trainer_sha256": code},
-        "window": window,
-        "steps": 43,
-    } | changes
-    path = write_log(path, batch=batch, ms=phases, **changes)
-    lines = path.read_text().splitlines()
-    probe = {"event": "evidence", "when": "probe", "loader": {"num_workers": min(workers, cores)}}
-    path.write_text("\n".join([*lines[:2], json.dumps(probe), *lines[2:]]) + "\n")
-    return path
 
 
 def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path):

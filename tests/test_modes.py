@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from logs import write_log
 
 mpl.use("Agg")
-from test_stats import write_log
 
 from dlojz import runs
 from dlojz.course import UserError

@@ -1,6 +1,6 @@
 """What the exercise about the profiler finds."""
 
-from test_stats import write_log
+from logs import write_log
 
 from dlojz.check.exercises import State, profiler
 from dlojz.runs import log

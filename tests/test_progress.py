@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_stats import write_log
+from logs import write_log
 
 from conftest import fill
 from dlojz import cli, course, launch, progress, widgets

@@ -9,9 +9,9 @@ from html import escape
 import matplotlib as mpl
 import numpy as np
 import pytest
+from logs import write_log
 
 mpl.use("Agg")
-from test_stats import write_log
 
 from dlojz import course, launch
 from dlojz.course import UserError

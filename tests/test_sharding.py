@@ -10,11 +10,12 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+from logs import with_cases
+from programs import EXPERIMENTS, load
 
 mpl.use("Agg")
 import torch
 from made import torchrun
-from test_compiling import experiment, load
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
@@ -28,7 +29,6 @@ from dlojz.training.worth import imported
 from dlojz.widgets.answer import ANSWERS
 
 REPOSITORY = Path(__file__).parent.parent
-EXPERIMENTS = REPOSITORY / "notebooks/experiments"
 ZERO3, ZERO2, ROOT = "FSDP2", "FSDP2, kept whole after forward", "FSDP2, root only"
 PARAMETERS = 809_354  # of the small model
 BLOCK = 4 * 128 * 129 + 2 * 128 * 512 + 512 + 128 + 4 * 128  # of one of its four blocks
@@ -274,7 +274,7 @@ def way(peak_bytes=None, **more):
 
 
 def test_on_a_gpu_the_rest_of_the_peak_is_activations(tmp_path):
-    run = experiment(tmp_path / "s.jsonl", {"DDP": way(9e9)})
+    run = with_cases(tmp_path / "s.jsonl", {"DDP": way(9e9)})
     assert sharding.held(run)["DDP, process 0"].parts["activations"] == 5e9
     ax = sharding.plot_held(run)
     assert "all the rest of the peak" in ax.get_title(loc="left")
@@ -327,7 +327,7 @@ def test_in_a_ring_a_sharded_step_sends_half_as_much_again(tmp_path):
 
 def test_losses_and_gradients_are_compared_with_the_first_way(tmp_path):
     other = way(losses=[1.0, 2.2], gradient_away=0.02, step_ms=[1.0, 9.0, 2.0])
-    run = experiment(tmp_path / "s.jsonl", {"DDP": way(), "other": other})
+    run = with_cases(tmp_path / "s.jsonl", {"DDP": way(), "other": other})
     assert sharding.equality(run).rows[1] == ("other", "0.1", "0.02", "2.0 ms")
 
 
@@ -451,7 +451,7 @@ def test_what_checkpointing_keeps_and_costs_is_drawn_beside_each_other(tmp_path)
         return {"kept_bytes": kept, "peak_bytes": 9e9, "flops": flops, "step_ms": [*ms]}
 
     cases = {"off": case(8e9, 300, 10.0, 20.0, 10.0), "blocks": case(1e9, 390, 13.0, 26.0, 50.0)}
-    run = experiment(tmp_path / "r.jsonl", cases)
+    run = with_cases(tmp_path / "r.jsonl", cases)
     assert sharding.factors(run)["blocks"] == {"kept": 0.125, "operations": 1.3, "time": 1.3}
     row = sharding.recomputed(run).rows[1]
     assert row == ("blocks", "1 GB", "9 GB", "x 1.30", "26.0 ms", "x 1.30")

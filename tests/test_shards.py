@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_checkpoint import a_training, the_args
+from made import a_training, the_args
 
 from dlojz import idr_torch
 from dlojz.training import checkpoint

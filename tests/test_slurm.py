@@ -16,7 +16,7 @@ import nbclient
 import nbformat
 import psutil
 import pytest
-from test_launch import text, until
+from waiting import text, until
 
 from conftest import cancel_all, make_course_folder, use_cluster
 from dlojz import launch

@@ -1,7 +1,7 @@
 """Where the processes of a job stood that reached its time limit."""
 
 import pytest
-from test_launch import text
+from waiting import text
 
 from dlojz.jobs import stacks
 from dlojz.launch import State, submit

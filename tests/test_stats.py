@@ -10,67 +10,13 @@ from dataclasses import replace
 
 import made
 import pytest
+from logs import write_log
 
 from dlojz.figures.report import inspect_run
 from dlojz.runs import stats
 from dlojz.runs.folder import events_file, recordings
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, compare, summary
-
-
-def write_log(
-    path,
-    steps=10,
-    warmup=3,
-    batch=32,
-    device=False,
-    ms=None,
-    rank=0,
-    size=1,
-    losses=None,
-    **changes,
-):
-    """A log of equal steps; `changes` replace whole events, None leaves one out."""
-    ms = ms or dict(zip(PHASES, (10, 1, 20, 60, 9), strict=True))  # 100 ms in all
-    wall = (steps - warmup) * sum(ms.values()) / 1000
-    events = {
-        "start": {"schema": 2, "time": "2026-01-02T03:04:05", "rank": rank, "size": size,
-                  "arguments": {"model": "resnet18", "batch_size": batch, "image_size": 64,
-                                "data": "synthetic"}, "versions": {"torch": "2.11.0"}},
-        "setup": {"device": "cuda:0" if device else "cpu", "device_name": "X1", "optimizer": "SGD",
-                  "warmup_steps": warmup, "parameter_bytes": 1000, "train_images": 6400,
-                  "steps": steps},
-        "window": {"first_step": warmup, "steps": steps - warmup, "wall_s": wall},
-        "validation": {"seconds": 2.0},
-        "epoch": {"epoch": 0, "train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0,
-                  "val_accuracy": 0.4},
-        "memory": {"process_peak_bytes": 500_000_000},
-        "end": {"outcome": "completed", "time": "2026-01-02T03:05:05"},
-    } | changes  # fmt: skip
-    events["end"] = events.pop("end")  # the last, whatever was added
-    lines = []
-    for kind, event in events.items():
-        if event is not None:
-            lines.append({"event": kind, **event})
-        if kind == "setup":
-            for i in range(steps):
-                clocks = {"host_ms": {p: v * (50 if i < warmup else 1) for p, v in ms.items()}}
-                if device:
-                    clocks |= {"device_ms": ms, "ahead_ms": 40.0}
-                lines.append(
-                    {
-                        "event": "step",
-                        "epoch": 0,
-                        "step": i,
-                        "images": batch,
-                        "lr": 0.1,
-                        "loss": losses[i] if losses else 2.0,
-                    }
-                    | clocks
-                )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def test_the_figures_of_a_cpu_run(tmp_path):

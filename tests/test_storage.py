@@ -1,24 +1,19 @@
 """Files and shards hold the same images; what reading them asks of the file system is counted."""
 
-import importlib.util
 import io
 import random
 import time
-from pathlib import Path
 
 import pytest
 from PIL import Image
+from programs import load
 
 pytest.importorskip("webdataset")
-FILE = Path(__file__).parent.parent / "notebooks" / "experiments" / "storage.py"
 
 
 @pytest.fixture(scope="module")
 def storage():
-    spec = importlib.util.spec_from_file_location("storage", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("storage")
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@ import json
 import time
 
 import pytest
-from simulated import MIDDLE
-from test_suspects import BALANCED, simulated, steps
-from test_trace import CONV, NCCL, Made, busy, with_a_wait
+from simulated import BALANCED, MIDDLE, simulated
+from traces import CONV, NCCL, Made, busy, steps, with_a_wait
 
 from dlojz import cli
 from dlojz.figures import timeline

@@ -1,6 +1,6 @@
 import pytest
-from simulated import LARGE, MIDDLE, TINY, Machine
-from test_trace import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy
+from simulated import BALANCED, LARGE, MIDDLE, TINY, Machine, simulated
+from traces import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, steps
 
 from dlojz.runs import suspects, trace
 
@@ -17,18 +17,6 @@ def accused(path, *made):
 
 def faults(path, *made):
     return [s.fault for s in accused(path, *made)]
-
-
-def steps(*work, host=()):
-    """Two steps of 10 ms, each with this work (name, begin, end) and these events of the host."""
-    made = Made()
-    for begin in (0, 10):
-        made.step(begin, begin, begin + 10)
-        for name, a, b in work:
-            made.launch(begin + a, begin + a, begin + b, name, 20 if name == NCCL else 7)
-        for name, a, b in host:
-            made.host("user_annotation", name, begin + a, begin + b)
-    return made
 
 
 def small(kernel_ms):
@@ -71,48 +59,6 @@ def test_a_fault_is_named_by_its_evidence(tmp_path, made, fault):
 )
 def test_what_looks_like_it_is_not_accused(tmp_path, made):
     assert faults(tmp_path, made) == ["none"]
-
-
-def simulated(model, plant, functions=False, load_ms=0.1):
-    """Return a training whose steps end with this."""
-    machine = Machine(functions)
-    for _ in machine.steps():
-        machine.load(load_ms)
-        machine.train(model)
-        plant(machine)
-    return machine
-
-
-def synchronizes(apart):
-    """Wait for the device twice in a step, with small work after it."""
-
-    def plant(machine):
-        for _ in range(2):
-            machine.synchronize()
-            machine.kernels("aten::add", TINY, apart)
-
-    return plant
-
-
-BALANCED = [
-    (lambda m: m.print(8), "print"),
-    (lambda m: m.print(60), "print"),
-    (lambda m: m.norms(20), "item"),
-    (lambda m: m.norms(160), "item"),
-    (lambda m: m.pageable(2), "unpinned"),
-    (lambda m: m.pageable(8), "unpinned"),
-    (lambda m: m.load(10), "one-worker"),
-    (lambda m: m.load(60), "one-worker"),
-    (lambda m: m.sleep(8), "elsewhere"),
-    (lambda m: m.sleep(30), "elsewhere"),
-    (lambda m: m.empty_cache(8), "allocator"),
-    (lambda m: m.empty_cache(50), "allocator"),
-    (synchronizes(0.5), "waits"),
-    (synchronizes(1), "waits"),
-    (lambda m: m.pin(6), "copies"),
-    (lambda m: m.pin(20), "copies"),
-    (lambda m: m.item(), "none"),  # the loss, once
-]
 
 
 @pytest.mark.parametrize("functions", [False, True], ids=["", "functions"])

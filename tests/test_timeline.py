@@ -7,9 +7,9 @@ from collections import Counter
 
 import matplotlib.pyplot as plt
 import pytest
-from test_compiling import experiment, load
-from test_stats import write_log
-from test_trace import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
+from logs import with_cases, write_log
+from programs import load
+from traces import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
 from dlojz import cli, course, runs
 from dlojz.figures import machines, report, timeline
@@ -256,7 +256,7 @@ def test_on_a_gpu_torch_says_where_the_host_waits(monkeypatch, error, waited):
 
 def test_what_a_gpu_said_of_each_operation_is_a_column(tmp_path):
     cases = {"a": {"needs": "a number", "waits": True}, "b": {"needs": "nothing", "waits": False}}
-    rows = timeline.host_waits(experiment(tmp_path / "waits.jsonl", cases)).rows
+    rows = timeline.host_waits(with_cases(tmp_path / "waits.jsonl", cases)).rows
     assert rows == [("a", "a number", "waits"), ("b", "nothing", "goes on")]
 
 

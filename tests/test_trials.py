@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_loading import trial
+from logs import trial
 
 from dlojz.widgets import trials
 

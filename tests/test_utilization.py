@@ -6,11 +6,11 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from logs import with_cases
+from programs import EXPERIMENTS
 
 mpl.use("Agg")
 import torchvision
-from test_compiling import experiment
-from test_sharding import EXPERIMENTS
 
 from dlojz import runs
 from dlojz.course import UserError
@@ -202,7 +202,7 @@ def test_a_gpu_that_is_in_no_table_has_a_speed_and_no_share(monkeypatch):
 def test_another_experiment_and_products_in_another_format_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"expected a run of predicted\.py"):
         figures.shares(runs.recorded("cpu/11-fits"))
-    product = experiment(tmp_path / "events.jsonl", {"a": {}}, precision="fp32")
+    product = with_cases(tmp_path / "events.jsonl", {"a": {}}, precision="fp32")
     with pytest.raises(UserError, match="expected products in bf16, not none"):
         figures.shares(runs.recorded(PREDICTED), product)
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_keeper import SLEEPS, keeper, locked_by_another
-from test_launch import text, until
+from waiting import SLEEPS, keeper, locked_by_another, text, until
 
 import dlojz
 from dlojz.jobs import processes, tickets, waiter

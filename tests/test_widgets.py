@@ -9,8 +9,9 @@ from pathlib import Path
 import ipywidgets
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from test_launch import until
-from test_stats import write_log
+from logs import write_log
+from programs import load_file
+from waiting import until
 
 from dlojz import launch, progress, table, widgets
 from dlojz.launch import submit
@@ -411,11 +412,8 @@ def form(shown):
 
 @pytest.mark.parametrize("file", ["dlojz/dlojz.py", "solutions/dlojz_11_fsdp.py"])
 def test_the_flags_of_a_form_are_those_that_the_trainer_has_when_it_runs(file, monkeypatch):
-    import importlib.util
 
-    spec = importlib.util.spec_from_file_location("trainer_of_a_form", REPOSITORY / file)
-    trainer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(trainer)
+    trainer = load_file(REPOSITORY / file)
     monkeypatch.setattr(sys, "argv", [file])
     arguments = vars(trainer.parse_args())
     found = {f.label[2:].replace("-", "_"): f for f in launch.flags_of(REPOSITORY / file)}
