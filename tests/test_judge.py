@@ -235,21 +235,25 @@ def test_whole_runs_with_a_gain_pass_each_bar(tmp_path, asked):
     assert found.part(FASTER) == PASSED
 
 
+NAMES = ("solution", "before-1", "before-4", "after-1", "after-6")
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("asked", ASKED)
-def test_where_a_bar_asks_for_a_speed_a_damaged_run_never_passes(tmp_path, asked, damage):
-    for name in ("solution", "before-1", "before-4", "after-1", "after-6"):
+def test_where_a_bar_asks_for_a_speed_a_damaged_run_never_passes(tmp_path, damage):
+    """Each damage meets each bar and each run, and each run each bar: all pairs."""
+    for i, asked in enumerate(ASKED):
+        name = NAMES[(i + DAMAGES.index(damage)) % len(NAMES)]
         if (damage, name) == (too_short, "solution"):
             continue  # it is not timed
-        exercise, folders = made_runs(tmp_path / name, asked)
+        exercise, folders = made_runs(tmp_path / str(i), asked)
         damage(folders[name], folders)
         found = judge.judge(exercise, folders, judge.Standards())
-        assert not found.passed, f"{name}: {found}"
+        assert not found.passed, f"{asked}, {name}: {found}"
         assert found.part(FASTER) == UNMEASURED
-        assert found.hint_key, f"{name}: without a hint"
+        assert found.hint_key, f"{asked}, {name}: without a hint"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_set_of_logs_without_a_measured_speed_passes_where_a_bar_asks_for_one(tmp_path, seed):
     chance = random.Random(seed)
     exercise, folders = made_runs(tmp_path, chance.choice(list(ASKED)), chance.uniform(0.5, 9))
