@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dlojz import course
+from dlojz.check.ending import EndedRun, Role
+from dlojz.launch import series
 
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
 RESNET = {"model": "resnet50", "image_size": 224, "batch_size": 256}
@@ -34,6 +36,24 @@ DAMAGED = {  # what may stand where a small file is expected, and what is said o
         )
     },
 }
+
+
+def ended(folders) -> dict[str, EndedRun]:
+    """The runs of a check in these folders, by name: "before-1", "two-epochs-solution"."""
+    return {name: EndedRun(folder, entry(name)) for name, folder in folders.items()}
+
+
+def entry(name) -> series.Entry:
+    """The plan of a run with this name, as a check has it."""
+    side, _, number = name.rpartition("-")
+    role, usual = Role.BESIDE if side == "beside" else Role.EXTRA, f"{name}-solution"
+    if number.isdigit():
+        role, usual = Role(side), str(Role.SOLUTION)
+    elif number == "solution":
+        role, usual = Role.EXTRA_SOLUTION, side
+    role = Role(name) if name in set(Role) else role
+    number = int(number) if number.isdigit() else 0
+    return series.Entry(name, "t.py", (), role=role, number=number, reference=usual)
 
 
 def torchrun(file, flags, processes) -> list[str]:

@@ -8,14 +8,15 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import made
 import numpy as np
 import pytest
 from logs import write_log
 
 from dlojz import cli, course, launch, progress
 from dlojz.check import CheckError, bars, check, ending, exercises, is_open, judge, plan, run
-from dlojz.check.ending import Cause, Ending, How
-from dlojz.check.exercises import MECHANISM, Finding, State
+from dlojz.check.ending import Cause, Ending, How, Role
+from dlojz.check.exercises import MECHANISM, SAME, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.launch import series
 from dlojz.runs import log, stats
@@ -126,7 +127,7 @@ def test_a_check_goes_on_with_the_job_that_an_interrupt_left(first_checks):
 
 def test_where_no_gain_is_asked_nothing_is_compared(job):
     """On this processor: a single ratio has no spread."""
-    names = [e.name for e in plan.entries(exercises.find("01_gpu"), job, pairs=None)]
+    names = [e.name for e in plan.of(exercises.find("01_gpu"), job).entries]
     bands = [f"band-{seed}" for seed in range(1, 7)]
     assert names == ["solution", "rehearsal-solution", "rehearsal", "after-1", *bands]
     found = check("01", job)
@@ -157,7 +158,7 @@ def test_updates_that_are_done_again_are_not_made_of_other_roundings(step):
 
 
 def test_the_runs_of_a_pair_come_a_b_b_a(job):
-    names = [e.name for e in plan.entries(exercises.find("01_gpu"), job, pairs=3)]
+    names = [e.name for e in plan.of(exercises.find("01_gpu"), job, pairs=3).entries]
     pairs = ["before-1", "after-1", "after-2", "before-2", "before-3", "after-3"]
     assert names[-12:] == [*pairs, *(f"band-{seed}" for seed in range(1, 7))]
     assert names[0] == "solution"
@@ -166,7 +167,7 @@ def test_the_runs_of_a_pair_come_a_b_b_a(job):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_one_timed_run_validates_and_no_replay_in_16_bits_is_tuned(job, precision, monkeypatch):
     monkeypatch.setattr(plan.audit, "precision_of", lambda *_: precision)
-    found = {e.name: e for e in plan.entries(exercises.find("01_gpu"), job, pairs=3)}
+    found = {e.name: e for e in plan.of(exercises.find("01_gpu"), job, pairs=3).entries}
     timed = [found[f"after-{i}"] for i in (1, 2, 3)]
     assert [e.audit.get("validate", True) for e in timed] == [True, False, False]
     assert {e.replay.audit["autotune"] for e in timed} == {precision == "fp32"}
@@ -268,15 +269,15 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
 
     Returns how many pairs were made in all, and whether it passed.
     """
-    made, given = [], iter(intervals)
+    count, given = [], iter(intervals)
 
     def make(planned, standards):
-        made.append(sum(e.name.startswith("after-") for e in planned.entries))
+        count.append(sum(e.role == Role.AFTER for e in planned.entries))
         return {e.name: None for e in planned.entries}
 
     def found(exercise, runs, standards, timed):
         low, high = next(given)
-        shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, made[-1], stats.FASTER)
+        shown = stats.Comparison((low * high) ** 0.5, low, high, 0.01, count[-1], stats.FASTER)
         seen = Finding(MECHANISM, "layout", "layout", mechanism, "a", "b", "input")
         speed = judge._asked(bars.Bar("01_gpu", "", 1.15, "a source"), shown)
         return Verdict("01_gpu", [seen, speed], exercise.hints, shown)
@@ -287,7 +288,7 @@ def speeds(job, *intervals, pairs=None, mechanism=True):
         patch.setattr("dlojz.check._reached", lambda *_: {})  # there are no runs to read
         patch.setattr(bars, "bar", lambda *_: bars.Bar("01_gpu", "", 1.15, "a source"))
         passed = check("01", job, pairs=pairs).passed
-    return made[-1], passed
+    return count[-1], passed
 
 
 def test_pairs_that_leave_it_open_are_doubled_once(job, capsys):
@@ -403,13 +404,13 @@ def test_a_run_that_says_nothing_about_the_trainer_is_an_error(forged, name, cod
     with pytest.raises(CheckError, match=said):
         paired(job)
     planned = plan.of(exercises.find("01_gpu"), job, pairs=1)
-    assert name not in run._completed(planned, run.keys_of(planned))
+    assert name not in run.known(planned)
 
 
 def test_so_is_a_band_of_the_solutions_that_was_killed(tmp_path):
     (tmp_path / "exit_code").write_text("-9\n")
     with pytest.raises(CheckError, match=r"run band-1, of the solution,.*SIGKILL. Check again"):
-        run._refuse({"band-1": tmp_path}, judge.Standards())
+        run.refuse(made.ended({"band-1": tmp_path}))
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -500,28 +501,35 @@ def test_a_run_of_two_processes_completed_if_both_logs_have_an_end(tmp_path):
 
 
 def test_only_runs_that_completed_are_used_again(checked_job, course_folder, capsys):
-    made = course_folder / "runs" / launch.latest("check-01_gpu").id
-    ended_with("solution", -9)(made)
-    ended_with("before-1", 0)(made)
-    ended_with("after-1", 1, "ValueError: once")(made)
+    folder = course_folder / "runs" / launch.latest("check-01_gpu").id
+    ended_with("solution", -9)(folder)
+    ended_with("before-1", 0)(folder)
+    ended_with("after-1", 1, "ValueError: once")(folder)
     assert paired(checked_job).passed
     assert "3 runs" in capsys.readouterr().err
 
 
 def test_a_check_file_that_was_torn_costs_no_check(checked_job, course_folder):
-    made = course_folder / "runs" / launch.latest("check-01_gpu").id
-    (made / run.CHECK_FILE).write_text("")
+    folder = course_folder / "runs" / launch.latest("check-01_gpu").id
+    (folder / run.CHECK_FILE).write_text("")
     planned = plan.of(exercises.find("01_gpu"), checked_job)
-    assert run._completed(planned, run.keys_of(planned)) == {}
+    assert run.known(planned) == {}
 
 
-def test_a_run_on_other_hardware_is_not_used_again(checked_job):
+def test_a_run_on_other_hardware_is_not_used_again(checked_job, monkeypatch):
     planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
     keys = run.keys_of(planned)
-    assert set(run._completed(planned, keys)) >= set(keys) - run.optional([*keys])
+    assert set(run.known(planned)) >= set(keys) - run.optional(planned.entries)
     elsewhere = dataclasses.replace(planned, hardware=("Another CPU", ""))
     assert not set(run.keys_of(elsewhere).values()) & set(keys.values())
-    assert run._completed(elsewhere, keys) == {}, "nor if its key were the same"
+    monkeypatch.setattr(run, "keys_of", lambda _: keys)
+    assert run.known(elsewhere) == {}, "nor if its key were the same"
+
+
+def planned_of(names):
+    """A plan of runs with these names."""
+    entries = [made.entry(name) for name in names]
+    return SimpleNamespace(exercise=exercises.find("01_gpu"), entries=entries)
 
 
 class Underway:
@@ -540,8 +548,9 @@ def test_a_job_under_way_counts_if_it_is_of_this_trainer(monkeypatch):
     others, own = Underway(), Underway()
     jobs = [(others, keys | {"after-1": "other"}), (own, {"after-1": "mine", "band-1": "n"})]
     monkeypatch.setattr(run, "_checks", lambda: iter(jobs))
-    assert run._under_way(keys, ["n"]) is own
-    assert run._under_way(keys, ["b", "n"]) is None
+    planned = planned_of(keys)
+    assert run.under_way(planned, keys, ["n"]) is own
+    assert run.under_way(planned, keys, ["b", "n"]) is None
 
 
 @pytest.mark.parametrize("told", [None, {"after-1": "folder"}])
@@ -550,14 +559,14 @@ def test_what_an_interrupted_check_left_is_ended_once_it_tells_enough(monkeypatc
     job, found = Underway(), {name: name for name in keys if name != "band-1"}
     for name, value in {
         "keys_of": keys,
-        "_completed": found,
-        "_told_already": told,
-        "_under_way": job,
+        "known": found,
+        "telling": told,
+        "under_way": job,
         "_wait": {"after-1": "later"},
     }.items():
         monkeypatch.setattr(run, name, lambda *_, value=value: value)
-    planned = SimpleNamespace(exercise=exercises.find("01_gpu"))
-    assert run.finished(planned, None) == (told or {"after-1": "later"})
+    planned = planned_of(keys)
+    assert run.finished(planned, judge.Standards()) == (told or {"after-1": "later"})
     assert job.ended == (run.ENOUGH if told else None)
 
 
@@ -567,27 +576,30 @@ def test_only_the_first_pair_is_judged_by_itself(monkeypatch):
     keys = dict.fromkeys(["solution", *pairs, "band-1"])
     judged = []
 
-    def told(exercise, keys, found, standards):
-        if run._stage(keys, found):
-            judged.append(len(found))
+    def found_out(exercise, ended, standards, timed):
+        judged.append(len(found))
+        losses = Finding(SAME, "losses", "losses", False, "1", "2", "losses")
+        return SimpleNamespace(findings=[losses])
 
     def wait(job, step, enough):
         for name in left:
             found[name] = name
-            assert enough() is None
+            if answer := enough():
+                return answer
+        raise AssertionError("the band told nothing")
 
-    monkeypatch.setattr(run, "_told_already", told)
+    monkeypatch.setattr(judge, "judge", found_out)
     monkeypatch.setattr(run, "_wait", wait)
-    for name in ("_made", "_refuse", "_under_way", "_submit"):
+    for name in ("_made", "refuse", "under_way", "_submit"):
         monkeypatch.setattr(run, name, lambda *_: None)
     monkeypatch.setattr(run, "keys_of", lambda _: keys)
-    planned = SimpleNamespace(exercise=exercises.find("01_gpu"))
+    planned = planned_of(keys)
     for known in (0, 4):
         found, left = dict.fromkeys([*keys][:known]), [*keys][known:]
-        monkeypatch.setattr(run, "_completed", lambda *_, found=found: found)
+        monkeypatch.setattr(run, "known", lambda *_, found=found: found)
         judged.clear()
-        run.finished(planned, None)
-        assert judged == [max(3, known), 5, 6, 6]
+        run.finished(planned, judge.Standards())
+        assert judged == [max(3, known), 5, 6]
 
 
 def test_a_run_of_another_version_of_what_measures_is_not_used_again(tmp_path, monkeypatch):
@@ -612,9 +624,9 @@ def test_a_run_on_another_kind_of_node_is_not_used_again(checked_job, field):
 
 def test_two_gpus_of_one_name_are_the_same_hardware_in_any_host():
     h100, other = ("EPYC", "H100"), ("Xeon", "H100")
-    assert run._same_hardware(h100, other)
-    assert not run._same_hardware(h100, ("EPYC", "A100"))
-    assert run._same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
+    assert run.same_hardware(h100, other)
+    assert not run.same_hardware(h100, ("EPYC", "A100"))
+    assert run.same_hardware(h100, ("EPYC", "")), "the step before computes on the processor"
 
 
 @pytest.mark.parametrize(
@@ -631,8 +643,8 @@ def test_a_speed_that_did_not_pass_is_measured_again_by_the_next_check(
     planned = plan.of(exercises.find("01_gpu"), checked_job, pairs=1)
     keys = run.keys_of(planned)
     forgotten = {"before-1", "after-1"} if measured_again else set()
-    missing = set(keys) - set(run._completed(planned, keys))
-    assert missing - run.optional([*keys]) == forgotten
+    missing = set(keys) - set(run.known(planned))
+    assert missing - run.optional(planned.entries) == forgotten
 
 
 # Which jobs can be checked -----------------------------------------------------------------------
@@ -689,10 +701,10 @@ def test_a_large_state_is_never_kept(job, precision, monkeypatch):
     short = {e.name for e in planned.entries if (e.audit or {}).get("epochs")}
     assert sized.keys() - short == {"small"} | wide
     assert all("--model squeezenet1_1 --image-size 32 -b 8" in flags for flags in sized.values())
-    replays = {e.name: e.replay.flags[0] for e in planned.entries if e.replay}
-    assert {replays[name] for name in sized.keys() - short} == {"{small-solution}"}
-    assert {replays.get(name) for name in short} == {"{not-compiled-solution}", None}
-    assert {replays[f"after-{i}"] for i in (1, 2, 3)} == {"{solution}"}
+    replays = {e.name: e.reference for e in planned.entries if e.replay}
+    assert {replays[name] for name in sized.keys() - short} == {"small-solution"}
+    assert {replays.get(name) for name in short} == {"not-compiled-solution", None}
+    assert {replays[f"after-{i}"] for i in (1, 2, 3)} == {"solution"}
     assert "take 7.5 GB in a process" in planned.notes[0]
 
 
@@ -713,8 +725,8 @@ def test_only_runs_of_the_trainees_trainer_are_ended_if_they_stand_still(
     name, seconds, compile_s, most_s
 ):
     replay = launch.series.Entry("replay", "r.py", ())
-    entry = launch.series.Entry(name, "t.py", (), replay=replay)
-    found = run._limited(entry, SimpleNamespace(seconds=seconds, compile_s=compile_s))
+    entry = dataclasses.replace(made.entry(name), replay=replay)
+    found = run.limited(entry, SimpleNamespace(seconds=seconds, compile_s=compile_s))
     assert found.most_s == found.replay.most_s == most_s
 
 
@@ -739,8 +751,8 @@ def test_in_fp16_on_a_gpu_two_updates_more_are_kept(job, monkeypatch):
     kept = {}
     for precision in ("fp16", "bf16"):
         monkeypatch.setattr(plan.audit, "precision_of", lambda *_, p=precision: p)
-        monkeypatch.setattr(plan, "what", lambda *_: ("05_dataloader", "cuda: X1", {}))
-        entries = plan.entries(exercises.find("05_dataloader"), job, pairs=None)
+        monkeypatch.setattr(plan, "hardware_here", lambda _: "cuda: X1")
+        entries = plan.of(exercises.find("05_dataloader"), job).entries
         (kept[precision],) = [e.audit["keep"] for e in entries if e.name == "after-1"]
     assert kept == {"fp16": 6, "bf16": 4}
 
@@ -811,7 +823,7 @@ def test_a_verdict_that_cannot_be_recorded_is_shown(checked_job):
 def test_the_progress_bar_says_what_runs():
     names = ["solution", "rehearsal", "rehearsal-solution"]
     names += ["before-1", "after-1", "after-2", "before-2"]
-    said = [run.doing(names, done) for done in range(len(names) + 1)]
+    said = [run.doing([*map(made.entry, names)], done) for done in range(len(names) + 1)]
     assert said[:3] == ["solution", "rehearsal", "rehearsal"]
     assert said[3:] == ["pair 1 of 2"] * 2 + ["pair 2 of 2"] * 3
 

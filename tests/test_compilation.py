@@ -227,7 +227,7 @@ def priced(folder, monkeypatch, gain, pairs=True, seconds=300.0):
     for name in folders:
         seen = [compiled(2) | {"seconds": seconds}] if seconds else []
         made._add(folders[name], when="compilation", seen=seen, graphs=1)
-    return judge.judge(exercise, folders, judge.Standards())
+    return judge.judge(exercise, made.ended(folders), judge.Standards())
 
 
 def row(verdict):

@@ -4,7 +4,10 @@ import dataclasses
 import json
 import random
 import shutil
+from collections import Counter
+from types import SimpleNamespace
 
+import made
 import pytest
 from judged import ASKED, made_runs
 from logs import write_log
@@ -21,8 +24,7 @@ PASSED, FAILED, NOT_ASKED, UNMEASURED = State
 
 def speed(step, folders, run):
     """The finding on the speed of these pairs."""
-    ends = {name: ending.of(folder) for name, folder in folders.items()}
-    return judge._speed(exercises.find(step), folders, ends, Runs(run, run), "")[1]
+    return judge._speed(exercises.find(step), made.ended(folders), Runs(run, run), "")[1]
 
 
 def timed(folder, name, ms, device_name="NVIDIA H100 80GB HBM3", **arguments):
@@ -141,6 +143,11 @@ def test_too_few_pairs_do_not_clear_a_bar(tmp_path):
 # What could not be measured does not pass --------------------------------------------------------
 
 
+def plan_of(exercise, names):
+    """What `run` needs of the plan of these runs."""
+    return SimpleNamespace(exercise=exercise, entries=[made.entry(name) for name in names])
+
+
 def rewrite(folder, change):
     """Change the events of a run's log: `change(event)` returns an event, or None to drop it."""
     file = folder / "events.jsonl"
@@ -230,9 +237,24 @@ def test_each_bar_that_asks_for_a_speed_is_tried_here():
 def test_whole_runs_with_a_gain_pass_each_bar(tmp_path, asked):
     """Else the tests below could not fail."""
     exercise, folders = made_runs(tmp_path, asked)
-    found = judge.judge(exercise, folders, judge.Standards())
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert found.passed, found
     assert found.part(FASTER) == PASSED
+
+
+def test_a_verdict_reads_each_log_once(tmp_path, monkeypatch):
+    """Also if the first pair is judged while the others run, and all of them at the end."""
+    exercise, folders = made_runs(tmp_path, "02")
+    for name in ("two-epochs", "two-epochs-solution"):
+        folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
+    parsed, opened = Counter(), course.open_regular
+    monkeypatch.setattr(course, "open_regular", lambda f: parsed.update([f]) or opened(f))
+    planned, ended = plan_of(exercise, folders), made.ended(folders)
+    first = {n: r for n, r in ended.items() if r.entry.number < 2}
+    assert run.telling(planned, first, judge.Standards()) is None
+    assert judge.judge(exercise, ended, judge.Standards()).passed
+    logs = {*tmp_path.glob("*/events.jsonl"), *tmp_path.glob("after-*/replay/events.jsonl")}
+    assert {file: parsed[file] for file in logs} == dict.fromkeys(logs, 1)
 
 
 NAMES = ("solution", "before-1", "before-4", "after-1", "after-6")
@@ -247,7 +269,7 @@ def test_where_a_bar_asks_for_a_speed_a_damaged_run_never_passes(tmp_path, damag
             continue  # it is not timed
         exercise, folders = made_runs(tmp_path / str(i), asked)
         damage(folders[name], folders)
-        found = judge.judge(exercise, folders, judge.Standards())
+        found = judge.judge(exercise, made.ended(folders), judge.Standards())
         assert not found.passed, f"{asked}, {name}: {found}"
         assert found.part(FASTER) == UNMEASURED
         assert found.hint_key, f"{asked}, {name}: without a hint"
@@ -261,14 +283,14 @@ def test_no_set_of_logs_without_a_measured_speed_passes_where_a_bar_asks_for_one
     damaged = {n for n in sides if chance.choice(["before-", "after-", "-"]) in n}
     for name in sorted(damaged | {chance.choice(sides)}):
         chance.choice(DAMAGES)(folders[name], folders)
-    assert not judge.judge(exercise, folders, judge.Standards()).passed
+    assert not judge.judge(exercise, made.ended(folders), judge.Standards()).passed
 
 
 def test_runs_that_were_not_timed_do_not_pass(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
     names = ("solution", "band-1", "float32", "before-1", "after-1")
     first = {n: folders[n] for n in names}
-    assert not judge.judge(exercise, first, judge.Standards(), timed=False).passed
+    assert not judge.judge(exercise, made.ended(first), judge.Standards(), timed=False).passed
 
 
 @pytest.mark.parametrize(("loss", "told"), [("2.0", True), ("2.001", False)])
@@ -277,9 +299,9 @@ def test_losses_that_agree_need_no_band(tmp_path, loss, told):
     log_file = folders["after-1"] / "events.jsonl"
     log_file.write_text(log_file.read_text().replace('"losses": [2.0', f'"losses": [{loss}'))
     found = {name: folders[name] for name in ("solution", "after-1")}
-    keys = dict.fromkeys((*found, "band-1", "band-2"), "")
-    expected = found if told else None
-    assert run._told_already(exercise, keys, found, judge.Standards()) == expected
+    keys = (*found, "band-1", "band-2")
+    expected = made.ended(found) if told else None
+    assert run.telling(plan_of(exercise, keys), made.ended(found), judge.Standards()) == expected
 
 
 def drifts(folders, broken=False):
@@ -299,9 +321,9 @@ def test_while_only_the_losses_fail_the_solution_runs_again(tmp_path, bands, bro
     drifts(folders, broken)
     shutil.copytree(folders["band-1"], tmp_path / "band-2")
     every = {n: folders[n] for n in ("solution", "float32", "after-1", "band-1")}
-    keys = dict.fromkeys((*every, "band-2"), "")
-    found = every | ({"band-2": tmp_path / "band-2"} if bands == 2 else {})
-    assert run._told_already(exercise, keys, found, judge.Standards()) == (found if told else None)
+    found = made.ended(every | ({"band-2": tmp_path / "band-2"} if bands == 2 else {}))
+    planned = plan_of(exercise, [*every, "band-2"])
+    assert run.telling(planned, found, judge.Standards()) == (found if told else None)
 
 
 def test_the_first_pair_need_not_hold_all_updates_to_replay(tmp_path):
@@ -311,8 +333,9 @@ def test_the_first_pair_need_not_hold_all_updates_to_replay(tmp_path):
     changed = json.dumps(event | {"updates": event["updates"][:2]})
     again.write_text(again.read_text().replace(json.dumps(event), changed))
     first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
-    assert run._told_already(exercise, folders, first, judge.Standards()) is None
-    assert judge.judge(exercise, folders, judge.Standards()).passed
+    planned = plan_of(exercise, folders)
+    assert run.telling(planned, made.ended(first), judge.Standards()) is None
+    assert judge.judge(exercise, made.ended(folders), judge.Standards()).passed
 
 
 @pytest.mark.parametrize(("broken", "told"), [(False, False), (True, True)])
@@ -320,23 +343,25 @@ def test_the_losses_of_a_first_pair_are_no_failing_without_a_band(tmp_path, brok
     exercise, folders = made_runs(tmp_path, "05 on a CPU")
     drifts(folders, broken)
     every = {n: folders[n] for n in folders if n != "band-1"}
-    keys = dict.fromkeys((*every, "band-1", "band-2"), "")
+    planned = plan_of(exercise, [*every, "band-1", "band-2"])
     first = {n: folders[n] for n in ("solution", "before-1", "after-1")}
     known = first | {n: folders[n] for n in ("before-2", "before-3")}  # of an earlier check
-    found = run._told_already(exercise, keys, known, judge.Standards())
-    assert found == (first if told else None)
-    verdict = judge.judge(exercise, first, judge.Standards(), timed=False)
+    found = run.telling(planned, made.ended(known), judge.Standards())
+    assert found == (made.ended(first) if told else None)
+    verdict = judge.judge(exercise, made.ended(first), judge.Standards(), timed=False)
     (losses,) = [f for f in verdict.findings if f.what == "losses of all 10 steps"]
     assert losses.state == NOT_ASKED
     assert losses.expected.endswith("or the solution's own noise, which is not known yet")
-    assert run._told_already(exercise, keys, every, judge.Standards()) is None, "a band tells"
-    assert "✗ losses of all 10 steps" in repr(judge.judge(exercise, every, judge.Standards()))
+    assert run.telling(planned, made.ended(every), judge.Standards()) is None, "a band tells"
+    assert "✗ losses of all 10 steps" in repr(
+        judge.judge(exercise, made.ended(every), judge.Standards())
+    )
 
 
 def test_a_step_before_that_ran_out_of_memory_says_what_to_submit(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
     out_of_memory(folders["before-1"], folders)
-    said = repr(judge.judge(exercise, folders, judge.Standards()))
+    said = repr(judge.judge(exercise, made.ended(folders), judge.Standards()))
     assert "? speed: before-1 ran out of memory" in said
     assert "a measured speed: submit with a smaller -b" in said
 
@@ -354,7 +379,7 @@ def test_runs_that_are_too_short_say_what_to_submit_or_why_no_speed_is_asked(
     exercise, folders = made_runs(tmp_path, runs)
     for folder in folders.values():
         too_short(folder, folders)
-    said = repr(judge.judge(exercise, folders, judge.Standards()))
+    said = repr(judge.judge(exercise, made.ended(folders), judge.Standards()))
     assert f"{state} speed: of 10 steps the first are warm-up, the last is inspected" in said
     assert todo in said
     assert "{" not in said
@@ -363,14 +388,14 @@ def test_runs_that_are_too_short_say_what_to_submit_or_why_no_speed_is_asked(
 def test_a_log_without_an_end_is_named(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
     without_an_end(folders["after-1"], folders)
-    said = repr(judge.judge(exercise, folders, judge.Standards()))
+    said = repr(judge.judge(exercise, made.ended(folders), judge.Standards()))
     assert "run after-1: its log has no end: was run.end() left out" in said
 
 
 def test_of_a_run_that_crashed_nothing_counts_as_unasked(tmp_path):
     exercise, folders = made_runs(tmp_path, "02")
     without_an_end(folders["after-1"], folders)
-    found = judge.judge(exercise, folders, judge.Standards())
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert [found.part(part) for part in PARTS] == [FAILED, UNMEASURED, UNMEASURED]
 
 
@@ -384,9 +409,9 @@ def test_of_a_run_that_crashed_nothing_counts_as_unasked(tmp_path):
 )
 def test_what_a_crashed_extra_run_left_undone_is_no_mistake(step, name, how, stays):
     pair = log.Run("mine"), log.Run("solution")
-    ends = {name: ending.Ending(ending.How[how], "")}
+    ended = {name: SimpleNamespace(end=ending.Ending(ending.How[how], ""))}
     found = judge._without_crashed(
-        exercises.find(course.step(step)), Runs(*pair, {name: pair}), ends
+        exercises.find(course.step(step)), Runs(*pair, {name: pair}), ended
     )
     assert (name in found.extras) == stays
 
@@ -398,7 +423,7 @@ def test_a_second_epoch_that_was_not_done_again_is_not_known(tmp_path, left, sta
         folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
     if not left:
         shutil.rmtree(folders["two-epochs"] / "replay")
-    verdict = judge.judge(exercise, folders, judge.Standards())
+    verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
     (found,) = (f for f in verdict.findings if f.what == "audit of each epoch, run two-epochs")
     assert (found.state, verdict.passed) == (state, bool(left)), verdict
 
@@ -422,7 +447,7 @@ def test_another_model_is_validated_in_a_later_epoch_or_from_the_first(tmp_path,
         folders[name] = shutil.copytree(folders["after-1"], tmp_path / name)
     for name in names:
         of_another_model(folders[name])
-    verdict = judge.judge(exercise, folders, judge.Standards())
+    verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert [(f.what, f.hint) for f in verdict.findings if f.fails] == [(what, hint)]
 
 
@@ -441,7 +466,7 @@ def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp
     for first_is_wrong in (False, True):
         if first_is_wrong:
             of_another_model(folders["after-1"])
-        verdict = judge.judge(exercise, folders, judge.Standards())
+        verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
         hints[first_is_wrong] = {f.hint for f in verdict.findings if f.fails}
     assert hints == {False: {"later"}, True: {"evaluation", None}}
 
@@ -449,7 +474,7 @@ def test_a_validation_that_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp
 def test_what_is_wrong_from_the_first_epoch_is_no_later_mistake(tmp_path):
     exercise, folders = with_other_labels_in_two_epochs(tmp_path)
     failed_in_its_end(folders["after-1"] / "replay", {})
-    verdict = judge.judge(exercise, folders, judge.Standards())
+    verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert {f.what for f in verdict.failing} == {"audit", "all steps, run two-epochs"}
     assert {f.hint for f in verdict.failing} == {"audit", None}
 
@@ -492,7 +517,7 @@ def test_a_trainer_that_nothing_watched_has_one_finding(tmp_path):
     exercise, folders = made_runs(tmp_path, "03 on a CPU")
     watched = {"backward": 12}
     rewrite(folders["solution"], lambda e: e | watched if e.get("when") == "whole" else e)
-    verdict = judge.judge(exercise, folders, judge.Standards())
+    verdict = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert [f.what for f in verdict.failing if f.state == FAILED] == ["evidence"]
     assert verdict.hint_key == "watched"
 
@@ -561,7 +586,7 @@ def test_work_that_is_hidden_in_the_auditors_looks_is_refused(tmp_path, aside_ms
     exercise, folders = made_runs(tmp_path, "02")
     for name, folder in folders.items():
         looked(folder, aside_ms if name.startswith("after-") else 1.0)
-    found = judge.judge(exercise, folders, judge.Standards())
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert found.passed != hidden
     assert ("time of the check's own looks" in repr(found)) == hidden
     assert found.hint_key == ("clock" if hidden else None)
@@ -591,7 +616,7 @@ def test_a_job_is_audited_in_small_only_if_the_solution_is_as_large(
         folders[name] = shutil.copytree(folders["float32"], tmp_path / name)
     for name, folder in folders.items():
         taking(folder, mine if name.startswith("after-") else solution)
-    found = judge.judge(exercise, folders, judge.Standards())
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert found.passed == passes, found
     assert ("memory of the job: " in repr(found)) != passes
     assert passes or f"{mine}.0 GB at the peak" in repr(found)
@@ -603,7 +628,7 @@ def test_a_run_for_which_the_audit_has_no_memory_is_not_held_against_the_trainer
     out_of_memory(tmp_path / name, folders)
     if name == "float32":
         shutil.rmtree(tmp_path / name / "replay")
-    found = judge.judge(exercise, folders, judge.Standards())
+    found = judge.judge(exercise, made.ended(folders), judge.Standards())
     assert not found.passed
     assert FAILED not in [found.part(part) for part in PARTS]
     assert "room for what the check keeps beside it: submit with a smaller -b" in repr(found)
@@ -618,4 +643,4 @@ def test_a_full_disk_says_nothing_about_the_trainer(tmp_path):
     with pytest.raises(
         CheckError, match=r"says nothing about your trainer: there was no room.*du -s"
     ):
-        run._refuse({"after-1": folder}, judge.Standards())
+        run.refuse(made.ended({"after-1": folder}))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import made
 import pytest
 import wrong
 
@@ -40,7 +41,8 @@ def entries(step, answers, folder):
         trainer.write_text(wrong.source(answer))
         name = f"{answer.name}--after-1"
         # Ten of twelve: with eight, a mistake in the last four would be missed once in 495 times.
-        found[name] = plan.audited(name, trainer, flags, 10, "{job}/" + usual, plan.ALONE)
+        mine = series.Entry(name, trainer, flags, reference=usual)
+        found[name] = plan.placed(plan.audited(mine, 10, plan.ALONE), {})
     return list(found.values())
 
 
@@ -66,7 +68,8 @@ def verdict(runs, answer):
     found["after-1"] = folders[f"{answer.name}--after-1"]
     for name in exercises.find(step).beside:
         found[name] = folders[f"{own}{name}"]
-    return judge.judge(exercises.find(step), found, plan.standards(exercises.find(step)))
+    exercise = exercises.find(step)
+    return judge.judge(exercise, made.ended(found), plan.standards(exercise))
 
 
 def test_every_trick_is_refused_by_the_evidence_that_its_label_names(runs):

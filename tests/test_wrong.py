@@ -7,11 +7,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import made
 import pytest
 import wrong
 
 from dlojz import course
-from dlojz.check import ending, exercises, judge, plan, run
+from dlojz.check import ending, exercises, judge, plan
 from dlojz.launch import Request, series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"
@@ -76,13 +77,11 @@ REPLAYED = {
 
 def entries(step, prefix, trainer, flags, expect):
     """What a check runs of one trainer."""
-    name = f"{prefix}after-1"
-    found = [series.Entry(name, trainer, flags)]
-    if expect in REPLAYED:
-        found = [plan.audited(name, trainer, flags, 6, "{job}/solution")]
+    mine = replace(made.entry("after-1"), name=f"{prefix}after-1", trainer=trainer, flags=flags)
+    found = [plan.placed(plan.audited(mine, 6), {})] if expect in REPLAYED else [mine]
     for extra in exercises.find(step).extras(False):
         if expect in NEED[step][extra.name]:
-            entry = run._placed(plan.short(extra, trainer), {})
+            entry = plan.placed(plan.short(extra, trainer), {})
             again = entry.replay if expect == "later" else None
             found.append(replace(entry, name=f"{prefix}{extra.name}", replay=again))
     return found
@@ -99,13 +98,14 @@ def runs(request, tmp_path_factory):
     step, folder = request.param, tmp_path_factory.mktemp("wrong")
     flags = (FLAGS + OWN[step]).split()
     before = plan.without(flags, exercises.find(step).own_flags)
-    wanted = [series.Entry("solution", course.solution(step), flags, audit=plan.LEDGER)]
+    solution = course.solution(step)
+    wanted = [series.Entry("solution", solution, flags, audit=plan.LEDGER)]
     wanted += [series.Entry("before-1", course.before(step), before)]
     for name, more in exercises.find(step).beside.items():
-        wanted.append(series.Entry(name, course.solution(step), [*flags, *more]))
+        wanted.append(series.Entry(name, solution, [*flags, *more]))
     wanted += entries(step, "starter--", course.before(step), flags, EXPECTED[step])
     for extra in exercises.find(step).extras(False):
-        wanted.append(plan.short(extra, course.solution(step), "-solution"))
+        wanted.append(plan.short(extra, solution, of_solution=True))
     for answer in judged(step):
         trainer = Path(folder, f"{answer.name}.py")
         trainer.write_text(wrong.source(answer))
@@ -124,7 +124,7 @@ def verdict(runs, who):
         if prefix in ("", who):
             folders[own] = folder
     exercise = exercises.find(step)
-    return judge.judge(exercise, folders, plan.standards(exercise))
+    return judge.judge(exercise, made.ended(folders), plan.standards(exercise))
 
 
 def test_the_starter_fails(runs):
@@ -161,7 +161,7 @@ def test_a_backend_that_no_job_on_a_gpu_asks_for_is_tried_there(runs):
     found = dict.fromkeys(names, folders["solution"])
     for tried, hints in (("mode-for-all--after-1", ["backends"]), ("solution", [])):
         runs_of_both = found | {extra.name: folders[tried]}
-        verdict = judge.judge(exercise, runs_of_both, plan.standards(exercise))
+        verdict = judge.judge(exercise, made.ended(runs_of_both), plan.standards(exercise))
         failing = [f for f in verdict.failing if f.what == f"run {extra.name}"]
         assert [f.hint for f in failing] == hints, verdict
         assert all("--compile aot_eager" in f.expected for f in failing)

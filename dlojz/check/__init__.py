@@ -92,8 +92,8 @@ def _end(job, trainer) -> ending.Ending:
 def _timed(exercise, job, pairs):
     planned, standards = plan.of(exercise, job, pairs), plan.standards(exercise, job)
     runs = run.finished(planned, standards)
-    names = [entry.name for entry in planned.entries]
-    timed = {*names} - run.optional(names) <= set(runs)
+    names = {entry.name for entry in planned.entries}
+    timed = names - run.optional(planned.entries) <= set(runs)
     verdict = judge.judge(exercise, runs, standards, timed=timed)
     verdict.notes = (*planned.notes, *verdict.notes)
     verdict.reached = _reached(exercise, job, runs) if verdict.passed else {}
@@ -106,8 +106,7 @@ def _reached(exercise, job, runs):
     The start of the course has no check of its own: the first step's check times it, too.
     """
     before, after = (
-        [folder for name, folder in runs.items() if name.startswith(side)]
-        for side in ("before-", "after-")
+        [ended.summary for ended in runs.values() if ended.entry.role == role] for role in run.PAIR
     )
     flags = " ".join(plan.flags_of(job))
     found = {exercise.step: reached.of(after, [job], flags)}

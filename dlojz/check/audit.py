@@ -193,9 +193,9 @@ class Audited:
         return replace(self, replay=replace(self.replay, replay=records.Replay(kept, every)))
 
 
-def audited(folder, replay, precision: str) -> list[Audited]:
+def audited(mine: log.Run, replay: log.Run, precision: str) -> list[Audited]:
     """Return an audited run and its replay, of each process."""
-    pairs = zip(log.read_ranks(folder), log.read_ranks(replay), strict=True)
+    pairs = zip(mine.ranks, replay.ranks, strict=True)
     return [Audited(mine, again, precision) for mine, again in pairs]
 
 

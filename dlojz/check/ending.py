@@ -1,15 +1,16 @@
-"""How a run of a check ended, from its exit codes, its log and its stderr."""
+"""A run of a check that has ended: how, from its exit codes, its log and its stderr."""
 
 import re
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from dlojz import course
 from dlojz.launch import series
-from dlojz.runs import by_hand, outcome
+from dlojz.runs import by_hand, log, outcome, stats
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 
@@ -47,6 +48,54 @@ class Ending:
     @property
     def completed(self) -> bool:
         return self.how == How.COMPLETED
+
+
+class Role(StrEnum):
+    """What a run of a check is for."""
+
+    SOLUTION = "solution"  # with the flags of the job
+    BEFORE = "before"  # a pair: the step before, and the trainee's
+    AFTER = "after"
+    BAND = "band"  # the solution, with weights that are off by a rounding error
+    BESIDE = "beside"  # the solution in another way
+    EXTRA, EXTRA_SOLUTION = "extra", "extra-solution"  # short ones, with other flags
+    # The trainee's and the solution's, with a small model: if a state of the job's is too large.
+    SMALL, SMALL_SOLUTION = "small", "small-solution"
+    FLOAT32 = "float32"  # the trainee's, beside those in 16 bits
+
+    @property
+    def mine(self) -> bool:
+        """Return whether it is of the trainee's trainer."""
+        return self in (Role.AFTER, Role.EXTRA, Role.SMALL, Role.FLOAT32)
+
+    def named(self, number: int = 0) -> str:
+        """Return what the folder of such a run is called."""
+        return f"{self}-{number}" if number else str(self)
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run of a check that has ended. What it has left is read once."""
+
+    folder: Path
+    entry: series.Entry | None = None  # its place in the plan; None: the job itself, or a replay
+    trainer: str = "dlojz.py"  # the name that its user knows the trainer by
+
+    @cached_property
+    def end(self) -> Ending:
+        return of(self.folder, self.trainer)
+
+    @cached_property
+    def log(self) -> log.Run:
+        return log.read(self.folder)
+
+    @cached_property
+    def summary(self) -> stats.Summary:
+        return stats.summary(self.log)
+
+    @cached_property
+    def replay(self) -> "EndedRun":
+        return EndedRun(self.folder / series.REPLAY)
 
 
 def of(folder: Path, trainer: str = "dlojz.py") -> Ending:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.check import audit, bars, ending, told, work
+from dlojz.check.ending import EndedRun, Role
 from dlojz.check.exercises import (
     FASTER,
     MECHANISM,
@@ -21,7 +22,6 @@ from dlojz.check.exercises import (
     common,
 )
 from dlojz.check.verdict import Verdict
-from dlojz.launch import series
 from dlojz.runs import log, outcome, stats
 
 NOT_TIMED = Finding(
@@ -36,45 +36,44 @@ NOT_WATCHED = Finding(
     *(SAME, "evidence", "evidence", State.FAILED, "none: nothing watched the training"),
     *("a Chronometer with `witness=evidence.watch(...)`", "watched"),
 )
-BAND = "band-"  # runs of the solution with weights that are off by a rounding error, by number
-FLOAT32 = "float32"  # a run of the trainee's trainer, beside those in 16 bits
-SMALL = "small"  # another, whose updates are kept if a state of those is too large
 OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
 
 @dataclass(frozen=True)
 class Standards:
-    """What a judge is given besides the logs."""
+    """What a check needs to know besides the runs."""
 
     recorded: str = ""  # what the step gained on a GPU, for trainees who have none
     trainer: str = "dlojz.py"  # the name of the trainee's file
 
 
 def judge(
-    exercise: Exercise, folders: Mapping[str, Path], standards: Standards, timed: bool = True
+    exercise: Exercise, ended: Mapping[str, EndedRun], standards: Standards, timed: bool = True
 ) -> Verdict:
-    """Return the verdict on finished runs: "solution", "before-1", "after-1" and so on.
+    """Return the verdict on the runs of a check that have ended, by name.
 
     timed: whether all pairs that measure the speed are among them.
     """
-    ends = {name: ending.of(folder, standards.trainer) for name, folder in folders.items()}
-    for name in ("solution", *_names(folders, BAND), *(_names(folders, "after-") or ["after-1"])):
-        if not ends.get(name, MISSING).completed:
-            return _stopped(exercise, folders, name, ends.get(name, MISSING))
-    runs, broken = _read(exercise, folders, ends)
+    for role, number in ((Role.SOLUTION, 0), (Role.AFTER, 1)):
+        if not _of(ended, role):
+            return _not_run(exercise, role.named(number))
+    for run in _of(ended, Role.SOLUTION, Role.BAND, Role.AFTER):
+        if not run.end.completed:
+            return _stopped(exercise, run, *_of(ended, Role.SOLUTION))
+    runs, broken = _read(exercise, ended)
     if runs.mine.whole.backward is None and runs.reference.whole.backward is not None:
         found = [NOT_WATCHED, NOT_JUDGED, NOT_TIMED]
         return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
-    mechanism = _mechanism(exercise, _without_crashed(exercise, runs, ends))
+    mechanism = _mechanism(exercise, _without_crashed(exercise, runs, ended))
     if broken:
         mechanism = [f for f in mechanism if f.reached or not f.fails]
     same = common.same_work(runs.mine, runs.reference)
-    audited = _audit(exercise, folders, ends, runs, timed)
+    audited = _audit(exercise, ended, runs, timed)
     findings = [
         *(replace(f, hint=exercise.hint_of.get(f.key, f.hint)) for f in same),
         *audited,
-        *_short_runs(exercise, folders, ends, runs, audited),
-        _work(folders, ends, runs),
+        *_short_runs(exercise, ended, runs, audited),
+        _work(ended, runs),
         *mechanism,
     ]
     findings = _own_hints_first(findings)
@@ -85,10 +84,10 @@ def judge(
     name = exercise.second_name
     if not timed:
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, second_name=name)
-    comparison, faster = _speed(exercise, folders, ends, runs, standards.recorded)
-    price = exercise.price(_timed(folders, comparison))
+    comparison, faster = _speed(exercise, ended, runs, standards.recorded)
+    price = exercise.price(_timed(ended, comparison))
     # A single pair has no spread to warn about, and no more were asked for.
-    pairs = len(_names(folders, "after-"))
+    pairs = len(_of(ended, Role.AFTER))
     cautions = comparison.cautions if comparison else ()
     told = tuple(c for c in cautions if _tells(c, pairs, exercise))
     findings += [faster, *price]
@@ -128,7 +127,7 @@ def _mechanism(exercise, runs) -> list[Finding]:
     ]
 
 
-def _without_crashed(exercise, runs, ends) -> Runs:
+def _without_crashed(exercise, runs, ended) -> Runs:
     """Return the runs without the extra ones that crashed: what they left undone is no mistake.
 
     A rehearsal stays, for a device that was forgotten makes it crash, and its evidence says which.
@@ -137,42 +136,36 @@ def _without_crashed(exercise, runs, ends) -> Runs:
     left = {
         name: pair
         for name, pair in runs.extras.items()
-        if name in rehearsed or ends[name].how != ending.How.FAILED
+        if name in rehearsed or ended[name].end.how != ending.How.FAILED
     }
     return replace(runs, extras=left)
 
 
-MISSING = ending.Ending(ending.How.UNFINISHED, "it was not run")
-
-
-def _read(exercise, folders, ends) -> tuple[Runs, list[Finding]]:
+def _read(exercise, ended) -> tuple[Runs, list[Finding]]:
     """Return the logs to judge, and a finding for each extra run that did not complete."""
     extras, broken = {}, []
     flags = {extra.name: " ".join(extra.flags) for extra in _extras(exercise)}
-    for name in (n for n in folders if f"{n}-solution" in folders):
-        pair = name, f"{name}-solution"
-        for run in pair:
-            if not ends[run].completed:
-                known = flags.get(name, "") if run == name else ""
-                end = _ended(exercise, folders[run], ends[run], "run", "run-failed", run, known)
-                broken.append(end)
+    for mine, usual in _pairs(ended):
+        for run in (mine, usual):
+            if not run.end.completed:
+                known = flags.get(run.entry.name, "") if run is mine else ""
+                broken.append(_failed_run(exercise, run, known))
         with suppress(log.NoLogError):  # it stopped at an unknown flag
-            extras[name] = tuple(log.read(folders[run]) for run in pair)
-    mine = log.read(folders[_names(folders, "after-")[0]])
-    beside = {n: _beside(folders[n], ends[n]) for n in exercise.beside if n in folders}
-    return Runs(mine, log.read(folders["solution"]), extras, beside), broken
+            extras[mine.entry.name] = mine.log, usual.log
+    mine, usual = _of(ended, Role.AFTER)[0].log, _of(ended, Role.SOLUTION)[0].log
+    beside = {n: _beside(ended[n]) for n in exercise.beside if n in ended}
+    return Runs(mine, usual, extras, beside), broken
 
 
-def _beside(folder, end) -> Beside:
+def _beside(run) -> Beside:
     """Return a run of the solution in another way, which may have run out of memory."""
-    return Beside(log.read(folder), end.how == ending.How.OUT_OF_MEMORY)
+    return Beside(run.log, run.end.how == ending.How.OUT_OF_MEMORY)
 
 
-def _timed(folders, comparison) -> Timed:
+def _timed(ended, comparison) -> Timed:
     """Return the runs of the pairs; those before only if they could be compared."""
-    before = _names(folders, "before-") if comparison else []
-    after = [log.read(folders[name]) for name in _names(folders, "after-")]
-    return Timed([stats.summary(folders[name]) for name in before], after, comparison)
+    before = [run.summary for run in _of(ended, Role.BEFORE)] if comparison else []
+    return Timed(before, [run.log for run in _of(ended, Role.AFTER)], comparison)
 
 
 def _tells(caution, pairs, exercise):
@@ -181,13 +174,16 @@ def _tells(caution, pairs, exercise):
     return pairs >= stats.MIN_PAIRS or caution.kind == stats.Caution.NOT_COMPARABLE
 
 
-def _names(folders, prefix):
-    names = [n for n in folders if n.startswith(prefix)]
-    return sorted(names, key=lambda n: int(n.removeprefix(prefix)))
+def _of(ended, *roles) -> list[EndedRun]:
+    """Return the runs with one of these roles, in the order of the roles and of their numbers."""
+    runs = [run for run in ended.values() if run.entry.role in roles]
+    return sorted(runs, key=lambda run: (roles.index(run.entry.role), run.entry.number))
 
 
-def _among(folders, *names):
-    return [name for name in names if name in folders]
+def _pairs(ended) -> list[tuple[EndedRun, EndedRun]]:
+    """Return the extra runs of the trainee's trainer, each with that of the solution."""
+    mine = (run for run in ended.values() if run.entry.role in (Role.EXTRA, Role.SMALL))
+    return [(r, ended[r.entry.reference]) for r in mine if r.entry.reference in ended]
 
 
 # Runs that crashed -------------------------------------------------------------------------------
@@ -195,24 +191,31 @@ def _among(folders, *names):
 
 def crashed(exercise: Exercise, folder: Path, end: ending.Ending) -> Verdict:
     """Return the verdict on a job that did not complete, from what it logged until then."""
-    return _with_evidence(exercise, folder, folder, _ended(exercise, folder, end, "job", "failed"))
+    run = EndedRun(folder)
+    return _with_evidence(exercise, run, run, _ended(exercise, folder, end, "job", "failed"))
 
 
-def _stopped(exercise, folders, name, end) -> Verdict:
+def _not_run(exercise, name) -> Verdict:
+    """Return the verdict if a run that the others are compared with was not made."""
+    end = ending.Ending(ending.How.UNFINISHED, "it was not run")
+    found = [_ended(exercise, None, end, "run", "run-failed", name), NOT_JUDGED, NOT_TIMED]
+    return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
+
+
+def _stopped(exercise, run, solution) -> Verdict:
     """Return the verdict if a run that the others are compared with did not complete."""
-    folder = folders.get(name)
-    ended = _ended(exercise, folder, end, "run", "run-failed", name)
-    if folder is None:
-        found = [ended, NOT_JUDGED, NOT_TIMED]
-        return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
-    return _with_evidence(exercise, folder, folders.get("solution", folder), ended)
+    return _with_evidence(exercise, run, solution, _failed_run(exercise, run))
 
 
-def _with_evidence(exercise, folder, reference, ended) -> Verdict:
+def _failed_run(exercise, run, flags="") -> Finding:
+    return _ended(exercise, run.folder, run.end, "run", "run-failed", run.entry.name, flags)
+
+
+def _with_evidence(exercise, run, reference, ended) -> Verdict:
     """Return the verdict on a run that did not complete, with the evidence that it left."""
     seen = []
     with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
-        found = exercise.mechanism(Runs(log.read(folder), log.read(reference)))
+        found = exercise.mechanism(Runs(run.log, reference.log))
         seen = [f for f in found if f.fails and f.reached]
     certain = {exercise.waited, *(hint for _, hint in exercise.causes)}
     if seen and ended.hint not in certain:  # else evidence shows only what was left undone
@@ -246,30 +249,29 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
 # The audit ---------------------------------------------------------------------------------------
 
 
-def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
+def _audit(exercise, ended, runs, timed) -> list[Finding]:
     """Return whether it is the same training, to the last step.
 
     timed: whether all pairs are there; else too few updates were kept, so far.
     """
     precision = audit.precision_of(runs.reference)
-    names = dict.fromkeys([*_names(folders, "after-"), *_among(folders, SMALL)], precision)
+    watched = [(run, precision) for run in _of(ended, Role.AFTER, Role.SMALL)]
     if precision in audit.COARSE:
-        names[FLOAT32] = "fp32"
+        wide = _of(ended, Role.FLOAT32) or [EndedRun(Path(Role.FLOAT32))]  # which was not made
+        watched += [(run, "fp32") for run in wide]
     found, broken = [], []
-    for name, kind in names.items():
-        folder = folders.get(name, Path(name))
-        again = folder / series.REPLAY
-        if ending.of(again).completed:
-            found += audit.audited(folder, again, kind)
+    for run, kind in watched:
+        if run.replay.end.completed:
+            found += audit.audited(run.log, run.replay.log, kind)
         else:
-            ended = again if ends.get(name, MISSING).completed else folder
-            broken.append(_ended(exercise, ended, ending.of(ended), "audit", "audit"))
-    bands = [log.read(folders[name]) for name in _names(folders, BAND)]
+            last = run.replay if run.end.completed else run
+            broken.append(_ended(exercise, last.folder, last.end, "audit", "audit"))
+    bands = [run.log for run in _of(ended, Role.BAND)]
     ranks = runs.mine.ranks, runs.reference.ranks
     of_mine = [r for r in found if r.folder == runs.mine.path.parent]
     links = audit.findings(found) if found else []
     return [
-        *(audit.as_large(runs.mine, runs.reference) if SMALL in folders else []),
+        *(audit.as_large(runs.mine, runs.reference) if _of(ended, Role.SMALL) else []),
         *(f for f in links if timed or f.hint != audit.TOO_SHORT),
         *broken[:1],
         audit.losses(runs.mine, runs.reference, bands, precision, early=not timed),
@@ -278,35 +280,34 @@ def _audit(exercise, folders, ends, runs, timed) -> list[Finding]:
         told.finding(ranks[0], [r.every for r in of_mine]),
         told.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
-        *_looks(folders, ends, runs.reference),
+        *_looks(ended, runs.reference),
     ]
 
 
-def _looks(folders, ends, solution) -> list[Finding]:
+def _looks(ended, solution) -> list[Finding]:
     """Return what the auditor's own time in the pairs shows."""
     after, before = (
-        [log.read(folders[n]) for n in _names(folders, prefix) if ends[n].completed]
-        for prefix in ("after-", "before-")
+        [run.log for run in _of(ended, role) if run.end.completed]
+        for role in (Role.AFTER, Role.BEFORE)
     )
     return audit.looks(after, before, solution)
 
 
-def _short_runs(exercise, folders, ends, runs, audited) -> list[Finding]:
+def _short_runs(exercise, ended, runs, audited) -> list[Finding]:
     """Return whether the extra runs are the solution's. audited: what the job's own audit found."""
-    ended = [n for n in runs.extras if ends[n].completed and ends[f"{n}-solution"].completed]
+    pairs = [pair for pair in _pairs(ended) if all(run.end.completed for run in pair)]
     validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
     instead = "later" if validated else audit.EVALUATION
     if any(f.state == State.FAILED and f.hint in ("audit", "told") for f in audited):
         instead = None  # what is wrong in the job itself is no later mistake
-    found = [f for name in ended for f in common.still_trains(name, *runs.extras[name])]
-    replayed = [name for name in ended if name in _replayed(exercise)]
-    found += [_later(name, folders, runs, validated) for name in replayed]
+    found = [
+        f
+        for mine, usual in pairs
+        for f in common.still_trains(mine.entry.name, mine.log, usual.log)
+    ]
+    replayed = {extra.name for extra in _extras(exercise) if extra.replayed}
+    found += [_later(*pair, validated) for pair in pairs if pair[0].entry.name in replayed]
     return [replace(f, hint=_hint(f, instead)) for f in found]
-
-
-def _replayed(exercise) -> set[str]:
-    """Return the extra runs whose updates are done again."""
-    return {extra.name for extra in _extras(exercise) if extra.replayed}
 
 
 def _extras(exercise):
@@ -339,38 +340,36 @@ def _hint(finding, instead: str | None) -> str | None:
     return None if follows and not instead else finding.hint
 
 
-def _later(name, folders, runs, validated) -> Finding:
+def _later(run, solution, validated) -> Finding:
     """Return what the audit of a short run with several epochs found that is not the solution's.
 
     validated: whether the first epoch's validation is right. If not, that is no later mistake.
     """
-    again = folders[name] / series.REPLAY
-    which = SAME, "epochs", f"audit of each epoch, run {name}"
+    which = SAME, "epochs", f"audit of each epoch, run {run.entry.name}"
     asked = "the solution's updates"
-    end = ending.of(again)
+    end = run.replay.end
     if not end.completed:
         return Finding(*which, State.UNMEASURED, end.text, f"{asked}: check again", "later")
-    reference = runs.extras[name][1]
-    found = audit.audited(folders[name], again, audit.precision_of(reference))
-    ranks = runs.extras[name][0].ranks
+    found = audit.audited(run.log, run.replay.log, audit.precision_of(solution.log))
+    ranks = run.log.ranks
     every = [r.every for r in found]
     looked = [*audit.links(found), told.finding(ranks, every)]
     if validated:
         looked += [*audit.validated(found), *filter(None, [audit.another_model(ranks)])]
     failing = [f for f in looked if f.fails]
     words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
-    epochs = reference.start["arguments"].get("epochs", 1)
+    epochs = solution.log.start["arguments"].get("epochs", 1)
     early = [*audit.links([r.first_of(epochs) for r in found]), told.finding(ranks, every, True)]
     hint = next((f.hint for f in early if f.state == State.FAILED), "later")
     return Finding(*which, not failing, words or "the same", asked, hint)
 
 
-def _work(folders, ends, runs) -> Finding:
+def _work(ended, runs) -> Finding:
     """Return whether each step that was looked at did the solution's work."""
-    beside = runs.extras[SMALL][1] if SMALL in runs.extras else runs.reference
-    usual = dict.fromkeys(_names(folders, "after-"), runs.reference)
-    usual |= dict.fromkeys(_among(folders, SMALL, FLOAT32), beside)
-    pairs = [(log.read(folders[name]), of) for name, of in usual.items() if ends[name].completed]
+    beside = runs.extras[Role.SMALL][1] if Role.SMALL in runs.extras else runs.reference
+    usual = {Role.AFTER: runs.reference, Role.SMALL: beside, Role.FLOAT32: beside}
+    done = [r for r in _of(ended, Role.AFTER, Role.SMALL, Role.FLOAT32) if r.end.completed]
+    pairs = [(run.log, usual[run.entry.role]) for run in done]
     return work.finding(pairs + [(run.in_the_middle, of) for run, of in pairs if run.middle])
 
 
@@ -379,22 +378,19 @@ def _work(folders, ends, runs) -> Finding:
 SPEED = FASTER, "speed", "speed"
 
 
-def _speed(exercise, folders, ends, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
+def _speed(exercise, ended, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
     """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
     bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
     known = runs.reference.start.get("instructions") or ["unknown instructions"]
     bar = replace(bar, source=bar.source.format(instructions=", ".join(known)))
-    names = _names(folders, "before-")
-    if not names and bar.at_least is None:
+    sides = [_of(ended, role) for role in (Role.BEFORE, Role.AFTER)]
+    if not sides[0] and bar.at_least is None:
         why = f"no gain asked: {bar.source}{recorded}"
         return None, Finding(*SPEED, State.NOT_ASKED, "not compared", why)
-    for name in names:
-        if not ends[name].completed:
-            return None, _unmeasured(bar, name, ends[name])
-    before, after = (
-        [stats.summary(folders[n]) for n in _names(folders, prefix)]
-        for prefix in ("before-", "after-")
-    )
+    for run in sides[0]:
+        if not run.end.completed:
+            return None, _unmeasured(bar, run.entry.name, run.end)
+    before, after = ([run.summary for run in side] for side in sides)
     try:
         found = stats.compare(before, after, exercise.same_hardware)
     except ValueError as error:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from dlojz import course, launch, presets
 from dlojz.check import audit, bars, judge
+from dlojz.check.ending import Role
 from dlojz.check.exercises import Exercise
 from dlojz.check.verdict import CheckError
 from dlojz.launch import series
@@ -47,7 +48,8 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
             f"job {job.id} had {job.info['n_gpu']} process, and {exercise.step} is about several: "
             f'submit("{job.command}", n_gpu={exercise.processes})'
         )
-    run, found = log_of(job), tuple(entries(exercise, job, pairs))
+    run = log_of(job)
+    found = tuple(entries(exercise, job, pairs, run))
     notes = tuple(_audited_small(exercise, run))
     request, times = launch.request_of(job), (run.seconds, stats.compile_seconds(run))
     return Plan(exercise, job, found, request, hardware_of(run), *times, notes)
@@ -118,7 +120,7 @@ def flags_of(job) -> list[str]:
     return job.info["command"][1:]
 
 
-def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
+def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
     """Return the series: the solution, what else the exercise needs, the pairs A B B A ...
 
     Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
@@ -128,26 +130,28 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
 
     In a band, the solution's weights are off by a rounding error. The bands come last: where the
     losses agree, none is needed.
+
+    run: the job's log.
     """
     mine, flags = job.directory / "trainer.py", without(flags_of(job), LEFT_OUT)
     solution, before = course.solution(exercise.step), course.before(exercise.step)
     known = [*without(flags, exercise.own_flags), *exercise.before_flags]
-    step, hardware, arguments = what(exercise, job)
+    hardware = hardware_here(run)
     if pairs is None:
-        pairs = 0 if bars.bar(step, hardware, arguments).at_least is None else stats.MIN_PAIRS
-    entries = [series.Entry("solution", solution, flags, audit=LEDGER)]
+        bar = bars.bar(exercise.step, hardware, run.start["arguments"])
+        pairs = 0 if bar.at_least is None else stats.MIN_PAIRS
+    entries = [_entry(Role.SOLUTION, 0, solution, flags, audit=LEDGER)]
     bands = [
-        series.Entry(f"{judge.BAND}{seed}", solution, flags, audit=BAND | {"perturb": seed})
+        _entry(Role.BAND, seed, solution, flags, audit=BAND | {"perturb": seed})
         for seed in range(1, 1 + len(audit.DRIFTS))
     ]
     for name, more in exercise.beside.items():
-        entries.append(series.Entry(name, solution, [*flags, *more]))
-    run = log_of(job)
+        entries.append(series.Entry(name, solution, [*flags, *more], role=Role.BESIDE))
     precision = audit.precision_of(run, hardware)
     coarse, large = precision in audit.COARSE, bool(audit.too_large(run))
     entries += _beside(exercise, mine, solution, flags, coarse, large)
     for extra in exercise.extras(hardware.startswith("cuda")):
-        entries += [short(extra, solution, "-solution"), short(extra, mine)]
+        entries += [short(extra, solution, of_solution=True), short(extra, mine)]
     spare = SPARE if precision == "fp16" and hardware.startswith("cuda") else 0
     wanted = audit.AUDITED - _in_float32(coarse) + spare
     keep = max(-(-wanted // (pairs or 1)), 4 if hardware.startswith("cuda") else 2)
@@ -155,30 +159,36 @@ def entries(exercise: Exercise, job, pairs) -> list[series.Entry]:
     wish |= {} if pairs else ALONE
     for i in range(1, (pairs or 1) + 1):
         more = wish if i == 1 else wish | {"validate": False}  # one validation is enough
-        both = [audited(f"after-{i}", mine, flags, keep, "{solution}", more, tuned=not coarse)]
+        after = _entry(Role.AFTER, i, mine, flags, reference=Role.SOLUTION)
+        both = [audited(after, keep, more, tuned=not coarse)]
         if pairs:
             alike = wish | {"validate": False}
-            both.insert(0, series.Entry(f"before-{i}", before, known, audit=alike))
+            both.insert(0, _entry(Role.BEFORE, i, before, known, audit=alike))
         entries += both if i % 2 else reversed(both)
     return [*entries, *bands]
 
 
-def short(extra, trainer, suffix: str = "") -> series.Entry:
+def _entry(role: Role, number: int, trainer, flags, **more) -> series.Entry:
+    """Return a run whose folder is named by its role."""
+    return series.Entry(role.named(number), trainer, flags, role=role, number=number, **more)
+
+
+def short(extra, trainer, of_solution: bool = False) -> series.Entry:
     """Return an extra run, of the trainee's trainer or of the solution.
 
     {images} among its flags is a folder with so few images that the run comes to the end of an
     epoch.
     """
-    name, flags = f"{extra.name}{suffix}", extra.flags
+    name, flags = f"{extra.name}-solution", extra.flags
     if "{images}" in flags:
         flags = tuple(str(few_images()) if flag == "{images}" else flag for flag in flags)
-    if not extra.replayed:
-        return series.Entry(name, trainer, flags, extra.rehearse)
     watched = {"epochs": True}
-    if suffix:
-        return series.Entry(name, trainer, flags, audit=LEDGER | watched)
-    usual = f"{{{extra.name}-solution}}"
-    return audited(name, trainer, flags, LATER_KEPT, usual, watched, tuned=False)
+    if of_solution:
+        kept = LEDGER | watched if extra.replayed else None
+        run = series.Entry(name, trainer, flags, extra.rehearse, kept)
+        return replace(run, role=Role.EXTRA_SOLUTION, reference=extra.name)
+    run = series.Entry(extra.name, trainer, flags, extra.rehearse, role=Role.EXTRA, reference=name)
+    return audited(run, LATER_KEPT, watched, tuned=False) if extra.replayed else run
 
 
 def few_images() -> Path:
@@ -195,15 +205,15 @@ def _in_float32(coarse) -> int:
 
 def _beside(exercise, mine, solution, flags, coarse, large):
     """Yield the runs that are audited beside the trainee's own: in small, and in float32."""
-    usual = "{solution}"
+    usual = Role.SOLUTION
     if large:
-        flags, name = [*flags, *exercise.small.split()], f"{judge.SMALL}-solution"
-        yield series.Entry(name, solution, flags, audit=LEDGER | UNTIMED)
-        usual = f"{{{name}}}"
-        yield audited(judge.SMALL, mine, flags, SMALL_KEPT, usual, UNTIMED)
+        flags, usual = [*flags, *exercise.small.split()], Role.SMALL_SOLUTION
+        kept = LEDGER | UNTIMED
+        yield _entry(usual, 0, solution, flags, audit=kept, reference=Role.SMALL)
+        yield audited(_entry(Role.SMALL, 0, mine, flags, reference=usual), SMALL_KEPT, UNTIMED)
     if coarse:
-        wide = [*flags, "--precision", "fp32"]
-        yield audited(judge.FLOAT32, mine, wide, _in_float32(coarse), usual, UNTIMED)
+        wide = _entry(Role.FLOAT32, 0, mine, [*flags, "--precision", "fp32"], reference=usual)
+        yield audited(wide, _in_float32(coarse), UNTIMED)
 
 
 LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
@@ -214,20 +224,27 @@ UNTIMED = {"autotune": False, "validate": False}
 
 
 def audited(
-    name, trainer, flags, keep: int, solution: str, more: dict | None = None, tuned: bool = True
+    run: series.Entry, keep: int, more: dict | None = None, tuned: bool = True
 ) -> series.Entry:
-    """Return a run of the trainee's trainer, `keep` updates of which the solution then replays.
+    """Return a run of the trainee's trainer, `keep` updates of which its reference then replays.
 
-    solution: the name of its run, in braces; more: what else is asked of the auditor; tuned: the
-    replay may have cuDNN try its algorithms, if the run did. That takes seconds, and in TF32 and 16
-    bits they differ by less than the noise that is allowed.
+    more: what else is asked of the auditor; tuned: the replay may have cuDNN try its algorithms, if
+    the run did. That takes seconds, and in TF32 and 16 bits they differ by less than the noise that
+    is allowed.
     """
     program = Path(find_spec("dlojz.training.replay").origin)
     wish = {"keep": keep, "write": True} | (more or {})
     again = {"autotune": tuned and wish.get("autotune", True)}
-    own = [solution, "{run}/..", *without(flags, LEFT_OUT)]
-    replay = series.Entry(series.REPLAY, program, own, audit=again)
-    return series.Entry(name, trainer, flags, audit=wish, replay=replay)
+    own = ["{run}/..", *without(run.flags, LEFT_OUT)]
+    return replace(run, audit=wish, replay=series.Entry(series.REPLAY, program, own, audit=again))
+
+
+def placed(run: series.Entry, elsewhere: Mapping[str, Path]) -> series.Entry:
+    """Return a run whose replay knows where its reference is: in the same job, or elsewhere."""
+    if not run.replay:
+        return run
+    place = str(elsewhere.get(run.reference, f"{{job}}/{run.reference}"))
+    return replace(run, replay=replace(run.replay, flags=[place, *run.replay.flags]))
 
 
 def without(flags: Sequence[str], unwanted: Mapping[str, int]) -> list[str]:
@@ -250,12 +267,6 @@ def _meant(name: str, flags: Mapping[str, int]) -> str | None:
     if name in flags or not re.match("--.", name):
         return name if name in flags else None
     return next((flag for flag in flags if flag.startswith(name)), None)
-
-
-def what(exercise, job) -> tuple[str, str, dict]:
-    """Return what a bar is looked up by: the step, the hardware and the arguments."""
-    run = log_of(job)
-    return exercise.step, hardware_here(run), run.start["arguments"]
 
 
 def hardware_here(run) -> str:

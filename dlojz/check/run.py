@@ -9,56 +9,55 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
-from itertools import takewhile
 from pathlib import Path
 
 from dlojz import course, launch, presets, progress
-from dlojz.check import ending, judge
+from dlojz.check import judge
 from dlojz.check.audit import LOSSES
-from dlojz.check.ending import Cause, How
+from dlojz.check.ending import Cause, EndedRun, How, Role
 from dlojz.check.exercises import FASTER
-from dlojz.check.plan import Plan, hardware_of
+from dlojz.check.plan import Plan, hardware_of, placed
 from dlojz.check.verdict import CheckError
 from dlojz.launch import series
-from dlojz.runs import log
 
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
 # A run of a check that takes longer, and ten times as long as its job, stands still.
 STANDS_STILL_S, COMPILES_S = 180, 1200
 FIRST, ALL = "first", "all"  # pairs
+PAIR = (Role.BEFORE, Role.AFTER)
 ENOUGH = "the first runs tell the check enough"
 CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
 # What decides what a run logs: runs of another version of these are not reused.
 MEASURING = ("course.py", "idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
 
 
-def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
-    """Return the folder of each run; submit those that no earlier check has completed.
+def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
+    """Return the runs by name; submit those that no earlier check has completed.
 
     If those so far tell enough, do not wait for the others. Raises CheckError for a
     run that failed, and not because of the trainee's file.
     """
     keys = keys_of(plan)
-    found = _completed(plan, keys)
+    found = known(plan, standards.trainer)
     judged = set()
 
     def told_already():
-        stage = _stage(keys, found)
+        stage = _stage(plan.entries, found)
         if stage == FIRST and stage in judged:
             return None  # it told nothing: the next pairs are judged together
         judged.add(stage)
-        return _told_already(plan.exercise, keys, found, standards)
+        return telling(plan, found, standards)
 
     def enough():
-        _made(job, keys, found)
-        _refuse(found, standards)
+        _made(job, plan, keys, found, standards.trainer)
+        refuse(found)
         return told_already()
 
     if len(found) == len(keys):
         return found
     told = told_already()
     missing = {name: key for name, key in keys.items() if name not in found}
-    job = _under_way(keys, missing.values())
+    job = under_way(plan, keys, missing.values())
     if told:
         if job:  # of a check that was interrupted
             job.end_early(ENOUGH)
@@ -73,58 +72,53 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, Path]:
     return found
 
 
-def _told_already(exercise, keys, found, standards) -> dict[str, Path] | None:
+def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, EndedRun] | None:
     """Return the runs so far if they tell enough, None if more must end.
 
     The first pair does if something is wrong in it, and else all pairs, unless the losses are too
     far: the solution's may be as far. Then its first band is run, and the next ones as long as
     nothing but the losses fails.
     """
-    names, last, stage = list(keys), optional(list(keys)), _stage(keys, found)
+    last, stage = optional(plan.entries), _stage(plan.entries, found)
     if not stage:
         return None
-    timed, first = stage == ALL, {*_first(names), *last}
-    folders = {n: found[n] for n in names if n in found and (timed or n in first)}
-    findings = judge.judge(exercise, folders, standards, timed).findings
+    timed, first = stage == ALL, _first(plan.entries) | last
+    names = [e.name for e in plan.entries if e.name in found and (timed or e.name in first)]
+    ended = {name: found[name] for name in names}
+    findings = judge.judge(plan.exercise, ended, standards, timed).findings
     failing = {f.hint for f in findings if f.fails and (timed or f.part != FASTER)}
     if not timed:
-        return folders if failing - {LOSSES} else None
+        return ended if failing - {LOSSES} else None
     more = failing == {LOSSES} if last & set(found) else LOSSES in failing
-    return None if more and not last <= set(found) else folders
+    return None if more and not last <= set(found) else ended
 
 
-def _stage(keys, found) -> str:
+def _stage(entries, found) -> str:
     """Return what can be judged: the FIRST pair, or ALL runs; "" if nothing can yet."""
-    names = list(keys)
-    if {*names} - optional(names) <= set(found):
+    if {entry.name for entry in entries} - optional(entries) <= set(found):
         return ALL
-    return FIRST if {*_first(names)} <= set(found) else ""
+    return FIRST if _first(entries) <= set(found) else ""
 
 
-def _first(names: Sequence[str]) -> Sequence[str]:
+def _first(entries) -> set[str]:
     """Return the runs up to the first pair."""
-    return names[: 1 + max(names.index(n) for n in ("before-1", "after-1") if n in names)]
+    last = max(i for i, entry in enumerate(entries) if entry.role in PAIR and entry.number == 1)
+    return {entry.name for entry in entries[: 1 + last]}
 
 
-def _refuse(found: Mapping[str, Path], standards):
+def refuse(found: Mapping[str, EndedRun]):
     """Raise CheckError for a run that says nothing about the trainee's file: it is run again."""
-    for name, folder in found.items():
-        end = ending.of(folder, standards.trainer)
-        before, solution = _whose(name)
-        if name.startswith(("before-", "beside-")) and end.how == How.OUT_OF_MEMORY:
+    for name, run in found.items():
+        role, end = run.entry.role, run.end
+        if role in (Role.BEFORE, Role.BESIDE) and end.how == How.OUT_OF_MEMORY:
             continue  # the judge says what to do
-        if end.how == How.KILLED or ((before or solution) and not end.completed):
-            whose = ", of the step before," * before + ", of the solution," * solution
+        if end.how == How.KILLED or not (role.mine or end.completed):
+            of = "step before" if role == Role.BEFORE else "solution"
+            whose = "" if role.mine else f", of the {of},"
             raise CheckError(
                 f"the check's run {name}{whose} did not complete, which says nothing about your "
-                f"trainer: {end.text}. {_todo(end)} ({folder})"
+                f"trainer: {end.text}. {_todo(end)} ({run.folder})"
             )
-
-
-def _whose(name) -> tuple[bool, bool]:
-    """Return whether a run is of the step before, and whether it is of the solution."""
-    solution = name.endswith("solution") or name.startswith(("beside-", judge.BAND))
-    return name.startswith("before-"), solution
 
 
 def _todo(end):
@@ -148,8 +142,9 @@ def keys_of(plan: Plan) -> dict[str, str]:
     It holds the sources, flags, name, devices and kind of node, and the code that measures.
     """
     texts = {trainer: _text(trainer) for trainer in {entry.trainer for entry in plan.entries}}
-    pair = b"".join(texts[e.trainer] for e in plan.entries if e.name in ("before-1", "after-1"))
-    return {e.name: _key(e, texts[e.trainer], pair, plan) for e in plan.entries}
+    first = (e for e in plan.entries if e.role in PAIR and e.number == 1)
+    pair = b"".join(texts[entry.trainer] for entry in first)
+    return {entry.name: _key(entry, texts[entry.trainer], pair, plan) for entry in plan.entries}
 
 
 def _text(trainer) -> bytes:
@@ -167,9 +162,8 @@ def _key(entry, text: bytes, pair: bytes, plan) -> str:
     where = [launch.launcher().name, request.n_gpu, request.account, request.module]
     where += [*plan.hardware, bool(presets.gpus()), str(course.data_folder())]
     asked = [[list(e.flags), e.rehearse, e.audit] for e in (entry, entry.replay) if e]
-    words = json.dumps([entry.name, asked, where])
-    in_pair = entry.name.startswith(("before-", "after-"))
-    parts = (pair if in_pair else b"", text, words.encode(), _measuring())
+    words = json.dumps([entry.name, entry.reference, asked, where])
+    parts = (pair if entry.role in PAIR else b"", text, words.encode(), _measuring())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
@@ -197,61 +191,61 @@ def _checks() -> Iterator[tuple[launch.Job, dict[str, str]]]:
             yield job, keys
 
 
-def _completed(plan, keys) -> dict[str, Path]:
+def known(plan: Plan, trainer: str = "dlojz.py") -> dict[str, EndedRun]:
     """Return the completed runs of earlier checks, by name; the latest one counts."""
-    names, found = {key: name for name, key in keys.items()}, {}
-    for job, known in _checks():
-        for own, key in known.items():
-            folder = job.directory / own
-            if key in names and names[key] not in found and _is_reusable(folder, plan.hardware):
-                found[names[key]] = folder
+    wanted, found = _by_key(plan, keys_of(plan)), {}
+    for job, keys in _checks():
+        for own, key in keys.items():
+            entry = wanted.get(key)
+            if entry and entry.name not in found:
+                run = EndedRun(job.directory / own, entry, trainer)
+                if _is_reusable(run, plan.hardware):
+                    found[entry.name] = run
     return found
 
 
-def _is_reusable(folder, hardware) -> bool:
+def _by_key(plan, keys) -> dict[str, series.Entry]:
+    return {keys[entry.name]: entry for entry in plan.entries}
+
+
+def _is_reusable(run, hardware) -> bool:
     """Return whether a run and its replay completed, on the hardware that the job had."""
-    again = folder / series.REPLAY
-    if again.exists() and not ending.of(again).completed:
+    if run.replay.folder.exists() and not run.replay.end.completed:
         return False
-    return ending.of(folder).completed and _same_hardware(_hardware_of(folder), hardware)
+    return run.end.completed and same_hardware(hardware_of(run.log), hardware)
 
 
-def _same_hardware(ran, wanted):
+def same_hardware(ran: tuple[str, str], wanted: tuple[str, str]) -> bool:
     """Return whether the GPUs are the same; the processors, unless both have a GPU."""
     return ran[1] == wanted[1] if ran[1] and wanted[1] else ran[0] == wanted[0]
 
 
-@cache
-def _hardware_of(folder):
-    return hardware_of(log.read(folder))
-
-
-def _made(job, keys, found: dict[str, Path]):
+def _made(job, plan, keys, found: dict[str, EndedRun], trainer):
     """Add to `found` the runs that have ended in this job, however they ended."""
-    names = {key: name for name, key in keys.items()}
+    wanted = _by_key(plan, keys)
     for own, key in course.read_table(job.directory / CHECK_FILE).items():
-        folder = job.directory / own
-        if key in names and (folder / "exit_code").exists():
-            found.setdefault(names[key], folder)
+        folder, entry = job.directory / own, wanted.get(key)
+        if entry and (folder / "exit_code").exists():
+            found.setdefault(entry.name, EndedRun(folder, entry, trainer))
 
 
 def forget(plan: Plan):
     """Let the next check run the pairs of this plan again: the machine may have been disturbed."""
-    keys = keys_of(plan).items()
-    pairs = {key for name, key in keys if name.startswith(("before-", "after-"))}
+    keys = keys_of(plan)
+    pairs = {keys[entry.name] for entry in plan.entries if entry.role in PAIR}
     for job, known in _checks():
         kept = {name: key for name, key in known.items() if key not in pairs}
         if kept != known:
             course.write_atomically(job.directory / CHECK_FILE, json.dumps(kept))
 
 
-def _under_way(keys, missing) -> launch.Job | None:
+def under_way(plan: Plan, keys: Mapping[str, str], missing) -> launch.Job | None:
     """Return a job of a check of this trainer that makes all missing runs.
 
     Another kernel submitted it, or its check was interrupted. A job that checks another trainer may
     end early, before it makes these runs.
     """
-    own = {key for name, key in keys.items() if name.startswith("after-")}
+    own = {keys[entry.name] for entry in plan.entries if entry.role == Role.AFTER}
     for job, known in _checks():
         makes = set(known.values())
         if not job.state.final and makes & own and set(missing) <= makes:
@@ -262,9 +256,10 @@ def _under_way(keys, missing) -> launch.Job | None:
 # Running them ------------------------------------------------------------------------------------
 
 
-def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.Job:
-    wanted = [_placed(entry, found) for entry in plan.entries if entry.name in missing]
-    left_out = optional([entry.name for entry in plan.entries])
+def _submit(plan, missing: dict[str, str], found: Mapping[str, EndedRun]) -> launch.Job:
+    places = {name: run.folder for name, run in found.items()}
+    wanted = [placed(entry, places) for entry in plan.entries if entry.name in missing]
+    left_out = optional(plan.entries)
     sure = [entry for entry in wanted if entry.name not in left_out] or wanted
     about = about_s(plan, sure)
     step = plan.exercise.step
@@ -272,30 +267,30 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, Path]) -> launch.
     runs = f"{len(sure)} run{'s' * (len(sure) > 1)}"
     say(f"check {step} of job {plan.job.id}: {runs}, about {text}")
     seconds = 3600 * (1 + int(3 * about_s(plan, wanted) // 3600))
-    wanted = [_limited(entry, plan) for entry in wanted]
+    wanted = [limited(entry, plan) for entry in wanted]
     check = {CHECK_FILE: json.dumps(missing).encode()}
     return series.submit(
         wanted, replace(plan.request, name=f"check-{step}", time_max_s=seconds, files=check)
     )
 
 
-def _limited(entry, plan):
+def limited(entry: series.Entry, plan: Plan) -> series.Entry:
     """Return an entry that is ended when it has taken much longer than the job, as has its replay.
 
     If a process leaves out a collective, the others wait for it, and no error is raised. The step
     before may take longer, on a processor. And where the job found compiled code in its cache, its
     check may not: an auditor has Inductor draw random numbers in another way.
     """
-    if any(_whose(entry.name)):
+    if not entry.role.mine:
         return entry
     most_s = max(COMPILES_S if plan.compile_s else STANDS_STILL_S, 10 * plan.seconds)
     replay = entry.replay and replace(entry.replay, most_s=most_s)
     return replace(entry, most_s=most_s, replay=replay)
 
 
-def optional(names: Sequence[str]) -> set[str]:
-    """Return which runs may be left out: the bands that come last."""
-    return {*takewhile(lambda name: name.startswith(judge.BAND), reversed(names))}
+def optional(entries: Sequence[series.Entry]) -> set[str]:
+    """Return which runs may be left out: the bands, which come last."""
+    return {entry.name for entry in entries if entry.role == Role.BAND}
 
 
 def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
@@ -307,37 +302,27 @@ def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
     return IMPORTS_S + plan.compile_s + max(2.0, plan.seconds - plan.compile_s) * long
 
 
-def _placed(entry, found):
-    """Return an entry whose replay knows where the solution's run is: here, or in `found`."""
-    if not entry.replay:
-        return entry
-    name, *flags = entry.replay.flags
-    name = name.strip("{}")
-    place = str(found.get(name, f"{{job}}/{name}"))
-    return replace(entry, replay=replace(entry.replay, flags=[place, *flags]))
-
-
 def say(text: str):
     """Print a line about the check, where it does not mix with the verdict."""
     # In a terminal, stdout is for the verdict.
     print(text, file=sys.stdout if launch.in_a_notebook() else sys.stderr, flush=True)
 
 
-def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | None:
+def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] | None:
     """Wait until the job has ended, or `enough()` is not None: then end it, and return that."""
     from tqdm.auto import tqdm
 
-    names, answer = list(series.folders(job)), None
+    entries, answer = series.entries(job), None
     silent = False if launch.in_a_notebook() else None
-    sure = len(names) - len(optional(names))
+    sure = len(entries) - len(optional(entries))
     with (
         _told_if_interrupted(job),
-        tqdm(total=sure or len(names), unit="run", leave=False, disable=silent) as bar,
+        tqdm(total=sure or len(entries), unit="run", leave=False, disable=silent) as bar,
     ):
         while not (state := job.state).final:
             progress.share_state(job, state)
             done = series.finished(job)
-            bar.set_description(f"{step}: {doing(names, done)}", refresh=done == bar.n)
+            bar.set_description(f"{step}: {doing(entries, done)}", refresh=done == bar.n)
             if done > bar.n:
                 bar.total = max(bar.total, done)
                 bar.update(done - bar.n)
@@ -346,7 +331,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, Path] | Non
                 except CheckError:
                     job.cancel("one of the check's own runs failed")
                     raise
-                if answer and done < len(names):
+                if answer and done < len(entries):
                     job.end_early(ENOUGH)
             time.sleep(0.2)
         bar.update(series.finished(job) - bar.n)
@@ -366,13 +351,13 @@ def _told_if_interrupted(job):
         raise
 
 
-def doing(names: list[str], done: int) -> str:
+def doing(entries: Sequence[series.Entry], done: int) -> str:
     """Return what runs now, in words: "solution", "rehearsal", "your trainer", "pair 3 of 6"."""
-    name = names[min(done, len(names) - 1)]
-    side, _, number = name.rpartition("-")
-    if side not in ("before", "after"):
-        return name.removesuffix("-solution")
-    if "before-1" not in names:
+    now = entries[min(done, len(entries) - 1)]
+    if now.role not in PAIR:
+        beside = now.role in (Role.EXTRA_SOLUTION, Role.SMALL_SOLUTION)
+        return now.reference if beside else now.name
+    if not any(entry.role == Role.BEFORE and entry.number == 1 for entry in entries):
         return "your trainer"
-    pairs = {n.rpartition("-")[2] for n in names if n.startswith(("before-", "after-"))}
-    return f"pair {sorted(pairs, key=int).index(number) + 1} of {len(pairs)}"
+    pairs = sorted({entry.number for entry in entries if entry.role in PAIR})
+    return f"pair {pairs.index(now.number) + 1} of {len(pairs)}"

@@ -35,6 +35,10 @@ class Entry:
     replay: "Entry | None" = None  # a run that follows, if this one succeeds, in its folder
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the job
     most_s: float | None = None  # after these it is ended, and its stderr says where it stood
+    # What the run is for, which of several, and the name of the run that it is compared with.
+    role: str = ""
+    number: int = 0
+    reference: str = ""
 
 
 def submit(entries: Sequence[Entry], request: Request) -> Job:
@@ -60,14 +64,18 @@ def _planned(entry, copies):
     return asdict(entry) | {"trainer": copies[Path(entry.trainer)], "replay": replay}
 
 
-def folders(job: Job) -> dict[str, Path]:
-    """Return the folder of each run of a series, by name and in order; some may not exist yet."""
+def entries(job: Job) -> list[Entry]:
+    """Return the runs of a series, in order, as the job holds them."""
     file = job.directory / several.PLAN
     try:
-        names = [entry["name"] for entry in json.loads(read_small(file))]
-        return {name: job.directory / name for name in names}
-    except (FileError, KeyError, RecursionError, TypeError, ValueError) as error:
+        return [Entry(**entry) for entry in json.loads(read_small(file))]
+    except (FileError, RecursionError, TypeError, ValueError) as error:
         raise FileError(f"{file} can't be read, expected the runs of a series: {error}") from None
+
+
+def folders(job: Job) -> dict[str, Path]:
+    """Return the folder of each run of a series, by name and in order; some may not exist yet."""
+    return {entry.name: job.directory / entry.name for entry in entries(job)}
 
 
 def finished(job: Job) -> int:

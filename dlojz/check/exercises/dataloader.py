@@ -73,7 +73,7 @@ def _cuts(mine, reference):
     cuts, expected = (len(_different(seen.boxes)) for seen in (mine, reference))
     away = max(map(_away, mine.boxes, reference.boxes))
     detail = mine.detail / reference.detail - 1
-    count, reds = len(mine.boxes), (str(mine.red), str(reference.red))
+    count, reds = len(mine.boxes), (shown(mine.red), str(reference.red))
     kept = f"{mine.kept_objects} objects, {mine.kept_bytes / 1e6:.1f} MB"
     leaks = mine.kept_objects > KEPT_OBJECTS or mine.kept_bytes > KEPT_BYTES
     which = f"{cuts} different, up to {away:.1%} of the file away from the solution's"
