@@ -11,14 +11,16 @@ import estimate as tool  # in tools/
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import fake_tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from dlojz import cli, runs
+from dlojz import cli, idr_torch, runs
 from dlojz.course import UserError
 from dlojz.figures import memory as figures
 from dlojz.runs import log, memory, source
 from dlojz.runs.memory import MIB, Allocator, Peak
-from dlojz.training import data, estimate, models
-from dlojz.training.ledger import Ledger
+from dlojz.training import data, estimate, models, private
+from dlojz.training.storages import Storages
 from dlojz.training.worth import imported
 
 REPOSITORY = Path(__file__).parent.parent
@@ -116,25 +118,25 @@ WEIGHTS = [512 * 256 * 4, 512 * 4, 128 * 512 * 4, 128 * 4]  # of two linear laye
 
 def by_hand(dtype=None, **options):
     """Return the peaks of two steps of two linear layers."""
-    with Ledger() as ledger:
+    with Storages() as storages:
         model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 128))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4, **options)
-        ledger.note("parameters", [*model.parameters()])
+        storages.note("parameters", [*model.parameters()])
         for _ in range(2):
             images = torch.empty(64, 256)
-            ledger.note("buffers", images)
-            ledger.phase = "forward"
+            storages.note("buffers", images)
+            storages.phase = "forward"
             with torch.autocast("cpu", dtype, enabled=dtype is not None):
                 loss = model(images).sum()
-            ledger.phase = "backward"
+            storages.phase = "backward"
             optimizer.zero_grad()
             loss.backward()
-            ledger.phase = "update"
+            storages.phase = "update"
             optimizer.step()
-            ledger.note("gradients", [p.grad for p in model.parameters()])
-            ledger.note("optimizer", [*optimizer.state.values()])
+            storages.note("gradients", [p.grad for p in model.parameters()])
+            storages.note("optimizer", [*optimizer.state.values()])
             del loss
-    return memory.peaks(ledger.events, ledger.parts)
+    return memory.peaks(storages.events, storages.parts)
 
 
 def test_two_linear_layers_are_as_counted_by_hand():
@@ -159,8 +161,8 @@ def test_autocast_halves_the_activations_and_copies_the_weights():
     assert forward["activations"] == images + relu + out + 512  # the sum
 
 
-def test_nothing_of_the_ledger_stays_behind():
-    with Ledger():
+def test_nothing_of_the_count_stays_behind():
+    with Storages():
         pass
     linear, images = nn.Linear(4, 4), torch.ones(2, 4)
     with torch.autocast("cpu", torch.bfloat16):
@@ -219,6 +221,44 @@ def test_nothing_is_left_of_an_estimate_that_a_training_would_meet(trainer, tiny
     estimate.measured(trainer, plan())
     kept = data._line(torch.device("cpu"))
     assert [type(tensor) for tensor in kept] == [torch.Tensor] * 2
+
+
+def test_nothing_stays_replaced_after_an_estimate_that_failed(trainer, tiny, monkeypatch):
+    def replaceable():
+        owners = torch.UntypedStorage, torch.distributed.Reducer, ShardingPropagator, models
+        owners += torch.distributed.fsdp, torch.nn.parallel, idr_torch, trainer
+        return [dict(vars(owner)) for owner in owners], [*sys.argv]
+
+    tiny(2)
+    monkeypatch.setattr(trainer, "train_step", lambda *_: 1 / 0)
+    before = replaceable()
+    with pytest.raises(ZeroDivisionError):
+        estimate.measured(trainer, plan(gpus=2, sharding="fsdp"))
+    assert replaceable() == before
+
+
+GONE = [
+    (torch.distributed.Reducer, "_rebuild_buckets"),
+    (ShardingPropagator, "_propagate_tensor_meta_non_cached"),
+    (fake_tensor, "FakeTensorMode"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), GONE, ids=lambda value: str(value))
+def test_a_private_name_that_torch_no_longer_has_is_one_sentence(
+    owner, name, trainer, tiny, monkeypatch
+):
+    tiny(2)
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(UserError, match=rf"dlojz estimate needs torch\..*{name}, which torch 2"):
+        estimate.measured(trainer, plan())
+
+
+def test_without_torchs_record_of_fake_tensors_weights_are_as_before(trainer, tiny, monkeypatch):
+    tiny(2)
+    usual = estimate.measured(trainer, plan(flags=("--no-channels-last",)))
+    monkeypatch.setattr(private, "forget", lambda _, forget=private.forget: forget(None))
+    assert estimate.measured(trainer, plan(flags=("--no-channels-last",))) == usual
 
 
 def test_checkpointing_keeps_only_the_input_of_each_block(trainer, tiny):

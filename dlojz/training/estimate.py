@@ -3,7 +3,7 @@
     python -m dlojz.training.estimate --into memory.json --model vit_2b -b 32 dlojz/dlojz.py
 
 It runs a few steps of the reader's own trainer, with its `build_training` and `train_step`, on
-tensors without memory (see `dlojz.training.ledger`), as one of many GPUs whose others are fake.
+tensors without memory (see `dlojz.training.storages`), as one of many GPUs whose others are fake.
 --fits needs many of them: there, it runs two short versions of a model of many equal blocks, and
 adds the missing blocks.
 """
@@ -21,23 +21,23 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from types import ModuleType
-from unittest import mock
+from types import ModuleType, SimpleNamespace
 
 import torch
 import torch.distributed
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dlojz import idr_torch
 from dlojz.course import UserError
 from dlojz.runs import memory
-from dlojz.training import data, models, sharding
+from dlojz.training import data, models, private, sharding
 from dlojz.training.experiments import DTYPES
-from dlojz.training.ledger import UNCLEAR, Ledger
+from dlojz.training.replaced import replaced
+from dlojz.training.storages import UNCLEAR, Storages
 from dlojz.training.worth import imported
 
 CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
@@ -187,34 +187,36 @@ def measured(trainer, plan: Plan, short: int | None = None) -> dict[str, memory.
 
     short: how many of the model's equal blocks are run, if not all.
     """
-    ledger, _ = counted(trainer, plan, short)
-    return memory.peaks(halved(ledger.events), ledger.parts)
+    storages, _ = counted(trainer, plan, short)
+    return memory.peaks(halved(storages.events), storages.parts)
 
 
 def counted(
     trainer, plan: Plan, short: int | None = None, accumulate: int = 1
-) -> tuple[Ledger, range]:
-    """Return the ledger of a few updates, and the places of the last one's events.
+) -> tuple[Storages, range]:
+    """Return the storages of a few updates, and the places of the last one's events.
 
     accumulate: batches per update, as the trainer's flag.
     """
     args = parsed(trainer, plan)
     args.accumulate = accumulate
     data.normalize(torch.zeros(1, 3, 1, 1, dtype=torch.uint8))  # keeps tensors: they must be real
-    with group(plan.gpus, plan.copies) as mesh, Ledger() as ledger:
+    unseen = private.first_buckets(), private.unseen_shapes()
+    with group(plan.gpus, plan.copies) as mesh, unseen[0], unseen[1], Storages() as storages:
         training = build(trainer, plan, args, short, mesh)
-        note(ledger, training)
+        note(storages, training)
+        note_gathered(storages, training.model)
         training.model.train()
         for step in range(STEPS * accumulate):
             if step == (STEPS - 1) * accumulate:
-                begin = len(ledger.events)
+                begin = len(storages.events)
             images = torch.empty(plan.batch, 3, *2 * [plan.image_size], dtype=torch.uint8)
             labels = torch.zeros(plan.batch, dtype=torch.int64)
-            ledger.note("buffers", (images, labels))
-            trainer.train_step(step, training, images, labels, args, Marks(ledger))
-            note(ledger, training)
-        last = range(begin, len(ledger.events))
-    return ledger, last  # later events are of the training that is given up here
+            storages.note("buffers", (images, labels))
+            trainer.train_step(step, training, images, labels, args, marks(storages))
+            note(storages, training)
+        last = range(begin, len(storages.events))
+    return storages, last  # later events are of the training that is given up here
 
 
 def parsed(trainer, plan: Plan):
@@ -224,8 +226,8 @@ def parsed(trainer, plan: Plan):
     words += ["--data", "synthetic", *plan.flags]
     if shards(trainer):
         words += ["--sharding", plan.sharding, "--checkpointing", plan.checkpointing]
-    size = mock.patch.object(idr_torch, "size", max(2, plan.gpus))  # one GPU may "share", too
-    with size, mock.patch.object(sys, "argv", [trainer.__file__, *words]):
+    size = replaced(idr_torch, size=max(2, plan.gpus))  # one GPU may "share", too
+    with size, replaced(sys, argv=[trainer.__file__, *words]):
         args = trainer.parse_args()
     args.accumulate = 1
     if "compile" in args:
@@ -241,7 +243,7 @@ def group(gpus: int, copies: int = 1):
 
     copies: of the model in shards; with more than one the mesh has two dimensions.
     """
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
+    private.join_fake_group(gpus)
     names = ("copies", "shards")[copies == 1 :]
     shape = (copies, gpus // copies)[copies == 1 :]
     try:
@@ -255,7 +257,7 @@ def build(trainer, plan, args, short, mesh):
     own = trainer.build_model
 
     def build_model(*_):
-        with _disable_current_modes():
+        with private.without_modes():
             model = on_meta(own, plan, args, short)
             if not by_itself and plan.checkpointing == "blocks":
                 sharding.checkpoint_blocks(model)
@@ -265,7 +267,7 @@ def build(trainer, plan, args, short, mesh):
         return model if later else model.to_empty(device=CPU)
 
     def sharded(module, **options):
-        with _disable_current_modes():  # it asks for values of its mesh
+        with private.without_modes():  # it asks for values of its mesh
             return fully_shard(module, **{"mesh": mesh} | options)
 
     by_itself = shards(trainer)
@@ -273,11 +275,11 @@ def build(trainer, plan, args, short, mesh):
     # Their weights are not compared, as fake tensors have none.
     wrapper = partial(DistributedDataParallel, init_sync=False)
     with (
-        mock.patch.object(trainer, "build_model", build_model),
-        mock.patch.object(idr_torch, "size", processes, create=True),
-        mock.patch.object(torch.distributed.fsdp, "fully_shard", sharded),
-        mock.patch.object(models, "draw", lambda model: model),
-        mock.patch.object(torch.nn.parallel, "DistributedDataParallel", wrapper),
+        replaced(trainer, build_model=build_model),
+        replaced(idr_torch, size=processes),
+        replaced(torch.distributed.fsdp, fully_shard=sharded),
+        replaced(models, draw=lambda model: model),
+        replaced(torch.nn.parallel, DistributedDataParallel=wrapper),
     ):
         training = trainer.build_training(args, CPU, CLASSES, UPDATES)
         wrapped = isinstance(training.model, DistributedDataParallel | FSDPModule)
@@ -286,8 +288,7 @@ def build(trainer, plan, args, short, mesh):
                 training.model, gradient_as_bucket_view=True, broadcast_buffers=False
             )
     if isinstance(training.model, DistributedDataParallel):
-        training.model.register_comm_hook(None, exchanged)
-        training.model.reducer = WithoutRebuilding(training.model.reducer)
+        training.model.register_comm_hook(None, noop_hook)  # nothing is added up
     return training
 
 
@@ -306,56 +307,32 @@ def on_meta(build_model, plan, args, short=None):
     return model
 
 
-def exchanged(state, bucket):
-    """Return a bucket of gradients as they are: nothing is added up."""
-    future = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
+def marks(storages=None) -> SimpleNamespace:
+    """Return a stand-in for the Chronometer. It tells the storages, if any, which phase begins."""
+    told = storages or SimpleNamespace()
+    phases = ("forward", "backward", "update")
+    return SimpleNamespace(**{name: partial(setattr, told, "phase", name) for name in phases})
 
 
-class WithoutRebuilding:
-    """DDP's reducer, but it keeps its first buckets. New ones would need values of tensors."""
-
-    def __init__(self, reducer):
-        self._reducer = reducer
-
-    def __getattr__(self, name):
-        return getattr(self._reducer, name)
-
-    def _rebuild_buckets(self):
-        return False
-
-
-class Marks:
-    """A stand-in for the Chronometer that notes the phase."""
-
-    def __init__(self, ledger):
-        self._ledger = ledger
-
-    def forward(self):
-        """Begin the forward pass."""
-        self._ledger.phase = "forward"
-
-    def backward(self):
-        """Begin the backward pass."""
-        self._ledger.phase = "backward"
-
-    def update(self):
-        """Begin the update."""
-        self._ledger.phase = "update"
-
-
-def note(ledger, training):
+def note(storages, training):
     """Note the roles of the tensors that stay: weights, gradients and state."""
     parameters = [*training.model.parameters()]
-    ledger.note("parameters", parameters)
-    ledger.note("gradients", [p.grad for p in parameters], over=(*UNCLEAR, "communication"))
-    ledger.note("optimizer", [*training.optimizer.state.values()])
-    ledger.note("buffers", [*training.model.buffers(), *training.metrics.buffers()])
-    for module in training.model.modules():
-        if isinstance(module, FSDPModule) and (of := module._get_fsdp_state()._fsdp_param_group):
-            whole = [p.all_gather_outputs for p in of.fsdp_params]
-            ledger.note("gathered", whole, over=(*UNCLEAR, "communication"))
+    storages.note("parameters", parameters)
+    storages.note("gradients", [p.grad for p in parameters], over=(*UNCLEAR, "communication"))
+    storages.note("optimizer", [*training.optimizer.state.values()])
+    storages.note("buffers", [*training.model.buffers(), *training.metrics.buffers()])
+
+
+def note_gathered(storages, model):
+    """Register hooks that note the weights that FSDP2 gathers, as a module's pass begins."""
+
+    def note(module, _):
+        whole = [p for p in module.parameters() if not isinstance(p, DTensor)]
+        storages.note("gathered", whole, over=(*UNCLEAR, "communication"))
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.register_forward_pre_hook(note)  # after FSDP2's own, which gathers them
 
 
 def halved(events):

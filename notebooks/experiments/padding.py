@@ -12,12 +12,11 @@ from functools import partial
 
 import torch
 import torchvision
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from dlojz.course import UserError
 from dlojz.runs import log
-from dlojz.training import estimate, models, sharding
+from dlojz.training import estimate, models, private, sharding
 
 MODELS = {"vit_l_14": models.ViT(14, 24, 16, 1024, 4096), **models.LARGER}
 
@@ -55,29 +54,30 @@ def main():
 def parameters(args, gpus, placement):
     """Return what each parameter of the root and of a block takes: whole, gathered, in its part."""
     patch, _, *sizes = MODELS[args.model]
-    with estimate.group(gpus) as mesh, FakeTensorMode():
+    with torch.device("meta"):
         model = torchvision.models.VisionTransformer(args.image_size, patch, 2, *sizes)
+    with estimate.group(gpus) as mesh:
         sharding.shard(model, mesh, shard_placement_fn=placement and partial(placement, gpus))
-        return [
-            row
-            for part, module in {"root": model, "block": sharding.blocks(model)[0]}.items()
-            for row in gathered(part, module)
-        ]
+        with private.fake_mode():
+            model.to_empty(device=estimate.CPU)
+            root, block = gathered("root", model), gathered("block", models.blocks(model)[0])
+            return [*root, *block]
 
 
 def gathered(part, module):
     """Gather a module's own parameters, and yield the bytes of each."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    shards = dict(module.named_parameters())
     module.unshard()
-    for parameter in module._get_fsdp_state()._fsdp_param_group.fsdp_params:
-        shape = parameter._orig_size
+    for name, whole in module.named_parameters():
+        if isinstance(whole, DTensor):
+            continue  # a block's
         yield {
             "part": part,
-            "name": names[parameter.sharded_param],
-            "shape": [*shape],
-            "bytes": shape.numel() * parameter.orig_dtype.itemsize,
-            "gathered": sum(t.untyped_storage().nbytes() for t in parameter.all_gather_outputs),
-            "held": parameter._sharded_param_data.untyped_storage().nbytes(),
+            "name": name,
+            "shape": [*whole.shape],
+            "bytes": whole.nbytes,
+            "gathered": whole.untyped_storage().nbytes(),
+            "held": sharding.own(shards[name]).untyped_storage().nbytes(),
         }
 
 

@@ -23,15 +23,6 @@ ENTRIES = 200_000  # torch keeps the last ones; each takes some kB
 POINTS = 2000  # of a drawing
 
 
-class Unmarked:
-    """A stand-in for the Chronometer."""
-
-    def forward(self):
-        """Begin the forward pass."""
-
-    backward = update = forward
-
-
 def main():
     args = parse_args()
     run = log.open_run(args)
@@ -77,7 +68,7 @@ def recorded(trainer, plan, device) -> dict:
         shape = (plan.batch, 3, plan.image_size, plan.image_size)
         images = torch.zeros(shape, dtype=torch.uint8, device=device)
         labels = torch.zeros(plan.batch, dtype=torch.int64, device=device)
-        trainer.train_step(step, training, images, labels, args, Unmarked())
+        trainer.train_step(step, training, images, labels, args, estimate.marks())
     found = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
     return found
@@ -91,7 +82,7 @@ def counted(trainer, plan) -> dict:
 
 
 def as_snapshot(events, parts) -> dict:
-    """Return a ledger's events in the format of `torch.cuda.memory._snapshot`."""
+    """Return the events of storages in the format of `torch.cuda.memory._snapshot`."""
     allocator, blocks, trace, reserved = memory.Allocator(), {}, [], 0
     for number, size, phase in events:
         frames = [{"filename": phase or "before the first step", "line": 0}]

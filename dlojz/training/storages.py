@@ -1,42 +1,43 @@
 """The order in which the tensors of a training step come and go, on a machine without a GPU.
 
-Under torch's FakeTensorMode a tensor has a shape, a dtype and a storage, but no memory: a step of
-a model of any size takes seconds. The ledger writes down each new storage and its end.
+In torch's fake mode a tensor has a shape, a dtype and a storage, but no memory: a step of a model
+of any size takes seconds. `Storages` writes down each new storage and its end.
 
 The tensors are on a fake "cpu", since the backward pass of fake "cuda" tensors needs a driver. So
 `as_on_a_gpu` brings the choices that differ: autocast's list of float32 operations, and optimizers
 that update all tensors with one kernel (foreach).
 """
 
-import sys
 import weakref
 from contextlib import ExitStack, contextmanager
-from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils import _foreach_utils
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from dlojz.training import private, sharding
+from dlojz.training.replaced import replaced
+
+VALUE, CAST = "aten._local_scalar_dense.default", "aten._to_copy.default"  # operations
 COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of operations
 UNCLEAR = ("activations", "temporaries")  # parts by the moment only: a role counts more
-# What autocast computes in float32 on a GPU but leaves alone on a processor.
-FLOAT32 = (
-    *("layer_norm", "native_layer_norm", "group_norm", "cosine_similarity", "softmax.int"),
-    *("log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList", "linalg_vector_norm"),
-    *("norm.Scalar", "norm.ScalarOpt_dim", "exp", "expm1", "log", "log10", "log2", "log1p"),
-    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "rsqrt", "reciprocal", "softplus"),
-    *("logsumexp", "dist", "renorm", "erfinv", "acos", "asin", "cosh", "sinh", "tan"),
+# What autocast computes in float32 on a GPU but leaves alone on a processor: its arguments are
+# cast, or, of those that have one, the argument dtype is given.
+WIDENED = (
+    *("layer_norm", "native_layer_norm", "group_norm", "cosine_similarity", "norm.Scalar"),
+    *("norm.ScalarOpt_dim", "exp", "expm1", "log", "log10", "log2", "log1p", "pow.Tensor_Scalar"),
+    *("pow.Tensor_Tensor", "pow.Scalar", "rsqrt", "reciprocal", "softplus", "logsumexp", "dist"),
+    *("renorm", "erfinv", "acos", "asin", "cosh", "sinh", "tan"),
+)
+WITH_DTYPE = (
+    *("softmax.int", "log_softmax.int", "cumsum", "cumprod", "sum", "sum.dim_IntList"),
+    "linalg_vector_norm",
 )
 WEIGHTS = ("parameters", "gathered")
-SHAPES = "_propagate_tensor_meta_non_cached"
 HALF = (torch.float16, torch.bfloat16)
 
 
-class Ledger(TorchDispatchMode):
+class Storages(private.dispatch_mode()):
     """The storages of all tensors that are made while it is active.
 
     events: (number of a storage, its bytes, phase); negative bytes where it ends
@@ -46,8 +47,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.events, self.parts, self.phase = [], {}, ""
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self._memo = self.fake.fake_tensor_converter.meta_converter.tensor_memo
+        self._fake = private.fake_mode()
         self._live = {}  # by number: bytes, and the weak reference that tells the end
         self._context = ExitStack()
 
@@ -59,9 +59,8 @@ class Ledger(TorchDispatchMode):
             self._ended(getattr(storage, "_number", None))
             self._begun(storage)
 
-        self._context.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", resized))
-        self._context.enter_context(as_on_a_gpu())
-        self._context.enter_context(self.fake)
+        for each in (replaced(torch.UntypedStorage, resize_=resized), as_on_a_gpu(), self._fake):
+            self._context.enter_context(each)
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -71,17 +70,17 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if DTensor in types:
             return NotImplemented  # its shards come here one by one
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if str(function) == VALUE:
             return 0.0  # of GradScaler: no infinity was found
         out = function(*args, **(kwargs or {}))
-        self._memo.clear()  # its weak references would make Module.to refuse parameters
+        private.forget(self._fake)
         if not function.is_view:
             self._see(function, args, kwargs, out)
         return out
 
     def _see(self, function, args, kwargs, out):
         part = "activations" if torch.is_grad_enabled() else "temporaries"
-        if function is torch.ops.aten._to_copy.default and self.part(args[0]) in WEIGHTS:
+        if str(function) == CAST and self.part(args[0]) in WEIGHTS:
             part = "casts"
         for tensor in tensors(out):
             self._begun(tensor.untyped_storage(), part)
@@ -118,56 +117,36 @@ class Ledger(TorchDispatchMode):
 
 def tensors(tree) -> list[torch.Tensor]:
     """Return the fake tensors of a tree; of a DTensor, this process's shard."""
-    leaves = [t._local_tensor if isinstance(t, DTensor) else t for t in tree_leaves(tree)]
-    return [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+    leaves = (sharding.own(leaf) for leaf in private.tree_leaves(tree))
+    return [leaf for leaf in leaves if private.is_fake(leaf)]
 
 
 @contextmanager
 def as_on_a_gpu():
     """Make torch choose for tensors on the processor as it does for those on a GPU."""
     library = torch.library.Library("aten", "IMPL")
-    for name in FLOAT32:
-        operation, _, overload = name.partition(".")
-        function = getattr(getattr(torch.ops.aten, operation), overload or "default")
-        library.impl(function, in_float32(function), "AutocastCPU")
-    optimizer = sys.modules["torch.optim.optimizer"]  # torch.optim hides its module of this name
-    names = {"return_value": ["cpu", "cuda"]}
-    devices = mock.patch.object(optimizer, "_get_foreach_kernels_supported_devices", **names)
-    shapes = getattr(ShardingPropagator, SHAPES)
-    types = (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
-    for known in types:
-        known.append(FakeTensor)
+    for name in WIDENED + WITH_DTYPE:
+        packet, _, overload = name.partition(".")
+        operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(operation, in_float32(operation, name in WITH_DTYPE), "AutocastCPU")
+    foreach = register_optimizer_step_pre_hook(with_one_kernel)
     try:
-        with devices, mock.patch.object(ShardingPropagator, SHAPES, without_modes(shapes)):
-            yield
+        yield
     finally:
-        for known in types:
-            known.remove(FakeTensor)
-        library._destroy()
+        foreach.remove()
+        del library  # which ends its implementations, also while an error holds this frame
 
 
-def without_modes(function):
-    """Return a function that runs unseen: DTensor asks it for shapes, with whole tensors."""
-
-    def run(*args, **kwargs):
-        with _disable_current_modes():
-            return function(*args, **kwargs)
-
-    return run
-
-
-def in_float32(function):
-    """Return this operation as autocast runs it: with tensors of 16 bits cast to float32."""
-    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    chooses = any(argument.name == "dtype" for argument in function._schema.arguments)
+def in_float32(operation, with_dtype: bool):
+    """Return this operation as autocast runs it on a GPU: with tensors of 16 bits as float32."""
 
     def run(*args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(autocast):
-            if not chooses:
-                args, kwargs = tree_map(widened, (args, kwargs))
+        with torch.autocast("cpu", enabled=False):
+            if not with_dtype:
+                args, kwargs = private.tree_map(widened, (args, kwargs))
             elif kwargs.get("dtype") is None and args[0].dtype in HALF:
                 kwargs["dtype"] = torch.float32
-            return function(*args, **kwargs)
+            return operation(*args, **kwargs)
 
     return run
 
@@ -175,3 +154,10 @@ def in_float32(function):
 def widened(leaf):
     """Return a tensor of 16 bits in float32, and anything else as it is."""
     return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF else leaf
+
+
+def with_one_kernel(optimizer, *_):
+    """Turn on foreach in an optimizer whose flags are the defaults, as on a GPU."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and group.get("fused") is None:
+            group["foreach"] = True
