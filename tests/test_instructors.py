@@ -4,8 +4,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from dlojz import cli
 
 REPOSITORY = Path(__file__).parent.parent
@@ -27,12 +25,13 @@ COMMANDS = sorted({line for page in PAGES for line in shown(page, "dlojz")})
 WITHOUT_ARGUMENTS = {"dlojz worth compile", "dlojz estimate", "dlojz diff", "dlojz trace"}
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_that_is_shown_is_one_of_ours(line):
-    if line in WITHOUT_ARGUMENTS:  # named in a sentence, and not to be typed
-        assert line.split()[1] in cli._parser()[1]
-        return
-    cli._parse(shlex.split(line, comments=True)[1:])
+def test_a_command_that_is_shown_is_one_of_ours(subtests):
+    for line in COMMANDS:
+        with subtests.test(line):
+            if line in WITHOUT_ARGUMENTS:  # named in a sentence, and not to be typed
+                assert line.split()[1] in cli._parser()[1]
+            else:
+                cli._parse(shlex.split(line, comments=True)[1:])
 
 
 def test_what_make_is_asked_for_is_there():

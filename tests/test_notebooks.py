@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -27,10 +28,15 @@ def named(path):
     return f"{path.parent.name}/{path.name}"
 
 
+@cache
+def all_cells(path):
+    return nbformat.read(path, as_version=4).cells
+
+
+@cache
 def prose(path):
     """Return the markdown of a notebook."""
-    cells = nbformat.read(path, as_version=4).cells
-    return "\n".join(c.source for c in cells if c.cell_type == "markdown")
+    return "\n".join(c.source for c in all_cells(path) if c.cell_type == "markdown")
 
 
 def number(path):
@@ -39,7 +45,7 @@ def number(path):
 
 
 def code_cells(path):
-    return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    return [c for c in all_cells(path) if c.cell_type == "code"]
 
 
 def test_the_notebooks_are_derived_from_the_solved_ones():
@@ -70,89 +76,98 @@ def test_a_line_becomes_what_is_handed_out():
     assert notebooks.exercise(solved).cells[0].source == "x = None\ny = 4"
 
 
-@pytest.mark.parametrize("path", [*FILES, INSTRUCTORS], ids=named)
-def test_a_code_cell_is_short_and_defines_nothing(path):
-    for cell in code_cells(path):
-        assert len(cell.source.splitlines()) <= 10, cell.source
-        assert not cell.outputs
-        for node in ast.walk(ast.parse(cell.source)):
-            assert not isinstance(node, ast.FunctionDef | ast.ClassDef), cell.source
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("dlojz"):
-                names = [a.name for a in node.names] if node.module == "dlojz" else []
-                used = {n for n in names} | set(node.module.split(".")[1:])
-                assert not used & MAY_NOT_IMPORT, cell.source
+def test_a_code_cell_is_short_and_defines_nothing(subtests):
+    for path in [*FILES, INSTRUCTORS]:
+        with subtests.test(named(path)):
+            for cell in code_cells(path):
+                assert len(cell.source.splitlines()) <= 10, cell.source
+                assert not cell.outputs
+                for node in ast.walk(ast.parse(cell.source)):
+                    assert not isinstance(node, ast.FunctionDef | ast.ClassDef), cell.source
+                    if isinstance(node, ast.ImportFrom) and node.module.startswith("dlojz"):
+                        names = [a.name for a in node.names] if node.module == "dlojz" else []
+                        used = {n for n in names} | set(node.module.split(".")[1:])
+                        assert not used & MAY_NOT_IMPORT, cell.source
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_notebook_fits_a_sitting(path):
-    assert len(nbformat.read(path, as_version=4).cells) <= 45
-    [minutes] = re.findall(r"^\| \*\*It takes\*\* \| about (\d+) minutes", prose(path), re.M)
-    assert int(minutes) <= 75
+def test_a_notebook_fits_a_sitting(subtests):
+    for path in FILES:
+        with subtests.test(named(path)):
+            assert len(all_cells(path)) <= 45
+            takes = r"^\| \*\*It takes\*\* \| about (\d+) minutes"
+            [minutes] = re.findall(takes, prose(path), re.M)
+            assert int(minutes) <= 75
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_notebook_has_the_skeleton(path):
-    text = prose(path)
-    headings = [line for line in text.splitlines() if line.startswith("#")]
-    assert headings[0].startswith(f"# {path.stem.partition('_')[0]} · ")
-    parts = ("The idea", "Predict", "Edit", "Run", "Check", "Read", "Question")
-    for part in (*parts, "Further") if path in MAIN else ("Further",):
-        assert f"## {part}" in headings, part
-    for row in ("You will gain", "You need", "It takes", "Last verified on"):
-        assert f"**{row}**" in text
-    further = text.split("## Further")[1]
-    assert further.count("](http") <= 2
+def test_a_notebook_has_the_skeleton(subtests):
+    for path in FILES:
+        with subtests.test(named(path)):
+            text = prose(path)
+            headings = [line for line in text.splitlines() if line.startswith("#")]
+            assert headings[0].startswith(f"# {path.stem.partition('_')[0]} · ")
+            parts = ("The idea", "Predict", "Edit", "Run", "Check", "Read", "Question")
+            for part in (*parts, "Further") if path in MAIN else ("Further",):
+                assert f"## {part}" in headings, part
+            for row in ("You will gain", "You need", "It takes", "Last verified on"):
+                assert f"**{row}**" in text
+            further = text.split("## Further")[1]
+            assert further.count("](http") <= 2
 
 
-@pytest.mark.parametrize("path", SECOND, ids=named)
-def test_a_second_part_is_optional_and_edits_nothing_in_the_trainer(path):
-    [first] = path.parent.glob(f"{path.name[:2]}_*.ipynb")
-    _, says, *_ = nbformat.read(path, as_version=4).cells[0].source.split("\n\n")
-    link = f"[notebook {path.name[:2]}]({first.name})"
-    assert says == f"*Optional: this notebook follows {link}. Nothing in the trainer is edited.*"
-    assert f"[Notebook {path.name[:3]}]({path.name}), optional: " in prose(first)
-    assert "TODO" not in prose(path)
-    # A prepared exercise is beside the trainer.
-    checked = {key for c in code_cells(path) for key in CHECKED.findall(c.source)}
-    assert checked <= set(course.PREPARED)
+def test_a_second_part_is_optional_and_edits_nothing_in_the_trainer(subtests):
+    for path in SECOND:
+        with subtests.test(named(path)):
+            [first] = path.parent.glob(f"{path.name[:2]}_*.ipynb")
+            _, says, *_ = all_cells(path)[0].source.split("\n\n")
+            follows = f"this notebook follows [notebook {path.name[:2]}]({first.name})"
+            assert says == f"*Optional: {follows}. Nothing in the trainer is edited.*"
+            assert f"[Notebook {path.name[:3]}]({path.name}), optional: " in prose(first)
+            assert "TODO" not in prose(path)
+            # A prepared exercise is beside the trainer.
+            checked = {key for c in code_cells(path) for key in CHECKED.findall(c.source)}
+            assert checked <= set(course.PREPARED)
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_notebook_that_is_named_exists(path):
-    there = {p.stem.partition("_")[0] for p in FILES}
-    assert set(re.findall(r"[Nn]otebook (\d\d\w?)\b", prose(path))) <= there
+def test_a_notebook_that_is_named_exists(subtests):
+    for path in FILES:
+        with subtests.test(named(path)):
+            there = {p.stem.partition("_")[0] for p in FILES}
+            assert set(re.findall(r"[Nn]otebook (\d\d\w?)\b", prose(path))) <= there
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_section_that_is_named_exists(path):
+def test_a_section_that_is_named_exists(subtests):
     """As in: see *What 16 bits lose in a sum* in notebook 02b."""
-    text = prose(path)
-    found = re.findall(r"\*([^*\n]+)\* in notebook (\w+)", text)
-    found += [(name, n) for n, name in re.findall(r"notebook (\w+), \*([^*\n]+)\*", text)]
-    for name, number in found:
-        [other] = path.parent.glob(f"{number}_*.ipynb")
-        assert re.search(rf"^#+ {re.escape(name)}$", prose(other), re.M), (name, number)
+    for path in FILES:
+        with subtests.test(named(path)):
+            text = prose(path)
+            found = re.findall(r"\*([^*\n]+)\* in notebook (\w+)", text)
+            found += [(name, n) for n, name in re.findall(r"notebook (\w+), \*([^*\n]+)\*", text)]
+            for name, number in found:
+                [other] = path.parent.glob(f"{number}_*.ipynb")
+                assert re.search(rf"^#+ {re.escape(name)}$", prose(other), re.M), (name, number)
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_notebook_ends_with_three_sentences_and_the_ladder(path):
-    *_, before, remember, ladder = nbformat.read(path, as_version=4).cells
-    assert "## Remember" not in before.source
-    heading, *sentences = remember.source.split("\n")
-    assert (heading, sentences.pop(0)) == ("## Remember", "")
-    assert [sentence[:3] for sentence in sentences] == ["1. ", "2. ", "3. "]
-    for sentence in sentences:
-        assert re.fullmatch(r"\d\. ([^.]|\.\S)+\.", sentence), f"one sentence: {sentence}"
-        assert len(sentence) <= 170
-    [first] = [p for p in MAIN if p.parent == path.parent and number(p) == number(path)[:2]]
-    assert ladder.source.endswith(f'ladder.plot_ladder("{first.stem}");')
+def test_a_notebook_ends_with_three_sentences_and_the_ladder(subtests):
+    for path in FILES:
+        with subtests.test(named(path)):
+            *_, before, remember, ladder = all_cells(path)
+            assert "## Remember" not in before.source
+            heading, *sentences = remember.source.split("\n")
+            assert (heading, sentences.pop(0)) == ("## Remember", "")
+            assert [sentence[:3] for sentence in sentences] == ["1. ", "2. ", "3. "]
+            for sentence in sentences:
+                assert re.fullmatch(r"\d\. ([^.]|\.\S)+\.", sentence), f"one sentence: {sentence}"
+                assert len(sentence) <= 170
+            [first] = [p for p in MAIN if p.parent == path.parent and number(p) == number(path)[:2]]
+            assert ladder.source.endswith(f'ladder.plot_ladder("{first.stem}");')
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_the_first_cell_links_to_the_glossary(path):
-    first = nbformat.read(path, as_version=4).cells[0].source
-    assert "(../GLOSSARY.md)" in first
-    assert (path.parent / "../GLOSSARY.md").resolve().exists()
+def test_the_first_cell_links_to_the_glossary(subtests):
+    for path in FILES:
+        with subtests.test(named(path)):
+            first = all_cells(path)[0].source
+            assert "(../GLOSSARY.md)" in first
+            assert (path.parent / "../GLOSSARY.md").resolve().exists()
 
 
 @pytest.mark.parametrize(
@@ -177,29 +192,31 @@ def test_every_quiz_is_asked_and_every_asked_quiz_exists():
     assert {key for path in FILES for key in called(path, "quiz")} == set(QUIZZES)
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_notebook_asks_at_least_four_quizzes(path):
+def test_a_notebook_asks_at_least_four_quizzes(subtests):
     """The second parts of 09 and 11 ask three."""
-    assert len(called(path, "quiz")) >= (3 if number(path) in ("09b", "11b") else 4)
+    for path in FILES:
+        with subtests.test(named(path)):
+            assert len(called(path, "quiz")) >= (3 if number(path) in ("09b", "11b") else 4)
 
 
 ASKING = [p for p in FILES if p in MAIN or "\n## Question\n" in prose(p)]
 
 
-@pytest.mark.parametrize("path", ASKING, ids=named)
-def test_both_questions_are_answered_only_below(path):
+def test_both_questions_are_answered_only_below(subtests):
     """The answer is in no cell: it is shown to those who typed theirs."""
-    cells = nbformat.read(path, as_version=4).cells
-    [asked] = [i for i, cell in enumerate(cells) if "## Question" in cell.source]
-    assert re.findall(r"^\*(From the figures|What if):\*", cells[asked].source, re.M) == [
-        "From the figures",
-        "What if",
-    ]
-    keys = [f"{number(path)} from the figures", f"{number(path)} what if"]
-    mine = [key for key in ANSWERS if key.partition(" ")[0] == number(path)]
-    assert called(path, "answer") == mine == keys
-    assert not any("answer(" in cell.source for cell in cells[:asked])
-    assert not any(ANSWERS[key][:40] in cell.source for cell in cells for key in keys)
+    for path in ASKING:
+        with subtests.test(named(path)):
+            cells = all_cells(path)
+            [asked] = [i for i, cell in enumerate(cells) if "## Question" in cell.source]
+            assert re.findall(r"^\*(From the figures|What if):\*", cells[asked].source, re.M) == [
+                "From the figures",
+                "What if",
+            ]
+            keys = [f"{number(path)} from the figures", f"{number(path)} what if"]
+            mine = [key for key in ANSWERS if key.partition(" ")[0] == number(path)]
+            assert called(path, "answer") == mine == keys
+            assert not any("answer(" in cell.source for cell in cells[:asked])
+            assert not any(ANSWERS[key][:40] in cell.source for cell in cells for key in keys)
 
 
 def test_every_answer_is_asked_for():

@@ -62,11 +62,12 @@ def test_each_notebook_has_three_questions():
     assert {name: len(asked) for name, asked in found.items()} == dict.fromkeys(found, 3)
 
 
-@pytest.mark.parametrize(("notebook", "question", "answer"), questions())
-def test_an_answer_is_short_and_its_figures_have_a_source(notebook, question, answer):
-    assert "?" in question
-    assert 30 <= len(LINK.sub(r"\1", answer).split()) <= WORDS
-    assert without_source(notebook, answer) == []
+def test_an_answer_is_short_and_its_figures_have_a_source(subtests):
+    for notebook, question, answer in questions():
+        with subtests.test(question):
+            assert "?" in question
+            assert 30 <= len(LINK.sub(r"\1", answer).split()) <= WORDS
+            assert without_source(notebook, answer) == []
 
 
 def test_what_an_answer_points_to_is_there():

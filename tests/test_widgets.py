@@ -50,26 +50,29 @@ def shown(course_folder, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("key", QUIZZES)
-def test_a_quiz_has_one_right_answer(key):
-    answers = QUIZZES[key].answers
-    assert [answer.right for answer in answers].count(True) == 1
-    assert len({answer.text for answer in answers}) == len(answers) >= 3
+def test_a_quiz_has_one_right_answer(subtests):
+    for key, quiz in QUIZZES.items():
+        with subtests.test(key):
+            assert [answer.right for answer in quiz.answers].count(True) == 1
+            assert len({answer.text for answer in quiz.answers}) == len(quiz.answers) >= 3
 
 
-@pytest.mark.parametrize("key", QUIZZES)
-def test_every_answer_of_a_quiz_has_an_explanation_of_its_own(key):
-    whys = [answer.why for answer in QUIZZES[key].answers]
-    assert all(30 < len(why.strip()) == len(why) for why in whys), whys
-    assert len(set(whys)) == len(whys)
+def test_every_answer_of_a_quiz_has_an_explanation_of_its_own(subtests):
+    for key, quiz in QUIZZES.items():
+        with subtests.test(key):
+            whys = [answer.why for answer in quiz.answers]
+            assert all(30 < len(why.strip()) == len(why) for why in whys), whys
+            assert len(set(whys)) == len(whys)
 
 
-@pytest.mark.parametrize("key", QUIZZES)
-def test_the_explanation_of_a_wrong_answer_does_not_quote_the_right_one(key):
-    answers = QUIZZES[key].answers
-    right = quoted(answers[QUIZZES[key].right].text)
-    for answer in answers:
-        assert answer.right or not right.search(answer.why), answer.why
+def test_the_explanation_of_a_wrong_answer_does_not_quote_the_right_one():
+    quoting = [
+        (key, answer.why)
+        for key, quiz in QUIZZES.items()
+        for answer in quiz.answers
+        if not answer.right and quoted(quiz.answers[quiz.right].text).search(answer.why)
+    ]
+    assert quoting == []
 
 
 def quoted(text):
@@ -82,13 +85,11 @@ def test_a_quoted_answer_would_be_found():
     assert not quoted("16").search("It is in bf16.")
 
 
-@pytest.mark.parametrize("key", [*QUIZZES, *ANSWERS])
-def test_code_is_set_as_code_and_nothing_else_is_marked(key):
-    quiz = QUIZZES.get(key)
-    texts = [ANSWERS[key]] if quiz is None else [quiz.question, *(a.why for a in quiz.answers)]
-    for text in texts:
-        plain = re.sub(r"`[^`]+`", "", text)
-        assert not re.search(r"\w\(|\btorch\.\w|\*", plain), plain
+def test_code_is_set_as_code_and_nothing_else_is_marked():
+    texts = [*ANSWERS.values(), *(quiz.question for quiz in QUIZZES.values())]
+    texts += [answer.why for quiz in QUIZZES.values() for answer in quiz.answers]
+    plain = [re.sub(r"`[^`]+`", "", text) for text in texts]
+    assert [text for text in plain if re.search(r"\w\(|\btorch\.\w|\*", text)] == []
 
 
 def test_an_answer_is_explained_and_kept(shown):
