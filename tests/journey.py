@@ -17,7 +17,7 @@ NOTEBOOKS = REPOSITORY / "notebooks"
 IN_SIGHT = ".jp-NotebookPanel:visible"
 LOOK_MS = 250  # between looks at a page: each of them has the browser lay it out
 # A cell that raised; the second is how the course's own errors for trainees look.
-ERRORS = ("Traceback (most recent call last)", "UserError:")
+ERRORS = ("Traceback (most recent call last)", re.compile(r"^\s*\w+Error: "))
 
 
 class StepError(AssertionError):
