@@ -105,11 +105,9 @@ def score_value(key: str, how: str = "measured", **figures) -> Score:
 
 def _kept(key, score):
     """Keep a score for `progress.overview`; return it."""
-    names = ("name", "unit", "predicted", "measured")
-    rows = [dict(zip(names, row, strict=True)) for row in score.rows]
-    rows = [
-        row | {"word": _word(row["predicted"], row["measured"]), "how": score.how} for row in rows
-    ]
+    names = ("name", "unit", "predicted", "measured", "word", "how")
+    given = [(*row, _word(*row[2:]), score.how) for row in score.rows]
+    rows = [dict(zip(names, row, strict=True)) for row in given]
     if any(row["measured"] is not None for row in rows):
         progress.keep("scores", key, rows)
     return score
