@@ -82,6 +82,13 @@ def test_a_trainee_runs_the_first_notebook_and_answers_a_quiz(lab, page, trainee
         trainee.watch("monitor(job)", 1, moves=False)  # it ended while the cells below ran
 
 
+def test_a_difference_in_a_text_has_its_colours(lab, page, trainee):
+    trainee.open("11_fsdp.ipynb", lab.address.format("11_fsdp.ipynb"))
+    line = page.locator(".jp-RenderedMarkdown pre div", has_text="+fully_shard(model)").first
+    colour = line.evaluate("line => getComputedStyle(line).backgroundColor")
+    assert colour == "rgba(0, 158, 115, 0.18)"
+
+
 def edits(before, after):
     """Return the changes from one text to another, the last first: (first line, last line, new)."""
     old, new = before.splitlines(), after.splitlines()

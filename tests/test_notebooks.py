@@ -76,6 +76,14 @@ def test_a_line_becomes_what_is_handed_out():
     assert notebooks.exercise(solved).cells[0].source == "x = None\ny = 4"
 
 
+def test_a_difference_becomes_html_which_jupyterlab_shows_in_colours():
+    cell = nbformat.v4.new_markdown_cell("Look:\n\n```diff\n-x = 1\n+y < 2\n```\n\nDone.")
+    solved = nbformat.v4.new_notebook(cells=[cell])
+    head, found, end = notebooks.exercise(solved).cells[0].source.split("\n\n")
+    assert found == course.Diff("-x = 1\n+y < 2")._repr_html_()
+    assert (head, end) == ("Look:", "Done.")
+
+
 def test_a_code_cell_is_short_and_defines_nothing(subtests):
     for path in [*FILES, INSTRUCTORS]:
         with subtests.test(named(path)):

@@ -2,6 +2,7 @@
 
 Outputs are stripped. A line `solved  # exercise: as handed out` becomes `as handed out`. A cell
 with the tag `exercise-raises` needs code that the trainee has yet to write, so it may raise there.
+A difference, in a fence ```diff, becomes HTML: JupyterLab would show it without colours.
 Only numbered notebooks are handed out: what has another name, such as instructor.ipynb, is stripped
 where it is. The card's row "Last verified on" comes from reference/verified.json, which
 tools/verify_notebooks.py writes.
@@ -16,11 +17,12 @@ from pathlib import Path
 import nbformat
 
 from dlojz import rehearse
-from dlojz.course import course_root
+from dlojz.course import Diff, course_root
 
 VERIFIED = re.compile(
     r"(\*\*Last verified on\*\* \| ).*?((?:\. Some figures are [^|]*)? \|)$", re.M
 )
+DIFF = re.compile(r"^```diff\n(.*?)\n```$", re.M | re.S)
 HANDED_OUT = re.compile(r"^(\s*).*?  # exercise: (.*)$", re.M)
 
 
@@ -41,6 +43,8 @@ def stripped(notebook):
 def exercise(notebook):
     """Return the notebook as it is handed out."""
     for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = DIFF.sub(lambda fence: Diff(fence[1])._repr_html_(), cell.source)
         if cell.cell_type == "code":
             cell.source = HANDED_OUT.sub(r"\1\2", cell.source)
             if "exercise-raises" in cell.metadata.get("tags", ()):
