@@ -236,7 +236,7 @@ def _add_course_commands(command):
 
     add = command("solution", _solution, "show the trainer as it is after a step")
     add("step", help="01, 02, ...")
-    add = command("diff", _diff, "show how your trainer differs from a step's solution")
+    add = command("diff", _diff, "show your trainer beside a step's solution")
     add("step", help="01, 02, ...")
     add("--job", help="compare this job's trainer instead of yours")
     add = command(

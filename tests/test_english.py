@@ -102,6 +102,23 @@ def test_a_docstring_begins_with_what_it_is_about(room):
     assert found == [], "name the thing: Return the number of ..., not Return how many ..."
 
 
+HELPED = ("notebooks/experiments/*.py", "tools/*.py", "dlojz/runs/*.py")
+PREPOSITION = re.compile(r"(of|in|for|with|on|to|at|by|as|how|what|where|which|when|whose)\b")
+
+
+def test_a_help_text_is_a_noun_phrase_or_a_clause():
+    found = [
+        f"{path.name}: {keyword.value.value}"
+        for path in sorted(p for pattern in HELPED for p in REPOSITORY.glob(pattern))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg == "help" and isinstance(keyword.value, ast.Constant)
+        if PREPOSITION.match(keyword.value.value)
+    ]
+    assert found == [], "name the thing: steps of each case, not: of each case"
+
+
 def test_a_phrase_would_be_found():
     """The patterns find what they are for, and texts() what is covered."""
     assert re.search(next(iter(INSTEAD)), "Whoever does not know", re.I)
