@@ -17,7 +17,7 @@ from dlojz.check.ending import Ending, How
 from dlojz.check.exercises import fsdp
 from dlojz.launch import Request, series
 from dlojz.runs import log, records
-from dlojz.training import checkpoint, flags, models
+from dlojz.training import checkpoint, flags, models, replay
 
 SOLUTION = course.solution("11")
 SIZES = "--model vit_tiny --image-size 32 -e 2 --num-workers 0 --lr 0.01 --precision fp32"
@@ -141,7 +141,18 @@ def test_a_folder_that_holds_no_shards_is_refused(name, tmp_path):
         checkpoint.load(SimpleNamespace(), args)
 
 
-def test_one_process_has_nobody_to_share_with(capsys):
+@pytest.mark.parametrize(("optimizer", "kept"), [("sgd", 1.0), ("adamw", 0.0)])
+def test_adamw_begins_without_momenta_of_sgd(optimizer, kept, monkeypatch):
+    trainer = replay.imported(SOLUTION)
+    words = f"dlojz.py --model resnet18 --image-size 32 --optimizer {optimizer}"
+    monkeypatch.setattr("sys.argv", words.split())
+    training = trainer.build_training(trainer.parse_args(), torch.device("cpu"), 10, 100)
+    states = [s for state in training.optimizer.state.values() for s in state.values()]
+    weights = sum(map(torch.numel, training.model.parameters()))
+    assert sum(map(torch.numel, states)) == kept * weights
+
+
+def test_a_sharded_training_needs_two_processes(capsys):
     parser = argparse.ArgumentParser()
     args = argparse.Namespace(
         model="vit_tiny", checkpoint=None, resume=None, num_workers=1, sharding="fsdp"

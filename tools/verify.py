@@ -307,7 +307,7 @@ def main():
     parser.add_argument("--file", type=Path, default=kept, help="file of verdicts (%(default)s)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after these")
     parser.add_argument("--times", type=int, help="verdicts on each solution (30; on a GPU 3)")
-    pairs = "of runs, before and after, for a solution; default: what its bar asks for"
+    pairs = "pairs of runs for a solution, before and after; default: as its bar asks for"
     parser.add_argument("--pairs", type=int, metavar="N", help=pairs)
     only = parser.add_mutually_exclusive_group()
     kinds = ("solutions", "wrong", "museum")
