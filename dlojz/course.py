@@ -35,6 +35,14 @@ PREPARED = {
 }
 # And one without a verdict: a figure shows whether it is right.
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
+# The chapters of these; that of a step has its name.
+CHAPTERS = {
+    "00_cluster": "n00c_cluster",
+    "04_segments": "n04b_roofline",
+    "04_slow": "n04c_slow",
+    "06_batchnorm": "n06b_scaling",
+    "09_repair": "n09_repair",
+}
 # A step's second file: trainees write it beside their trainer, which imports it by its path.
 BESIDE: dict[str, str] = {}
 
@@ -147,9 +155,28 @@ def step(name: str | int) -> str:
     )
 
 
+def chapter(name: str) -> str:
+    """Return the chapter of a step or of a prepared exercise: a folder of dlojz/chapters/."""
+    return CHAPTERS[name] if name in CHAPTERS else f"n{step(name)}"
+
+
+def experiment(name: str) -> Path:
+    """Return this program of a chapter, such as "latency.py"."""
+    found = [
+        *course_root().glob(f"notebooks/experiments/{name}"),
+        *course_root().glob(f"dlojz/chapters/*/experiments/{name}"),
+    ]
+    if not found:
+        raise LookupError(f"no chapter has an experiment {name!r}")
+    return found[0]
+
+
 def prepared(name: str) -> Path:
-    """Return the file of a prepared exercise, or a step's second file, as it is handed out."""
-    return course_root() / "notebooks" / "experiments" / (COPIED | BESIDE)[name]
+    """Return a file of an exercise, as it is handed out."""
+    old = course_root() / "notebooks" / "experiments"
+    folder = course_root() / "dlojz" / "chapters" / chapter(name) / "experiments"
+    file = (COPIED | BESIDE)[name]
+    return (old if (old / file).exists() else folder) / file
 
 
 def own(name: str) -> str:

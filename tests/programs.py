@@ -4,12 +4,21 @@ import importlib.util
 import sys
 from pathlib import Path
 
-EXPERIMENTS = Path(__file__).parent.parent / "notebooks/experiments"
+REPOSITORY = Path(__file__).parent.parent
+
+
+def experiment_file(name) -> Path:
+    """Return the experiment of this name, of whichever chapter."""
+    (file,) = (
+        *REPOSITORY.glob(f"notebooks/experiments/{name}"),
+        *REPOSITORY.glob(f"dlojz/chapters/*/experiments/{name}"),
+    )
+    return file
 
 
 def load(name):
     """Import an experiment."""
-    return load_file(EXPERIMENTS / f"{name}.py")
+    return load_file(experiment_file(f"{name}.py"))
 
 
 def load_file(path):

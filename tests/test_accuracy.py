@@ -13,7 +13,7 @@ import pytest
 import record
 import torch
 from PIL import Image
-from programs import EXPERIMENTS, load
+from programs import experiment_file, load
 from torchvision.io import decode_image
 
 mpl.use("Agg")
@@ -27,7 +27,7 @@ from dlojz.runs import accuracy, log
 from dlojz.training import data as training_data
 from dlojz.training import experiments
 
-FILE = EXPERIMENTS / "accuracy.py"
+FILE = experiment_file("accuracy.py")
 CPU = torch.device("cpu")
 CLASSES, SIZE = 4, 24
 PER_CLASS = {"train": 24, "val": 12}

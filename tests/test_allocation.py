@@ -9,6 +9,7 @@ import sys
 import made
 import psutil
 import pytest
+from programs import experiment_file
 from waiting import until
 
 from conftest import REPOSITORY, cancel_all
@@ -19,7 +20,7 @@ from dlojz.launch import SubmitError, asking, batch, sbatch, slurm, throwaway
 from dlojz.runs import seen
 
 NAME = "00_cluster"
-BROKEN = (REPOSITORY / "notebooks/experiments/allocation.sbatch").read_text()
+BROKEN = (experiment_file("allocation.sbatch")).read_text()
 REPAIRED = (REPOSITORY / "solutions/allocation.sbatch").read_text()
 SRUN = 'srun --export=ALL --cpus-per-task="$SLURM_CPUS_PER_TASK" "$@" &'
 LOOP = REPAIRED[REPAIRED.index("while kill") :]

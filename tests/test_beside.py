@@ -229,7 +229,7 @@ def importing(text):
 def with_file(course_folder, monkeypatch):
     """A course folder in which step 01 has a second file, and the trainee is at step 02."""
     monkeypatch.setitem(course.BESIDE, "01_gpu", FILE)
-    handed_out = course_folder / "notebooks" / "experiments" / FILE
+    handed_out = course.prepared("01_gpu")
     handed_out.parent.mkdir(parents=True)
     handed_out.write_text(HANDED_OUT)
     (course_folder / "solutions" / FILE).write_text(SOLVED)

@@ -8,10 +8,9 @@ import judged
 import made
 import pytest
 import torch
-from programs import load
+from programs import experiment_file, load
 from torch._dynamo.utils import counters
 
-from dlojz import course
 from dlojz.check import judge
 from dlojz.check.exercises import Runs, State, compiling
 from dlojz.runs import log, records
@@ -292,7 +291,7 @@ def test_variants_that_are_compiled_alone_do_not_share_their_code():
 def test_each_way_to_compile_ddp_sends_all_gradients(tmp_path):
     ways = ["both", "both, graph not cut", "both, static graph", "both, compiled autograd"]
     flags = "--model squeezenet1_1 --image-size 32 -b 2 --rounds 1 --compile aot_eager --variants"
-    file = course.course_root() / "notebooks" / "experiments" / "ddp.py"
+    file = experiment_file("ddp.py")
     command = made.torchrun(file, [*flags.split(), *ways], 2)
     environment = {**os.environ, "DLOJZ_RUN": str(tmp_path)}
     subprocess.run(command, env=environment, check=True, timeout=180, capture_output=True)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import matplotlib as mpl
 import pytest
 from logs import with_cases
-from programs import EXPERIMENTS, load
+from programs import REPOSITORY, experiment_file, load
 
 mpl.use("Agg")
 import torch
@@ -68,7 +68,7 @@ def test_each_fault_leaves_its_traces_and_its_repair_none(graphs):
 def test_a_break_is_found_on_its_line(graphs):
     (branch,) = log.read(graphs).cases["branch on data"]["breaks"]
     assert branch["text"] == "if x.mean() > 0.1:"
-    source = (EXPERIMENTS / "graphs.py").read_text().splitlines()
+    source = (experiment_file("graphs.py")).read_text().splitlines()
     assert source[branch["line"] - 1].strip() == branch["text"]
     assert log.read(graphs).cases["Python counter"]["breaks"] == []
 
@@ -102,14 +102,16 @@ def test_a_module_of_torch_nn_is_compiled_by_one_way_only(graphs):
 
 
 def test_a_recording_has_no_paths_of_its_machine(graphs):
-    assert str(EXPERIMENTS) not in (graphs / "events.jsonl").read_text()
+    assert str(experiment_file("graphs.py").parent) not in (graphs / "events.jsonl").read_text()
 
 
 @pytest.mark.skipif(
     not (shutil.which("g++") or os.environ.get("CI")), reason="needs g++: tools/system.sh"
 )
 def test_a_chain_becomes_one_kernel_that_reads_and_writes_once(train, tmp_path):
-    train(EXPERIMENTS / "pointwise.py", tmp_path, *"--elements 4096 --sines 4 --rounds 2".split())
+    train(
+        experiment_file("pointwise.py"), tmp_path, *"--elements 4096 --sines 4 --rounds 2".split()
+    )
     cases = log.read(tmp_path).cases
     sines, gelu = cases["4 sin, 4096 elements"], cases["GELU, 4096 elements"]
     assert sines["launches"] == {"eager": 4, "compiled": 1}
@@ -123,7 +125,7 @@ def test_a_chain_becomes_one_kernel_that_reads_and_writes_once(train, tmp_path):
 def test_the_price_of_compiling_is_measured_cold_and_warm(train, tmp_path, monkeypatch):
     """With a backend that generates no code, which takes seconds."""
     monkeypatch.setattr("sys.executable", os.environ["DLOJZ_PYTHON"])
-    train(EXPERIMENTS / "compile_time.py", tmp_path, *"--backend aot_eager --steps 3".split())
+    train(experiment_file("compile_time.py"), tmp_path, *"--backend aot_eager --steps 3".split())
     eager, *others = log.read(tmp_path).cases.items()
     assert eager[0] == "eager"
     assert [name for name, _ in others] == ["whole model", "block by block"]
@@ -214,7 +216,7 @@ def test_the_cases_are_shown_with_what_ran_last():
     assert rows["branch on data"][-1].startswith("call 1: ")
     why = compiling.reasons(run).rows
     assert ("Python counter", "... and 5 more guards", "recompiled") in why
-    lines = (EXPERIMENTS / "graphs.py").read_text().splitlines()
+    lines = (experiment_file("graphs.py")).read_text().splitlines()
     at = 1 + next(i for i, line in enumerate(lines) if "if x.mean()" in line)
     branch = "Data-dependent branching"
     assert ("branch on data", f"line {at}: if x.mean() > 0.1:", branch) in why, "record it again"
@@ -353,14 +355,14 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
     said.append(
         f"took {starts['the compiler starts, cold']:.0f} s in the recording, in each process"
     )
-    text = (EXPERIMENTS.parent / "09_compile.ipynb").read_text()
+    text = (REPOSITORY / "notebooks" / "09_compile.ipynb").read_text()
     assert [words for words in said if words not in text] == []
     _, whole, blocks = compiling.ways(runs.recorded("cpu/09-compile-time"))
     assert 1 < whole.low < whole.high < 1.2, "a few percent"
     assert 1000 < whole.break_even(whole.cold_s).steps < 9999, "thousands of steps"
     assert whole.warm_s < whole.cold_s / 2
     share = f"compiles in {blocks.cold_s / whole.cold_s:.0%} of the time".replace("%", " %")
-    assert share in (EXPERIMENTS.parent / "09b_modes.ipynb").read_text()
+    assert share in (REPOSITORY / "notebooks" / "09b_modes.ipynb").read_text()
     assert blocks.high < 1, "slower than eager"
 
 

@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from logs import experiment, measure, write_log
+from programs import experiment_file
 
 mpl.use("Agg")
 import steps
@@ -206,7 +207,7 @@ MEAN_OF_MEANS = """
 
 
 def test_the_statistics_of_the_solution_are_those_of_one_process_and_others_are_not(tmp_path):
-    starter = course.course_root() / "notebooks" / "experiments" / "batchnorm.py"
+    starter = experiment_file("batchnorm.py")
     solution = course.course_root() / "solutions" / "batchnorm.py"
     paragraph = re.search(r"    # 06f: .*?\n(.*?)\n    return", solution.read_text(), re.S)[1]
     wrong, coarse = tmp_path / "wrong.py", tmp_path / "coarse.py"
@@ -242,7 +243,7 @@ def test_the_statistics_are_written_in_a_copy_that_is_never_overwritten(course_f
 
 
 def test_the_solution_of_the_statistics_differs_only_in_its_paragraph():
-    starter = course.course_root() / "notebooks" / "experiments" / "batchnorm.py"
+    starter = experiment_file("batchnorm.py")
     solution = course.course_root() / "solutions" / "batchnorm.py"
     assert steps.problems(starter.read_text(), solution.read_text(), "06") == []
 

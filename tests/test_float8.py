@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import matplotlib as mpl
 import pytest
 from logs import with_cases
-from programs import EXPERIMENTS, load
+from programs import REPOSITORY, experiment_file, load
 
 mpl.use("Agg")
 
@@ -29,14 +29,14 @@ def test_without_the_package_it_says_what_to_type(monkeypatch, tmp_path):
 @pytest.mark.parametrize("sizes", ["64x64", "64x64x63", "64x64x0", "axbxc"])
 def test_sizes_must_be_three_multiples_of_16(sizes, train, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        train(EXPERIMENTS / "float8.py", tmp_path, "--sizes", sizes)
+        train(experiment_file("float8.py"), tmp_path, "--sizes", sizes)
     assert f"'{sizes}': expected three multiples of 16, like 64x64x128" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not find_spec("torchao"), reason="needs torchao, which is optional")
 def test_one_large_value_spoils_a_scale_that_all_share(train, tmp_path):
     flags = "--sizes 32x16x64 --rounds 1 --backend eager".split()
-    train(EXPERIMENTS / "float8.py", tmp_path, *flags)
+    train(experiment_file("float8.py"), tmp_path, *flags)
     cases = log.read(tmp_path).cases
     away = {name: case["away"] for name, case in cases.items() if "away" in case}
     assert away["bf16, 1"]["output"] < 2**-8 < away["tensorwise, 1"]["output"] < 2**-4
@@ -81,9 +81,9 @@ def test_what_notebook_11b_says_of_the_recorded_layers_is_so():
     said = ["{:.2f} times as fast with one scale for each tensor, and {:.2f} times".format(*gains)]
     said += [f"At {product:.0f} TFLOP/s the first one's products take "]
     said[-1] += f"{work[first] / product / 1e9:.2f} ms, and it took {ms[first]['bf16']:.2f}"
-    text = (EXPERIMENTS.parent / "11b_hybrid.ipynb").read_text()
+    text = (REPOSITORY / "notebooks" / "11b_hybrid.ipynb").read_text()
     assert [words for words in said if words not in text] == []
-    talk = (EXPERIMENTS.parent.parent / "solutions/TALK.md").read_text()
+    talk = (REPOSITORY / "solutions/TALK.md").read_text()
     assert f"two were, the largest {gains[0]:.2f} times as fast as in bf16" in talk
 
 

@@ -68,7 +68,7 @@ def named(module):
 @pytest.mark.parametrize("step", exercises.MODULES)
 def test_every_hint_that_is_named_exists(step):
     exercise = exercises.find(step)
-    own = named(import_module(f"dlojz.check.exercises.{exercises.MODULES[step]}"))
+    own = named(import_module(exercises.MODULES[step]))
     errors = {hint for _, hint in exercise.errors}
     answers = {answer.expect for answer in wrong.every() if answer.step == step}
     assert own, "the test would pass if it found no name at all"
@@ -78,17 +78,13 @@ def test_every_hint_that_is_named_exists(step):
 
 @pytest.mark.parametrize("step", exercises.MODULES)
 def test_every_hint_of_an_exercise_is_named_by_it(step):
-    name = exercises.MODULES[step]
-    source = inspect.getsource(import_module(f"dlojz.check.exercises.{name}"))
-    assert [key for key in exercises.read_hints(name) if f'"{key}"' not in source] == []
+    source = inspect.getsource(import_module(exercises.MODULES[step]))
+    assert [key for key in exercises.read_hints(step) if f'"{key}"' not in source] == []
 
 
-PREPARED = [file.partition(".")[0] for file in course.PREPARED.values()]
-
-
-@pytest.mark.parametrize("name", ["common", *PREPARED, *exercises.MODULES.values()])
-def test_a_hint_is_whole(name):
-    for key, hint in exercises.read_hints(name).items():
+@pytest.mark.parametrize("step", ["common", *course.PREPARED, *exercises.MODULES])
+def test_a_hint_is_whole(step):
+    for key, hint in exercises.read_hints(step).items():
         assert KEY.fullmatch(key)
         assert hint.link.startswith("https://"), key
         assert hint.nudge != hint.api, key

@@ -3,16 +3,16 @@
 import json
 import stat
 import sys
-from pathlib import Path
 
 import pytest
 from logs import write_log
+from programs import experiment_file
 
 from dlojz.figures import loading
 from dlojz.runs import log
 from dlojz.training import spy
 
-EXPERIMENT = Path(__file__).parent.parent / "notebooks" / "experiments" / "loader_profile.py"
+EXPERIMENT = experiment_file("loader_profile.py")
 WORKER = "<module> (a.py);_worker_loop (torch/utils/data/_utils/worker.py:250)"
 STACKS = f"""\
 {WORKER};fetch (fetch.py:1);convert (PIL/Image.py:2);load (PIL/ImageFile.py:3) 60

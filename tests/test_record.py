@@ -13,6 +13,7 @@ from dlojz.figures import report, timeline
 from dlojz.runs import trace
 
 REPOSITORY = Path(__file__).parent.parent
+FAULTS = record.at("faults.py")
 
 
 @pytest.mark.parametrize("step", record.RECORDINGS)
@@ -84,10 +85,11 @@ def test_where_a_recording_is_kept(tmp_path, name, expected):
 
 
 def test_a_trace_is_recorded_with_its_log(tmp_path, course_folder):
-    experiments = REPOSITORY / record.EXPERIMENTS
-    shutil.copytree(experiments, course_folder / record.EXPERIMENTS)
+    there = course_folder / FAULTS
+    there.parent.mkdir(parents=True)
+    shutil.copy(REPOSITORY / FAULTS, there)
     small = "--model shufflenet_v2_x0_5 --image-size 32 -b 4 --precision fp32 --steps 2"
-    command = f"{record.EXPERIMENTS}/faults.py --fault none {small}"
+    command = f"{FAULTS} --fault none {small}"
     record.record({"04-trace-fault-none": command}, tmp_path, "record-04", 1)
     folder = tmp_path / "04-trace-fault-none"
     assert len(timeline.open_trace(folder).steps) == 2

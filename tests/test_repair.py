@@ -6,6 +6,7 @@ from pathlib import Path
 import made
 import pytest
 import torch
+from programs import experiment_file
 
 from dlojz import cli, course, progress
 from dlojz.check import check, exercises, judge
@@ -14,7 +15,7 @@ from dlojz.launch import SubmitError, submit
 from dlojz.training import repair
 
 REPOSITORY = Path(__file__).parent.parent
-BROKEN = (REPOSITORY / "notebooks/experiments/repair.py").read_text()
+BROKEN = (experiment_file("repair.py")).read_text()
 REPAIRED = (REPOSITORY / "solutions/repair.py").read_text()
 
 # The lines of the repaired network that the answers replace.

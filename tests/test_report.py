@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from logs import write_log
+from programs import experiment_file
 
 mpl.use("Agg")
 
@@ -401,7 +402,7 @@ def test_a_bar_that_is_cut_is_marked_and_its_value_written(tmp_path):
 
 
 def test_on_a_processor_there_is_no_copy_to_be_measured(train, tmp_path):
-    experiment = course.course_root() / "notebooks" / "experiments" / "tensors.py"
+    experiment = experiment_file("tensors.py")
     train(experiment, tmp_path, "-b", 2, "--image-size", 8)
     labels = [label.get_text() for label in report.plot_measures(tmp_path).get_yticklabels()]
     assert len(labels) == 2

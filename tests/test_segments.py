@@ -9,6 +9,7 @@ from pathlib import Path
 import made
 import pytest
 import torch
+from programs import experiment_file
 
 from dlojz import course, progress, runs
 from dlojz.check import check, exercises, judge
@@ -18,7 +19,7 @@ from dlojz.runs import log
 from dlojz.training import segments as job
 
 REPOSITORY = Path(__file__).parent.parent
-BROKEN = (REPOSITORY / "notebooks/experiments/segments.py").read_text()
+BROKEN = (experiment_file("segments.py")).read_text()
 SOLVED = (REPOSITORY / "solutions/segments.py").read_text()
 
 WHERE = "    where = ids[:, None].expand_as(x)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 from logs import with_cases
-from programs import EXPERIMENTS, load
+from programs import experiment_file, load
 
 mpl.use("Agg")
 import torch
@@ -41,7 +41,7 @@ BLOCK = 4 * 128 * 129 + 2 * 128 * 512 + 512 + 128 + 4 * 128  # of one of its fou
 def two():
     """The run of experiments/sharding.py in two processes."""
     flags = "-b 2 --steps 3 --rounds 1".split()
-    entry = series.Entry("sharding", EXPERIMENTS / "sharding.py", flags)
+    entry = series.Entry("sharding", experiment_file("sharding.py"), flags)
     job = series.submit([entry], Request(name="sharding", n_gpu=2))
     assert job.wait() == launch.State.COMPLETED, job.explain()
     return series.folders(job)["sharding"]
@@ -170,7 +170,7 @@ def test_hybrid_sharding_sends_least_between_nodes_and_holds_half():
 def test_four_processes_train_two_copies_in_two_shards(tmp_path):
     flags = "--compare nodes -b 2 --steps 2 --rounds 1".split()
     environment = os.environ | {"DLOJZ_RUN": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = torchrun(EXPERIMENTS / "sharding.py", flags, 4)
+    command = torchrun(experiment_file("sharding.py"), flags, 4)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     recorded = log.read(runs.recorded("cpu/11-nodes-x4")).cases
@@ -188,7 +188,7 @@ def in_parts():
     """A run that compares ways to train on a batch in two parts, in two processes."""
     flags = "--compare parts -b 2 --steps 2 --rounds 1".split()
     job = series.submit(
-        [series.Entry("parts", EXPERIMENTS / "sharding.py", flags)], Request(name="p", n_gpu=2)
+        [series.Entry("parts", experiment_file("sharding.py"), flags)], Request(name="p", n_gpu=2)
     )
     assert job.wait() == launch.State.COMPLETED, job.explain()
     return series.folders(job)["parts"]
@@ -260,7 +260,7 @@ def test_what_notebook_11b_says_of_shards_on_the_host_is_so():
     assert 1000 * seconds == pytest.approx((longer - ms) / 10, rel=0.1)
     peaks = (case["peak_bytes"] / 1e9 for case in (here, offloaded))
     said.append("peak fell from {:.1f} to {:.1f} GB".format(*peaks))
-    text = (EXPERIMENTS.parent / "11b_hybrid.ipynb").read_text()
+    text = (REPOSITORY / "notebooks" / "11b_hybrid.ipynb").read_text()
     assert [words for words in said if words not in text] == []
 
 
@@ -337,7 +337,7 @@ def test_losses_and_gradients_are_compared_with_the_first_way(tmp_path):
 @pytest.fixture
 def padding(train, tmp_path):
     """The run of experiments/padding.py on up to 64 GPUs."""
-    train(EXPERIMENTS / "padding.py", tmp_path, "--gpus", 2, 8, 64)
+    train(experiment_file("padding.py"), tmp_path, "--gpus", 2, 8, 64)
     return tmp_path
 
 
@@ -467,7 +467,7 @@ def test_a_prediction_from_equal_blocks_is_that_of_the_whole_model(train, tmp_pa
     tiny = models.ViT(patch=8, layers=14, heads=2, width=64, mlp=256)
     monkeypatch.setitem(models.LARGER, "vit_tiny", tiny)
     flags = "--model vit_tiny --image-size 32 -b 4 --precision fp32 --gpus 8".split()
-    train(EXPERIMENTS / "fits.py", tmp_path, *flags)
+    train(experiment_file("fits.py"), tmp_path, *flags)
     found = sharding.predicted(tmp_path)
     assert [*found] == ["8 GPUs, DDP", "8 GPUs, FSDP", "8 GPUs, FSDP, checkpointing"]
     trainer = imported(course.solution(course.CHAIN[-1]))
@@ -514,7 +514,7 @@ def test_a_run_of_another_experiment_is_refused():
 )
 def test_a_wrong_size_is_named_with_what_was_expected(name, flags, message, train, tmp_path):
     with pytest.raises(UserError, match=message):
-        train(EXPERIMENTS / f"{name}.py", tmp_path, *flags.split())
+        train(experiment_file(f"{name}.py"), tmp_path, *flags.split())
 
 
 def test_the_recordings_have_no_paths_of_their_machine():
@@ -559,7 +559,7 @@ def test_what_notebook_11_says_of_its_recordings_is_so():
     assert eight["bf16, 1"]["away"]["output"] == pytest.approx(0.003, abs=0.0005)
     tensorwise = [eight[f"tensorwise, {n}"]["away"]["output"] for n in ("1", "10000", "1e+06")]
     assert tensorwise[1] < 1.1 * tensorwise[0] < 0.1 < 0.9 < tensorwise[2]
-    text = (EXPERIMENTS.parent / "11_fsdp.ipynb").read_text()
+    text = (REPOSITORY / "notebooks" / "11_fsdp.ipynb").read_text()
     assert [words for words in said if words not in text] == []
     left = gb["64 GPUs, FSDP, checkpointing"], gb["64 GPUs, FSDP"]
     assert "leaves {:.1f} GB of the {:.0f}".format(*left) in ANSWERS["11 from the figures"]

@@ -8,6 +8,7 @@ import made
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from programs import experiment_file
 
 from dlojz import course
 from dlojz.check import check, exercises, judge
@@ -20,7 +21,7 @@ from dlojz.runs import slow as facts
 from dlojz.training import imports, slow
 
 REPOSITORY = Path(__file__).parent.parent
-BROKEN = (REPOSITORY / "notebooks/experiments/slow.py").read_text()
+BROKEN = (experiment_file("slow.py")).read_text()
 REPAIRED = (REPOSITORY / "solutions/slow.py").read_text()
 SMALL = "-b 32 --steps 3 --batches 4 --seed 1"
 

@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from logs import with_cases
-from programs import EXPERIMENTS
+from programs import experiment_file
 
 mpl.use("Agg")
 import torchvision
@@ -208,7 +208,7 @@ def test_another_experiment_and_products_in_another_format_are_refused(tmp_path)
 
 
 def test_the_experiment_predicts_a_recording_and_counts_its_image(train, tmp_path):
-    train(EXPERIMENTS / "predicted.py", tmp_path, "--recordings", "h100/01-resnet50-fp32-b0008*")
+    train(experiment_file("predicted.py"), tmp_path, "--recordings", "h100/01-resnet50-fp32-b0008*")
     [(name, case)] = log.read(tmp_path).cases.items()
     assert name == "h100/01-resnet50-fp32-b0008"
     [(s, _)] = figures.cases(tmp_path)
@@ -221,14 +221,14 @@ def test_the_experiment_predicts_a_recording_and_counts_its_image(train, tmp_pat
 
 def test_the_stages_of_a_model_add_up_to_all_of_its_operations(train, tmp_path):
     """The first stage of a ResNet has the name of a layer in each of its blocks."""
-    train(EXPERIMENTS / "model.py", tmp_path, "--model", "resnet50")
+    train(experiment_file("model.py"), tmp_path, "--model", "resnet50")
     found = {m.what: m.value for m in log.read(tmp_path).measures}
     assert found["conv1"] == pytest.approx(2 * 112**2 * 64 * 3 * 7**2 / 1e6)
     assert sum(found.values()) == pytest.approx(2 * 4089, rel=0.001)
 
 
 def missing(notebook, said):
-    text = (EXPERIMENTS.parent / f"{notebook}.ipynb").read_text()
+    text = (REPOSITORY / "notebooks" / f"{notebook}.ipynb").read_text()
     return [words for words in said if words not in text]
 
 

@@ -29,7 +29,7 @@ OWN = {
 # Which hints need an extra run: it is left out for a wrong answer with another one, to save
 # minutes. `make verify` leaves nothing out.
 NEED = {
-    "01_gpu": {"rehearsal": {*exercises.read_hints("gpu"), "item", "later"}},
+    "01_gpu": {"rehearsal": {*exercises.read_hints("01_gpu"), "item", "later"}},
     "02_amp": {
         "fp16-clipped": {"scaler", "scaler-step", "scaler-update", "unscale", "format", "momentum"},
         "fp32-accumulates": {"scaler-always", "enabled", "tf32", "mean"},

@@ -94,7 +94,7 @@ def command(case: dict) -> str:
     """Return the command of a case."""
     stack = " --stack" if case["functions"] else ""
     return (
-        f"{record.EXPERIMENTS}/faults.py {SIZES[case['model']]} --steps 1 --timed 6 "
+        f"{record.at('faults.py')} {SIZES[case['model']]} --steps 1 --timed 6 "
         f"--fault {case['fault']} --strength {case['strength']}{stack}"
     )
 

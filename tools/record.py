@@ -48,7 +48,6 @@ LADDERS = {  # rough speeds on an H200: in fp32, and at the end
 }
 ARROWS = ("ac2g", "fwdbwd")  # drawn from a call to its kernel, from forward to backward
 TOLD = ("correlation", "device", "stream")  # the fields of an event that are kept
-EXPERIMENTS = "notebooks/experiments"
 IDLE_CALLS = re.compile(  # calls of CUDA that neither launch nor wait, many for each kernel
     "^cuda(PeekAtLastError|GetErrorString|GetLastError|FuncGetAttributes|FuncSetAttribute"
     "|DeviceGetAttribute|StreamIsCapturing|OccupancyMaxActive.*)$"
@@ -67,6 +66,11 @@ BATCHES_06 = "accumulation batch-x4 batch-x4-lr batch-x4-warm-up batch-x4-update
 BATCHES_06 += "batch-x4-lr-updates"
 PROCESSES_06 = "processes sync-batch-norm not-wrapped"
 LAYOUTS = {"nchw": "--no-channels-last", "nhwc": "--channels-last"}
+
+
+def at(name: str) -> str:
+    """Return the path of this experiment in the course's folder."""
+    return str(course.experiment(name).relative_to(course.course_root()))
 
 
 def _flags(model, precision, batch):
@@ -108,7 +112,7 @@ def _traces_04():
         "unseen": "--model densenet121 -b 128 --precision tf32 --image-size 192",
     }
     for kind, size in flags.items():
-        run = f"{EXPERIMENTS}/faults.py {size} --steps 2 --fault"
+        run = f"{at('faults.py')} {size} --steps 2 --fault"
         for fault in TRACED:
             # Python's functions must be traced to find the line, or the collector.
             stack = " --stack" if fault in ("item", "print", "garbage") else ""
@@ -145,10 +149,10 @@ def _scaling_06():
 def _experiments_06():
     step = "--model resnet50 -b 256 --precision bf16"
     for n in (2, 4, 8):
-        yield f"06-all-reduce-x{n}", f"{EXPERIMENTS}/all_reduce.py --largest 29"
-        yield f"06-ddp-x{n}", f"{EXPERIMENTS}/ddp.py {step} --rounds 6 --steps 10 --variants all"
-        yield f"06-batchnorm-x{n}", f"{EXPERIMENTS}/batchnorm.py --model resnet50"
-        yield f"06-unused-x{n}", f"{EXPERIMENTS}/unused.py"
+        yield f"06-all-reduce-x{n}", f"{at('all_reduce.py')} --largest 29"
+        yield f"06-ddp-x{n}", f"{at('ddp.py')} {step} --rounds 6 --steps 10 --variants all"
+        yield f"06-batchnorm-x{n}", f"{at('batchnorm.py')} --model resnet50"
+        yield f"06-unused-x{n}", f"{at('unused.py')}"
 
 
 def _ladder_09():
@@ -191,8 +195,7 @@ def _speeds_09():
     yield "09-supply-files", run
     yield (
         "09-supply-loader",
-        f"{EXPERIMENTS}/loader.py --trainer {_solution('09')} "
-        + (f"--workers 8 12 14 16 -- {supply}"),
+        f"{at('loader.py')} --trainer {_solution('09')} " + (f"--workers 8 12 14 16 -- {supply}"),
     )
 
 
@@ -202,7 +205,7 @@ def _scaling_09():
     for n, again in product((1, 2), (1, 2, 3)):
         yield f"09-compiled-resnet50-bf16-x{n}-{again}", run
     variants = "'no communication' DDP both 'both, buckets of 50 MB' 'both, graph not cut'"
-    run = f"{EXPERIMENTS}/ddp.py --model resnet50 -b 256 --precision bf16 --rounds 6 --steps 10"
+    run = f"{at('ddp.py')} --model resnet50 -b 256 --precision bf16 --rounds 6 --steps 10"
     yield "09-ddp-x2", f"{run} --compile default --variants {variants}"
     # On a GPU compiled autograd ends in an error, with torch 2.11.
     others = "'no communication' both 'both, static graph'"
@@ -211,10 +214,10 @@ def _scaling_09():
 
 def _sharding_11():
     for n in (2, 4, 8):
-        yield f"11-sharding-x{n}", f"{EXPERIMENTS}/sharding.py"
-    yield "11-nodes-x4", f"{EXPERIMENTS}/sharding.py --compare nodes"
-    yield "11-offload-x2", f"{EXPERIMENTS}/sharding.py --compare offload"
-    yield "11-sharding-fp32-x2", f"{EXPERIMENTS}/sharding.py --precision fp32 -b 16"
+        yield f"11-sharding-x{n}", f"{at('sharding.py')}"
+    yield "11-nodes-x4", f"{at('sharding.py')} --compare nodes"
+    yield "11-offload-x2", f"{at('sharding.py')} --compare offload"
+    yield "11-sharding-fp32-x2", f"{at('sharding.py')} --precision fp32 -b 16"
 
 
 def _transformers_11():
@@ -257,7 +260,7 @@ def _on_a_processor():
     for fault in ("none", "sleep", "garbage --stack"):
         yield (
             f"04-cpu-trace-{fault.split()[0]}",
-            f"{EXPERIMENTS}/faults.py --model resnet18 -b 8 --image-size 64 --precision fp32 "
+            f"{at('faults.py')} --model resnet18 -b 8 --image-size 64 --precision fp32 "
             f"--steps 2 --fault {fault}",
         )
     sizes = "--model resnet18 --image-size 64 -b 32"
@@ -269,10 +272,10 @@ def _on_a_processor():
             run = f"ONEDNN_MAX_CPU_ISA={isa} {run} --precision {precision}"
             yield f"02-cpu-{name}-{precision}", run
     for pixels in (64, 128):
-        run = f"{EXPERIMENTS}/layouts.py --model resnet18 -b 32 --steps 6"
+        run = f"{at('layouts.py')} --model resnet18 -b 32 --steps 6"
         yield f"03-cpu-layouts-{pixels:03d}", f"{run} --image-size {pixels}"
     yield "04-cpu-segments", "OMP_NUM_THREADS=1 solutions/segments.py --seed 0"
-    yield "04-cpu-means", f"OMP_NUM_THREADS=1 {EXPERIMENTS}/segment_mean.py --rounds 9"
+    yield "04-cpu-means", f"OMP_NUM_THREADS=1 {at('segment_mean.py')} --rounds 9"
     for kept in ("", "no-"):
         run = f"{_solution('05')} {sizes} --test --test-nsteps 12 -e 4 --num-workers 2"
         yield f"05-cpu-{kept}persistent", f"{run} --{kept}persistent-workers"
@@ -295,74 +298,74 @@ RECORDINGS = {
     "00": {
         "00-resnet50-cpu-b0032": f"{_solution('00')} --model resnet50 -b 32 "
         f"--test-nsteps 12 {SYNTHETIC}",
-        "00-ceilings": f"{EXPERIMENTS}/roofline.py --ceilings",
-        "00-latency": f"{EXPERIMENTS}/latency.py",
+        "00-ceilings": f"{at('roofline.py')} --ceilings",
+        "00-latency": f"{at('latency.py')}",
     },
     "01": {
         **dict(_sweep_01()),
-        "01-memory": f"{EXPERIMENTS}/memory.py --model resnet50 -b 64",
-        "01-tensors": f"{EXPERIMENTS}/tensors.py -b 256",
-        "01-accumulated": f"{EXPERIMENTS}/accumulated.py --model resnet50 --image-size 224 -b 256",
+        "01-memory": f"{at('memory.py')} --model resnet50 -b 64",
+        "01-tensors": f"{at('tensors.py')} -b 256",
+        "01-accumulated": f"{at('accumulated.py')} --model resnet50 --image-size 224 -b 256",
         "01-accumulate-4x64": f"{_solution('01')} {_flags('resnet50', 'fp32', 64)} --accumulate 4",
-        "01-snapshot": f"{EXPERIMENTS}/snapshot.py --model resnet50 -b 64",
+        "01-snapshot": f"{at('snapshot.py')} --model resnet50 -b 64",
     },
     "02": {
-        "02-underflow": f"{EXPERIMENTS}/underflow.py --model resnet50 -b 256 --steps 20",
-        "02-formats": f"{EXPERIMENTS}/formats.py",
-        "02-sizes": f"{EXPERIMENTS}/sizes.py --size 8192",
-        "02-updates": f"{EXPERIMENTS}/updates.py --model resnet50",
+        "02-underflow": f"{at('underflow.py')} --model resnet50 -b 256 --steps 20",
+        "02-formats": f"{at('formats.py')}",
+        "02-sizes": f"{at('sizes.py')} --size 8192",
+        "02-updates": f"{at('updates.py')} --model resnet50",
         # five seeds; its sizes suit the device, and the clean training is always there
-        "02-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {FORMATS_02}",
+        "02-accuracy": f"{at('accuracy.py')} --seeds 5 --variants {FORMATS_02}",
     },
     "03": {
-        "03-layouts": f"{EXPERIMENTS}/layouts.py -b 128",
-        "03-layouts-fp16": f"{EXPERIMENTS}/layouts.py -b 128 --precision fp16",
-        "03-multiples": f"{EXPERIMENTS}/multiples.py --precision fp16",
-        "03-autotuner-off": f"{EXPERIMENTS}/autotuner.py --no-autotuner --precision fp16",
-        "03-autotuner-on": f"{EXPERIMENTS}/autotuner.py --autotuner --precision fp16",
+        "03-layouts": f"{at('layouts.py')} -b 128",
+        "03-layouts-fp16": f"{at('layouts.py')} -b 128 --precision fp16",
+        "03-multiples": f"{at('multiples.py')} --precision fp16",
+        "03-autotuner-off": f"{at('autotuner.py')} --no-autotuner --precision fp16",
+        "03-autotuner-on": f"{at('autotuner.py')} --autotuner --precision fp16",
         **dict(_matrix_03()),
     },
     "04": {
         **dict(_traces_04()),
-        "04-segments": f"{EXPERIMENTS}/segment_mean.py",
-        "04-host-waits": f"{EXPERIMENTS}/host_waits.py",
-        "04-averages": f"{EXPERIMENTS}/averages.py --model resnet50 -b 128 --precision bf16",
+        "04-segments": f"{at('segment_mean.py')}",
+        "04-host-waits": f"{at('host_waits.py')}",
+        "04-averages": f"{at('averages.py')} --model resnet50 -b 128 --precision bf16",
     },
     "05": {
-        "05-decoders": f"{EXPERIMENTS}/decoders.py --images 256 --rounds 6",
-        "05-storage": f"{EXPERIMENTS}/storage.py",
-        "05-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {IMAGES_05}",
+        "05-decoders": f"{at('decoders.py')} --images 256 --rounds 6",
+        "05-storage": f"{at('storage.py')}",
+        "05-accuracy": f"{at('accuracy.py')} --seeds 5 --variants {IMAGES_05}",
         **dict(_files_05()),
     },
     "06": {
-        "06-accuracy": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {BATCHES_06}",
-        "06-accuracy-x2": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {PROCESSES_06}",
-        "06-accuracy-few-x2": f"{EXPERIMENTS}/accuracy.py --seeds 5 --variants {PROCESSES_06} "
+        "06-accuracy": f"{at('accuracy.py')} --seeds 5 --variants {BATCHES_06}",
+        "06-accuracy-x2": f"{at('accuracy.py')} --seeds 5 --variants {PROCESSES_06}",
+        "06-accuracy-few-x2": f"{at('accuracy.py')} --seeds 5 --variants {PROCESSES_06} "
         "-b 8 --lr 0.0125 -e 3 --classes 12",  # 4 images in each process
         **dict(_scaling_06()),
         **dict(_experiments_06()),
     },
     "09": {  # their sizes suit the device: a GPU's or a processor's
-        "09-pointwise": f"{EXPERIMENTS}/pointwise.py",
-        "09-graphs": f"{EXPERIMENTS}/graphs.py",
-        "09-stale": f"{EXPERIMENTS}/stale.py",
-        "09-compile-time": f"{EXPERIMENTS}/compile_time.py",
+        "09-pointwise": f"{at('pointwise.py')}",
+        "09-graphs": f"{at('graphs.py')}",
+        "09-stale": f"{at('stale.py')}",
+        "09-compile-time": f"{at('compile_time.py')}",
         **dict(_ladder_09()),
         **dict(_speeds_09()),
         **dict(_scaling_09()),
     },
     "11": {  # the first five need no GPU; the others' sizes suit the device
-        "11-fits": f"{EXPERIMENTS}/fits.py --model vit_6b -b 32",
-        "11-alive": f"{EXPERIMENTS}/alive.py --model vit_600m -b 32 --precision bf16 --gpus 8 "
+        "11-fits": f"{at('fits.py')} --model vit_6b -b 32",
+        "11-alive": f"{at('alive.py')} --model vit_600m -b 32 --precision bf16 --gpus 8 "
         "--ways ddp fsdp blocks",
-        "11-meshes": f"{EXPERIMENTS}/fits.py --ways blocks --gpus 1024 --copies 1 2 4 8 16 64",
-        "11-padding": f"{EXPERIMENTS}/padding.py --model vit_l_14",
-        "11-predicted": f"{EXPERIMENTS}/predicted.py",  # of the transformers below, once recorded
-        "11-recompute": f"{EXPERIMENTS}/recompute.py",
+        "11-meshes": f"{at('fits.py')} --ways blocks --gpus 1024 --copies 1 2 4 8 16 64",
+        "11-padding": f"{at('padding.py')} --model vit_l_14",
+        "11-predicted": f"{at('predicted.py')}",  # of the transformers below, once recorded
+        "11-recompute": f"{at('recompute.py')}",
         **dict(_transformers_11()),
         **dict(_sharding_11()),
         **dict(_sharded_11()),
-        "11-float8": f"{EXPERIMENTS}/float8.py",  # with torchao installed
+        "11-float8": f"{at('float8.py')}",  # with torchao installed
     },
     "cpu": dict(_on_a_processor()),
 }

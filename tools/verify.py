@@ -58,11 +58,11 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "--lr 0.001 --sharding fsdp --checkpointing blocks",
 }
 ON_THE_DEVICE = {  # hints that another device may change
-    "01_gpu": {*exercises.read_hints("gpu"), "item"},
+    "01_gpu": {*exercises.read_hints("01_gpu"), "item"},
     "02_amp": {"scaler", "scaler-step", "scaler-update", "unscale", "tf32", "format", "item"},
     "03_channels_last": {"autotuner"},
     "06_ddp": {"device", "backend"},
-    "09_compile": {*exercises.read_hints("compiling")},
+    "09_compile": {*exercises.read_hints("09_compile")},
 }
 
 

@@ -10,7 +10,7 @@ from dlojz import progress
 from dlojz.widgets.box import Column
 from dlojz.widgets.quiz import as_html, close_lines, tables
 
-ANSWERS: dict[str, str] = tables("answers")
+ANSWERS: dict[str, str] = tables("answers.toml")
 
 
 def answer(key: str):
