@@ -18,9 +18,10 @@ from pathlib import Path
 
 from dlojz import classroom, course, images, launch, presets, progress, sites, updates
 from dlojz.launch import series
-from dlojz.runs import memory, source, suspects, worth
+from dlojz.runs import memory, source, worth
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
+from dlojz.traces import suspects
 
 BAD_INPUT = (launch.SlurmError, images.DataError)
 WATCH_S = 10  # between two looks of `dlojz class --watch`
@@ -410,7 +411,7 @@ def _runs_of(job):
 
 def _trace(args):
     from dlojz.figures import timeline
-    from dlojz.runs import breakdown
+    from dlojz.traces import breakdown
 
     run = _run(args.job) if args.job else _last()
     traces = timeline.open_traces(run)

@@ -1,7 +1,7 @@
 import pytest
 from traces import LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
 
-from dlojz.runs import breakdown, host, kinds, trace
+from dlojz.traces import breakdown, host, kinds, trace
 
 
 def reading(made, path):

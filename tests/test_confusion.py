@@ -1,7 +1,8 @@
 import confusion
 import pytest
 
-from dlojz.runs import planted, suspects, trace
+from dlojz.runs import planted
+from dlojz.traces import suspects, trace
 
 # The numbered ones are too many for each run of the tests: `python tools/confusion.py` reads them.
 # Of these some that were misread once: reads that cost little, and a host that its recording slows.

@@ -15,8 +15,9 @@ from made import torchrun
 
 from dlojz import course
 from dlojz.check.exercises import amp
-from dlojz.runs import kinds, log, records, stats
+from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
+from dlojz.traces import kinds
 from dlojz.training import audit, evidence
 from dlojz.training.data import normalize
 

@@ -4,7 +4,7 @@ import pytest
 
 from dlojz import runs
 from dlojz.figures import kernels
-from dlojz.runs import kinds
+from dlojz.traces import kinds
 
 HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"

@@ -3,7 +3,7 @@
 import pytest
 from traces import CONV, NCCL, PINNED, RELU
 
-from dlojz.runs import kinds
+from dlojz.traces import kinds
 
 
 @pytest.mark.parametrize(

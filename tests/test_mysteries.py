@@ -7,8 +7,8 @@ import pytest
 
 from dlojz import progress
 from dlojz.figures import timeline
-from dlojz.runs import breakdown, suspects, trace
 from dlojz.runs.folder import trace_files
+from dlojz.traces import breakdown, suspects, trace
 from dlojz.widgets import mysteries
 
 

@@ -10,7 +10,7 @@ import record
 
 from dlojz import course
 from dlojz.figures import report, timeline
-from dlojz.runs import trace
+from dlojz.traces import trace
 
 REPOSITORY = Path(__file__).parent.parent
 FAULTS = record.at("faults.py")

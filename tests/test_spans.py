@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlojz.runs import spans
+from dlojz.traces import spans
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from traces import CONV, NCCL, Made, busy, steps, with_a_wait
 
 from dlojz import cli
 from dlojz.figures import timeline
-from dlojz.runs import breakdown, kinds, suspects, trace
+from dlojz.traces import breakdown, kinds, suspects, trace
 
 # Names of NVIDIA's in the traces of the tests, and how the other makers' traces have them.
 AMD = {

@@ -2,7 +2,7 @@ import pytest
 from simulated import BALANCED, LARGE, MIDDLE, TINY, Machine, simulated
 from traces import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, steps
 
-from dlojz.runs import suspects, trace
+from dlojz.traces import suspects, trace
 
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>"
 ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -13,9 +13,10 @@ from traces import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
 from dlojz import cli, course, runs
 from dlojz.figures import machines, report, timeline
-from dlojz.runs import breakdown, host, kinds, log, stats, trace
+from dlojz.runs import log, stats
 from dlojz.runs.folder import trace_file
 from dlojz.runs.log import PHASES
+from dlojz.traces import breakdown, host, kinds, trace
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 from traces import busy
 
-from dlojz.runs import trace
+from dlojz.traces import trace
 
 # Reading -------------------------------------------------------------------------------------
 

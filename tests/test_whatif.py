@@ -3,7 +3,7 @@
 import pytest
 from simulated import LARGE, MIDDLE, TINY, Machine
 
-from dlojz.runs import breakdown, host, trace, whatif
+from dlojz.traces import breakdown, host, trace, whatif
 
 
 def nothing(machine):

@@ -19,8 +19,9 @@ from torch._dynamo.utils import counters
 from dlojz import cli, course
 from dlojz.course import UserError
 from dlojz.figures import worth as tables
-from dlojz.runs import breakeven, source, trace, worth
-from dlojz.runs.trace import Event, Trace
+from dlojz.runs import breakeven, source, worth
+from dlojz.traces import trace
+from dlojz.traces.trace import Event, Trace
 from dlojz.training import worth as measuring
 
 REPOSITORY = Path(__file__).parent.parent

@@ -3,7 +3,7 @@
 Each fault is planted at two strengths. Of the two recordings, drawn at random, one is called
 04-trace-open-NN and the other 04-trace-sealed-NN. Which fault is in which is in two files beside
 them, 04-trace-open.toml and 04-trace-sealed.toml, and nowhere else: neither in what this prints nor
-in the logs. The rules of `dlojz.runs.suspects` are written with the open half only. Then
+in the logs. The rules of `dlojz.traces.suspects` are written with the open half only. Then
 
     python tools/confusion.py --only sealed
 

@@ -1,4 +1,4 @@
-"""The faults that `dlojz.runs.suspects` names in the recorded traces: `python tools/confusion.py`.
+"""The faults that `dlojz.traces.suspects` names in the recorded traces: `python tools/confusion.py`.
 
 Prints, for each set of traces, how often each planted fault was named as each fault. The thresholds
 were chosen on the traces called fault; those called held-out and unseen are of other training runs,
@@ -11,8 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 from dlojz import course
-from dlojz.runs import breakdown, planted, spans, suspects
+from dlojz.runs import planted
 from dlojz.table import Table
+from dlojz.traces import breakdown, spans, suspects
 
 SETS = ("fault", "held-out", "unseen", "cpu", "open", "sealed")
 

@@ -28,7 +28,8 @@ from tqdm import tqdm
 from dlojz import course, presets
 from dlojz.figures import report
 from dlojz.launch import Request, series
-from dlojz.runs import stats, trace
+from dlojz.runs import stats
+from dlojz.traces import trace
 
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured

@@ -21,8 +21,9 @@ import matplotlib.pyplot as plt
 from dlojz.course import course_root
 from dlojz.figures import report
 from dlojz.figures.timeline import COLOURS
-from dlojz.runs import kinds, log
+from dlojz.runs import log
 from dlojz.table import Table
+from dlojz.traces import kinds
 
 # By ncu's name; shares are in percent of the device's peak.
 METRICS = {

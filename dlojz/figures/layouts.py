@@ -11,9 +11,10 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs import kinds, log
+from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
+from dlojz.traces import kinds
 
 CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
 NCHW, NHWC, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))

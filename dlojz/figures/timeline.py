@@ -1,6 +1,6 @@
 """Figures and tables of a trace: where the time of a step goes, and one step drawn.
 
-Each takes a trace as `dlojz.runs.trace.read` returns it, its file, or a job that has written one.
+Each takes a trace as `dlojz.traces.trace.read` returns it, its file, or a job that has written one.
 """
 
 from collections import defaultdict
@@ -10,10 +10,11 @@ import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs import breakdown, host, kinds, log, spans, stats, trace
+from dlojz.runs import log, stats
 from dlojz.runs.folder import path_of, trace_file, trace_files
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
+from dlojz.traces import breakdown, host, kinds, spans, trace
 
 # Different from the phases', which are drawn above. (Paul Tol's "muted", colour-blind safe.)
 COLOURS = {

@@ -29,9 +29,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlojz.course import UserError
-from dlojz.runs import breakdown, breakeven
-from dlojz.runs.kinds import MATRIX, NORMALIZATION, kind
-from dlojz.runs.trace import Trace
+from dlojz.runs import breakeven
+from dlojz.traces import breakdown
+from dlojz.traces.kinds import MATRIX, NORMALIZATION, kind
+from dlojz.traces.trace import Trace
 
 FITS = Path(__file__).with_name("worth.toml")
 UPDATE = "dlojz: update"  # the range of the update in a trace

@@ -42,8 +42,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dlojz import idr_torch
 from dlojz.machine import facts as machine
-from dlojz.runs import kinds, records
+from dlojz.runs import records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
+from dlojz.traces import kinds
 from dlojz.training import calls, checkpoint, clocks, processes
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own

@@ -12,7 +12,8 @@ from torch._dynamo import OptimizedModule
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 
-from dlojz.runs import kinds, records
+from dlojz.runs import records
+from dlojz.traces import kinds
 
 
 def is_compiled(model) -> bool:

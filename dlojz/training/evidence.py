@@ -37,8 +37,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no public name for it
 
 from dlojz import idr_torch
-from dlojz.runs import kinds, records, spans
+from dlojz.runs import records
 from dlojz.runs.folder import group_file
+from dlojz.traces import kinds, spans
 from dlojz.training import (
     audit,
     calls,

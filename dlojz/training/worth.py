@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dlojz import idr_torch
 from dlojz.course import UserError
 from dlojz.machine import cpus
-from dlojz.runs import source, trace, worth
+from dlojz.runs import source, worth
+from dlojz.traces import trace
 from dlojz.training import compilation, replay
 from dlojz.training.experiments import tell_the_older_switch, wait
 

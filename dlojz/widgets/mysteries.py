@@ -9,9 +9,10 @@ from IPython.display import display
 
 from dlojz import progress
 from dlojz.course import UserError, course_root
-from dlojz.runs import planted, trace
-from dlojz.runs.suspects import FAULTS, suspects, traces_of
+from dlojz.runs import planted
 from dlojz.table import BAD_INK, GOOD_INK, Table
+from dlojz.traces import trace
+from dlojz.traces.suspects import FAULTS, suspects, traces_of
 from dlojz.widgets.box import Row
 
 # A hint for each fault, which does not name it.

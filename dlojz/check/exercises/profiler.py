@@ -2,8 +2,9 @@
 
 from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.check.exercises.common import flag, like, no_brake
-from dlojz.runs import log, trace
+from dlojz.runs import log
 from dlojz.runs.folder import trace_file
+from dlojz.traces import trace
 
 SMALL = (
     "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 4 -e 2 "

@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlojz.runs import host, kinds, spans, whatif
-from dlojz.runs.host import ALLOCATOR, AWAY, COLLECTOR, COPIES, DATA, READS, SYNC
-from dlojz.runs.kinds import COMMUNICATION, MATRIX, PAGEABLE, kind
-from dlojz.runs.spans import common, length, union, without
-from dlojz.runs.trace import Event, Trace, TraceError
+from dlojz.traces import host, kinds, spans, whatif
+from dlojz.traces.host import ALLOCATOR, AWAY, COLLECTOR, COPIES, DATA, READS, SYNC
+from dlojz.traces.kinds import COMMUNICATION, MATRIX, PAGEABLE, kind
+from dlojz.traces.spans import common, length, union, without
+from dlojz.traces.trace import Event, Trace, TraceError
 
 LAUNCHES, PAUSES = "launches", "pauses between kernels"
 PYTHON = "Python between the operations"  # on a CPU, which launches nothing

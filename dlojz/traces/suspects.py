@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dlojz.runs import breakdown, host, kinds, spans, trace
 from dlojz.runs.folder import path_of, trace_file, trace_files
+from dlojz.traces import breakdown, host, kinds, spans, trace
 
 # The classes of the mysteries of notebook 04, which notebooks/experiments/faults.py plants.
 FAULTS = {

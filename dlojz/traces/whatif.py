@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from dlojz.runs.spans import union, without
+from dlojz.traces.spans import union, without
 
 
 class Task(NamedTuple):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlojz.course import UserError
-from dlojz.runs import kinds
+from dlojz.traces import kinds
 
 CHUNK = 1 << 17  # characters read at a time: an error of JSON counts the lines of them all
 LONGEST = 1 << 15  # characters of an event with which reading goes on after a broken one

@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from dlojz.runs import spans
-from dlojz.runs.kinds import ALLOCATES, BLOCKING, COPYING, TO_HOST, WAITS
-from dlojz.runs.trace import GARBAGE, LINE, PRINTS, Event, Trace
+from dlojz.traces import spans
+from dlojz.traces.kinds import ALLOCATES, BLOCKING, COPYING, TO_HOST, WAITS
+from dlojz.traces.trace import GARBAGE, LINE, PRINTS, Event, Trace
 
 DATA, COLLECTOR, ALLOCATOR = "data", "garbage collector", "memory allocation"
 COPIES, READS, SYNC = "copies to the device", "results that the host reads", "synchronisation"
