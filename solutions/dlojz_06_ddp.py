@@ -14,8 +14,9 @@ import torchvision.transforms.v2  # and v1, which notebook 05 replaces
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import checkpoint, data, evidence, flags, metrics, models
+from dlojz.training import checkpoint, data, flags, metrics, models
 from dlojz.training.chronometer import Chronometer
+from dlojz.watch import evidence
 
 
 def parse_args():

@@ -23,8 +23,9 @@ from waiting import until
 from dlojz.check import audit as judged
 from dlojz.check.exercises import State
 from dlojz.runs import log, records
-from dlojz.training import audit, calls, clocks, processes, replay
+from dlojz.training import clocks, processes
 from dlojz.training.data import Batches, normalize
+from dlojz.watch import audit, calls, replay
 
 CLASSES = 5
 

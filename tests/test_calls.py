@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz.training import calls
+from dlojz.watch import calls
 
 
 class Wrapper(torch.nn.Module):

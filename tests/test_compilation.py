@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from dlojz.check import judge
 from dlojz.check.exercises import Runs, State, compiling
 from dlojz.runs import log, records
-from dlojz.training import compilation, evidence
+from dlojz.watch import compilation, evidence
 
 
 class Small(torch.nn.Module):

@@ -18,8 +18,8 @@ from dlojz.check.exercises import amp
 from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds
-from dlojz.training import audit, evidence
 from dlojz.training.data import normalize
+from dlojz.watch import audit, evidence
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 BF16 = ("--precision", "bf16")
@@ -396,10 +396,10 @@ def told(name, start_ns, duration_ns=1):
 def counted(monkeypatch):
     """The calls that are counted of events: counted(events)."""
     for name in ("communication", "compilation.coverage"):
-        monkeypatch.setattr(f"dlojz.training.evidence.{name}", lambda events: {})
-    monkeypatch.setattr("dlojz.training.evidence.work.counted", lambda events: {})
-    monkeypatch.setattr("dlojz.training.evidence._asks_not_to_wait", lambda event: False)
-    monkeypatch.setattr("dlojz.training.evidence._ran_on_gpu", lambda event: False)
+        monkeypatch.setattr(f"dlojz.watch.evidence.{name}", lambda events: {})
+    monkeypatch.setattr("dlojz.watch.evidence.work.counted", lambda events: {})
+    monkeypatch.setattr("dlojz.watch.evidence._asks_not_to_wait", lambda event: False)
+    monkeypatch.setattr("dlojz.watch.evidence._ran_on_gpu", lambda event: False)
     return lambda events: evidence._profile(events)["calls"]
 
 

@@ -17,7 +17,8 @@ from dlojz.check.ending import Ending, How
 from dlojz.check.exercises import fsdp
 from dlojz.launch import Request, series
 from dlojz.runs import log, records
-from dlojz.training import checkpoint, flags, models, replay
+from dlojz.training import checkpoint, flags, models
+from dlojz.watch import replay
 
 SOLUTION = course.solution("11")
 SIZES = "--model vit_tiny --image-size 32 -e 2 --num-workers 0 --lr 0.01 --precision fp32"

@@ -13,7 +13,7 @@ import wrong
 from dlojz import course
 from dlojz.check import exercises
 from dlojz.check.exercises import common
-from dlojz.training import replay
+from dlojz.watch import replay
 
 KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 FINDERS = {

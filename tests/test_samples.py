@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from dlojz import course
 from dlojz.check.exercises import dataloader
-from dlojz.training import data, samples
+from dlojz.training import data
+from dlojz.watch import samples
 
 V1, V2 = torchvision.transforms, torchvision.transforms.v2
 CROP = [V2.RandomResizedCrop(64), V2.RandomHorizontalFlip()]

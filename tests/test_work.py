@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dlojz.check import work as judged
 from dlojz.check.exercises import State
 from dlojz.runs import log, records
-from dlojz.training import evidence, models, sharding, work
+from dlojz.training import models, sharding
+from dlojz.watch import evidence, work
 
 
 def look(call):

@@ -26,8 +26,8 @@ from dlojz.launch import Request, series
 from dlojz.machine import cpus
 from dlojz.runs import log, stats
 from dlojz.runs.log import WARMUP_STEPS
-from dlojz.training import audit, evidence, replay
 from dlojz.training.chronometer import Chronometer
+from dlojz.watch import audit, evidence, replay
 
 MARKS_PER_STEP = 5
 # What is asked of an auditor: nothing, a look at each step, and the four updates of a GPU's check.

@@ -19,9 +19,10 @@ from torch._inductor import config as inductor
 
 from dlojz import course
 from dlojz.runs import stats
-from dlojz.training import data, evidence
+from dlojz.training import data
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.experiments import DTYPES
+from dlojz.watch import evidence
 
 PAIRS, STEPS, BATCH, SIZE = 12, 30, 256, 224
 

@@ -232,7 +232,7 @@ def audited(
     the run did. That takes seconds, and in TF32 and 16 bits they differ by less than the noise that
     is allowed.
     """
-    program = Path(find_spec("dlojz.training.replay").origin)
+    program = Path(find_spec("dlojz.watch.replay").origin)
     wish = {"keep": keep, "write": True} | (more or {})
     again = {"autotune": tuned and wish.get("autotune", True)}
     own = ["{run}/..", *without(run.flags, LEFT_OUT)]

@@ -42,7 +42,7 @@ LOST = {
 IDLE = "nothing is computed"  # where the trainee is to find out why
 ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
 NO_CALLS = "this trace does not tell where the host waits"
-COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.training.evidence counts them
+COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.watch.evidence counts them
 
 
 def open_trace(of) -> trace.Trace:

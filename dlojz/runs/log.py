@@ -16,7 +16,7 @@ Each process of a run writes one file in the run's folder: `events.jsonl` (rank 
 {"event": "evidence", "when": "probe", "logits": {"dtype": "bfloat16", "device": "cuda:0"}}
 {"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"}
 
-`evidence` is what a training run really did, as `dlojz.training.evidence` saw it, in the records of `dlojz.runs.records`:
+`evidence` is what a training run really did, as `dlojz.watch.evidence` saw it, in the records of `dlojz.runs.records`:
 `when` is samples, probe, last, whole, profiler, audit or replay. A small experiment writes a `measure` for each of its figures (`x` is
 the size or step at which it was measured), and a `case` for values that belong together, with the fields that it needs.
 `host_ms` and `device_ms` are the two clocks of `dlojz.training.chronometer`; `ahead_ms` is how far the host ran

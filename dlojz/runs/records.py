@@ -293,7 +293,7 @@ class Profiling(Record):
 
 @dataclass(frozen=True)
 class Audit(Record):
-    """The measurements of the auditor in a check's run: see `dlojz.training.audit`."""
+    """The measurements of the auditor in a check's run: see `dlojz.watch.audit`."""
 
     # Dicts of first_step, steps, images, lost_s (the auditor's own work), aside_s (of that, its
     # looks, and not what it writes), wall_s (without it), clock_s and files_s (with it), stopped_s
@@ -318,7 +318,7 @@ class Audit(Record):
 
 @dataclass(frozen=True)
 class Replay(Record):
-    """The results of the replay of a check's run: see `dlojz.training.replay`.
+    """The results of the replay of a check's run: see `dlojz.watch.replay`.
 
     Shares are of the solution's values; each list has a number for each update or step.
     """

@@ -15,7 +15,7 @@ class Conductor:
 
     witness: profiles the steps `witness.middle` and `witness.last` (None: none), between its
         `begins(step)` and `ends()`; no window opens before it is `settled`. See
-        `dlojz.training.evidence`.
+        `dlojz.watch.evidence`.
     profiler: an attribute, the trainee's `torch.profiler.profile` of some of the steps. The phases
         of those are ranges in its trace.
     """

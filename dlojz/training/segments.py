@@ -17,7 +17,8 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import evidence, experiments
+from dlojz.training import experiments
+from dlojz.watch import evidence
 
 PAIRS, CALLS = 12, 5  # of the baseline and of the trainee's, and calls of each in a pair
 ROWS, FEATURES, SEGMENTS = 20_000, 32, 200  # of what is timed, and a few more

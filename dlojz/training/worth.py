@@ -31,8 +31,8 @@ from dlojz.course import UserError
 from dlojz.machine import cpus
 from dlojz.runs import source, worth
 from dlojz.traces import trace
-from dlojz.training import compilation, replay
 from dlojz.training.experiments import tell_the_older_switch, wait
+from dlojz.watch import compilation, replay
 
 FIRST = 4  # steps that choose algorithms, take memory, or compile
 WINDOWS, WINDOW_S = 8, 0.1  # each window has at least one step, and takes at least this time

@@ -30,9 +30,10 @@ from tqdm import tqdm
 from dlojz import course, idr_torch
 from dlojz.images import small
 from dlojz.runs import log
-from dlojz.training import experiments, flags, replay
+from dlojz.training import experiments, flags
 from dlojz.training.data import draws_of
 from dlojz.training.worth import Marks
+from dlojz.watch import replay
 
 MARGIN = 1.25  # the images that are kept, by the crop's side
 VAL_BATCH = 250

@@ -16,7 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dlojz import idr_torch
 from dlojz.runs import log, worth
-from dlojz.training import evidence, experiments
+from dlojz.training import experiments
+from dlojz.watch import evidence
 
 MB_OF_ONE_BUCKET = 4096
 # The options of DistributedDataParallel in each variant.

@@ -18,7 +18,8 @@ import torchvision
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import audit, experiments
+from dlojz.training import experiments
+from dlojz.watch import audit
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
     "neither": (False, False, False),

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import evidence, experiments
+from dlojz.training import experiments
+from dlojz.watch import evidence
 
 LONG, SHORT = {"cpu": 2**22, "cuda": 2**27}, 2**10  # elements
 FLOATS_PER_S = 2e9  # a rough guess, for the number of calls between two readings of the clock

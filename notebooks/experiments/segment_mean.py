@@ -15,7 +15,8 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import evidence, experiments, segments
+from dlojz.training import experiments, segments
+from dlojz.watch import evidence
 
 
 def segment_reduce(x, ids, segments):

@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from dlojz import idr_torch
 from dlojz.course import UserError
 from dlojz.runs import log
-from dlojz.training import evidence, experiments, sharding, transformers
+from dlojz.training import experiments, sharding, transformers
+from dlojz.watch import evidence
 
 
 @dataclass(frozen=True)

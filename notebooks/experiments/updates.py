@@ -15,7 +15,8 @@ import torchvision
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import evidence, experiments
+from dlojz.training import experiments
+from dlojz.watch import evidence
 
 WAYS = {"one by one": {"foreach": False}, "in groups": {"foreach": True}, "fused": {"fused": True}}
 SCALERS = {"without a scaler": False, "with a scaler": True}

@@ -14,7 +14,7 @@ from dlojz.check import audit as judged
 from dlojz.images import generate
 from dlojz.runs import log
 from dlojz.runs.stats import summary
-from dlojz.training import audit, replay
+from dlojz.watch import audit, replay
 
 SOLUTION = course.solution("01")
 

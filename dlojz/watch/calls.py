@@ -7,7 +7,7 @@ step that does so exchanges none, so its call stays unseen.
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dlojz.training import compilation
+from dlojz.watch import compilation
 
 
 def inner(model):

@@ -12,7 +12,7 @@ last   the last step of a test run, under the profiler, outside the measured win
 middle  the same of a step before it, in a check that asks for it.
 whole  all steps, from what the host knows without waiting: shapes of the inputs, numbers of
        backward passes and optimizer steps, and whether the weights changed.
-compilation  what torch.compile did, if anything: see `dlojz.training.compilation`.
+compilation  what torch.compile did, if anything: see `dlojz.watch.compilation`.
 share  what this process holds of the model and its training, in shards or whole, and the layers
        that ran again in the backward pass.
 
@@ -40,19 +40,9 @@ from dlojz import idr_torch
 from dlojz.runs import records
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds, spans
-from dlojz.training import (
-    audit,
-    calls,
-    casts,
-    checkpoint,
-    compilation,
-    models,
-    processes,
-    samples,
-    sharding,
-    work,
-)
+from dlojz.training import checkpoint, models, processes, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
+from dlojz.watch import audit, calls, casts, compilation, samples, work
 
 ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},

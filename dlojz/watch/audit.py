@@ -1,4 +1,4 @@
-"""What a check keeps of a run, so that it can be replayed: see `dlojz.training.replay`.
+"""What a check keeps of a run, so that it can be replayed: see `dlojz.watch.replay`.
 
 In a run of a check, $DLOJZ_AUDIT asks for an auditor. It takes nothing from the trainer's word:
 its hooks sit on the model, on the criterion and on all optimizers of the process.
@@ -45,9 +45,10 @@ from dlojz.machine import facts as machine
 from dlojz.runs import records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.traces import kinds
-from dlojz.training import calls, checkpoint, clocks, processes
+from dlojz.training import checkpoint, clocks, processes
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
+from dlojz.watch import calls
 
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs

@@ -1,6 +1,6 @@
 """Do some updates of a run again, with the solution: `replay.py SOLUTION MINE FLAGS...`
 
-The program of a check. MINE is the folder of an audited run (see `dlojz.training.audit`), SOLUTION
+The program of a check. MINE is the folder of an audited run (see `dlojz.watch.audit`), SOLUTION
 that of the solution's own run, whose copy of the trainer is imported; FLAGS are those of both.
 
 An update is judged in links, because only the model's is noisy:
@@ -35,10 +35,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlojz import idr_torch
 from dlojz.runs import log, records
-from dlojz.training import audit, imports, processes
-from dlojz.training.audit import rounding
+from dlojz.training import imports, processes
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
+from dlojz.watch import audit
+from dlojz.watch.audit import rounding
 
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
