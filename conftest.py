@@ -102,7 +102,8 @@ def pytest_ignore_collect(collection_path):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Hold a solved notebook to its own check, which has all the runs of a trainee's."""
-    from dlojz import course, progress
+    from dlojz import course
+    from dlojz.course import progress
 
     result = yield
     if item.path.suffix == ".ipynb" and item.path.parent.name == "solutions":

@@ -16,7 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dlojz import classroom, course, images, launch, presets, progress, sites, updates
+from dlojz import classroom, course, images, launch, sites
+from dlojz.course import presets, progress, updates
 from dlojz.launch import series
 from dlojz.runs import memory, source, worth
 from dlojz.runs.folder import events_file

@@ -22,8 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
-from dlojz import course, launch, progress
-from dlojz.course import UserError
+from dlojz import course, launch
+from dlojz.course import UserError, progress
 from dlojz.machine import facts, gpus
 from dlojz.runs import log, stats
 from dlojz.table import Table

@@ -193,7 +193,7 @@ def _kill_group(child):
 
 def become(request, descriptors):
     """Be what a client asked for, from here to the end of the process."""
-    from dlojz import presets
+    from dlojz.course import presets
     from dlojz.jobs import forks
 
     os.setsid()

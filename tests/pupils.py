@@ -12,7 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from dlojz import classroom, progress
+from dlojz import classroom
+from dlojz.course import progress
 
 STEPS = ("01_gpu", "02_amp", "03_channels_last")
 GAINS = {"01_gpu": 11.0, "02_amp": 2.4, "03_channels_last": 1.5}

@@ -8,8 +8,9 @@ from unittest.mock import MagicMock
 import pytest
 from made import EPYC, H100, RESNET
 
-from dlojz import course, presets
+from dlojz import course
 from dlojz.check import bars
+from dlojz.course import presets
 from dlojz.runs import stats
 
 

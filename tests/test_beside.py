@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import cli, course, progress
+from dlojz import cli, course
 from dlojz.check import check
+from dlojz.course import progress
 from dlojz.launch import SubmitError, beside, find, jobs, latest, series, submit
 from dlojz.training import imports
 

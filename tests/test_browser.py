@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from journey import REPOSITORY, Lab, jobs, show_all_cells
 
-from dlojz import progress
+from dlojz.course import progress
 
 LONG = (
     'flags = f"-e 9999 --data synthetic --model {preset.model} --image-size {preset.image_size}"\n'

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from logs import write_log
 
-from dlojz import cli, course, launch, progress
+from dlojz import cli, course, launch
 from dlojz.check import CheckError, bars, check, ending, exercises, is_open, judge, plan, run
 from dlojz.check.ending import Cause, Ending, How, Role
 from dlojz.check.exercises import MECHANISM, SAME, Finding, State
 from dlojz.check.verdict import Verdict
+from dlojz.course import progress
 from dlojz.launch import series
 from dlojz.runs import log, stats
 from dlojz.runs.folder import events_file

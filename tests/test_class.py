@@ -21,10 +21,10 @@ import pupils
 import pytest
 
 from conftest import fill
-from dlojz import classroom, cli, course, launch, progress, widgets
+from dlojz import classroom, cli, course, launch, widgets
 from dlojz.check import exercises, run
 from dlojz.classroom import members, share, standing, summary
-from dlojz.course import UserError
+from dlojz.course import UserError, progress
 from dlojz.figures import class_board
 
 REPOSITORY = Path(__file__).parent.parent

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import check, cli, course, launch, progress
+from dlojz import check, cli, course, launch
+from dlojz.course import progress
 from dlojz.launch import series
 from dlojz.launch.request import Request
 

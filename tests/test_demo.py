@@ -8,7 +8,7 @@ import demo
 import pytest
 from logs import write_log
 
-from dlojz import progress
+from dlojz.course import progress
 
 
 def test_the_demo_keeps_its_verdict_out_of_the_trainees_progress(

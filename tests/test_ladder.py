@@ -15,8 +15,9 @@ import made
 import readme_figure
 from matplotlib.colors import to_hex
 
-from dlojz import check, course, progress
+from dlojz import check, course
 from dlojz.check import exercises
+from dlojz.course import progress
 from dlojz.figures import ladder
 from dlojz.runs import reached
 from dlojz.runs.reached import Reached

@@ -5,7 +5,7 @@ from collections import Counter
 import matplotlib.pyplot as plt
 import pytest
 
-from dlojz import progress
+from dlojz.course import progress
 from dlojz.figures import timeline
 from dlojz.runs.folder import trace_files
 from dlojz.traces import breakdown, suspects, trace

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dlojz import presets
+from dlojz.course import presets
 
 
 def test_a_preset_is_chosen_by_name_then_environment_then_hardware(monkeypatch):

@@ -10,7 +10,8 @@ import pytest
 from logs import write_log
 
 from conftest import fill
-from dlojz import cli, course, launch, progress, widgets
+from dlojz import cli, course, launch, widgets
+from dlojz.course import progress
 from dlojz.launch import submit
 from dlojz.launch.follow import Bar, _after
 from dlojz.widgets import mysteries

@@ -8,9 +8,9 @@ import pytest
 import torch
 from programs import experiment_file
 
-from dlojz import cli, course, progress
+from dlojz import cli, course
 from dlojz.check import check, exercises, judge
-from dlojz.course import UserError
+from dlojz.course import UserError, progress
 from dlojz.launch import SubmitError, submit
 from dlojz.training import repair
 

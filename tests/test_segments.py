@@ -11,9 +11,10 @@ import pytest
 import torch
 from programs import experiment_file
 
-from dlojz import course, progress, runs
+from dlojz import course, runs
 from dlojz.check import check, exercises, judge
 from dlojz.check.exercises import FASTER, State, segments
+from dlojz.course import progress
 from dlojz.launch import submit
 from dlojz.runs import log
 from dlojz.training import segments as job

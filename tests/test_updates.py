@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import cli, course, updates
+from dlojz import cli, course
+from dlojz.course import updates
 
 REPOSITORY = Path(__file__).parent.parent
 INSTALL = (REPOSITORY / "jupyterhub" / "install.sh").read_text()

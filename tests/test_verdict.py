@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from dlojz import course, launch, progress
+from dlojz import course, launch
 from dlojz.check import exercises
 from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding, State
 from dlojz.check.judge import SPEED
 from dlojz.check.verdict import Verdict
+from dlojz.course import progress
 from dlojz.runs import stats
 
 

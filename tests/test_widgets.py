@@ -13,7 +13,8 @@ from logs import write_log
 from programs import load_file
 from waiting import until
 
-from dlojz import launch, progress, table, widgets
+from dlojz import launch, table, widgets
+from dlojz.course import progress
 from dlojz.launch import submit
 from dlojz.training import flags
 from dlojz.widgets import mysteries

@@ -19,7 +19,8 @@ from pathlib import Path
 from record import anonymous
 from tqdm import tqdm
 
-from dlojz import course, presets
+from dlojz import course
+from dlojz.course import presets
 from dlojz.launch import Request, series
 from dlojz.runs import log, stats
 from dlojz.table import Table

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import matplotlib.pyplot as plt
 
-from dlojz import course, images, launch, presets
+from dlojz import course, images, launch
 from dlojz.check import check
+from dlojz.course import presets
 from dlojz.figures import report
 from dlojz.runs import log, slow, stats
 

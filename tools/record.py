@@ -25,7 +25,8 @@ from unittest import mock
 
 from tqdm import tqdm
 
-from dlojz import course, presets
+from dlojz import course
+from dlojz.course import presets
 from dlojz.figures import report
 from dlojz.launch import Request, series
 from dlojz.runs import stats

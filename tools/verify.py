@@ -22,8 +22,9 @@ from pathlib import Path
 import wrong
 from tqdm import tqdm
 
-from dlojz import course, launch, presets
+from dlojz import course, launch
 from dlojz.check import check, exercises, plan, run
+from dlojz.course import presets
 from dlojz.machine import cpus, facts
 from dlojz.table import Table
 

@@ -21,7 +21,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlojz import course, presets
+from dlojz import course
+from dlojz.course import presets
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "wrong"
 # Folders of answers that suit any step: their diffs name it.

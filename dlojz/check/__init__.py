@@ -13,10 +13,11 @@ and nothing else.
 import time
 from pathlib import Path
 
-from dlojz import course, launch, progress
+from dlojz import course, launch
 from dlojz.check import ending, exercises, judge, plan, run
 from dlojz.check.exercises import FASTER
 from dlojz.check.verdict import CheckError, Verdict
+from dlojz.course import progress
 from dlojz.runs import reached, stats
 
 __all__ = ["CheckError", "check"]

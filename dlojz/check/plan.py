@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from dlojz import course, launch, presets
+from dlojz import course, launch
 from dlojz.check import audit, bars, judge
 from dlojz.check.ending import Role
 from dlojz.check.exercises import Exercise
 from dlojz.check.verdict import CheckError
+from dlojz.course import presets
 from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import log, stats

@@ -11,13 +11,14 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from dlojz import course, launch, presets, progress
+from dlojz import course, launch
 from dlojz.check import judge
 from dlojz.check.audit import LOSSES
 from dlojz.check.ending import Cause, EndedRun, How, Role
 from dlojz.check.exercises import FASTER
 from dlojz.check.plan import Plan, hardware_of, placed
 from dlojz.check.verdict import CheckError
+from dlojz.course import presets, progress
 from dlojz.launch import series
 
 IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has

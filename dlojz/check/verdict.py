@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from html import escape
 
-from dlojz import launch, progress
+from dlojz import launch
 from dlojz.check.exercises import FASTER, PARTS, Finding, State
-from dlojz.course import UserError, diff
+from dlojz.course import UserError, diff, progress
 from dlojz.runs import stats
 from dlojz.runs.reached import Reached
 from dlojz.table import BAD_INK, GOOD_INK, PAPER, QUIET_INK

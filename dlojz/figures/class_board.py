@@ -17,9 +17,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from dlojz import classroom, progress
+from dlojz import classroom
 from dlojz.classroom import standing
 from dlojz.classroom.members import Classroom
+from dlojz.course import progress
 from dlojz.figures.report import PALETTE, SERIES, legend, style
 from dlojz.table import BAD, GOOD, QUIET, Table
 

@@ -10,8 +10,8 @@ from textwrap import wrap
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from dlojz import course, progress
-from dlojz.course import CHAIN
+from dlojz import course
+from dlojz.course import CHAIN, progress
 from dlojz.figures.report import PALETTE, speed_text, style
 from dlojz.runs import reached, recordings
 from dlojz.runs.reached import Reached

@@ -40,7 +40,7 @@ class QueueError(OSError):
 
 def devices() -> tuple[str, ...]:
     """Return the devices that one job at a time may hold: each GPU, or the processor as a whole."""
-    from dlojz import presets  # who submits asks, and no keeper does
+    from dlojz.course import presets  # who submits asks, and no keeper does
 
     return presets.gpus() or ("cpu",)
 

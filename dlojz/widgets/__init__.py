@@ -5,7 +5,7 @@ They are thin layers over `launch`, `runs` and `progress`: a control, an output,
 Each notebook imports them in its first cell, which therefore shows an update of the course, once.
 """
 
-from dlojz import updates
+from dlojz.course import updates
 from dlojz.widgets.answer import answer
 from dlojz.widgets.form import submit_form
 from dlojz.widgets.monitor import monitor

@@ -1,12 +1,12 @@
 """The questions at the end of a notebook: type your answer, then compare it with another.
 
-The other answers are in answers/NN.toml. What the trainee typed is kept by `dlojz.progress`.
+The other answers are in answers/NN.toml. What the trainee typed is kept by `dlojz.course.progress`.
 """
 
 import ipywidgets
 from IPython.display import display
 
-from dlojz import progress
+from dlojz.course import progress
 from dlojz.widgets.box import Column
 from dlojz.widgets.quiz import as_html, close_lines, tables
 

@@ -6,8 +6,8 @@ from html import escape
 import ipywidgets
 from IPython.display import display
 
-from dlojz import launch, progress
-from dlojz.course import UserError
+from dlojz import launch
+from dlojz.course import UserError, progress
 from dlojz.launch import Flag
 from dlojz.table import BAD_INK, GOOD_INK
 from dlojz.widgets.box import Column, Row

@@ -7,7 +7,8 @@ from functools import partial
 import ipywidgets
 from IPython.display import display
 
-from dlojz import launch, progress
+from dlojz import launch
+from dlojz.course import progress
 from dlojz.figures.report import speed_text
 from dlojz.runs.labels import labels
 from dlojz.widgets.box import Row

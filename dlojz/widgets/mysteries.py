@@ -7,8 +7,7 @@ from pathlib import Path
 import ipywidgets
 from IPython.display import display
 
-from dlojz import progress
-from dlojz.course import UserError, course_root
+from dlojz.course import UserError, course_root, progress
 from dlojz.runs import planted
 from dlojz.table import BAD_INK, GOOD_INK, Table
 from dlojz.traces import trace
@@ -49,7 +48,7 @@ MYSTERIES = {
     "O": "h200/04-trace-unseen-nchw",
     "P": "cpu/04-cpu-trace-sleep",
 }
-KIND = "mysteries"  # the kind of entry in dlojz.progress
+KIND = "mysteries"  # the kind of entry in dlojz.course.progress
 
 
 def mystery(letter: str, process: int = 0) -> trace.Trace:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from html import escape
 
-from dlojz import progress
-from dlojz.course import UserError
+from dlojz.course import UserError, progress
 from dlojz.runs import stats
 
 # What can be predicted: its unit, and how to get it from a summary.

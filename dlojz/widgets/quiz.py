@@ -1,7 +1,7 @@
 """The quizzes of the notebooks: a question and its answers, each with an explanation.
 
 Those of notebook NN, and of its second part NNb, are in quizzes/NN.toml. The trainee's answers are
-kept by `dlojz.progress`.
+kept by `dlojz.course.progress`.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 import ipywidgets
 from IPython.display import display
 
-from dlojz import progress
+from dlojz.course import progress
 from dlojz.table import BAD_INK, GOOD_INK
 from dlojz.widgets.box import Column
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dlojz import progress
+from dlojz.course import progress
 from dlojz.runs.trials import began, key, trial
 from dlojz.table import Table
 
