@@ -16,9 +16,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dlojz import classroom, course, images, launch, sites
+from dlojz import classroom, course, images, launch
 from dlojz.course import presets, progress, updates
-from dlojz.launch import series
+from dlojz.launch import series, sites
 from dlojz.runs import memory, source, worth
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless

@@ -10,8 +10,8 @@ import pytest
 import record_slurm
 
 from conftest import REPOSITORY
-from dlojz import sites
 from dlojz.figures import cluster
+from dlojz.launch import sites
 from dlojz.launch.asking import WAITS
 from dlojz.runs import seen
 

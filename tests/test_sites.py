@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlojz import sites
-from dlojz.launch import slurm
+from dlojz.launch import sites, slurm
 
 REPOSITORY = Path(__file__).parent.parent
 SITES = REPOSITORY / "slurm" / "sites"

@@ -9,9 +9,9 @@ import re
 
 import matplotlib.pyplot as plt
 
-from dlojz import sites as sites_of
 from dlojz.course import course_root
 from dlojz.figures.report import PALETTE, SERIES, style, summary
+from dlojz.launch import sites as sites_of
 from dlojz.runs import seen
 from dlojz.runs.folder import path_of
 from dlojz.table import Table

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
-from dlojz import course, sites
+from dlojz import course
 from dlojz.course import COPIED, base_folder, course_root, prepared
-from dlojz.launch import beside, slurm
+from dlojz.launch import beside, sites, slurm
 from dlojz.launch.here import Here
 from dlojz.launch.job import Job
 from dlojz.launch.slurm import Slurm

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from dlojz import course, sites
+from dlojz import course
 from dlojz.course import course_root, read_table
 from dlojz.jobs.keeper import LAUNCHER_VARIABLES
-from dlojz.launch import asking
+from dlojz.launch import asking, sites
 from dlojz.launch.asking import SlurmError, UnclearError
 
 BEGIN, END = "# >>> site\n", "# <<< site\n"
