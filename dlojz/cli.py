@@ -561,7 +561,7 @@ def _behind_a_link() -> str:
 
 
 def _rehearse(args):
-    from dlojz import rehearse
+    from dlojz.classroom import rehearse
 
     for flag, value in (("--trainees", args.trainees), ("--devices", args.devices)):
         if value is not None and value < 1:
@@ -600,13 +600,13 @@ def _notebooks(args):
         raise ValueError("expected notebooks or a day: dlojz rehearse 01 02, or --day 2 --of 4")
     if args.notebook:
         return args.notebook
-    from dlojz import syllabus
+    from dlojz.classroom import syllabus
 
     return syllabus.notebooks(args.day, args.of)
 
 
 def _syllabus(args):
-    from dlojz import syllabus
+    from dlojz.classroom import syllabus
 
     wanted = {args.days: syllabus.of(args.days)} if args.days is not None else syllabus.read()
     wrong = []
@@ -690,7 +690,7 @@ def _ask_to_share(consent, mine, agreed):
 
 
 def _class(args):
-    from dlojz.figures import class_board
+    from dlojz.classroom import board as class_board
 
     while True:
         found = class_board.open_class(args.folder)

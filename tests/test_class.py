@@ -23,9 +23,8 @@ import pytest
 from conftest import fill
 from dlojz import classroom, cli, course, launch, widgets
 from dlojz.check import exercises, run
-from dlojz.classroom import members, share, standing, summary
+from dlojz.classroom import board, members, share, standing, summary
 from dlojz.course import UserError, progress
-from dlojz.figures import class_board
 
 REPOSITORY = Path(__file__).parent.parent
 SECRETS = ("jdupont", "/home", "secret.py", "about 3 %", "0007")
@@ -503,7 +502,7 @@ def test_what_is_not_a_small_regular_file_is_skipped_and_counted(folder, tmp_pat
     assert [m.name for m in found.members] == ["grace", "twin"]
     wanted = {"not a shared file": 1, "a link": 1, "too large": 1, "damaged": 4}
     assert found.skipped == wanted | {"not a regular file": 2, "a second name of a file": 1}
-    assert "skipped: 4 (damaged)" in class_board.notes(found)
+    assert "skipped: 4 (damaged)" in board.notes(found)
 
 
 @pytest.mark.parametrize(
@@ -560,10 +559,10 @@ def test_files_that_begin_alike_are_told_apart_and_counted(folder):
 
 def test_no_table_lets_a_control_character_or_a_tag_through(folder):
     put(folder, "ada", 1, [judged("01_gpu", False, "metrics")])
-    found = class_board.open_class(folder)
+    found = board.open_class(folder)
     bad = members.Member("<b>\x1b[2J", found.time, found.members[0].entries, [])
     hostile = members.Classroom(folder, [bad], found.skipped, 0, found.notebooks, found.time)
-    for table in (class_board.overview(hostile), class_board.parts(hostile)):
+    for table in (board.overview(hostile), board.parts(hostile)):
         assert "\x1b" not in repr(table)
         assert "<b>" not in table._repr_html_()
 
@@ -616,8 +615,8 @@ def test_a_clock_that_differs_is_named_and_its_times_are_corrected(hours, word, 
     found = members.read(folder, ASKED)
     assert found.left_out == 0
     assert found.time - found.members[0].entries[0].time == pytest.approx(120, abs=3)
-    assert class_board.jobs(found).rows == [("ada", "waits", "5 min")]
-    assert f"the clock of ada is {word}; their times are corrected" in class_board.notes(found)
+    assert board.jobs(found).rows == [("ada", "waits", "5 min")]
+    assert f"the clock of ada is {word}; their times are corrected" in board.notes(found)
 
 
 def test_a_copied_folder_keeps_its_times(folder):
@@ -626,7 +625,7 @@ def test_a_copied_folder_keeps_its_times(folder):
     file.touch()
     found = members.read(folder, ASKED)
     assert (found.left_out, found.members[0].ahead) == (0, 0)
-    assert class_board.overview(found).rows[0][4] == "long ago"
+    assert board.overview(found).rows[0][4] == "long ago"
 
 
 @pytest.mark.parametrize("year", ["0001", "1970", "2024"])
@@ -634,7 +633,7 @@ def test_a_job_that_nobody_can_have_waited_for_is_left_out(year, folder):
     then = f"{year}-01-01T00:00:00+00:00"
     put(folder, runs=[{"state": "QUEUED", "submitted": then, "started": None, "ended": None}])
     found = members.read(folder, ASKED)
-    assert (class_board.jobs(found).rows, found.left_out) == ([], 1)
+    assert (board.jobs(found).rows, found.left_out) == ([], 1)
 
 
 # What the board says -----------------------------------------------------------------------------
@@ -645,13 +644,13 @@ def test_where_trainees_are_and_what_they_passed(folder):
     put(folder, "ada", 1, [*first, entry("quizzes", "amp-tf32", 5, right=True)])
     put(folder, "grace", 2, [judged("01_gpu", False, "metrics", minutes=3)])
     put(folder, "new", 3)
-    found = class_board.open_class(folder)
+    found = board.open_class(folder)
     ada, grace, _ = found.members
     assert standing.state(ada, "01_gpu") == standing.PASSED
     assert standing.state(ada, "02_amp") == standing.BEGUN
     assert standing.state(grace, "01_gpu") == standing.TRIED
     assert standing.state(grace, "02_amp") is None
-    rows = [row[:4] for row in class_board.overview(found).rows]
+    rows = [row[:4] for row in board.overview(found).rows]
     assert rows == [
         ("ada", "02_amp", "a quiz", "1"),
         ("grace", "01_gpu", "a check", "0"),
@@ -664,12 +663,12 @@ def test_the_check_that_keeps_most_trainees_comes_first_with_its_hint(folder):
     put(folder, "a", 1, [judged("01_gpu", False, "metrics", minutes=20), *stuck])
     put(folder, "b", 2, [judged("02_amp", False, "no-autocast", minutes=2)])
     put(folder, "c", 3, [*stuck, judged("02_amp", True, ratio=2.0)])
-    found = class_board.open_class(folder)
+    found = board.open_class(folder)
     amp, gpu = standing.failing(found)
     assert (amp.step, amp.stuck, amp.tried, amp.failed, amp.attempts) == ("02_amp", 2, 3, 3, 5)
     assert amp.hints == [("scaler-update", 2), ("no-autocast", 1)], "by trainees, not verdicts"
     assert (gpu.step, gpu.stuck) == ("01_gpu", 1)
-    row = class_board.failing(found, {("02_amp", "scaler-update"): "update it"}).rows[0]
+    row = board.failing(found, {("02_amp", "scaler-update"): "update it"}).rows[0]
     assert row == ("02_amp", "2 of 3", "5", "scaler-update (2)", "update it")
 
 
@@ -687,11 +686,11 @@ def test_a_job_waits_until_it_is_not_heard_of(folder):
     ran = run | {"state": "RUNNING", "started": since}
     put(folder, "ada", 1, runs=[run, ran])
     put(folder, "gone", 2, runs=[run], at=now - timedelta(seconds=standing.FRESH_S + 60))
-    found = class_board.open_class(folder)
-    table = class_board.jobs(found)
+    found = board.open_class(folder)
+    table = board.jobs(found)
     assert table.rows == [("ada", "waits", "30 min"), ("ada", "runs", "30 min")]
-    assert class_board.overview(found).rows[0][-1] == "1 waits 30 min, 1 runs 30 min"
-    assert class_board.notes(found).startswith("2 trainees, 1 job waiting")
+    assert board.overview(found).rows[0][-1] == "1 waits 30 min, 1 runs 30 min"
+    assert board.notes(found).startswith("2 trainees, 1 job waiting")
 
 
 def test_speed_ups_and_calibration_take_the_last_of_each_trainee(folder):
@@ -702,10 +701,10 @@ def test_speed_ups_and_calibration_take_the_last_of_each_trainee(folder):
     slow, fast = (judged("01_gpu", True, ratio=r, minutes=m) for r, m in ((8.0, 9), (10.0, 1)))
     put(folder, "ada", 1, [slow, fast, score(500, 9), score(100, 5)])
     put(folder, "grace", 2, [judged("01_gpu", False, "metrics", 1.1), score(55, 5), score(0, 1)])
-    found = class_board.open_class(folder)
+    found = board.open_class(folder)
     assert standing.speedups(found) == {"01_gpu": [10.0]}, "a speed that did not pass is none"
     assert standing.calibration(found) == {"step_ms": [(100, 50)]}, "0 is on no logarithmic axis"
-    assert class_board.calibration(found).rows == [("step_ms", "1", "0%", "1", "0", "2")]
+    assert board.calibration(found).rows == [("step_ms", "1", "0%", "1", "0", "2")]
 
 
 EXTREME = (0, 5e-324, 1e-300, 1.1e-15, 1e-9, 1, 9.9e14, 1e15, 1e300, 10**14, 10**300, -1, True)
@@ -720,10 +719,10 @@ def test_no_number_hides_the_board(folder, recwarn):
         scores = [entry("scores", "01 gpu", 1, **row) for row in rows]
         put(folder, "ada", place, [*scores, judged("01_gpu", True, ratio=one)])
     put(folder, "nan", 99, [judged("01_gpu", True, ratio=math.nan)])
-    found = class_board.open_class(folder)
-    assert "inf" not in json.dumps(class_board.to_dict(found))
-    assert np.isfinite(class_board.plot_speedups(found).get_xlim()).all()
-    assert np.isfinite([ax.get_xlim() for ax in class_board.plot_calibration(found)]).all()
+    found = board.open_class(folder)
+    assert "inf" not in json.dumps(board.to_dict(found))
+    assert np.isfinite(board.plot_speedups(found).get_xlim()).all()
+    assert np.isfinite([ax.get_xlim() for ax in board.plot_calibration(found)]).all()
     assert found.skipped == {"damaged": 1}
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
@@ -743,7 +742,7 @@ def test_the_time_in_a_notebook_is_split_into_waiting_and_work(folder):
         judged("01_gpu", True, minutes=10),
     ]
     put(folder, "ada", 1, done, [before, run])
-    found = class_board.open_class(folder)
+    found = board.open_class(folder)
     [sitting] = standing.sittings(found, "02_amp")
     reached = [(sitting.reached(part) - sitting.begin) / 60 for part in standing.PARTS]
     assert reached == pytest.approx([0, 20, 35, 40], abs=0.1)
@@ -752,7 +751,7 @@ def test_the_time_in_a_notebook_is_split_into_waiting_and_work(folder):
     assert (queued[1] - queued[0]) / 60 == pytest.approx(6, abs=0.1)
     assert (ran[1] - ran[0]) / 60 == pytest.approx(3, abs=0.1)
     assert not sitting.waits
-    rows = class_board.parts(found, "02_amp").rows
+    rows = board.parts(found, "02_amp").rows
     assert ("checked", "1 of 1", "20 min", "20 min, ada") in rows
     assert ("in the queue", "1 of 1", "6 min", "") in rows
 
@@ -769,8 +768,8 @@ def test_a_hundred_trainees_with_fifty_runs_each_are_read_in_a_second(folder):
     best = 9.0
     for _ in range(3):  # the machine may be busy with something else
         start = time.perf_counter()
-        found = class_board.open_class(folder)
-        told = class_board.to_dict(found)
+        found = board.open_class(folder)
+        told = board.to_dict(found)
         best = min(best, time.perf_counter() - start)
     assert len(told["overview"]) == len(found.members) == 100
     assert sum(len(m.runs) for m in found.members) == 5000
@@ -789,7 +788,7 @@ def room(tmp_path_factory):
 
 
 def test_a_simulated_class_shares_nothing_but_its_summaries(room):
-    found = class_board.open_class(room)
+    found = board.open_class(room)
     assert len(found.members) == 12
     assert (found.skipped, found.left_out) == ({}, 0)
     for file in room.iterdir():
@@ -797,15 +796,15 @@ def test_a_simulated_class_shares_nothing_but_its_summaries(room):
 
 
 def test_each_figure_is_drawn_from_the_class(room):
-    found = class_board.open_class(room)
-    assert "12 trainees" in class_board.plot_places(found).get_title("left")
-    assert len(class_board.plot_failing(found).get_yticks()) == len(standing.failing(found))
-    bars = class_board.plot_speedups(found).patches
+    found = board.open_class(room)
+    assert "12 trainees" in board.plot_places(found).get_title("left")
+    assert len(board.plot_failing(found).get_yticks()) == len(standing.failing(found))
+    bars = board.plot_speedups(found).patches
     drawn = sum(bar.get_height() for bar in bars)
     assert drawn == sum(map(len, standing.speedups(found).values()))
-    axes = class_board.plot_calibration(found)
+    axes = board.plot_calibration(found)
     assert [ax.get_title("left") for ax in axes] == [*standing.calibration(found)]
-    ax = class_board.plot_stop_and_go(found)
+    ax = board.plot_stop_and_go(found)
     assert standing.busiest(found) in ax.get_title("left")
     assert len(ax.get_yticks()) == len(standing.sittings(found, standing.busiest(found)))
 
@@ -817,11 +816,11 @@ def test_one_absurd_value_leaves_the_figures_readable(folder):
     for number in (2, 3):
         fair = entry("scores", "01 gpu", 1, name="step_ms", predicted=3, measured=4)
         put(folder, "ada", number, [judged("01_gpu", True, ratio=2.0), fair])
-    found = class_board.open_class(folder)
-    assert class_board.plot_speedups(found).get_xlim()[1] < 60
-    low, high = class_board.plot_calibration(found)[0].get_xlim()
+    found = board.open_class(folder)
+    assert board.plot_speedups(found).get_xlim()[1] < 60
+    low, high = board.plot_calibration(found)[0].get_xlim()
     assert 0.01 < low < high < 1000
-    assert class_board.plot_stop_and_go(found).get_xlim()[1] <= class_board.LONGEST_MIN
+    assert board.plot_stop_and_go(found).get_xlim()[1] <= board.LONGEST_MIN
 
 
 def test_an_empty_folder_says_how_to_share(folder, capsys, tmp_path):

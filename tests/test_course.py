@@ -15,7 +15,8 @@ import steps
 from made import DAMAGED
 
 from conftest import fill
-from dlojz import course, rehearse
+from dlojz import course
+from dlojz.classroom import rehearse
 from dlojz.jobs import keeper
 from dlojz.runs import log
 

@@ -10,7 +10,8 @@ import pytest
 import verify_notebooks
 
 import notebooks
-from dlojz import cli, rehearse
+from dlojz import cli
+from dlojz.classroom import rehearse
 from dlojz.course import UserError
 from dlojz.runs import stats
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from dlojz import cli, course, rehearse, syllabus
+from dlojz import cli, course
+from dlojz.classroom import rehearse, syllabus
+from dlojz.classroom.syllabus import Day, Part
 from dlojz.course import UserError
-from dlojz.syllabus import Day, Part
 
 SOLVED = sorted((course.course_root() / "solutions").glob("[0-9]*.ipynb"))
 

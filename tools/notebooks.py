@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 
-from dlojz import rehearse
+from dlojz.classroom import rehearse
 from dlojz.course import Diff, course_root
 
 VERIFIED = re.compile(

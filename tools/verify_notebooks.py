@@ -13,7 +13,8 @@ import json
 import sys
 import time
 
-from dlojz import course, rehearse
+from dlojz import course
+from dlojz.classroom import rehearse
 
 
 def main():

@@ -115,7 +115,7 @@ def _quietly(client, call):
     """Run a call of this module in the kernel, as a cell that the notebook does not have."""
     import nbformat
 
-    cell = nbformat.v4.new_code_cell(f"from dlojz.rehearse import keep, restore; {call}")
+    cell = nbformat.v4.new_code_cell(f"from dlojz.classroom.rehearse import keep, restore; {call}")
     client.nb.cells.append(cell)
     client.execute_cell(cell, len(client.nb.cells) - 1, store_history=False)
     client.nb.cells.pop()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from dlojz import course, rehearse
+from dlojz import course
+from dlojz.classroom import rehearse
 from dlojz.course import UserError
 from dlojz.table import Table
 
