@@ -12,8 +12,8 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 
 def statistics(x):
@@ -41,7 +41,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with experiments.process_group(device):
+    with session.process_group(device):
         train(args, device, run)
         compare(device, run)
     run.end()

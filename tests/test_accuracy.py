@@ -19,13 +19,13 @@ from torchvision.io import decode_image
 mpl.use("Agg")
 
 from dlojz import course, runs
+from dlojz.chapters import session
 from dlojz.course import UserError
 from dlojz.figures import accuracy as figures
 from dlojz.images import draw, small
 from dlojz.launch import Request, State, series
 from dlojz.runs import accuracy, log
 from dlojz.training import data as training_data
-from dlojz.training import experiments
 
 FILE = experiment_file("accuracy.py")
 CPU = torch.device("cpu")
@@ -427,8 +427,8 @@ def test_quarters_are_normalized_as_in_four_processes(experiment, data):
         for number in range(training.args.accumulate):
             training.step(number)
         grads[name, quarters] = [p.grad for p in model.parameters()]
-    assert experiments.away(grads["accumulation", 1], grads["fp32", 4]) < 1e-9
-    assert experiments.away(grads["fp32", 1], grads["fp32", 4]) > 0.1, "synchronised: another one"
+    assert session.away(grads["accumulation", 1], grads["fp32", 4]) < 1e-9
+    assert session.away(grads["fp32", 1], grads["fp32", 4]) > 0.1, "synchronised: another one"
 
 
 def test_the_longer_warm_up_ends_at_half_time(experiment, data):

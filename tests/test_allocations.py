@@ -12,11 +12,12 @@ import torch
 from torch.cuda import _memory_viz
 
 from dlojz import course, runs
+from dlojz.chapters import session
 from dlojz.course import UserError
 from dlojz.figures import allocations
 from dlojz.runs import log, memory
 from dlojz.runs.stats import summary
-from dlojz.training import estimate, experiments
+from dlojz.training import estimate
 from dlojz.training.worth import imported
 
 MIB = 2**20
@@ -184,7 +185,7 @@ def test_what_the_notebook_says_of_the_recorded_gradients_is_so():
     assert "256 images, it was about five parts in ten thousand, although TF32 was off" in solved()
     arguments = found.start["arguments"]
     assert (arguments["model"], arguments["batch_size"]) == ("resnet50", 256)
-    experiments.set_float32("fp32")
+    session.set_float32("fp32")
     assert torch.backends.cudnn.conv.fp32_precision == "ieee"
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 from programs import load
 from torchvision.transforms.functional import pil_to_tensor
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_images_are_found_whatever_their_suffix_is_like(tmp_path):
     for name in names:
         (tmp_path / "train" / "n01").mkdir(parents=True, exist_ok=True)
         (tmp_path / "train" / "n01" / name).touch()
-    found = experiments.jpegs(SimpleNamespace(data=tmp_path, images=9))
+    found = session.jpegs(SimpleNamespace(data=tmp_path, images=9))
     assert [path.name for path in found] == ["a.JPEG", "b.jpg", "c.jpeg"]
     with pytest.raises(SystemExit, match="dlojz data"):
-        experiments.jpegs(SimpleNamespace(data=tmp_path / "nowhere", images=9))
+        session.jpegs(SimpleNamespace(data=tmp_path / "nowhere", images=9))

@@ -18,10 +18,10 @@ import torch
 from torch._inductor import config as inductor
 
 from dlojz import course
+from dlojz.chapters.session import DTYPES
 from dlojz.runs import stats
 from dlojz.training import data
 from dlojz.training.chronometer import Chronometer
-from dlojz.training.experiments import DTYPES
 from dlojz.watch import evidence
 
 PAIRS, STEPS, BATCH, SIZE = 12, 30, 256, 224

@@ -25,9 +25,9 @@ import torch
 from bench_gpu import outcome
 
 from dlojz import course
+from dlojz.chapters import session
 from dlojz.machine import cpus
 from dlojz.runs import stats
-from dlojz.training import experiments
 
 GOAL, DALI_GOAL, NVJPEG_GOAL = 1.6, 1.0, 3.0
 SIZE, BATCH = 224, 50
@@ -125,12 +125,12 @@ def on_gpu(decoders, jpegs, rounds) -> list[bool]:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    experiments.add_images(parser, 200)
+    session.add_images(parser, 200)
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     decoders = experiment()
     torch.set_num_threads(1)
-    jpegs = [bytearray(file.read_bytes()) for file in experiments.jpegs(args)]
+    jpegs = [bytearray(file.read_bytes()) for file in session.jpegs(args)]
     kilobytes = sum(map(len, jpegs)) / len(jpegs) / 1000
     print(f"{cpus.name()}, torch {torch.__version__}; {len(jpegs)} JPEGs of {kilobytes:.0f} kB")
     print("from bytes to a crop of 224 pixels, images per CPU-second, one thread:")

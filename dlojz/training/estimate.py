@@ -32,10 +32,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz import idr_torch
+from dlojz.chapters.session import DTYPES
 from dlojz.course import UserError
 from dlojz.runs import memory
 from dlojz.training import data, models, private, sharding
-from dlojz.training.experiments import DTYPES
 from dlojz.training.replaced import replaced
 from dlojz.training.storages import UNCLEAR, Storages
 from dlojz.training.worth import imported

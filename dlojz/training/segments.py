@@ -16,8 +16,8 @@ from functools import partial
 import torch
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 from dlojz.watch import evidence
 
 PAIRS, CALLS = 12, 5  # of the baseline and of the trainee's, and calls of each in a pair
@@ -275,9 +275,9 @@ def _and_back(way, x, ids, segments):
 def _milliseconds(call, device) -> float:
     """Return the mean of a few calls in a row."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    experiments.wait(device)
+    session.wait(device)
     begin = clock()
     for _ in range(CALLS):
         call()
-    experiments.wait(device)
+    session.wait(device)
     return 1000 * (clock() - begin) / CALLS

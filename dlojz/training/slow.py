@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz import course, idr_torch
+from dlojz.chapters.session import away, wait
 from dlojz.runs import log, slow
 from dlojz.training import imports
-from dlojz.training.experiments import away, wait
 
 WAIT, WARM_UP, RECORDED = 1, 1, 2  # steps of the trace
 # Operators whose result the host waits for on a GPU: a number, or a size not known in advance.

@@ -4,7 +4,8 @@ import argparse
 
 import torchvision
 
-from dlojz.training import experiments, models
+from dlojz.chapters import session
+from dlojz.training import models
 
 SMALL = models.ViT(patch=4, layers=4, heads=4, width=128, mlp=512)
 
@@ -17,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser, on_gpu: bool):
     add("--model", default=model, choices=("small", *models.LARGER))
     add("--image-size", type=int, default=image_size, help="pixels")
     add("-b", "--batch-size", type=int, default=batch_size, help="images per process")
-    add("--precision", choices=("fp32", "tf32", *experiments.DTYPES), default=precision)
+    add("--precision", choices=("fp32", "tf32", *session.DTYPES), default=precision)
 
 
 def build(name: str, image_size: int):

@@ -27,11 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz import idr_torch
+from dlojz.chapters.session import tell_the_older_switch, wait
 from dlojz.course import UserError
 from dlojz.machine import cpus
 from dlojz.runs import source, worth
 from dlojz.traces import trace
-from dlojz.training.experiments import tell_the_older_switch, wait
 from dlojz.watch import compilation, replay
 
 FIRST = 4  # steps that choose algorithms, take memory, or compile

@@ -12,8 +12,8 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 CASES = {"batch normalization in training": True, "the same statistics for all": False}
 
@@ -30,7 +30,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32("fp32")
+    session.set_float32("fp32")
     torch.manual_seed(0)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     shape = (args.batch_size, 3, args.image_size, args.image_size)
@@ -41,7 +41,7 @@ def main():
         whole, gradient = of(model, images, labels, 1)
         mean, accumulated = of(model, images, labels, args.accumulate)
         run.measure(case, abs(mean / whole - 1), "relative distance", variant="loss")
-        apart = experiments.away(accumulated, gradient)
+        apart = session.away(accumulated, gradient)
         run.measure(case, apart, "relative distance", variant="gradient")
     run.end()
 

@@ -28,9 +28,10 @@ from torchvision.transforms.v2 import functional
 from tqdm import tqdm
 
 from dlojz import course, idr_torch
+from dlojz.chapters import session
 from dlojz.images import small
 from dlojz.runs import log
-from dlojz.training import experiments, flags
+from dlojz.training import flags
 from dlojz.training.data import draws_of
 from dlojz.training.worth import Marks
 from dlojz.watch import replay
@@ -400,7 +401,7 @@ def train(variant: Variant, args, seed: int, data, device) -> dict:
     trainer = copy_of_trainer(variant)
     given = arguments(trainer, variant, args, seed)
     trainer.set_numerics(given)
-    experiments.wait(device)
+    session.wait(device)
     begin = time.perf_counter()
     loader, val_loader = loaders(variant, given, data)
     updates = given.epochs * (len(loader) // given.accumulate)
@@ -490,7 +491,7 @@ def main():
     args = parse_args(device)
     run = log.open_run(args)
     run.experiment(device)
-    with experiments.process_group(device) if idr_torch.size > 1 else nullcontext():
+    with session.process_group(device) if idr_torch.size > 1 else nullcontext():
         train_all(run, args, device)
     run.end()
 

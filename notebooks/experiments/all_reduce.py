@@ -8,8 +8,8 @@ import argparse
 import torch
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 
 def main():
@@ -21,7 +21,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with experiments.process_group(device):
+    with session.process_group(device):
         tensors = {
             2**e: torch.zeros(2**e // 4, device=device)  # float32: four bytes each
             for e in range(args.smallest, args.largest + 1)
@@ -30,9 +30,9 @@ def main():
             size: lambda tensor=tensor: torch.distributed.all_reduce(tensor)
             for size, tensor in tensors.items()
         }
-        experiments.in_turn(calls, device, rounds=2)  # connections are made on first use
+        session.in_turn(calls, device, rounds=2)  # connections are made on first use
         times = 20 if device.type == "cuda" else 1
-        for size, spent in experiments.in_turn(calls, device, args.rounds, times).items():
+        for size, spent in session.in_turn(calls, device, args.rounds, times).items():
             for ms in spent:
                 run.measure("all_reduce", ms, "ms", x=size)
     run.end()

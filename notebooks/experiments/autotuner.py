@@ -14,8 +14,8 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 SIZES, APART = 6, 16  # how many sizes of images, and the pixels between two of them
 
@@ -32,7 +32,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     step = training(args, device)
     size = args.image_size
     step(size + APART)
@@ -53,7 +53,7 @@ def training(args, device):
     model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     labels = torch.zeros(args.batch_size, dtype=int, device=device)
-    dtype = experiments.DTYPES.get(args.precision)
+    dtype = session.DTYPES.get(args.precision)
 
     def step(pixels):
         images = torch.randn((args.batch_size, 3, pixels, pixels), device=device)
@@ -63,7 +63,7 @@ def training(args, device):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        experiments.wait(device)
+        session.wait(device)
 
     return step
 

@@ -13,15 +13,15 @@ import torchvision
 from torch.profiler import ProfilerActivity
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 ROWS, WARM_UP, STEPS = 200, 2, 2
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_sizes(parser, batch_size=32)
+    session.add_sizes(parser, batch_size=32)
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
@@ -29,7 +29,7 @@ def main():
     step = training(args, device)
     for _ in range(WARM_UP):
         step()
-    experiments.wait(device)
+    session.wait(device)
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with torch.profiler.profile(
@@ -37,7 +37,7 @@ def main():
     ) as profiler:
         for _ in range(STEPS):
             step()
-        experiments.wait(device)
+        session.wait(device)
     for by_shape in (False, True):
         rows = averages(profiler, by_shape, "device" if on_gpu else "cpu")
         run.case("by name and shapes" if by_shape else "by name", rows=rows)
@@ -47,14 +47,14 @@ def main():
 def training(args, device):
     """Return step(), a training step on images in memory."""
     torch.manual_seed(0)
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     shape = (args.batch_size, 3, args.image_size, args.image_size)
     images = torch.randn(shape, device=device)
     labels = torch.zeros(args.batch_size, dtype=int, device=device)
-    dtype = experiments.DTYPES.get(args.precision)
-    return lambda: experiments.one_step(model, optimizer, images, labels, dtype)
+    dtype = session.DTYPES.get(args.precision)
+    return lambda: session.one_step(model, optimizer, images, labels, dtype)
 
 
 def averages(profiler, by_shape: bool, clock: str) -> list[dict]:

@@ -29,8 +29,8 @@ from torch._inductor.utils import fresh_cache
 from torchvision.models.resnet import BasicBlock
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 EAGER, WHOLE, BLOCKS = "eager", "whole model", "block by block"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -40,7 +40,7 @@ WIDTH, DEPTH = 32, 3  # of the small model
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_sizes(parser, 8)
+    session.add_sizes(parser, 8)
     parser.set_defaults(model="small", image_size=32)
     add = parser.add_argument
     add("--mode", default="default", help="mode of torch.compile, such as reduce-overhead")
@@ -49,7 +49,7 @@ def main():
     add("--whole", action="store_true", help="only the whole model, and not block by block")
     add("--warm", type=Path, help="only compile, with the caches as they are, and write to a file")
     args = parser.parse_args()
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     if args.warm:
         args.warm.write_text(json.dumps(again(args, idr_torch.device())))
         return
@@ -109,7 +109,7 @@ def start(args, device):
     """Return the seconds of a first, tiny compilation: imports, and what is found out once."""
     begin = time.perf_counter()
     torch.compile(torch.sin, backend=args.backend)(torch.ones(8, device=device))
-    experiments.wait(device)
+    session.wait(device)
     return time.perf_counter() - begin
 
 
@@ -133,7 +133,7 @@ def timed(step, device):
     """Return the seconds of one step."""
     begin = time.perf_counter()
     step()
-    experiments.wait(device)
+    session.wait(device)
     return time.perf_counter() - begin
 
 
@@ -155,8 +155,8 @@ def training(args, way, device):
         model = torch.compile(model, **options)
     elif way == BLOCKS:
         [block.compile(**options) for block in blocks(model)]
-    dtype = experiments.DTYPES.get(args.precision)
-    return partial(experiments.one_step, model, optimizer, images, labels.to(device), dtype)
+    dtype = session.DTYPES.get(args.precision)
+    return partial(session.one_step, model, optimizer, images, labels.to(device), dtype)
 
 
 def build(name):

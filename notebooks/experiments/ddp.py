@@ -15,8 +15,8 @@ import torchvision
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log, worth
-from dlojz.training import experiments
 from dlojz.watch import evidence
 
 MB_OF_ONE_BUCKET = 4096
@@ -53,7 +53,7 @@ FEW = ("no communication", "DDP", "buckets of 1 MB", "one bucket")
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_sizes(parser, 32)
+    session.add_sizes(parser, 32)
     parser.add_argument("--rounds", type=int, default=8, help="timings of each case")
     parser.add_argument("--steps", type=int, default=1, help="steps that are timed together")
     of = {"nargs": "+", "metavar": "VARIANT"}
@@ -66,7 +66,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # as in the solution of this step
     every = VARIANTS
     if args.compile != "off":
@@ -75,13 +75,13 @@ def main():
         torch._dynamo.config.fail_on_recompile_limit_hit = True
     wanted = every if "all" in args.variants else args.variants
     wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
-    with experiments.process_group(device):
+    with session.process_group(device):
         steps = {name: training(name, args, device) for name in wanted}
         for step in steps.values():
             for _ in range(3):  # DDP builds its final buckets in the second step
                 step()
-        experiments.in_turn(steps, device, 1, args.steps)  # a warm-up
-        for name, ms in experiments.in_turn(steps, device, args.rounds, args.steps).items():
+        session.in_turn(steps, device, 1, args.steps)  # a warm-up
+        for name, ms in session.in_turn(steps, device, args.rounds, args.steps).items():
             per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
             run.measure(name, statistics.median(per_batch), "ms per batch")
             run.case(name, step_ms=per_batch, **seen(steps[name]))
@@ -105,7 +105,7 @@ def training(name, args, device):
     shape = (args.batch_size, 3, args.image_size, args.image_size)
     images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
     labels = torch.zeros(args.batch_size, dtype=int, device=device)
-    dtype = experiments.DTYPES.get(args.precision)
+    dtype = session.DTYPES.get(args.precision)
     accumulated = ACCUMULATED if name.startswith("update") else 1
     sums = torch.zeros(4, device=device)
 

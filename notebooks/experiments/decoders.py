@@ -20,8 +20,9 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import data, experiments
+from dlojz.training import data
 
 BATCHES = (1, 16, 64, 256)  # nvJPEG's
 
@@ -84,7 +85,7 @@ def roads(size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_images(parser, 100)
+    session.add_images(parser, 100)
     parser.add_argument("--size", type=int, default=224, help="pixels of the crop")
     parser.add_argument("--rounds", type=int, default=6, help="timings of each decoder")
     args = parser.parse_args()
@@ -92,7 +93,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     torch.set_num_threads(1)
-    jpegs = [bytearray(file.read_bytes()) for file in experiments.jpegs(args)]
+    jpegs = [bytearray(file.read_bytes()) for file in session.jpegs(args)]
     for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
         for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
             run.case(way, kind=kind, images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
@@ -120,11 +121,11 @@ def images_per_s(ways, jpegs, rounds):
 def nvjpeg(jpegs, batch, device):
     """Return the images per second of the GPU's decoder."""
     tensors = [torch.frombuffer(jpeg, dtype=torch.uint8) for jpeg in jpegs]
-    experiments.wait(device)
+    session.wait(device)
     begin = time.perf_counter()
     for i in range(0, len(tensors), batch):
         decode_jpeg(tensors[i : i + batch], mode=ImageReadMode.RGB, device=device)
-    experiments.wait(device)
+    session.wait(device)
     return len(tensors) / (time.perf_counter() - begin)
 
 

@@ -19,8 +19,8 @@ from torch._C._profiler import _ExperimentalConfig  # to see the garbage collect
 from torchvision import transforms
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
 # How much of a fault is planted if it is weak, and if it is strong.
@@ -83,7 +83,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fault", choices=("none", *MUCH), default="none", help="fault to show")
     parser.add_argument("--strength", choices=("weak", "strong"), default="strong")
-    experiments.add_sizes(parser, 128, "bf16")
+    session.add_sizes(parser, 128, "bf16")
     parser.add_argument("--steps", type=int, default=3, help="steps in the trace")
     parser.add_argument(
         "--stack", action="store_true", help="Python's functions, and its garbage collector"
@@ -93,10 +93,10 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True
     several = idr_torch.size > 1
-    with experiments.process_group(device) if several else nullcontext():
+    with session.process_group(device) if several else nullcontext():
         train(args, device, run, several)
     run.end()
 
@@ -152,11 +152,11 @@ def train(args, device, run, several):
         one_step(args, much, next(batches), model, optimizer, device, held)
         profiler.step()
     profiler.stop()
-    experiments.wait(device)
+    session.wait(device)
     begin = time.perf_counter()
     for _ in range(args.timed):
         one_step(args, much, next(batches), model, optimizer, device, held)
-    experiments.wait(device)
+    session.wait(device)
     if args.timed:
         run.measure("step", 1000 * (time.perf_counter() - begin) / args.timed, "ms")
 
@@ -173,7 +173,7 @@ def one_step(args, much, batch, model, optimizer, device, held):
     labels = labels.to(device, non_blocking=True)
     if args.fault == "straggler" and idr_torch.rank == idr_torch.size - 1:
         time.sleep(much)
-    dtype = experiments.DTYPES.get(args.precision)
+    dtype = session.DTYPES.get(args.precision)
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
     with torch.profiler.record_function("forward"), autocast:
         logits = model(images.float() / 255)

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.course import UserError
 from dlojz.runs import log
-from dlojz.training import experiments
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")  # the last: weights' gradients in bf16
 ROWS, WIDTH = 256, 512  # of the layer that shows what is lost
@@ -46,7 +46,7 @@ def main():
         for recipe, found in lost(outlier, device, able).items():
             run.measure(recipe, found["output"], "relative distance", x=outlier)
             run.case(f"{recipe}, {outlier:g}", recipe=recipe, outlier=outlier, away=found)
-    with experiments.process_group(device):
+    with session.process_group(device):
         for each in args.sizes:
             run.case("x".join(map(str, each)), step_ms=timed(each, args, device, able))
     run.end()
@@ -90,7 +90,7 @@ def lost(outlier, device, able):
     for recipe in ("bf16", *RECIPES):
         layer = linear(recipe, (WIDTH, WIDTH), device, able)
         mine = passes(layer, x.bfloat16(), gradient.bfloat16())
-        found[recipe] = {what: experiments.away([mine[what]], [exact[what]]) for what in exact}
+        found[recipe] = {what: session.away([mine[what]], [exact[what]]) for what in exact}
     return found
 
 
@@ -118,8 +118,8 @@ def timed(shape, args, device, able):
 
         calls[recipe] = call
     times = 20 if device.type == "cuda" else 1
-    experiments.in_turn(calls, device, rounds=3)  # the first compiles
-    spent = experiments.in_turn(calls, device, args.rounds, times)
+    session.in_turn(calls, device, rounds=3)  # the first compiles
+    spent = session.in_turn(calls, device, args.rounds, times)
     torch.compiler.reset()
     return {recipe: statistics.median(ms) for recipe, ms in spent.items()}
 

@@ -17,8 +17,8 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 from dlojz.watch import audit
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
@@ -35,13 +35,13 @@ NAME = 160  # letters kept of a kernel's name
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_sizes(parser, 64)
+    session.add_sizes(parser, 64)
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
     args = parser.parse_args()
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # as in the solution of this step
 
     steps = {case: training(args, device, *choice) for case, choice in CASES.items()}
@@ -53,7 +53,7 @@ def main():
         for case, step in steps.items():
             begin = time.perf_counter()
             step()
-            experiments.wait(device)
+            session.wait(device)
             milliseconds[case].append(1000 * (time.perf_counter() - begin))
     for case, step in steps.items():
         run.measure(case, statistics.median(milliseconds[case]), "ms per step")
@@ -77,8 +77,8 @@ def training(args, device, weights_last, images_last, interrupted):
             if any(True for _ in stage.children()):
                 stage.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    dtype = experiments.DTYPES.get(args.precision)
-    return partial(experiments.one_step, model, optimizer, images, labels, dtype)
+    dtype = session.DTYPES.get(args.precision)
+    return partial(session.one_step, model, optimizer, images, labels, dtype)
 
 
 def profile(step, device):
@@ -96,7 +96,7 @@ def profile(step, device):
     ]
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         step()
-        experiments.wait(device)
+        session.wait(device)
     [hook.remove() for hook in hooks]
     times, trace = Counter(), []
     events = sorted(profiler.events(), key=lambda e: e.time_range.start)

@@ -13,8 +13,8 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 WARM_UP, ROUNDS = 2, 5
 CLASSES = (10, 16, 1000, 1001, 1008, 50257, 50304)
@@ -34,7 +34,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     torch.backends.cudnn.benchmark = True  # each size with its fastest kernels
 
     for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):
@@ -77,8 +77,8 @@ def rates(sizes, args, device):
     for _ in range(WARM_UP + ROUNDS):
         for what, (layer, inputs) in steps.items():
             begin = time.perf_counter()
-            one_step(layer, inputs, experiments.DTYPES.get(args.precision))
-            experiments.wait(device)
+            one_step(layer, inputs, session.DTYPES.get(args.precision))
+            session.wait(device)
             seconds[what].append(time.perf_counter() - begin)
     return {w: work[w] / statistics.median(taken[WARM_UP:]) for w, taken in seconds.items()}
 

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 from dlojz.watch import evidence
 
 LONG, SHORT = {"cpu": 2**22, "cuda": 2**27}, 2**10  # elements
@@ -126,11 +126,11 @@ def launched(call, x):
 
 def milliseconds(call, x, times):
     """Return the mean milliseconds of a call over `times` calls in a row."""
-    experiments.wait(x.device)
+    session.wait(x.device)
     begin = time.perf_counter()
     for _ in range(times):
         call(x)
-    experiments.wait(x.device)
+    session.wait(x.device)
     return 1000 * (time.perf_counter() - begin) / times
 
 

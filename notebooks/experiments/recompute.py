@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments, sharding, transformers
+from dlojz.training import sharding, transformers
 
 ATEN = torch.ops.aten
 PRODUCTS = [
@@ -49,16 +50,16 @@ def main():
     args = parse_args(device.type == "cuda")
     run = log.open_run(args)
     run.experiment(device)
-    experiments.set_float32(args.precision)
-    with experiments.process_group(device):
+    session.set_float32(args.precision)
+    with session.process_group(device):
         steps, found, first = {}, {}, None
         for way in WAYS:
             training = Training(way, args, device)
             steps[way], found[way] = training.step, training.seen()
             gradients = [p.grad for p in training.model.parameters()]
             first = first or gradients
-            found[way]["gradient_away"] = experiments.away(gradients, first)
-        times = experiments.in_turn(steps, device, args.rounds)
+            found[way]["gradient_away"] = session.away(gradients, first)
+        times = session.in_turn(steps, device, args.rounds)
     for way, ms in times.items():
         run.measure(way, statistics.median(ms), "ms per step")
         run.case(way, step_ms=ms, **found[way])
@@ -85,7 +86,7 @@ class Training:
         shape = (args.batch_size, 3, args.image_size, args.image_size)
         images, labels = torch.randn(shape, device=device), torch.randint(10, shape[:1])
         self.images, self.labels, self.device = images, labels.to(device), device
-        self.dtype = experiments.DTYPES.get(args.precision)
+        self.dtype = session.DTYPES.get(args.precision)
 
     def forward(self):
         """Return the loss of the batch."""

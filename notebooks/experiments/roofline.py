@@ -17,9 +17,9 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.machine import facts
 from dlojz.runs import log
-from dlojz.training import experiments
 
 TIMES = 5  # calls in a row, of a round
 COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
@@ -30,7 +30,7 @@ PER_ELEMENT = {"BatchNorm2d": 8, "ReLU": 1, "Hardswish": 4, "GELU": 8, "LayerNor
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_sizes(parser, 64)
+    session.add_sizes(parser, 64)
     parser.add_argument("--ceilings", action="store_true", help="only these, in each format")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; the median counts")
     args = parser.parse_args()
@@ -38,8 +38,8 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     torch.backends.cudnn.benchmark = True
-    dtype = experiments.DTYPES.get(args.precision, torch.float32)
-    with experiments.process_group(device), torch.no_grad():
+    dtype = session.DTYPES.get(args.precision, torch.float32)
+    with session.process_group(device), torch.no_grad():
         memory(run, device, args.rounds)
         if args.ceilings:
             for name in formats(device):
@@ -56,7 +56,7 @@ def main():
 def median_ms(call, device, rounds):
     """Return the median milliseconds of one call, among several in a row."""
     call()
-    return statistics.median(experiments.milliseconds(call, device, TIMES) for _ in range(rounds))
+    return statistics.median(session.milliseconds(call, device, TIMES) for _ in range(rounds))
 
 
 def formats(device):
@@ -79,8 +79,8 @@ def memory(run, device, rounds):
 
 def product(run, device, name, rounds, **where):
     """Measure the best speed of arithmetic in a format."""
-    experiments.set_float32(name)
-    dtype, n = experiments.DTYPES.get(name, torch.float32), MATRIX[device.type]
+    session.set_float32(name)
+    dtype, n = session.DTYPES.get(name, torch.float32), MATRIX[device.type]
     x, y = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     speed = 2 * n**3 / median_ms(lambda: x @ y, device, rounds) / 1e9
     run.measure("matrix product", speed, "TFLOP/s", **where)

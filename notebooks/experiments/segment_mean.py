@@ -14,8 +14,9 @@ from functools import partial
 import torch
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments, segments
+from dlojz.training import segments
 from dlojz.watch import evidence
 
 
@@ -80,12 +81,12 @@ def main():
     x = torch.randn(args.rows, args.features, device=device)
     calls = {n: partial(way, x, ids, args.segments) for n, way in WAYS.items()}
     both = {n: partial(and_backward, way, x.clone(), ids, args.segments) for n, way in WAYS.items()}
-    with experiments.process_group(device):
+    with session.process_group(device):
         expected = calls["two scatter_add_"]()
         for call in calls.values():
             torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
-        longer = experiments.in_turn(both, device, args.rounds)
-        for name, ms in experiments.in_turn(calls, device, args.rounds).items():
+        longer = session.in_turn(both, device, args.rounds)
+        for name, ms in session.in_turn(calls, device, args.rounds).items():
             run.measure(name, statistics.median(ms), "ms")
             found = evidence.counts(evidence.profiled(calls[name]))
             run.case(name, ms=ms, and_backward_ms=longer[name], **found)

@@ -20,9 +20,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.course import UserError
 from dlojz.runs import log
-from dlojz.training import experiments, sharding, transformers
+from dlojz.training import sharding, transformers
 from dlojz.watch import evidence
 
 
@@ -78,17 +79,17 @@ def main():
     run.experiment(device)
     if idr_torch.size < 2:
         raise UserError("expected at least two processes, found one: submit it with n_gpu=2")
-    experiments.set_float32(args.precision)
+    session.set_float32(args.precision)
     check(args)
-    with experiments.process_group(device):
+    with session.process_group(device):
         found, trainings, first = {}, {}, None
         for name in COMPARISONS[args.compare]:
             trainings[name] = training = Training(WAYS[name], args, device)
             found[name], gradients = training.begin(args.steps)
             first = first or gradients
-            found[name]["gradient_away"] = experiments.away(gradients, first)
+            found[name]["gradient_away"] = session.away(gradients, first)
         steps = {name: training.step for name, training in trainings.items()}
-        times = experiments.in_turn(steps, device, args.rounds)
+        times = session.in_turn(steps, device, args.rounds)
         for name, ms in times.items():
             run.measure(name, statistics.median(ms), "ms per step")
             run.case(name, step_ms=ms, **found[name], **seen(steps[name], WAYS[name]))
@@ -121,7 +122,7 @@ class Training:
 
     def __init__(self, way, args, device):
         self.way, self.device, self.before = way, device, allocated(device)
-        self.dtype = experiments.DTYPES.get(args.precision)
+        self.dtype = session.DTYPES.get(args.precision)
         torch.manual_seed(0)
         with device:
             model = transformers.build(args.model, args.image_size)

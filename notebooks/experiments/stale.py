@@ -19,8 +19,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from dlojz import idr_torch
+from dlojz.chapters.session import DTYPES
 from dlojz.runs import log
-from dlojz.training.experiments import DTYPES
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 PROCESSES = (("bf16", ""), ("fp16", ""), ("fp16", "fp16"))  # precision, tag

@@ -31,8 +31,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg
 
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 OPERATIONS = {"open": "open", "os.scandir": "list", "os.listdir": "list"}
 
@@ -146,7 +146,7 @@ def timed(images, work):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    experiments.add_images(parser, 400)
+    session.add_images(parser, 400)
     parser.add_argument("--per-shard", type=int, default=100, help="images in a shard")
     parser.add_argument("--side", type=int, default=256, help="pixels, of the smaller images")
     parser.add_argument("--rounds", type=int, default=3, help="timings of each case")
@@ -154,7 +154,7 @@ def main():
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
     torch.set_num_threads(1)
-    sources = experiments.jpegs(args)
+    sources = session.jpegs(args)
     metadata = Metadata()
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         for size, side in (("full size", None), (f"{args.side} px", args.side)):

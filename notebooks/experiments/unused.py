@@ -13,8 +13,8 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 
 WIDTH, DEPTH = 512, 8
 
@@ -59,7 +59,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    with experiments.process_group(device):
+    with session.process_group(device):
         for name, model in MODELS.items():
             for search in (False, True):
                 step = training(model(), search, args, device)
@@ -67,7 +67,7 @@ def main():
                 try:
                     for _ in range(3):
                         step()
-                    ms = [experiments.milliseconds(step, device) for _ in range(args.steps)]
+                    ms = [session.milliseconds(step, device) for _ in range(args.steps)]
                 except RuntimeError as error:  # the same in all processes
                     run.case(case, error=str(error))
                 else:

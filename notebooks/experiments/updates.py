@@ -14,8 +14,8 @@ import torch
 import torchvision
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.runs import log
-from dlojz.training import experiments
 from dlojz.watch import evidence
 
 WAYS = {"one by one": {"foreach": False}, "in groups": {"foreach": True}, "fused": {"fused": True}}
@@ -32,7 +32,7 @@ def main():
     run = log.open_run(args)
     device = idr_torch.device()
     run.experiment(device)
-    experiments.set_float32("tf32")
+    session.set_float32("tf32")
     cases = {
         f"{way}, {scaler}": update(args.model, device, how, enabled)
         for scaler, enabled in SCALERS.items()
@@ -85,17 +85,17 @@ def work_for(device):
 
 def timed(call, work, device) -> tuple[float, float, float]:
     """Return the milliseconds until an update returned, until all was done, and of the work."""
-    experiments.wait(device)
+    session.wait(device)
     begin = time.perf_counter()
     work()
-    experiments.wait(device)
+    session.wait(device)
     alone = time.perf_counter() - begin
     begin = time.perf_counter()
     work()
     asked = time.perf_counter()
     call()
     returned = time.perf_counter()
-    experiments.wait(device)
+    session.wait(device)
     done = time.perf_counter()
     return tuple(round(1000 * s, 4) for s in (returned - asked, done - begin, alone))
 
