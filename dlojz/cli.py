@@ -473,7 +473,7 @@ def _estimate(args):
     plan += [f"--fits={limit}"] * bool(limit)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "memory.json"
-        program = [sys.executable, "-m", "dlojz.training.estimate", f"--into={into}", *plan]
+        program = [sys.executable, "-m", "dlojz.estimate.estimate", f"--into={into}", *plan]
         if status := _run_program([*program, f"--flags={args.flags}", str(trainer)], folder):
             return status
         row = json.loads(into.read_bytes())

@@ -14,10 +14,10 @@ from torch.cuda import _memory_viz
 from dlojz import course, runs
 from dlojz.chapters import session
 from dlojz.course import UserError
+from dlojz.estimate import estimate
 from dlojz.figures import allocations
 from dlojz.runs import log, memory
 from dlojz.runs.stats import summary
-from dlojz.training import estimate
 from dlojz.training.worth import imported
 
 MIB = 2**20

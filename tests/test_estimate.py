@@ -16,11 +16,12 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from dlojz import cli, idr_torch, runs
 from dlojz.course import UserError
+from dlojz.estimate import estimate
+from dlojz.estimate.storages import Storages
 from dlojz.figures import memory as figures
 from dlojz.runs import log, memory, source
 from dlojz.runs.memory import MIB, Allocator, Peak
-from dlojz.training import data, estimate, models, private
-from dlojz.training.storages import Storages
+from dlojz.training import data, models, private
 from dlojz.training.worth import imported
 
 REPOSITORY = Path(__file__).parent.parent

@@ -21,10 +21,11 @@ from torch.distributed.tensor import Shard
 
 from dlojz import course, launch, runs
 from dlojz.course import UserError
+from dlojz.estimate import estimate
 from dlojz.figures import memory, sharding
 from dlojz.launch import Request, series
 from dlojz.runs import log
-from dlojz.training import estimate, models
+from dlojz.training import models
 from dlojz.training.worth import imported
 from dlojz.widgets.answer import ANSWERS
 

@@ -14,11 +14,12 @@ import torchvision
 
 from dlojz import runs
 from dlojz.course import UserError
+from dlojz.estimate import estimate, operations
 from dlojz.figures import utilization as figures
 from dlojz.runs import log, stats
 from dlojz.runs.stats import Summary
 from dlojz.runs.utilization import Utilization, utilization
-from dlojz.training import estimate, models, operations
+from dlojz.training import models
 from dlojz.training.worth import imported
 from dlojz.widgets.quiz import QUIZZES
 

@@ -21,9 +21,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from dlojz.estimate import estimate
 from dlojz.figures import memory as figures
 from dlojz.runs import log
-from dlojz.training import estimate
 from dlojz.training.worth import imported
 
 ROOT = Path(__file__).parent.parent

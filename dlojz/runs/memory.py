@@ -1,6 +1,6 @@
 """The memory of a training step, from the order in which its tensors come and go: numbers only.
 
-`dlojz.training.storages` writes that order, without a GPU. Here torch.cuda's caching allocator
+`dlojz.estimate.storages` writes that order, without a GPU. Here torch.cuda's caching allocator
 gives each tensor its block, as it would on a GPU, and the peak of each phase of the step is kept,
 with what it is made of.
 """

@@ -33,7 +33,7 @@ class Utilization:
 def utilization(run, operations: Mapping[str, float]) -> Utilization | None:
     """Return the TFLOP/s of each GPU of a run of the trainer; None if it has no speed.
 
-    operations: of an image, as `dlojz.training.operations` counts them.
+    operations: of an image, as `dlojz.estimate.operations` counts them.
     """
     s = stats.summary(run)
     if not s.images_per_s:

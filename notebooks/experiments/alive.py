@@ -16,8 +16,8 @@ import torch
 
 from dlojz import course
 from dlojz.course import UserError
+from dlojz.estimate import estimate
 from dlojz.runs import log, memory
-from dlojz.training import estimate
 from dlojz.training.worth import imported
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from dlojz import course
+from dlojz.estimate import estimate
 from dlojz.runs import log, memory
-from dlojz.training import estimate, models
+from dlojz.training import models
 from dlojz.training.worth import imported
 
 

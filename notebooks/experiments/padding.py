@@ -15,8 +15,9 @@ import torchvision
 from torch.distributed.tensor import DTensor, Shard
 
 from dlojz.course import UserError
+from dlojz.estimate import estimate
 from dlojz.runs import log
-from dlojz.training import estimate, models, private, sharding
+from dlojz.training import models, private, sharding
 
 MODELS = {"vit_l_14": models.ViT(14, 24, 16, 1024, 4096), **models.LARGER}
 

@@ -13,8 +13,8 @@ import warnings
 import torch
 
 from dlojz import course, runs
+from dlojz.estimate import estimate, operations
 from dlojz.runs import log
-from dlojz.training import estimate, operations
 from dlojz.training.worth import imported
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from dlojz import course, idr_torch
+from dlojz.estimate import estimate
 from dlojz.runs import log, memory
-from dlojz.training import estimate
 from dlojz.training.worth import imported
 
 ENTRIES = 200_000  # torch keeps the last ones; each takes some kB

@@ -12,7 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz.training import estimate, sharding
+from dlojz.estimate import estimate
+from dlojz.training import sharding
 
 BATCH = 2  # batch normalization may refuse a single image
 

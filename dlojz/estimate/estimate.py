@@ -1,9 +1,9 @@
 """The program behind `dlojz estimate`: the memory of a training step, predicted without a GPU.
 
-    python -m dlojz.training.estimate --into memory.json --model vit_2b -b 32 dlojz/dlojz.py
+    python -m dlojz.estimate.estimate --into memory.json --model vit_2b -b 32 dlojz/dlojz.py
 
 It runs a few steps of the reader's own trainer, with its `build_training` and `train_step`, on
-tensors without memory (see `dlojz.training.storages`), as one of many GPUs whose others are fake.
+tensors without memory (see `dlojz.estimate.storages`), as one of many GPUs whose others are fake.
 --fits needs many of them: there, it runs two short versions of a model of many equal blocks, and
 adds the missing blocks.
 """
@@ -34,10 +34,10 @@ from torch.nn.parallel import DistributedDataParallel
 from dlojz import idr_torch
 from dlojz.chapters.session import DTYPES
 from dlojz.course import UserError
+from dlojz.estimate.storages import UNCLEAR, Storages
 from dlojz.runs import memory
 from dlojz.training import data, models, private, sharding
 from dlojz.training.replaced import replaced
-from dlojz.training.storages import UNCLEAR, Storages
 from dlojz.training.worth import imported
 
 CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
