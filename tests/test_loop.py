@@ -7,8 +7,8 @@ import pytest
 
 mpl.use("Agg")
 from dlojz import course, runs
+from dlojz.chapters.n00_start import figures
 from dlojz.course import UserError
-from dlojz.figures import loop
 from dlojz.runs.log import PHASES
 
 SOLUTIONS = sorted((Path(__file__).parent.parent / "solutions").glob("dlojz_*.py"))
@@ -17,11 +17,11 @@ SOLUTIONS = sorted((Path(__file__).parent.parent / "solutions").glob("dlojz_*.py
 @pytest.mark.parametrize("path", [course.trainer(), *SOLUTIONS], ids=lambda path: path.stem)
 def test_each_phase_of_every_trainer_has_its_statements(path):
     source = path.read_text()
-    found = loop.lines(source)
+    found = figures.lines(source)
     assert tuple(dict.fromkeys(line.phase for line in found)) == PHASES
     for line in found:  # cut after the longest line, and joined with the next one for an `if`
         begin = source.splitlines()[line.number - 1].partition("  #")[0].strip()
-        assert line.text.startswith(begin[: loop.LONGEST - 2])
+        assert line.text.startswith(begin[: figures.LONGEST - 2])
     by_phase = {phase: [x.text for x in found if x.phase == phase] for phase in PHASES}
     assert "enumerate" in by_phase["data"][0]
     assert any("training.model(" in text for text in by_phase["forward"])
@@ -50,7 +50,7 @@ def train_one_epoch():
         chrono.next_iter()
         print(b)
 """
-    found = [(line.phase, line.depth, line.text) for line in loop.lines(source)]
+    found = [(line.phase, line.depth, line.text) for line in figures.lines(source)]
     assert found == [
         ("data", 0, "for a in batches:"),
         ("transfer", 0, "a = a.to(device)"),
@@ -63,16 +63,16 @@ def train_one_epoch():
 
 def test_a_trainer_without_the_loop_is_refused():
     with pytest.raises(UserError, match="no train_one_epoch in this trainer"):
-        loop.lines("def main():\n    pass\n")
+        figures.lines("def main():\n    pass\n")
     with pytest.raises(UserError, match="2 loops in train_one_epoch: expected one"):
-        loop.lines("def train_one_epoch():\n    for a in b: a()\n    for a in b: a()\n")
+        figures.lines("def train_one_epoch():\n    for a in b: a()\n    for a in b: a()\n")
 
 
 def test_the_figure_shows_the_lines_the_phases_and_the_recorded_shares():
-    ax = loop.plot_loop(runs.recorded("h100/00-resnet50-cpu-b0032"))
+    ax = figures.plot_loop(runs.recorded("h100/00-resnet50-cpu-b0032"))
     shown = [text.get_text() for text in ax.texts]
     assert set(PHASES) <= set(shown)
-    assert {line.text for line in loop.lines(course.trainer().read_text())} <= set(shown)
+    assert {line.text for line in figures.lines(course.trainer().read_text())} <= set(shown)
     shares = [float(text[:-1]) for text in shown if text.endswith("%")]
     assert len(shares) == 5
     assert sum(shares) == pytest.approx(100, abs=0.3)
