@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from dlojz import runs
+from dlojz.chapters.n00b_machine import figures
 from dlojz.course import UserError
-from dlojz.figures import machines
 from dlojz.machine import hardware
 from dlojz.runs import log
 from dlojz.widgets.answer import ANSWERS
@@ -55,7 +55,7 @@ def test_tensor_cores_are_dense_as_cores_and_clock_say():
 
 
 def test_the_formats_of_tables_and_of_the_data_are_the_same():
-    assert machines.FORMATS == hardware.FORMATS
+    assert figures.FORMATS == hardware.FORMATS
 
 
 def test_a_processor_gets_its_peak_from_cores_and_clock():
@@ -140,27 +140,27 @@ def cells(table, name):
 
 
 def test_what_is_not_sold_is_an_empty_cell_and_what_is_derived_is_marked():
-    table = machines.speeds(list(SOLD.values()))
+    table = figures.speeds(list(SOLD.values()))
     assert cells(table, V100.name)["bf16"] == ""
     assert cells(table, H100.name)["fp8"] == "1,979"
     assert cells(table, XEON.name)["bf16"] == "≈ 103"
     assert cells(table, A100.name)["ridge, operations per byte"] == "153"
-    assert cells(machines.rest(list(SOLD.values())), XEON.name)["links GB/s"] == ""
-    units = cells(machines.rest([H100]), H100.name)["units, of the whole die"]
+    assert cells(figures.rest(list(SOLD.values())), XEON.name)["links GB/s"] == ""
+    units = cells(figures.rest([H100]), H100.name)["units, of the whole die"]
     assert units == "132 of 144"
 
 
 def test_sources_are_links_and_names_are_escaped():
     row = hardware.Tier("a <b>", H100.read, ["https://github.com/me/it/x.md"], ["https://b.org/c"])
-    text = machines.Sources([row])._repr_html_()
+    text = figures.Sources([row])._repr_html_()
     assert '<b>a &lt;b&gt;</b>: <a href="https://github.com/me/it/x.md"' in text
     assert ">github.com/me/it</a>; as quoted on 2026-11-23 in <a" in text
-    assert "    https://b.org/c" not in repr(machines.Sources([row]))
-    assert "as quoted on 2026-11-23 in https://b.org/c" in repr(machines.Sources([row]))
+    assert "    https://b.org/c" not in repr(figures.Sources([row]))
+    assert "as quoted on 2026-11-23 in https://b.org/c" in repr(figures.Sources([row]))
 
 
 def test_the_readings_follow_from_the_table():
-    ridges, halves, growth, links = machines.readings(list(SOLD.values()))
+    ridges, halves, growth, links = figures.readings(list(SOLD.values()))
     found = [row.ridge("fp16") for row in (V100, A100, H100, H200)]
     assert found[:3] == sorted(found[:3]), "the ridge moves right"
     assert found[3] < found[2], "and the H200 brings it back"
@@ -179,8 +179,8 @@ def test_the_readings_follow_from_the_table():
 def test_the_readings_move_with_the_table():
     other = dataclasses.replace(H100, tflops=H100.tflops | {"fp16": 500})
     rows = [other if row is H100 else row for row in SOLD.values()]
-    assert "139, 153, 149" in machines.readings(rows)[0]
-    assert "16-bit arithmetic 4.0 times" in machines.readings(rows)[2]
+    assert "139, 153, 149" in figures.readings(rows)[0]
+    assert "16-bit arithmetic 4.0 times" in figures.readings(rows)[2]
 
 
 def notebook():
@@ -213,7 +213,7 @@ def test_the_numbers_of_the_text_follow_from_the_table():
 
 
 def test_the_recorded_h200_reaches_what_the_text_says():
-    found = machines.measured(runs.recorded("h200/00-ceilings"))
+    found = figures.measured(runs.recorded("h200/00-ceilings"))
     assert found.recorded
     row = hardware.same_as(found.device, list(SOLD.values()))
     assert row is H200
@@ -223,7 +223,7 @@ def test_the_recorded_h200_reaches_what_the_text_says():
     assert f"reached {between} what an H200 is sold for" in notebook()
     assert f"{between} the peak is a good result for a product, and {copy:.0f} % for" in notebook()
     assert f"within its {row.power_w} W" in notebook()
-    table = [line[-1] for line in machines.shares(found, row).rows]
+    table = [line[-1] for line in figures.shares(found, row).rows]
     assert table == ["76%", "82%", "77%", "80%", "88%"]
 
 
@@ -236,7 +236,7 @@ def test_the_peak_holds_at_the_clock_that_the_text_says():
     (window,) = log.read(runs.recorded("h200/03-resnet50-fp16-nhwc-b0256")).windows
     high, low = window["sm_clock_mhz"]
     assert f"a recorded training ran at {low:,} to {high:,} MHz" in text
-    bf16 = machines.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
+    bf16 = figures.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
     shares = [100 * bf16 / H200.speed("bf16") * ratio for ratio in (1, H100.clock_mhz / high)]
     assert "at {:,} the {:.0f} % of bf16 would be {:.0f} %".format(high, *shares) in text
     best = log.read(runs.recorded("h200/11-vit_6b-b0064-off-fsdp-compiled-x2")).ranks
@@ -245,7 +245,7 @@ def test_the_peak_holds_at_the_clock_that_the_text_says():
 
 
 def test_the_recorded_distances_are_what_the_text_says():
-    rows = machines.distances(runs.recorded("h200/00-latency")).rows
+    rows = figures.distances(runs.recorded("h200/00-latency")).rows
     far = {where: (after, speed) for where, after, speed, _ in rows}
     said = f"from anywhere in 256 MiB took {far['anywhere in 256 MiB'][0]}. A tiny copy from its "
     tiny, large = far["the GPU, from pinned memory"]
@@ -263,17 +263,17 @@ def test_the_measured_row_comes_from_the_log(tmp_path):
         measure("matrix product", 250.0, "TFLOP/s", variant="bf16"),
         measure("matrix product", 120.0, "TFLOP/s", variant="tf32"),
     )
-    found = machines.measured(path)
+    found = figures.measured(path)
     assert found.tflops == {"bf16": 250, "tf32": 120}
     assert found.memory_gb_per_s == 1600
     assert found.label == "NVIDIA A100-SXM4-80GB, measured here"
-    table = machines.shares(found, hardware.same_as(found.device, list(SOLD.values())))
+    table = figures.shares(found, hardware.same_as(found.device, list(SOLD.values())))
     assert [row[2:] for row in table.rows] == [
         ("120", "156", "77%"),
         ("250", "312", "80%"),
         ("1,600", "2,039", "78%"),
     ]
-    row = cells(machines.speeds([], [found]), found.label)
+    row = cells(figures.speeds([], [found]), found.label)
     assert (row["bf16"], row["memory GB/s"]) == ("250", "1,600")
 
 
@@ -281,26 +281,26 @@ def test_torch_sees_one_of_two_dies(tmp_path):
     path = experiment(
         tmp_path / "e.jsonl", measure("matrix product", 150, "TFLOP/s", variant="fp16")
     )
-    [row] = machines.shares(machines.measured(path), MI250X).rows
+    [row] = figures.shares(figures.measured(path), MI250X).rows
     assert row[2:] == ("150", "191.5", "78%")
 
 
 def test_an_unknown_device_is_measured_and_has_no_share(tmp_path):
     path = experiment(tmp_path / "e.jsonl", measure("memory", 20, "GB/s"), device="Some CPU")
-    found = machines.measured(path)
+    found = figures.measured(path)
     assert hardware.same_as(found.device, list(SOLD.values())) is None
-    assert machines.shares(found, None).rows == [("copy in memory", "GB/s", "20", "", "")]
+    assert figures.shares(found, None).rows == [("copy in memory", "GB/s", "20", "", "")]
 
 
 def test_a_run_that_measured_nothing_is_an_error(tmp_path):
     with pytest.raises(UserError, match="nothing was measured"):
-        machines.measured(experiment(tmp_path / "e.jsonl"))
+        figures.measured(experiment(tmp_path / "e.jsonl"))
 
 
 def test_each_device_is_drawn_at_its_memory_and_its_speeds(tmp_path):
     path = experiment(tmp_path / "e.jsonl", measure("memory", 1600, "GB/s"),
                  measure("matrix product", 250, "TFLOP/s", variant="bf16"))  # fmt: skip
-    ax = machines.plot_ridges([A100, H100], [machines.measured(path)])
+    ax = figures.plot_ridges([A100, H100], [figures.measured(path)])
     points = {tuple(p) for c in ax.collections for p in c.get_offsets().tolist()}
     assert {(2039, 312), (2039, 19.5), (3350, 1979), (1600, 250)} <= points
     names = [t.get_text() for t in ax.texts]
@@ -374,7 +374,7 @@ def far(path, compiled=True, **storage):
 
 def test_a_caches_row_is_from_blocks_that_fit_it_and_not_the_one_before(tmp_path):
     stored = {"type": "ext4", "operations_per_s": 50_000, "read_bytes_per_s": 2e9, "direct": True}
-    rows = machines.distances(far(tmp_path / "e.jsonl", **stored), hardware.tiers()[:1]).rows
+    rows = figures.distances(far(tmp_path / "e.jsonl", **stored), hardware.tiers()[:1]).rows
     assert [row[:3] for row in rows] == [
         ("L1, 48 KiB", "1 ns", "100"),
         ("L2, 2 MiB", "5 ns", "20"),  # 64 KiB is not twice the L1
@@ -387,12 +387,12 @@ def test_a_caches_row_is_from_blocks_that_fit_it_and_not_the_one_before(tmp_path
 
 
 def test_the_figure_marks_the_caches_and_says_what_it_lacks(tmp_path):
-    left, right = machines.plot_latency(far(tmp_path / "e.jsonl"))
+    left, right = figures.plot_latency(far(tmp_path / "e.jsonl"))
     assert [t.get_text() for t in left.texts] == [" L1", " L2"]
     assert left.lines[0].get_ydata().tolist() == [1, 4, 5, 6, 90]
     assert right.lines[0].get_ydata().tolist() == [100, 25, 20, pytest.approx(16.7, 0.01),
                                                    pytest.approx(1.11, 0.01)]  # fmt: skip
-    left, _ = machines.plot_latency(far(tmp_path / "e.jsonl", compiled=False))
+    left, _ = figures.plot_latency(far(tmp_path / "e.jsonl", compiled=False))
     assert "no C++ compiler" in left.get_title(loc="left")
     plt.close("all")
 
@@ -401,7 +401,7 @@ def test_the_experiment_is_what_the_figure_reads(latency, tmp_path, monkeypatch)
     monkeypatch.setattr("sys.argv", ["latency.py", "--largest", "1", "--rounds", "1"])
     monkeypatch.setattr(latency.log, "open_run", lambda args: log.RunLog(tmp_path, args))
     latency.main()
-    table = machines.distances(tmp_path)
+    table = figures.distances(tmp_path)
     assert table.rows[-1][0].startswith("a large file on ")
     if shutil.which("g++"):
         assert any(row[0].startswith("anywhere in 1 MiB") for row in table.rows)
@@ -417,7 +417,7 @@ def facts(**changes):
 
 
 def test_a_processors_parts_are_beside_those_of_an_h100():
-    table = machines.anatomy(facts(), H100)
+    table = figures.anatomy(facts(), H100)
     here = {part: text for part, text, _ in table.rows}
     assert here["units"] == "4 cores, each with 16 fp32 numbers in an instruction"
     assert here["at once"] == "8 threads, 2 on a core"
@@ -435,17 +435,17 @@ def test_a_gpus_parts_come_from_torch_and_nvml():
     device |= {"cache_bytes": 50 << 20, "memory_bytes": 80 * 10**9}
     card = {"name": "X1", "clock_mhz": 1980, "power_limit_w": 650.0}
     found = facts(torch={"devices": [device]}, gpu={"cards": [card]})
-    here = {part: text for part, text, _ in machines.anatomy(found, H100).rows}
+    here = {part: text for part, text, _ in figures.anatomy(found, H100).rows}
     assert here["at once"] == "64 warps of 32 threads on each: 20,480 threads"
     assert here["registers"] == "2.5 MiB in all, 256 KiB on each"
     assert (here["clock"], here["power"]) == ("1,980 MHz", "650 W, the limit set")
     assert here["memory"] == "80 GB"
     assert "matrix units" not in {part for part, text in here.items() if text}
-    own = {part: text for part, text, _ in machines.anatomy(found, H100, H100).rows}
+    own = {part: text for part, text, _ in figures.anatomy(found, H100, H100).rows}
     assert own["units"] == "10 multiprocessors, of 144 on the whole die"
     assert own["matrix units"] == "40 tensor cores, 4 on each"
     assert own["memory"] == "80 GB, sold with 3,350 GB/s"
-    die = {part: text for part, text, _ in machines.anatomy(found, H100, MI250X).rows}
+    die = {part: text for part, text, _ in figures.anatomy(found, H100, MI250X).rows}
     assert die["memory"] == "80 GB, sold with 1,638 GB/s", "half of the package's"
 
 
@@ -453,7 +453,7 @@ def test_what_a_gpu_does_not_say_is_an_empty_cell():
     device = dict.fromkeys(("threads_per_unit", "registers_per_unit", "shared_bytes_per_unit"))
     device |= {"name": "Instinct", "units": 110, "warp": 64, "clock_khz": None}
     device |= {"cache_bytes": 8 << 20, "memory_bytes": 64 * 10**9}
-    here = {p: t for p, t, _ in machines.anatomy(facts(torch={"devices": [device]}), H100).rows}
+    here = {p: t for p, t, _ in figures.anatomy(facts(torch={"devices": [device]}), H100).rows}
     assert here["registers"] == here["clock"] == here["power"] == ""
     assert here["units"] == "110 multiprocessors"
 

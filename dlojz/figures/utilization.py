@@ -6,8 +6,9 @@ They take a run of `notebooks/experiments/predicted.py`, which names the recordi
 import matplotlib.pyplot as plt
 
 from dlojz import runs
+from dlojz.chapters.n00b_machine import figures
 from dlojz.course import UserError
-from dlojz.figures import machines, memory, report
+from dlojz.figures import memory, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
@@ -117,7 +118,7 @@ def _best(product, pairs) -> tuple[float, str] | None:
     """Return the best speed of a product in the recordings' precision, and what it is."""
     if product is None:
         return None
-    found = machines.measured(product)
+    found = figures.measured(product)
     precision = pairs[0][0].arguments["precision"]
     if precision not in found.tflops:
         there = ", ".join(found.tflops) or "none"

@@ -1,6 +1,6 @@
 """How far away data is, measured: from the first cache to memory, then storage and a GPU.
 
-Submitted by a notebook: submit("notebooks/experiments/latency.py").
+Submitted by a notebook: submit("dlojz/chapters/n00b_machine/experiments/latency.py").
 
 A chain goes through a block of memory in random order: each cache line holds the address of the
 next, so the core can neither guess nor overlap, and every load takes the whole way. Blocks that are
