@@ -14,10 +14,9 @@ from waiting import until
 
 from conftest import REPOSITORY, cancel_all
 from dlojz import cli, course, launch
+from dlojz.chapters.n00c_cluster import batch, exercise, seen, throwaway
 from dlojz.check import check, exercises, judge
-from dlojz.check.exercises import allocation
-from dlojz.launch import SubmitError, asking, batch, sbatch, slurm, throwaway
-from dlojz.runs import seen
+from dlojz.launch import SubmitError, asking, sbatch, slurm
 
 NAME = "00_cluster"
 BROKEN = (experiment_file("allocation.sbatch")).read_text()
@@ -148,7 +147,7 @@ def bound(cores, shared=False):
     ids=["each its own", "too few", "all of them"],
 )
 def test_where_tasks_are_bound_each_must_have_its_own_cores(tasks, hint):
-    failing = [f.hint for f in allocation.findings({"tasks": {"seen": list(tasks)}}) if f.fails]
+    failing = [f.hint for f in exercise.findings({"tasks": {"seen": list(tasks)}}) if f.fails]
     assert failing == ([hint] if hint else [])
 
 
@@ -166,7 +165,7 @@ def test_what_a_task_writes_is_read_back(tmp_path, monkeypatch):
     ("text", "nodes"), [("6,2", [6, 2]), ("4(x2)", [4, 4]), ("4(x2),1", [4, 4, 1]), ("", [])]
 )
 def test_slurms_short_form_is_written_out(text, nodes):
-    assert allocation.allocated(text) == nodes
+    assert exercise.allocated(text) == nodes
 
 
 # From the trainee's copy to the verdict ----------------------------------------------------------

@@ -10,27 +10,26 @@ import pytest
 import record_slurm
 
 from conftest import REPOSITORY
-from dlojz.figures import cluster
+from dlojz.chapters.n00c_cluster import figures, seen
 from dlojz.launch import sites
 from dlojz.launch.asking import WAITS
-from dlojz.runs import seen
 
 SCRIPT = (REPOSITORY / "slurm" / "job.sbatch").read_text()
 
 
 @pytest.mark.parametrize("name", record_slurm.PARTS)
 def test_a_recording_names_its_slurm_and_the_command_that_makes_it_again(name):
-    found = cluster.recorded(name)
+    found = figures.recorded(name)
     assert re.fullmatch(r"\d+\.\d+\.\d+", found["slurm"])
     assert found["command"] == f"tools/record_slurm.py reference/slurm --only {name}"
     assert found[name]
 
 
 def test_every_recorded_line_is_in_the_script_and_makes_a_difference():
-    lines = cluster.recorded("lines")["lines"]
-    assert set(lines) - {"processes"} == set(record_slurm.LINES) == set(cluster.LINES)
-    for name, text in cluster.LINES.items():
-        written = cluster.WHERE.get(name, name).removeprefix("srun --").split(" ... ")
+    lines = figures.recorded("lines")["lines"]
+    assert set(lines) - {"processes"} == set(record_slurm.LINES) == set(figures.LINES)
+    for name, text in figures.LINES.items():
+        written = figures.WHERE.get(name, name).removeprefix("srun --").split(" ... ")
         for word in written:
             assert word in SCRIPT, word
         assert text(lines[name]["with"]) != text(lines[name]["without"]), name
@@ -43,36 +42,36 @@ def test_the_changes_of_each_experiment_still_fit_the_script():
 
 
 def test_a_table_of_lines_has_a_row_for_each():
-    table = cluster.lines()
-    assert len(table) == len(cluster.LINES)
+    table = figures.lines()
+    assert len(table) == len(figures.LINES)
     row = next(row for row in table.rows if row[0] == "--ntasks-per-node")
     assert row[1:] == ("tasks on the nodes: 2 and 2", "tasks on the nodes: 3 and 1")
 
 
 def test_every_waiting_job_has_another_reason_and_each_is_explained():
-    found = cluster.waiting()
+    found = figures.waiting()
     reasons = [reason for _, reason in found]
     assert len(set(reasons)) == len(reasons) == 12
-    assert set(reasons) == set(cluster.REASONS) <= set(WAITS), "and `dlojz queue` has words for it"
+    assert set(reasons) == set(figures.REASONS) <= set(WAITS), "and `dlojz queue` has words for it"
     for name, _ in found:
-        assert re.search(rf"^ +\d+ +{name} ", cluster.squeue(), re.M)
+        assert re.search(rf"^ +\d+ +{name} ", figures.squeue(), re.M)
 
 
 def test_the_recorded_queue_answers_what_the_notebook_asks():
-    priority = dict(re.findall(r"^ +(\d+) +\w+ +(\d+)", cluster.sprio(), re.M))
+    priority = dict(re.findall(r"^ +(\d+) +\w+ +(\d+)", figures.sprio(), re.M))
     number = {
-        name: re.search(r"JobId=(\d+)", cluster.job(name))[1] for name, _ in cluster.waiting()
+        name: re.search(r"JobId=(\d+)", figures.job(name))[1] for name, _ in figures.waiting()
     }
     wide, following, second = (int(priority[number[n]]) for n in ("wide", "next", "second"))
     assert wide > second > following
     assert 0.2 < following / wide < 0.3, "about a quarter"
-    assert re.search(r"physics +root .* 0.200000", cluster.sshare())
+    assert re.search(r"physics +root .* 0.200000", figures.sshare())
     with pytest.raises(LookupError, match="no job 'x' was recorded: expected one of needs"):
-        cluster.job("x")
+        figures.job("x")
 
 
 def test_masks_say_what_the_notebook_says_of_them():
-    found = {name: mask["cpus"] for name, mask in cluster.recorded("masks")["masks"].items()}
+    found = {name: mask["cpus"] for name, mask in figures.recorded("masks")["masks"].items()}
     near = found["as in job.sbatch"]
     assert [len(cpus) for cpus in near] == [2, 2]
     assert [cpu // 4 for cpus in near for cpu in cpus] == [0, 0, 1, 1], "on the socket of its GPU"
@@ -86,32 +85,32 @@ def test_masks_say_what_the_notebook_says_of_them():
 
 
 def test_a_job_that_asks_for_less_waits_less():
-    waits = cluster.recorded("time")["time"]
+    waits = figures.recorded("time")["time"]
     assert waits["1"] < 10 < 30 < waits["60"]
 
 
 def test_figures_are_drawn_from_the_recordings():
-    assert len(cluster.plot_masks()) == len(cluster.recorded("masks")["masks"])
-    assert [bar.get_width() for bar in cluster.plot_waits().patches] == [
-        *cluster.recorded("time")["time"].values()
+    assert len(figures.plot_masks()) == len(figures.recorded("masks")["masks"])
+    assert [bar.get_width() for bar in figures.plot_waits().patches] == [
+        *figures.recorded("time")["time"].values()
     ]
-    places = [p for site in cluster.all_sites() for p in site.storage.values() if p.files]
-    assert len(cluster.plot_files().patches) == len(places)
+    places = [p for site in figures.all_sites() for p in site.storage.values() if p.files]
+    assert len(figures.plot_files().patches) == len(places)
 
 
 def test_a_site_shows_what_is_in_its_file_and_a_question_mark_for_the_rest():
     snellius = sites.read(REPOSITORY / "slurm/sites/snellius.toml")
-    a100, h100 = cluster.nodes(snellius).rows
+    a100, h100 = figures.nodes(snellius).rows
     assert a100 == ("snellius", "a100", "4", "18", "120 GB", "?", "120:00:00", "128 SBU")
     assert h100[-1] == "?"
-    scratch = next(row for row in cluster.storage(snellius).rows if row[0] == "scratch")
+    scratch = next(row for row in figures.storage(snellius).rows if row[0] == "scratch")
     assert scratch[-2:] == ("3,000,000", "after 14 days")
     generic = sites.read(REPOSITORY / "slurm/sites/generic.toml")
-    assert "names no storage: add [storage.*]" in repr(cluster.storage(generic))
+    assert "names no storage: add [storage.*]" in repr(figures.storage(generic))
 
 
 def test_the_recorded_tasks_show_the_faults_of_the_script_as_handed_out():
-    table = cluster.tasks()
+    table = figures.tasks()
     rows = table.rows
     assert table.head[0] == "task (recorded)"
     assert sorted(row[1] for row in rows) == ["node1"] * 3 + ["node2"]
@@ -125,7 +124,7 @@ def test_the_cost_is_that_of_the_recorded_speed():
     from dlojz.runs.stats import summary
 
     run = summary(runs.recorded("h200/01-resnet50-fp32-b0256"))
-    [row] = cluster.cost([runs.recorded("h200/01-resnet50-fp32-b0256")], 3600, epochs=10).rows
+    [row] = figures.cost([runs.recorded("h200/01-resnet50-fp32-b0256")], 3600, epochs=10).rows
     assert row[2] == f"{10 / run.images_per_s:.1f}"
 
 
@@ -182,13 +181,17 @@ def test_the_files_that_a_recipe_copies_are_all_that_the_package_needs(name, tmp
     listed = subprocess.run(
         [sys.executable, "-m", "zipfile", "-l", wheel], check=True, capture_output=True, text=True
     ).stdout
-    for file in ("dlojz/cli.py", "dlojz/check/exercises/allocation.toml", "dlojz/runs/seen.py"):
+    for file in (
+        "dlojz/cli.py",
+        "dlojz/chapters/n00c_cluster/hints.toml",
+        "dlojz/chapters/n00c_cluster/seen.py",
+    ):
         assert file in listed
     assert "-c /opt/dlojz/constraints.txt" in RECIPES[name]
     assert {"constraints.txt", "dlojz"} <= set(copied)
 
 
 def test_seen_is_importable_without_torch():
-    code = "import sys, dlojz.runs.seen; sys.exit('torch' in sys.modules)"
+    code = "import sys, dlojz.chapters.n00c_cluster.seen; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert seen.PATIENCE_S < 10

@@ -23,8 +23,8 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dlojz.chapters.n00c_cluster import seen
 from dlojz.course import course_root, write_atomically
-from dlojz.runs import seen
 
 PORT = 15_200  # and the next dozen: below those of tests and rehearsals
 SMALL = {"SLURM_FIXTURE_CPUS": "8", "SLURM_FIXTURE_GPUS": "2", "SLURM_FIXTURE_NODES": "2"}
@@ -95,7 +95,7 @@ class Run:
         self.folder = Path(tempfile.mkdtemp(dir=os.environ["SLURM_FIXTURE_DIR"]))
         script = self.folder / "job.sbatch"
         script.write_text(text)
-        words = (*("-m", "dlojz.runs.seen", self.folder), *words)
+        words = (*("-m", "dlojz.chapters.n00c_cluster.seen", self.folder), *words)
         known = {"DLOJZ_ROOT": course_root(), "DLOJZ_RUN": self.folder}
         known |= {"DLOJZ_PYTHON": sys.executable, **(env or {})}
         os.environ |= {name: str(value) for name, value in known.items()}
@@ -459,7 +459,7 @@ def allocation() -> list[dict]:
     """Return what the tasks of the exercise's script see, as it is handed out."""
     script = course_root() / "notebooks" / "experiments" / "allocation.sbatch"
     with cluster(), tempfile.TemporaryDirectory() as folder:
-        words = (*("-P", "-m", "dlojz.runs.seen", folder), *("--hears", "heard"))
+        words = (*("-P", "-m", "dlojz.chapters.n00c_cluster.seen", folder), *("--hears", "heard"))
         place = (f"--chdir={folder}", f"--output={folder}/slurm.txt")
         number = ask("sbatch", "--parsable", *place, script, sys.executable, *words).strip()
         until(lambda: show(number)["JobState"] in OVER)

@@ -9,8 +9,8 @@ The trainer is copied into the job's folder, and the copy is run: later edits do
 outlive the process that submitted them; on one machine they run one after the other.
 """
 
+from dlojz.chapters.n00c_cluster.batch import sbatch
 from dlojz.launch.asking import SlurmError
-from dlojz.launch.batch import sbatch
 from dlojz.launch.beside import sources
 from dlojz.launch.follow import Now, follow, in_a_notebook
 from dlojz.launch.job import QUEUE, Job, State, find, in_queue, jobs, latest, queue, queue_row

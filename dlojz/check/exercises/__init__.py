@@ -212,7 +212,7 @@ MODULES = {
     "11_fsdp": "dlojz.check.exercises.fsdp",
 }
 BESIDE = {
-    "00_cluster": "dlojz.check.exercises.allocation",
+    "00_cluster": "dlojz.chapters.n00c_cluster.exercise",
     "04_segments": "dlojz.check.exercises.segments",
     "04_slow": "dlojz.check.exercises.slow",
     "09_repair": "dlojz.check.exercises.repair",

@@ -2,14 +2,15 @@
 
     job = sbatch(course.own("00_cluster"))     # on this cluster, or on a throw-away Slurm here
 
-Its tasks run `dlojz.runs.seen`, which the script gets as its arguments, as `slurm/job.sbatch` gets
+Its tasks run `dlojz.chapters.n00c_cluster.seen`, which the script gets as its arguments, as `slurm/job.sbatch` gets
 the trainer.
 """
 
 import sys
 from pathlib import Path
 
-from dlojz.launch import request, slurm, throwaway
+from dlojz.chapters.n00c_cluster import throwaway
+from dlojz.launch import request, slurm
 from dlojz.launch.job import Job
 
 EXERCISE = "00_cluster"
@@ -37,7 +38,15 @@ def sbatch(script: str, account: str | None = None) -> Job:
 
 def command(run: Path) -> list[str]:
     """Return the tasks' command: they write what they see, and wait for the script's answer."""
-    return [sys.executable, "-P", "-m", "dlojz.runs.seen", str(run), "--hears", HEARD]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "dlojz.chapters.n00c_cluster.seen",
+        str(run),
+        "--hears",
+        HEARD,
+    ]
 
 
 def _submit(runs, file, account):

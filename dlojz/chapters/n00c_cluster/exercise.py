@@ -4,9 +4,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from dlojz.chapters.n00c_cluster import seen
+from dlojz.chapters.n00c_cluster.seen import Task
 from dlojz.check.exercises import Finding, Prepared, State
-from dlojz.runs import seen
-from dlojz.runs.seen import Task
 
 GOT, HEARD = "what the tasks got", "what the script hears"
 NODES, PER_NODE, CORES = 2, 2, 2  # what the script's first lines say is wanted
@@ -20,7 +20,7 @@ def read(folder: Path) -> dict[str, dict]:
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.runs.seen` has written."""
+    """Return findings on what `dlojz.chapters.n00c_cluster.seen` has written."""
     tasks = cases["tasks"]["seen"]
     return [*_placed(tasks), *_cores(tasks), _gpus(tasks), *_environment(tasks), *_hears(tasks)]
 

@@ -9,10 +9,10 @@ import re
 
 import matplotlib.pyplot as plt
 
+from dlojz.chapters.n00c_cluster import seen
 from dlojz.course import course_root
 from dlojz.figures.report import PALETTE, SERIES, style, summary
 from dlojz.launch import sites as sites_of
-from dlojz.runs import seen
 from dlojz.runs.folder import path_of
 from dlojz.table import Table
 
