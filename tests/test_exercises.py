@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from dlojz.check.exercises import Runs, State, common, ddp, fsdp, gpu
+from dlojz.chapters.n01_gpu import exercise
+from dlojz.check.exercises import Runs, State, common, ddp, fsdp
 from dlojz.runs import log, records
 from dlojz.runs.folder import group_file
 
@@ -119,7 +120,7 @@ def test_what_copies_a_batch_ahead_copies_none_in_the_last_step(last, middle, pa
         steps = records.LastStep(non_blocking=last), records.MiddleStep(non_blocking=middle)
         return log.Run("run", last=steps[0], middle=steps[1])
 
-    (found,) = gpu._copies(Runs(a_run(last, middle), a_run(2), {}))
+    (found,) = exercise._copies(Runs(a_run(last, middle), a_run(2), {}))
     assert (found.state == State.PASSED) is passes
 
 

@@ -202,7 +202,7 @@ class Prepared:
 
 # Transition: until each chapter has its folder.
 MODULES = {
-    "01_gpu": "dlojz.check.exercises.gpu",
+    "01_gpu": "dlojz.chapters.n01_gpu.exercise",
     "02_amp": "dlojz.check.exercises.amp",
     "03_channels_last": "dlojz.check.exercises.channels_last",
     "04_profiler": "dlojz.check.exercises.profiler",

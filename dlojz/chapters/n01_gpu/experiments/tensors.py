@@ -1,6 +1,6 @@
 """The time to make a tensor on the host and copy it, or to make it on the device.
 
-Submitted by a notebook: submit("notebooks/experiments/tensors.py").
+Submitted by a notebook: submit("dlojz/chapters/n01_gpu/experiments/tensors.py").
 """
 
 import argparse

@@ -1,0 +1,1 @@
+"""Notebook 01: the trainer on a GPU."""
