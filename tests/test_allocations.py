@@ -13,9 +13,9 @@ from torch.cuda import _memory_viz
 
 from dlojz import course, runs
 from dlojz.chapters import session
+from dlojz.chapters.n01b_memory import figures
 from dlojz.course import UserError
 from dlojz.estimate import estimate
-from dlojz.figures import allocations
 from dlojz.runs import log, memory
 from dlojz.runs.stats import summary
 from dlojz.training.worth import imported
@@ -78,7 +78,7 @@ def test_accumulation_counts_a_quarter_of_the_activations(ran):
         weights = last["parameters"]
         assert last["gradients"] == last["optimizer"] == weights
         assert last.get("activations", 0) < 0.01 * weights
-    axes = allocations.plot_update(folder)
+    axes = figures.plot_update(folder)
     titles = [ax.get_title("left") for ax in axes]
     assert titles == ["64 images at once, fp32", "4 x 16 images, fp32"]
     assert {"forward", "backward"} <= set(texts(axes[0]))
@@ -107,7 +107,7 @@ def test_accumulated_gradients_differ_by_rounding_unless_batches_are_normalized(
     assert apart[same, "gradient"] < 1e-4
     assert apart[own, "loss"] > 1e-5
     assert apart[own, "gradient"] > 0.01
-    assert [row[0] for row in allocations.distances(folder).rows] == [own, same]
+    assert [row[0] for row in figures.distances(folder).rows] == [own, same]
 
 
 def test_a_snapshot_without_a_gpu_has_torch_s_format(ran):
@@ -130,7 +130,7 @@ def test_a_snapshot_without_a_gpu_has_torch_s_format(ran):
     case = log.read(folder).cases["counted"]
     assert case["entries"] == len(trace)
     assert max(case["allocated"]) <= max(case["reserved"]) == end
-    assert "counted" in allocations.plot_snapshot(folder).get_title("left")
+    assert "counted" in figures.plot_snapshot(folder).get_title("left")
 
 
 def test_on_a_gpu_torch_records_the_snapshot(ran, monkeypatch):
@@ -154,7 +154,7 @@ def test_on_a_gpu_torch_records_the_snapshot(ran, monkeypatch):
 
 def test_what_was_held_is_drawn_beyond_what_was_in_use():
     recorded = {b: runs.recorded(f"h100/01-resnet50-fp32-b{b:04d}") for b in (64, 512)}
-    ax = allocations.plot_held(None, recorded)
+    ax = figures.plot_held(None, recorded)
     assert [text.strip() for text in texts(ax)] == [
         "5.91 GB of 6.18 GB held",
         "45.2 GB of 52.3 GB held",
@@ -203,7 +203,7 @@ def test_what_the_notebook_says_of_the_recorded_snapshot_is_so():
     for i in large:
         assert held[i] - tensors[i] > 2 * (held[i + 1] - held[i]), "more than enough is free"
     assert len(set(held[half:])) == 1, "flat in the second step"
-    title = allocations.plot_snapshot(run).get_title("left")
+    title = figures.plot_snapshot(run).get_title("left")
     assert title.startswith("resnet50, 224 px, batch 64: recorded on NVIDIA H200")
 
 
@@ -211,7 +211,7 @@ def test_what_is_beyond_the_count_is_a_bar_of_its_own(tmp_path):
     moment = {"event": 0, "phase": "forward", "reserved": 23e9, "parts": {"activations": 22e9}}
     cases = {"256 images at once": {"precision": "fp32", "events": 1, "at": [moment]}}
     counted = with_cases(tmp_path / "alive.jsonl", cases)
-    ax = allocations.plot_held(counted, {"run": runs.recorded("h200/01-resnet50-fp32-b0256")})
+    ax = figures.plot_held(counted, {"run": runs.recorded("h200/01-resnet50-fp32-b0256")})
     in_step, beyond, unused = [bar.get_width() for bar in ax.patches]
     kept = log.read(runs.recorded("h200/01-resnet50-fp32-b0256")).memory
     assert in_step == 22
@@ -220,19 +220,19 @@ def test_what_is_beyond_the_count_is_a_bar_of_its_own(tmp_path):
 
 
 def test_the_error_of_a_run_out_of_memory_is_shown_a_sentence_a_line():
-    lines = allocations.what_cuda_said(runs.recorded("h100/01-resnet50-fp32-b1024")).splitlines()
+    lines = figures.what_cuda_said(runs.recorded("h100/01-resnet50-fp32-b1024")).splitlines()
     assert lines[0] == "OutOfMemoryError: CUDA out of memory."
     assert any("reserved by PyTorch but unallocated" in line for line in lines)
     with pytest.raises(UserError, match="it was not out of memory"):
-        allocations.what_cuda_said(runs.recorded("h100/01-resnet50-fp32-b0064"))
+        figures.what_cuda_said(runs.recorded("h100/01-resnet50-fp32-b0064"))
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path):
     other = with_cases(tmp_path / "other.jsonl", {"a": {"step_ms": [1]}})
     with pytest.raises(UserError, match=r"expected a run of alive\.py"):
-        allocations.plot_update(other)
+        figures.plot_update(other)
     with pytest.raises(UserError, match="no memory of a GPU in it"):
-        allocations.plot_held(None, {"cpu": runs.recorded("h100/00-resnet50-cpu-b0032")})
+        figures.plot_held(None, {"cpu": runs.recorded("h100/00-resnet50-cpu-b0032")})
 
 
 def test_fsdp_divides_what_stays_and_checkpointing_what_piles_up():
@@ -245,7 +245,7 @@ def test_fsdp_divides_what_stays_and_checkpointing_what_piles_up():
     assert max(fsdp) == pytest.approx(max(again), rel=0.05)
     piled = [max(m["parts"].get("activations", 0) for m in c["at"]) for c in cases.values()]
     assert piled[2] < 0.2 * piled[1]
-    axes = allocations.plot_update(runs.recorded("cpu/11-alive"))
+    axes = figures.plot_update(runs.recorded("cpu/11-alive"))
     assert [ax.get_title(loc="left") or ax.get_title() for ax in axes][2].startswith(
         "FSDP, checkpointing"
     )

@@ -1,6 +1,6 @@
 """A snapshot of the memory: each tensor that came and went in a few updates, and from which line.
 
-Submitted by a notebook: submit("notebooks/experiments/snapshot.py --model resnet50 -b 64").
+Submitted by a notebook: submit("dlojz/chapters/n01b_memory/experiments/snapshot.py --model resnet50 -b 64").
 
 It writes `snapshot.pickle` into the run's folder, for https://pytorch.org/memory_viz. On a GPU
 torch records it. Without one it is counted on tensors without memory, in the same format, with the

@@ -1,6 +1,6 @@
 """The tensors that are alive in an update of the weights, as `dlojz estimate` counts them.
 
-Submitted by a notebook: submit("notebooks/experiments/alive.py --model resnet50 -b 256").
+Submitted by a notebook: submit("dlojz/chapters/n01b_memory/experiments/alive.py --model resnet50 -b 256").
 
 No GPU is needed: the trainer's own step runs on tensors without memory, in the order in which a GPU
 would get them. With --accumulate 1 4 an update of the same images is counted in two ways, and with
