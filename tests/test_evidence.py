@@ -14,7 +14,7 @@ import torchvision
 from made import torchrun
 
 from dlojz import course
-from dlojz.check.exercises import amp
+from dlojz.chapters.n02_amp import exercise
 from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds
@@ -129,7 +129,7 @@ def test_any_optimizer_and_a_loss_of_ones_own_are_seen_through_the_scaler(tmp_pa
         assert run.last.fused_updates == fused
         assert run.probe.states_finite
     assert mine.probe.loss_gradient is None
-    assert amp._factor(mine, usual) == pytest.approx(2**16, rel=1e-3)
+    assert exercise._factor(mine, usual) == pytest.approx(2**16, rel=1e-3)
 
 
 @pytest.fixture
@@ -670,7 +670,7 @@ def test_labels_may_be_probabilities_and_metrics_have_any_buffers():
 
 def test_the_dtype_of_a_validation_is_not_that_of_the_training(edited):
     run = edited({"enabled=dtype is not None": "enabled=training.model.training"}, *BF16)
-    assert amp._autocast_in_validation(run) == "float32"
+    assert exercise._autocast_in_validation(run) == "float32"
 
 
 @pytest.mark.parametrize("around", ["model.forward", "unused"])
@@ -684,4 +684,4 @@ def test_what_a_validation_computes_is_seen_wherever_autocast_is(edited, around)
     }
     run = edited(edits, *BF16)
     expected = "bfloat16" if around == "model.forward" else "float32"
-    assert amp._autocast_in_validation(run) == expected
+    assert exercise._autocast_in_validation(run) == expected

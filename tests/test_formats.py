@@ -13,8 +13,8 @@ from programs import load
 
 mpl.use("Agg")
 
-from dlojz.figures import formats
-from dlojz.figures.formats import FORMATS
+from dlojz.chapters.n02_amp import figures
+from dlojz.chapters.n02_amp.figures import FORMATS
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 
@@ -69,7 +69,7 @@ def test_the_fate_of_numbers_is_what_rounding_does_to_them(scale):
     counts = load("underflow").by_exponent(numbers)
     assert sum(counts.values()) == len(numbers)
     rounded = (numbers * 2.0**scale).half()
-    found = formats.fate(counts, FORMATS["fp16"], scale)
+    found = figures.fate(counts, FORMATS["fp16"], scale)
     few = (rounded.abs() < 2.0**-14) & (rounded != 0)
     # Numbers that are rounded up to the next power of two are 0.0005 of those near it.
     assert found.zero == pytest.approx((rounded == 0).double().mean().item(), abs=1e-3)
@@ -78,18 +78,18 @@ def test_the_fate_of_numbers_is_what_rounding_does_to_them(scale):
 
 
 def test_a_step_is_skipped_if_the_scale_falls_after_it():
-    assert formats.skipped([8, 4, 4, 8, 4]) == [0, 3]
-    assert formats.skipped([8]) == []
+    assert figures.skipped([8, 4, 4, 8, 4]) == [0, 3]
+    assert figures.skipped([8]) == []
 
 
 def test_an_unknown_unit_is_named_with_those_that_were_measured(measured):
     with pytest.raises(ValueError, match=r"no 'kg' among \['m'\]"):
-        formats.points(measured({"m": {("a", 1): 2}}), "kg")
+        figures.points(measured({"m": {("a", 1): 2}}), "kg")
 
 
 def test_a_run_without_a_first_step_has_no_dtypes_and_says_so(tmp_path):
     for run in (tmp_path, write_log(tmp_path / "r.jsonl")):
-        assert repr(formats.dtypes(run)) == "nothing was seen: the run ended before its first step"
+        assert repr(figures.dtypes(run)) == "nothing was seen: the run ended before its first step"
 
 
 def test_the_dtypes_of_a_run_are_counted_by_layer(tmp_path):
@@ -103,7 +103,7 @@ def test_the_dtypes_of_a_run_are_counted_by_layer(tmp_path):
         "gradients": {"dtypes": {"float32": 5}},
         "optimizer_state": {"float32": 5},
     }
-    text = repr(formats.dtypes(write_log(tmp_path / "r.jsonl", evidence=seen)))
+    text = repr(figures.dtypes(write_log(tmp_path / "r.jsonl", evidence=seen)))
     assert "7 x Conv2d                bfloat16  bfloat16" in text
     assert "the loss                  bfloat16  float32" in text
 
@@ -131,7 +131,7 @@ def test_a_small_update_is_lost_in_bf16_and_not_in_fp32():
 
 def test_a_parameter_takes_12_or_16_bytes_with_autocast_and_without(ran):
     run = ran("footprint", "--model", "squeezenet1_1", "--image-size", "64")
-    parts = formats.points(run, "bytes per parameter")
+    parts = figures.points(run, "bytes per parameter")
     copies = dict(zip(*parts.pop("weights in 16 bits, during a step"), strict=True))
     totals = {}
     for names, values in parts.values():
@@ -141,12 +141,12 @@ def test_a_parameter_takes_12_or_16_bytes_with_autocast_and_without(ran):
     assert [totals[f"{r}, Adam"] for r in ("fp32", "autocast", "pure bf16")] == [16, 16, 8]
     assert copies["autocast, SGD"] == pytest.approx(2, abs=0.1)
     assert copies["fp32, SGD"] == pytest.approx(0, abs=0.1)
-    images = {n: v[0] for n, (_, v) in formats.points(run, "activations (bytes per image)").items()}
+    images = {n: v[0] for n, (_, v) in figures.points(run, "activations (bytes per image)").items()}
     assert images["autocast"] == pytest.approx(images["fp32"] / 2, rel=0.2)
 
 
 def test_sizes_are_measured_around_the_given_one(ran):
-    (xs, values), *others = formats.points(ran("sizes", "--size", "64"), "TFLOP/s").values()
+    (xs, values), *others = figures.points(ran("sizes", "--size", "64"), "TFLOP/s").values()
     assert xs[0] == 48
     assert 65 in xs
     assert min(values) > 0
@@ -157,7 +157,7 @@ def test_sizes_are_measured_around_the_given_one(ran):
 
 
 def test_the_formats_are_drawn_with_all_their_bits():
-    ax = formats.plot_formats()
+    ax = figures.plot_formats()
     widths = [p.get_width() for p in ax.patches]
     assert sum(widths) == 8 * (4 + 4 + 2 + 2)
     assert "65,504" in ax.texts[-1].get_text()
@@ -165,17 +165,17 @@ def test_the_formats_are_drawn_with_all_their_bits():
 
 def test_the_underflow_is_told_before_and_after_scaling(measured):
     run = measured({"gradients": {("activations", -30): 30, ("activations", -10): 70}})
-    axes = formats.plot_underflow(run)
+    axes = figures.plot_underflow(run)
     assert legend(axes[0]) == ["of activations: 30.00% become zero, 0% lose bits"]
     assert legend(axes[1]) == ["of activations: 0.00% become zero, 0% lose bits"]
     assert "of activations: 0.00% become zero, 0% lose bits, 70.0% are infinite" in legend(
-        formats.plot_underflow(run, scale_exponent=30)[1]
+        figures.plot_underflow(run, scale_exponent=30)[1]
     )
 
 
 def test_skipped_steps_are_marked(measured):
     scales = {("scale", step): scale for step, scale in enumerate((8.0, 4.0, 4.0))}
-    ax = formats.plot_scale(measured({"loss scale": scales}))
+    ax = figures.plot_scale(measured({"loss scale": scales}))
     assert list(ax.lines[1].get_xdata()) == [0, 1], "as many marks as steps"
     assert ax.get_title(loc="left") == "1 of 2 steps skipped"
     assert [list(line.get_xdata()) for line in ax.lines][-1] == [0]
@@ -195,12 +195,12 @@ def test_sums_updates_and_reductions_are_lines_and_bars(measured):
             "relative error of a matrix product": parts,
         }
     )
-    assert [len(ax.lines) for ax in formats.plot_sums(run)] == [3, 3]
-    lines, bars = formats.plot_updates(run, run)
+    assert [len(ax.lines) for ax in figures.plot_sums(run)] == [3, 3]
+    lines, bars = figures.plot_updates(run, run)
     assert (len(lines.lines), len(bars.patches)) == (3, 6)
-    assert len(formats.plot_reductions(run).lines) == 4
+    assert len(figures.plot_reductions(run).lines) == 4
     sizes = measured({"TFLOP/s": {("fp16", 15): 1.0, ("fp16", 16): 2.0}})
-    axes = formats.plot_sizes([sizes, sizes])
+    axes = figures.plot_sizes([sizes, sizes])
     assert list(axes[0][0].get_xticks()) == [16]
 
 
@@ -212,7 +212,7 @@ def test_the_footprint_is_stacked(measured):
         },
         "activations (bytes per image)": {("fp32",): 5e6},
     }
-    left, right = formats.plot_footprint(measured(units))
+    left, right = figures.plot_footprint(measured(units))
     assert left.texts[0].get_text().strip() == "14.0"
     assert right.patches[0].get_width() == 5
 
@@ -231,11 +231,11 @@ def test_memory_is_split_into_what_is_fixed_and_what_a_batch_adds(tmp_path):
                   memory={"device_peak_bytes": 10**9 + b * 10**7})
         for b in (64, 128)
     ]  # fmt: skip
-    ax = formats.plot_memory({"fp32": runs})
+    ax = figures.plot_memory({"fp32": runs})
     assert [p.get_width() for p in ax.patches] == pytest.approx([1.0, 2.56])
     assert "1.00 + 2.6 GB; 10.0 MB an image" in ax.texts[0].get_text()
     with pytest.raises(ValueError, match="fp16: expected completed runs of two batch sizes"):
-        formats.plot_memory({"fp16": runs[:1]})
+        figures.plot_memory({"fp16": runs[:1]})
 
 
 def test_each_precision_has_its_bar_and_what_did_not_fit_has_none(tmp_path):
@@ -244,7 +244,7 @@ def test_each_precision_has_its_bar_and_what_did_not_fit_has_none(tmp_path):
         with_precision(tmp_path / "a.jsonl", "fp32", steps=0, window=None, end=end),
         with_precision(tmp_path / "b.jsonl", "fp16"),
     ]
-    speed, energy = formats.plot_precisions(runs)
+    speed, energy = figures.plot_precisions(runs)
     assert [p.get_height() for p in speed.patches] == [summary(runs[1]).images_per_s]
     assert len(energy.patches) == 0
     assert legend(speed) == ["fp32", "fp16"]
@@ -272,7 +272,7 @@ def test_the_ways_to_update_are_drawn_by_host_and_by_device(device, tmp_path):
     with path.open("a") as file:
         for name, case in cases.items():
             file.write(json.dumps({"event": "case", "case": name} | case) + "\n")
-    ax = formats.plot_ways(path)
+    ax = figures.plot_ways(path)
     widths = [bar.get_width() for bar in ax.patches]
     assert widths == ([22, 1, 3, 2] if device else [22, 1])
     told = [text.get_text().strip() for text in ax.texts]

@@ -27,7 +27,7 @@ OF_02 = ["test_n02_amp.py"], ["test_cases.py", "test_modes.py"]
         ("tests/test_stats.py", ["test_stats.py"], []),
         ("dlojz/runs/stats.py", ["test_stats.py"], ["test_report.py"]),
         ("dlojz/check/judge.py", ["test_judge.py"], []),
-        ("dlojz/check/exercises/amp.toml", ["test_exercises.py"], []),
+        ("dlojz/chapters/n02_amp/hints.toml", ["test_exercises.py"], []),
         ("dlojz/check/exercises/ddp.py", ["test_exercises.py"], []),
         ("dlojz/chapters/n02_amp/quiz.toml", *OF_02),
         ("dlojz/chapters/n02_amp/experiments/sizes.py", *OF_02),

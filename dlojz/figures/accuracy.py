@@ -1,4 +1,4 @@
-"""The accuracy that a change costs: the figure of `notebooks/experiments/accuracy.py`."""
+"""The accuracy that a change costs: the figure of `dlojz/chapters/n02_amp/experiments/accuracy.py`."""
 
 import statistics
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def _known(only, there, path):
     if missing := [name for name in only if name not in there]:
         raise UserError(
             f"{path}: no variant {missing[0]!r} in it; expected some of {', '.join(there)}. Train "
-            f'it with submit("notebooks/experiments/accuracy.py --variants {missing[0]}")'
+            f'it with submit("dlojz/chapters/n02_amp/experiments/accuracy.py --variants {missing[0]}")'
         )
     return only
 

@@ -203,7 +203,7 @@ class Prepared:
 # Transition: until each chapter has its folder.
 MODULES = {
     "01_gpu": "dlojz.chapters.n01_gpu.exercise",
-    "02_amp": "dlojz.check.exercises.amp",
+    "02_amp": "dlojz.chapters.n02_amp.exercise",
     "03_channels_last": "dlojz.check.exercises.channels_last",
     "04_profiler": "dlojz.check.exercises.profiler",
     "05_dataloader": "dlojz.check.exercises.dataloader",

@@ -1,6 +1,6 @@
 """An update of all weights, one by one, in groups and fused: launches, and does the host wait?
 
-Submitted by a notebook: submit("notebooks/experiments/updates.py --model resnet50").
+Submitted by a notebook: submit("dlojz/chapters/n02_amp/experiments/updates.py --model resnet50").
 
 In each round a GPU gets other work first, which stands for the backward pass. An update that asks
 the GPU for a number returns only when that work is done, too. All ways take turns.

@@ -1,6 +1,6 @@
 """Whole trainings of a small task, clean and with one thing changed: what it costs in accuracy.
 
-Submitted by a notebook: submit("notebooks/experiments/accuracy.py --seeds 5 --variants fp16 bf16").
+Submitted by a notebook: submit("dlojz/chapters/n02_amp/experiments/accuracy.py --seeds 5 --variants fp16 bf16").
 
 The trainer is the solution of notebook 03, in a copy of its own for each training. A variant gives
 it other flags, replaces one of its parts, or makes its images in another way; the loop stays the
