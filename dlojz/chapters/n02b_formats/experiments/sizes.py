@@ -1,6 +1,6 @@
 """The speed of square matrix products, for sizes around a round number.
 
-Submitted by a notebook: submit("notebooks/experiments/sizes.py --size 512").
+Submitted by a notebook: submit("dlojz/chapters/n02b_formats/experiments/sizes.py --size 512").
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The errors of number formats: in long sums, small updates and, on a GPU, split sums.
 
-Submitted by a notebook: submit("notebooks/experiments/formats.py").
+Submitted by a notebook: submit("dlojz/chapters/n02b_formats/experiments/formats.py").
 """
 
 import argparse

@@ -1,0 +1,1 @@
+"""Notebook 02b: formats of numbers, and odd sizes."""
