@@ -12,8 +12,8 @@ mpl.use("Agg")
 import torch
 
 from dlojz import course, runs
+from dlojz.chapters.n03_channels_last import figures
 from dlojz.course import UserError
-from dlojz.figures import layouts
 from dlojz.runs import log
 from dlojz.runs.stats import summary
 
@@ -32,7 +32,7 @@ def case(name, step_ms, **times_ms):
 def test_the_addresses_are_those_of_the_memory(memory_format):
     x = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).contiguous(memory_format=memory_format)
     memory = torch.as_strided(x, (x.numel(),), (1,))
-    found = layouts.addresses(x)
+    found = figures.addresses(x)
     assert list(found) == list(range(x.numel()))
     assert [x[index].item() for index in found.values()] == memory.tolist()
 
@@ -40,8 +40,8 @@ def test_the_addresses_are_those_of_the_memory(memory_format):
 def test_the_memory_is_coloured_by_channel_in_its_order():
     x = torch.zeros(1, 3, 1, 2)
     y = x.to(memory_format=torch.channels_last)
-    red, green, blue = (mpl.colors.to_rgba(c) for c in layouts.CHANNELS)
-    axes = layouts.plot_memory([x, y]).ravel()
+    red, green, blue = (mpl.colors.to_rgba(c) for c in figures.CHANNELS)
+    axes = figures.plot_memory([x, y]).ravel()
     colours = [[bar.get_facecolor() for bar in ax.patches] for ax in axes]
     assert colours == [[red, red, green, green, blue, blue], [red, green, blue] * 2]
     titles = [ax.get_title(loc="left") for ax in axes]
@@ -58,13 +58,13 @@ def test_the_layers_of_a_run_are_told_by_layout(tmp_path):
     layer = {"layer": "Conv2d", "in_layout": "NCHW", "out_layout": "channels_last", "count": 2}
     linear = layer | {"layer": "Linear", "in_layout": "any", "out_layout": "any"}
     run = write_log(tmp_path / "run.jsonl", evidence={"when": "probe", "layers": [layer, linear]})
-    table = layouts.seen(run)
+    table = figures.seen(run)
     assert table.rows == [("Conv2d", "2", "NCHW", "channels_last")]
 
 
 def test_a_run_without_evidence_says_so(tmp_path):
-    assert "no evidence" in repr(layouts.seen(write_log(tmp_path / "run.jsonl")))
-    assert "no evidence" in repr(layouts.seen(tmp_path / "no-such-run"))
+    assert "no evidence" in repr(figures.seen(write_log(tmp_path / "run.jsonl")))
+    assert "no evidence" in repr(figures.seen(tmp_path / "no-such-run"))
 
 
 # Kernels -----------------------------------------------------------------------------------------
@@ -109,14 +109,14 @@ def test_a_run_without_evidence_says_so(tmp_path):
     ],
 )
 def test_a_kernel_is_told_by_its_name(name, kind):
-    assert layouts.kind_of(name) == kind
+    assert figures.kind_of(name) == kind
 
 
 def test_a_gain_compares_steps_made_after_each_other():
     """The machine became three times as slow in the middle: the pairs do not mind."""
     first = {"step_ms": [100, 100, 300, 300, 300]}
     second = {"step_ms": [50, 50, 50, 150, 150]}
-    assert layouts.gain(second, first) == 2
+    assert figures.gain(second, first) == 2
 
 
 @pytest.fixture
@@ -132,16 +132,16 @@ def kinds(tmp_path):
 
 def test_a_step_is_split_as_the_profiled_one(kinds):
     found = log.read(kinds).cases
-    split = layouts.step_by_kind(found["neither"], found["neither"])
+    split = figures.step_by_kind(found["neither"], found["neither"])
     assert split["change of layout"] == pytest.approx(40)
     assert split["convolution"] == pytest.approx(60)
-    both = layouts.step_by_kind(found["both"], found["neither"])
+    both = figures.step_by_kind(found["both"], found["neither"])
     assert both["change of layout"] == 0
     assert sum(both.values()) == pytest.approx(50)
 
 
 def test_the_kinds_are_stacked_to_the_step(kinds):
-    (ax,) = layouts.plot_kinds([kinds])
+    (ax,) = figures.plot_kinds([kinds])
     ends = {round(p.get_x() + p.get_width(), 3) for p in ax.patches}
     assert {100.0, 50.0} <= ends
     assert [t.get_text().strip() for t in ax.texts] == ["100 ms, x 1.00", "50 ms, x 2.00"]
@@ -150,9 +150,9 @@ def test_the_kinds_are_stacked_to_the_step(kinds):
 
 
 def test_a_trace_is_drawn_from_its_first_kernel(kinds):
-    ax = layouts.plot_trace(kinds)
+    ax = figures.plot_trace(kinds)
     assert min(p.get_x() for p in ax.patches) == 0
-    orange = mpl.colors.to_rgba(layouts.COLOURS["change of layout"])
+    orange = mpl.colors.to_rgba(figures.COLOURS["change of layout"])
     assert sum(p.get_facecolor() == orange for p in ax.patches) == 2, "one in each case"
     assert "ms" in ax.get_xlabel()
 
@@ -165,10 +165,10 @@ def test_multiples_of_8_are_coloured(tmp_path):
         *(measure("channels", 1000.0 * c, "GFLOP/s", x=c) for c in (255, 256)),
         *(measure("batch", 10.0 * b, "images/s", x=b) for b in (7, 8, 9)),
     ]
-    axes = layouts.plot_multiples(experiment(tmp_path / "m.jsonl", *events))
+    axes = figures.plot_multiples(experiment(tmp_path / "m.jsonl", *events))
     assert [ax.get_ylabel() for ax in axes] == ["TFLOP/s", "images/s"]
     assert [p.get_height() for p in axes[0].patches] == [255, 256]
-    colours = [p.get_facecolor() == mpl.colors.to_rgba(layouts.NHWC) for p in axes[1].patches]
+    colours = [p.get_facecolor() == mpl.colors.to_rgba(figures.NHWC) for p in axes[1].patches]
     assert colours == [False, True, False]
 
 
@@ -182,7 +182,7 @@ def test_the_autotuners_steps_are_told_off_and_on(tmp_path, first_ms, scale):
         )
         for word, times in (("off", [100.0] * 4), ("on", [first_ms, 80.0, 80.0, 80.0]))
     )
-    axes = layouts.plot_autotuner([off, on])
+    axes = figures.plot_autotuner([off, on])
     assert [ax.get_xlabel() for ax in axes] == [
         "step, images of one size",
         "step, images of 6 sizes",
@@ -195,7 +195,7 @@ def test_the_autotuners_steps_are_told_off_and_on(tmp_path, first_ms, scale):
 
 def test_an_experiment_that_failed_says_where_to_look(tmp_path):
     with pytest.raises(ValueError, match=r"nothing was measured; see the job's stderr.txt"):
-        layouts.plot_multiples(experiment(tmp_path / "m.jsonl"))
+        figures.plot_multiples(experiment(tmp_path / "m.jsonl"))
 
 
 # The matrix --------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_the_matrix_shows_where_channels_last_loses(tmp_path):
         recording(tmp_path, "fp16", True, 9999, batch=512),
         recording(tmp_path, "bf16", True, 1400),  # its pair was not recorded
     ]
-    axes = layouts.plot_matrix(runs)
+    axes = figures.plot_matrix(runs)
     texts = {t.get_text(): t.get_color() for t in axes[0][0].texts}
-    assert texts == {"x 0.80": layouts.WORSE, "x 1.50": "black"}
+    assert texts == {"x 0.80": figures.WORSE, "x 1.50": "black"}
     assert max(p.get_height() for p in axes[0][0].patches) == pytest.approx(1500)
     assert all("(" in ax.get_ylabel() for ax in axes[:, 0]), "units"
     assert "recorded on X1" in axes[0][0].figure.get_suptitle()
@@ -237,12 +237,12 @@ def test_the_matrix_shows_where_channels_last_loses(tmp_path):
 def test_energy_is_better_when_there_is_less(tmp_path):
     ran = [recording(tmp_path, "fp32", last, rate) for last, rate in ((False, 100), (True, 80))]
     assert summary(ran[0]).energy_per_image_j
-    axes = layouts.plot_matrix(ran)
-    assert {t.get_text(): t.get_color() for t in axes[1][0].texts} == {"x 1.25": layouts.WORSE}
+    axes = figures.plot_matrix(ran)
+    assert {t.get_text(): t.get_color() for t in axes[1][0].texts} == {"x 1.25": figures.WORSE}
 
 
 def test_the_figures_do_not_wait_for_torch():
-    code = "import dlojz.figures.layouts, sys; sys.exit('torch' in sys.modules)"
+    code = "import dlojz.chapters.n03_channels_last.figures, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -268,4 +268,4 @@ def test_what_the_layout_gains_is_what_notebook_03_says():
 def test_an_experiment_that_failed_before_its_first_case_is_named(tmp_path):
     path = experiment(tmp_path / "layouts.jsonl", measure("steps", 6, "steps"))
     with pytest.raises(UserError, match=r"layouts.jsonl: no case was measured; see the job's"):
-        layouts.plot_kinds([path])
+        figures.plot_kinds([path])

@@ -204,7 +204,7 @@ class Prepared:
 MODULES = {
     "01_gpu": "dlojz.chapters.n01_gpu.exercise",
     "02_amp": "dlojz.chapters.n02_amp.exercise",
-    "03_channels_last": "dlojz.check.exercises.channels_last",
+    "03_channels_last": "dlojz.chapters.n03_channels_last.exercise",
     "04_profiler": "dlojz.check.exercises.profiler",
     "05_dataloader": "dlojz.check.exercises.dataloader",
     "06_ddp": "dlojz.check.exercises.ddp",
