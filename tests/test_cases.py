@@ -6,7 +6,7 @@ import cases
 import pytest
 from logs import write_log
 
-from dlojz.runs import planted
+from dlojz.chapters.n04_profiler import planted
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

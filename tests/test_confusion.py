@@ -1,7 +1,7 @@
 import confusion
 import pytest
 
-from dlojz.runs import planted
+from dlojz.chapters.n04_profiler import planted
 from dlojz.traces import suspects, trace
 
 # The numbered ones are too many for each run of the tests: `python tools/confusion.py` reads them.

@@ -5,11 +5,11 @@ from collections import Counter
 import matplotlib.pyplot as plt
 import pytest
 
+from dlojz.chapters.n04_profiler import mysteries
 from dlojz.course import progress
 from dlojz.figures import timeline
 from dlojz.runs.folder import trace_files
 from dlojz.traces import breakdown, suspects, trace
-from dlojz.widgets import mysteries
 
 
 @pytest.fixture

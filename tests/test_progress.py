@@ -11,10 +11,10 @@ from logs import write_log
 
 from conftest import fill
 from dlojz import cli, course, launch, widgets
+from dlojz.chapters.n04_profiler import mysteries
 from dlojz.course import progress
 from dlojz.launch import submit
 from dlojz.launch.follow import Bar, _after
-from dlojz.widgets import mysteries
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent

@@ -14,10 +14,10 @@ from programs import load_file
 from waiting import until
 
 from dlojz import launch, table, widgets
+from dlojz.chapters.n04_profiler import mysteries
 from dlojz.course import progress
 from dlojz.launch import submit
 from dlojz.training import flags
-from dlojz.widgets import mysteries
 from dlojz.widgets.answer import ANSWERS
 from dlojz.widgets.monitor import _news
 from dlojz.widgets.queue import COLUMNS

@@ -20,9 +20,9 @@ import record
 from tqdm import tqdm
 
 from dlojz import course
+from dlojz.chapters.n04_profiler.planted import UNSEEN
 from dlojz.launch import Request, series
 from dlojz.runs import log, stats
-from dlojz.runs.planted import UNSEEN
 
 HALVES = ("open", "sealed")
 # Sizes for which the host is a little faster than an H200, so that it pays for what holds it up.
@@ -117,7 +117,7 @@ def labelled(named: dict[str, dict], steps_ms: dict[str, float]) -> dict[str, di
 
 
 def toml(labels: dict[str, dict]) -> str:
-    """Return the labels as a file that `dlojz.runs.planted` reads."""
+    """Return the labels as a file that `dlojz.chapters.n04_profiler.planted` reads."""
     tables = [
         "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in case.items())])
         for name, case in sorted(labels.items())

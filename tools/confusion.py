@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from dlojz import course
-from dlojz.runs import planted
+from dlojz.chapters.n04_profiler import planted
 from dlojz.table import Table
 from dlojz.traces import breakdown, spans, suspects
 

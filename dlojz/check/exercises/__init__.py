@@ -205,7 +205,7 @@ MODULES = {
     "01_gpu": "dlojz.chapters.n01_gpu.exercise",
     "02_amp": "dlojz.chapters.n02_amp.exercise",
     "03_channels_last": "dlojz.chapters.n03_channels_last.exercise",
-    "04_profiler": "dlojz.check.exercises.profiler",
+    "04_profiler": "dlojz.chapters.n04_profiler.exercise",
     "05_dataloader": "dlojz.check.exercises.dataloader",
     "06_ddp": "dlojz.check.exercises.ddp",
     "09_compile": "dlojz.check.exercises.compiling",

@@ -7,8 +7,8 @@ from pathlib import Path
 import ipywidgets
 from IPython.display import display
 
+from dlojz.chapters.n04_profiler import planted
 from dlojz.course import UserError, course_root, progress
-from dlojz.runs import planted
 from dlojz.table import BAD_INK, GOOD_INK, Table
 from dlojz.traces import trace
 from dlojz.traces.suspects import FAULTS, suspects, traces_of

@@ -1,6 +1,6 @@
 """Operations for which the host must wait for a GPU, and their neighbours for which it need not.
 
-Submitted by a notebook: submit("notebooks/experiments/host_waits.py").
+Submitted by a notebook: submit("dlojz/chapters/n04_profiler/experiments/host_waits.py").
 
 On a GPU each one runs under `torch.cuda.set_sync_debug_mode("error")`, which raises where the host
 waits. Everywhere, each one runs on tensors with a shape and no values, too: it fails if the host

@@ -1,0 +1,1 @@
+"""Notebook 04: the profiler, and the mysteries."""
