@@ -12,12 +12,12 @@ import torch
 from programs import experiment_file
 
 from dlojz import course, runs
+from dlojz.chapters.n04b_roofline import exercise, job
 from dlojz.check import check, exercises, judge
-from dlojz.check.exercises import FASTER, State, segments
+from dlojz.check.exercises import FASTER, State
 from dlojz.course import progress
 from dlojz.launch import submit
 from dlojz.runs import log
-from dlojz.training import segments as job
 
 REPOSITORY = Path(__file__).parent.parent
 BROKEN = (experiment_file("segments.py")).read_text()
@@ -282,7 +282,7 @@ def test_each_hint_is_that_of_a_wrong_answer_or_of_what_no_answer_decides():
 )
 def test_a_gain_is_proven_refused_or_left_open(ratios, state, hint):
     speed = {"device": "cpu", "forward": [[r, 1.0] for r in ratios], "backward": []}
-    [found] = segments._speed(speed)
+    [found] = exercise._speed(speed)
     assert found.state == state
     assert not found.fails or found.hint == hint
     assert found.open == (hint == "open")
@@ -290,7 +290,7 @@ def test_a_gain_is_proven_refused_or_left_open(ratios, state, hint):
 
 def test_on_a_gpu_a_speed_is_reported_and_nothing_is_asked():
     pairs = [[1.0, 2.0]] * 6
-    found = [*segments._speed({"device": "cuda", "forward": pairs, "backward": pairs})]
+    found = [*exercise._speed({"device": "cuda", "forward": pairs, "backward": pairs})]
     assert {f.state for f in found} == {State.NOT_ASKED}
     assert "slower" in found[0].yours
     assert "no way recorded on a GPU is much faster" in found[0].expected

@@ -213,7 +213,7 @@ MODULES = {
 }
 BESIDE = {
     "00_cluster": "dlojz.chapters.n00c_cluster.exercise",
-    "04_segments": "dlojz.check.exercises.segments",
+    "04_segments": "dlojz.chapters.n04b_roofline.exercise",
     "04_slow": "dlojz.check.exercises.slow",
     "09_repair": "dlojz.check.exercises.repair",
 }

@@ -34,7 +34,7 @@ LIKE = {
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.training.segments` has logged."""
+    """Return findings on what `dlojz.chapters.n04b_roofline.job` has logged."""
     looks = {look["case"]: look for look in cases["values"]["looks"]}
     speed = cases["speed"]
     return [

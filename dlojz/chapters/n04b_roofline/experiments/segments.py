@@ -13,7 +13,7 @@ What must come: less time than two `scatter_add_`, and operations whose number d
 
 import torch
 
-from dlojz.training import segments as job
+from dlojz.chapters.n04b_roofline import job
 
 
 def segment_mean(x, ids, segments):

@@ -1,6 +1,6 @@
 """The mean of each segment of a long list, in six ways: equal results, different times.
 
-Submitted by a notebook: submit("notebooks/experiments/segment_mean.py").
+Submitted by a notebook: submit("dlojz/chapters/n04b_roofline/experiments/segment_mean.py").
 
 The rows of x belong to segments of different lengths, like the atoms of molecules or the words of
 sentences. Each way is checked against the first, timed in turn, alone and with its backward pass,
@@ -15,8 +15,8 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.chapters import session
+from dlojz.chapters.n04b_roofline import job as segments
 from dlojz.runs import log
-from dlojz.training import segments
 from dlojz.watch import evidence
 
 

@@ -1,7 +1,7 @@
 """The segment mean that a trainee repairs and makes faster, beside a reference and a baseline.
 
 A repaired file ends with `segments.examine(segment_mean)`. What that logs is judged by
-`dlojz.check.exercises.segments`. All cases are drawn, new ones in each run.
+`dlojz.chapters.n04b_roofline.exercise`. All cases are drawn, new ones in each run.
 """
 
 import argparse

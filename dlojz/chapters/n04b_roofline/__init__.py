@@ -1,0 +1,1 @@
+"""Notebook 04b: the roofline, and a segment mean."""
