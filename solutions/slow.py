@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dlojz.training import slow
+from dlojz.chapters.n04c_slow import job
 
 CLASSES = 32
 LIMIT = 1.0  # of the norm of all gradients
@@ -124,4 +124,4 @@ def evaluate(model, data):
 
 
 if __name__ == "__main__":
-    slow.examine(__file__)
+    job.examine(__file__)

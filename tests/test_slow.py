@@ -11,14 +11,15 @@ import torch
 from programs import experiment_file
 
 from dlojz import course
+from dlojz.chapters.n04c_slow import cases as facts
+from dlojz.chapters.n04c_slow import exercise as judged
+from dlojz.chapters.n04c_slow import figures
+from dlojz.chapters.n04c_slow import job as slow
 from dlojz.check import check, exercises, judge
 from dlojz.check.exercises import State
-from dlojz.check.exercises import slow as judged
-from dlojz.figures import slow as figures
 from dlojz.launch import submit
 from dlojz.runs import log
-from dlojz.runs import slow as facts
-from dlojz.training import imports, slow
+from dlojz.training import imports
 
 REPOSITORY = Path(__file__).parent.parent
 BROKEN = (experiment_file("slow.py")).read_text()

@@ -14,10 +14,11 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 
 from dlojz import course, images, launch
+from dlojz.chapters.n04c_slow import cases
 from dlojz.check import check
 from dlojz.course import presets
 from dlojz.figures import report
-from dlojz.runs import log, slow, stats
+from dlojz.runs import log, stats
 
 ABOUT = "2 minutes, or 10 if other programs keep the machine busy"  # on two cores of a Xeon
 COLOURS = {"before": "#B9B9C2", "after": report.PALETTE["update"]}
@@ -85,8 +86,8 @@ def wait(job):
 
 def show_repairs(picture):
     """Run the slow program and the repaired one in turn, print their ratio, draw the picture."""
-    handed_out = course.prepared(slow.NAME).relative_to(course.course_root())
-    job = launch.submit(f"{handed_out} --pairs {slow.LOOK}", name="demo-repairs")
+    handed_out = course.prepared(cases.NAME).relative_to(course.course_root())
+    job = launch.submit(f"{handed_out} --pairs {cases.LOOK}", name="demo-repairs")
     wait(job)
     before, after = (1000 * statistics.median(found) for found in seconds(job).values())
     print(f"   before {before:.0f} ms, after {after:.0f} ms: {', '.join(gain_text(job))}")
@@ -102,7 +103,7 @@ def seconds(job) -> dict[str, list[float]]:
 
 def gain_text(job) -> tuple[str, str]:
     """Return how many times as fast the repaired program is, and the interval of that."""
-    times, low, high = slow.ratio(*seconds(job).values())
+    times, low, high = cases.ratio(*seconds(job).values())
     return f"{times:.1f} times as fast", f"95 % interval {low:.1f} to {high:.1f}"
 
 

@@ -214,7 +214,7 @@ MODULES = {
 BESIDE = {
     "00_cluster": "dlojz.chapters.n00c_cluster.exercise",
     "04_segments": "dlojz.chapters.n04b_roofline.exercise",
-    "04_slow": "dlojz.check.exercises.slow",
+    "04_slow": "dlojz.chapters.n04c_slow.exercise",
     "09_repair": "dlojz.check.exercises.repair",
 }
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 
+from dlojz.chapters.n04c_slow import cases as slow
 from dlojz.figures import report
 from dlojz.figures.timeline import open_trace
-from dlojz.runs import log, slow, stats
+from dlojz.runs import log, stats
 from dlojz.table import Table
 
 PHASES = ("data", "forward", "backward", "update")  # of a step, as the job marks them

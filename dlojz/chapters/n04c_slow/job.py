@@ -1,7 +1,7 @@
 """The slow program that a trainee repairs, run beside the clean one: counted, profiled and timed.
 
 A file of this exercise ends with `slow.examine(__file__)`. What that logs is judged by
-`dlojz.check.exercises.slow`. Both programs get the same weights and images, new ones in each run.
+`dlojz.chapters.n04c_slow.exercise`. Both programs get the same weights and images, new ones in each run.
 Of the trainee's file only `build`, `train_epoch` and `evaluate` are called, and the last two are
 timed. The images come from the clean program.
 """
@@ -20,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz import course, idr_torch
+from dlojz.chapters.n04c_slow import cases
 from dlojz.chapters.session import away, wait
-from dlojz.runs import log, slow
+from dlojz.runs import log
 from dlojz.training import imports
 
 WAIT, WARM_UP, RECORDED = 1, 1, 2  # steps of the trace
@@ -42,7 +43,7 @@ def examine(path):
     run.experiment(device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # such small operations only wait for other threads
-    clean = imports.from_file(course.solution(slow.NAME), "program")
+    clean = imports.from_file(course.solution(cases.NAME), "program")
     if args.costs:
         costs(run, args, device)
         run.end()
@@ -66,14 +67,14 @@ def parsed():
     add("--pixels", default=16, help="width and height of an image")
     add("--steps", default=12, help="training steps in a run")
     add("--batches", default=24, help="batches in each validation")
-    add("--pairs", default=4 * slow.LOOK, help="timed, at most; 0 times nothing")
+    add("--pairs", default=4 * cases.LOOK, help="timed, at most; 0 times nothing")
     add("--costs", default=0, help="rounds: measure what each fault costs, and nothing else")
     return parser.parse_args()
 
 
 def complete(module):
     """Raise UserError if a function is missing that is called or watched."""
-    names = ("make_data", "build", "train_epoch", *slow.FUNCTIONS)
+    names = ("make_data", "build", "train_epoch", *cases.FUNCTIONS)
     if missing := [name for name in names if not callable(getattr(module, name, None))]:
         raise course.UserError(
             f"no function {', '.join(missing)} in your file: expected {', '.join(names)}; "
@@ -261,7 +262,7 @@ class Passes:
 @contextmanager
 def watched(module, before, after):
     """Call before(name) and after(name) around each of the functions with a fault, meanwhile."""
-    own = {name: getattr(module, name) for name in slow.FUNCTIONS}
+    own = {name: getattr(module, name) for name in cases.FUNCTIONS}
 
     def around(name, call):
         @functools.wraps(call)
@@ -400,9 +401,9 @@ def timed(mine, clean, args, device) -> dict:
             spent.append(job.run())
             results[module] = job.results()
         differ.append(off(results[mine], results[clean]))
-        if len(mine_s) % slow.LOOK == 0:
-            _, low, high = slow.ratio(mine_s, clean_s)
-            if slow.as_fast(low, high) is not None:
+        if len(mine_s) % cases.LOOK == 0:
+            _, low, high = cases.ratio(mine_s, clean_s)
+            if cases.as_fast(low, high) is not None:
                 break
     return {"clean_s": clean_s, "mine_s": mine_s, "differ": differ}
 
@@ -412,9 +413,9 @@ def timed(mine, clean, args, device) -> dict:
 
 def mixed(faults):
     """Return the clean program with these of its functions as slow as they were handed out."""
-    clean = imports.from_file(course.solution(slow.NAME), "program")
-    broken = imports.from_file(course.prepared(slow.NAME), "program")
-    chosen = {f: getattr(broken if f in faults else clean, f) for f in slow.FUNCTIONS}
+    clean = imports.from_file(course.solution(cases.NAME), "program")
+    broken = imports.from_file(course.prepared(cases.NAME), "program")
+    chosen = {f: getattr(broken if f in faults else clean, f) for f in cases.FUNCTIONS}
     vars(clean).update(chosen)  # a function looks for the others in the file that it is from
     vars(broken).update(chosen)
     return clean
@@ -425,7 +426,7 @@ def costs(run, args, device):
 
     The programs take turns, so that what disturbs one disturbs all.
     """
-    names = slow.FUNCTIONS
+    names = cases.FUNCTIONS
     programs = {f"repaired {n}": mixed(names[n:]) for n in range(len(names) + 1)}
     programs |= {f"only {name}": mixed([name]) for name in names}
     clean, seconds = mixed([]), {name: [] for name in programs}

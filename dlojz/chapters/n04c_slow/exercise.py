@@ -1,7 +1,7 @@
 """04_slow: a slow program does the same work in the clean program's time, fault by fault."""
 
+from dlojz.chapters.n04c_slow import cases as slow
 from dlojz.check.exercises import Finding, Prepared, State
-from dlojz.runs import slow
 
 SAME, REPAIRED, FAST = "same work", "six repairs", "as fast"
 CLOSE = 1e-2  # as a share: right repairs differ by rounding, up to 3e-4, wrong ones by a tenth
@@ -11,7 +11,7 @@ NOT_LIKE = "a model that can be compared"
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.training.slow` has logged."""
+    """Return findings on what `dlojz.chapters.n04c_slow.job` has logged."""
     file, times = cases["file"], cases["times"]
     unlike = file["unlike"]
     text = unlike or "as it was"
