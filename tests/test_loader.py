@@ -8,9 +8,8 @@ import pytest
 from logs import write_log
 from programs import experiment_file
 
-from dlojz.figures import loading
+from dlojz.chapters.n05_dataloader import figures, spy
 from dlojz.runs import log
-from dlojz.training import spy
 
 EXPERIMENT = experiment_file("loader_profile.py")
 WORKER = "<module> (a.py);_worker_loop (torch/utils/data/_utils/worker.py:250)"
@@ -98,25 +97,25 @@ def test_trouble_says_what_to_type(stderr, said):
     ],
 )
 def test_what_a_function_is_for(names, task):
-    assert loading.task(names) == task
+    assert figures.task(names) == task
 
 
 def test_both_views_are_shares_of_the_whole(tmp_path):
     seen = spy.innermost(STACKS, "_worker_loop")
     file = recorded(tmp_path, seen=seen)
-    inside, outside = loading.shares(file).values()
+    inside, outside = figures.shares(file).values()
     assert inside == pytest.approx(
-        dict.fromkeys(loading.TASKS, 0) | {"decode": 0.6, "resize": 0.2, "the rest": 0.2}
+        dict.fromkeys(figures.TASKS, 0) | {"decode": 0.6, "resize": 0.2, "the rest": 0.2}
     )
     assert outside["decode"] == pytest.approx(60 / 95)
-    ax = loading.plot_tasks(file)
+    ax = figures.plot_tasks(file)
     assert [t.get_text() for t in ax.texts] == ["60%", "20%", "20%", "63%", "37%"]
-    row = loading.functions(file).rows[0]
+    row = figures.functions(file).rows[0]
     assert row[1:] == ("2", "6.000", "60%")
 
 
 def test_without_py_spy_the_figure_says_what_to_type(tmp_path):
-    ax = loading.plot_tasks(recorded(tmp_path, trouble=spy.missing()))
+    ax = figures.plot_tasks(recorded(tmp_path, trouble=spy.missing()))
     assert [t.get_text() for t in ax.get_yticklabels()] == ["cProfile: no workers"]
     assert "pip install" in ax.get_xlabel()
 
@@ -126,7 +125,7 @@ def test_another_run_is_no_profile_of_a_loader(tmp_path):
     with pytest.raises(
         ValueError, match=r"no profile by cProfile .* expected a run of loader_profile"
     ):
-        loading.functions(file)
+        figures.functions(file)
 
 
 def test_the_loader_is_seen_from_inside_and_from_outside(train, images, tmp_path, made_up):

@@ -9,7 +9,7 @@ from logs import trial, write_log
 
 mpl.use("Agg")
 
-from dlojz.figures import loading
+from dlojz.chapters.n05_dataloader import figures
 
 SPEEDS = {
     "PIL": ("decoder", [500, 520, 540]),
@@ -39,7 +39,7 @@ def decoders(tmp_path):
 
 
 def test_decoders_are_compared_with_the_first_of_their_kind(decoders):
-    rows = {row[1]: row for row in loading.decoders(decoders).rows}
+    rows = {row[1]: row for row in figures.decoders(decoders).rows}
     assert rows["torchvision"][2:] == ("720", "700 to 740", "1.38")
     assert rows["torchvision, v2, uint8"][2:] == ("420", "400 to 440", "2.00")
     assert rows["nvJPEG, 16 in a batch"][4] == "16.00"
@@ -47,23 +47,23 @@ def test_decoders_are_compared_with_the_first_of_their_kind(decoders):
 
 
 def test_the_ratio_of_two_ways_is_taken_round_by_round(decoders):
-    mean, low, high = loading.ratio(decoders, "torchvision, v2, uint8", "PIL, v1, float32")
+    mean, low, high = figures.ratio(decoders, "torchvision, v2, uint8", "PIL, v1, float32")
     assert (mean, low, high) == pytest.approx((2, 2, 2))
     with pytest.raises(ValueError, match="expected one of PIL, torchvision"):
-        loading.ratio(decoders, "torchvision", "DALI")
+        figures.ratio(decoders, "torchvision", "DALI")
 
 
 def test_each_way_on_the_processor_has_a_bar_and_the_gpu_a_line(decoders):
-    ax = loading.plot_decoders(decoders)
+    ax = figures.plot_decoders(decoders)
     assert [bar.get_width() for bar in ax.patches] == [520, 720, 210, 420]
-    assert list(loading.plot_nvjpeg(decoders).lines[0].get_ydata()) == [100.5, 1608]
+    assert list(figures.plot_nvjpeg(decoders).lines[0].get_ydata()) == [100.5, 1608]
 
 
 # Trials ------------------------------------------------------------------------------
 
 
 def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path):
-    row = loading.trials(trial(tmp_path / "1.jsonl", workers=2)).rows[0]
+    row = figures.trials(trial(tmp_path / "1.jsonl", workers=2)).rows[0]
     assert row[:7] == ("1", "2", "yes", "3", "yes", "yes", "no")
     assert row[7:] == ("320", "10%", "0.5 s", "912 MB", "★ fastest")
 
@@ -71,11 +71,11 @@ def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path):
 def test_a_trial_that_lived_on_batches_that_were_ready_is_told(tmp_path):
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
     run = trial(tmp_path / "1.jsonl", workers=2, steps=10, window=window)
-    assert loading.trials(run).rows[0][-1] == "★ fastest; short: 6 batches were ready"
+    assert figures.trials(run).rows[0][-1] == "★ fastest; short: 6 batches were ready"
 
 
 def test_workers_are_those_that_there_were(tmp_path):
-    assert loading.trials(trial(tmp_path / "1.jsonl", workers=9)).rows[0][1] == "2"
+    assert figures.trials(trial(tmp_path / "1.jsonl", workers=9)).rows[0][1] == "2"
 
 
 def test_a_star_needs_a_lead_that_equal_runs_do_not_have(tmp_path):
@@ -83,8 +83,8 @@ def test_a_star_needs_a_lead_that_equal_runs_do_not_have(tmp_path):
     speeds = {0: 111, 1: 113.5, 2: 114.7, 3: 118}  # ms; the last is 6 % slower than the first
     runs = [trial(tmp_path / f"{w}.jsonl", w, ms=ms, cores=4) for w, ms in speeds.items()]
     few = "among the fastest"
-    assert [row[-1] for row in loading.trials(runs).rows] == [few, few, few, ""]
-    colours = {bar.get_facecolor() for bar in loading.plot_trials(runs).patches[:6:2]}
+    assert [row[-1] for row in figures.trials(runs).rows] == [few, few, few, ""]
+    colours = {bar.get_facecolor() for bar in figures.plot_trials(runs).patches[:6:2]}
     assert len(colours) == 1
 
 
@@ -98,24 +98,24 @@ def test_the_steps_for_which_nobody_decoded_any_more_do_not_count(tmp_path):
         step["host_ms"] = {"data": 0, "transfer": 0, "forward": 9, "backward": 27, "update": 9}
     next(line for line in lines if line["event"] == "setup")["steps_per_epoch"] = 31
     run.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    row = loading.trials(run).rows[0]
+    row = figures.trials(run).rows[0]
     assert row[7:9] == ("278", "10%"), "32 images in 115 ms"
     assert row[-1] == "★ fastest; without its last 6 steps: nothing was left to decode"
     longer = run.read_text().replace('"steps_per_epoch": 31', '"steps_per_epoch": 100')
     (tmp_path / "2.jsonl").write_text(longer)
-    assert loading.trials(tmp_path / "2.jsonl").rows[-1][7] == "320"
+    assert figures.trials(tmp_path / "2.jsonl").rows[-1][7] == "320"
 
 
 def test_a_trial_that_failed_is_shown_with_its_state(tmp_path):
     end = {"outcome": "out_of_memory", "time": "2026-01-02T03:05:05", "error": "out of memory"}
     lost = {"steps": 0, "window": None, "validation": None, "epoch": None, "end": end}
     runs = [trial(tmp_path / "1.jsonl", 0), trial(tmp_path / "2.jsonl", 1, **lost)]
-    assert loading.trials(runs).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
+    assert figures.trials(runs).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
 
 
 def test_what_others_used_of_the_cores_is_told(tmp_path):
     window = {"first_step": 3, "steps": 40, "wall_s": 4.0, "others_cpu": 0.8}
-    note = loading.trials(trial(tmp_path / "1.jsonl", 1, window=window)).rows[0][-1]
+    note = figures.trials(trial(tmp_path / "1.jsonl", 1, window=window)).rows[0][-1]
     assert note == "others kept 0.8 of 2 CPUs busy: repeat it", "and no star, whatever its speed"
 
 
@@ -124,35 +124,35 @@ def test_a_trial_of_another_trainer_is_told(tmp_path):
         trial(tmp_path / f"{number}.jsonl", number, ms=100 + 10 * number, code=code)
         for number, code in enumerate(("aa", "bb", "bb"))
     ]
-    assert [row[-1] for row in loading.trials(runs).rows] == ["another trainer", "★ fastest", ""]
+    assert [row[-1] for row in figures.trials(runs).rows] == ["another trainer", "★ fastest", ""]
 
 
 def test_the_figure_of_trials_names_what_differs(tmp_path):
     runs = [trial(tmp_path / "1.jsonl", 0, ms=200), trial(tmp_path / "2.jsonl", 1)]
-    ax = loading.plot_trials(runs)
+    ax = figures.plot_trials(runs)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1: 0 workers", "2: 1 worker"]
     with pytest.raises(ValueError, match="no trial with a speed"):
-        loading.plot_trials([])
+        figures.plot_trials([])
 
 
 def test_the_fastest_of_several_trials(tmp_path):
     slow, fast = trial(tmp_path / "1.jsonl", 0, ms=200), trial(tmp_path / "2.jsonl", 1)
     lost = trial(tmp_path / "3.jsonl", 2, steps=0, window=None)
-    assert loading.fastest([slow, fast, lost]) == fast
+    assert figures.fastest([slow, fast, lost]) == fast
     with pytest.raises(ValueError, match="no trial with a speed"):
-        loading.fastest([lost])
+        figures.fastest([lost])
 
 
 def test_oversubscription_is_told_in_words(tmp_path):
-    text = loading.oversubscription(trial(tmp_path / "1.jsonl", workers=2))
+    text = figures.oversubscription(trial(tmp_path / "1.jsonl", workers=2))
     assert "2 workers decoding and 2 threads training share 2 cores" in text
-    assert loading.oversubscription(trial(tmp_path / "2.jsonl", 1, threads=1)) == ""
+    assert figures.oversubscription(trial(tmp_path / "2.jsonl", 1, threads=1)) == ""
 
 
 def test_the_same_oversubscription_is_told_once(tmp_path, monkeypatch):
     told = {"1": "oversubscribed: " + "word " * 30, "2": "", "3": "oversubscribed: " + "word " * 30}
-    monkeypatch.setattr(loading, "oversubscription", lambda job: told[job.id])
-    text = loading.oversubscribed([SimpleNamespace(id=number) for number in told])
+    monkeypatch.setattr(figures, "oversubscription", lambda job: told[job.id])
+    text = figures.oversubscribed([SimpleNamespace(id=number) for number in told])
     assert text.startswith("1, 3: oversubscribed: word")
     assert text.endswith("\n2: enough cores for all")
     assert max(map(len, text.splitlines())) <= 100
@@ -160,7 +160,7 @@ def test_the_same_oversubscription_is_told_once(tmp_path, monkeypatch):
 
 def test_on_a_gpu_one_thread_trains(tmp_path):
     run = trial(tmp_path / "1.jsonl", workers=3, threads=4, cores=4, device=True)
-    assert loading.oversubscription(run) == ""
+    assert figures.oversubscription(run) == ""
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_on_a_gpu_one_thread_trains(tmp_path):
     [(0, 8, 2, False), (1, 1, 2, False), (1, 2, 2, True), (2, 1, 2, True)],
 )
 def test_it_is_crowded_with_more_workers_and_threads_than_cores(workers, threads, cores, crowded):
-    assert bool(loading.crowding(workers, threads, cores)) == crowded
+    assert bool(figures.crowding(workers, threads, cores)) == crowded
 
 
 # Supply and demand -------------------------------------------------------------------
@@ -184,7 +184,7 @@ def loader(path, speeds):
 
 def test_a_model_that_takes_more_than_the_loader_gives_is_data_bound(tmp_path):
     model = write_log(tmp_path / "m.jsonl", device=True)  # 320 images/s
-    found = loading.supply(loader(tmp_path / "l.jsonl", {0: 40, 1: 50, 2: 95}), model)
+    found = figures.supply(loader(tmp_path / "l.jsonl", {0: 40, 1: 50, 2: 95}), model)
     assert (found.bound, found.best, found.enough) == (True, 2, 7)
     assert str(found).startswith("data bound: the model takes 320 images/s, the loader gives at")
     assert str(found).endswith(
@@ -195,7 +195,7 @@ def test_a_model_that_takes_more_than_the_loader_gives_is_data_bound(tmp_path):
 def test_what_was_tried_is_not_said_to_be_enough_if_it_was_not(tmp_path):
     """The second worker gave less than the first: two were not enough, so two can't be enough."""
     model = write_log(tmp_path / "m.jsonl", device=True)
-    found = loading.supply(loader(tmp_path / "l.jsonl", {0: 150, 1: 200, 2: 230}), model)
+    found = figures.supply(loader(tmp_path / "l.jsonl", {0: 150, 1: 200, 2: 230}), model)
     assert str(found).endswith(
         "at most 230 in parallel, with 2 workers; 3 workers on 3 cores would be enough"
     )
@@ -203,7 +203,7 @@ def test_what_was_tried_is_not_said_to_be_enough_if_it_was_not(tmp_path):
 
 def test_the_fewest_workers_that_feed_the_model_are_enough(tmp_path):
     model = write_log(tmp_path / "m.jsonl", device=True)
-    found = loading.supply(loader(tmp_path / "l.jsonl", {0: 900, 1: 200, 2: 390, 4: 700}), model)
+    found = figures.supply(loader(tmp_path / "l.jsonl", {0: 900, 1: 200, 2: 390, 4: 700}), model)
     assert (found.bound, found.best, found.enough) == (False, 4, 2)
     assert str(found).endswith(
         "the loader gives up to 700 in parallel, with 4 workers; 2 workers are enough"
@@ -211,7 +211,7 @@ def test_the_fewest_workers_that_feed_the_model_are_enough(tmp_path):
 
 
 def test_a_processor_that_does_both_is_told(tmp_path):
-    found = loading.supply(loader(tmp_path / "l.jsonl", {1: 320}), write_log(tmp_path / "m.jsonl"))
+    found = figures.supply(loader(tmp_path / "l.jsonl", {1: 320}), write_log(tmp_path / "m.jsonl"))
     assert str(found).endswith("here both share the cores: together at most about 160 images/s")
 
 
@@ -221,7 +221,7 @@ def test_the_figure_says_whether_one_is_data_bound(tmp_path):
     runs = {name: loader(tmp_path / f"{name}.jsonl", found) for name, found in runs.items()}
     text = runs["before"].read_text().replace('"num_workers"', '"others_cpu": 0.8, "num_workers"')
     runs["before"].write_text(text.replace('"start"', '"start", "cpu_count": 2'))
-    ax = loading.plot_supply(runs, model)
+    ax = figures.plot_supply(runs, model)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     busy = "before\n(others kept up to 0.8 of 2 CPUs busy)"
     assert labels == [busy, "after", "all rounds", "the model consumes"]
@@ -243,16 +243,16 @@ def stored(tmp_path):
 
 
 def test_storage_in_figures(stored):
-    rows = loading.storage(stored).rows
+    rows = figures.storage(stored).rows
     assert rows[0] == ("files, full size", "400", "100 kB", "110", "1,100", "100", "400 + 8")
     assert rows[1][-1] == "4 + 0"
-    title = loading.plot_storage(stored).get_title("left")
+    title = figures.plot_storage(stored).get_title("left")
     assert "at most 1.0% of the files were in memory" in title
 
 
 def test_the_load_of_a_metadata_server_grows_with_all_who_ask(stored):
-    per = loading.operations_per_image(stored)
+    per = figures.operations_per_image(stored)
     assert per == {"files, full size": 1.02, "shards, full size": 0.01}
-    assert loading.metadata_load(8, 4, 1000, per["files, full size"]) == pytest.approx(32_640)
-    lines = loading.plot_metadata(stored, images_per_s=1000).lines
+    assert figures.metadata_load(8, 4, 1000, per["files, full size"]) == pytest.approx(32_640)
+    lines = figures.plot_metadata(stored, images_per_s=1000).lines
     assert [line.get_ydata()[3] for line in lines] == pytest.approx([32_640, 320])

@@ -11,7 +11,7 @@ import torchvision.transforms.v2
 from torch.utils.data import DataLoader, get_worker_info
 
 from dlojz import course
-from dlojz.check.exercises import dataloader
+from dlojz.chapters.n05_dataloader import exercise
 from dlojz.training import data
 from dlojz.watch import samples
 
@@ -104,7 +104,7 @@ def test_what_is_kept_of_each_image_is_counted(images, usual):
         return kept[-1]
 
     leaked = samples.DRAWS // 2  # other threads of the tests may let go of a few meanwhile
-    assert look(images, leak)["kept_objects"] > 0.75 * leaked > dataloader.KEPT_OBJECTS
+    assert look(images, leak)["kept_objects"] > 0.75 * leaked > exercise.KEPT_OBJECTS
     assert usual["kept_objects"] < samples.DRAWS // 4
 
 

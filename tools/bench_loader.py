@@ -35,7 +35,7 @@ PIL, OURS, DALI = "PIL, v1, float32", "torchvision, v2, uint8", "DALI, uint8"
 
 
 def experiment():
-    """Return notebooks/experiments/decoders.py as a module."""
+    """Return dlojz/chapters/n05_dataloader/experiments/decoders.py as a module."""
     path = course.course_root() / "notebooks" / "experiments" / "decoders.py"
     spec = importlib.util.spec_from_file_location("decoders", path)
     module = importlib.util.module_from_spec(spec)

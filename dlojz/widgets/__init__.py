@@ -6,6 +6,7 @@ Each notebook imports them in its first cell, which therefore shows an update of
 """
 
 from dlojz.chapters.n04_profiler.mysteries import accuse
+from dlojz.chapters.n05_dataloader.search import trials
 from dlojz.course import updates
 from dlojz.widgets.answer import answer
 from dlojz.widgets.form import submit_form
@@ -13,7 +14,6 @@ from dlojz.widgets.monitor import monitor
 from dlojz.widgets.prediction import Score, predict, score, score_gain, score_value
 from dlojz.widgets.queue import queue
 from dlojz.widgets.quiz import quiz
-from dlojz.widgets.trials import trials
 
 __all__ = [
     "Score",

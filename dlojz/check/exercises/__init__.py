@@ -206,7 +206,7 @@ MODULES = {
     "02_amp": "dlojz.chapters.n02_amp.exercise",
     "03_channels_last": "dlojz.chapters.n03_channels_last.exercise",
     "04_profiler": "dlojz.chapters.n04_profiler.exercise",
-    "05_dataloader": "dlojz.check.exercises.dataloader",
+    "05_dataloader": "dlojz.chapters.n05_dataloader.exercise",
     "06_ddp": "dlojz.check.exercises.ddp",
     "09_compile": "dlojz.check.exercises.compiling",
     "11_fsdp": "dlojz.check.exercises.fsdp",

@@ -1,6 +1,6 @@
 """The JPEG files per second that one core can turn into training images, in several ways.
 
-Submitted by a notebook: submit("notebooks/experiments/decoders.py").
+Submitted by a notebook: submit("dlojz/chapters/n05_dataloader/experiments/decoders.py").
 
 Each way takes the same bytes, already in memory, in one thread: first the decoder alone, then the
 whole road to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed in seconds of

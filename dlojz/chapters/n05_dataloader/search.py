@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from dlojz.chapters.n05_dataloader.trial import began, key, trial
 from dlojz.course import progress
-from dlojz.runs.trials import began, key, trial
 from dlojz.table import Table
 
 
@@ -13,7 +13,7 @@ def trials(jobs=(), file: Path | None = None) -> Table:
     jobs: one or several. Ended ones are kept in `file`, by default beside
         progress.json. Trials of other models, sizes or machines are kept, but not shown.
     """
-    from dlojz.figures import loading  # here, because it imports matplotlib
+    from dlojz.chapters.n05_dataloader import figures  # here, because it imports matplotlib
 
     rows = map(trial, jobs if isinstance(jobs, list | tuple) else [jobs])
     new = {key(row): row for row in rows}
@@ -21,4 +21,4 @@ def trials(jobs=(), file: Path | None = None) -> Table:
     file = file or progress.file().with_name("trials.json")
     kept = progress.change(file, lambda kept: kept.update(ended))
     known = [row for row in list(new.values()) or list(kept.values()) if began(row)]
-    return loading.trials(list({**kept, **new}.values()), like=known[-1] if known else None)
+    return figures.trials(list({**kept, **new}.values()), like=known[-1] if known else None)

@@ -1,6 +1,6 @@
 """A profile of a loader: by cProfile from inside, by py-spy from outside.
 
-Submitted by a notebook: submit("notebooks/experiments/loader_profile.py").
+Submitted by a notebook: submit("dlojz/chapters/n05_dataloader/experiments/loader_profile.py").
 
 cProfile sees one process, so the loader has no workers there, and prepares the images in that
 process. py-spy sees all processes, so a second loader has workers. Both load the trainer's images.
@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 from torchvision import transforms
 
+from dlojz.chapters.n05_dataloader import spy
 from dlojz.runs import log
-from dlojz.training import data, spy
+from dlojz.training import data
 
 BATCH = 32
 KEPT = 200  # functions: the others take almost no time

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from dlojz.chapters.n05_dataloader.trial import KNOBS, began, of_one_training, ready, trial
 from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.figures.report import (
@@ -26,7 +27,6 @@ from dlojz.figures.report import (
 )
 from dlojz.runs import log, outcome, stats
 from dlojz.runs.stats import summary
-from dlojz.runs.trials import KNOBS, began, of_one_training, ready, trial
 from dlojz.table import Table
 
 # Decoding ----------------------------------------------------------------------------
