@@ -1,6 +1,6 @@
 """The same images as files and as shards, full size and smaller, from disk and from memory.
 
-Submitted by a notebook: submit("notebooks/experiments/storage.py").
+Submitted by a notebook: submit("dlojz/chapters/n05b_storage/experiments/storage.py").
 
 Four copies are written into the run's folder, and removed at the end: files and WebDataset's tar
 archives, with the images as they are and with a shorter side of 256 pixels. One thread reads each

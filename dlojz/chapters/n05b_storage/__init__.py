@@ -1,0 +1,1 @@
+"""Notebook 05b: files, shards and their storage."""
