@@ -5,8 +5,8 @@ import json
 import matplotlib.pyplot as plt
 import pytest
 
+from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
-from dlojz.figures import ddp
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
 
@@ -49,7 +49,7 @@ def write(folder, size, slow=None, evidence=True, **last):
 
 
 def test_a_table_of_what_is_said(tmp_path):
-    rows = ddp.collectives(write(tmp_path / "r", 3, slow=1)).rows
+    rows = figures.collectives(write(tmp_path / "r", 3, slow=1)).rows
     assert rows == [
         ("all_reduce", "float32", "gloo", "2", "26 MB", "30.0 to 40.0 ms"),
         ("broadcast", "float32", "gloo", "1", "4.1 kB", "0.5 to 5.5 ms"),
@@ -57,19 +57,19 @@ def test_a_table_of_what_is_said(tmp_path):
 
 
 def test_the_straggler_is_the_one_that_waits_least(tmp_path):
-    rank, waits = ddp.straggler(write(tmp_path / "r", 3, slow=2))
+    rank, waits = figures.straggler(write(tmp_path / "r", 3, slow=2))
     assert rank == 2
     assert waits == pytest.approx(15)
 
 
 def test_the_figures_are_drawn(tmp_path):
     run = write(tmp_path / "r", 3, slow=1)
-    when, much = ddp.plot_collectives(run)
+    when, much = figures.plot_collectives(run)
     assert len(when.patches) == 3 * (1 + len(BUCKETS))
     begins = {round(bar.get_x(), 6) for bar in when.patches}
     assert begins == {0, *(begin - 25 for *_, begin, _ in BUCKETS)}, "from the backward pass on"
     assert sum(p.get_width() for p in much.patches) == pytest.approx(3 * 26.004096)
-    assert "wait 15.0 ms for process 1" in ddp.plot_ranks(run).get_title(loc="left")
+    assert "wait 15.0 ms for process 1" in figures.plot_ranks(run).get_title(loc="left")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_figures_are_drawn(tmp_path):
     ],
 )
 def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
-    when, _ = ddp.plot_collectives(write(tmp_path / "r", 2, **last))
+    when, _ = figures.plot_collectives(write(tmp_path / "r", 2, **last))
     assert title in when.get_title(loc="left")
     assert len(when.patches) == 2 * (1 + bars)
 
@@ -95,5 +95,5 @@ def test_on_a_gpu_the_figure_tells_what_is_hidden(last, title, bars, tmp_path):
 )
 def test_a_run_without_communication_says_what_to_do(size, seen, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        ddp.plot_collectives(write(tmp_path / "r", size, **seen))
+        figures.plot_collectives(write(tmp_path / "r", size, **seen))
     assert plt.get_fignums() == []

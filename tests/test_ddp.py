@@ -17,8 +17,8 @@ import steps
 
 from dlojz import course, launch
 from dlojz import runs as recorded
+from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
-from dlojz.figures import ddp
 from dlojz.launch import Request, series
 from dlojz.runs import log, stats
 from dlojz.runs.folder import events_file
@@ -52,17 +52,17 @@ def test_speed_is_that_of_all_processes_and_a_failed_run_has_none(tmp_path):
         ranks(tmp_path / "two", 2, ms=dict.fromkeys(PHASES, 25)),  # 125 ms, not 100
         ranks(tmp_path / "failed", 1, steps=0, window=None),
     ]
-    assert ddp.speeds(runs) == {1: [pytest.approx(320)], 2: [pytest.approx(512)]}
-    assert ddp.efficiency(runs).rows == [
+    assert figures.speeds(runs) == {1: [pytest.approx(320)], 2: [pytest.approx(512)]}
+    assert figures.efficiency(runs).rows == [
         ("1", "320", "320 to 320", "1", "100.0%"),
         ("2", "512", "512 to 512", "1", "80.0%"),
     ]
-    ax = ddp.plot_scaling(runs[:2])
+    ax = figures.plot_scaling(runs[:2])
     assert [t.get_text() for t in ax.texts] == ["320 (100.0%)", "512 (80.0%)"]
 
 
 def test_without_one_process_there_is_nothing_to_compare_with(tmp_path):
-    assert ddp.efficiency([ranks(tmp_path / "two", 2)]).rows[0][-1] == "-"
+    assert figures.efficiency([ranks(tmp_path / "two", 2)]).rows[0][-1] == "-"
 
 
 # The link ----------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def all_reduce(tmp_path):
 
 
 def test_the_model_of_the_link_finds_latency_and_bandwidth(all_reduce):
-    link = ddp.link(all_reduce)
+    link = figures.link(all_reduce)
     assert link.processes == 4
     assert link.latency_s == pytest.approx(0.5e-3)
     assert link.bandwidth == pytest.approx(2e9)
@@ -91,7 +91,7 @@ def test_the_model_of_the_link_finds_latency_and_bandwidth(all_reduce):
 
 
 def test_the_link_is_drawn_through_its_points(all_reduce):
-    points, line = ddp.plot_link([all_reduce]).lines
+    points, line = figures.plot_link([all_reduce]).lines
     assert list(points.get_ydata()) == pytest.approx(list(line.get_ydata()))
 
 
@@ -111,15 +111,17 @@ def test_a_variant_is_what_it_adds_to_the_same_round_of_the_first(tmp_path):
         variant("other", [101.0, 201.0, 101.0]),
         **made.RESNET,
     )
-    ax = ddp.plot_variants(path, only=["DDP"])
+    ax = figures.plot_variants(path, only=["DDP"])
     assert [bar.get_width() for bar in ax.patches] == [10.0]
     assert [t.get_text().split() for t in ax.texts] == [["+10.0%", "2", "calls,", "100", "MB"]]
-    assert len(ddp.plot_variants(path).patches) == 2
-    against = ddp.plot_variants(path, to="DDP").patches
+    assert len(figures.plot_variants(path).patches) == 2
+    against = figures.plot_variants(path, to="DDP").patches
     assert [bar.get_width() for bar in against] == [-10.0, -9.0]
     with pytest.raises(ValueError, match="no variant 'SyncBatchNorm' in it, only alone, DDP"):
-        ddp.plot_variants(path, only=["SyncBatchNorm"])
-    assert ddp.calls(path, ["DDP", "other"]).rows == [("DDP", "all_reduce", "2", "100 MB", "75 MB")]
+        figures.plot_variants(path, only=["SyncBatchNorm"])
+    assert figures.calls(path, ["DDP", "other"]).rows == [
+        ("DDP", "all_reduce", "2", "100 MB", "75 MB")
+    ]
 
 
 # The same training -------------------------------------------------------------------------------
@@ -132,29 +134,29 @@ def test_the_batches_of_an_update_are_compared_whoever_computed_them(tmp_path):
     edit(events_file(one), loss=[1.0, 2.0, 3.0, 4.0, 5.0, 6.6, 9.0])
     arguments = {"model": "resnet18", "batch_size": 32, "image_size": 64, "accumulate": 2}
     edit(events_file(one), arguments=[arguments])
-    assert ddp.updates(two).tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert ddp.updates(one).tolist() == [[1, 2], [3, 4], [5, 6.6]], "the last ends no update"
-    _, away = ddp.plot_losses([two, one], ["two", "one"])
+    assert figures.updates(two).tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert figures.updates(one).tolist() == [[1, 2], [3, 4], [5, 6.6]], "the last ends no update"
+    _, away = figures.plot_losses([two, one], ["two", "one"])
     assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 0.1]), "the batch, 6.6"
     whole = ranks(tmp_path / "whole", 1, steps=3)
     edit(events_file(whole), loss=[1.5, 3.5, 11.0])
-    _, away = ddp.plot_losses([two, whole], ["two", "whole"])
+    _, away = figures.plot_losses([two, whole], ["two", "whole"])
     assert list(away.lines[0].get_ydata()) == pytest.approx([1e-9, 1e-9, 1.0]), "means"
 
 
 def test_a_run_without_losses_is_named_before_anything_is_drawn(tmp_path):
     two, lost = ranks(tmp_path / "two", 2, steps=3), ranks(tmp_path / "lost", 1, steps=0)
     with pytest.raises(UserError, match=r"second: no update to draw; job\.explain"):
-        ddp.plot_losses([two, lost], ["first", "second"])
+        figures.plot_losses([two, lost], ["first", "second"])
     with pytest.raises(UserError, match=r"second: no losses to draw: .*no log to read"):
-        ddp.plot_losses([two, tmp_path / "nowhere"], ["first", "second"])
+        figures.plot_losses([two, tmp_path / "nowhere"], ["first", "second"])
     assert plt.get_fignums() == [], "half a figure"
 
 
 def test_the_losses_of_a_run_that_was_ended_are_those_that_all_have(tmp_path):
     two = ranks(tmp_path / "two", 2, steps=3)
     write_log(events_file(two, 1), rank=1, size=2, steps=2)
-    assert ddp.updates(two).shape == (2, 2)
+    assert figures.updates(two).shape == (2, 2)
 
 
 # Statistics, unused parameters -------------------------------------------------------------------
@@ -171,13 +173,13 @@ def test_statistics_are_compared_by_their_largest_distance(tmp_path):
         seen("mean", yours=[1.0, 2.2], one_process=[1.0, 2.0]),
         seen("variance", yours=[1.0, 2.0], one_process=[1.0, 2.00001]),
     )
-    assert ddp.statistics(path.parent).rows == [
+    assert figures.statistics(path.parent).rows == [
         ("0", "mean", "0.1", "not the same"),
         ("0", "variance", "5e-06", "the same"),
     ]
     edit(path, yours=[[1.0, float("nan")], [1.0, 2.0]])
-    assert ddp.statistics(path.parent).rows[0] == ("0", "mean", "nan", "not the same")
-    (points, _) = ddp.plot_running_means(path.parent).lines
+    assert figures.statistics(path.parent).rows[0] == ("0", "mean", "nan", "not the same")
+    (points, _) = figures.plot_running_means(path.parent).lines
     assert list(points.get_ydata()) == [0.1, 0.2]
 
 
@@ -187,12 +189,12 @@ def test_a_search_is_its_time_or_what_ddp_said(tmp_path):
         seen("two heads, without", error="Expected to have finished. You can enable"),
         seen("two heads, with", step_ms=[1.0, 2.0, 9.0]),
     )
-    assert ddp.searches(path).rows == [
+    assert figures.searches(path).rows == [
         ("two heads, without", "error", "Expected to have finished"),
         ("two heads, with", "2.00 ms", ""),
     ]
-    assert ddp.what_ddp_said(path, "two heads, without").endswith("You can enable")
-    assert "no error" in ddp.what_ddp_said(path, "two heads, with")
+    assert figures.what_ddp_said(path, "two heads, without").endswith("You can enable")
+    assert "no error" in figures.what_ddp_said(path, "two heads, with")
 
 
 MEAN_OF_MEANS = """
@@ -219,7 +221,7 @@ def test_the_statistics_of_the_solution_are_those_of_one_process_and_others_are_
     job = series.submit(entries, Request(name="statistics", n_gpu=2))
     assert job.wait() == launch.State.COMPLETED, job.explain()
     words = {
-        name: {row[-1] for row in ddp.statistics(folder).rows}
+        name: {row[-1] for row in figures.statistics(folder).rows}
         for name, folder in series.folders(job).items()
     }
     other = {"not the same"}
@@ -252,7 +254,7 @@ def test_an_experiment_that_did_not_end_says_so(tmp_path):
     path = experiment(tmp_path / "r.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match=r"has not ended: wait for it, with job\.wait"):
-        ddp.link(path)
+        figures.link(path)
 
 
 def test_costs_are_means_by_the_number_of_gpus(tmp_path):
@@ -261,19 +263,19 @@ def test_costs_are_means_by_the_number_of_gpus(tmp_path):
         return write_log(tmp_path / name, steps=73, window=window, device=True, **more)
 
     full = [run("a.jsonl", 2240.0), run("b.jsonl", 4480.0)]  # of 70 steps of 32 images
-    assert ddp.costs(full) == [(1, pytest.approx(320), pytest.approx(1.5))]
+    assert figures.costs(full) == [(1, pytest.approx(320), pytest.approx(1.5))]
     half = run("c.jsonl", 2240.0, batch=16)
-    found = ddp.costs([*full, half], whole=32)
+    found = figures.costs([*full, half], whole=32)
     assert found[1] == (2, pytest.approx(2 * 160), pytest.approx(2.0)), "as fast as two such GPUs"
     with pytest.raises(UserError, match="no run has measured speed and energy"):
-        ddp.costs([write_log(tmp_path / "d.jsonl")])
+        figures.costs([write_log(tmp_path / "d.jsonl")])
 
 
 def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
-    weak = ddp.costs(recorded.recordings("h200/06-resnet50-bf16-x*"))
-    strong = ddp.costs(recorded.recordings("h200/06-strong-resnet50-bf16-x*"))
+    weak = figures.costs(recorded.recordings("h200/06-resnet50-bf16-x*"))
+    strong = figures.costs(recorded.recordings("h200/06-strong-resnet50-bf16-x*"))
     parts = [recorded.recorded(f"h200/03-resnet50-bf16-nhwc-b{b:04d}") for b in (256, 128, 64)]
-    bound = ddp.costs(parts, whole=256)
+    bound = figures.costs(parts, whole=256)
     assert [n for n, *_ in weak] == [n for n, *_ in bound] == [1, 2, 4]
     assert [n for n, *_ in strong] == [1, 2]
     more = [[round(100 * j / rows[0][2] - 100) for *_, j in rows] for rows in (weak, strong, bound)]
@@ -283,9 +285,9 @@ def test_the_energy_of_recorded_runs_is_as_notebook_06b_says():
     assert "With weak scaling it is 6 % more" in text
     assert "With strong scaling it is 9 % more" in text
     assert f"one GPU differs by {100 * max(alone) / min(alone) - 100:.0f} %" in text
-    _, energy = ddp.plot_costs({"weak": weak})
+    _, energy = figures.plot_costs({"weak": weak})
     assert [text.get_text() for text in energy.texts] == ["+6%", "+6%"]
-    speed, energy = ddp.plot_costs({"strong": strong, "bound": bound})
+    speed, energy = figures.plot_costs({"strong": strong, "bound": bound})
     assert [text.get_text() for text in energy.texts] == ["+9%", "+0%", "+4%"]
     assert speed.get_ylim()[0] == energy.get_ylim()[0] == 0
 
@@ -331,7 +333,7 @@ def test_what_two_gpus_with_half_the_batch_lose_is_as_notebook_06b_says():
 
 def test_variants_that_were_compiled_are_said_to_be():
     eager, compiled = (
-        ddp.plot_variants(recorded.recorded(f"h200/{step}-ddp-x2")).get_title("left")
+        figures.plot_variants(recorded.recorded(f"h200/{step}-ddp-x2")).get_title("left")
         for step in ("06", "09")
     )
     assert "compiled" in compiled
@@ -339,7 +341,9 @@ def test_variants_that_were_compiled_are_said_to_be():
 
 
 def test_what_syncbatchnorm_costs_is_what_all_texts_say():
-    ax = ddp.plot_variants(recorded.recorded("h200/06-ddp-x2"), only=["SyncBatchNorm"], to="DDP")
+    ax = figures.plot_variants(
+        recorded.recorded("h200/06-ddp-x2"), only=["SyncBatchNorm"], to="DDP"
+    )
     added = f"{ax.patches[0].get_width():.0f}"
     assert f"these {added} ms hardly depend" in ANSWERS["06 from the figures"]
     (why,) = [answer.why for answer in QUIZZES["ddp-sync"].answers if answer.right]

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from dlojz.chapters.n01_gpu import exercise
-from dlojz.check.exercises import Runs, State, common, ddp, fsdp
+from dlojz.chapters.n06_ddp import exercise as ddp
+from dlojz.check.exercises import Runs, State, common, fsdp
 from dlojz.runs import log, records
 from dlojz.runs.folder import group_file
 

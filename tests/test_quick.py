@@ -28,7 +28,7 @@ OF_02 = ["test_n02_amp.py"], ["test_cases.py", "test_modes.py"]
         ("dlojz/runs/stats.py", ["test_stats.py"], ["test_report.py"]),
         ("dlojz/check/judge.py", ["test_judge.py"], []),
         ("dlojz/chapters/n02_amp/hints.toml", ["test_exercises.py"], []),
-        ("dlojz/check/exercises/ddp.py", ["test_exercises.py"], []),
+        ("dlojz/chapters/n06_ddp/exercise.py", ["test_exercises.py"], []),
         ("dlojz/chapters/n02_amp/quiz.toml", *OF_02),
         ("dlojz/chapters/n02_amp/experiments/sizes.py", *OF_02),
         ("tools/steps.py", ["test_steps.py"], []),

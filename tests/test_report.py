@@ -15,8 +15,9 @@ from programs import experiment_file
 mpl.use("Agg")
 
 from dlojz import course, launch
+from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
-from dlojz.figures import ddp, report, sharding, timeline
+from dlojz.figures import report, sharding, timeline
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
 from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK, Table
@@ -487,7 +488,7 @@ def test_a_figure_reads_a_log_once(figure, tmp_path, monkeypatch):
 
 
 FIGURES = {  # by which of its logs a job left before it failed
-    "none": [report.plot_steps, report.plot_measures, sharding.plot_fits, ddp.collectives],
+    "none": [report.plot_steps, report.plot_measures, sharding.plot_fits, figures.collectives],
     "cut": [report.plot_measures, sharding.plot_fits, timeline.plot_roofline],
     "no trace": [timeline.plot_step, timeline.waits],
 }

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import numpy as np
 
+from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
-from dlojz.figures import ddp, memory, report
+from dlojz.figures import memory, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
-COLOURS = ddp.COLOURS | {"reduce_scatter": report.PALETTE["update"]}
+COLOURS = figures.COLOURS | {"reduce_scatter": report.PALETTE["update"]}
 MOVED = ("parameters", "gradients", "optimizer")  # to the host, by FSDP2's offload policy
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 

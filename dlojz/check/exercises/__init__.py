@@ -207,7 +207,7 @@ MODULES = {
     "03_channels_last": "dlojz.chapters.n03_channels_last.exercise",
     "04_profiler": "dlojz.chapters.n04_profiler.exercise",
     "05_dataloader": "dlojz.chapters.n05_dataloader.exercise",
-    "06_ddp": "dlojz.check.exercises.ddp",
+    "06_ddp": "dlojz.chapters.n06_ddp.exercise",
     "09_compile": "dlojz.check.exercises.compiling",
     "11_fsdp": "dlojz.check.exercises.fsdp",
 }

@@ -1,6 +1,6 @@
 """The time that processes take to sum a tensor, by its size, and so the speed of their link.
 
-Submitted by a notebook: submit("notebooks/experiments/all_reduce.py", n_gpu=2).
+Submitted by a notebook: submit("dlojz/chapters/n06_ddp/experiments/all_reduce.py", n_gpu=2).
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The cost of DistributedDataParallel, and which of its options change it: a step in many variants.
 
-Submitted by a notebook: submit("notebooks/experiments/ddp.py --model resnet18", n_gpu=2).
+Submitted by a notebook: submit("dlojz/chapters/n06_ddp/experiments/ddp.py --model resnet18", n_gpu=2).
 
 All variants live in the same processes and are timed in turn, so that what disturbs one disturbs
 all. Then one step of each is profiled.
