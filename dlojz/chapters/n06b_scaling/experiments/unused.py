@@ -1,6 +1,6 @@
 """DDP's search for parameters without a gradient: two models, with and without it.
 
-Submitted by a notebook: submit("notebooks/experiments/unused.py", n_gpu=2).
+Submitted by a notebook: submit("dlojz/chapters/n06b_scaling/experiments/unused.py", n_gpu=2).
 
 `two heads` uses one head in each step, so the other's weights get no gradient. `stochastic depth`
 drops random blocks, but by a factor of 0, and a gradient of 0 is a gradient.

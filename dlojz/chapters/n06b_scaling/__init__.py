@@ -1,0 +1,1 @@
+"""Notebook 06b: accumulation, scaling and statistics over processes."""
