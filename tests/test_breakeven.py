@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dlojz.runs.breakeven import BreakEven
+from dlojz.chapters.n09_compile.breakeven import BreakEven
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import torch
 from programs import experiment_file, load
 from torch._dynamo.utils import counters
 
+from dlojz.chapters.n09_compile import exercise as compiling
 from dlojz.check import judge
-from dlojz.check.exercises import Runs, State, compiling
+from dlojz.check.exercises import Runs, State
 from dlojz.runs import log, records
 from dlojz.watch import compilation, evidence
 

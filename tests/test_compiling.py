@@ -16,8 +16,8 @@ import torch
 import torchvision
 
 from dlojz import runs
+from dlojz.chapters.n09_compile import figures
 from dlojz.course import UserError
-from dlojz.figures import compiling
 from dlojz.runs import log
 
 
@@ -117,7 +117,7 @@ def test_a_chain_becomes_one_kernel_that_reads_and_writes_once(train, tmp_path):
     assert sines["launches"] == {"eager": 4, "compiled": 1}
     assert sines["bytes"] == {"eager": 4 * 2 * 4 * 4096, "compiled": 2 * 4 * 4096}
     assert gelu["launches"] == {"eager": 8, "compiled": 1}
-    source = compiling.kernel(tmp_path, "4 sin")
+    source = figures.kernel(tmp_path, "4 sin")
     assert source.count("sin()") == 4
     assert "async_compile" not in source, "only the kernel, without what surrounds it"
 
@@ -162,10 +162,10 @@ def test_blocks_are_the_parts_that_occur_repeatedly(name, found):
 
 def test_a_gain_is_written_above_its_bars_and_a_loss_is_red(tmp_path):
     cases = {"a": chain(4.0, 2.0), "b": chain(0.003, 0.006, 16), "c": chain(3.0, 1.0)}
-    left, right = compiling.plot_pointwise(with_cases(tmp_path / "p.jsonl", cases))
+    left, right = figures.plot_pointwise(with_cases(tmp_path / "p.jsonl", cases))
     assert [t.get_text() for t in left.texts] == ["4", "2", "x 2.0", "3", "1", "x 3.0"]
     assert [t.get_text() for t in right.texts] == ["3", "6", "x 0.50"]
-    assert right.texts[-1].get_color() == compiling.WORSE
+    assert right.texts[-1].get_color() == figures.WORSE
     assert "(ms)" in left.get_ylabel()
     assert "(µs)" in right.get_ylabel()
     assert "2 → 1" in left.get_xticklabels()[0].get_text()
@@ -173,7 +173,7 @@ def test_a_gain_is_written_above_its_bars_and_a_loss_is_red(tmp_path):
 
 
 def test_bandwidth_is_bytes_by_time(tmp_path):
-    (eager, compiled) = compiling.moved(with_cases(tmp_path / "p.jsonl", {"a": chain(4, 1)})).rows
+    (eager, compiled) = figures.moved(with_cases(tmp_path / "p.jsonl", {"a": chain(4, 1)})).rows
     assert eager == ("2 sin", "eager", "2 kernels", "4 GB", "4 ms", "1,000 GB/s", "")
     assert compiled == ("", "compiled", "1 kernel", "2 GB", "1 ms", "2,000 GB/s", "1.5 s")
 
@@ -191,7 +191,7 @@ def triton_poi_fused_sin_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 
 def test_a_kernel_is_shown_by_line_with_what_moves_data(tmp_path):
     run = with_cases(tmp_path / "p.jsonl", {"a": chain(4, 1, source=TRITON)})
-    source = compiling.kernel(run, "2 sin")
+    source = figures.kernel(run, "2 sin")
     assert repr(source).splitlines()[0] == "  1  @triton.jit"
     html = source._repr_html_()
     moves, computes = "213,94,0", "0,114,178"
@@ -200,32 +200,32 @@ def test_a_kernel_is_shown_by_line_with_what_moves_data(tmp_path):
     assert moves not in line
     assert all(moves in part for part in html.split("<div") if "load" in part or "store" in part)
     with pytest.raises(UserError, match=r"no chain '9 sin'.*one of 2 sin"):
-        compiling.kernel(run, "9 sin")
+        figures.kernel(run, "9 sin")
 
 
 def test_a_kernel_that_is_not_recognized_is_shown_whole(tmp_path):
     run = with_cases(tmp_path / "p.jsonl", {"a": chain(4, 1, source="all of it")})
-    assert compiling.kernel(run, "2 sin") == "all of it"
+    assert figures.kernel(run, "2 sin") == "all of it"
 
 
 def test_the_cases_are_shown_with_what_ran_last():
     run = runs.recorded("cpu/09-graphs")
-    rows = {row[0]: row[1:] for row in compiling.graphs(run).rows}
+    rows = {row[0]: row[1:] for row in figures.graphs(run).rows}
     assert rows["clean"] == ("1", "0", "0", "compiled", "nothing")
     assert rows["Python counter"][:4] == ("8", "0", "7", "EAGER")
     assert rows["branch on data"][-1].startswith("call 1: ")
-    why = compiling.reasons(run).rows
+    why = figures.reasons(run).rows
     assert ("Python counter", "... and 5 more guards", "recompiled") in why
     lines = (experiment_file("graphs.py")).read_text().splitlines()
     at = 1 + next(i for i, line in enumerate(lines) if "if x.mean()" in line)
     branch = "Data-dependent branching"
     assert ("branch on data", f"line {at}: if x.mean() > 0.1:", branch) in why, "record it again"
-    silent = compiling.compiled_nothing(run).rows
+    silent = figures.compiled_nothing(run).rows
     assert ("Sequential, .compile()", "0", "EAGER") in silent
 
 
 def test_a_table_shows_what_a_cache_did_with_another_precision():
-    rows = compiling.stale(runs.recorded("cpu/09-stale")).rows
+    rows = figures.stale(runs.recorded("cpu/09-stale")).rows
     assert [row[1:5] for row in rows] == [
         ("bf16", "", "compiled", "bfloat16"),
         ("fp16", "", "from the cache", "bfloat16"),
@@ -234,10 +234,10 @@ def test_a_table_shows_what_a_cache_did_with_another_precision():
 
 
 def test_each_call_has_the_colour_of_what_happened():
-    ax = compiling.plot_calls(runs.recorded("cpu/09-graphs"))
+    ax = figures.plot_calls(runs.recorded("cpu/09-graphs"))
     colours = [mpl.colors.to_hex(p.get_facecolor()).upper() for p in ax.patches]
-    assert colours[:12] == [compiling.COMPILING] * 8 + [compiling.EAGER.upper()] * 4
-    assert colours[12:] == [compiling.COMPILING] + [compiling.COMPILED.upper()] * 11
+    assert colours[:12] == [figures.COMPILING] * 8 + [figures.EAGER.upper()] * 4
+    assert colours[12:] == [figures.COMPILING] + [figures.COMPILED.upper()] * 11
 
 
 # Break-even --------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_each_call_has_the_colour_of_what_happened():
 def test_the_break_even_is_what_was_paid_by_what_is_saved(tmp_path):
     """40 s for 20 ms less in each step; the first four steps of the cold run also trained."""
     cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
-    _, whole = compiling.ways(with_cases(tmp_path / "c.jsonl", cases))
+    _, whole = figures.ways(with_cases(tmp_path / "c.jsonl", cases))
     assert whole.gain == pytest.approx(1.25)
     assert whole.cold_s == pytest.approx(40)
     assert whole.break_even(whole.cold_s).steps == pytest.approx(2000)
@@ -254,7 +254,7 @@ def test_the_break_even_is_what_was_paid_by_what_is_saved(tmp_path):
 
 
 def test_a_break_even_has_the_ends_that_the_interval_of_its_gain_gives(tmp_path):
-    way = compiling.Way("whole model", 80, 1.25, 1.1, 2.0, 40, 4, 1, 7)
+    way = figures.Way("whole model", 80, 1.25, 1.1, 2.0, 40, 4, 1, 7)
     assert str(way.break_even(way.cold_s)) == "2,000 steps (800 to 4,400)"
 
 
@@ -264,10 +264,10 @@ def test_a_break_even_has_the_ends_that_the_interval_of_its_gain_gives(tmp_path)
 def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text):
     cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": step_ms}}
     run = with_cases(tmp_path / "c.jsonl", cases)
-    _, whole = compiling.ways(run)
+    _, whole = figures.ways(run)
     assert math.isinf(whole.break_even(whole.cold_s).steps)
-    assert compiling.costs(run).rows[1][-2:] == (text, text)
-    total, ahead = compiling.plot_break_even(run)
+    assert figures.costs(run).rows[1][-2:] == (text, text)
+    total, ahead = figures.plot_break_even(run)
     (legend,) = total.figure.legends
     assert text in legend.get_texts()[1].get_text()
     assert not ahead.texts, "no crossing is marked"
@@ -275,7 +275,7 @@ def test_without_a_gain_there_is_no_break_even(tmp_path, step_ms, text):
 
 def test_lines_that_cross_by_chance_cross_inside_the_axes(tmp_path):
     cases = {"eager": way(100.0), "whole model": way(1, 10) | {"step_ms": [70.0] * 5 + [110.0] * 4}}
-    total, _ = compiling.plot_break_even(with_cases(tmp_path / "c.jsonl", cases))
+    total, _ = figures.plot_break_even(with_cases(tmp_path / "c.jsonl", cases))
     eager, compiled = (line.get_ydata() for line in total.lines[:2])
     assert eager[0] < compiled[0]
     assert eager[1] > compiled[1]
@@ -284,7 +284,7 @@ def test_lines_that_cross_by_chance_cross_inside_the_axes(tmp_path):
 def test_the_compiled_line_begins_with_the_compilation_and_crosses(tmp_path):
     cases = {"eager": way(100.0), "whole model": way(80.0, 40.32)}
     run = with_cases(tmp_path / "c.jsonl", cases, model="small", image_size=32, batch_size=8)
-    total, ahead = compiling.plot_break_even(run)
+    total, ahead = figures.plot_break_even(run)
     eager, compiled = (line.get_xydata() for line in total.lines[:2])
     assert compiled[0] == pytest.approx([0, 40])
     assert eager[1][0] == compiled[1][0] > 2000
@@ -298,9 +298,9 @@ def test_the_compiled_line_begins_with_the_compilation_and_crosses(tmp_path):
 def test_one_way_can_be_shown_alone(tmp_path):
     cases = {"eager": way(100.0), "whole model": way(80.0, 40.0), "block by block": way(90.0, 9.0)}
     run, only = with_cases(tmp_path / "c.jsonl", cases), ["whole model"]
-    assert [row[0] for row in compiling.costs(run).rows] == [*cases]
-    assert [row[0] for row in compiling.costs(run, only).rows] == ["eager", "whole model"]
-    total, _ = compiling.plot_break_even(run, only=only)
+    assert [row[0] for row in figures.costs(run).rows] == [*cases]
+    assert [row[0] for row in figures.costs(run, only).rows] == ["eager", "whole model"]
+    total, _ = figures.plot_break_even(run, only=only)
     (legend,) = total.figure.legends
     names = ["eager", "whole model", "whole model"]  # with a cold cache, and a warm one
     assert [text.get_text()[:11] for text in legend.get_texts()] == names
@@ -310,7 +310,7 @@ def test_one_disturbed_step_does_not_move_a_gain(tmp_path):
     quiet = {"eager": way(100.0), "whole model": way(80.0, 40.0)}
     noisy = {**quiet, "whole model": quiet["whole model"] | {"step_ms": [80.0] * 8 + [2000.0]}}
     (_, a), (_, b) = (
-        compiling.ways(with_cases(tmp_path / f"{i}.jsonl", cases))
+        figures.ways(with_cases(tmp_path / f"{i}.jsonl", cases))
         for i, cases in enumerate((quiet, noisy))
     )
     assert (a.gain, a.low, a.high) == (b.gain, b.low, b.high)
@@ -320,7 +320,7 @@ def test_one_disturbed_step_does_not_move_a_gain(tmp_path):
     ("values", "ends"), [(range(30), (9, 20)), (range(6), (0, 5)), (range(5), (0, math.inf))]
 )
 def test_the_interval_of_a_median_counts_values_on_either_side(values, ends):
-    assert compiling.median_interval(values) == ends
+    assert figures.median_interval(values) == ends
 
 
 def test_what_notebook_09_says_of_its_recordings_is_so():
@@ -341,7 +341,7 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
     one, eight = (1000 * ms[f"{sines} {short}", "compiled"] for sines in (1, 8))
     said.append(f"took {one:.0f} microseconds with one sine and {eight:.0f} with eight")
     gains = {
-        sines: compiling.ratio(case["eager_ms"], case["compiled_ms"])
+        sines: figures.ratio(case["eager_ms"], case["compiled_ms"])
         for sines in (1, 2, 4, 8)
         if (case := found[f"{sines} {short}"])
     }
@@ -357,7 +357,7 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
     )
     text = (REPOSITORY / "notebooks" / "09_compile.ipynb").read_text()
     assert [words for words in said if words not in text] == []
-    _, whole, blocks = compiling.ways(runs.recorded("cpu/09-compile-time"))
+    _, whole, blocks = figures.ways(runs.recorded("cpu/09-compile-time"))
     assert 1 < whole.low < whole.high < 1.2, "a few percent"
     assert 1000 < whole.break_even(whole.cold_s).steps < 9999, "thousands of steps"
     assert whole.warm_s < whole.cold_s / 2
@@ -368,4 +368,4 @@ def test_what_notebook_09_says_of_its_recordings_is_so():
 
 def test_an_experiment_that_failed_says_where_to_look(tmp_path):
     with pytest.raises(UserError, match=r"nothing was measured; see the job's stderr.txt"):
-        compiling.costs(with_cases(tmp_path / "c.jsonl", {}))
+        figures.costs(with_cases(tmp_path / "c.jsonl", {}))

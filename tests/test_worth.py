@@ -17,9 +17,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dlojz import cli, course
+from dlojz.chapters.n09_compile import breakeven
 from dlojz.course import UserError
 from dlojz.figures import worth as tables
-from dlojz.runs import breakeven, source, worth
+from dlojz.runs import source, worth
 from dlojz.traces import trace
 from dlojz.traces.trace import Event, Trace
 from dlojz.training import worth as measuring

@@ -9,11 +9,11 @@ from textwrap import wrap
 
 import matplotlib.pyplot as plt
 
+from dlojz.chapters.n09_compile import breakeven
+from dlojz.chapters.n09_compile.figures import COMPILED, EAGER
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.figures.compiling import COMPILED, EAGER
 from dlojz.figures.worth import steps_text
-from dlojz.runs import breakeven
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import QUIET, Table
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from dlojz.chapters.n09_compile import figures
 from dlojz.course import UserError
-from dlojz.figures import compiling
 from dlojz.runs import worth
 from dlojz.table import Table
 
@@ -191,7 +191,7 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
 def measured_text(measured: Mapping) -> str:
     """Return a measurement in a few words."""
     pairs = zip(measured["eager_ms"], measured["compiled_ms"], strict=True)
-    low, high = compiling.median_interval([eager / compiled for eager, compiled in pairs])
+    low, high = figures.median_interval([eager / compiled for eager, compiled in pairs])
     gain = f"x {measured['gain']:.2f} ({low:.2f} to {high:.2f})"
     return f"{gain}, compiled in {measured['compile_s']:.0f} s once the compiler had started"
 

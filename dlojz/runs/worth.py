@@ -28,8 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dlojz.chapters.n09_compile import breakeven
 from dlojz.course import UserError
-from dlojz.runs import breakeven
 from dlojz.traces import breakdown
 from dlojz.traces.kinds import MATRIX, NORMALIZATION, kind
 from dlojz.traces.trace import Trace

@@ -16,9 +16,9 @@ import torch
 from torch._dynamo.utils import clear_compilation_metrics
 
 from dlojz import course
+from dlojz.chapters.n09_compile.graphs import Watch, breaks, compiled_functions, first_line
 from dlojz.runs import log
 from dlojz.training import imports
-from dlojz.training.graphs import Watch, breaks, compiled_functions, first_line
 
 NAME = "09_repair"
 WIDTH, BATCH = 16, 4

@@ -208,7 +208,7 @@ MODULES = {
     "04_profiler": "dlojz.chapters.n04_profiler.exercise",
     "05_dataloader": "dlojz.chapters.n05_dataloader.exercise",
     "06_ddp": "dlojz.chapters.n06_ddp.exercise",
-    "09_compile": "dlojz.check.exercises.compiling",
+    "09_compile": "dlojz.chapters.n09_compile.exercise",
     "11_fsdp": "dlojz.check.exercises.fsdp",
 }
 BESIDE = {

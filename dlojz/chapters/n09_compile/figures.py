@@ -12,10 +12,10 @@ from html import escape
 import matplotlib.pyplot as plt
 import numpy as np
 
+from dlojz.chapters.n09_compile import breakeven
+from dlojz.chapters.n09_compile.breakeven import BreakEven
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs import breakeven
-from dlojz.runs.breakeven import BreakEven
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET_INK, Table
 

@@ -1,6 +1,6 @@
 """Chains of pointwise operations, eager and compiled: time, launches, bytes, the kernel's source.
 
-Submitted by a notebook: submit("notebooks/experiments/pointwise.py").
+Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/pointwise.py").
 
 Each chain is timed on a long tensor, where moving its elements takes the time, and on a short one,
 where only the calls do. All calls of one size take turns, so that what disturbs one disturbs all.

@@ -1,6 +1,6 @@
 """What compiling a model costs and brings: cold, warm, time per step, whole or block by block.
 
-Submitted by a notebook: submit("notebooks/experiments/compile_time.py").
+Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/compile_time.py").
 
 Each way is compiled with an empty cache, then by a second process with what the first left in its
 caches. The steps of all ways are timed in turn, so that what disturbs one disturbs all. By default

@@ -1,9 +1,9 @@
 """One small model with planted faults: what torch.compile makes of each, and of its repair.
 
-Submitted by a notebook: submit("notebooks/experiments/graphs.py").
+Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/graphs.py").
 
 The backend aot_eager captures graphs and generates no code, so nothing here takes long.
-`dlojz.training.graphs` counts what Dynamo hands over, and the calls of each graph.
+`dlojz.chapters.n09_compile.graphs` counts what Dynamo hands over, and the calls of each graph.
 """
 
 import argparse
@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from dlojz import idr_torch
+from dlojz.chapters.n09_compile.graphs import Watch, breaks, first_line
 from dlojz.runs import log
-from dlojz.training.graphs import Watch, breaks, first_line
 
 WIDTH, BATCH = 16, 4
 CALLS = 12  # of each model

@@ -3,6 +3,7 @@
 import re
 import statistics
 
+from dlojz.chapters.n09_compile.breakeven import BreakEven
 from dlojz.check.exercises import (
     FASTER,
     MECHANISM,
@@ -17,7 +18,6 @@ from dlojz.check.exercises import (
 )
 from dlojz.check.exercises.common import alike, flag, like, no_brake
 from dlojz.runs import log, stats
-from dlojz.runs.breakeven import BreakEven
 
 OTHERWISE, BACKEND = "not-compiled", "aot_eager"
 SMALL = (
