@@ -17,9 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlojz import classroom, course, images, launch
+from dlojz.chapters.n09b_modes import worth
 from dlojz.course import presets, progress, updates
 from dlojz.launch import series, sites
-from dlojz.runs import memory, source, worth
+from dlojz.runs import memory, source
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 from dlojz.traces import suspects
@@ -431,7 +432,7 @@ def _trace(args):
 
 
 def _worth(args):
-    from dlojz.figures import worth as tables
+    from dlojz.chapters.n09b_modes import worth_figures as tables
 
     if args.steps is not None and args.steps < 1:
         raise ValueError(f"--steps {args.steps}: expected how many steps you train, at least 1")
@@ -443,7 +444,7 @@ def _worth(args):
         print(large, file=sys.stderr)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "worth.json"
-        program = [sys.executable, "-m", "dlojz.training.worth", "--mode", args.mode]
+        program = [sys.executable, "-m", "dlojz.chapters.n09b_modes.measured", "--mode", args.mode]
         program += ["--measure"] * args.measure + ["--into", str(into)]
         if status := _run_program([*program, str(trainer), *flags], folder):
             return status

@@ -21,7 +21,10 @@ import zlib
 
 TORCHRUN = ["-m", "torch.distributed.run"]
 KERNEL = ["-m", "ipykernel_launcher"]
-PROGRAMS = ("dlojz.training.worth", "dlojz.estimate.estimate")  # modules of ours that are run
+PROGRAMS = (
+    "dlojz.chapters.n09b_modes.measured",
+    "dlojz.estimate.estimate",
+)  # modules of ours that are run
 # How a line begins of a script that is forked.
 FORKED = (b"# forked", b"import torch", b"from torch", b"import dlojz", b"from dlojz")
 # What libraries read as they load: a fork can't have others than its parent.

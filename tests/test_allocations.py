@@ -14,11 +14,11 @@ from torch.cuda import _memory_viz
 from dlojz import course, runs
 from dlojz.chapters import session
 from dlojz.chapters.n01b_memory import figures
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
 from dlojz.runs.stats import summary
-from dlojz.training.worth import imported
 
 MIB = 2**20
 SMALL = ("--model", "resnet18", "--image-size", "64")

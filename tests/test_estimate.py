@@ -15,6 +15,7 @@ from torch._subclasses import fake_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from dlojz import cli, idr_torch, runs
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.estimate.storages import Storages
@@ -22,7 +23,6 @@ from dlojz.figures import memory as figures
 from dlojz.runs import log, memory, source
 from dlojz.runs.memory import MIB, Allocator, Peak
 from dlojz.training import data, models, private
-from dlojz.training.worth import imported
 
 REPOSITORY = Path(__file__).parent.parent
 TINY = models.ViT(patch=8, layers=16, heads=2, width=64, mlp=256)

@@ -13,10 +13,11 @@ from logs import write_log
 mpl.use("Agg")
 
 from dlojz import runs
+from dlojz.chapters.n09b_modes import figures, worth
+from dlojz.chapters.n09b_modes import worth_figures as tables
 from dlojz.course import UserError
-from dlojz.figures import modes, report
-from dlojz.figures import worth as tables
-from dlojz.runs import stats, worth
+from dlojz.figures import report
+from dlojz.runs import stats
 from dlojz.runs.log import PHASES, read
 from dlojz.runs.stats import summary
 
@@ -56,7 +57,7 @@ def three(tmp_path):
 
 
 def only(found):
-    (rungs,) = modes.ladders(found).values()
+    (rungs,) = figures.ladders(found).values()
     return rungs
 
 
@@ -69,7 +70,7 @@ def test_rungs_are_in_the_order_of_the_course(three):
     named = ["01  fp32", "03  channels_last, bf16", "09  default, bf16"]
     assert [rung.words for rung in rungs] == named
     assert [rung.gain for rung in rungs] == pytest.approx([1, 2, 2.5])
-    assert modes.gain(three) == pytest.approx(2.5)
+    assert figures.gain(three) == pytest.approx(2.5)
 
 
 def test_what_was_paid_is_won_back_by_what_is_saved_against_the_same_precision(three):
@@ -112,12 +113,12 @@ def test_the_eager_run_of_the_same_host_is_compared(tmp_path):
 
 def test_each_model_and_batch_has_a_ladder_of_its_own(tmp_path):
     found = [log(tmp_path, "a"), log(tmp_path, "b", batch=64), log(tmp_path, "c", model="vgg11")]
-    assert [*modes.ladders(found)] == [
+    assert [*figures.ladders(found)] == [
         "resnet18, 64 px, batch 32",
         "resnet18, 64 px, batch 64",
         "vgg11, 64 px, batch 32",
     ]
-    assert len(modes.plot_rungs(found)) == 3
+    assert len(figures.plot_rungs(found)) == 3
 
 
 def test_a_run_without_a_measured_step_is_left_out(tmp_path, three):
@@ -125,11 +126,11 @@ def test_a_run_without_a_measured_step_is_left_out(tmp_path, three):
     failed.write_text("".join(failed.read_text().splitlines(True)[:2]))
     assert only([*three, failed]) == only(three)
     with pytest.raises(UserError, match=r"no run with a measured step"):
-        modes.plot_rungs([failed])
+        figures.plot_rungs([failed])
 
 
 def test_a_bar_has_its_value_its_ratio_and_its_price(three):
-    ((speed, energy),) = modes.plot_rungs(three)
+    ((speed, energy),) = figures.plot_rungs(three)
     assert [bar.get_width() for bar in speed.patches] == pytest.approx([320, 640, 800])
     assert speed.get_yticklabels()[0].get_text() == "01  fp32"
     assert "800" in words(speed)
@@ -142,11 +143,11 @@ def test_a_bar_has_its_value_its_ratio_and_its_price(three):
 def test_any_part_of_the_recorded_ladder_can_be_drawn():
     every = runs.recordings("h200/09-ladder-*")
     fast = [run for run in every if "5-" in run.name and "resnet152" in run.name]
-    ((speed, energy),) = modes.plot_rungs(fast)
+    ((speed, energy),) = figures.plot_rungs(fast)
     assert "0.221" in words(energy)
     assert not [text for text in words(speed) if "won back" in text], "no eager run is shown"
     speed.figure.canvas.draw()
-    axes = modes.plot_rungs(every)
+    axes = figures.plot_rungs(every)
     texts = [text for speed, _ in axes for text in words(speed)]
     assert {"7,014", "×7.71", "3,231", "×8.51"} <= set(texts)
     assert not [text for text in texts if "was in a cache" in text], "it would hide the price"
@@ -155,15 +156,15 @@ def test_any_part_of_the_recorded_ladder_can_be_drawn():
 
 def test_a_run_on_a_gpu_that_is_too_short_has_no_energy(tmp_path):
     run = write_log(tmp_path / "g.jsonl", device=True)
-    ((_, energy),) = modes.plot_rungs([run])
+    ((_, energy),) = figures.plot_rungs([run])
     assert words(energy) == ["not measured: too short"]
 
 
 def test_the_hosts_are_shown_with_how_far_they_were_ahead(tmp_path):
     gpu = write_log(tmp_path / "g.jsonl", device=True)
     cpu = log(tmp_path, "a", cpus=2)
-    assert [row[-1] for row in modes.hosts([gpu, cpu]).rows] == ["40.0 ms", "-"]
-    assert [row[2] for row in modes.hosts([gpu, cpu]).rows] == ["-", "2"]
+    assert [row[-1] for row in figures.hosts([gpu, cpu]).rows] == ["40.0 ms", "-"]
+    assert [row[2] for row in figures.hosts([gpu, cpu]).rows] == ["-", "2"]
 
 
 # What the notebooks say of their recordings ------------------------------------------------------
@@ -179,7 +180,7 @@ def faster(after, before):
 
 def steps_of(name):
     """Return after how many steps a rung of the recorded ladders was won back, as it is drawn."""
-    every = modes.ladders(
+    every = figures.ladders(
         [*runs.recordings("h200/09-ladder-*"), *runs.recordings("h200/09-batch-*")]
     )
     [rung] = [r for rungs in every.values() for r in rungs if r.run.name == name]
@@ -255,7 +256,7 @@ def test_what_cuda_graphs_added_is_in_all_texts_what_was_recorded():
 
 def test_what_notebook_09b_says_of_tuned_kernels_is_so():
     tuned = runs.recorded("h200/09-tuned-resnet50-fp16")
-    [rungs] = modes.ladders([*runs.recordings("h200/09-ladder-resnet50-*"), tuned]).values()
+    [rungs] = figures.ladders([*runs.recordings("h200/09-ladder-resnet50-*"), tuned]).values()
     *_, usual, rung = rungs
     assert rung.words == "09  reduce-overhead, fp16, tuned"
     assert usual.words == "09  reduce-overhead, fp16"

@@ -20,13 +20,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
 from dlojz import course, launch, runs
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.figures import memory, sharding
 from dlojz.launch import Request, series
 from dlojz.runs import log
 from dlojz.training import models
-from dlojz.training.worth import imported
 from dlojz.widgets.answer import ANSWERS
 
 REPOSITORY = Path(__file__).parent.parent

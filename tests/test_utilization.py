@@ -13,6 +13,7 @@ mpl.use("Agg")
 import torchvision
 
 from dlojz import runs
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate, operations
 from dlojz.figures import utilization as figures
@@ -20,7 +21,6 @@ from dlojz.runs import log, stats
 from dlojz.runs.stats import Summary
 from dlojz.runs.utilization import Utilization, utilization
 from dlojz.training import models
-from dlojz.training.worth import imported
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent

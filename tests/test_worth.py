@@ -18,12 +18,13 @@ from torch._dynamo.utils import counters
 
 from dlojz import cli, course
 from dlojz.chapters.n09_compile import breakeven
+from dlojz.chapters.n09b_modes import measured as measuring
+from dlojz.chapters.n09b_modes import worth
+from dlojz.chapters.n09b_modes import worth_figures as tables
 from dlojz.course import UserError
-from dlojz.figures import worth as tables
-from dlojz.runs import source, worth
+from dlojz.runs import source
 from dlojz.traces import trace
 from dlojz.traces.trace import Event, Trace
-from dlojz.training import worth as measuring
 
 REPOSITORY = Path(__file__).parent.parent
 KEEPS = {"normalization": 0.5, "rest": 0.25, "host": 0.3}

@@ -21,10 +21,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.estimate import estimate
 from dlojz.figures import memory as figures
 from dlojz.runs import log
-from dlojz.training.worth import imported
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("resnet50", "resnet152", "vit_600m", "vit_2b", "vit_6b")

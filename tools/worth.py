@@ -5,7 +5,7 @@
 
 The first adds each model to the file, and goes on where it stopped when it is called again. The
 second fits the coefficients of each device and mode to these models, writes them to
-dlojz/runs/worth.toml, and prints for each model what a fit of all the others predicts.
+dlojz/chapters/n09b_modes/worth.toml, and prints for each model what a fit of all the others predicts.
 
 A GPU and its host are fitted apart, each to the steps that it decides. So measure some models with
 large batches, which keep the GPU busy, and some with small ones.
@@ -21,8 +21,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from dlojz import course
-from dlojz.figures import worth as figures
-from dlojz.runs import worth
+from dlojz.chapters.n09b_modes import worth
+from dlojz.chapters.n09b_modes import worth_figures as figures
 
 MODELS = (  # the quick ones first, and neighbours of different kinds
     *("resnet50", "vit_b_16", "convnext_tiny", "mobilenet_v3_large", "vgg16", "resnet18"),
@@ -72,7 +72,14 @@ def measured(model, args, left) -> dict | None:
     """Return what a process of its own measures of a model; None if the time is over."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "worth.json"
-        program = (sys.executable, "-m", "dlojz.training.worth", "--measure", "--mode", args.mode)
+        program = (
+            sys.executable,
+            "-m",
+            "dlojz.chapters.n09b_modes.measured",
+            "--measure",
+            "--mode",
+            args.mode,
+        )
         trainer = (course.course_root() / TRAINER, "--model", model, *args.flags.split())
         command = [*program, "--into", into, *trainer]
         try:

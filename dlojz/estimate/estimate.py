@@ -32,13 +32,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz import idr_torch
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.chapters.session import DTYPES
 from dlojz.course import UserError
 from dlojz.estimate.storages import UNCLEAR, Storages
 from dlojz.runs import memory
 from dlojz.training import data, models, private, sharding
 from dlojz.training.replaced import replaced
-from dlojz.training.worth import imported
 
 CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
 STEPS = 2  # the second one begins with the first one's gradients and momentum

@@ -13,9 +13,9 @@ import warnings
 import torch
 
 from dlojz import course, runs
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.estimate import estimate, operations
 from dlojz.runs import log
-from dlojz.training.worth import imported
 
 
 def main():

@@ -118,11 +118,18 @@ def test_collectives_are_timed_on_the_gpus(course_folder, monkeypatch):
 
 
 def test_a_step_is_profiled_and_a_block_compiled_before_the_whole_model(tmp_path):
-    from dlojz.runs import worth
+    from dlojz.chapters.n09b_modes import worth
 
     # A batch whose step the GPU decides; where its host does, that must be quiet.
     into, flags = tmp_path / "worth.json", "--model resnet18 -b 512 --precision bf16"
-    program = (sys.executable, "-m", "dlojz.training.worth", "--measure", "--into", into)
+    program = (
+        sys.executable,
+        "-m",
+        "dlojz.chapters.n09b_modes.measured",
+        "--measure",
+        "--into",
+        into,
+    )
     trainer = course.solution("09")
     assert subprocess.run([*map(str, program), str(trainer), *flags.split()]).returncode == 0
     row = json.loads(into.read_text())

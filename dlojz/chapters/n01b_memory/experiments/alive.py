@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from dlojz import course
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
-from dlojz.training.worth import imported
 
 
 def main():

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from dlojz import course, idr_torch
+from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
-from dlojz.training.worth import imported
 
 ENTRIES = 200_000  # torch keeps the last ones; each takes some kB
 POINTS = 2000  # of a drawing

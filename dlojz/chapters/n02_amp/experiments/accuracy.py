@@ -29,11 +29,11 @@ from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.chapters import session
+from dlojz.chapters.n09b_modes.measured import Marks
 from dlojz.images import small
 from dlojz.runs import log
 from dlojz.training import flags
 from dlojz.training.data import draws_of
-from dlojz.training.worth import Marks
 from dlojz.watch import replay
 
 MARGIN = 1.25  # the images that are kept, by the crop's side

@@ -16,7 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log, worth
+from dlojz.chapters.n09b_modes import worth
+from dlojz.runs import log
 from dlojz.watch import evidence
 
 MB_OF_ONE_BUCKET = 4096

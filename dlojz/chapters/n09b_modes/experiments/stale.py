@@ -1,6 +1,6 @@
 """A cache of compiled code, and a run that asks it for another precision.
 
-Submitted by a notebook: submit("notebooks/experiments/stale.py").
+Submitted by a notebook: submit("dlojz/chapters/n09b_modes/experiments/stale.py").
 
 Three processes compile the same small model, one after the other, with one cache. It is empty at
 first. The first process runs under autocast in bf16, the second in fp16, and the third in fp16 with

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dlojz.chapters.n09_compile import figures
+from dlojz.chapters.n09b_modes import worth
 from dlojz.course import UserError
-from dlojz.runs import worth
 from dlojz.table import Table
 
 PARTS = {

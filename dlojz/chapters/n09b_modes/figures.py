@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 
 from dlojz.chapters.n09_compile import breakeven
 from dlojz.chapters.n09_compile.figures import COMPILED, EAGER
+from dlojz.chapters.n09b_modes.worth_figures import steps_text
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.figures.worth import steps_text
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import QUIET, Table
 

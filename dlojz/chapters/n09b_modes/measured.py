@@ -1,9 +1,9 @@
 """The measurements behind `dlojz worth compile`: one eager step, and one block compiled.
 
-    python -m dlojz.training.worth --into worth.json dlojz/dlojz.py --model resnet18 -b 8
+    python -m dlojz.chapters.n09b_modes.measured --into worth.json dlojz/dlojz.py --model resnet18 -b 8
 
 It takes the reader's own trainer, with its `build_model` and `train_step`, and trains on one
-synthetic batch that stays on the device. `dlojz.runs.worth` predicts from what is written here;
+synthetic batch that stays on the device. `dlojz.chapters.n09b_modes.worth` predicts from what is written here;
 with --measure the whole model is compiled as well, to compare.
 """
 
@@ -27,10 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz import idr_torch
+from dlojz.chapters.n09b_modes import worth
 from dlojz.chapters.session import tell_the_older_switch, wait
 from dlojz.course import UserError
 from dlojz.machine import cpus
-from dlojz.runs import source, worth
+from dlojz.runs import source
 from dlojz.traces import trace
 from dlojz.watch import compilation, replay
 
