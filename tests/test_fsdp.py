@@ -12,9 +12,9 @@ from made import torchrun
 from torch.distributed.tensor import Shard
 
 from dlojz import course, idr_torch
+from dlojz.chapters.n11_fsdp import exercise
 from dlojz.check import exercises, judge
 from dlojz.check.ending import Ending, How
-from dlojz.check.exercises import fsdp
 from dlojz.launch import Request, series
 from dlojz.runs import log, records
 from dlojz.training import checkpoint, flags, models
@@ -245,12 +245,12 @@ def test_a_process_holds_its_share_and_its_gpu_less_than_with_ddp(
 ):
     whole = exercises.Beside(process(0 if out_of_memory else 100, full), out_of_memory)
     mine = process(held, peak, audited=True)
-    runs = exercises.Runs(mine, process(50, peak), beside={fsdp.DDP: whole})
-    assert [finding.state for finding in fsdp.smaller(runs)] == states
+    runs = exercises.Runs(mine, process(50, peak), beside={exercise.DDP: whole})
+    assert [finding.state for finding in exercise.smaller(runs)] == states
 
 
 def test_without_the_run_with_ddp_the_memory_is_unmeasured():
-    (finding,) = fsdp.smaller(exercises.Runs(process(50), process(50)))
+    (finding,) = exercise.smaller(exercises.Runs(process(50), process(50)))
     assert finding.state == exercises.State.UNMEASURED
 
 

@@ -16,8 +16,9 @@ mpl.use("Agg")
 
 from dlojz import course, launch
 from dlojz.chapters.n06_ddp import figures
+from dlojz.chapters.n11_fsdp import figures as sharding
 from dlojz.course import UserError
-from dlojz.figures import report, sharding, timeline
+from dlojz.figures import report, timeline
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
 from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK, Table

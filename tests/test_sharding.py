@@ -21,9 +21,10 @@ from torch.distributed.tensor import Shard
 
 from dlojz import course, launch, runs
 from dlojz.chapters.n09b_modes.measured import imported
+from dlojz.chapters.n11_fsdp import figures
 from dlojz.course import UserError
 from dlojz.estimate import estimate
-from dlojz.figures import memory, sharding
+from dlojz.figures import memory
 from dlojz.launch import Request, series
 from dlojz.runs import log
 from dlojz.training import models
@@ -111,21 +112,21 @@ def test_a_process_holds_its_share_and_a_block_at_a_time(two):
 
 
 def test_what_is_drawn_of_a_run_is_in_its_log(two):
-    rows = {row[0]: row[1:] for row in sharding.collectives(two).rows}
+    rows = {row[0]: row[1:] for row in figures.collectives(two).rows}
     assert rows["DDP"][:2] == ("nothing", "2 all-reduces")
     assert rows[ZERO3][:2] == ("5 all-gathers", "4 all-gathers, 5 reduce-scatters")
     assert rows[ROOT][:2] == ("1 all-gather", "1 reduce-scatter")
     assert rows[ZERO3][-1] == "x 1.50"
-    ax = sharding.plot_collectives(two)
+    ax = figures.plot_collectives(two)
     assert len(ax.patches) == 4 + sum(len(c["collectives"]) for c in log.read(two).cases.values())
     assert [label.get_text() for label in ax.get_yticklabels()] == ["DDP", ZERO3, ZERO2, ROOT]
-    peaks = sharding.held(two)
+    peaks = figures.held(two)
     assert peaks["DDP, process 0"].bytes == pytest.approx(16 * PARAMETERS, rel=1e-3)
     assert peaks[f"{ZERO3}, process 1"].bytes < 0.7 * peaks["DDP, process 1"].bytes
-    ax = sharding.plot_held(two)
+    ax = figures.plot_held(two)
     assert "without activations" in ax.get_title(loc="left")
     assert "(MB)" in ax.get_xlabel()
-    assert [row[0] for row in sharding.equality(two).rows] == ["DDP", ZERO3, ZERO2, ROOT]
+    assert [row[0] for row in figures.equality(two).rows] == ["DDP", ZERO3, ZERO2, ROOT]
 
 
 # Copies of shards, and a batch in parts ----------------------------------------------------------
@@ -149,14 +150,14 @@ def test_a_ring_of_all_leaves_each_node_once_and_rings_of_a_shard_with_each_mess
     ):
         sent = (len(rings[0]) - 1) / len(rings[0]) * 800
         case = {"collectives": [call(group, len(rings[0]))]}
-        inside, outside = sharding.between(case, n, nodes)
+        inside, outside = figures.between(case, n, nodes)
         assert outside == sum(crossing(ring, sent) for ring in rings)
         assert inside + outside == own * sent, "each process of the node sends as much"
 
 
 def test_hybrid_sharding_sends_least_between_nodes_and_holds_half():
     run = runs.recorded("cpu/11-nodes-x4")
-    outside = {way: between for way, (_, between) in sharding.sent(run).items()}
+    outside = {way: between for way, (_, between) in figures.sent(run).items()}
     assert outside["HSDP, 2 copies"] < outside["DDP"] < outside["FSDP2"]
     cases = log.read(run).cases
     calls = Counter((c["op"], c["group"]) for c in cases["HSDP, 2 copies"]["collectives"])
@@ -164,7 +165,7 @@ def test_hybrid_sharding_sends_least_between_nodes_and_holds_half():
     held = {way: case["bytes"]["parameters"] for way, case in cases.items()}
     assert held["HSDP, 2 copies"] == pytest.approx(2 * held["FSDP2"], rel=0.03)
     assert all(case["gradient_away"] < 1e-5 for case in cases.values())
-    ax = sharding.plot_sent(run)
+    ax = figures.plot_sent(run)
     assert [text.get_text() for text in ax.get_yticklabels()] == [*cases]
 
 
@@ -197,7 +198,7 @@ def in_parts():
 
 def test_one_exchange_saves_reduce_scatters_and_keeps_whole_gradients(in_parts):
     each, once = "FSDP2, in 2 parts", "FSDP2, in 2 parts, one exchange"
-    rows = {row[0]: row[1:3] for row in sharding.collectives(in_parts).rows}
+    rows = {row[0]: row[1:3] for row in figures.collectives(in_parts).rows}
     assert rows[each] == ("10 all-gathers", "8 all-gathers, 10 reduce-scatters")
     assert rows[once] == ("10 all-gathers", "8 all-gathers, 5 reduce-scatters")
     cases = log.read(in_parts).cases
@@ -205,13 +206,13 @@ def test_one_exchange_saves_reduce_scatters_and_keeps_whole_gradients(in_parts):
     assert kept[once] == 4 * PARAMETERS
     assert kept[each] == kept["DDP, in 2 parts"] == 0
     assert all(case["gradient_away"] < 1e-5 for case in cases.values())
-    assert "unreduced" in sharding.held(in_parts)[f"{once}, process 0"].parts
+    assert "unreduced" in figures.held(in_parts)[f"{once}, process 0"].parts
     with pytest.raises(UserError, match="no copies"):
-        sharding.plot_sent(in_parts)
+        figures.plot_sent(in_parts)
 
 
 def test_the_norm_of_all_gradients_is_that_of_ddp_and_one_of_shards_is_smaller(in_parts):
-    whole, *shards = ([*map(float, row[1:])] for row in sharding.norms(in_parts).rows)
+    whole, *shards = ([*map(float, row[1:])] for row in figures.norms(in_parts).rows)
     assert whole[0] == whole[1]
     for norm, own in shards:
         assert norm == pytest.approx(whole[0], rel=1e-4)
@@ -223,7 +224,7 @@ def test_the_norm_of_all_gradients_is_that_of_ddp_and_one_of_shards_is_smaller(i
 
 
 def test_copies_hold_more_and_pad_less():
-    plans = sharding.predicted(runs.recorded("cpu/11-meshes"))
+    plans = figures.predicted(runs.recorded("cpu/11-meshes"))
     one, many = (plans[name] for name in (
         "1,024 GPUs, FSDP, checkpointing",
         "1,024 GPUs, FSDP, 64 copies of 16 shards, checkpointing",
@@ -239,20 +240,20 @@ def test_copies_hold_more_and_pad_less():
 def test_what_the_host_keeps_is_copied_three_times_a_step():
     copy = runs.recorded("h100/01-tensors")
     fits = runs.recorded("cpu/11-fits")
-    rows = {row[0]: row[1:] for row in sharding.offloaded(fits, copy).rows}
+    rows = {row[0]: row[1:] for row in figures.offloaded(fits, copy).rows}
     parameters = next(iter(log.read(fits).cases.values()))["parameters"]
     *_, copied, _ = rows["2 GPUs, FSDP, checkpointing"]
     assert float(copied.split()[0]) == pytest.approx(6 * parameters / 1e9, rel=0.01)
     assert "DDP" not in " ".join(rows)
     with pytest.raises(UserError, match="no copy"):
-        sharding.offloaded(fits, fits)
+        figures.offloaded(fits, fits)
 
 
 def test_what_notebook_11b_says_of_shards_on_the_host_is_so():
     cases = log.read(runs.recorded("h200/11-offload-x2")).cases
     here, offloaded = (cases[name] for name in ("FSDP2", "FSDP2, offloaded"))
     copied = 3 * here["bytes"]["parameters"]
-    seconds = copied / sharding._copy_speed(runs.recorded("h100/01-tensors"))
+    seconds = copied / figures._copy_speed(runs.recorded("h100/01-tensors"))
     ms, longer = (statistics.median(case["step_ms"]) for case in (here, offloaded))
     said = [f"a step takes {ms:.0f} ms. Each of them would copy {copied / 1e9:.1f} GB"]
     said.append(f"which is {seconds:.2f} s")
@@ -276,8 +277,8 @@ def way(peak_bytes=None, **more):
 
 def test_on_a_gpu_the_rest_of_the_peak_is_activations(tmp_path):
     run = with_cases(tmp_path / "s.jsonl", {"DDP": way(9e9)})
-    assert sharding.held(run)["DDP, process 0"].parts["activations"] == 5e9
-    ax = sharding.plot_held(run)
+    assert figures.held(run)["DDP, process 0"].parts["activations"] == 5e9
+    ax = figures.plot_held(run)
     assert "all the rest of the peak" in ax.get_title(loc="left")
     assert "9 GB" in ax.texts[0].get_text()
 
@@ -302,26 +303,26 @@ def test_what_the_trainer_held_is_drawn_by_process(tmp_path):
     whole = {"parameters": 8e6, "gradients": 8e6, "optimizer": 16e6}
     before = trained(tmp_path / "before", whole)
     after = trained(tmp_path / "after", {part: size / 2 for part, size in whole.items()})
-    found = sharding.trained([before, after], ["DDP", "FSDP2"])
+    found = figures.trained([before, after], ["DDP", "FSDP2"])
     assert [*found] == [f"{way}, process {rank}" for way in ("DDP", "FSDP2") for rank in (0, 1)]
     assert [peak.bytes for peak in found.values()] == [32e6, 32e6, 16e6, 16e6]
-    ax = sharding.plot_trained([before, after], ["DDP", "FSDP2"])
+    ax = figures.plot_trained([before, after], ["DDP", "FSDP2"])
     assert "without activations" in ax.get_title(loc="left"), "a process's peak is not theirs"
     assert [text.get_text().strip() for text in ax.texts] == 2 * ["32 MB"] + 2 * ["16 MB"]
     on_gpu = trained(tmp_path / "gpu", whole, 40e6)
-    peak = sharding.trained([on_gpu], ["DDP"])["DDP, process 1"]
+    peak = figures.trained([on_gpu], ["DDP"])["DDP, process 1"]
     assert peak.parts == whole | {"activations": 8e6}
     crashed = trained(tmp_path / "crashed", {})
     with pytest.raises(UserError, match="does not say what it holds; did it complete"):
-        sharding.trained([crashed], ["DDP"])
+        figures.trained([crashed], ["DDP"])
 
 
 def test_in_a_ring_a_sharded_step_sends_half_as_much_again(tmp_path):
     gather = {"op": "all_gather", "bytes": 4e9, "begin_ms": 0, "ms": 1}
     scatter = gather | {"op": "reduce_scatter", "phase": "backward"}
     calls = [gather | {"phase": "forward"}, gather | {"phase": "backward"}, scatter]
-    assert sharding.exchanged(way(), 4) == {("backward", "all_reduce"): (1, 6e9)}
-    found = sharding.exchanged(way(collectives=calls), 4)
+    assert figures.exchanged(way(), 4) == {("backward", "all_reduce"): (1, 6e9)}
+    found = figures.exchanged(way(collectives=calls), 4)
     assert found["forward", "all_gather"] == (1, 3e9)
     assert sum(size for _, size in found.values()) == 9e9
 
@@ -329,7 +330,7 @@ def test_in_a_ring_a_sharded_step_sends_half_as_much_again(tmp_path):
 def test_losses_and_gradients_are_compared_with_the_first_way(tmp_path):
     other = way(losses=[1.0, 2.2], gradient_away=0.02, step_ms=[1.0, 9.0, 2.0])
     run = with_cases(tmp_path / "s.jsonl", {"DDP": way(), "other": other})
-    assert sharding.equality(run).rows[1] == ("other", "0.1", "0.02", "2.0 ms")
+    assert figures.equality(run).rows[1] == ("other", "0.1", "0.02", "2.0 ms")
 
 
 # Padding -----------------------------------------------------------------------------------------
@@ -357,19 +358,19 @@ def test_a_dimension_that_is_too_short_is_padded_to_one_for_each_gpu(padding):
 
 
 def test_padding_is_drawn_by_placement_and_its_parameters_are_listed(padding):
-    found = sharding.padded(padding)
+    found = figures.padded(padding)
     assert {n: round(size / 2**20, 1) for n, size in found["dimension 0"].items()} == {
         2: 8.2,
         8: 14.3,
         64: 70.8,
     }
     assert {round(size / 2**20, 1) for size in found["an even dimension"].values()} == {7.2}
-    rows = {row[0]: row[1:] for row in sharding.padding(padding).rows}
+    rows = {row[0]: row[1:] for row in figures.padding(padding).rows}
     assert rows["encoder.pos_embedding (root)"] == (
         *("[1, 257, 1024]", "1.05 MB", "2.11 MB", "8.42 MB", "67.4 MB", "1.05 MB"),
     )
     assert not any("(block)" in name for name in rows), "1024 is a multiple of 64"
-    lines = sharding.plot_padding(padding).lines
+    lines = figures.plot_padding(padding).lines
     assert [line.get_label() for line in lines] == ["dimension 0", "an even dimension"]
     assert lines[0].get_ydata()[-1] == pytest.approx(74.25, abs=0.01)
 
@@ -453,10 +454,10 @@ def test_what_checkpointing_keeps_and_costs_is_drawn_beside_each_other(tmp_path)
 
     cases = {"off": case(8e9, 300, 10.0, 20.0, 10.0), "blocks": case(1e9, 390, 13.0, 26.0, 50.0)}
     run = with_cases(tmp_path / "r.jsonl", cases)
-    assert sharding.factors(run)["blocks"] == {"kept": 0.125, "operations": 1.3, "time": 1.3}
-    row = sharding.recomputed(run).rows[1]
+    assert figures.factors(run)["blocks"] == {"kept": 0.125, "operations": 1.3, "time": 1.3}
+    row = figures.recomputed(run).rows[1]
     assert row == ("blocks", "1 GB", "9 GB", "x 1.30", "26.0 ms", "x 1.30")
-    keeps, costs = sharding.plot_recompute(run)
+    keeps, costs = figures.plot_recompute(run)
     assert [bar.get_width() for bar in keeps.patches] == [8000, 1000]
     assert [bar.get_width() for bar in costs.patches] == [1, 1.3, 1, 1.3]
 
@@ -469,7 +470,7 @@ def test_a_prediction_from_equal_blocks_is_that_of_the_whole_model(train, tmp_pa
     monkeypatch.setitem(models.LARGER, "vit_tiny", tiny)
     flags = "--model vit_tiny --image-size 32 -b 4 --precision fp32 --gpus 8".split()
     train(experiment_file("fits.py"), tmp_path, *flags)
-    found = sharding.predicted(tmp_path)
+    found = figures.predicted(tmp_path)
     assert [*found] == ["8 GPUs, DDP", "8 GPUs, FSDP", "8 GPUs, FSDP, checkpointing"]
     trainer = imported(course.solution(course.CHAIN[-1]))
     *_, case = log.read(tmp_path).cases.values()
@@ -480,12 +481,12 @@ def test_a_prediction_from_equal_blocks_is_that_of_the_whole_model(train, tmp_pa
 
 def test_what_fits_is_drawn_with_the_cards():
     run = runs.recorded("cpu/11-fits")
-    ax = sharding.plot_fits(run)
-    assert [label.get_text() for label in ax.get_yticklabels()] == [*sharding.predicted(run)]
+    ax = figures.plot_fits(run)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [*figures.predicted(run)]
     assert {line.get_xdata()[0] for line in ax.lines} == {80, 141}
     said = [text.get_text() for text in ax.texts]
     assert {"80 GB", "141 GB"} < set(said)
-    peaks = {name: peak.bytes for name, peak in sharding.predicted(run).items()}
+    peaks = {name: peak.bytes for name, peak in figures.predicted(run).items()}
     assert peaks["8 GPUs, DDP"] == pytest.approx(peaks["1,024 GPUs, DDP"]), "more GPUs do not help"
     assert peaks["8 GPUs, FSDP, checkpointing"] < peaks["8 GPUs, FSDP"] < 80e9 < peaks["1 GPU"]
 
@@ -493,15 +494,15 @@ def test_what_fits_is_drawn_with_the_cards():
 def test_a_run_of_another_experiment_is_refused():
     other = runs.recorded("cpu/11-padding")
     for figure, name in {
-        sharding.collectives: "sharding",
-        sharding.plot_held: "sharding",
-        sharding.plot_recompute: "recompute",
-        sharding.plot_fits: "fits",
+        figures.collectives: "sharding",
+        figures.plot_held: "sharding",
+        figures.plot_recompute: "recompute",
+        figures.plot_fits: "fits",
     }.items():
         with pytest.raises(UserError, match=rf"expected a run of {name}\.py"):
             figure(other)
     with pytest.raises(UserError, match=r"expected a run of padding\.py"):
-        sharding.padding(runs.recorded("cpu/11-fits"))
+        figures.padding(runs.recorded("cpu/11-fits"))
 
 
 @pytest.mark.parametrize(
@@ -528,7 +529,7 @@ def test_the_recordings_have_no_paths_of_their_machine():
 
 
 def test_what_notebook_11_says_of_its_recordings_is_so():
-    peaks = sharding.predicted(runs.recorded("cpu/11-fits"))
+    peaks = figures.predicted(runs.recorded("cpu/11-fits"))
     gb = {name: peak.bytes / 1e9 for name, peak in peaks.items()}
     assert len(peaks) == 14
     said = ["for 14 plans", f"One GPU needs {gb['1 GPU']:.0f} GB, and so does each of 1,024"]
@@ -548,7 +549,7 @@ def test_what_notebook_11_says_of_its_recordings_is_so():
     )
     said.append(f"{blocks:.1f} MB are kept instead of {off:.1f}")
     said.append(f"But {but_products:.1f} MB are kept")
-    found = sharding.factors(again)
+    found = figures.factors(again)
     said.append(f"at {found['blocks']['operations']:.2f}")
     times = [found[way]["time"] for way in ("blocks", "all but matrix products")]
     assert times[0] == pytest.approx(times[1], rel=0.1), "about that of *blocks*"
@@ -570,7 +571,7 @@ def test_bytes_of_fsdp2_depend_on_the_format_as_notebook_11_says():
     sent = {}
     for name in ("sharding-fp32-x2", "sharding-x2"):  # the second one in bf16
         run = runs.recorded(f"h200/11-{name}")
-        sent[name] = [float(row[-1].split("x ")[1]) for row in sharding.collectives(run).rows]
+        sent[name] = [float(row[-1].split("x ")[1]) for row in figures.collectives(run).rows]
     assert sent == {"sharding-fp32-x2": [1, 1.5, 1, 1], "sharding-x2": [1, 1, 0.75, 0.75]}
     text = (course.course_root() / "notebooks" / "11_fsdp.ipynb").read_text()
     assert "In float32 that is 1.5 times the bytes" in text

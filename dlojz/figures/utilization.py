@@ -1,6 +1,6 @@
 """Figures of recorded runs of large models: memory as predicted, and the share of the peak.
 
-They take a run of `notebooks/experiments/predicted.py`, which names the recordings it is about.
+They take a run of `dlojz/chapters/n11_fsdp/experiments/predicted.py`, which names the recordings it is about.
 """
 
 import matplotlib.pyplot as plt

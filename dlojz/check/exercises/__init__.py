@@ -209,7 +209,7 @@ MODULES = {
     "05_dataloader": "dlojz.chapters.n05_dataloader.exercise",
     "06_ddp": "dlojz.chapters.n06_ddp.exercise",
     "09_compile": "dlojz.chapters.n09_compile.exercise",
-    "11_fsdp": "dlojz.check.exercises.fsdp",
+    "11_fsdp": "dlojz.chapters.n11_fsdp.exercise",
 }
 BESIDE = {
     "00_cluster": "dlojz.chapters.n00c_cluster.exercise",

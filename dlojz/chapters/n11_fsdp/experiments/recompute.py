@@ -1,6 +1,6 @@
 """Activation checkpointing: what it keeps, what it computes again, and the time of a step.
 
-Submitted by a notebook: submit("notebooks/experiments/recompute.py").
+Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/recompute.py").
 
 A vision transformer trains without it, with it on each block, and with it on each block except for
 the matrix products, whose results are kept. Kept bytes are those that a forward pass allocates and
@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import idr_torch
 from dlojz.chapters import session
+from dlojz.chapters.n11_fsdp import transformers
 from dlojz.runs import log
-from dlojz.training import sharding, transformers
+from dlojz.training import sharding
 
 ATEN = torch.ops.aten
 PRODUCTS = [

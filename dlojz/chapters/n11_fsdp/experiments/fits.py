@@ -1,6 +1,6 @@
 """The memory of a training step on 1 to 1,024 GPUs, as `dlojz estimate` predicts it.
 
-Submitted by a notebook: submit("notebooks/experiments/fits.py --model vit_6b").
+Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/fits.py --model vit_6b").
 
 No GPU is needed. Each prediction runs steps of two short versions of the model, on tensors without
 memory, and adds the missing blocks: they are all equal.

@@ -1,6 +1,6 @@
 """The padding of FSDP2: bytes that are gathered of each parameter, by the number of processes.
 
-Submitted by a notebook: submit("notebooks/experiments/padding.py").
+Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/padding.py").
 
 FSDP2 cuts each parameter along one dimension, and all parts get the size of the largest one. A
 process group whose other members are fake, and tensors without memory, show what FSDP2 itself

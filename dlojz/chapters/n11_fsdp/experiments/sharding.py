@@ -1,6 +1,6 @@
 """A vision transformer on several processes: whole in each (DDP), or sharded (FSDP2) in many ways.
 
-Submitted by a notebook: submit("notebooks/experiments/sharding.py", n_gpu=2).
+Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/sharding.py", n_gpu=2).
 
 Each way trains the same model on the same images. Kept of each: its losses, its gradients after
 these steps against those of the first way, and their norm, the collectives of a step in the order
@@ -21,9 +21,10 @@ from torch.distributed.tensor import DTensor
 
 from dlojz import idr_torch
 from dlojz.chapters import session
+from dlojz.chapters.n11_fsdp import transformers
 from dlojz.course import UserError
 from dlojz.runs import log
-from dlojz.training import sharding, transformers
+from dlojz.training import sharding
 from dlojz.watch import evidence
 
 

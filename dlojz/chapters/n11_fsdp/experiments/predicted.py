@@ -1,6 +1,6 @@
 """What `dlojz estimate` predicts of recorded runs, and the operations of an image in each of them.
 
-Submitted by a notebook: submit("notebooks/experiments/predicted.py").
+Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/predicted.py").
 
 No GPU is needed: the steps of the trainer that was recorded run on tensors without memory. For a
 compiled run that is the same run without compiling.
