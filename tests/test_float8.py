@@ -12,8 +12,8 @@ mpl.use("Agg")
 
 from dlojz import runs
 from dlojz.chapters.n00b_machine import figures
+from dlojz.chapters.n11b_hybrid import float8
 from dlojz.course import UserError
-from dlojz.figures import float8
 from dlojz.runs import log
 
 

@@ -14,12 +14,12 @@ import torchvision
 
 from dlojz import runs
 from dlojz.chapters.n09b_modes.measured import imported
+from dlojz.chapters.n11b_hybrid import figures
+from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.estimate import estimate, operations
-from dlojz.figures import utilization as figures
 from dlojz.runs import log, stats
 from dlojz.runs.stats import Summary
-from dlojz.runs.utilization import Utilization, utilization
 from dlojz.training import models
 from dlojz.widgets.quiz import QUIZZES
 

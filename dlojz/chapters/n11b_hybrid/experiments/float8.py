@@ -1,6 +1,6 @@
 """Matrix products in 8 bits: what they lose, and on a GPU from which sizes on they are faster.
 
-Submitted by a notebook: submit("notebooks/experiments/float8.py").
+Submitted by a notebook: submit("dlojz/chapters/n11b_hybrid/experiments/float8.py").
 
 It needs torchao, an optional package, whose recipes scale a tensor by one number (tensorwise) or
 each of its rows by its own (rowwise). Lost is the relative distance from float32, of a linear layer

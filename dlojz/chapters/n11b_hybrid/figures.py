@@ -7,12 +7,12 @@ import matplotlib.pyplot as plt
 
 from dlojz import runs
 from dlojz.chapters.n00b_machine import figures
+from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.figures import memory, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
-from dlojz.runs.utilization import Utilization, utilization
 from dlojz.table import Table
 
 AGAIN = "#A9CCE3"  # pale, as it is not the model's
