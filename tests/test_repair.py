@@ -9,10 +9,10 @@ import torch
 from programs import experiment_file
 
 from dlojz import cli, course
+from dlojz.chapters.n09_repair import job as repair
 from dlojz.check import check, exercises, judge
 from dlojz.course import UserError, progress
 from dlojz.launch import SubmitError, submit
-from dlojz.training import repair
 
 REPOSITORY = Path(__file__).parent.parent
 BROKEN = (experiment_file("repair.py")).read_text()

@@ -215,7 +215,7 @@ BESIDE = {
     "00_cluster": "dlojz.chapters.n00c_cluster.exercise",
     "04_segments": "dlojz.chapters.n04b_roofline.exercise",
     "04_slow": "dlojz.chapters.n04c_slow.exercise",
-    "09_repair": "dlojz.check.exercises.repair",
+    "09_repair": "dlojz.chapters.n09_repair.exercise",
 }
 
 

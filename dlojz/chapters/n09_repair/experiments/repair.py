@@ -13,7 +13,7 @@ What must come: one graph, compiled once. Leave the compiling to the job.
 import torch
 from torch import nn
 
-from dlojz.training import repair
+from dlojz.chapters.n09_repair import job
 
 
 class Net(nn.Module):
@@ -34,4 +34,4 @@ class Net(nn.Module):
 
 
 if __name__ == "__main__":
-    repair.examine(Net)
+    job.examine(Net)

@@ -9,7 +9,7 @@ NOT_COMPARED = (State.UNMEASURED, "not compared", "compiled calls without an err
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.training.repair` has logged."""
+    """Return findings on what `dlojz.chapters.n09_repair.job` has logged."""
     file, eager, compiled = (cases[name] for name in ("file", "eager", "compiled"))
     return [
         *_values(file["large"], eager, compiled),

@@ -1,7 +1,7 @@
 """The network that a trainee repairs for torch.compile, call by call beside the prepared one.
 
 A repaired file ends with `repair.examine(Net)`. What that logs is judged by
-`dlojz.check.exercises.repair`. Both networks get the same weights and inputs, new ones in each run.
+`dlojz.chapters.n09_repair.exercise`. Both networks get the same weights and inputs, new ones in each run.
 """
 
 import argparse

@@ -1,0 +1,1 @@
+"""Notebook 09: a network that the compiler breaks, to repair."""
