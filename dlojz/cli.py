@@ -707,11 +707,11 @@ def _class(args):
 
 
 def _class_text(class_board, found, notebook):
-    from dlojz.check import exercises
+    from dlojz.check import exercise
 
     tables = (
         class_board.overview(found),
-        class_board.failing(found, exercises.nudges()),
+        class_board.failing(found, exercise.nudges()),
         class_board.jobs(found),
         class_board.parts(found, notebook),
         class_board.calibration(found),

@@ -7,7 +7,7 @@ import made
 from logs import write_log
 from made import RESNET
 
-from dlojz.check import exercises
+from dlojz.check import exercise as exercises
 
 LIGHT = {"model": "shufflenet_v2_x0_5", "image_size": 64, "batch_size": 32}
 VGG = RESNET | {"model": "vgg19"}

@@ -15,7 +15,8 @@ from waiting import until
 from conftest import REPOSITORY, cancel_all
 from dlojz import cli, course, launch
 from dlojz.chapters.n00c_cluster import batch, exercise, seen, throwaway
-from dlojz.check import check, exercises, judge
+from dlojz.check import check, judge
+from dlojz.check import exercise as exercises
 from dlojz.launch import SubmitError, asking, sbatch, slurm
 
 NAME = "00_cluster"

@@ -21,7 +21,7 @@ from logs import write_log
 from waiting import until
 
 from dlojz.check import audit as judged
-from dlojz.check.exercises import State
+from dlojz.check.exercise import State
 from dlojz.runs import log, records
 from dlojz.training import clocks, processes
 from dlojz.training.data import Batches, normalize

@@ -14,9 +14,10 @@ import pytest
 from logs import write_log
 
 from dlojz import cli, course, launch
-from dlojz.check import CheckError, bars, check, ending, exercises, is_open, judge, plan, run
+from dlojz.check import CheckError, bars, check, ending, is_open, judge, plan, run
+from dlojz.check import exercise as exercises
 from dlojz.check.ending import Cause, Ending, How, Role
-from dlojz.check.exercises import MECHANISM, SAME, Finding, State
+from dlojz.check.exercise import MECHANISM, SAME, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.course import progress
 from dlojz.launch import series

@@ -22,7 +22,7 @@ import pytest
 
 from conftest import fill
 from dlojz import classroom, cli, course, launch, widgets
-from dlojz.check import exercises, run
+from dlojz.check import exercise, run
 from dlojz.classroom import board, members, share, standing, summary
 from dlojz.course import UserError, progress
 
@@ -673,9 +673,9 @@ def test_the_check_that_keeps_most_trainees_comes_first_with_its_hint(folder):
 
 
 def test_every_hint_of_an_exercise_has_its_words():
-    found = exercises.nudges()
-    for step in exercises.MODULES:
-        for key, hint in exercises.find(step).hints.items():
+    found = exercise.nudges()
+    for step in exercise.MODULES:
+        for key, hint in exercise.find(step).hints.items():
             assert found[step, key] == hint.nudge
 
 

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from dlojz.chapters.n09_compile import exercise as compiling
 from dlojz.check import judge
-from dlojz.check.exercises import Runs, State
+from dlojz.check.exercise import Runs, State
 from dlojz.runs import log, records
 from dlojz.watch import compilation, evidence
 

@@ -7,7 +7,8 @@ import pytest
 from dlojz.chapters.n01_gpu import exercise
 from dlojz.chapters.n06_ddp import exercise as ddp
 from dlojz.chapters.n11_fsdp import exercise as fsdp
-from dlojz.check.exercises import Runs, State, common
+from dlojz.check import common
+from dlojz.check.exercise import Runs, State
 from dlojz.runs import log, records
 from dlojz.runs.folder import group_file
 

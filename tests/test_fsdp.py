@@ -13,7 +13,8 @@ from torch.distributed.tensor import Shard
 
 from dlojz import course, idr_torch
 from dlojz.chapters.n11_fsdp import exercise
-from dlojz.check import exercises, judge
+from dlojz.check import exercise as exercises
+from dlojz.check import judge
 from dlojz.check.ending import Ending, How
 from dlojz.launch import Request, series
 from dlojz.runs import log, records

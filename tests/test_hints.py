@@ -11,8 +11,8 @@ import torch
 import wrong
 
 from dlojz import course
-from dlojz.check import exercises
-from dlojz.check.exercises import common
+from dlojz.check import common
+from dlojz.check import exercise as exercises
 from dlojz.watch import replay
 
 KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlojz import course
-from dlojz.check import exercises
+from dlojz.check import exercise
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
@@ -68,7 +68,7 @@ print(json.dumps([dlojz.__path__[0], list(QUIZZES), nudges]))
     assert place == str(site / "dlojz")
     assert quizzes == list(QUIZZES)
     assert nudges == {
-        step: next(iter(exercises.find(step).hints.values())).nudge for step in course.CHAIN[1:]
+        step: next(iter(exercise.find(step).hints.values())).nudge for step in course.CHAIN[1:]
     }
 
 

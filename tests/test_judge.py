@@ -14,8 +14,9 @@ from logs import write_log
 from made import RESNET
 
 from dlojz import course
-from dlojz.check import CheckError, bars, ending, exercises, judge, run
-from dlojz.check.exercises import FASTER, PARTS, SAME, Finding, Runs, State, common
+from dlojz.check import CheckError, bars, common, ending, judge, run
+from dlojz.check import exercise as exercises
+from dlojz.check.exercise import FASTER, PARTS, SAME, Finding, Runs, State
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, records, stats
 

@@ -7,7 +7,8 @@ import pytest
 import wrong
 
 from dlojz import course
-from dlojz.check import exercises, judge, plan
+from dlojz.check import exercise as exercises
+from dlojz.check import judge, plan
 from dlojz.launch import Request, series
 
 SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 12"

@@ -3,7 +3,7 @@
 from logs import write_log
 
 from dlojz.chapters.n04_profiler import exercise
-from dlojz.check.exercises import State
+from dlojz.check.exercise import State
 from dlojz.runs import log
 
 

@@ -10,7 +10,7 @@ TESTS = {
     "test_stats.py": "from dlojz.runs import stats",
     "test_report.py": "from dlojz.runs.stats import summary",
     "test_judge.py": "import dlojz.check.judge",
-    "test_exercises.py": "from dlojz.check.exercises import ddp",
+    "test_exercises.py": "from dlojz.check.exercise import ddp",
     "test_n02_amp.py": "",
     "test_cases.py": "from dlojz.chapters import n02_amp as n02",
     "test_modes.py": "def test():\n    from dlojz.chapters.n02_amp import figures",

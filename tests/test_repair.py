@@ -10,7 +10,7 @@ from programs import experiment_file
 
 from dlojz import cli, course
 from dlojz.chapters.n09_repair import job as repair
-from dlojz.check import check, exercises, judge
+from dlojz.check import check, exercise, judge
 from dlojz.course import UserError, progress
 from dlojz.launch import SubmitError, submit
 
@@ -229,7 +229,7 @@ def verdict(tmp_path, monkeypatch):
     def call(changes):
         module = made.repaired(made.replaced(REPAIRED, changes), tmp_path, monkeypatch)
         repair.examine(module.Net)
-        return judge.repaired(exercises.prepared("09_repair"), tmp_path / "run", "")
+        return judge.repaired(exercise.prepared("09_repair"), tmp_path / "run", "")
 
     return call
 
@@ -256,7 +256,7 @@ def test_the_solution_differs_in_the_network_only():
 
 
 def test_each_hint_is_that_of_a_wrong_repair_or_of_a_job_that_failed():
-    known = set(exercises.prepared("09_repair").hints)
+    known = set(exercise.prepared("09_repair").hints)
     assert known - {hint for _, hint in WRONG.values()} == {"failed"}
 
 
@@ -299,7 +299,7 @@ def test_a_job_is_judged_and_its_verdict_kept(prepared):
     assert "if x.mean() > 0.5" in repr(found)
     assert found.parts == ("same values", "one graph")
     assert "faster" not in repr(found), "nothing is timed"
-    assert found.part("same values") == exercises.State.PASSED
+    assert found.part("same values") == exercise.State.PASSED
     assert progress.last("verdicts", "09_repair")["parts"]["one graph"] == "failed"
     assert cli.main(["check", "09_repair", job.id]) == 1
     (prepared / file).write_text(REPAIRED)

@@ -13,8 +13,9 @@ from programs import experiment_file
 
 from dlojz import course, runs
 from dlojz.chapters.n04b_roofline import exercise, job
-from dlojz.check import check, exercises, judge
-from dlojz.check.exercises import FASTER, State
+from dlojz.check import check, judge
+from dlojz.check import exercise as exercises
+from dlojz.check.exercise import FASTER, State
 from dlojz.course import progress
 from dlojz.launch import submit
 from dlojz.runs import log

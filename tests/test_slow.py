@@ -15,8 +15,8 @@ from dlojz.chapters.n04c_slow import cases as facts
 from dlojz.chapters.n04c_slow import exercise as judged
 from dlojz.chapters.n04c_slow import figures
 from dlojz.chapters.n04c_slow import job as slow
-from dlojz.check import check, exercises, judge
-from dlojz.check.exercises import State
+from dlojz.check import check, exercise, judge
+from dlojz.check.exercise import State
 from dlojz.launch import submit
 from dlojz.runs import log
 from dlojz.training import imports
@@ -265,7 +265,7 @@ def verdict(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.excepthook", None)
         monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
         slow.examine(file)
-        return judge.repaired(exercises.prepared("04_slow"), tmp_path / "run", "")
+        return judge.repaired(exercise.prepared("04_slow"), tmp_path / "run", "")
 
     return call
 
@@ -417,7 +417,7 @@ def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
 
 
 def test_each_hint_is_that_of_a_test():
-    known = {*exercises.prepared("04_slow").hints}
+    known = {*exercise.prepared("04_slow").hints}
     tested = {*FAULTS.values(), *(hint for _, hint in WRONG.values())}
     assert known - tested == {"failed", "time", "unmeasured"}
 

@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from dlojz.check import told
-from dlojz.check.exercises import State
+from dlojz.check.exercise import State
 from dlojz.runs import log, records
 
 TRAIN, VAL = [[2.0, 8, 1], [1.0, 8, 3], [4.0, 8, 0], [3.0, 4, 4]], [[1.5, 8, 4], [2.5, 2, 1]]

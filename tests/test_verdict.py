@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dlojz import course, launch
-from dlojz.check import exercises
-from dlojz.check.exercises import FASTER, MECHANISM, SAME, Finding, State
+from dlojz.check import exercise
+from dlojz.check.exercise import FASTER, MECHANISM, SAME, Finding, State
 from dlojz.check.judge import SPEED
 from dlojz.check.verdict import Verdict
 from dlojz.course import progress
@@ -13,7 +13,7 @@ from dlojz.runs import stats
 
 
 def verdict(*findings):
-    return Verdict("02_amp", list(findings), exercises.find("02_amp").hints)
+    return Verdict("02_amp", list(findings), exercise.find("02_amp").hints)
 
 
 def not_yet(folder, source="a trainer"):

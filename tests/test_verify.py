@@ -9,7 +9,7 @@ import pytest
 import verify
 import wrong
 
-from dlojz.check import exercises
+from dlojz.check import exercise
 
 HERE = "processor"
 SAID = {"passed": True, "hint": None, "text": "", "seconds": 10.0, "commit": "abc"}
@@ -151,7 +151,7 @@ def test_the_command_line_adds_up_a_file(text, code, said, tmp_path):
 
 
 def test_the_whole_museum_is_judged_on_a_processor_and_right_answers_everywhere():
-    steps = list(exercises.MODULES)
+    steps = list(exercise.MODULES)
     here, there = (verify.museum(steps, on_gpu, "x") for on_gpu in (False, True))
     names = {case.name for case in here if case.kind == "museum"}
     assert names == {a.name for a in wrong.museum() if not a.needs_gpu}

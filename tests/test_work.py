@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz.check import work as judged
-from dlojz.check.exercises import State
+from dlojz.check.exercise import State
 from dlojz.runs import log, records
 from dlojz.training import models, sharding
 from dlojz.watch import evidence, work

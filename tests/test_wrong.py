@@ -12,7 +12,8 @@ import pytest
 import wrong
 
 from dlojz import course
-from dlojz.check import ending, exercises, judge, plan
+from dlojz.check import ending, judge, plan
+from dlojz.check import exercise as exercises
 from dlojz.launch import Request, series
 
 FLAGS = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 --test-nsteps 6"

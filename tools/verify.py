@@ -23,7 +23,7 @@ import wrong
 from tqdm import tqdm
 
 from dlojz import course, launch
-from dlojz.check import check, exercises, plan, run
+from dlojz.check import check, exercise, plan, run
 from dlojz.course import presets
 from dlojz.machine import cpus, facts
 from dlojz.table import Table
@@ -59,11 +59,11 @@ LARGE = {  # on a GPU; 01 compares with the processor, so it gets less work
     "--lr 0.001 --sharding fsdp --checkpointing blocks",
 }
 ON_THE_DEVICE = {  # hints that another device may change
-    "01_gpu": {*exercises.read_hints("01_gpu"), "item"},
+    "01_gpu": {*exercise.read_hints("01_gpu"), "item"},
     "02_amp": {"scaler", "scaler-step", "scaler-update", "unscale", "tf32", "format", "item"},
     "03_channels_last": {"autotuner"},
     "06_ddp": {"device", "backend"},
-    "09_compile": {*exercises.read_hints("09_compile")},
+    "09_compile": {*exercise.read_hints("09_compile")},
 }
 
 
@@ -253,7 +253,7 @@ def trainees_job(case: Case, source: str) -> launch.Job:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Path(folder, "dlojz.py")
         trainer.write_text(source)
-        n_gpu = exercises.find(case.step).processes
+        n_gpu = exercise.find(case.step).processes
         job = launch.submit((str(trainer), *case.flags), n_gpu, name=f"verify-{case.step}")
     job.wait()
     return job
@@ -344,7 +344,7 @@ def _cases(args):
     # Without a GPU, any number of processes can share the processor.
     most = len(presets.gpus()) or math.inf
     steps = [course.step(step) for step in args.step] or [
-        step for step in exercises.MODULES if exercises.find(step).processes <= most
+        step for step in exercise.MODULES if exercise.find(step).processes <= most
     ]
     times = (3 if on_gpu else 30) if args.times is None else args.times
     makers = {

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from dlojz import course, launch
-from dlojz.check import ending, exercises, judge, plan, run
-from dlojz.check.exercises import FASTER
+from dlojz.check import ending, judge, plan, run
+from dlojz.check import exercise as exercises
+from dlojz.check.exercise import FASTER
 from dlojz.check.verdict import CheckError, Verdict
 from dlojz.course import progress
 from dlojz.runs import reached, stats

@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from dlojz.check.exercises import SAME, Finding, State
+from dlojz.check.exercise import SAME, Finding, State
 from dlojz.runs import log, records, stats
 
 # Updates in a verdict with one run. A share p of wrong ones is missed with (1 - p) ** 8: of one in

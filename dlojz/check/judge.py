@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz.check import audit, bars, ending, told, work
+from dlojz.check import audit, bars, common, ending, told, work
 from dlojz.check.ending import EndedRun, Role
-from dlojz.check.exercises import (
+from dlojz.check.exercise import (
     FASTER,
     MECHANISM,
     SAME,
@@ -19,7 +19,6 @@ from dlojz.check.exercises import (
     Runs,
     State,
     Timed,
-    common,
 )
 from dlojz.check.verdict import Verdict
 from dlojz.runs import log, outcome, stats

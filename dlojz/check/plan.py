@@ -9,7 +9,7 @@ from pathlib import Path
 from dlojz import course, launch
 from dlojz.check import audit, bars, judge
 from dlojz.check.ending import Role
-from dlojz.check.exercises import Exercise
+from dlojz.check.exercise import Exercise
 from dlojz.check.verdict import CheckError
 from dlojz.course import presets
 from dlojz.launch import series

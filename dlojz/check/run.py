@@ -15,7 +15,7 @@ from dlojz import course, launch
 from dlojz.check import judge
 from dlojz.check.audit import LOSSES
 from dlojz.check.ending import Cause, EndedRun, How, Role
-from dlojz.check.exercises import FASTER
+from dlojz.check.exercise import FASTER
 from dlojz.check.plan import Plan, hardware_of, placed
 from dlojz.check.verdict import CheckError
 from dlojz.course import presets, progress

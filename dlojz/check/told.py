@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Sequence
 
-from dlojz.check.exercises import SAME, Finding, State
+from dlojz.check.exercise import SAME, Finding, State
 from dlojz.runs import log
 
 WHICH, HINT = (SAME, "told", "losses and accuracy in the log"), "told"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 
 from dlojz import launch
-from dlojz.check.exercises import FASTER, PARTS, Finding, State
+from dlojz.check.exercise import FASTER, PARTS, Finding, State
 from dlojz.course import UserError, diff, progress
 from dlojz.runs import stats
 from dlojz.runs.reached import Reached

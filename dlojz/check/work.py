@@ -8,7 +8,7 @@ another form is the same: what is missing must be outweighed by what is there in
 from collections import Counter
 from collections.abc import Sequence
 
-from dlojz.check.exercises import SAME, Finding, State
+from dlojz.check.exercise import SAME, Finding, State
 from dlojz.runs import log
 
 WHICH, HINT = (SAME, "work", "work of a step"), "work"

@@ -84,7 +84,7 @@ def _jobs(found, member):
 def failing(found: Classroom, nudges: Mapping[tuple[str, str], str] | None = None) -> Table:
     """Return a table of the checks that fail, first the one that keeps most trainees.
 
-    nudges: by step and hint, what a trainee is shown; see `dlojz.check.exercises.nudges`.
+    nudges: by step and hint, what a trainee is shown; see `dlojz.check.exercise.nudges`.
     """
     rows = []
     for row in standing.failing(found):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dlojz.chapters.n00c_cluster import seen
 from dlojz.chapters.n00c_cluster.seen import Task
-from dlojz.check.exercises import Finding, Prepared, State
+from dlojz.check.exercise import Finding, Prepared, State
 
 GOT, HEARD = "what the tasks got", "what the script hears"
 NODES, PER_NODE, CORES = 2, 2, 2  # what the script's first lines say is wanted

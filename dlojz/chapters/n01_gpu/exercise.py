@@ -7,8 +7,8 @@ rehearsal is given --no-non-blocking as well, which the copies must follow; on a
 
 from dataclasses import replace
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs, State, shown
-from dlojz.check.exercises.common import inputs, like, losses, no_brake, words
+from dlojz.check.common import inputs, like, losses, no_brake, words
+from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, State, shown
 
 REHEARSAL, WAITS = "rehearsal", "no-non-blocking"
 # On meta most of the time is that of batch normalization: of small models resnet18 has the fewest.

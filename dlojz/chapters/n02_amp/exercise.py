@@ -2,14 +2,8 @@
 
 import math
 
-from dlojz.check.exercises import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen
-from dlojz.check.exercises.common import (
-    finite_momenta,
-    flag,
-    like,
-    no_brake,
-    words,
-)
+from dlojz.check.common import finite_momenta, flag, like, no_brake, words
+from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen
 
 FP16, FP32 = "fp16-clipped", "fp32-accumulates"
 BF16 = "bf16"

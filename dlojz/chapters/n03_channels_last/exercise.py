@@ -1,7 +1,7 @@
 """03_channels_last: weights, images and activations have their channels next to each other."""
 
-from dlojz.check.exercises import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
-from dlojz.check.exercises.common import flag, inputs, like, no_brake, words
+from dlojz.check.common import flag, inputs, like, no_brake, words
+from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
 
 WANTED = "channels_last"
 OTHERWISE = "no-channels-last"

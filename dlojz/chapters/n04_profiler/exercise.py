@@ -1,7 +1,7 @@
 """04_profiler: a trace of a few steps of the training, and no profiler in any other step."""
 
-from dlojz.check.exercises import MECHANISM, Exercise, Extra, Finding, Runs, Unseen
-from dlojz.check.exercises.common import flag, like, no_brake
+from dlojz.check.common import flag, like, no_brake
+from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.runs import log
 from dlojz.runs.folder import trace_file
 from dlojz.traces import trace

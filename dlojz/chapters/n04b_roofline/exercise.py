@@ -2,7 +2,7 @@
 
 import math
 
-from dlojz.check.exercises import FASTER, Finding, Prepared, State
+from dlojz.check.exercise import FASTER, Finding, Prepared, State
 from dlojz.runs import stats
 
 VALUES, FEW = "same values", "few operations"

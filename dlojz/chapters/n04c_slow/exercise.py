@@ -1,7 +1,7 @@
 """04_slow: a slow program does the same work in the clean program's time, fault by fault."""
 
 from dlojz.chapters.n04c_slow import cases as slow
-from dlojz.check.exercises import Finding, Prepared, State
+from dlojz.check.exercise import Finding, Prepared, State
 
 SAME, REPAIRED, FAST = "same work", "six repairs", "as fast"
 CLOSE = 1e-2  # as a share: right repairs differ by rounding, up to 3e-4, wrong ones by a tenth

@@ -2,17 +2,8 @@
 
 import math
 
-from dlojz.check.exercises import (
-    MECHANISM,
-    SAME,
-    Exercise,
-    Extra,
-    Finding,
-    Runs,
-    Unseen,
-    shown,
-)
-from dlojz.check.exercises.common import like, no_brake
+from dlojz.check.common import like, no_brake
+from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen, shown
 
 EPOCHS = "two-epochs"
 SMALL = (

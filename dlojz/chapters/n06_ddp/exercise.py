@@ -3,17 +3,8 @@
 import math
 from collections import Counter
 
-from dlojz.check.exercises import (
-    MECHANISM,
-    SAME,
-    WORK_FIRST,
-    Exercise,
-    Extra,
-    Finding,
-    Runs,
-    Unseen,
-)
-from dlojz.check.exercises.common import alike, no_brake, words
+from dlojz.check.common import alike, no_brake, words
+from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.runs.folder import group_file
 
 # Another seed than 0, which a sampler has without being asked.

@@ -4,7 +4,8 @@ import re
 import statistics
 
 from dlojz.chapters.n09_compile.breakeven import BreakEven
-from dlojz.check.exercises import (
+from dlojz.check.common import alike, flag, like, no_brake
+from dlojz.check.exercise import (
     FASTER,
     MECHANISM,
     WORK_FIRST,
@@ -16,7 +17,6 @@ from dlojz.check.exercises import (
     Timed,
     Unseen,
 )
-from dlojz.check.exercises.common import alike, flag, like, no_brake
 from dlojz.runs import log, stats
 
 OTHERWISE, BACKEND = "not-compiled", "aot_eager"

@@ -1,6 +1,6 @@
 """09_repair: a network computes what it did, and torch.compile makes one graph of it, once."""
 
-from dlojz.check.exercises import Finding, Prepared, State
+from dlojz.check.exercise import Finding, Prepared, State
 
 VALUES, GRAPH = "same values", "one graph"
 WARM = 10  # calls in which the counter may change the values

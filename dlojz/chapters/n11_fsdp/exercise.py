@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from functools import partial
 
-from dlojz.check.exercises import (
+from dlojz.check.common import alike, flag, like, no_brake, words
+from dlojz.check.exercise import (
     FASTER,
     MECHANISM,
     SAME,
@@ -18,7 +19,6 @@ from dlojz.check.exercises import (
     Unseen,
     shown,
 )
-from dlojz.check.exercises.common import alike, flag, like, no_brake, words
 
 SMALL = "--test --data synthetic --model vit_tiny --image-size 32 -b 8 --precision fp32"
 UPDATES, COPIES = "two-batches", "copies"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
 
-from dlojz.check.exercises import MECHANISM, SAME, Finding, State, Unseen, shown
+from dlojz.check.exercise import MECHANISM, SAME, Finding, State, Unseen, shown
 from dlojz.runs import log
 
 
