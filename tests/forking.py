@@ -49,7 +49,7 @@ def serve(path: str):
     from torchvision.models.resnet import ResNet
     from torchvision.models.shufflenetv2 import ShuffleNetV2
 
-    from dlojz.training import chronometer, conductor, data, flags, models
+    from dlojz.training import chronometer, conductor, data, flags, models  # noqa: F401
     from dlojz.watch import evidence  # noqa: F401
 
     load_in_forks()

@@ -17,7 +17,7 @@ from dlojz import cli, course, launch
 from dlojz.chapters.n00c_cluster import batch, exercise, seen, throwaway
 from dlojz.check import check, judge
 from dlojz.check import exercise as exercises
-from dlojz.launch import SubmitError, asking, sbatch, slurm
+from dlojz.launch import SubmitError, asking, slurm
 
 NAME = "00_cluster"
 BROKEN = (experiment_file("allocation.sbatch")).read_text()
@@ -182,7 +182,7 @@ def prepared(course_folder):
 
 def test_a_job_is_judged_and_hinted_at(prepared, on_slurm):
     file = course.own(NAME)
-    job = sbatch(file)
+    job = batch.sbatch(file)
     job.wait(120)
     found = check(NAME, job)
     assert not found.passed
@@ -199,9 +199,9 @@ def test_without_a_slurm_it_says_what_to_install(prepared, monkeypatch):
     monkeypatch.setattr(throwaway, "where", lambda: "")
     monkeypatch.setattr(throwaway, "PROGRAMS", ("no-such-program",))
     with pytest.raises(SubmitError, match="no no-such-program here: apt-get install"):
-        sbatch(course.own(NAME))
+        batch.sbatch(course.own(NAME))
     with pytest.raises(SubmitError, match=r"no batch script 'x'.*course\.own"):
-        sbatch("x")
+        batch.sbatch("x")
     assert launch.jobs() == []
 
 
@@ -210,9 +210,9 @@ def test_one_is_started_where_there_is_none_and_ends_after_its_process(prepared,
     (prepared / "slurm").symlink_to(REPOSITORY / "slurm")
     program = """
 import os, signal
-from dlojz.launch import sbatch, throwaway
+from dlojz.launch import throwaway
 assert throwaway.where() == "throw-away"
-job = sbatch("solutions/allocation.sbatch")
+job = batch.sbatch("solutions/allocation.sbatch")
 job.wait(120)
 print(job.info["throw_away"], job.state, len(list(job.directory.glob("seen-*.json"))))
 print(throwaway._folder, flush=True)

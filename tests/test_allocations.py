@@ -14,11 +14,11 @@ from torch.cuda import _memory_viz
 from dlojz import course, runs
 from dlojz.chapters import session
 from dlojz.chapters.n01b_memory import figures
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
 from dlojz.runs.stats import summary
+from dlojz.training import imports
 
 MIB = 2**20
 SMALL = ("--model", "resnet18", "--image-size", "64")
@@ -87,7 +87,7 @@ def test_accumulation_counts_a_quarter_of_the_activations(ran):
 
 def test_the_peak_of_a_counted_update_is_that_of_the_estimate(ran):
     folder = ran("alive", *SMALL, "-b", "8")
-    trainer = imported(course.solution("01_gpu"))
+    trainer = imports.trainer(course.solution("01_gpu"))
     plan = estimate.Plan("resnet18", 1, "ddp", 8, 64, "off", "fp32")
     expected = max(peak.bytes for peak in estimate.measured(trainer, plan).values())
     counted = log.read(folder).measures[0].value
@@ -142,7 +142,7 @@ def test_on_a_gpu_torch_records_the_snapshot(ran, monkeypatch):
     monkeypatch.setattr(recorder, "_record_memory_history", lambda **how: calls.append(how))
     monkeypatch.setattr(recorder, "_snapshot", lambda: {"device_traces": [[], trace]})
     module = load("snapshot")
-    trainer = imported(course.solution("01_gpu"))
+    trainer = imports.trainer(course.solution("01_gpu"))
     plan = estimate.Plan("resnet18", 1, "ddp", 2, 32, "off", "fp32")
     found = module.recorded(trainer, plan, torch.device("cpu"))
     assert found["device_traces"][1] == trace

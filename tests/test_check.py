@@ -145,7 +145,7 @@ def test_where_no_gain_is_asked_nothing_is_compared(job):
     assert launch.latest("check-01_gpu") == series, "nor does the next check run the band"
 
 
-@pytest.mark.parametrize("step", exercises.MODULES)
+@pytest.mark.parametrize("step", exercises.STEPS)
 def test_updates_that_are_done_again_are_not_made_of_other_roundings(step):
     """A GPU has many ways to sum; batch normalization of few images magnifies what is between them.
 

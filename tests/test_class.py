@@ -674,7 +674,7 @@ def test_the_check_that_keeps_most_trainees_comes_first_with_its_hint(folder):
 
 def test_every_hint_of_an_exercise_has_its_words():
     found = exercise.nudges()
-    for step in exercise.MODULES:
+    for step in exercise.STEPS:
         for key, hint in exercise.find(step).hints.items():
             assert found[step, key] == hint.nudge
 

@@ -263,45 +263,27 @@ def test_outside_the_course_one_is_told_where_to_go(tmp_path, monkeypatch):
 # a module beside them.
 MAY_IMPORT = {
     "__init__": set(),
-    "course": set(),
     "idr_torch": set(),
     "images": set(),
     "machine": set(),
     "table": set(),
-    "presets": {"machine"},
-    "classroom": {"course", "launch"},
-    "progress": {"classroom", "course", "table"},
+    "course": {"machine", "table"},
     "runs": {"course", "idr_torch", "machine"},
-    "sites": {"course"},
-    "updates": {"course"},
-    "figures": {"classroom", "course", "progress", "runs", "sites", "table"},
-    "jobs": {"course", "idr_torch", "presets", "runs"},
-    "training": {"course", "idr_torch", "images", "machine", "runs"},
-    "dlojz": {"idr_torch", "runs", "training"},
-    "launch": {"course", "jobs", "runs", "sites", "table", "training"},
-    "check": {"course", "images", "launch", "machine", "presets", "progress", "runs", "table"},
-    "rehearse": {"course", "launch", "machine", "progress", "runs", "table"},
-    "syllabus": {"course", "rehearse", "table"},
-    "widgets": {"course", "figures", "launch", "progress", "runs", "table", "updates"},
-    "cli": {
-        "check",
-        "classroom",
-        "course",
-        "figures",
-        "images",
-        "launch",
-        "machine",
-        "presets",
-        "progress",
-        "rehearse",
-        "runs",
-        "sites",
-        "syllabus",
-        "table",
-        "updates",
-    },
-    "idr_pytools": {"launch", "widgets"},
+    "traces": {"course", "runs"},
+    "training": {"course", "idr_torch", "images", "runs"},
+    "watch": {"course", "idr_torch", "machine", "runs", "traces", "training"},
+    "dlojz": {"idr_torch", "runs", "training", "watch"},
+    "estimate": {"course", "idr_torch", "runs", "training"},
+    "jobs": {"course", "idr_torch", "runs"},
+    "launch": {"course", "jobs", "runs", "table", "training"},
+    "figures": {"course", "runs", "table", "traces"},
+    "check": {"course", "images", "launch", "machine", "runs", "table"},
+    "classroom": {"course", "figures", "launch", "machine", "runs", "table"},
+    "widgets": {"classroom", "course", "figures", "launch", "runs", "table"},
 }
+MAY_IMPORT["chapters"] = {*MAY_IMPORT} - {"__init__", "classroom", "dlojz"}
+MAY_IMPORT["cli"] = {*MAY_IMPORT} - {"__init__", "dlojz"}
+MAY_IMPORT["idr_pytools"] = {"launch", "widgets"}
 
 
 def room(path):
@@ -341,14 +323,35 @@ def test_no_file_is_named_like_a_package_that_it_would_hide():
     assert not list(REPOSITORY.glob("**/dl.py"))
 
 
-WITH_TORCH = {"dlojz.dlojz"}  # and the room training
+def test_a_chapter_imports_no_other_but_its_first_part():
+    """Notebook 09b may show what 09 draws: n09b_modes and n09_repair import n09_compile."""
+    folders = [f for f in (REPOSITORY / "dlojz/chapters").iterdir() if f.is_dir()]
+    names = {f.name for f in folders}
+    strayed = [
+        f"{file}: {word}"
+        for folder in folders
+        for file in folder.rglob("*.py")
+        for word in re.findall(r"\bn\d\d[a-z]?_\w+", file.read_text())
+        if word in names - {folder.name} and word[1:3] != folder.name[1:3]
+    ]
+    assert strayed == []
 
 
-def test_only_training_imports_torch_as_it_is_loaded():
+WITH_TORCH = ("dlojz.dlojz", "dlojz.training", "dlojz.watch", "dlojz.estimate")
+
+
+def needs_torch(name):
+    """Whether a module belongs to a job: the trainer, what it imports, a chapter's programs."""
+    programs = r"job|graphs|measured|transformers|experiments\.\w+"
+    job = re.fullmatch(rf"dlojz\.chapters\.(session|harness|\w+\.({programs}))", name)
+    return job or name.startswith(WITH_TORCH)
+
+
+def test_only_what_a_job_runs_imports_torch_as_it_is_loaded():
     """So the command line, a notebook's widgets and a login node do not wait for it."""
     files = sorted((REPOSITORY / "dlojz").rglob("*.py"))
     names = [".".join(f.relative_to(REPOSITORY).with_suffix("").parts) for f in files]
-    without = [n for n in names if n not in WITH_TORCH and not n.startswith("dlojz.training")]
+    without = [n for n in names if not needs_torch(n)]
     code = (
         "import importlib, sys\n"
         "for name in sys.argv[1:]:\n"

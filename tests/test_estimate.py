@@ -15,14 +15,13 @@ from torch._subclasses import fake_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from dlojz import cli, idr_torch, runs
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.estimate.storages import Storages
 from dlojz.figures import memory as figures
 from dlojz.runs import log, memory, source
 from dlojz.runs.memory import MIB, Allocator, Peak
-from dlojz.training import data, models, private
+from dlojz.training import data, imports, models, private
 
 REPOSITORY = Path(__file__).parent.parent
 TINY = models.ViT(patch=8, layers=16, heads=2, width=64, mlp=256)
@@ -32,7 +31,7 @@ TOKENS = 17  # of an image of 32 pixels
 
 @pytest.fixture(scope="module")
 def trainer():
-    return imported(REPOSITORY / "solutions/dlojz_09_compile.py")
+    return imports.trainer(REPOSITORY / "solutions/dlojz_09_compile.py")
 
 
 @pytest.fixture
@@ -206,7 +205,7 @@ def test_fsdp_holds_a_share_of_weights_gradients_and_state(gpus, trainer, tiny):
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_trainer_that_shards_by_itself_is_asked(sharding, checkpointing, trainer, tiny):
     tiny(2)
-    own = imported(REPOSITORY / "solutions/dlojz_11_fsdp.py")
+    own = imports.trainer(REPOSITORY / "solutions/dlojz_11_fsdp.py")
     how = {"gpus": 2, "sharding": sharding, "checkpointing": checkpointing}
     mine, usual = (estimate.measured(t, plan(**how))["backward begins"] for t in (own, trainer))
     assert mine.bytes == pytest.approx(usual.bytes, rel=0.03)
@@ -630,7 +629,7 @@ def test_a_recorded_transformer_is_met(path, monkeypatch):
 
 def test_what_was_predicted_of_the_transformers_is_what_would_be_now():
     case = log.read(runs.recorded(PREDICTED)).cases["h200/11-vit_2b-b0032-blocks"]
-    own = imported(REPOSITORY / "solutions/dlojz_11_fsdp.py")
+    own = imports.trainer(REPOSITORY / "solutions/dlojz_11_fsdp.py")
     asked = estimate.Plan(**case["plan"] | {"flags": tuple(case["plan"]["flags"])})
     start = log.read(runs.recorded("h200/11-vit_2b-b0032-blocks")).start
     assert asked == estimate.planned(start)

@@ -11,9 +11,9 @@ from programs import REPOSITORY, experiment_file, load
 mpl.use("Agg")
 
 from dlojz import runs
-from dlojz.chapters.n00b_machine import figures
 from dlojz.chapters.n11b_hybrid import float8
 from dlojz.course import UserError
+from dlojz.figures import peaks
 from dlojz.runs import log
 
 
@@ -77,7 +77,7 @@ def test_what_notebook_11b_says_of_the_recorded_layers_is_so():
     assert work[second] == 16 * work[first]
     assert ms[second]["bf16"] == pytest.approx(ms[first]["bf16"], rel=0.02)
     assert "1024x4096x16384" in slower, "a layer of 4,096 x 16,384 with 1,024 rows"
-    product = figures.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
+    product = peaks.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
     gains = [largest["bf16"] / largest[recipe] for recipe in ("tensorwise", "rowwise")]
     said = ["{:.2f} times as fast with one scale for each tensor, and {:.2f} times".format(*gains)]
     said += [f"At {product:.0f} TFLOP/s the first one's products take "]

@@ -18,6 +18,7 @@ import torch
 from dlojz import runs
 from dlojz.chapters.n00b_machine import figures
 from dlojz.course import UserError
+from dlojz.figures import peaks
 from dlojz.machine import hardware
 from dlojz.runs import log
 from dlojz.widgets.answer import ANSWERS
@@ -213,7 +214,7 @@ def test_the_numbers_of_the_text_follow_from_the_table():
 
 
 def test_the_recorded_h200_reaches_what_the_text_says():
-    found = figures.measured(runs.recorded("h200/00-ceilings"))
+    found = peaks.measured(runs.recorded("h200/00-ceilings"))
     assert found.recorded
     row = hardware.same_as(found.device, list(SOLD.values()))
     assert row is H200
@@ -236,7 +237,7 @@ def test_the_peak_holds_at_the_clock_that_the_text_says():
     (window,) = log.read(runs.recorded("h200/03-resnet50-fp16-nhwc-b0256")).windows
     high, low = window["sm_clock_mhz"]
     assert f"a recorded training ran at {low:,} to {high:,} MHz" in text
-    bf16 = figures.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
+    bf16 = peaks.measured(runs.recorded("h200/00-ceilings")).tflops["bf16"]
     shares = [100 * bf16 / H200.speed("bf16") * ratio for ratio in (1, H100.clock_mhz / high)]
     assert "at {:,} the {:.0f} % of bf16 would be {:.0f} %".format(high, *shares) in text
     best = log.read(runs.recorded("h200/11-vit_6b-b0064-off-fsdp-compiled-x2")).ranks
@@ -263,7 +264,7 @@ def test_the_measured_row_comes_from_the_log(tmp_path):
         measure("matrix product", 250.0, "TFLOP/s", variant="bf16"),
         measure("matrix product", 120.0, "TFLOP/s", variant="tf32"),
     )
-    found = figures.measured(path)
+    found = peaks.measured(path)
     assert found.tflops == {"bf16": 250, "tf32": 120}
     assert found.memory_gb_per_s == 1600
     assert found.label == "NVIDIA A100-SXM4-80GB, measured here"
@@ -281,26 +282,26 @@ def test_torch_sees_one_of_two_dies(tmp_path):
     path = experiment(
         tmp_path / "e.jsonl", measure("matrix product", 150, "TFLOP/s", variant="fp16")
     )
-    [row] = figures.shares(figures.measured(path), MI250X).rows
+    [row] = figures.shares(peaks.measured(path), MI250X).rows
     assert row[2:] == ("150", "191.5", "78%")
 
 
 def test_an_unknown_device_is_measured_and_has_no_share(tmp_path):
     path = experiment(tmp_path / "e.jsonl", measure("memory", 20, "GB/s"), device="Some CPU")
-    found = figures.measured(path)
+    found = peaks.measured(path)
     assert hardware.same_as(found.device, list(SOLD.values())) is None
     assert figures.shares(found, None).rows == [("copy in memory", "GB/s", "20", "", "")]
 
 
 def test_a_run_that_measured_nothing_is_an_error(tmp_path):
     with pytest.raises(UserError, match="nothing was measured"):
-        figures.measured(experiment(tmp_path / "e.jsonl"))
+        peaks.measured(experiment(tmp_path / "e.jsonl"))
 
 
 def test_each_device_is_drawn_at_its_memory_and_its_speeds(tmp_path):
     path = experiment(tmp_path / "e.jsonl", measure("memory", 1600, "GB/s"),
                  measure("matrix product", 250, "TFLOP/s", variant="bf16"))  # fmt: skip
-    ax = figures.plot_ridges([A100, H100], [figures.measured(path)])
+    ax = figures.plot_ridges([A100, H100], [peaks.measured(path)])
     points = {tuple(p) for c in ax.collections for p in c.get_offsets().tolist()}
     assert {(2039, 312), (2039, 19.5), (3350, 1979), (1600, 250)} <= points
     names = [t.get_text() for t in ax.texts]

@@ -65,10 +65,10 @@ def named(module):
     return found
 
 
-@pytest.mark.parametrize("step", exercises.MODULES)
+@pytest.mark.parametrize("step", exercises.STEPS)
 def test_every_hint_that_is_named_exists(step):
     exercise = exercises.find(step)
-    own = named(import_module(exercises.MODULES[step]))
+    own = named(import_module(f"dlojz.chapters.{course.chapter(step)}.exercise"))
     errors = {hint for _, hint in exercise.errors}
     answers = {answer.expect for answer in wrong.every() if answer.step == step}
     assert own, "the test would pass if it found no name at all"
@@ -76,13 +76,13 @@ def test_every_hint_that_is_named_exists(step):
     assert own | errors | answers | {*exercise.hint_of.values(), *named(common)} <= known
 
 
-@pytest.mark.parametrize("step", exercises.MODULES)
+@pytest.mark.parametrize("step", exercises.STEPS)
 def test_every_hint_of_an_exercise_is_named_by_it(step):
-    source = inspect.getsource(import_module(exercises.MODULES[step]))
+    source = inspect.getsource(import_module(f"dlojz.chapters.{course.chapter(step)}.exercise"))
     assert [key for key in exercises.read_hints(step) if f'"{key}"' not in source] == []
 
 
-@pytest.mark.parametrize("step", ["common", *course.PREPARED, *exercises.MODULES])
+@pytest.mark.parametrize("step", ["common", *course.PREPARED, *exercises.STEPS])
 def test_a_hint_is_whole(step):
     for key, hint in exercises.read_hints(step).items():
         assert KEY.fullmatch(key)

@@ -20,14 +20,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
 from dlojz import course, launch, runs
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.chapters.n11_fsdp import figures
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.figures import memory
 from dlojz.launch import Request, series
 from dlojz.runs import log
-from dlojz.training import models
+from dlojz.training import imports, models
 from dlojz.widgets.answer import ANSWERS
 
 REPOSITORY = Path(__file__).parent.parent
@@ -232,7 +231,7 @@ def test_copies_hold_more_and_pad_less():
     assert many.parts["parameters"] == pytest.approx(64 * one.parts["parameters"], rel=0.3)
     assert many.parts["gathered"] < 0.2 * one.parts["gathered"]
     plan = estimate.Plan("vit_tiny", 10, "fsdp", 2, 224, "off", "fp32", copies=4)
-    trainer = imported(course.solution("11"))
+    trainer = imports.trainer(course.solution("11"))
     with pytest.raises(UserError, match="equal numbers"):
         estimate.check(trainer, plan)
 
@@ -472,7 +471,7 @@ def test_a_prediction_from_equal_blocks_is_that_of_the_whole_model(train, tmp_pa
     train(experiment_file("fits.py"), tmp_path, *flags)
     found = figures.predicted(tmp_path)
     assert [*found] == ["8 GPUs, DDP", "8 GPUs, FSDP", "8 GPUs, FSDP, checkpointing"]
-    trainer = imported(course.solution(course.CHAIN[-1]))
+    trainer = imports.trainer(course.solution(course.CHAIN[-1]))
     *_, case = log.read(tmp_path).cases.values()
     whole = estimate.result(trainer, estimate.Plan(**case["plan"] | {"flags": ()}))
     *_, peak = found.values()

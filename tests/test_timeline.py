@@ -12,8 +12,7 @@ from programs import load
 from traces import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
 from dlojz import cli, course, runs
-from dlojz.chapters.n00b_machine import figures
-from dlojz.figures import report, timeline
+from dlojz.figures import peaks, report, timeline
 from dlojz.runs import log, stats
 from dlojz.runs.folder import trace_file
 from dlojz.runs.log import PHASES
@@ -293,7 +292,7 @@ def test_what_notebook_04b_says_of_the_recorded_averages_is_so():
     said += [f"batch normalization: {normal:.1f} ms, {normal / ms:.1f} times as much as all"]
     forward = [row for row in rows if row["op"] == "aten::native_batch_norm"]
     gb = sum(2 * math.prod(row["shapes"][0]) * row["calls"] for row in forward) / 1e9
-    tb = figures.measured(runs.recorded("h200/00-ceilings")).memory_gb_per_s / 1000
+    tb = peaks.measured(runs.recorded("h200/00-ceilings")).memory_gb_per_s / 1000
     said += [f"{gb:.2f} GB, read and written eight times", f"copies {tb:.1f} TB/s"]
     said += [f"that would be {8 * gb / tb:.1f} ms"]
     step = stats.summary(runs.recorded("h200/03-resnet50-bf16-nhwc-b0128")).step_ms
@@ -310,7 +309,7 @@ def test_what_notebook_04b_says_of_the_recorded_segments_is_so():
     cases = log.read(runs.recorded("h200/04-segments")).cases
     ms = {name: statistics.median(case["ms"]) for name, case in cases.items()}
     two, best = ms.pop("two scatter_add_"), min(ms.values())
-    ceilings = figures.measured(runs.recorded("h200/00-ceilings"))
+    ceilings = peaks.measured(runs.recorded("h200/00-ceilings"))
     times = two / 1000 * 1e9 * ceilings.memory_gb_per_s / (20_000 * 32 * 4)
     spent = cases["two scatter_add_"]["ms"]
     said = [f"two `scatter_add_` took {two:.2f} ms, "]

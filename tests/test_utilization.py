@@ -13,14 +13,13 @@ mpl.use("Agg")
 import torchvision
 
 from dlojz import runs
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.chapters.n11b_hybrid import figures
 from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.estimate import estimate, operations
 from dlojz.runs import log, stats
 from dlojz.runs.stats import Summary
-from dlojz.training import models
+from dlojz.training import imports, models
 from dlojz.widgets.quiz import QUIZZES
 
 REPOSITORY = Path(__file__).parent.parent
@@ -33,7 +32,7 @@ SAVED = "vit_6b, 32 images, FSDP on 2 GPUs, checkpointing"
 
 @pytest.fixture(scope="module")
 def trainer():
-    return imported(REPOSITORY / "solutions/dlojz_11_fsdp.py")
+    return imports.trainer(REPOSITORY / "solutions/dlojz_11_fsdp.py")
 
 
 def counted(trainer, model, checkpointing="off", **more):

@@ -84,7 +84,7 @@ def test_on_a_gpu_the_notebooks_batch_comes_first_and_small_ones_after_it():
 
 
 def test_on_a_gpu_only_those_wrong_answers_are_judged_whose_hint_depends_on_it():
-    steps = list(verify.exercises.MODULES)
+    steps = list(verify.exercises.STEPS)
     everywhere = {(c.step, c.name) for c in verify.wrong_answers(steps, False, HERE)}
     there = {(c.step, c.name) for c in verify.wrong_answers(steps, True, HERE)}
     assert ("01_gpu", "model-left-behind") in there
@@ -151,7 +151,7 @@ def test_the_command_line_adds_up_a_file(text, code, said, tmp_path):
 
 
 def test_the_whole_museum_is_judged_on_a_processor_and_right_answers_everywhere():
-    steps = list(exercise.MODULES)
+    steps = list(exercise.STEPS)
     here, there = (verify.museum(steps, on_gpu, "x") for on_gpu in (False, True))
     names = {case.name for case in here if case.kind == "museum"}
     assert names == {a.name for a in wrong.museum() if not a.needs_gpu}

@@ -93,7 +93,7 @@ def judged(step):
     return [answer for answer in wrong.judged_here(step) if not answer.needs_time]
 
 
-@pytest.fixture(scope="module", params=exercises.MODULES)
+@pytest.fixture(scope="module", params=exercises.STEPS)
 def runs(request, tmp_path_factory):
     """(step, its job): solution, starter and all wrong answers of a step, run in one job."""
     step, folder = request.param, tmp_path_factory.mktemp("wrong")

@@ -1,4 +1,4 @@
-"""The faults that `dlojz.traces.suspects` names in the recorded traces: `python tools/confusion.py`.
+"""The faults that `traces.suspects` names in the recorded traces: `python tools/confusion.py`.
 
 Prints, for each set of traces, how often each planted fault was named as each fault. The thresholds
 were chosen on the traces called fault; those called held-out and unseen are of other training runs,

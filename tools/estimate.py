@@ -21,10 +21,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.estimate import estimate
 from dlojz.figures import memory as figures
 from dlojz.runs import log
+from dlojz.training import imports
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("resnet50", "resnet152", "vit_600m", "vit_2b", "vit_6b")
@@ -64,7 +64,7 @@ def compare(file: Path) -> dict:
     """Return the predicted and the recorded peak of a run; recorded: None if out of memory."""
     ranks = log.read_ranks(file.parent if file.stem == "events" else file)
     run, plan = ranks[0], estimate.planned(ranks[0].start)
-    trainer = imported(ROOT / run.start["command"].split()[0])
+    trainer = imports.trainer(ROOT / run.start["command"].split()[0])
     found = figures.highest(estimate.result(trainer, plan))[1]
     peak, why, more = max(rank.memory["device_peak_bytes"] for rank in ranks), note(run, plan), 0
     lost = run.end.get("outcome") == "out_of_memory"

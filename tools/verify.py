@@ -344,7 +344,7 @@ def _cases(args):
     # Without a GPU, any number of processes can share the processor.
     most = len(presets.gpus()) or math.inf
     steps = [course.step(step) for step in args.step] or [
-        step for step in exercise.MODULES if exercise.find(step).processes <= most
+        step for step in exercise.STEPS if exercise.find(step).processes <= most
     ]
     times = (3 if on_gpu else 30) if args.times is None else args.times
     makers = {

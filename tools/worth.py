@@ -4,8 +4,8 @@
     python tools/worth.py runs/worth.json --fit
 
 The first adds each model to the file, and goes on where it stopped when it is called again. The
-second fits the coefficients of each device and mode to these models, writes them to
-dlojz/chapters/n09b_modes/worth.toml, and prints for each model what a fit of all the others predicts.
+second fits the coefficients of each device and mode to these models, writes them to the chapter's
+worth.toml, and prints for each model what a fit of all the others predicts.
 
 A GPU and its host are fitted apart, each to the steps that it decides. So measure some models with
 large batches, which keep the GPU busy, and some with small ones.

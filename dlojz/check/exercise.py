@@ -13,7 +13,8 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
-from dlojz.course import PREPARED
+from dlojz import course
+from dlojz.course import CHAIN, PREPARED
 from dlojz.runs import log, stats
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
@@ -200,51 +201,27 @@ class Prepared:
         return read_hints(self.step)
 
 
-# Transition: until each chapter has its folder.
-MODULES = {
-    "01_gpu": "dlojz.chapters.n01_gpu.exercise",
-    "02_amp": "dlojz.chapters.n02_amp.exercise",
-    "03_channels_last": "dlojz.chapters.n03_channels_last.exercise",
-    "04_profiler": "dlojz.chapters.n04_profiler.exercise",
-    "05_dataloader": "dlojz.chapters.n05_dataloader.exercise",
-    "06_ddp": "dlojz.chapters.n06_ddp.exercise",
-    "09_compile": "dlojz.chapters.n09_compile.exercise",
-    "11_fsdp": "dlojz.chapters.n11_fsdp.exercise",
-}
-BESIDE = {
-    "00_cluster": "dlojz.chapters.n00c_cluster.exercise",
-    "04_segments": "dlojz.chapters.n04b_roofline.exercise",
-    "04_slow": "dlojz.chapters.n04c_slow.exercise",
-    "09_repair": "dlojz.chapters.n09_repair.exercise",
-}
+STEPS = CHAIN[1:]  # those that have an exercise
 
 
 def read_hints(step: str) -> dict[str, Hint]:
     """Return the hints of a step, or "common": those of all, in the order of the file."""
-    if step == "common":
-        file = Path(__file__).with_name("common.toml")
-    else:
-        package, _, stem = (MODULES | BESIDE)[step].rpartition(".")
-        folder = Path(__file__).parents[2].joinpath(*package.split(".")[1:])
-        file = folder.joinpath("hints.toml" if stem == "exercise" else f"{stem}.toml")
+    file = Path(__file__).with_name("common.toml")
+    if step != "common":
+        file = file.parents[1] / "chapters" / course.chapter(step) / "hints.toml"
     return {key: Hint(**table) for key, table in tomllib.loads(file.read_text("utf-8")).items()}
 
 
 def nudges() -> dict[tuple[str, str], str]:
     """Return the first words of every hint, by step and by the hint's name."""
     common = read_hints("common")
-    found = {step: common | read_hints(step) for step in MODULES}
+    found = {step: common | read_hints(step) for step in STEPS}
     found |= {step: read_hints(step) for step in PREPARED}
     return {(step, key): hint.nudge for step, own in found.items() for key, hint in own.items()}
 
 
-def prepared(name: str) -> Prepared:
-    """Return the exercise of this prepared file."""
-    return import_module(BESIDE[name]).EXERCISE
-
-
-def find(step: str) -> Exercise:
-    """Return the exercise of this step of the chain."""
-    if step not in MODULES:
-        raise LookupError(f"no exercise {step!r}: expected one of {', '.join(MODULES)}")
-    return import_module(MODULES[step]).EXERCISE
+def find(step: str) -> Exercise | Prepared:
+    """Return the exercise of this step of the chain, or of this prepared file."""
+    if step not in (*STEPS, *PREPARED):
+        raise LookupError(f"no exercise {step!r}: expected one of {', '.join(STEPS)}")
+    return import_module(f"dlojz.chapters.{course.chapter(step)}.exercise").EXERCISE

@@ -16,6 +16,7 @@ from dlojz.classroom.share import (
     readers,
     stop,
 )
+from dlojz.course import progress
 
 __all__ = [
     "Classroom",
@@ -31,3 +32,5 @@ __all__ = [
     "readers",
     "stop",
 ]
+
+progress.listeners.append(publish)

@@ -18,6 +18,8 @@ from html import escape
 from pathlib import Path
 from typing import IO
 
+from dlojz.course import presets  # noqa: F401  as course.presets
+
 MARKER = ".course-root"  # a file in the top folder of a clone
 
 # The steps that edit the trainer. Each solution is its predecessor with the step's TODOs done; the
@@ -51,7 +53,7 @@ SMALL = 16 * 1024 * 1024  # bytes of a file that is read whole
 LOCK_S = 1.0  # for which a lock is waited for: another process may be stopped
 LARGE = 64 * SMALL  # of a notebook with its figures
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your disk quota is used up"}
-STARTER = Path(__file__).with_name("dlojz.py")  # in a clone this may be the trainee's file
+STARTER = Path(__file__).parents[1] / "dlojz.py"  # in a clone this may be the trainee's file
 
 
 class UserError(ValueError):
@@ -162,10 +164,7 @@ def chapter(name: str) -> str:
 
 def experiment(name: str) -> Path:
     """Return this program of a chapter, such as "latency.py"."""
-    found = [
-        *course_root().glob(f"notebooks/experiments/{name}"),
-        *course_root().glob(f"dlojz/chapters/*/experiments/{name}"),
-    ]
+    found = list(course_root().glob(f"dlojz/chapters/*/experiments/{name}"))
     if not found:
         raise LookupError(f"no chapter has an experiment {name!r}")
     return found[0]
@@ -173,10 +172,8 @@ def experiment(name: str) -> Path:
 
 def prepared(name: str) -> Path:
     """Return a file of an exercise, as it is handed out."""
-    old = course_root() / "notebooks" / "experiments"
     folder = course_root() / "dlojz" / "chapters" / chapter(name) / "experiments"
-    file = (COPIED | BESIDE)[name]
-    return (old if (old / file).exists() else folder) / file
+    return folder / (COPIED | BESIDE)[name]
 
 
 def own(name: str) -> str:

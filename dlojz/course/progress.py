@@ -1,6 +1,6 @@
 """The record of what a trainee predicted, answered and passed, in progress.json.
 
-from dlojz import progress; progress.overview()     # a table; `dlojz progress` in a terminal
+from dlojz.course import progress; progress.overview()     # a table; `dlojz progress` in a terminal
 """
 
 import json
@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from dlojz import classroom, course
+from dlojz import course
 from dlojz.course import MEND, FileError, course_root
 from dlojz.table import Table
 
 # The calls with which a notebook asks for something, and the kind under which the answer is kept.
 KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
 SHARE_S = 60  # between two looks at a job that waits or runs
+listeners: list[Callable[[Path], None]] = []  # `classroom` shares the file with the class
 _shared = {}  # folder of a job: the state that was shared, and when
 CALL = re.compile(rf"""^\s*(?:\w+ = )?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
 
@@ -119,8 +120,9 @@ def keep(kind: str, key: str, value, **more):
 
 
 def share():
-    """Bring what this trainee shares with the class up to date; do nothing without a consent."""
-    classroom.publish(file())
+    """Tell those who listen that there is something new."""
+    for listener in listeners:
+        listener(file())
 
 
 def share_state(job, state: str):

@@ -32,12 +32,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz import idr_torch
-from dlojz.chapters.n09b_modes.measured import imported
-from dlojz.chapters.session import DTYPES
 from dlojz.course import UserError
 from dlojz.estimate.storages import UNCLEAR, Storages
 from dlojz.runs import memory
-from dlojz.training import data, models, private, sharding
+from dlojz.training import data, imports, models, private, sharding
 from dlojz.training.replaced import replaced
 
 CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
@@ -45,6 +43,7 @@ STEPS = 2  # the second one begins with the first one's gradients and momentum
 SHORT = (4, 6)  # blocks of the short versions: the first and last ones differ from those between
 # Batches: those that are tried first, as batch normalization may refuse 1, and one that never is.
 FIRST, SECOND, MOST = 2, 10, 1 << 16
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of --precision
 CPU = torch.device("cpu")  # that of the fake tensors
 # What experiments compare, by a short name: sharding and checkpointing.
 WAYS = {"ddp": ("ddp", "off"), "fsdp": ("fsdp", "off"), "blocks": ("fsdp", "blocks")}
@@ -84,7 +83,7 @@ def main():
     plan = Plan(**args | {"flags": tuple(args["flags"])})
     warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
     try:
-        trainer = imported(file)
+        trainer = imports.trainer(file)
         found = result(trainer, plan)
         if fits:
             found["fits"] = [*fitting(trainer, plan, fits)]

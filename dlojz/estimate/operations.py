@@ -1,6 +1,6 @@
 """The operations of training on one image, counted without a GPU, on tensors without memory.
 
-What counts is what `dlojz.chapters.n11b_hybrid.utilization` needs: matrix products and convolutions, of which a
+What counts is what a utilization needs: matrix products and convolutions, of which a
 multiplication and an addition are two operations. The products of attention are among them; as its
 two passes need 2 and 4 of them, and not as a kernel does that computes one of them again.
 """

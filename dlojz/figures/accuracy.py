@@ -1,4 +1,4 @@
-"""The accuracy that a change costs: the figure of `dlojz/chapters/n02_amp/experiments/accuracy.py`."""
+"""The accuracy that a change costs: the figure of `accuracy.py` of notebook 02."""
 
 import statistics
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from dlojz.runs.accuracy import BETTER, EQUAL, TOO_FEW, WORSE, Difference
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET, Table
 
+PROGRAM = "dlojz/chapters/n02_amp/experiments/accuracy.py"
 COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
 WIDE = 38  # characters of a title in a line
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
@@ -58,7 +59,7 @@ def _known(only, there, path):
     if missing := [name for name in only if name not in there]:
         raise UserError(
             f"{path}: no variant {missing[0]!r} in it; expected some of {', '.join(there)}. Train "
-            f'it with submit("dlojz/chapters/n02_amp/experiments/accuracy.py --variants {missing[0]}")'
+            f'it with submit("{PROGRAM} --variants {missing[0]}")'
         )
     return only
 

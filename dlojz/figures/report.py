@@ -40,6 +40,12 @@ PALETTE = {
 }
 OUTPUT_LINES = 12  # of a program without a Chronometer, that its report shows
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLLECTIVES = {
+    "all_reduce": PALETTE["speed"],
+    "broadcast": PALETTE["power"],
+    "all_gather": PALETTE["activations"],
+    "reduce_scatter": PALETTE["backward"],
+}  # colours of messages
 STYLE = {
     "figure.dpi": 110,
     "figure.constrained_layout.use": True,

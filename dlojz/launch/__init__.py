@@ -9,7 +9,6 @@ The trainer is copied into the job's folder, and the copy is run: later edits do
 outlive the process that submitted them; on one machine they run one after the other.
 """
 
-from dlojz.chapters.n00c_cluster.batch import sbatch
 from dlojz.launch.asking import SlurmError
 from dlojz.launch.beside import sources
 from dlojz.launch.follow import Now, follow, in_a_notebook
@@ -50,7 +49,6 @@ __all__ = [
     "queue",
     "queue_row",
     "request_of",
-    "sbatch",
     "send",
     "sources",
     "submit",

@@ -1,6 +1,6 @@
 """The vendors' figures of hardware: GPUs and processors of hardware.toml, with their documents.
 
-`dlojz.chapters.n00b_machine.figures` shows it beside what was measured. Nothing here is measured, and a figure
+Notebook 00b shows it beside what was measured. Nothing here is measured, and a figure
 that no document gives is None. TIERS is a second table: how far away data can be.
 """
 

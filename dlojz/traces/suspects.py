@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from dlojz.runs.folder import path_of, trace_file, trace_files
 from dlojz.traces import breakdown, host, kinds, spans, trace
 
-# The classes of the mysteries of notebook 04, which dlojz/chapters/n04_profiler/experiments/faults.py plants.
+# The classes of the mysteries of notebook 04, which its faults.py plants.
 FAULTS = {
     "none": "nothing is wrong",
     "item": "the host reads the norm of each gradient, in each step",

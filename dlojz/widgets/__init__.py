@@ -1,12 +1,11 @@
-"""The interactive parts of a notebook: monitor, queue, form, quiz, answer, prediction, mystery.
+"""The interactive parts of a notebook: monitor, queue, form, quiz, answer, prediction.
 
 They are thin layers over `launch`, `runs` and `progress`: a control, an output, a call.
 
 Each notebook imports them in its first cell, which therefore shows an update of the course, once.
 """
 
-from dlojz.chapters.n04_profiler.mysteries import accuse
-from dlojz.chapters.n05_dataloader.search import trials
+from dlojz import classroom  # noqa: F401  shares what is kept with the class, if there is one
 from dlojz.course import updates
 from dlojz.widgets.answer import answer
 from dlojz.widgets.form import submit_form
@@ -17,7 +16,6 @@ from dlojz.widgets.quiz import quiz
 
 __all__ = [
     "Score",
-    "accuse",
     "answer",
     "monitor",
     "predict",
@@ -27,7 +25,6 @@ __all__ = [
     "score_gain",
     "score_value",
     "submit_form",
-    "trials",
 ]
 
 if _update := updates.unseen():

@@ -1,6 +1,7 @@
 """The questions at the end of a notebook: type your answer, then compare it with another.
 
-The other answers are in answers/NN.toml. What the trainee typed is kept by `dlojz.course.progress`.
+The other answers are in the chapter's answers.toml. What the trainee typed is kept by
+`dlojz.course.progress`.
 """
 
 import ipywidgets

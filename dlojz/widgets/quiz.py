@@ -1,7 +1,7 @@
 """The quizzes of the notebooks: a question and its answers, each with an explanation.
 
-Those of notebook NN, and of its second part NNb, are in quizzes/NN.toml. The trainee's answers are
-kept by `dlojz.course.progress`.
+Those of a notebook are in its chapter's quiz.toml. The trainee's answers are kept by
+`dlojz.course.progress`.
 """
 
 import re
@@ -16,6 +16,8 @@ from IPython.display import display
 from dlojz.course import progress
 from dlojz.table import BAD_INK, GOOD_INK
 from dlojz.widgets.box import Column
+
+CHAPTERS = Path(__file__).parents[1] / "chapters"
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,8 @@ class Quiz:
 
 def tables(name: str) -> dict:
     """Return the tables in all chapters' files of this name, in the order of the notebooks."""
-    found, ours = {}, Path(__file__).parent
-    old = {"quiz.toml": "quizzes", "answers.toml": "answers"}[name]
-    for file in (*sorted(ours.glob(f"{old}/*.toml")), *sorted(ours.glob(f"../chapters/*/{name}"))):
+    found = {}
+    for file in sorted(CHAPTERS.glob(f"*/{name}")):
         found |= tomllib.loads(file.read_text("utf-8"))
     return found
 

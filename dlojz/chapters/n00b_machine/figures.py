@@ -7,7 +7,6 @@ machine, from the facts of the doctor.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
@@ -16,10 +15,10 @@ import numpy as np
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from dlojz.figures import report
+from dlojz.figures.peaks import FORMATS, Measured
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
-FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 COLOURS = dict(
     zip(
         ("fp64", "fp32", "tf32", "fp16", "fp8"),
@@ -32,31 +31,6 @@ INSTEAD = {"fp16": "bf16", "fp8": "int8"}
 INTENSITIES = (10, 100, 1000)  # operations per byte, of the figure's diagonals
 BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # of a name on a line
 NO_COMPILER = "no C++ compiler that works: the caches and the memory were not measured"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The speed that a run reached on its device."""
-
-    device: str
-    recorded: bool
-    tflops: Mapping[str, float]
-    memory_gb_per_s: float | None
-
-    @property
-    def label(self) -> str:
-        return f"{self.device}, {'recorded' if self.recorded else 'measured here'}"
-
-
-def measured(run) -> Measured:
-    """Return the best speeds in the log of experiments/roofline.py or sizes.py."""
-    found, best = report.measured(run), {}
-    memory = [m.value for m in found.measures if m.unit == "GB/s"]
-    for m in (m for m in found.measures if m.unit == "TFLOP/s"):
-        name = m.variant or (m.what if m.what in FORMATS else found.start["arguments"]["precision"])
-        best[name] = max(m.value, best.get(name, 0))
-    s = stats.summary(found)
-    return Measured(s.device_name, s.recorded, best, max(memory, default=None))
 
 
 # Tables ------------------------------------------------------------------------------------------

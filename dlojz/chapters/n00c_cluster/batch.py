@@ -2,8 +2,8 @@
 
     job = sbatch(course.own("00_cluster"))     # on this cluster, or on a throw-away Slurm here
 
-Its tasks run `dlojz.chapters.n00c_cluster.seen`, which the script gets as its arguments, as `slurm/job.sbatch` gets
-the trainer.
+Its tasks run `seen` of this folder, which the script gets as its arguments, as `slurm/job.sbatch`
+gets the trainer.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The resources that the tasks of a Slurm job really got, written by each task to its own file.
 
-    srun python -P -m dlojz.chapters.n00c_cluster.seen FOLDER            # in a batch script, on a cluster
-    python -m dlojz.chapters.n00c_cluster.seen FOLDER                    # by hand: one task, this process
+    srun python -P -m dlojz.chapters.n00c_cluster.seen FOLDER   # in a batch script, on a cluster
+    python -m dlojz.chapters.n00c_cluster.seen FOLDER           # by hand: one task, this process
 
 A batch script says what was wanted. What came of it is in the task: the cores that it may use, the
 GPUs that it is shown, the variables that reached it. Slurm is asked how many cores the step has,

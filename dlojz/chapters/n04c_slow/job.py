@@ -1,7 +1,7 @@
 """The slow program that a trainee repairs, run beside the clean one: counted, profiled and timed.
 
-A file of this exercise ends with `slow.examine(__file__)`. What that logs is judged by
-`dlojz.chapters.n04c_slow.exercise`. Both programs get the same weights and images, new ones in each run.
+A file of this exercise ends with `job.examine(__file__)`. What that logs is judged by
+the exercise of this folder. Both programs get the same weights and images, new ones in each run.
 Of the trainee's file only `build`, `train_epoch` and `evaluate` are called, and the last two are
 timed. The images come from the clean program.
 """

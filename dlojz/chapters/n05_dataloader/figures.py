@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from dlojz.chapters.n05_dataloader.trial import KNOBS, began, of_one_training, ready, trial
+from dlojz.chapters.n05_dataloader.search import KNOBS, began, of_one_training, ready, trial
 from dlojz.course import UserError
 from dlojz.figures import report
 from dlojz.figures.report import (
@@ -153,12 +153,12 @@ def _processor(run):
 READY = 0.3  # share of the steps: with more batches ready, a trial says little about its loader
 
 
-def trials(runs, like: dict | None = None) -> Table:
+def trial_table(runs, like: dict | None = None) -> Table:
     """Return a table of the six knobs of each trial and its results, with the fastest marked.
 
     Trials whose difference from the fastest is within the noise are marked, too.
 
-    runs: jobs, or trials that were kept; `widgets.trials` also shows those of earlier sessions.
+    runs: jobs, or trials that were kept; `search.trials` also shows those of earlier sessions.
     like: the trial that the others are compared with, by default the last. Those of other models,
         sizes or machines are left out.
     """

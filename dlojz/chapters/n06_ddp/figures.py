@@ -386,14 +386,6 @@ def what_ddp_said(run, case) -> str:
     return dict(_cases(_read(run), [case]))[case].get("error", "nothing: there was no error")
 
 
-COLOURS = {
-    "all_reduce": report.PALETTE["speed"],
-    "broadcast": report.PALETTE["power"],
-    "all_gather": report.PALETTE["activations"],
-    "reduce_scatter": report.PALETTE["backward"],
-}
-
-
 def ranks(job) -> list[log.Run]:
     """Return the logs of a job's processes, by rank. Raises UserError if they hold no exchange."""
     runs = log.read_ranks(job)
@@ -478,7 +470,7 @@ def _plot_rank(ax, rank, run):
     begin, end = run.last.backward_ms
     ax.barh(rank, end - begin, 0.8, color="#E3E3E8", label="backward")
     for c in run.last.collectives:
-        look = {"color": COLOURS.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
+        look = {"color": report.COLLECTIVES.get(c["op"], report.PALETTE["limit"]), "alpha": 0.85}
         left = c["begin_ms"] - begin
         if run.last.only_asked:  # only the launch is known, not the span
             ax.plot(left, rank, ">", ms=9, label=c["op"], **look)
@@ -489,7 +481,7 @@ def _plot_rank(ax, rank, run):
 def _plot_bytes(ax, rank, run):
     left = 0.0
     for c in run.last.collectives:
-        colour = COLOURS.get(c["op"], report.PALETTE["limit"])
+        colour = report.COLLECTIVES.get(c["op"], report.PALETTE["limit"])
         ax.barh(rank, c["bytes"] / 1e6, 0.45, left=left, color=colour, ec="white")
         left += c["bytes"] / 1e6
 

@@ -1,7 +1,7 @@
 """The network that a trainee repairs for torch.compile, call by call beside the prepared one.
 
-A repaired file ends with `repair.examine(Net)`. What that logs is judged by
-`dlojz.chapters.n09_repair.exercise`. Both networks get the same weights and inputs, new ones in each run.
+A repaired file ends with `job.examine(Net)`. What that logs is judged by
+the exercise of this folder. Both networks get the same weights and inputs, new ones in each run.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """The measurements behind `dlojz worth compile`: one eager step, and one block compiled.
 
-    python -m dlojz.chapters.n09b_modes.measured --into worth.json dlojz/dlojz.py --model resnet18 -b 8
+    python -m dlojz.chapters.n09b_modes.measured --into worth.json \\
+        dlojz/dlojz.py --model resnet18 -b 8
 
 It takes the reader's own trainer, with its `build_model` and `train_step`, and trains on one
-synthetic batch that stays on the device. `dlojz.chapters.n09b_modes.worth` predicts from what is written here;
+synthetic batch that stays on the device. `worth` of this folder predicts from what is written here;
 with --measure the whole model is compiled as well, to compare.
 """
 
@@ -31,9 +32,11 @@ from dlojz.chapters.n09b_modes import worth
 from dlojz.chapters.session import tell_the_older_switch, wait
 from dlojz.course import UserError
 from dlojz.machine import cpus
-from dlojz.runs import source
 from dlojz.traces import trace
-from dlojz.watch import compilation, replay
+from dlojz.training import imports
+from dlojz.training.chronometer import NoMarks
+from dlojz.training.imports import first_line
+from dlojz.watch import compilation
 
 FIRST = 4  # steps that choose algorithms, take memory, or compile
 WINDOWS, WINDOW_S = 8, 0.1  # each window has at least one step, and takes at least this time
@@ -59,11 +62,11 @@ def main():
     except (trace.TraceError, OSError) as error:
         if not is_of_disk(error):
             raise
-        sys.exit(f"dlojz: {no_room()} ({_first(error)})")
+        sys.exit(f"dlojz: {no_room()} ({first_line(error)})")
     except (RuntimeError, MemoryError) as error:  # torch's errors of memory are RuntimeErrors
         if not is_of_memory(error):
             raise
-        sys.exit(f"dlojz: out of memory: give a smaller -b or --image-size ({_first(error)})")
+        sys.exit(f"dlojz: out of memory: give a smaller -b or --image-size ({first_line(error)})")
 
 
 def result(args) -> dict:
@@ -105,7 +108,7 @@ class Training:
     """The reader's training, on one batch that is there already, and not compiled."""
 
     def __init__(self, file, flags):
-        self.trainer = imported(file)
+        self.trainer = imports.trainer(file)
         sys.argv = [str(file), *flags]
         self.args = self.trainer.parse_args()
         self.args.data, self.args.accumulate = "synthetic", 1
@@ -131,34 +134,7 @@ class Training:
 
     def step(self, marks=None):
         """Train on the batch once."""
-        self.trainer.train_step(0, self.parts, *self.batch, self.args, marks or Marks())
-
-
-def imported(file):
-    """Return the trainer as a module; one that is not ours is refused before it is run."""
-    source.must_be_trainer(file)
-    try:
-        return replay.imported(file)
-    except (Exception, SystemExit) as error:
-        where = traceback_line(error, file)
-        raise UserError(
-            f"{file}{where} can't be imported: {type(error).__name__}: {_first(error)}"
-        ) from error
-
-
-def traceback_line(error, file) -> str:
-    """Return ", line 12" if an error arose in this file."""
-    line, place = getattr(error, "lineno", None), error.__traceback__
-    while place:
-        if Path(place.tb_frame.f_code.co_filename) == Path(file):
-            line = place.tb_lineno
-        place = place.tb_next
-    return f", line {line}" if line else ""
-
-
-def _first(error):
-    """Return the first line of an error's message."""
-    return next(iter(str(error).splitlines()), "no message")
+        self.trainer.train_step(0, self.parts, *self.batch, self.args, marks or NoMarks())
 
 
 def is_of_memory(error) -> bool:
@@ -178,20 +154,7 @@ def no_room() -> str:
     return f"no room for files in {tempfile.gettempdir()}: set TMPDIR to a folder with space"
 
 
-class Marks:
-    """A stand-in for the Chronometer, for a step in which nothing is marked."""
-
-    def forward(self):
-        """Begin the forward pass."""
-
-    def backward(self):
-        """Begin the backward pass."""
-
-    def update(self):
-        """Begin the update."""
-
-
-class HostMarks(Marks):
+class HostMarks(NoMarks):
     """The host's own time: each part begins with a device that has nothing to do."""
 
     def __init__(self, device):
@@ -206,7 +169,7 @@ class HostMarks(Marks):
         self.update_ms = 1000 * (time.perf_counter() - self.began)
 
 
-class TraceMarks(Marks):
+class TraceMarks(NoMarks):
     """The range of the update in a trace. What was asked before it has ended before it."""
 
     def __init__(self, device):
@@ -427,7 +390,7 @@ def refusal(kind: str, error: Exception) -> str:
     if "TritonMissing" in text:
         return "no triton, with which torch.compile writes kernels for a GPU: install it with torch"
     return (
-        f"{kind} can't be compiled: {type(error).__name__}: {_first(error)}. Leave it eager, or "
+        f"{kind} can't be compiled: {type(error).__name__}: {first_line(error)}. Leave it eager, or "
         "see TORCH_LOGS=+dynamo"
     )
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
 from dlojz.figures import memory, report
 from dlojz.runs import log
@@ -19,7 +18,7 @@ from dlojz.runs.stats import summary
 from dlojz.table import Table
 
 HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
-COLOURS = figures.COLOURS | {"reduce_scatter": report.PALETTE["update"]}
+COLOURS = report.COLLECTIVES | {"reduce_scatter": report.PALETTE["update"]}
 MOVED = ("parameters", "gradients", "optimizer")  # to the host, by FSDP2's offload policy
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 

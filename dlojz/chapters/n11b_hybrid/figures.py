@@ -1,15 +1,14 @@
 """Figures of recorded runs of large models: memory as predicted, and the share of the peak.
 
-They take a run of `dlojz/chapters/n11_fsdp/experiments/predicted.py`, which names the recordings it is about.
+They take a run of `predicted.py`, an experiment of notebook 11, which names its recordings.
 """
 
 import matplotlib.pyplot as plt
 
 from dlojz import runs
-from dlojz.chapters.n00b_machine import figures
 from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
 from dlojz.course import UserError
-from dlojz.figures import memory, report
+from dlojz.figures import memory, peaks, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
@@ -118,7 +117,7 @@ def _best(product, pairs) -> tuple[float, str] | None:
     """Return the best speed of a product in the recordings' precision, and what it is."""
     if product is None:
         return None
-    found = figures.measured(product)
+    found = peaks.measured(product)
     precision = pairs[0][0].arguments["precision"]
     if precision not in found.tflops:
         there = ", ".join(found.tflops) or "none"

@@ -1,6 +1,10 @@
 """The parameters of a model, and its arithmetic and memory for one image, by stage.
 
-Submitted by a notebook: submit("dlojz/chapters/n00_start/experiments/model.py --model resnet18 --image-size 64").
+Submitted by a notebook:
+
+    dlojz/chapters/n00_start/experiments/model.py
+    --model resnet18 --image-size 64
+
 """
 
 import argparse

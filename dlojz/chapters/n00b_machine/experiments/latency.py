@@ -50,7 +50,7 @@ def loops(folder):
     if not compiler:
         return None
     source, library = Path(folder, "loops.cpp").absolute(), Path(folder, "loops.so").absolute()
-    source.write_text(SOURCE)
+    source.write_text(SOURCE, "utf-8")
     # O3 and the processor's own instructions: else a core adds more slowly than it reads.
     flags = ["-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)]
     code, _, _ = facts.ask([compiler, *flags], timeout_s=60)

@@ -1,6 +1,10 @@
 """The tensors that autograd keeps in memory, counted while they are alive.
 
-Submitted by a notebook: submit("dlojz/chapters/n01_gpu/experiments/memory.py --model resnet18 -b 32").
+Submitted by a notebook:
+
+    dlojz/chapters/n01_gpu/experiments/memory.py
+    --model resnet18 -b 32
+
 """
 
 import argparse

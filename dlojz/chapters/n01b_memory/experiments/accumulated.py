@@ -1,6 +1,10 @@
 """The loss and the gradient of one batch, beside those of its parts that were accumulated.
 
-Submitted by a notebook: submit("dlojz/chapters/n01b_memory/experiments/accumulated.py -b 32 --accumulate 4").
+Submitted by a notebook:
+
+    dlojz/chapters/n01b_memory/experiments/accumulated.py
+    -b 32 --accumulate 4
+
 
 Twice: with batch normalization as in training, where each part has statistics of its own, and with
 the running statistics, which are the same for all parts.

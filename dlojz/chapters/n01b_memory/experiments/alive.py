@@ -1,6 +1,10 @@
 """The tensors that are alive in an update of the weights, as `dlojz estimate` counts them.
 
-Submitted by a notebook: submit("dlojz/chapters/n01b_memory/experiments/alive.py --model resnet50 -b 256").
+Submitted by a notebook:
+
+    dlojz/chapters/n01b_memory/experiments/alive.py
+    --model resnet50 -b 256
+
 
 No GPU is needed: the trainer's own step runs on tensors without memory, in the order in which a GPU
 would get them. With --accumulate 1 4 an update of the same images is counted in two ways, and with
@@ -15,10 +19,10 @@ from pathlib import Path
 import torch
 
 from dlojz import course
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
+from dlojz.training import imports
 
 
 def main():
@@ -27,7 +31,7 @@ def main():
     run.experiment(torch.device("cpu"))
     warnings.filterwarnings("ignore")  # of the fake process group
     step = "01_gpu" if args.gpus == 1 else course.CHAIN[-1]
-    trainer = imported(args.trainer or course.solution(step))
+    trainer = imports.trainer(args.trainer or course.solution(step))
     for way, batches in product(args.ways, args.accumulate):
         plan = planned(args, way, batches)
         estimate.check(trainer, plan)

@@ -1,6 +1,10 @@
 """A snapshot of the memory: each tensor that came and went in a few updates, and from which line.
 
-Submitted by a notebook: submit("dlojz/chapters/n01b_memory/experiments/snapshot.py --model resnet50 -b 64").
+Submitted by a notebook:
+
+    dlojz/chapters/n01b_memory/experiments/snapshot.py
+    --model resnet50 -b 64
+
 
 It writes `snapshot.pickle` into the run's folder, for https://pytorch.org/memory_viz. On a GPU
 torch records it. Without one it is counted on tensors without memory, in the same format, with the
@@ -15,9 +19,9 @@ from pathlib import Path
 import torch
 
 from dlojz import course, idr_torch
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
+from dlojz.training import imports
 
 ENTRIES = 200_000  # torch keeps the last ones; each takes some kB
 POINTS = 2000  # of a drawing
@@ -29,7 +33,7 @@ def main():
     device = idr_torch.device()
     run.experiment(device)
     warnings.filterwarnings("ignore")  # of the fake process group
-    trainer = imported(args.trainer or course.solution("01_gpu"))
+    trainer = imports.trainer(args.trainer or course.solution("01_gpu"))
     plan = estimate.Plan(
         args.model, 1, "ddp", args.batch_size, args.image_size, "off", precision="fp32"
     )

@@ -1,6 +1,10 @@
 """Whole trainings of a small task, clean and with one thing changed: what it costs in accuracy.
 
-Submitted by a notebook: submit("dlojz/chapters/n02_amp/experiments/accuracy.py --seeds 5 --variants fp16 bf16").
+Submitted by a notebook:
+
+    dlojz/chapters/n02_amp/experiments/accuracy.py
+    --seeds 5 --variants fp16 bf16
+
 
 The trainer is the solution of notebook 03, in a copy of its own for each training. A variant gives
 it other flags, replaces one of its parts, or makes its images in another way; the loop stays the
@@ -29,10 +33,10 @@ from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.chapters import session
-from dlojz.chapters.n09b_modes.measured import Marks
 from dlojz.images import small
 from dlojz.runs import log
 from dlojz.training import flags
+from dlojz.training.chronometer import NoMarks
 from dlojz.training.data import draws_of
 from dlojz.watch import replay
 
@@ -345,7 +349,7 @@ def draw(args, device):
 # A training --------------------------------------------------------------------------------------
 
 
-class FirstLoss(Marks):
+class FirstLoss(NoMarks):
     """A stand-in for the Chronometer, which keeps the first loss, on the device."""
 
     value = None

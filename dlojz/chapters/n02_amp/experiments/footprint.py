@@ -1,7 +1,10 @@
 """The memory of a training step by precision: bytes per parameter and bytes per image.
 
 They are counted on tensors with a shape and a type but no values, so any machine can count any
-model. Submitted by a notebook: submit("dlojz/chapters/n02_amp/experiments/footprint.py --model resnet50").
+model. Submitted by a notebook:
+
+    dlojz/chapters/n02_amp/experiments/footprint.py --model resnet50
+
 """
 
 import argparse

@@ -1,6 +1,10 @@
 """A histogram of the gradients of a training step by powers of two, in fp32.
 
-Submitted by a notebook: submit("dlojz/chapters/n02_amp/experiments/underflow.py --model resnet18 -b 32").
+Submitted by a notebook:
+
+    dlojz/chapters/n02_amp/experiments/underflow.py
+    --model resnet18 -b 32
+
 """
 
 import argparse

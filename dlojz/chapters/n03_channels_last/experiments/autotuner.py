@@ -1,6 +1,10 @@
 """The time of each step with cuDNN's autotuner off or on, for images of one size and of many.
 
-Submitted by a notebook: submit("dlojz/chapters/n03_channels_last/experiments/autotuner.py --autotuner -b 256").
+Submitted by a notebook:
+
+    dlojz/chapters/n03_channels_last/experiments/autotuner.py
+    --autotuner -b 256
+
 
 Off and on are two jobs, because PyTorch keeps its choice for a convolution until the process ends.
 Each step is synchronised, so that its time is its own. One step on other images comes first, so

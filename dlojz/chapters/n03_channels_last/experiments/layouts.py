@@ -1,6 +1,10 @@
 """Hidden changes of layout: what a training step spends its time on, in five cases.
 
-Submitted by a notebook: submit("dlojz/chapters/n03_channels_last/experiments/layouts.py --model resnet18 -b 32").
+Submitted by a notebook:
+
+    dlojz/chapters/n03_channels_last/experiments/layouts.py
+    --model resnet18 -b 32
+
 
 Whole steps are timed first, the cases in turn, so that what disturbs one disturbs all. Then one
 step of each is profiled: kernels on a GPU, operations on a CPU.

@@ -1,6 +1,10 @@
 """The speed of channels, batches and classes around a multiple of 8.
 
-Submitted by a notebook: submit("dlojz/chapters/n03_channels_last/experiments/multiples.py --channels 64 -b 8").
+Submitted by a notebook:
+
+    dlojz/chapters/n03_channels_last/experiments/multiples.py
+    --channels 64 -b 8
+
 
 All sizes are timed in turn, in rounds, so that what disturbs one disturbs all; the median counts.
 """

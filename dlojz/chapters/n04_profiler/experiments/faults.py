@@ -1,6 +1,10 @@
 """A training run with a planted fault, and a trace of a few steps: trace.json.gz in its folder.
 
-Submitted by a notebook: submit("dlojz/chapters/n04_profiler/experiments/faults.py --fault unpinned").
+Submitted by a notebook:
+
+    dlojz/chapters/n04_profiler/experiments/faults.py
+    --fault unpinned
+
 
 Without a fault: images in pinned memory, channels_last, a batch that fills the device, nothing read
 back. Each fault changes one thing. Nothing is learned here, so fp16 needs no scaler.

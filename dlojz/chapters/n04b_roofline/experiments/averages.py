@@ -1,6 +1,10 @@
 """The operations of a training step, summed up by name and by the shapes of their inputs.
 
-Submitted by a notebook: submit("dlojz/chapters/n04b_roofline/experiments/averages.py --model resnet18 -b 32").
+Submitted by a notebook:
+
+    dlojz/chapters/n04b_roofline/experiments/averages.py
+    --model resnet18 -b 32
+
 
 It is `key_averages` of a torch.profiler with `record_shapes` and `profile_memory`. Times are of the
 device that computes, memory is what an operation itself allocates and frees.

@@ -1,6 +1,10 @@
 """The roofline of a model: the speed of each layer, beside what this machine could reach.
 
-Submitted by a notebook: submit("dlojz/chapters/n04b_roofline/experiments/roofline.py --model resnet18").
+Submitted by a notebook:
+
+    dlojz/chapters/n04b_roofline/experiments/roofline.py
+    --model resnet18
+
 
 Two ceilings are measured: the speed of a copy in memory, and that of a large matrix product. Then
 each layer of the model is timed alone, forward, on inputs of its own shape. The work and traffic of

@@ -1,7 +1,10 @@
 """The images per second of a trainer's loader without training, by number of workers.
 
 Submitted by a notebook:
-submit("dlojz/chapters/n05_dataloader/experiments/loader.py --trainer dlojz/dlojz.py --workers 0 1 2 -- -b 32").
+
+    dlojz/chapters/n05_dataloader/experiments/loader.py
+    --trainer dlojz/dlojz.py --workers 0 1 2 -- -b 32
+
 
 The loader is the one that the trainer's `build_loaders` makes, from the flags behind the `--`. Its
 batches are taken as fast as they come, and thrown away. The clock starts when each worker has

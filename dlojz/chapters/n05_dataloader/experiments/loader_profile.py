@@ -86,8 +86,9 @@ def outside(output):
     if (program := spy.program()) is None:
         return {"trouble": spy.missing()}
     watched = [sys.executable, *sys.argv, "--watched"]
-    done = subprocess.run(spy.command(program, output, watched), capture_output=True, text=True)
-    seen = spy.innermost(output.read_text(), WORKER) if output.exists() else []
+    command = spy.command(program, output, watched)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    seen = spy.innermost(output.read_text("utf-8"), WORKER) if output.exists() else []
     output.unlink(missing_ok=True)  # megabytes
     return {"seen": seen} if seen else {"trouble": spy.trouble(done.stderr)}
 

@@ -1,6 +1,10 @@
 """The cost of DistributedDataParallel, and which of its options change it: a step in many variants.
 
-Submitted by a notebook: submit("dlojz/chapters/n06_ddp/experiments/ddp.py --model resnet18", n_gpu=2).
+Submitted by a notebook:
+
+    dlojz/chapters/n06_ddp/experiments/ddp.py
+    --model resnet18
+
 
 All variants live in the same processes and are timed in turn, so that what disturbs one disturbs
 all. Then one step of each is profiled.
@@ -16,7 +20,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.chapters.n09b_modes import worth
 from dlojz.runs import log
 from dlojz.watch import evidence
 
@@ -47,7 +50,7 @@ VARIANTS = (
     *("loss read in each step", "metrics summed in each step", "SyncBatchNorm"),
     *(f"update every {ACCUMULATED}", f"update every {ACCUMULATED}, reduced in each step"),
 )
-MODES = ("off", "aot_eager", *worth.MODES)
+MODES = ("off", "aot_eager", "default", "reduce-overhead", "max-autotune")
 NEED_GPU = ("stream of high priority", "SyncBatchNorm")
 FEW = ("no communication", "DDP", "buckets of 1 MB", "one bucket")
 

@@ -51,7 +51,7 @@ def main():
     args = parser.parse_args()
     session.set_float32(args.precision)
     if args.warm:
-        args.warm.write_text(json.dumps(again(args, idr_torch.device())))
+        args.warm.write_text(json.dumps(again(args, idr_torch.device())), "utf-8")
         return
     run = log.open_run(args)
     device = idr_torch.device()
@@ -91,7 +91,7 @@ def in_a_second_process(folder):
     into = folder / "warm.json"
     command = [sys.executable, __file__, *sys.argv[1:], "--warm", str(into)]
     subprocess.run(command, check=True, env=os.environ | {CACHE: str(folder / "cache")})
-    return json.loads(into.read_text())
+    return json.loads(into.read_text("utf-8"))
 
 
 def again(args, device):

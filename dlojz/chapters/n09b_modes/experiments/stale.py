@@ -47,7 +47,7 @@ def in_a_process(precision, tag, folder):
     """Return what a process with this cache has computed."""
     command = [sys.executable, __file__, "--process", precision, tag]
     own = os.environ | {CACHE: str(folder)}
-    done = subprocess.run(command, env=own, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=own, stdout=subprocess.PIPE, encoding="utf-8", check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

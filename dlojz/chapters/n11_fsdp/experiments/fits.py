@@ -16,10 +16,9 @@ from pathlib import Path
 import torch
 
 from dlojz import course
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.estimate import estimate
 from dlojz.runs import log, memory
-from dlojz.training import models
+from dlojz.training import imports, models
 
 
 def main():
@@ -27,7 +26,7 @@ def main():
     run = log.open_run(args)
     run.experiment(torch.device("cpu"))
     warnings.filterwarnings("ignore")  # of DDP, about tensors without values
-    trainer = imported(args.trainer or course.solution(course.CHAIN[-1]))
+    trainer = imports.trainer(args.trainer or course.solution(course.CHAIN[-1]))
     for plan in dict.fromkeys(plans(args)):
         begin = time.perf_counter()
         row = predicted(trainer, plan)

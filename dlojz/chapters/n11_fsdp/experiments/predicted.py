@@ -13,9 +13,9 @@ import warnings
 import torch
 
 from dlojz import course, runs
-from dlojz.chapters.n09b_modes.measured import imported
 from dlojz.estimate import estimate, operations
 from dlojz.runs import log
+from dlojz.training import imports
 
 
 def main():
@@ -27,7 +27,7 @@ def main():
     warnings.filterwarnings("ignore")  # of DDP, about tensors without values
     for path in runs.recordings(args.recordings):
         begin, start = time.perf_counter(), log.read(path).start
-        trainer = imported(course.course_root() / start["command"].split()[0])
+        trainer = imports.trainer(course.course_root() / start["command"].split()[0])
         plan = estimate.planned(start)
         found = estimate.result(trainer, plan)
         found["operations"] = operations.of_an_image(trainer, plan)
