@@ -444,7 +444,7 @@ def _worth(args):
         print(large, file=sys.stderr)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "worth.json"
-        program = [sys.executable, "-m", "dlojz.chapters.n09b_modes.measured", "--mode", args.mode]
+        program = [sys.executable, "-m", "dlojz.chapters.n09b_modes.measuring", "--mode", args.mode]
         program += ["--measure"] * args.measure + ["--into", str(into)]
         if status := _run_program([*program, str(trainer), *flags], folder):
             return status

@@ -9,10 +9,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 def experiment_file(name) -> Path:
     """Return the experiment of this name, of whichever chapter."""
-    (file,) = (
-        *REPOSITORY.glob(f"notebooks/experiments/{name}"),
-        *REPOSITORY.glob(f"dlojz/chapters/*/experiments/{name}"),
-    )
+    (file,) = REPOSITORY.glob(f"dlojz/chapters/*/experiments/{name}")
     return file
 
 

@@ -22,7 +22,7 @@ import zlib
 TORCHRUN = ["-m", "torch.distributed.run"]
 KERNEL = ["-m", "ipykernel_launcher"]
 PROGRAMS = (
-    "dlojz.chapters.n09b_modes.measured",
+    "dlojz.chapters.n09b_modes.measuring",
     "dlojz.estimate.estimate",
 )  # modules of ours that are run
 # How a line begins of a script that is forked.
@@ -36,7 +36,7 @@ READ_ONCE = (
 NOT_ONCE = ("PYTHONUNBUFFERED", "TORCHINDUCTOR_CACHE_DIR")
 # Where experiments' files are kept: only jobs of notebooks have it.
 KEPT = "DLOJZ_TESTS_KEPT"
-EXPERIMENT = b'"command": [\n  "notebooks/experiments/'  # in job.json
+EXPERIMENT = b'"command": [\n  "dlojz/chapters/'  # in job.json
 # What a launcher writes into a run's folder.
 LAUNCHERS = ("job.json", "state.json", "keeper.json", "keeper.txt", ".reserve", "trainer.py")
 SAID = ("stdout.txt", "stderr.txt")

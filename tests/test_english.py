@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-PROGRAMS = ("dlojz/**/*.py", "solutions/*.py", "notebooks/experiments/*.py", "tools/*.py")
+PROGRAMS = ("dlojz/**/*.py", "solutions/*.py", "tools/*.py")
 TABLES = ("dlojz/**/*.toml",)
 TEXTS = {
     *("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "slurm/README.md", "docs/benchmark.md"),
@@ -102,7 +102,7 @@ def test_a_docstring_begins_with_what_it_is_about(room):
     assert found == [], "name the thing: Return the number of ..., not Return how many ..."
 
 
-HELPED = ("notebooks/experiments/*.py", "tools/*.py", "dlojz/runs/*.py")
+HELPED = ("dlojz/chapters/*/*.py", "dlojz/chapters/*/experiments/*.py", "tools/*.py")
 PREPOSITION = re.compile(r"(of|in|for|with|on|to|at|by|as|how|what|where|which|when|whose)\b")
 
 

@@ -18,8 +18,7 @@ from torch._dynamo.utils import counters
 
 from dlojz import cli, course
 from dlojz.chapters.n09_compile import breakeven
-from dlojz.chapters.n09b_modes import measured as measuring
-from dlojz.chapters.n09b_modes import worth
+from dlojz.chapters.n09b_modes import measuring, worth
 from dlojz.chapters.n09b_modes import worth_figures as tables
 from dlojz.course import UserError
 from dlojz.runs import source

@@ -75,7 +75,7 @@ def measured(model, args, left) -> dict | None:
         program = (
             sys.executable,
             "-m",
-            "dlojz.chapters.n09b_modes.measured",
+            "dlojz.chapters.n09b_modes.measuring",
             "--measure",
             "--mode",
             args.mode,

@@ -1,4 +1,4 @@
-"""The shared parts of `notebooks/experiments/`: flags, precision, waiting, processes.
+"""The shared parts of experiments: flags, precision, waiting, processes.
 
 The trainer does without them: it has its own code, in the paragraphs of steps 02 and 06a.
 """

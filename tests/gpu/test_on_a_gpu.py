@@ -125,7 +125,7 @@ def test_a_step_is_profiled_and_a_block_compiled_before_the_whole_model(tmp_path
     program = (
         sys.executable,
         "-m",
-        "dlojz.chapters.n09b_modes.measured",
+        "dlojz.chapters.n09b_modes.measuring",
         "--measure",
         "--into",
         into,

@@ -1,6 +1,6 @@
 """Figures of notebook 01b: what is in memory in a step, and what the allocator holds for it.
 
-They take runs of `notebooks/experiments/` (alive, accumulated, snapshot), and recorded training.
+They take runs of experiments (alive, accumulated, snapshot), and recorded training.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Figures of notebook 03: how the elements of a tensor lie in memory, and what it costs.
 
-Each figure takes tensors, runs of `notebooks/experiments/` or recordings, and returns its axes.
+Each figure takes tensors, runs of experiments or recordings, and returns its axes.
 """
 
 from collections import Counter, defaultdict

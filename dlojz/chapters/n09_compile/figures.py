@@ -1,6 +1,6 @@
 """Figures of notebook 09: what a compiler makes of a model, what it brings, and what it costs.
 
-Each takes runs of `notebooks/experiments/` (pointwise, graphs, compile_time) or recordings.
+Each takes runs of experiments (pointwise, graphs, compile_time) or recordings.
 """
 
 import math

@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.utils import clear_compilation_metrics
 
 from dlojz import course
-from dlojz.chapters.n09_compile.graphs import Watch, breaks, compiled_functions, first_line
+from dlojz.chapters.n09_compile.dynamo import Watch, breaks, compiled_functions, first_line
 from dlojz.runs import log
 from dlojz.training import imports
 

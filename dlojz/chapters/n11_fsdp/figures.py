@@ -1,6 +1,6 @@
 """Figures of notebook 11: what sharding exchanges and holds, padding, checkpointing, what fits.
 
-Each takes a run of `notebooks/experiments/` (sharding, padding, recompute, fits) or a recording.
+Each takes a run of an experiment (sharding, padding, recompute, fits) or a recording.
 """
 
 import statistics

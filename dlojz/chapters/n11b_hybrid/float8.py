@@ -1,6 +1,6 @@
 """Figures of matrix products in 8 bits: what they lose, and from which sizes on they are faster.
 
-Each takes a run of `dlojz/chapters/n11b_hybrid/experiments/float8.py`, or a recording.
+Each takes a run of `experiments/float8.py`, or a recording.
 """
 
 from collections import defaultdict

@@ -3,7 +3,7 @@
 Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/graphs.py").
 
 The backend aot_eager captures graphs and generates no code, so nothing here takes long.
-`dlojz.chapters.n09_compile.graphs` counts what Dynamo hands over, and the calls of each graph.
+`dlojz.chapters.n09_compile.dynamo` counts what Dynamo hands over, and the calls of each graph.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dlojz import idr_torch
-from dlojz.chapters.n09_compile.graphs import Watch, breaks, first_line
+from dlojz.chapters.n09_compile.dynamo import Watch, breaks, first_line
 from dlojz.runs import log
 
 WIDTH, BATCH = 16, 4

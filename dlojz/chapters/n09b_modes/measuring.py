@@ -1,6 +1,6 @@
 """The measurements behind `dlojz worth compile`: one eager step, and one block compiled.
 
-    python -m dlojz.chapters.n09b_modes.measured --into worth.json \\
+    python -m dlojz.chapters.n09b_modes.measuring --into worth.json \\
         dlojz/dlojz.py --model resnet18 -b 8
 
 It takes the reader's own trainer, with its `build_model` and `train_step`, and trains on one
@@ -390,8 +390,8 @@ def refusal(kind: str, error: Exception) -> str:
     if "TritonMissing" in text:
         return "no triton, with which torch.compile writes kernels for a GPU: install it with torch"
     return (
-        f"{kind} can't be compiled: {type(error).__name__}: {first_line(error)}. Leave it eager, or "
-        "see TORCH_LOGS=+dynamo"
+        f"{kind} can't be compiled: {type(error).__name__}: {first_line(error)}. Leave it eager, "
+        "or see TORCH_LOGS=+dynamo"
     )
 
 
