@@ -57,12 +57,12 @@ def main():
     args = parser.parse_args()
     try:
         args.into.write_text(json.dumps(result(args)), encoding="utf-8")
-    except UserError as error:
-        sys.exit(f"dlojz: {error}")
-    except (trace.TraceError, OSError) as error:
-        if not is_of_disk(error):
+    except (UserError, OSError) as error:
+        if is_of_disk(error):
+            sys.exit(f"dlojz: {no_room()} ({first_line(error)})")
+        if not isinstance(error, UserError):
             raise
-        sys.exit(f"dlojz: {no_room()} ({first_line(error)})")
+        sys.exit(f"dlojz: {error}")
     except (RuntimeError, MemoryError) as error:  # torch's errors of memory are RuntimeErrors
         if not is_of_memory(error):
             raise
