@@ -177,7 +177,7 @@ def prepared(name: str) -> Path:
 
 
 def own(name: str) -> str:
-    """Return the trainee's copy of such a file, as `submit` takes it; make it if there is none.
+    """Return the path of the trainee's copy in the course's folder; make it if there is none.
 
     What is there is left as it is. To begin again, rename it.
     """
