@@ -33,6 +33,9 @@ INSTEAD = {
     r"\bunasked\b": "unless you ask",
     r"\bout of the box\b": "by default",
     r"\b(somebody|someone) (must|clips|checked|has)\b": "name what does it",
+    r"\bnobody (writes|reads|compared|else could)\b": "is not written, read, compared",
+    r"\bless that of\b": "minus, the difference from",
+    r"\bwhole for a moment\b": "gathered, all-gathered",
     r"\b(a|A) training (that|whose|shows|from|on|with)\b": "a training run",
     r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Such) ": "Return ..., Write ...",
 }
@@ -40,7 +43,8 @@ OF_DOCSTRINGS = {r"^(Of|Whether|Is|Are|Has|Have|Does|Do|Where|How|What|Those|Suc
 # Rooms whose docstrings begin with a noun, or with a verb and a noun: not "Return how many ...".
 ROOMS = ("figures", "runs", "widgets", "classroom", "machine", "images", "jobs", "launch")
 VERB = r"((Return|Yield|Write|Draw|Print) )?"
-QUESTION = re.compile(VERB + r"(what|how|why|where|which|when|who|of|by|from|as|on|for)\b", re.I)
+BAD = r"(what|how|why|where|which|when|who|of|by|from|as|on|for|after)\b"
+QUESTION = re.compile(VERB + BAD, re.I)
 
 
 @cache

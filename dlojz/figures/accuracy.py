@@ -107,7 +107,7 @@ def plot_accuracy(run, only=None, ax=None):
             _plot_row(ax, at, row)
         ax.set_yticks(range(len(others)), titles)
         ax.set_ylim(len(others) - 0.5, -0.5)
-        ax.set_xlabel("accuracy, less that of the clean training (percentage points)")
+        ax.set_xlabel("difference in accuracy from the clean run (percentage points)")
         _scale(ax, [p for row in others for p in row.points])
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)

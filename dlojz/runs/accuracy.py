@@ -11,7 +11,7 @@ BETTER, WORSE, EQUAL, TOO_FEW = "better", "worse", "equal in every seed", "too f
 
 @dataclass(frozen=True)
 class Difference:
-    """The accuracy of a variant, less that of the clean training, over the seeds of both."""
+    """The difference of a variant's accuracy from the clean run's, over the seeds of both."""
 
     mean: float
     # Half the width of the 95 % interval, and so the smallest mean that would have been seen; None

@@ -21,7 +21,7 @@ PARTS = {
     "buffers": "batch statistics, metrics, the images and labels",
     "casts": "copies of weights in 16 bits, by autocast",
     "activations": "kept from the forward pass for the backward pass",
-    "gathered": "weights of all GPUs that are whole for a moment",
+    "gathered": "weights of all GPUs, while they are all-gathered",
     "communication": "buffers of collectives",
     "temporaries": "of the operation that runs",
     "unsplit": "ends of the allocator's blocks, too small to be used",

@@ -237,7 +237,7 @@ def lines() -> Table:
 
 
 def processes() -> Table:
-    """Return after how many seconds four processes had begun on two nodes."""
+    """Return the seconds after which four processes had begun on two nodes."""
     known = recorded("lines")["lines"]["processes"]
     rows = [(name, f"{seconds:.1f} s") for name, seconds in known.items()]
     return Table(("started by", "all four had begun after"), rows, "<>")

@@ -1,11 +1,11 @@
-"""Break-even: after how many steps of a training run what was paid once has been won back."""
+"""Break-even: the number of steps after which a price that was paid once has paid for itself."""
 
 import math
 from dataclasses import dataclass
 
 
 def steps(paid_s: float, step_ms: float, gain: float) -> float:
-    """Return after how many steps `paid_s` is won back; infinity where nothing is gained."""
+    """Return the number of steps that pay for `paid_s`; infinity where nothing is gained."""
     return 1000 * paid_s / (step_ms * (1 - 1 / gain)) if gain > 1 else math.inf
 
 
@@ -21,7 +21,7 @@ class BreakEven:
 
     @property
     def steps(self) -> float:
-        """Return after how many steps it is won back; infinity if no gain is seen."""
+        """Return the number of steps that pay for it; infinity if no gain is seen."""
         return self._after(self.gain)
 
     @property

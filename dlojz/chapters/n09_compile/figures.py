@@ -263,7 +263,7 @@ class Way:
     kernels: int
 
     def break_even(self, compile_s: float) -> BreakEven:
-        """Return after how many steps this compile time is won back."""
+        """Return the break-even of this compile time."""
         return BreakEven(compile_s, self.step_ms * self.gain, self.gain, self.low, self.high)
 
     @property

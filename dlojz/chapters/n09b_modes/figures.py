@@ -43,7 +43,7 @@ class Rung:
 
     @property
     def break_even(self) -> float | None:
-        """Return after how many steps its compilation was won back; None where that is not known.
+        """Return the step at which its compilation had paid for itself; None if that is not known.
 
         Code from a cache says nothing of the price, and without an eager run there is no gain.
         """

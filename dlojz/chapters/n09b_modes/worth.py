@@ -134,7 +134,7 @@ class Prediction:
 
     @property
     def break_even(self) -> Range:
-        """Return after how many steps the compile time is won back; infinity: never."""
+        """Return the number of steps that pay for the compile time; infinity: never."""
         ends = [
             (self.compile_s.value, self.gain.value),
             (self.compile_s.low, self.gain.high),
@@ -233,7 +233,7 @@ def total_s(row: Mapping) -> float:
 
 
 def measured_break_even(row: Mapping) -> float:
-    """Return after how many steps compiling was won back for real."""
+    """Return the number of steps that really paid for compiling."""
     eager_ms = statistics.median(row["measured"]["eager_ms"])
     return breakeven.steps(total_s(row), eager_ms, row["measured"]["gain"])
 
