@@ -90,7 +90,7 @@ def show_repairs(picture):
     job = launch.submit(f"{handed_out} --pairs {cases.LOOK}", name="demo-repairs")
     wait(job)
     before, after = (1000 * statistics.median(found) for found in seconds(job).values())
-    print(f"   before {before:.0f} ms, after {after:.0f} ms: {', '.join(gain_text(job))}")
+    print(f"   before {before:,.0f} ms, after {after:,.0f} ms: {', '.join(gain_text(job))}")
     plot_gain(job).figure.savefig(picture, dpi=150)
     return picture
 
@@ -116,7 +116,7 @@ def plot_gain(job):
             ms, middle = [1000 * s for s in spent], 1000 * statistics.median(spent)
             ax.barh(row, middle, 0.56, color=COLOURS[side])
             ax.plot(ms, [row + 0.4] * len(ms), "o", color=COLOURS[side], ms=4.5)
-            ax.text(middle, row, f"  {middle:.0f} ms", va="center", fontsize=13)
+            ax.text(middle, row, f"  {middle:,.0f} ms", va="center", fontsize=13)
         ax.set(ylim=(1.6, -0.45), xlim=(0, 1120 * max(found["before"])))
         labels = [rf"$\bf{{{side}}}$" + f"\n{SIDES[side]}" for side in found]
         ax.set_yticks((0, 1), labels, fontsize=11)
