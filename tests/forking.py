@@ -108,9 +108,13 @@ def shorter_resnet18(usual):
 def load_in_forks():
     """Have Inductor try the processor's instructions in forks of this process.
 
-    It would start Python six times, to load a small library each, after importing torch.
+    It would start Python six times, to load a small library each, after importing torch. In
+    torch 2.15 it does so without torch, which is as quick.
     """
     from torch._inductor import cpu_vec_isa
+
+    if hasattr(cpu_vec_isa.VecISA, "_probe_load"):
+        return
 
     class InForks:
         DEVNULL = subprocess.DEVNULL

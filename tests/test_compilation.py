@@ -114,8 +114,9 @@ def test_the_backend_eager_differentiates_nothing():
     assert (found.graphs, found.differentiated) == (1, 0)
 
 
+@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="torch 2.14 compiles them")
 def test_modules_of_torch_compile_nothing():
-    """In torch 2.11: a silent no-op, of which notebook 09 warns."""
+    """In torch 2.11 to 2.13: a silent no-op, of which notebook 09 warns."""
     found = seen(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Flatten(0)), steps=0)
     layer = torch.nn.Linear(4, 4)
     layer.compile(backend="aot_eager")

@@ -221,7 +221,7 @@ EXERCISE = Exercise(
     errors=(
         (r"Duplicate GPU detected", "device"),  # NCCL's
         (r"process group has not been initialized", "connect"),
-        (r"only supported with GPUs", "backend"),
+        (r"only supported with GPUs|requires at least one CUDA device", "backend"),
         (r"Invalid rank \d+, rank should be|(?<!attribute ')num_replicas", "rank"),
     ),
 )

@@ -56,7 +56,9 @@ def main():
         for recipe in RECIPES:
             # It applies to all weights and images that are made from here on.
             torch.set_default_dtype(torch.bfloat16 if recipe == "pure bf16" else torch.float32)
-            model = torchvision.models.get_model(args.model, weights=None)
+            with torch.device("meta"):  # else it draws weights, and may look at them: in torch 2.15
+                model = torchvision.models.get_model(args.model, weights=None)
+            model.to_empty(device="cpu")
             _, few = kept_bytes(model, recipe, (8, *shape))
             loss, many = kept_bytes(model, recipe, (16, *shape))
             loss.backward()

@@ -261,11 +261,14 @@ def gathered(model):
 
 
 def kept(group) -> int:
-    """Return the bytes of the whole gradients of an FSDP group."""
+    """Return the bytes of the whole gradients of an FSDP group, each counted once.
+
+    Those of earlier parts are apart in torch 2.11. In 2.15 they are the parameters' own.
+    """
     added = [p.unsharded_accumulated_grad for p in group.fsdp_params]
     new = [getattr(p, "_unsharded_param", None) for p in group.fsdp_params]
-    gradients = added + [p.grad for p in new if p is not None]
-    return sum(gradient.nbytes for gradient in gradients if gradient is not None)
+    gradients = {id(g): g for g in (*added, *(p.grad for p in new if p is not None))}
+    return sum(gradient.nbytes for gradient in gradients.values() if gradient is not None)
 
 
 def seen(step, way):
