@@ -26,12 +26,11 @@ _exit_code = None  # a fork's, once it is known
 def prepare():
     """Import what each run would, before the first fork. Raises what an import raises."""
     atexit.register(_leave)  # registered first, so called last
-    import torch._dynamo  # the first optimizer would
-    import torch.distributed.checkpoint.state_dict  # noqa: F401  dlojz.training.checkpoint would
-    import torchvision.transforms.v2  # noqa: F401
+    import torch.distributed.checkpoint.state_dict
 
     import dlojz.runs.log  # noqa: F401
 
+    torch.compiler.reset()  # imports what the first optimizer would
     # The collector then skips what was imported: each fork would copy that memory by touching it,
     # and search all of it for tensors that are still alive.
     gc.freeze()

@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from dlojz import course, idr_torch
-from dlojz.training import shards
+from dlojz.training import private, shards
 
 # The flags that decide the order of the images and the updates of the weights.
 SAME_FLAGS = (
@@ -118,7 +118,7 @@ class _Wish:
         return True
 
     def _all_are_there(self):
-        store = torch.distributed.distributed_c10d._get_default_store()  # no public name for it
+        store = private.default_store()
         key = f"dlojz/save/{self._granted}"
         keys = [f"{key}/{rank}" for rank in range(torch.distributed.get_world_size())]
         if not self._said:

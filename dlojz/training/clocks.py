@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 
 from dlojz.runs.log import PHASES
+from dlojz.training import private
 
 _paused = 0.0  # seconds that belong to no clock
 _depth = 0  # of pauses within pauses
@@ -55,12 +56,7 @@ def host() -> float:
     return perf_counter() - _paused
 
 
-@cache
-def _event_type():
-    """Return a type of CUDA events whose methods are those of C: no trainer can replace them."""
-    methods = ("record", "query", "elapsed_time")
-    own = {name: getattr(torch._C._CudaEventBase, name) for name in methods}
-    return type("Event", (torch.cuda.Event,), own)
+_event_type = cache(private.event_type)
 
 
 class CudaClock:

@@ -8,8 +8,11 @@ call.
 """
 
 import functools
+import gc
+import importlib
 import pkgutil
 import warnings
+from collections import Counter, defaultdict
 from contextlib import suppress
 
 import torch
@@ -30,11 +33,14 @@ def named(path: str, feature: str):
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError):
-        raise MissingNameError(
-            f"{feature} needs {path.replace(':', '.')}, which torch {torch.__version__} does not "
-            "have: expected a version that this course was tested with, `pip install -c "
-            "constraints.txt -e .`"
-        ) from None
+        raise MissingNameError(_sentence(feature, path.replace(":", "."))) from None
+
+
+def _sentence(feature, name):
+    return (
+        f"{feature} needs {name}, which torch {torch.__version__} does not have: expected a "
+        "version that this course was tested with, `pip install -c constraints.txt -e .`"
+    )
 
 
 def otherwise(instead):
@@ -54,15 +60,25 @@ def otherwise(instead):
     return decorate
 
 
+# Operations, seen one by one ----------------------------------------------------------------------
+
+
 def dispatch_mode() -> type:
     """Return the base class of a mode that sees each operation: it has no public name.
 
     Without it `dlojz estimate`, `dlojz worth` and notebook 04c end with a sentence.
     """
-    return named(
-        "torch.utils._python_dispatch:TorchDispatchMode",
-        "a list of a model's operations (dlojz estimate, dlojz worth, notebook 04c)",
-    )
+    return named("torch.utils._python_dispatch:TorchDispatchMode", "a list of operations")
+
+
+@otherwise(lambda: set())
+def dispatch_modes() -> set[str]:
+    """Return the names of the dispatch modes that are active.
+
+    Without it the evidence does not tell of a mode that the trainer runs under.
+    """
+    stack = named("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", "their list")
+    return {type(mode).__name__ for mode in stack()}
 
 
 def without_modes():
@@ -71,6 +87,14 @@ def without_modes():
     Without it `dlojz estimate` ends with a sentence.
     """
     return named("torch.utils._python_dispatch:_disable_current_modes", "dlojz estimate")()
+
+
+def in_backward() -> bool:
+    """Return whether the operation under way belongs to a backward pass.
+
+    Without it the check of notebook 04c ends with a sentence.
+    """
+    return named("torch:_C._current_autograd_node", "a count of operations by pass")() is not None
 
 
 def tree_map(function, tree):
@@ -135,6 +159,256 @@ def unseen_shapes():
             return shapes(*args)
 
     return replaced(owner, **{name: unseen})
+
+
+def has_no_values(tensor) -> bool:
+    """Return whether a tensor is one of torch.compile's tracing, which takes no memory.
+
+    Its type has no public name. Under another one its bytes would be counted as if it had memory.
+    """
+    return type(tensor).__module__.startswith("torch._subclasses")
+
+
+# torch.compile -----------------------------------------------------------------------------------
+
+
+@otherwise(lambda module: False)
+def is_compiled(module) -> bool:
+    """Return whether a module was given to torch.compile, by either way.
+
+    Without it a run's log does not say that it compiles.
+    """
+    wrapper = named("torch._dynamo:OptimizedModule", "whether a model is compiled")
+    return isinstance(module, wrapper) or module._compiled_call_impl is not None
+
+
+@otherwise(lambda: defaultdict(Counter))
+def compile_counters() -> dict:
+    """Return what torch.compile counts: graphs, breaks and their reasons, hits of its cache.
+
+    Without it all are 0: a run's log does not say that it compiled.
+    """
+    return named("torch._dynamo.utils:counters", "a count of graphs")
+
+
+@otherwise(lambda starts, ends: None)
+def on_compilations(starts, ends):
+    """Call these first as each compilation begins and ends, also after `torch.compiler.reset()`.
+
+    Without it a run's log has nothing of its compilations.
+    """
+    handler = named("torch._dynamo.callback:callback_handler", "the times of compilations")
+    handler.start_callbacks = _Kept([starts, *handler.start_callbacks])
+    handler.end_callbacks = _Kept([ends, *handler.end_callbacks])
+
+
+class _Kept(list):
+    """A list of callbacks whose first stays when `torch.compiler.reset()` clears it."""
+
+    def clear(self):
+        del self[1:]
+
+
+def compilations() -> list:
+    """Return what torch.compile noted of the compilations that ended with a graph.
+
+    Without it notebook 09 can't show which functions were compiled, and why again.
+    """
+    noted = named("torch._dynamo.utils:get_compilation_metrics", "a list of compilations")()
+    return [each for each in noted if each.has_guarded_code]
+
+
+def forget_compilations():
+    """Empty the list of `compilations`."""
+    named("torch._dynamo.utils:clear_compilation_metrics", "a list of compilations")()
+
+
+def explain(model, *inputs):
+    """Return why calling a model leaves the graph, and where. Without it notebook 09 can't say."""
+    return named("torch._dynamo:explain", "the reasons of graph breaks")(model)(*inputs)
+
+
+def backend(name: str):
+    """Return a backend of torch.compile, to wrap in one of ours; else notebook 09 can't count."""
+    return named("torch._dynamo:lookup_backend", "a count of graphs")(name)
+
+
+def ignores_errors() -> bool:
+    """Return whether a failed compilation would silently run eager, as a repair may ask for.
+
+    Without it the check of 09's repair ends with a sentence.
+    """
+    return named("torch._dynamo.config:suppress_errors", "the check of a repair")
+
+
+def empty_compile_cache(folder: str):
+    """Return a context in which torch.compile's caches are in this folder, and empty in memory.
+
+    Without it `dlojz worth` ends with a sentence.
+    """
+    return named("torch._inductor.utils:fresh_cache", "dlojz worth")(dir=folder, delete=False)
+
+
+@otherwise(lambda: None)
+def draw_as_eager():
+    """Have compiled code draw the random numbers that eager code would.
+
+    Without it the check of a compiled run with dropout may not repeat its updates.
+    """
+    named("torch._inductor.config:fallback_random", "the replay of compiled dropout")
+    importlib.import_module("torch._inductor.config").fallback_random = True
+
+
+# Many tensors in one call ------------------------------------------------------------------------
+
+
+@otherwise(lambda tensors: [tensor.clone() for tensor in tensors])
+def copies(tensors: list) -> list:
+    """Return copies; without torch's one call for all, a hundred cost the host a millisecond."""
+    return named("torch:_foreach_mul", "a quick copy of many tensors")(tensors, 1)
+
+
+@otherwise(lambda into, source: [a.copy_(b) for a, b in zip(into, source, strict=True)])
+def copy_all(into: list, source: list):
+    """Copy tensors into others; without torch's one call for all it costs the host more time."""
+    named("torch:_foreach_copy_", "a quick copy of many tensors")(into, source)
+
+
+@otherwise(lambda tensors: [tensor.norm() for tensor in tensors])
+def norms(tensors: list) -> list:
+    """Return the norm of each; without torch's one call for all it costs the host more time."""
+    return named("torch:_foreach_norm", "quick norms of many tensors")(tensors)
+
+
+# The profiler, the clocks ------------------------------------------------------------------------
+
+
+@otherwise(lambda: False)
+def is_profiling() -> bool:
+    """Return whether a profile is being recorded.
+
+    Without it a profile does not name what the auditor does.
+    """
+    return named("torch.autograd.profiler:_is_profiler_enabled", "the auditor's name in a profile")
+
+
+@otherwise(lambda: torch.cuda.Event)
+def event_type() -> type:
+    """Return a type of CUDA events whose methods are those of C: no trainer can replace them.
+
+    Without it they are those of torch.cuda.Event, which a trainer could replace.
+    """
+    own = named("torch:_C._CudaEventBase", "a clock that no trainer can replace")
+    methods = {name: getattr(own, name) for name in ("record", "query", "elapsed_time")}
+    return type("Event", (torch.cuda.Event,), methods)
+
+
+# A model and its training ------------------------------------------------------------------------
+
+
+def own_buffers(module) -> dict:
+    """Return the buffers of a module itself, by name; a trainer may replace its methods.
+
+    Without torch's dictionary the check of any run ends with a sentence.
+    """
+    return _kept_by(module, "_buffers")
+
+
+def children(module) -> dict:
+    """Return the modules in a module, by name; see `own_buffers`."""
+    return _kept_by(module, "_modules")
+
+
+def _kept_by(module, name):
+    try:
+        return vars(module)[name]
+    except KeyError:
+        raise MissingNameError(_sentence("the check of a run", f"torch.nn.Module.{name}")) from None
+
+
+def scale(scaler):
+    """Return a gradient scaler's factor as a tensor, without a wait for the device.
+
+    Without torch's tensor it is a number, and each update waits.
+    """
+    return scaler._scale if hasattr(scaler, "_scale") else scaler.get_scale()
+
+
+def ddp_facts(model) -> dict:
+    """Return what DDP logs of itself; {} of another model, or without this method."""
+    return getattr(model, "_get_ddp_logging_data", dict)()
+
+
+def default_store():
+    """Return the store through which the processes of a run met, to leave notes in.
+
+    Without it the check of a run in several processes, and saving them on demand, end with a
+    sentence.
+    """
+    path = "torch.distributed.distributed_c10d:_get_default_store"
+    return named(path, "a note for the other processes")()
+
+
+# DataLoader --------------------------------------------------------------------------------------
+
+
+def _iterators() -> list:
+    """Return the iterators of this process's loaders that have workers."""
+    path = "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter"
+    kind = named(path, "the workers of loaders")
+    return [thing for thing in gc.get_objects() if type(thing) is kind]
+
+
+@otherwise(lambda loader: 0)
+def in_work(loader) -> int:
+    """Return how many batches a loader's workers were given, and have not loaded.
+
+    Without it they count as loaded: as if loading had begun with a head start.
+    """
+    return sum(_not_loaded(i) for i in _iterators() if _of(i, "_dataset") is loader.dataset)
+
+
+def _not_loaded(iterator) -> int:
+    told = _of(iterator, "_task_info").values()
+    arrived = sum(len(task) > 1 for task in told)
+    # one and the same, unless memory is pinned
+    queues = {_of(iterator, "_worker_result_queue"), _of(iterator, "_data_queue")}
+    return len(told) - arrived - sum(queue.qsize() for queue in queues)
+
+
+def _of(iterator, name):
+    try:
+        return getattr(iterator, name)
+    except AttributeError:
+        path = f"{type(iterator).__name__}.{name}"
+        raise MissingNameError(_sentence("the workers of loaders", path)) from None
+
+
+@otherwise(lambda: None)
+def end_workers():
+    """End the workers of all loaders, also of those that the frames of an error keep alive.
+
+    Where memory is pinned and workers persist, torch waits for each as Python exits: up to 5 s.
+    Without it the process takes that long to end.
+    """
+    for iterator in _iterators():
+        _of(iterator, "_shutdown_workers")()
+
+
+@otherwise(lambda dataset, seed: None)
+def be_worker_of(dataset, seed: int):
+    """Have `get_worker_info` tell of the only worker of this data set.
+
+    Without it a probed data set sees that the loader has another one, of ours.
+    """
+    path = "torch.utils.data._utils.worker"
+    make = named(f"{path}:WorkerInfo", "the probe of a data set in a worker")
+    named(f"{path}:_worker_info", "the probe of a data set in a worker")
+    info = make(id=0, num_workers=1, seed=seed, dataset=dataset)
+    importlib.import_module(path)._worker_info = info
+
+
+# DTensor -----------------------------------------------------------------------------------------
 
 
 @otherwise(lambda: None)

@@ -20,7 +20,6 @@ keeps there itself.
 
 import atexit
 import errno
-import gc
 import json
 import math
 import os
@@ -32,20 +31,18 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-import torch._inductor.config
 from torch.cuda import memory_stats_as_nested_dict, synchronize  # a trainer can't replace them now
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dlojz import idr_torch
 from dlojz.machine import facts as machine
 from dlojz.runs import records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.traces import kinds
-from dlojz.training import checkpoint, clocks, processes
+from dlojz.training import checkpoint, clocks, private, processes
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 from dlojz.watch import calls
@@ -81,7 +78,7 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     if wish.keys() == {"epochs"}:
         return None
     if wish:  # Inductor would draw other random numbers, for a dropout, than the solution's replay
-        torch._inductor.config.fallback_random = True
+        private.draw_as_eager()
     if not wish.get("autotune", True):
         torch.backends.cudnn.benchmark = False
     return Auditor(run, training, args, witness, steps, wish, loader) if wish else None
@@ -142,7 +139,7 @@ def rounding(precision: str | None, device) -> float:
 
 def _named_aside():
     """Return a context that names what the auditor does in a profile, if one is being recorded."""
-    recorded = torch.autograd.profiler._is_profiler_enabled
+    recorded = private.is_profiling()
     return torch.profiler.record_function(kinds.ASIDE) if recorded else nullcontext()
 
 
@@ -166,7 +163,7 @@ class Copies:
             into.append(kept[name])
             source.append(tensor.detach())
         for into, source in by_dtype.values():
-            torch._foreach_copy_(into, source)
+            private.copy_all(into, source)
 
 
 class State:
@@ -473,7 +470,7 @@ class Auditor:
             w[int(begin * len(w)) : int(end * len(w)) + 1]
             for w, (begin, end) in zip(weights, self._parts, strict=True)
         ]
-        return torch.stack(torch._foreach_norm([*weights, *rows])).float()
+        return torch.stack(private.norms([*weights, *rows])).float()
 
     def _end_run(self):
         """End the process, as if the trainer had ended here. It may still have a `finally`."""
@@ -593,7 +590,7 @@ class Auditor:
         for name, buffer in _named_buffers(self._model):
             names.setdefault((buffer.dtype, buffer.device), {})[self._plain(name)] = buffer
         for those in names.values():  # in one call each: a hundred cost the host a millisecond
-            found |= zip(those, torch._foreach_mul(list(those.values()), 1), strict=True)
+            found |= zip(those, private.copies(list(those.values())), strict=True)
         return found
 
     def _on_update(self, optimizer, args, kwargs):
@@ -682,7 +679,7 @@ class Auditor:
             for tensor in (p, p.grad, *states):
                 whole = torch.zeros_like(p) if tensor is None else tensor
                 found.append(own(whole.detach())[row])
-        return torch._foreach_mul(found, 1)
+        return private.copies(found)
 
     # Some updates ------------------------------------------------------------------------------
 
@@ -974,7 +971,7 @@ def _shared_secret() -> int:
     secret = int.from_bytes(os.urandom(8), "little")
     if not torch.distributed.is_initialized():
         return secret
-    store = torch.distributed.distributed_c10d._get_default_store()  # no public name for it
+    store = private.default_store()
     if torch.distributed.get_rank() == 0:
         store.set("dlojz/audit", str(secret))
     return int(store.get("dlojz/audit"))
@@ -1017,7 +1014,7 @@ def _named_buffers(model):
     """Yield the buffers of a model by name, as its own methods do: a trainer may replace those."""
     seen = set()
     for prefix, module in _named_modules(model, "", seen):
-        for key, buffer in vars(module)["_buffers"].items():
+        for key, buffer in private.own_buffers(module).items():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
                 yield prefix + key, buffer
@@ -1028,7 +1025,7 @@ def _named_modules(module, prefix, seen):
     if module is not None and id(module) not in seen:
         seen.add(id(module))
         yield prefix, module
-        for key, child in vars(module)["_modules"].items():
+        for key, child in private.children(module).items():
             yield from _named_modules(child, f"{prefix}{key}.", seen)
 
 
@@ -1040,7 +1037,7 @@ def _scale(training):
     """Return the gradient scaler's factor, on its device; None if there is none."""
     for part in checkpoint.parts(training).values():
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
-            return _copy(part._scale)
+            return _copy(private.scale(part))
     return None
 
 
@@ -1056,18 +1053,8 @@ def _loaded_ahead(loader, used: int) -> int:
     begun = getattr(getattr(loader, "batch_sampler", None), "begun", None)
     ahead = 0 if begun is None else begun - used
     if ahead > 0 and getattr(loader, "num_workers", 0):
-        iterators = (o for o in gc.get_objects() if type(o) is _MultiProcessingDataLoaderIter)
-        ahead -= sum(_in_work(i) for i in iterators if i._dataset is loader.dataset)
-        return max(0, ahead)
+        return max(0, ahead - private.in_work(loader))
     return ahead
-
-
-def _in_work(iterator) -> int:
-    """Return how many batches the workers of an iterator were given, and have not loaded."""
-    told = iterator._task_info.values()
-    arrived = sum(len(task) > 1 for task in told)
-    queues = {iterator._worker_result_queue, iterator._data_queue}  # one, unless memory is pinned
-    return len(told) - arrived - sum(queue.qsize() for queue in queues)
 
 
 def _offset(folder, tries=5) -> float:

@@ -1,34 +1,20 @@
 """What torch.compile made of a run: its compilations, graphs, breaks and generated kernels.
 
-`torch._dynamo` says when a compilation begins and ends, and counts what it met. That is no public
-interface: tests/test_compilation.py holds what is read here, for the versions that we test.
+Torch says when a compilation begins and ends, and counts what it met.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable
 
-from torch._dynamo import OptimizedModule
-from torch._dynamo.callback import callback_handler
-from torch._dynamo.utils import counters
-
 from dlojz.runs import records
 from dlojz.traces import kinds
+from dlojz.training import private
 
 
 def is_compiled(model) -> bool:
     """Return whether a module was given to torch.compile. That begins in its first call."""
-    return any(
-        isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
-
-
-class _Kept(list):
-    """A list of callbacks whose first stays when `torch.compiler.reset()` clears it."""
-
-    def clear(self):
-        del self[1:]
+    return any(map(private.is_compiled, model.modules()))
 
 
 class Compilations:
@@ -37,9 +23,7 @@ class Compilations:
     def __init__(self, place: Callable[[], tuple[str, int]]):
         """place: returns "train" or "val", and how many training steps have begun."""
         self._place, self._begun, self._seen = place, None, []
-        starts, ends = callback_handler.start_callbacks, callback_handler.end_callbacks
-        callback_handler.start_callbacks = _Kept([self._starts, *starts])
-        callback_handler.end_callbacks = _Kept([self._ends, *ends])
+        private.on_compilations(self._starts, self._ends)
 
     def _starts(self, event):
         self._begun = time.perf_counter()
@@ -54,23 +38,25 @@ class Compilations:
 
     def seen(self) -> records.Compilation:
         """Return what was seen; of what torch counts, all since the process began."""
+        counters = private.compile_counters()
         stats, inductor = counters["stats"], counters["inductor"]
         return records.Compilation(
             seen=self._seen,
             graphs=stats["unique_graphs"],
             operations=stats["calls_captured"],
-            breaks=self._breaks(),
+            breaks=breaks(counters),
             differentiated=counters["aot_autograd"]["ok"],
             generated=inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_hit"],
         )
 
-    def _breaks(self):
-        """Return why graphs broke, or frames were given up: the first line of each reason."""
-        found = Counter()
-        for counter in ("graph_break", "unimplemented"):
-            for reason, count in counters[counter].items():
-                found[reason.splitlines()[0]] += count
-        return dict(found)
+
+def breaks(counters) -> dict:
+    """Return why graphs broke, or frames were given up: the first line of each reason."""
+    found = Counter()
+    for counter in ("graph_break", "unimplemented"):
+        for reason, count in counters[counter].items():
+            found[reason.splitlines()[0]] += count
+    return dict(found)
 
 
 def coverage(events) -> dict:

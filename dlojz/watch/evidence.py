@@ -33,14 +33,12 @@ from itertools import chain, islice
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # no public name for it
 
 from dlojz import idr_torch
 from dlojz.runs import records
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds, spans
-from dlojz.training import checkpoint, models, processes, sharding
+from dlojz.training import checkpoint, models, private, processes, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
 from dlojz.watch import audit, calls, casts, compilation, samples, work
 
@@ -130,8 +128,7 @@ class Witness:
         run.before_end(self._finish)
 
     def _hook(self):
-        if "torch._dynamo" in sys.modules:  # compiled graphs would hide the layers from the probe
-            torch.compiler.set_stance("force_eager")
+        torch.compiler.set_stance("force_eager")  # graphs would hide the layers from the probe
         self._stay = [
             *calls.hook(self._model, self._on_input, self._on_val_output),
             *calls.hook_loss(self._training, self._on_loss),
@@ -219,7 +216,7 @@ class Witness:
 
     def _note_modes(self, *of_a_layer):
         """Note the dispatch modes that are on: Python between an operation and its kernel."""
-        self._modes |= {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+        self._modes |= private.dispatch_modes()
 
     def _note_threads(self):
         """Note how many threads of the processor an operation has: in each phase of a step."""
@@ -326,8 +323,7 @@ class Witness:
         self._probe = []
         if self._first_profiler:
             self._count_work()
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.set_stance("default")
+        torch.compiler.set_stance("default")
         states = [
             value
             for state in self._training.optimizer.state.values()
@@ -411,7 +407,7 @@ class Witness:
             if self._auditor:
                 self._auditor.finish()
         self._loader = None
-        _end_workers()
+        private.end_workers()
 
     def _whole(self):
         after = digest(self._model)
@@ -870,21 +866,9 @@ def _backward(events, on_device):
 
 def _distributed(model):
     """Return how DDP wraps the model; {} if it does not."""
-    data = getattr(model, "_get_ddp_logging_data", None)
-    if data is None:
-        return {}
-    found = data()
-    return {"wrapper": type(model).__name__} | {k: found[k] for k in DDP_FACTS if k in found}
-
-
-def _end_workers():
-    """End the workers of all loaders, also of those that the frames of an error keep alive.
-
-    Where memory is pinned and workers persist, torch waits for each as Python exits: up to 5 s.
-    """
-    for thing in gc.get_objects():
-        if type(thing) is _MultiProcessingDataLoaderIter:
-            thing._shutdown_workers()
+    found = private.ddp_facts(model)
+    facts = {k: found[k] for k in DDP_FACTS if k in found}
+    return {"wrapper": type(model).__name__} | facts if found else {}
 
 
 def _is_sharded(model):
@@ -894,7 +878,7 @@ def _is_sharded(model):
 def _tensors():
     """Return all tensors of this process, but those without values of torch.compile's tracing."""
     found = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
-    return [t for t in found if not type(t).__module__.startswith("torch._subclasses")]
+    return [t for t in found if not private.has_no_values(t)]
 
 
 def _alive_bytes():

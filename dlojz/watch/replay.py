@@ -25,6 +25,7 @@ import inspect
 import math
 import random
 import sys
+import warnings
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -668,10 +669,10 @@ def _parts(replay, ledger, rows):
 def _rates(training, updates) -> list[float]:
     """Return the solution's learning rate for each update; its scheduler is not used again."""
     rates = []
-    for _ in range(updates):
-        rates.append(training.optimizer.param_groups[0]["lr"])
-        training.optimizer._opt_called = True  # no warning: no update belongs to this
-        training.scheduler.step()
+    with warnings.catch_warnings(action="ignore"):  # of no update before: none belongs to this
+        for _ in range(updates):
+            rates.append(training.optimizer.param_groups[0]["lr"])
+            training.scheduler.step()
     training.scheduler = SimpleNamespace(step=lambda: None, get_last_lr=lambda: [math.nan])
     return rates
 

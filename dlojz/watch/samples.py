@@ -17,15 +17,14 @@ import tempfile
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from torch.utils.data._utils import worker  # no public name for what `get_worker_info` returns
 
-from dlojz.training import data
+from dlojz.training import data, private
+from dlojz.training.replaced import replaced
 
 DRAWS = 32  # images that are made from the file
 WIDTH, HEIGHT = 500, 375  # pixels of the file, like most of ImageNet's
@@ -43,8 +42,7 @@ class _Probed(Dataset):
     def __getitem__(self, _):
         # For the trainee's function, and for the data set itself: as in a worker of the loader.
         here, dataset = get_worker_info(), self._dataset
-        info = worker.WorkerInfo(id=0, num_workers=1, seed=here.seed, dataset=dataset)
-        worker._worker_info = info
+        private.be_worker_of(dataset, here.seed)
         if self._init:
             self._init(0)
         return look(dataset)
@@ -109,9 +107,9 @@ def look(dataset) -> dict:
         file.write_bytes(jpeg(blue=0))
         probe[0, 0]  # what a library reads only once does not count
         with (
-            mock.patch.object(Image, "open", counting),
-            mock.patch.object(builtins, "open", noting),
-            mock.patch.object(io, "open", noting),
+            replaced(Image, open=counting),
+            replaced(builtins, open=noting),
+            replaced(io, open=noting),
         ):
             seen = _draw(probe, file)
         others = [path for path in others - {os.path.realpath(file)} if not path.startswith(SYSTEM)]

@@ -17,13 +17,12 @@ from time import perf_counter
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz import course, idr_torch
 from dlojz.chapters.n04c_slow import cases
 from dlojz.chapters.session import away, wait
 from dlojz.runs import log
-from dlojz.training import imports
+from dlojz.training import imports, private
 
 WAIT, WARM_UP, RECORDED = 1, 1, 2  # steps of the trace
 # Operators whose result the host waits for on a GPU: a number, or a size not known in advance.
@@ -183,7 +182,7 @@ def equal_data(mine, clean, args, device) -> bool:
 # Counting ----------------------------------------------------------------------------------------
 
 
-class Operators(TorchDispatchMode):
+class Operators(private.dispatch_mode()):
     """The count of operators, by the place that asks for them."""
 
     def __init__(self, place):
@@ -195,7 +194,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Count an operator, do it, and look at what it returns."""
         out = func(*args, **(kwargs or {}))
-        backward = torch._C._current_autograd_node() is not None
+        backward = private.in_backward()
         place = "backward" if backward else self._place()
         name = func.overloadpacket.__name__
         self.counts[place, "operators"] += 1

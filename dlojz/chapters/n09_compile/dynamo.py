@@ -1,8 +1,7 @@
 """What Dynamo makes of a small model, call by call: for the experiments of notebook 09.
 
 The backend aot_eager captures graphs and generates no code, so it takes seconds. It is wrapped in
-one of our own that counts: the graphs that Dynamo hands over, and the calls of each. Reasons come
-from torch._dynamo, which is no public interface: tests/test_compiling.py holds it.
+one of our own that counts: the graphs that Dynamo hands over, and the calls of each.
 """
 
 import linecache
@@ -11,10 +10,10 @@ import re
 from pathlib import Path
 
 import torch
-from torch._dynamo import lookup_backend
-from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
-from torch._ops import OpOverload
 
+from dlojz.training import private
+
+OPERATOR = type(torch.ops.aten.add.Tensor)
 KNOWN = ("aten", "prims")  # namespaces of operators that a compiler has rules for
 WARNING = "torch._dynamo.convert_frame"  # the logger that reports the limit of graphs
 
@@ -25,8 +24,8 @@ class Watch(logging.Handler):
     def __init__(self):
         super().__init__()
         torch.compiler.reset()
-        counters.clear()
-        clear_compilation_metrics()
+        private.compile_counters().clear()
+        private.forget_compilations()
         self.graphs = self.ran = 0
         self.warnings, self.opaque = [], []
 
@@ -45,7 +44,7 @@ class Watch(logging.Handler):
         """Return a graph compiled by aot_eager, as a function that is counted when it runs."""
         self.graphs += 1
         self.opaque += opaque(graph)
-        compiled = lookup_backend("aot_eager")(graph, inputs)
+        compiled = private.backend("aot_eager")(graph, inputs)
 
         def run(*args):
             self.ran += 1
@@ -56,19 +55,19 @@ class Watch(logging.Handler):
     @property
     def frames(self) -> int:
         """Return how many functions Dynamo has compiled."""
-        return counters["frames"]["ok"]
+        return private.compile_counters()["frames"]["ok"]
 
     @property
     def recompiles(self) -> list[str]:
         """Return the guards that failed before each graph but the first."""
-        done = [m for m in get_compilation_metrics() if m.has_guarded_code]
+        done = private.compilations()
         return [guard(m.recompile_reason) for m in done if m.recompile_reason]
 
 
 def opaque(graph) -> list[str]:
     """Return what a graph calls and a compiler can't look into: custom operators, and `item`."""
     targets = [node.target for node in graph.graph.nodes if node.op.startswith("call_")]
-    custom = [t.name() for t in targets if isinstance(t, OpOverload) and t.namespace not in KNOWN]
+    custom = [t.name() for t in targets if isinstance(t, OPERATOR) and t.namespace not in KNOWN]
     return custom + [f".{target}()" for target in targets if target in ("item", "tolist")]
 
 
@@ -78,14 +77,14 @@ def compiled_functions() -> list[str]:
     Those of torch are left out: `torch.cond` compiles a function of its own.
     """
     own = str(Path(torch.__file__).parent)
-    done = [m for m in get_compilation_metrics() if m.has_guarded_code]
+    done = private.compilations()
     return list(dict.fromkeys(m.co_name for m in done if not m.co_filename.startswith(own)))
 
 
 def breaks(model, x) -> list[dict]:
     """Return why a first call leaves the graph, and on which lines, as Dynamo explains it."""
     torch.compiler.reset()
-    explained = torch._dynamo.explain(model)(x)
+    explained = private.explain(model, x)
     places = {}  # a break in a function that forward calls is explained twice
     for found in explained.break_reasons:
         where = place(found.user_stack[-1])

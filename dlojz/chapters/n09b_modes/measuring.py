@@ -23,9 +23,6 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from torch._inductor.utils import fresh_cache
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz import idr_torch
 from dlojz.chapters.n09b_modes import worth
@@ -33,7 +30,7 @@ from dlojz.chapters.session import tell_the_older_switch, wait
 from dlojz.course import UserError
 from dlojz.machine import cpus
 from dlojz.traces import trace
-from dlojz.training import imports
+from dlojz.training import imports, private
 from dlojz.training.chronometer import NoMarks
 from dlojz.training.imports import first_line
 from dlojz.watch import compilation
@@ -281,7 +278,7 @@ def has_nchw(model) -> bool:
 # The model's size, and one block -----------------------------------------------------------------
 
 
-class Calls(TorchDispatchMode):
+class Calls(private.dispatch_mode()):
     """The operations of a forward pass: operator, shapes and dtypes of each."""
 
     def __init__(self):
@@ -289,7 +286,7 @@ class Calls(TorchDispatchMode):
         self.seen = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = filter(torch.is_tensor, private.tree_leaves((args, kwargs)))
         kinds = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         self.seen.append((str(function), kinds))
         return function(*args, **(kwargs or {}))
@@ -339,8 +336,8 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
     def run(part):
         with torch.autocast(training.device.type, **autocast):
             # Cloned, since a part may change its inputs in place.
-            positional, by_name = tree_map(cloned, (inputs, named))
-            out = tree_leaves(part(*positional, **by_name))
+            positional, by_name = private.tree_map(cloned, (inputs, named))
+            out = private.tree_leaves(part(*positional, **by_name))
             total = sum(leaf.float().sum() for leaf in out if torch.is_tensor(leaf))
         total.backward()
 
@@ -367,7 +364,7 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
 def empty_cache():
     """Compile into an empty folder, which is removed even if that fails."""
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with folder as path, fresh_cache(dir=path, delete=False):
+    with folder as path, private.empty_compile_cache(path):
         yield
 
 
@@ -401,7 +398,7 @@ def seen_by(training, name):
 
     def look(module, inputs, named):
         if not found:
-            found["inputs"], found["named"] = tree_map(detached, (inputs, named))
+            found["inputs"], found["named"] = private.tree_map(detached, (inputs, named))
             dtype = torch.get_autocast_dtype(kind)
             found["autocast"] = {"dtype": dtype, "enabled": torch.is_autocast_enabled(kind)}
 

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
 from torchvision import transforms
@@ -38,6 +37,7 @@ from dlojz.runs import log
 from dlojz.training import flags
 from dlojz.training.chronometer import NoMarks
 from dlojz.training.data import draws_of
+from dlojz.training.replaced import replaced
 from dlojz.watch import replay
 
 MARGIN = 1.25  # the images that are kept, by the crop's side
@@ -385,7 +385,7 @@ def arguments(trainer, variant: Variant, args, seed: int):
     more["more_epochs"] = round(args.epochs * (images // b) / max(1, images // (4 * b)))
     words = f"--model {args.model} --image-size {args.image_size} -e {args.epochs} --seed {seed}"
     words += f" -b {b} --lr {lr} --no-channels-last {variant.flags.format(**more)}"
-    with mock.patch.object(sys, "argv", [trainer.__file__, *words.split()]):
+    with replaced(sys, argv=[trainer.__file__, *words.split()]):
         return trainer.parse_args()
 
 
