@@ -21,7 +21,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 HUB ?= one_machine
 HUB_FOLDER ?= $(if $(filter 0,$(shell id -u)),/opt/dlojz,$(HOME)/.local/share/dlojz)
 
-.PHONY: help setup system demo test quick lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
+.PHONY: help setup system demo test test-latest quick lab hub lint slurm slurm-stop bench bench-gpu bench-loader verify record clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | column -t -s '|'
@@ -52,6 +52,19 @@ test:  ## all tests: unit, solutions, notebooks, browser
 
 quick: setup  ## the tests of what was changed, in less than a minute
 	@$(BIN)/python tools/quick.py
+
+# What torch may change: the tests that run it or a trainer, and all notebooks. Not what needs Slurm, a
+# hub, a browser or an installation. `make test-latest LATEST=tests/test_private.py` runs one of them.
+LATEST ?= $(filter-out $(patsubst %,tests/test_%.py,allocation browser course english hub install slurm), \
+  $(shell grep -lE "torch|solution|experiment_file" tests/test_*.py)) notebooks solutions
+
+test-latest:  ## tests of trainer, checks and notebooks on the newest torch, in .venv-latest
+	@test -x .venv-latest/bin/pip || $(PYTHON) -m venv .venv-latest
+	.venv-latest/bin/pip install --quiet --quiet --disable-pip-version-check --upgrade uv
+	.venv-latest/bin/uv pip install --quiet --python .venv-latest/bin/python --compile-bytecode --upgrade -e '.[dev]'
+	@.venv-latest/bin/uv pip list --python .venv-latest/bin/python 2>/dev/null | grep -E "^(torch[a-z]*|triton|numpy|pytest|jupyterlab) "
+	PYTHONDONTWRITEBYTECODE= .venv-latest/bin/pytest -n $(PARALLEL) --dist=loadfile --no-loadscope-reorder \
+	  --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(LATEST)
 
 lab: setup  ## open JupyterLab on the notebooks
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter lab $(ROOT) $(TERMINAL) --notebook-dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb
@@ -95,5 +108,5 @@ record: setup  ## make recorded runs again, on a GPU: make record STEP=03 INTO=r
 	$(BIN)/python tools/record.py $(STEP) $(INTO)
 
 clean:  ## remove the environment and caches; runs, data and saved files stay
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-latest build *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

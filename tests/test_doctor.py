@@ -24,6 +24,7 @@ def software(**changes) -> dict:
         "python": "3.11.7",
         "executable": "/usr/bin/python3",
         "pinned": {},
+        "tested": {"torch": ("2.11", "2.16"), "torchvision": ("0.26", "0.30")},
         "shadows": [],
         "python_headers": True,
         "openssl": True,
@@ -147,6 +148,16 @@ def test_a_limit_that_only_the_container_can_raise_is_not_to_be_raised_in_it():
     stuck = facts(software=software(open_files=256, open_files_most=256))
     (problem,) = doctor.diagnose(stuck).problems
     assert problem.remedy == "docker run --ulimit nofile=65536 ..."
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("2.10.1", True), ("2.11.0", False), ("2.15.3+cu132", False), ("2.16.0", True)],
+)
+def test_a_torch_that_was_not_tested_is_named_in_one_line(version, said):
+    changes = {"packages": {"torch": version}, "pinned": {"torch": "2.11.0", "triton": "3.0"}}
+    problems = doctor.diagnose(facts(software=software(**changes))).problems
+    assert [(p.found, p.note) for p in problems] == [(f"torch {version}", True)] * said
 
 
 def test_what_costs_little_is_a_note():

@@ -295,6 +295,12 @@ def test_pins_are_found_in_a_folder_above(tmp_path):
     assert facts.pinned(tmp_path / "notebooks") == {"torch": "2.11.0", "pillow": "13.0.0"}
 
 
+def test_the_tested_versions_are_those_that_the_package_admits(monkeypatch):
+    lines = ["torch<2.16,>=2.11", "torchvision<0.30,>=0.26", "numpy<2.4", 'torchao; extra == "x"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
+    assert facts.tested() == {"torch": ("2.11", "2.16"), "torchvision": ("0.26", "0.30")}
+
+
 def test_a_file_that_shadows_a_package_is_named(tmp_path):
     tree(tmp_path, {"dlojz.py": "", "other.py": ""})
     assert facts.shadows([str(tmp_path), "", str(tmp_path)]) == [str(tmp_path / "dlojz.py")]

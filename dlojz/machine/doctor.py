@@ -375,7 +375,12 @@ def _install_problems(facts: dict) -> Iterator[Problem]:
     if _numbers(found["numpy"]) >= (2, 4) and _numbers(found["triton"]) == (3, 6):
         text = f"numpy {found['numpy']} with triton {found['triton']}"
         yield Problem(text, "numpy below 2.4, for triton's interpreter", 'pip install "numpy<2.4"')
+    for name, (oldest, beyond) in facts["software"]["tested"].items():
+        if found[name] and not _numbers(oldest) <= _numbers(found[name]) < _numbers(beyond):
+            expected = f"{name} from {oldest} to below {beyond}: the tested versions"
+            yield Problem(f"{name} {found[name]}", expected, INSTALL, note=True)
     others = [n for n, pin in pinned.items() if found.get(n) and not found[n].startswith(pin)]
+    others = [n for n in others if n not in (*facts["software"]["tested"], "triton")]  # torch's
     if others:
         text = ", ".join(f"{name} {found[name]}" for name in others)
         expected = ", ".join(f"{name} {pinned[name]}" for name in others)

@@ -275,6 +275,7 @@ def software(packages, folder=".") -> dict:
         executable=sys.executable,
         packages={name: _version(name) for name in packages},
         pinned=pinned(folder),
+        tested=tested(),
         slurm=slurm.strip() or None,
         slurm_error=None if slurm.strip() else slurm_error.strip() or None,
         compiler=shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
@@ -308,6 +309,21 @@ def pinned(folder=".") -> dict[str, str]:
             lines = re.findall(r"^([\w.-]+)==([\w.+!]+)", text, re.M)
             return {name.lower(): version for name, version in lines}
     return {}
+
+
+def tested() -> dict[str, tuple[str, str]]:
+    """Return the oldest torch and torchvision that were tested, and what comes after the newest."""
+    try:
+        lines = importlib.metadata.requires("dlojz") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found = {}
+    for line in lines:
+        bounds = dict(re.findall(r"([<>]=?)([\d.]+)", line))
+        name = re.match(r"[\w.-]+", line)[0]
+        if name in ("torch", "torchvision") and {">=", "<"} <= bounds.keys():
+            found[name] = (bounds[">="], bounds["<"])
+    return found
 
 
 def shadows(folders) -> list[str]:
