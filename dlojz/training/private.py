@@ -251,7 +251,7 @@ def empty_compile_cache(folder: str):
 
 @otherwise(lambda: None)
 def draw_as_eager():
-    """Have compiled code draw the random numbers that eager code would.
+    """Make compiled code draw the random numbers that eager code would.
 
     Without it the check of a compiled run with dropout may not repeat its updates.
     """
@@ -397,7 +397,7 @@ def end_workers():
 
 @otherwise(lambda dataset, seed: None)
 def be_worker_of(dataset, seed: int):
-    """Have `get_worker_info` tell of the only worker of this data set.
+    """Make `get_worker_info` tell of the only worker of this data set.
 
     Without it a probed data set sees that the loader has another one, of ours.
     """
