@@ -506,6 +506,18 @@ def test_room_for_new_buckets_is_asked_for_where_ddp_makes_them(gpus, sharding, 
     assert ("that takes 8.07 GB more, once" in figures.about(row)) is warned
 
 
+@pytest.mark.parametrize(("weights", "phase"), [(9e7, "update"), (1e7, "forward ends")])
+def test_the_parts_are_those_of_the_peak_and_activations_are_told_of_at_theirs(weights, phase):
+    peaks = {
+        "forward ends": {"parameters": 1e7, "activations": 14e6},
+        "update": {"parameters": weights, "activations": 32_800},
+    }
+    text = figures.about({"plan": dataclasses.asdict(plan()), "parameters": 1e6, "peaks": peaks})
+    assert f"on each GPU, {figures.WHEN[phase]}. At that moment:\n" in text
+    told = "The activations take most as the forward pass ends: 14 MB." in text
+    assert told is (phase == "update")
+
+
 # The recordings ----------------------------------------------------------------------------------
 
 HELD = (

@@ -54,11 +54,20 @@ def about(row: Mapping) -> str:
     asked = f"{plan['model']} ({count} parameters), {memory.means(plan)}"
     several = "s" * (plan["batch"] > 1)
     images = f"{plan['batch']:,} image{several} of {plan['image_size']} px on each GPU"
-    most = f"At most {bytes_text(peak.bytes)} on each GPU, {WHEN[phase]}"
-    notes = [LEFT_OUT]
+    most = f"At most {bytes_text(peak.bytes)} on each GPU, {WHEN[phase]}. At that moment"
+    notes = [*later(row, phase), LEFT_OUT]
     if plan["sharding"] == "ddp" and plan["gpus"] > 1:  # seen on one of two H200
         notes.append(NEW_BUCKETS.format(bytes_text(peak.parts["gradients"])))
     return "\n\n".join([f"{asked}, {images}\n{most}:", str(parts(peak)), *notes])
+
+
+def later(row: Mapping, phase: str) -> list[str]:
+    """Return a line on the activations, if most of them are there in another phase than this."""
+    sizes = {name: parts.get("activations", 0) for name, parts in row["peaks"].items()}
+    most = max(sizes, key=sizes.get)
+    if sizes[most] <= 2 * sizes[phase]:
+        return []
+    return [f"The activations take most {WHEN[most]}: {bytes_text(sizes[most])}."]
 
 
 def parts(peak: Peak) -> Table:

@@ -20,7 +20,7 @@ PARTS = {
     "optimizer": "its state, such as the momentum",
     "buffers": "batch statistics, metrics, the images and labels",
     "casts": "copies of weights in 16 bits, by autocast",
-    "activations": "kept from the forward pass for the backward pass",
+    "activations": "kept for the backward pass",
     "gathered": "weights of all GPUs, while they are all-gathered",
     "communication": "buffers of collectives",
     "temporaries": "of the operation that runs",
