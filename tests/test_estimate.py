@@ -284,7 +284,7 @@ def test_checkpointing_keeps_only_the_input_of_each_block(trainer, tiny):
 def test_the_sum_over_blocks_is_the_whole_run(more, trainer, tiny):
     tiny(13)
     whole = estimate.measured(trainer, plan(**more))
-    added = estimate.added_up(trainer, plan(**more), 13)
+    added = estimate.added_up(trainer, plan(**more))
     assert most(added) == pytest.approx(most(whole), rel=0.002)
 
 
@@ -298,7 +298,7 @@ def test_two_billion_parameters_add_up(trainer):
     asked = plan(model="vit_2b", image_size=224, batch=8, precision="bf16")
     whole = estimate.result(trainer, asked)
     assert whole["parameters"] == 2_018_118_632
-    added = estimate.added_up(trainer, asked, 40)
+    added = estimate.added_up(trainer, asked)
     expected = figures.highest(whole)[1].bytes
     assert max(peak.bytes for peak in added.values()) == pytest.approx(expected, rel=0.002)
     assert expected > 2_018_118_632 * (4 + 4 + 4 + 2), "weights twice, gradients, momentum"
@@ -645,7 +645,7 @@ def test_what_was_predicted_of_the_transformers_is_what_would_be_now():
     asked = estimate.Plan(**case["plan"] | {"flags": tuple(case["plan"]["flags"])})
     start = log.read(runs.recorded("h200/11-vit_2b-b0032-blocks")).start
     assert asked == estimate.planned(start)
-    added = estimate.added_up(own, asked, 40)
+    added = estimate.added_up(own, asked)
     assert most(added) == pytest.approx(
         most({n: Peak(parts) for n, parts in case["peaks"].items()}), rel=0.002
     )

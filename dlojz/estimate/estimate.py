@@ -92,13 +92,16 @@ def main():
     into.write_text(json.dumps(found), encoding="utf-8")
 
 
-def result(trainer: ModuleType, plan: Plan) -> dict:
-    """Return the peak of each phase of a step, for JSON, with the plan and the model's size."""
+def result(trainer: ModuleType, plan: Plan, by_blocks=False) -> dict:
+    """Return the peak of each phase of a step, for JSON, with the plan and the model's size.
+
+    by_blocks: run only a few of the model's blocks, if it has many and all are equal.
+    """
     tell(f"running {STEPS} steps of {plan.model} on tensors without memory")
     check(trainer, plan)
     with shown(plan):
         model = on_meta(trainer.build_model, plan, parsed(trainer, plan))
-        found = measured(trainer, plan)
+        found = added_up(trainer, plan) if by_blocks else measured(trainer, plan)
     return {
         "plan": asdict(plan),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -350,8 +353,9 @@ def halved(events):
 # Many equal blocks -------------------------------------------------------------------------------
 
 
-def added_up(trainer, plan: Plan, blocks: int) -> dict[str, memory.Peak]:
-    """Return the peak of each phase of a model with N equal blocks; 0: they are not equal."""
+def added_up(trainer, plan: Plan) -> dict[str, memory.Peak]:
+    """Return the peak of each phase of a step; of many equal blocks only a few are run."""
+    blocks = len(equal_blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan))))
     if blocks <= 2 * SHORT[-1]:
         return measured(trainer, plan)
     less, more = (measured(trainer, plan, short) for short in SHORT)
@@ -400,9 +404,7 @@ def ways(trainer, plan: Plan) -> list[Plan]:
 
 def needed(trainer, plan: Plan, batch: int) -> dict[str, float]:
     """Return the bytes that a batch of this size takes, by phase."""
-    plan = replace(plan, batch=batch)
-    equal = equal_blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan)))
-    found = added_up(trainer, plan, len(equal))
+    found = added_up(trainer, replace(plan, batch=batch))
     return {phase: peak.bytes for phase, peak in found.items()}
 
 

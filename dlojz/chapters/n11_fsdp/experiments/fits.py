@@ -29,7 +29,7 @@ def main():
     trainer = imports.trainer(args.trainer or course.solution(course.CHAIN[-1]))
     for plan in dict.fromkeys(plans(args)):
         begin = time.perf_counter()
-        row = predicted(trainer, plan)
+        row = estimate.result(trainer, plan, by_blocks=True)
         seconds = round(time.perf_counter() - begin, 2)
         run.case(memory.means(asdict(plan)), **row, seconds=seconds)
         most = max(sum(parts.values()) for parts in row["peaks"].values())
@@ -66,19 +66,6 @@ def plans(args):
             precision=args.precision,
             copies=copies if sharding == "fsdp" else 1,
         )
-
-
-def predicted(trainer, plan):
-    """Return the prediction in the form of `estimate.result`, from equal blocks."""
-    estimate.check(trainer, plan)
-    with estimate.shown(plan):
-        model = estimate.on_meta(trainer.build_model, plan, estimate.parsed(trainer, plan))
-        peaks = estimate.added_up(trainer, plan, len(estimate.equal_blocks(model)))
-    return {
-        "plan": asdict(plan),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "peaks": {phase: dict(peak.parts) for phase, peak in peaks.items()},
-    }
 
 
 if __name__ == "__main__":
