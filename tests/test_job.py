@@ -13,6 +13,7 @@ from made import DAMAGED
 from dlojz import cli, course, launch
 from dlojz.figures.report import compare_runs
 from dlojz.jobs import several
+from dlojz.jobs.keeper import Cause
 from dlojz.launch import QUEUE, find, follow, jobs, latest, queue
 from dlojz.launch import job as job_module
 from dlojz.runs import log
@@ -108,6 +109,26 @@ def test_what_is_no_folder_hides_no_job(fault, runs):
     fault(runs / "0004")
     assert sorted(rows()) == ["0001", "0002", "0003"]
     assert new_run().name == "0005"
+
+
+@pytest.mark.parametrize("reason", ["ended early: it told enough", "reworded"])
+@pytest.mark.parametrize(("cause", "state"), [(Cause.ENOUGH, "COMPLETED"), (None, "CANCELLED")])
+def test_what_a_job_was_cancelled_for_is_told_by_its_cause_alone(reason, cause, state, runs):
+    kept = ENDED | {"state": "CANCELLED", "reason": reason, "cause": cause}
+    (runs / "0002" / "state.json").write_text(json.dumps(kept))
+    assert rows()["0002"] == (state, reason)
+
+
+@pytest.mark.parametrize(("cause", "again"), [(Cause.LOST, "COMPLETED"), (None, "FAILED")])
+def test_a_job_that_is_lost_is_looked_at_again(cause, again, runs):
+    """A keeper may still find out more."""
+    lost = ENDED | {"state": "FAILED", "reason": "reworded", "cause": cause}
+    (runs / "0002" / "state.json").write_text(json.dumps(lost))
+    mark = os.stat(runs / "0002")
+    assert rows()["0002"] == ("FAILED", "reworded")
+    (runs / "0002" / "state.json").write_text(json.dumps(ENDED))
+    os.utime(runs / "0002", ns=(mark.st_atime_ns, mark.st_mtime_ns))
+    assert rows()["0002"][0] == again
 
 
 @pytest.mark.parametrize("values", [(1e308, -1e308), (-1e308, 1e308), (10**300, None), (0, 1e300)])

@@ -20,6 +20,7 @@ import signal
 import time
 import traceback
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 
 from dlojz import course
@@ -30,7 +31,20 @@ from dlojz.runs import outcome
 LOOK_S = 0.5  # between looks, if no signal comes: it does not from another machine
 BEAT_S = 20.0  # between signs of life, for observers on other machines
 DISK_FULL_S = 600.0  # how long it waits for room to write the final state
-LOST = "lost: its keeper was killed, its folder was moved, or the machine was restarted"
+
+
+class Cause(StrEnum):
+    """Why a job has its state, where something is decided by it: its reason is for people."""
+
+    LOST = "lost"  # nobody keeps it; its keeper may still find out more
+    ENOUGH = "enough"  # it was cancelled, and had done what it was submitted for
+
+
+LOST = {
+    "state": "FAILED",
+    "reason": "lost: its keeper was killed, its folder was moved, or the machine was restarted",
+    "cause": Cause.LOST,
+}
 STATE, CANCEL, RESERVE = Path("state.json"), Path("cancel"), Path(".reserve")
 SAID = Path("keeper.txt")  # what a waiter or a keeper said
 KEEPER = Path("keeper.json")  # which process keeps the job: see processes.identity
@@ -146,13 +160,25 @@ class Keeper:
 
 def cancelled_in(run: Path, when: str) -> dict | None:
     """Return the final state of a job that is to be cancelled, else None."""
-    file = run / CANCEL
-    if not file.exists():
+    found = wish(run)
+    if found is None:
         return None
-    reason = ""
-    with suppress(OSError, course.FileError):  # a wish that can't be read is a wish
-        reason = course.read_small(file).decode(errors="replace").strip()
-    return {"state": "CANCELLED", "reason": reason or f"cancelled {when}"}
+    reason = found.get("reason") or f"cancelled {when}"
+    return {"state": "CANCELLED", "reason": reason, "cause": found.get("cause")}
+
+
+def wish(run: Path) -> dict | None:
+    """Return the reason and the cause for which somebody wants a job cancelled; None: nobody."""
+    if not (run / CANCEL).exists():
+        return None
+    with suppress(course.FileError):  # a wish that can't be read is a wish
+        return course.read_table(run / CANCEL)
+    return {}
+
+
+def cancel(run: Path, reason: str, cause: Cause | None):
+    """Write into a job's folder that it is no longer wanted."""
+    write_atomically(run / CANCEL, json.dumps({"reason": reason, "cause": cause}))
 
 
 def write_final(state: dict, locks, run: Path = Path()):

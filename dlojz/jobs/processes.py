@@ -25,6 +25,7 @@ class ProgramError(Exception):
     """A program that could not be run, or that failed: what it said."""
 
     cut_short = False  # it was killed, or did not answer: it may have done its work all the same
+    missing = False  # there is no such program
 
 
 def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None) -> str:
@@ -39,7 +40,9 @@ def ask(*argv: str, timeout_s: float = 20, env: Mapping[str, str] | None = None)
             stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
-        raise ProgramError(f"no command {argv[0]} here") from None
+        error = ProgramError(f"no command {argv[0]} here")
+        error.missing = True
+        raise error from None
     except subprocess.TimeoutExpired:
         error = ProgramError(f"{argv[0]} did not answer in {timeout_s} s")
         error.cut_short = True

@@ -214,8 +214,7 @@ def _say_lost(run, token):
         return
     if job["token"].startswith(token) and known["state"] in ("QUEUED", "RUNNING"):
         (run / keeper.RESERVE).unlink(missing_ok=True)
-        lost = {"state": "FAILED", "ended": time.time(), "reason": keeper.LOST}
-        write_atomically(file, json.dumps(known | lost))
+        write_atomically(file, json.dumps(known | keeper.LOST | {"ended": time.time()}))
 
 
 def main(ticket: str, fd: str, submitted: str):

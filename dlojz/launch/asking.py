@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlojz import course
 from dlojz.course import FileError, course_root, read_small, read_table
-from dlojz.jobs import processes, stacks
+from dlojz.jobs import keeper, processes, stacks
 from dlojz.runs import outcome
 
 TIMEOUT_S = 20  # for Slurm to answer: a busy controller is slow
@@ -98,9 +98,7 @@ def call(*command, timeout=TIMEOUT_S, env=None) -> str:
         return processes.ask(*command, timeout_s=timeout, env=env)
     except processes.ProgramError as error:
         kind = UnclearError if error.cut_short or "timed out" in str(error) else SlurmError
-        raise kind(
-            f"{error}: is this a login node?" if "no command" in str(error) else str(error)
-        ) from None
+        raise kind(f"{error}: is this a login node?" if error.missing else str(error)) from None
 
 
 def listing() -> tuple[dict[str, dict], float]:
@@ -216,8 +214,8 @@ def status(run: Path, fields: dict[str, str]) -> dict:
             reason += f" (shortly before, {'; '.join(stood)})"
         elif state == "NODE_FAIL":
             reason += f" (nodes {fields.get('NodeList', '?')})"
-        elif state == "CANCELLED" and (run / "cancel").exists():
-            reason = read_small(run / "cancel").decode(errors="replace") or reason
+        elif state == "CANCELLED" and (wish := keeper.wish(run)):
+            reason, found["cause"] = wish.get("reason") or reason, wish.get("cause")
         found |= {"state": state, "exit_code": code, "ended": _when(fields.get("EndTime"))}
         found["final"] = True
     return found | {"reason": reason or None}

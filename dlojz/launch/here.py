@@ -83,11 +83,11 @@ class Here:
                 if status["state"] == "QUEUED" and "ticket" in process:
                     status["reason"] = _why(run, Path(process["ticket"]), info["devices"])
                 return status
-        return status | {"state": "FAILED", "reason": keeper.LOST}
+        return status | keeper.LOST
 
-    def cancel(self, run: Path, info: dict, reason: str = ""):
+    def cancel(self, run: Path, info: dict, reason: str = "", cause=None):
         """Ask the waiter or the keeper to end the job, and wake it."""
-        write_atomically(run / keeper.CANCEL, reason)
+        keeper.cancel(run, reason, cause)
         processes.wake(read_table(run / keeper.KEEPER))
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from dlojz.course import FileError, base_folder, read_small, read_table, write_atomically
-from dlojz.jobs.keeper import LOST
+from dlojz.jobs.keeper import Cause
 from dlojz.launch import asking
 from dlojz.launch.follow import Bar
 from dlojz.launch.here import Here
@@ -20,7 +20,6 @@ from dlojz.runs.folder import NUMBER
 from dlojz.table import Table
 
 QUEUE = ("job", "name", "state", "time", "processes", "note", "command")  # a process per GPU
-EARLY = "ended early: "  # how the reason begins for which a job that had done enough was ended
 QUEUE_S = 4.0  # for Slurm to answer: then the table has what was last known
 LONGEST_S = 10**9  # of a job that is shown: the times in a file may be any numbers
 MESSAGES = ("keeper.txt", "slurm.txt")  # in a job's folder: errors outside the trainer
@@ -86,7 +85,7 @@ class Job:
             if not info.get("command"):
                 raise FileError("job.json has no command")
             found = _checked("state.json", self.launcher.status(self.directory, info))
-            return found | {"state": str(_early(State(found["state"]), found.get("reason")))}
+            return found | {"state": str(_early(State(found["state"]), found.get("cause")))}
         except (KeyError, OSError, TypeError, ValueError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             said = said.replace(f"{self.directory}/", "")  # a table has room for a file's name
@@ -111,17 +110,17 @@ class Job:
                 time.sleep(poll_s)
         return state
 
-    def cancel(self, reason: str = ""):
+    def cancel(self, reason: str = "", cause: Cause | None = None):
         """Take the job from the queue, or end it; do nothing if it has ended.
 
         reason: what its status gives afterwards, in place of "cancelled while it ran".
         """
         if not self.state.final:
-            self.launcher.cancel(self.directory, self.info, reason)
+            self.launcher.cancel(self.directory, self.info, reason, cause)
 
     def end_early(self, why: str):
         """End a job that has done what it was submitted for: its state becomes COMPLETED."""
-        self.cancel(f"{EARLY}{why}")
+        self.cancel(f"ended early: {why}", Cause.ENOUGH)
 
     def explain(self, lines: int = 12) -> str:
         """Return the state, the last lines of stderr, and where to read more."""
@@ -137,9 +136,9 @@ class Job:
         return f"<job {self.id} {_cut(self.name)!r}: {self.state}>"
 
 
-def _early(state, reason):
+def _early(state, cause):
     """Return COMPLETED for a job that was cancelled because it had done enough."""
-    done = state == State.CANCELLED and (reason or "").startswith(EARLY)
+    done = state == State.CANCELLED and cause == Cause.ENOUGH
     return State.COMPLETED if done else state
 
 
@@ -151,6 +150,7 @@ FORMS = {  # what a table of jobs computes with or shows
     "started": A_NUMBER,
     "ended": A_NUMBER,
     "reason": (str, "text"),
+    "cause": (str, "text"),
     "slurm": (str, "text"),
 }
 
@@ -264,7 +264,7 @@ def _in_queue(name, last):
             index[number] = entry
             continue
         known_name, status, final = _seen(runs / number, mark)
-        if final and status.get("reason") != LOST:  # a keeper may still find out more
+        if final and status.get("cause") != Cause.LOST:  # a keeper may still find out more
             index[number] = [mark, known_name]
         if name in (None, known_name) and status and not (final and ended >= last):
             ended += final
@@ -296,7 +296,7 @@ def _seen(run, mark) -> tuple[str, dict | None, bool]:
         return "", None, False
     job, status = Job(run), Job(run).status
     seen = job.name, status, State(status["state"]).final
-    if seen[2] and status.get("reason") != LOST:
+    if seen[2] and status.get("cause") != Cause.LOST:
         _ended[key] = seen
     return seen
 

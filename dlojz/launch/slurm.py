@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dlojz import course
 from dlojz.course import course_root, read_table
-from dlojz.jobs.keeper import LAUNCHER_VARIABLES
+from dlojz.jobs import keeper
 from dlojz.launch import asking, sites
 from dlojz.launch.asking import SlurmError, UnclearError
 
@@ -215,9 +215,9 @@ class Slurm:
                 course.write_atomically(run / "state.json", json.dumps(found))
         return found
 
-    def cancel(self, run: Path, info: dict, reason: str = ""):
+    def cancel(self, run: Path, info: dict, reason: str = "", cause=None):
         """End the job, or take it from the queue. Raises SlurmError."""
-        course.write_atomically(run / "cancel", reason)
+        keeper.cancel(run, reason, cause)
         if not info["slurm"]:
             raise SlurmError(_unclear(info["name"]))
         asking.call("scancel", info["slurm"])
@@ -282,7 +282,7 @@ def _own_variables() -> dict[str, str]:
 
     They must not reach a new job.
     """
-    mine = (LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
+    mine = (keeper.LAUNCHER_VARIABLES.match, lambda name: name.startswith("SBATCH_"))
     env = os.environ.items()
     return {k: v for k, v in env if k == "SLURM_CONF" or not any(m(k) for m in mine)}
 
