@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 
 import made
@@ -528,6 +529,122 @@ def test_the_speed_on_a_gpu_that_nobody_recorded_is_reported(tmp_path):
     assert finding.state == NOT_ASKED
     assert finding.yours.startswith("1.83")
     assert "no bar is known for NVIDIA X1" in finding.expected
+
+
+# No decision reads words --------------------------------------------------------------------------
+
+
+def of_updates(**wrong):
+    """A fault in what the replays of the trainee's runs found in each update."""
+
+    def change(event):
+        return event | {"updates": [update | wrong for update in event["updates"]]}
+
+    return lambda folders: in_replays(folders, change)
+
+
+def of_steps(**wrong):
+    """The same in every step."""
+    return lambda folders: in_replays(
+        folders, lambda event: event | {"every": event["every"] | wrong}
+    )
+
+
+def in_replays(folders, change):
+    for again in (folder / "replay" for folder in folders.values()):
+        if again.exists():
+            rewrite(again, lambda e: change(e) if e.get("when") == "replay" else e)
+
+
+def in_runs(when, *names, **wrong):
+    """A fault in this evidence of these runs."""
+
+    def change(folders):
+        for name in names:
+            rewrite(folders[name], lambda e: e | wrong if e.get("when") == when else e)
+
+    return change
+
+
+def later(folders):
+    """Other labels in an epoch of a short run, which its steps show, and its audit does not."""
+    for name, label in (("two-epochs", 3), ("two-epochs-solution", 4)):
+        in_runs("whole", name, touched=0, labels=[["val", label]])(folders)
+
+
+def disturbed(folders):
+    """One of the pairs took three times as long."""
+
+    def slow(event):
+        return event | {"windows": [w | {"wall_s": 3 * w["wall_s"]} for w in event["windows"]]}
+
+    rewrite(folders["after-2"], lambda e: slow(e) if e.get("when") == "audit" else e)
+
+
+FAULTS = {
+    "none": lambda folders: None,
+    "disturbed": disturbed,
+    "near gradients": of_updates(gradients=3e-4),  # too far in fp16, and not in float32
+    "a noisy link": of_updates(outputs=0.2, outputs_noise=0.9),
+    "a weight": of_updates(gradients_tensor=5.0),
+    "statistics": of_updates(buffers=0.1),
+    "the optimizer": of_updates(optimizer_roundings=99.0),
+    "pixels": of_steps(pixels=[9.0] * 10),
+    "no loss": of_steps(criterion=[None] * 10),
+    "rows": of_steps(rows=[99.0] * 10),
+    "a later epoch": later,
+    "updates": in_runs("whole", "after-1", optimizer_steps=4),
+    "another model, later": in_runs("audit", "fp32-accumulates", same_weights=False),
+    "another model": in_runs("audit", "after-1", "fp32-accumulates", same_weights=False),
+    "a full GPU before": lambda folders: out_of_memory(folders["before-4"], folders),
+    "a full GPU of the audit": lambda folders: out_of_memory(
+        folders["float32"] / "replay", folders
+    ),
+    "other losses": in_runs("audit", "after-1", losses=[2.5] * 10),
+} | {
+    f"{damage.__name__}: {name}": lambda folders, damage=damage, name=name: damage(
+        folders[name], folders
+    )
+    for damage in DAMAGES
+    for name in ("after-1", "fp32-accumulates")
+}
+
+
+def decided(folder, fault):
+    """What is decided on runs with this fault, without and with a mechanism: no text for people."""
+    exercise, folders = made_runs(folder, "02")
+    for name in ("two-epochs", "fp32-accumulates"):
+        for side in (name, f"{name}-solution"):
+            folders[side] = shutil.copytree(folders["after-1"], folder / side)
+    FAULTS[fault](folders)
+    ended, found = made.ended(folders), []
+    for mechanism in (exercise.mechanism, exercises.find("02_amp").mechanism):
+        asked = dataclasses.replace(exercise, mechanism=mechanism)
+        verdict = judge.judge(asked, ended, judge.Standards())
+        rows = [(f.part, f.key, f.precision, f.state, f.hint, f.open) for f in verdict.findings]
+        kinds = [caution.kind for caution in verdict.cautions]
+        found.append((verdict.passed, verdict.hint_key, kinds, rows))
+    return found
+
+
+def test_a_verdict_stays_whatever_its_words_are(tmp_path, monkeypatch):
+    """Each label, message and reason becomes another word each time that it is written."""
+    usual = {fault: decided(tmp_path / f"usual {i}", fault) for i, fault in enumerate(FAULTS)}
+    assert usual["none"][0][0], "without a fault it passes"
+    assert len({str(found) for found in usual.values()}) > 21, "and the faults differ"
+    words, made_finding, ended = map("word {}".format, count()), Finding.__post_init__, ending.of
+
+    def reworded(finding):
+        made_finding(finding)
+        for name in ("what", "yours", "expected"):
+            if not isinstance(getattr(finding, name), exercises.Unseen):
+                object.__setattr__(finding, name, next(words))
+
+    monkeypatch.setattr(Finding, "__post_init__", reworded)
+    monkeypatch.setattr(stats.Caution, "__str__", lambda _: next(words))
+    monkeypatch.setattr(ending, "of", lambda *a: dataclasses.replace(ended(*a), text=next(words)))
+    found = {fault: decided(tmp_path / f"reworded {i}", fault) for i, fault in enumerate(FAULTS)}
+    assert {f: found[f] for f in FAULTS if found[f] != usual[f]} == {}
 
 
 # A step in the middle -----------------------------------------------------------------------------
