@@ -28,6 +28,22 @@ def test_a_flag_counts_only_if_the_trainer_knows_it(tmp_path, arguments, state, 
     assert (found.state, found.yours, found.hint) == (state, yours, hint)
 
 
+@pytest.mark.parametrize(
+    ("values", "text", "reached"),
+    [
+        ([], "none", False),
+        ([None, None], "None", False),
+        ([None, "cpu"], "None, cpu", True),
+        (["none"], "none", True),
+    ],
+)
+def test_what_no_process_reached_is_no_value(tmp_path, values, text, reached):
+    """Nor is a value that reads like it unreached."""
+    runs = log.Run(tmp_path), log.Run(tmp_path)
+    found = common.like("mechanism", "key", "", *runs, lambda run: common.words(values), "hint")
+    assert (str(found.yours), found.reached) == (text, reached)
+
+
 def run(train=12, val=12, **whole):
     seen = [
         {"mode": mode, "shape": [8, 3, 32, 32], "count": n, "grad": mode == "train"}

@@ -31,7 +31,10 @@ def shapes(run: log.Run, mode: str) -> str:
 
 def words(values) -> str:
     """Return the distinct values in words: "bfloat16, float32"."""
-    return ", ".join(sorted(map(str, set(values)))) or Unseen.NONE
+    distinct = set(values)
+    if distinct <= {None}:
+        return Unseen.NULL if distinct else Unseen.NONE
+    return ", ".join(sorted(map(str, distinct)))
 
 
 def like(part, key, what, mine, reference, get, hint) -> Finding:

@@ -23,7 +23,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     where = f" (rehearsed on {kind})" if kind == "meta" else ""
 
     def finding(key, what, devices, hint):
-        kinds = words(str(d).split(":")[0] for d in devices)
+        kinds = words(d and str(d).split(":")[0] for d in devices)
         return Finding(MECHANISM, key, what + where, kinds == kind, kinds, kind, hint)
 
     left = "validation-device"
