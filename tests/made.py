@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from dlojz import course
 from dlojz.check.ending import EndedRun, Role
 from dlojz.launch import series
+from dlojz.runs import records
 
 H100, EPYC = "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"
 RESNET = {"model": "resnet50", "image_size": 224, "batch_size": 256}
@@ -107,6 +108,11 @@ def every(images, steps) -> dict:
             "criterion": none, "scales": [1.0] * steps, "rows": none, "updates": facts,
             "usual": facts, "first_buffers": [], "validation":
             {"pixels": [0.0], "labels": [True], "again": 0, "buffers": 0.0}}  # fmt: skip
+
+
+def replayed(updates, every) -> records.Replay:
+    """The record of what a replay logged."""
+    return records.Replay.read({"updates": updates, "every": every})
 
 
 def _add(folder, **evidence):

@@ -674,7 +674,7 @@ def findings(change=None, precision="fp32", updates=8):
     if change:
         change(found, every)
     mine, again = log.Run(Path("mine")), log.Run("again")
-    again.replay = records.Replay(found, every)
+    again.replay = made.replayed(found, every)
     return judged.findings([judged.Audited(mine, again, precision)])
 
 
@@ -683,7 +683,7 @@ def test_an_update_of_two_processes_is_one():
     runs = []
     for rank in range(2):
         mine, again = log.Run(Path("run", f"{rank}.jsonl")), log.Run("again")
-        again.replay = records.Replay(found, every)
+        again.replay = made.replayed(found, every)
         runs.append(judged.Audited(mine, again, "fp32"))
     (number,) = [f for f in judged.findings(runs) if f.what == "audit"]
     assert number.yours == "4 updates done again with the solution"
@@ -714,7 +714,7 @@ def test_a_gradient_of_the_loss_may_be_divided_elsewhere_and_no_more(scale, prec
     every["scales"] = [0.25] * 7 + [scale]
     start = {"arguments": {"accumulate": 4}, "size": 2}
     mine, again = log.Run(Path("mine"), start=start), log.Run("again")
-    again.replay = records.Replay(made.updates(8), every)
+    again.replay = made.replayed(made.updates(8), every)
     found = judged.findings([judged.Audited(mine, again, precision)])
     assert [f.what for f in found if f.fails] == ["gradient of the loss"] * fails
 
@@ -736,7 +736,7 @@ def test_momenta_that_a_new_epoch_clears_are_no_mistake_of_the_first(update, hin
     every["rows"] = [2e6 * (row == update) for row in range(7)]
     updates[update] |= {"optimizer_roundings": 2e6, "optimizer_worst": "conv1.weight"}
     again = log.Run("again")
-    again.replay = records.Replay(updates, every)
+    again.replay = made.replayed(updates, every)
     first = judged.Audited(log.Run(Path("mine")), again, "fp32").first_of(2)
     assert {f.hint for f in judged.links([first]) if f.fails} == hints
 
@@ -881,7 +881,6 @@ def test_a_chaotic_process_hides_no_other_and_nothing_that_is_no_number(losses, 
 
 def test_what_is_too_noisy_to_be_judged_again_is_compared():
     run, every = log.Run("again"), made.every(32, 10)
-    run.replay = records.Replay([], every)
     audited = [judged.Audited(log.Run(Path("mine")), run, "bf16")]
     for found, count in (
         ({"outputs": [0.0, 0.01]}, 12),
@@ -892,6 +891,7 @@ def test_what_is_too_noisy_to_be_judged_again_is_compared():
         ({}, 0),
     ):
         every["validation"] = {"again": 12} | found
+        run.replay = made.replayed([], every)
         assert judged.computed_again(audited) == count
 
 
@@ -901,7 +901,7 @@ def test_a_process_whose_validation_was_not_computed_again_is_compared():
         every = made.every(32, 10)
         every["validation"] |= {"again": again, "outputs": [0.0, 1e-6]}
         run = log.Run("again")
-        run.replay = records.Replay([], every if again else {})
+        run.replay = made.replayed([], every if again else {})
         runs.append(judged.Audited(log.Run(Path("mine")), run, "fp32"))
     assert judged.computed_again(runs[:1]) == 12
     assert judged.computed_again(runs[:2]) == 3
@@ -1041,7 +1041,7 @@ def test_an_update_that_is_skipped_leaves_the_weights_as_they_were(tmp_path, fac
 def test_updates_of_weights_that_are_not_the_models_are_refused():
     found, every = made.updates(8), made.every(32, 10)
     mine, again = log.Run(Path("mine")), log.Run("again")
-    mine.audit, again.replay = records.Audit(foreign=3), records.Replay(found, every)
+    mine.audit, again.replay = records.Audit(foreign=3), made.replayed(found, every)
     failing = [f for f in judged.findings([judged.Audited(mine, again, "fp32")]) if f.fails]
     assert [(f.what, f.yours, f.hint) for f in failing] == [
         ("optimizer's settings", "3 updates of weights that are not the model's", "settings")
@@ -1342,9 +1342,9 @@ def test_a_learning_rate_may_be_kept_in_float32():
     rate, again = 0.004 / 3, SimpleNamespace(rates=[0.004 / 3])
     update = dict.fromkeys(("optimizer", "settings", "missing", "evaluating", "random"))
     update |= {"update": 0, "lr": [torch.tensor(rate)]}
-    assert replay._facts(update, again)["lr_off"] == 0
+    assert replay._settings(update, again).lr_off == 0
     update["lr"] = [rate * (1 + 1e-9)]
-    assert replay._facts(update, again)["lr_off"] == pytest.approx(1e-9, rel=1e-3)
+    assert replay._settings(update, again).lr_off == pytest.approx(1e-9, rel=1e-3)
 
 
 def test_clocks_that_agree_pass(tmp_path):
@@ -1380,8 +1380,8 @@ def test_kernels_that_a_gpu_may_choose_otherwise_are_noise(may_differ, native, n
     state = {"facts": {"update": 0}, "after": {"buffers": {"a": torch.ones(1)}}}
     step = {"logits": torch.ones(1)}
     found = TwoKernels().update(state, [step], noisy=True)
-    assert found["gradients_noise"] == pytest.approx(noise, rel=0.01)
-    assert found["buffers_noise"] == pytest.approx(noise, rel=0.01)
+    assert found.gradients_noise == pytest.approx(noise, rel=0.01)
+    assert found.buffers_noise == pytest.approx(noise, rel=0.01)
     assert torch.backends.cudnn.enabled
 
 
@@ -1531,12 +1531,12 @@ def validation_of(folder, change=None):
 
 def test_a_validation_that_is_computed_again_is_the_same(tmp_path):
     found = validation_of(tmp_path / "mine")
-    assert found["pixels"] == [0.0, 0.0]
-    assert found["labels"] == [True, True]
-    for off, noise in (found["outputs"], found["losses"]):
+    assert found.pixels == [0.0, 0.0]
+    assert found.labels == [True, True]
+    for off, noise in (found.outputs, found.losses):
         assert off == 0
         assert 0 <= noise < 1e-5
-    assert found["outputs"][1] > 0
+    assert found.outputs[1] > 0
 
 
 def test_outputs_of_zeros_are_the_same_and_what_is_no_number_is_nowhere():
@@ -1563,7 +1563,7 @@ def test_of_small_images_all_batches_are_computed_again(
     monkeypatch.setattr(again, "_validate", lambda *args: {})
     seen = {"pixels": torch.zeros(4, 8), "labels": torch.zeros(4), "logits": torch.zeros(4, 3)}
     mine = {"file": str(file), "batches": [seen] * 5}
-    assert again.validation(mine, mine)["again"] == len(judged_again[0]) == count
+    assert again.validation(mine, mine).again == len(judged_again[0]) == count
 
 
 @pytest.mark.parametrize(("factor", "far"), [(1, False), (1.01, True)])
@@ -1679,9 +1679,9 @@ def sharper(parts, logits, labels):
     ],
 )
 def test_what_is_not_the_solutions_in_a_validation_is_refused(tmp_path, change, fails):
-    every = made.every(32, 10) | {"validation": validation_of(tmp_path / "mine", change)}
+    every = made.every(32, 10) | {"validation": validation_of(tmp_path / "mine", change).written()}
     again = log.Run("again")
-    again.replay = records.Replay(made.updates(8), every)
+    again.replay = made.replayed(made.updates(8), every)
     found = judged.validated([judged.Audited(log.Run(Path("mine")), again, "fp32")])
     failing = [f for f in found if f.fails]
     assert [f.what for f in failing] == fails
@@ -1708,7 +1708,7 @@ def test_outputs_of_a_validation_may_be_as_far_off_as_rounding_takes_them(
     every = made.every(32, 10)
     every["validation"]["outputs"] = outputs
     again = log.Run("again")
-    again.replay = records.Replay(made.updates(8), every)
+    again.replay = made.replayed(made.updates(8), every)
     (found,) = judged.validated([judged.Audited(log.Run(Path("mine")), again, precision)])
     assert found.state == state
 
@@ -1727,8 +1727,8 @@ def test_other_images_or_batch_statistics_are_refused(change, what, hint):
     again, every = log.Run("again"), made.every(32, 10)
     every["first_buffers"] = change.pop("first_buffers", [])
     every["validation"] |= change
-    again.replay = records.Replay(made.updates(8), every)
-    first = log.Run("again", replay=records.Replay([], made.every(32, 10)))
+    again.replay = made.replayed(made.updates(8), every)
+    first = log.Run("again", replay=made.replayed([], made.every(32, 10)))
     runs = [judged.Audited(log.Run(Path("mine")), r, "fp32") for r in (first, again)]
     (found,) = judged.validated(runs)
     assert (found.what, found.hint, found.fails) == (what, hint, True)

@@ -685,8 +685,8 @@ def test_a_state_too_large_to_keep_is_audited_with_a_small_model(checked_job, mo
     small, own = (log.read(folders[name] / "replay").replay for name in ("small", "after-1"))
     assert len(small.updates) == 8
     assert own.updates == []
-    assert len(own.every["criterion"]) == len(own.every["rows"]) + 1 == 8
-    assert None not in (*own.every["criterion"], *own.every["rows"])
+    assert len(own.every.criterion) == len(own.every.rows) + 1 == 8
+    assert None not in (*own.every.criterion, *own.every.rows)
     (audit,) = [f for f in found.findings if f.what == "audit"]
     assert audit.yours == "8 updates done again with the solution"
 

@@ -76,11 +76,11 @@ def test_a_loss_that_a_function_computes_is_not_seen():
     assert told.finding([rank(train=[])]).state == State.NOT_ASKED
 
 
-REPLAYED = {  # of the same two epochs; of the third step the logits were not kept
-    "losses": [2.0, 1.0, None, 3.0],
-    "right": [[right, images] for _, images, right in TRAIN],
-    "validation": {"right": [[4, 8]]},
-}
+REPLAYED = records.Every(  # of the same two epochs; of the third step the logits were not kept
+    losses=[2.0, 1.0, None, 3.0],
+    right=[[right, images] for _, images, right in TRAIN],
+    validation=records.Validation(right=[[4, 8]]),
+)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ CHRONOMETER, CHRONOMETER_S = 0.10, 0.010
 LOOKS, LOOKS_SHARE, LOOKS_S = 3, 0.05, 0.002
 STOCK = 0.1  # of a window's batches may have been loaded before it
 
+EACH_STEP = ("images", "pixels", "criterion", "scales")  # of a replay
 LABELS = {  # of the findings, by key
     "audit": "audit",
     "memory": "memory of the job",
@@ -164,11 +165,11 @@ class Audited:
         return self.mine.path.parent
 
     @property
-    def updates(self) -> list[dict]:
+    def updates(self) -> list[records.Update]:
         return self.replay.replay.updates
 
     @property
-    def every(self) -> dict:
+    def every(self) -> records.Every:
         return self.replay.replay.every
 
     def first_of(self, epochs: int) -> "Audited":
@@ -178,17 +179,20 @@ class Audited:
         """
         if not self.every:
             return self
-        steps, updates = self.every["steps"][1] // epochs, len(self.every["usual"]) // epochs
-        own = {"images", "pixels", "criterion", "scales"}
-        every = {key: self.every[key][:steps] for key in own}
-        every |= {key: self.every[key][:updates] for key in ("updates", "usual")}
-        every["rows"] = self.every["rows"][: updates - 1]
-        every["steps"] = [min(count, steps) for count in self.every["steps"]]
+        every = self.every
+        steps, updates = every.steps[1] // epochs, len(every.usual) // epochs
+        every = records.Every(
+            steps=[min(count, steps) for count in every.steps],
+            **{name: getattr(every, name)[:steps] for name in EACH_STEP},
+            updates=every.updates[:updates],
+            usual=every.usual[:updates],
+            rows=every.rows[: updates - 1],
+        )
         unknown = {"optimizer_roundings": 0.0, "optimizer_worst": None}
         kept = [
-            update if update["update"] < updates - 1 else update | unknown
-            for update in self.updates
-            if update["update"] < updates
+            u if u.update < updates - 1 else replace(u, **unknown)
+            for u in self.updates
+            if u.update < updates
         ]
         return replace(self, replay=replace(self.replay, replay=records.Replay(kept, every)))
 
@@ -202,8 +206,8 @@ def audited(mine: log.Run, replay: log.Run, precision: str) -> list[Audited]:
 def findings(runs: Sequence[Audited]) -> list[Finding]:
     """Return what the audit found in all runs of the trainee's trainer, each link once."""
     found = links(runs)
-    if any("gradients" in update for run in runs for update in run.updates):
-        found.append(_number(len({(r.folder, u["update"]) for r in runs for u in r.updates})))
+    if any(update.solved for run in runs for update in run.updates):
+        found.append(_number(len({(r.folder, u.update) for r in runs for u in r.updates})))
     return found
 
 
@@ -219,7 +223,7 @@ def links(runs: Sequence[Audited]) -> list[Finding]:
 def _images(runs):
     """Compare the images of each step, counted where their gradient comes back."""
     for run in runs:
-        counts, steps = run.every["images"], run.every["steps"]
+        counts, steps = run.every.images, run.every.steps
         wrong = [k for k, (mine, usual) in enumerate(counts) if mine != usual]
         if wrong or steps[0] != steps[1]:
             text, hint = f"{steps[0]} steps", "images"
@@ -229,12 +233,12 @@ def _images(runs):
                 hint = "images" if mine else "backward"
             asked = f"all, in {steps[1]} steps"
             return _finding("images", False, text, asked, hint)
-    total = sum(sum(mine for mine, _ in run.every["images"]) for run in runs)
+    total = sum(sum(mine for mine, _ in run.every.images) for run in runs)
     return _finding("images", True, f"{total:,}, in every step", "all")
 
 
 def _pixels(runs):
-    worst, step = _worst([run.every["pixels"] for run in runs])
+    worst, step = _worst([run.every.pixels for run in runs])
     asked = f"at most {PIXELS:g} apart, in every step"
     return _finding("pixels", worst <= PIXELS, _where(worst, step), asked, "pixels")
 
@@ -243,7 +247,7 @@ def _criterion(runs):
     tolerance = max(CRITERION[r.precision] for r in runs)
     bad = []
     for run in runs:
-        worst, step = _worst([run.every["criterion"]])
+        worst, step = _worst([run.every.criterion])
         bad.append((worst / CRITERION[run.precision], worst, step))
     _, worst, step = max(bad)
     ok = all(share <= 1 for share, _, _ in bad)
@@ -263,7 +267,7 @@ def _scaled(run):
     start = run.mine.start
     steps, processes = start.get("arguments", {}).get("accumulate", 1), start.get("size", 1)
     usual = {steps**i * processes**j for i in (-1, 0, 1) for j in (-1, 0, 1)}
-    for step, scale in enumerate(run.every["scales"]):
+    for step, scale in enumerate(run.every.scales):
         if scale is None or not math.isfinite(scale):
             continue  # another finding
         shares = [_without_scaler(scale / one, run.precision) for one in usual]
@@ -279,7 +283,7 @@ def _without_scaler(share, precision):
 
 
 def _rate(runs):
-    worst, step = _worst([[u["lr_off"] for u in run.every["updates"]] for run in runs])
+    worst, step = _worst([[u.lr_off for u in run.every.updates] for run in runs])
     asked = f"off by at most {RATE:g}, in every update"
     return _finding("rate", worst <= RATE, _where(worst, step, "update"), asked, "rate")
 
@@ -289,19 +293,20 @@ def _settings(runs):
         text = f"{others} updates of weights that are not the model's"
         return _finding("settings", False, text, "none", "settings")
     for run in runs:
-        usual = _as_one(run.every["usual"][0])
-        for update in map(_as_one, run.every["updates"]):
+        usual = _as_one(run.every.usual[0])
+        for update in map(_as_one, run.every.updates):
             for name in ("optimizer", "settings"):
-                if update[name] != usual[name]:
-                    yours = f"{_said(update[name])} in update {update['update']}"
-                    return _finding("settings", False, yours, _said(usual[name]), "settings")
-    return _finding("settings", True, _said(usual["settings"]), "the solution's")
+                mine, expected = getattr(update, name), getattr(usual, name)
+                if mine != expected:
+                    yours = f"{_said(mine)} in update {update.update}"
+                    return _finding("settings", False, yours, _said(expected), "settings")
+    return _finding("settings", True, _said(usual.settings), "the solution's")
 
 
 def _as_one(update):
     """Return an update with its groups of equal settings as one: they may divide the weights."""
-    groups = update["settings"]
-    return update | {"settings": [g for i, g in enumerate(groups) if g not in groups[:i]]}
+    groups = update.settings
+    return replace(update, settings=[g for i, g in enumerate(groups) if g not in groups[:i]])
 
 
 def _said(value):
@@ -317,21 +322,20 @@ def _setting(name, value):
 def _frozen(runs):
     """Compare which weights have no gradient, and which layers do not train, in each update."""
     for run in runs:
-        usual = run.every["usual"][0]
-        for update in run.every["updates"]:
-            if (update["missing"], update["evaluating"]) != (usual["missing"], usual["evaluating"]):
-                first = f", first {update['missing'][0]}" if update["missing"] else ""
+        usual = run.every.usual[0]
+        for update in run.every.updates:
+            if (update.missing, update.evaluating) != (usual.missing, usual.evaluating):
+                first = f", first {update.missing[0]}" if update.missing else ""
                 text = (
-                    f"{len(update['missing'])}{first}; {update['evaluating']} in update "
-                    f"{update['update']}"
+                    f"{len(update.missing)}{first}; {update.evaluating} in update {update.update}"
                 )
-                asked = f"{len(usual['missing'])}; {usual['evaluating']}"
+                asked = f"{len(usual.missing)}; {usual.evaluating}"
                 return _finding("frozen", False, text, asked, "frozen")
     return _finding("frozen", True, "none", "none")
 
 
 def _rows(runs):
-    worst, step = _worst([run.every["rows"] for run in runs])
+    worst, step = _worst([run.every.rows for run in runs])
     asked = f"at most {ROUNDINGS} roundings from the solution's, in every update"
     text = _where(worst, step, "update")
     return _finding("rows", worst <= ROUNDINGS, text, asked, "update")
@@ -343,25 +347,25 @@ def _random(runs):
     Dropout would hide the same features again.
     """
     for run in runs:
-        both = zip(run.every["updates"], run.every["usual"], strict=False)
+        both = zip(run.every.updates, run.every.usual, strict=False)
         seen = {}  # the generators, and the update that began with them first
         for mine, usual in both:
-            first = seen.setdefault(str(mine["random"]), (mine["update"], usual["random"]))
-            if first[0] != mine["update"] and first[1] != usual["random"]:
-                text = f"update {mine['update']} begins with those of update {first[0]}"
+            first = seen.setdefault(str(mine.random), (mine.update, usual.random))
+            if first[0] != mine.update and first[1] != usual.random:
+                text = f"update {mine.update} begins with those of update {first[0]}"
                 return _finding("random", False, text, "new ones in each", "random")
     return _finding("random", True, "as new as the solution's", "as the solution's")
 
 
 def _updates(runs):
     """Return the findings on the updates that were replayed."""
-    updates = [u | {"precision": r.precision} for r in runs for u in r.updates]
-    solved = [u for u in updates if "gradients" in u]
+    updates = [u for r in runs for u in r.updates]
+    solved = [u for u in updates if u.solved]
     if not solved:
         return [_unmeasured("audit", "no update could be replayed")]
     return [
-        *_link(solved, "gradients"),
-        *_link([u for u in solved if u["outputs"] is not None], "outputs"),
+        *_link(runs, "gradients"),
+        *_link(runs, "outputs"),
         _tensors(solved),
         _buffers(solved),
         _optimizer(updates),
@@ -376,13 +380,16 @@ def _number(count):
     return _finding("audit", State.UNMEASURED, text, more, TOO_SHORT)
 
 
-def _link(updates, key):
+def _link(runs, key):
     """Return a finding for each precision: a noisy link, by the median over the updates."""
     found = []
-    for precision in sorted({u["precision"] for u in updates}):
-        these = [u for u in updates if u["precision"] == precision]
-        noises = [u[f"{key}_noise"] for u in these if f"{key}_noise" in u]
-        found.append(_noisy(key, precision, [u[key] for u in these], noises))
+    for precision in sorted({r.precision for r in runs}):
+        these = [u for r in runs if r.precision == precision for u in r.updates]
+        these = [u for u in these if u.solved and getattr(u, key) is not None]
+        noises = [getattr(u, f"{key}_noise") for u in these]
+        noises = [noise for noise in noises if noise is not None]
+        if these:
+            found.append(_noisy(key, precision, [getattr(u, key) for u in these], noises))
     return found
 
 
@@ -408,31 +415,31 @@ def _noisy(key, precision, off, noises):
 
 
 def _tensors(updates):
-    missing = sorted({name for u in updates for name in (*u["missing"], *u["unexpected"])})
+    missing = sorted({name for u in updates for name in (*u.missing, *u.unexpected)})
     if missing:
         text = f"{len(missing)} weights, such as {missing[0]}"
         return _finding("missing", False, text, "as the solution's", "frozen")
-    noise = max(u.get("gradients_tensor_noise", 0) for u in updates)
-    worst = max(updates, key=lambda u: u["gradients_tensor"])
+    noise = max(u.gradients_tensor_noise or 0 for u in updates)
+    worst = max(updates, key=lambda u: u.gradients_tensor)
     most = max(records.ONE_WEIGHT, records.ONE_WEIGHT_NOISES * noise)
-    text = f"{worst['gradients_tensor']:.2g} apart ({worst['gradients_worst'] or 'none'})"
+    text = f"{worst.gradients_tensor:.2g} apart ({worst.gradients_worst or 'none'})"
     asked = f"logarithms of their norms at most {most:.2g} apart"
-    ok = worst["gradients_tensor"] <= most
+    ok = worst.gradients_tensor <= most
     return _finding("tensors", ok, text, asked, "gradients")
 
 
 def _buffers(updates):
-    noise = max(u.get("buffers_noise", 0) for u in updates)
-    most, worst = max(BUFFERS, 10 * noise), max(u["buffers"] for u in updates)
+    noise = max(u.buffers_noise or 0 for u in updates)
+    most, worst = max(BUFFERS, 10 * noise), max(u.buffers for u in updates)
     asked = f"off by at most {most:.2g}"
     return _finding("buffers", worst <= most, f"off by {worst:.2g}", asked, "batch-norm")
 
 
 def _optimizer(updates):
-    worst = max(updates, key=lambda u: u["optimizer_roundings"])
-    roundings = worst["optimizer_roundings"]
-    name = f", {worst['optimizer_worst']}" if worst["optimizer_worst"] else ""
-    text = f"{roundings:.3g} roundings in update {worst['update']}{name}"
+    worst = max(updates, key=lambda u: u.optimizer_roundings)
+    roundings = worst.optimizer_roundings
+    name = f", {worst.optimizer_worst}" if worst.optimizer_worst else ""
+    text = f"{roundings:.3g} roundings in update {worst.update}{name}"
     asked = f"at most {ROUNDINGS} roundings from the solution's optimizer"
     return _finding("optimizer", roundings <= ROUNDINGS, text, asked, "update")
 
@@ -540,24 +547,24 @@ def _furthest(run, usual, seen, expected, precision) -> _Furthest:
 
 def validated(runs: Sequence[Audited]) -> list[Finding]:
     """Return findings: was the last validation the solution's, of the trainee's own model?"""
-    kept = [(r, r.every["validation"]) for r in runs if r.every]
+    kept = [(r, r.every.validation) for r in runs if r.every]
     found, asked = [], "the solution's"
-    apart, _ = _worst([[v["buffers"] or 0.0] for _, v in kept])
+    apart, _ = _worst([[v.buffers or 0.0] for _, v in kept])
     if apart > BUFFERS:
         text, most = f"off by {apart:.2g} of those of process 0", f"off by at most {BUFFERS:g}"
         found.append(_finding("val-buffers", False, text, most, EVALUATION))
-    if begun := sorted({name for r, _ in kept for name in r.every["first_buffers"]}):
+    if begun := sorted({name for r, _ in kept for name in r.every.first_buffers}):
         text = f"{len(begun)} begin with other values, such as {begun[0]}"
         found.append(_finding("buffers", False, text, asked, "batch-norm"))
-    if labels := [v["labels"].index(False) for _, v in kept if False in v["labels"]]:
+    if labels := [v.labels.index(False) for _, v in kept if False in v.labels]:
         text = f"others in batch {labels[0]}"
         found.append(_finding("val-labels", False, text, asked, EVALUATION))
-    worst, batch = _worst([v["pixels"] for _, v in kept])
+    worst, batch = _worst([v.pixels for _, v in kept])
     if worst > PIXELS:
         text, most = _where(worst, batch, "batch"), f"at most {PIXELS:g} apart"
         found.append(_finding("val-pixels", False, text, most, EVALUATION))
     for key in ("outputs", "losses"):
-        there = [(*v[key], run.precision) for run, v in kept if None not in v.get(key, [None])]
+        there = [(*getattr(v, key), run.precision) for run, v in kept if key in v.known]
         if there:
             found.append(_computed(f"{key}-again", there))
     return found
@@ -565,13 +572,13 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
 
 def computed_again(runs: Sequence[Audited]) -> int:
     """Return how many batches `validated` can judge by what was computed again, in each process."""
-    return min((_judged_again(r.every["validation"], r) if r.every else 0 for r in runs), default=0)
+    return min((_judged_again(r.every.validation, r) for r in runs), default=0)
 
 
 def _judged_again(found, run) -> int:
-    noises = [found[key][1] for key in ("outputs", "losses") if None not in found.get(key, [None])]
+    noises = [getattr(found, key)[1] for key in found.known]
     told = any(_may_be_off(noise, run.precision) < 1 for noise in noises)
-    return found["again"] if told else 0
+    return found.again if told else 0
 
 
 def _may_be_off(noise, precision) -> float:

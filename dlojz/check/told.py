@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 
 from dlojz.check.exercise import SAME, Finding, State
-from dlojz.runs import log
+from dlojz.runs import log, records
 
 WHICH, HINT = (SAME, "told", "losses and accuracy in the log"), "told"
 RATES, RATE = (
@@ -19,7 +19,9 @@ LOSS = 1e-3  # of the loss: sums in float32
 ACCURACY = 0.002  # and an image: two classes may be equally likely
 
 
-def finding(ranks: Sequence[log.Run], every: Sequence[dict] = (), first: bool = False) -> Finding:
+def finding(
+    ranks: Sequence[log.Run], every: Sequence[records.Every] = (), first: bool = False
+) -> Finding:
     """Return a finding on the logs of all processes of a run.
 
     every: what the replay of each found in every step, where a function computes the losses: they
@@ -90,17 +92,16 @@ def _replayed(ranks, every):
     """Yield the same from replays: the losses that are known, and the accuracy."""
     epochs = ranks[0].epochs
     for rank, found in zip(ranks, every, strict=True):
-        losses = found.get("losses", [])
-        each = max(1, len(losses) // len(epochs))
-        for step, (told, loss) in enumerate(zip(rank.steps.loss, losses, strict=False)):
+        each = max(1, len(found.losses) // len(epochs))
+        for step, (told, loss) in enumerate(zip(rank.steps.loss, found.losses, strict=False)):
             if loss is not None:
                 yield told, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
-    train = [_by_epoch(found.get("right", []), len(epochs)) for found in every]
+    train = [_by_epoch(found.right, len(epochs)) for found in every]
     parts = [
         ("train", number, [batch for own in each for batch in own])
         for number, each in enumerate(zip(*train, strict=True))
     ]
-    last = [batch for found in every for batch in found.get("validation", {}).get("right", [])]
+    last = [batch for found in every for batch in found.validation.right]
     for mode, number, batches in [*parts, ("val", len(epochs) - 1, last)]:
         if batches and None not in batches:
             images = sum(count for _, count in batches)

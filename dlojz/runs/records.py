@@ -31,11 +31,7 @@ class Record:
     def written(self) -> dict:
         """Return the fields that the log keeps: those that differ from their defaults."""
         found = {f.name: (getattr(self, f.name), _default(f)) for f in fields(self)}
-        return {
-            name: value.written() if isinstance(value, Record) else value
-            for name, (value, default) in found.items()
-            if value != default
-        }
+        return {n: _written(value) for n, (value, default) in found.items() if value != default}
 
     def __bool__(self):
         return bool(self.written())
@@ -43,6 +39,12 @@ class Record:
 
 def _default(f):
     return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+def _written(value):
+    if isinstance(value, list):
+        return [_written(each) for each in value]
+    return value.written() if isinstance(value, Record) else value
 
 
 def _value(f, value):
@@ -53,6 +55,8 @@ def _value(f, value):
     if not isinstance(value, expected):
         word = "a list" if kind is list else "an object"
         raise TypeError(f"{f.name} is {value!r}, expected {word}")
+    if "of" in f.metadata:
+        return [f.metadata["of"].read(each) for each in value]
     return kind.read(value) if issubclass(kind, Record) else value
 
 
@@ -317,14 +321,96 @@ class Audit(Record):
 
 
 @dataclass(frozen=True)
-class Replay(Record):
-    """The results of the replay of a check's run: see `dlojz.watch.replay`.
+class Update(Record):
+    """How far an update was from the solution's, link by link, as shares of the solution's values.
 
-    Shares are of the solution's values; each list has a number for each update or step.
+    None: the solution skipped it, or its noise was not measured. The gradients are compared as a
+    whole, and by the logarithms of the norms of each large tensor; an optimizer in roundings.
     """
 
-    updates: list = field(default_factory=list)  # dicts, one for each update that was replayed
-    every: dict = field(default_factory=dict)  # what was compared in every step
+    update: int
+    gradients: float | None = None
+    gradients_tensor: float | None = None
+    gradients_worst: str | None = None  # of which weight
+    gradients_noise: float | None = None
+    gradients_tensor_noise: float | None = None
+    missing: list = field(default_factory=list)  # weights without a gradient that should have one
+    unexpected: list = field(default_factory=list)  # and with one that should have none
+    buffers: float | None = None
+    buffers_noise: float | None = None
+    outputs: float | None = None  # None: they were not kept, either
+    outputs_noise: float | None = None
+    optimizer_roundings: float = 0.0
+    optimizer_worst: str | None = None
+    optimizer_share: float = 0.0
+
+    @property
+    def solved(self) -> bool:
+        return self.gradients is not None
+
+
+@dataclass(frozen=True)
+class Settings(Record):
+    """By which settings an update was made, and of what."""
+
+    update: int
+    optimizer: str = ""
+    lr: list = field(default_factory=list)  # of each group of weights
+    lr_off: float = 0.0  # the furthest from the solution's, as a share of it
+    settings: list = field(default_factory=list)  # dicts, one for each group
+    missing: list = field(default_factory=list)  # weights without a gradient
+    evaluating: int = 0  # layers that were not in training
+    random: list = field(default_factory=list)  # a digest of each generator
+
+
+@dataclass(frozen=True)
+class Validation(Record):
+    """How far the batches of the last validation were from the solution's."""
+
+    pixels: list = field(default_factory=list)
+    labels: list = field(default_factory=list)  # whether they were the same; None: not seen
+    right: list = field(default_factory=list)  # see Every
+    again: int = 0  # batches that were computed again
+    buffers: float | None = None  # from those of process 0
+    outputs: list = field(default_factory=list)  # of these: how far off, and the solution's noise
+    losses: list = field(default_factory=list)
+
+    @property
+    def known(self) -> list[str]:
+        """Return which of the two that were computed again can be compared."""
+        both = {"outputs": self.outputs, "losses": self.losses}
+        return [name for name, off in both.items() if off and None not in off]
+
+
+@dataclass(frozen=True)
+class Every(Record):
+    """What was compared in every step and update of a run."""
+
+    steps: list = field(default_factory=list)  # how many: the trainee's, and the solution's
+    images: list = field(default_factory=list)  # with a gradient, of both, in each step
+    pixels: list = field(default_factory=list)  # how far off, in each step
+    criterion: list = field(default_factory=list)
+    scales: list = field(default_factory=list)  # the loss's gradient, in times the solution's
+    losses: list = field(default_factory=list)  # of the solution's criterion
+    # How many images were classified rightly, and of how many, in each step; None: not seen.
+    right: list = field(default_factory=list)
+    updates: list[Settings] = field(
+        default_factory=list, metadata={"of": Settings}
+    )  # the trainee's
+    usual: list[Settings] = field(default_factory=list, metadata={"of": Settings})  # the solution's
+    rows: list = field(default_factory=list)  # roundings of the rows that were drawn, in each
+    first_buffers: list = field(default_factory=list)  # those that began as others
+    validation: Validation = field(default_factory=Validation)
+
+
+@dataclass(frozen=True)
+class Replay(Record):
+    """The results of the replay of a check's run: see `dlojz.watch.replay`."""
+
+    updates: list[Update] = field(
+        default_factory=list, metadata={"of": Update}
+    )  # that were replayed
+    every: Every = field(default_factory=Every)
 
 
 # How far the gradients of a single update may be off, as a share of their size and between the

@@ -26,6 +26,7 @@ import math
 import random
 import sys
 import warnings
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -77,12 +78,12 @@ def main():
         state = audit.load(file, replay.device)
         if not _had_to_skip(state):
             updates.append(replay.update(state, ledgers[0]["steps"], noisy=noisy > 0))
-            noisy -= "gradients_noise" in updates[-1]  # in fp16 a step may be skipped
+            noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped
         del state  # frees its memory for the next one
         audit.drop(file)
-    every = every_step(replay, *ledgers) | {"first_buffers": first_buffers}
-    every["validation"] = replay.validation(*(ledger["validation"] for ledger in ledgers))
-    run.evidence(records.Replay(updates, every))
+    validation = replay.validation(*(ledger["validation"] for ledger in ledgers))
+    every = replace(every_step(replay, *ledgers), first_buffers=first_buffers)
+    run.evidence(records.Replay(updates, replace(every, validation=validation)))
     run.end()
     processes.leave_group()
 
@@ -150,7 +151,7 @@ class Replay:
     def _on_output(self, model, inputs, logits):
         self._outputs.append(logits.detach().clone())
 
-    def update(self, state, steps, noisy: bool) -> dict:
+    def update(self, state, steps, noisy: bool) -> records.Update:
         """Return how far an update of the trainee's is from the solution's, link by link.
 
         steps: what was kept of every step; noisy: to measure the solution's own noise, too.
@@ -172,7 +173,7 @@ class Replay:
             found |= self._nearest(state, batches, solved)
             found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"])}
             found |= {"outputs": _outputs([s.get("logits") for s in mine], solved["outputs"])}
-        return found | noise | self._optimizer(state)
+        return records.Update(**found, **noise, **self._optimizer(state))
 
     def _nearest(self, state, batches, solved) -> dict:
         """Return how far the gradients are from the solution's, or from those of its weights moved.
@@ -275,7 +276,7 @@ class Replay:
             if name in self._buffers and not _equal(tensor, self._buffers[name].cpu())
         ]
 
-    def validation(self, mine: dict, solution: dict) -> dict:
+    def validation(self, mine: dict, solution: dict) -> records.Validation:
         """Return how far the batches of the last validation are from the solution's.
 
         Some of them are computed again, from the trainee's weights and buffers.
@@ -296,7 +297,7 @@ class Replay:
             audit.drop(file)
         found |= {"again": count, "buffers": self._off_process_0(kept)}
         if not count:
-            return found
+            return records.Validation(**found)
         numbers = random.sample(numbers, count)
         batches = self._validation(numbers)
         usual = self._validate(kept, batches)
@@ -306,10 +307,11 @@ class Replay:
             "outputs": [batch["logits"] for batch in seen],
             "losses": [batch.get("loss") for batch in seen],  # unseen if a function computes them
         }
-        return found | {
+        computed = {
             key: [_outputs(there[key], usual[key]), _outputs(moved[key], usual[key])]
             for key in usual
         }
+        return records.Validation(**found, **computed)
 
     def _off_process_0(self, kept) -> float | None:
         """Return how far a validation's buffers are from those of process 0; None: unknown."""
@@ -521,23 +523,23 @@ class Replay:
         return float((there - factor * expected).norm() / there.norm()), float(factor), float(loss)
 
 
-def every_step(replay, mine, solution) -> dict:
+def every_step(replay, mine, solution) -> records.Every:
     """Return what was compared in every step and update, from both ledgers."""
     pairs = list(zip(mine["steps"], solution["steps"], strict=False))
     unseen = None, None, None
     losses = [replay.criterion(a, b["labels"]) if "labels" in b else unseen for a, b in pairs]
-    return {
-        "steps": [len(mine["steps"]), len(solution["steps"])],
-        "images": [[int(s.get("images", 0)) for s in pair] for pair in pairs],
-        "pixels": [_pixels(*pair) for pair in pairs],
-        "criterion": [off for off, _, _ in losses],
-        "scales": [scale for _, scale, _ in losses],
-        "losses": [loss for _, _, loss in losses],
-        "right": [_right(*pair) for pair in pairs],
-        "updates": [_facts(u, replay) for u in mine["updates"]],
-        "usual": [_facts(u, replay) for u in solution["updates"]],
-        "rows": _rows(replay, mine),
-    }
+    return records.Every(
+        steps=[len(mine["steps"]), len(solution["steps"])],
+        images=[[int(s.get("images", 0)) for s in pair] for pair in pairs],
+        pixels=[_pixels(*pair) for pair in pairs],
+        criterion=[off for off, _, _ in losses],
+        scales=[scale for _, scale, _ in losses],
+        losses=[loss for _, _, loss in losses],
+        right=[_right(*pair) for pair in pairs],
+        updates=[_settings(u, replay) for u in mine["updates"]],
+        usual=[_settings(u, replay) for u in solution["updates"]],
+        rows=_rows(replay, mine),
+    )
 
 
 def _same_labels(mine, solution) -> bool | None:
@@ -570,24 +572,15 @@ def _pixels(mine, solution) -> float | None:
     return float((a - b).abs().median(1).values.max())
 
 
-def _facts(update, replay) -> dict:
+def _settings(update, replay) -> records.Settings:
     number = update["update"]
     rates = [float(rate) for rate in update["lr"]]
     usual = replay.rates[number] if number < len(replay.rates) else math.nan
     kept = usual, float(torch.tensor(usual))  # an optimizer may have its rate in float32
     smallest = 1e-12  # a learning rate of 0 is compared by its distance
-    return {
-        "update": number,
-        "optimizer": update["optimizer"],
-        "lr": rates,
-        "lr_off": max(
-            min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates
-        ),
-        "settings": update["settings"],
-        "missing": update["missing"],
-        "evaluating": update["evaluating"],
-        "random": update["random"],
-    }
+    off = [min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates]
+    same = ("update", "optimizer", "settings", "missing", "evaluating", "random")
+    return records.Settings(lr=rates, lr_off=max(off), **{name: update[name] for name in same})
 
 
 def _rows(replay, ledger) -> list:
