@@ -27,7 +27,7 @@ SLOW_FILES = (
     *("test_wrong.py", "test_hub.py", "test_slurm.py", "test_browser.py"),
     *("test_museum.py", "test_install.py"),
 )
-SLOW_FIXTURES = {"cluster", "new_page"}
+SLOW_FIXTURES = {"cluster", "new_page", "all_steps", "in_pairs"}
 # The files that take longest come first: at the end no process is left alone with one of them.
 FIRST = (
     *(*SLOW_FILES, "test_trainer.py", "test_estimate.py", "test_repair.py", "test_check.py"),

@@ -290,6 +290,7 @@ def test_variants_that_are_compiled_alone_do_not_share_their_code():
     assert isinstance(model, Small)
 
 
+@pytest.mark.slow
 def test_each_way_to_compile_ddp_sends_all_gradients(tmp_path):
     ways = ["both", "both, graph not cut", "both, static graph", "both, compiled autograd"]
     flags = "--model squeezenet1_1 --image-size 32 -b 2 --rounds 1 --compile aot_eager --variants"

@@ -62,6 +62,7 @@ def losses(folder):
     return [sum(step) / len(step) for step in zip(*every, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -79,6 +80,7 @@ def test_shards_learn_what_the_whole_does(one, other, runs):
     assert usual[-1] != pytest.approx(usual[0], rel=0.01), "there is something to learn"
 
 
+@pytest.mark.slow
 def test_a_process_holds_its_share_and_what_was_not_kept_runs_again(runs):
     whole, own, again = (log.read(runs[name]).share for name in ("ddp", "fsdp", "compiled"))
     assert whole.placements == {"whole": 8 + 12 * BLOCKS}
@@ -89,6 +91,7 @@ def test_a_process_holds_its_share_and_what_was_not_kept_runs_again(runs):
     assert (own.again, again.again) == (0, 6 * BLOCKS)
 
 
+@pytest.mark.slow
 def test_a_resume_of_shards_is_identical_to_the_bit(runs):
     whole, rest = log.read(runs["adamw"]), log.read(runs["resumed"])
     assert len(rest.steps) == 5
@@ -96,6 +99,7 @@ def test_a_resume_of_shards_is_identical_to_the_bit(runs):
     assert rest.epochs[-1] == whole.epochs[-1]
 
 
+@pytest.mark.slow
 def test_each_process_writes_its_shards(runs):
     latest = runs["saved"] / (runs["saved"] / "latest").read_text()
     assert latest.name == "epoch-0000-step-000003"
@@ -115,6 +119,7 @@ def four(runs, images, folder, *more):
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_four_processes_go_on_where_two_stopped(runs, images, tmp_path):
     done = four(runs, images, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -123,6 +128,7 @@ def test_four_processes_go_on_where_two_stopped(runs, images, tmp_path):
     assert mine["train_loss"] == pytest.approx(usual["train_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_other_batches_are_refused(runs, images, tmp_path):
     said = four(runs, images, tmp_path, "-b", "8").stderr
     assert "it was saved with batch_size times processes 16, this run has 32" in said

@@ -588,6 +588,7 @@ def mine(course_folder):
     return file
 
 
+@pytest.mark.slow
 def test_the_step_of_a_model_of_ones_own_is_predicted(mine, capfd, known, monkeypatch):
     monkeypatch.setattr(sys, "executable", os.environ["DLOJZ_PYTHON"])
     known(fit(gain_within={"device": 1.2}, compile_within=2.0))
