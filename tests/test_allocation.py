@@ -175,7 +175,7 @@ def test_slurms_short_form_is_written_out(text, nodes):
 @pytest.fixture
 def prepared(course_folder):
     """A course folder with the prepared file."""
-    (course_folder / "notebooks").symlink_to(REPOSITORY / "notebooks")
+    (course_folder / "dlojz/chapters").symlink_to(REPOSITORY / "dlojz/chapters")
     shutil.copy(REPOSITORY / "solutions/allocation.sbatch", course_folder / "solutions")
     return course_folder
 

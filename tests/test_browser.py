@@ -35,9 +35,8 @@ def lab(tmp_path_factory):
     command += ["--ip=127.0.0.1", f"--port={port}", f"--IdentityProvider.token={token}"]
     # JupyterLab saves what it shows, and the trainer will be edited.
     root = home / "course"
-    for name in ("notebooks", "solutions", "reference"):
+    for name in ("notebooks", "solutions", "reference", "dlojz/chapters"):
         shutil.copytree(REPOSITORY / name, root / name)
-    (root / "dlojz").mkdir()
     shutil.copy(REPOSITORY / "dlojz/dlojz.py", root / "dlojz")
     (root / ".course-root").touch()
     command += [f"--ServerApp.root_dir={root}"]

@@ -4,6 +4,7 @@ import re
 
 import nbformat
 import pytest
+from claims import claims
 
 from dlojz import course
 
@@ -120,3 +121,9 @@ def test_a_figure_without_a_source_would_be_found():
     assert without_source("01_gpu", "It is 4,711 times as fast ([x](https://x.org)).") == []
     assert without_source("01_gpu", "The host is 23 ms ahead.") == []
     assert without_source("00_start", "98.4 % of linear, says 06.") == ["98.4"], "not taught yet"
+
+
+def test_a_claim_that_is_not_in_its_text_would_be_found():
+    claims("TALK.md")(lambda: ["## 01_gpu", ("01_gpu", "# 01 ·")])()
+    with pytest.raises(AssertionError, match="4,711 times"):
+        claims("TALK.md")(lambda: ["It is 4,711 times as fast."])()

@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from claims import claims
 from logs import with_cases
 from programs import experiment_file
 
@@ -17,6 +18,7 @@ from dlojz.chapters.n11b_hybrid import figures
 from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.estimate import estimate, operations
+from dlojz.figures import peaks
 from dlojz.runs import log, stats
 from dlojz.runs.stats import Summary
 from dlojz.training import imports, models
@@ -227,21 +229,17 @@ def test_the_stages_of_a_model_add_up_to_all_of_its_operations(train, tmp_path):
     assert sum(found.values()) == pytest.approx(2 * 4089, rel=0.001)
 
 
-def missing(notebook, said):
-    text = (REPOSITORY / "notebooks" / f"{notebook}.ipynb").read_text()
-    return [words for words in said if words not in text]
-
-
 def by_name():
     return {figures.run_name(s): (s, u) for s, u in figures.used(runs.recorded(PREDICTED))}
 
 
+@claims("11_fsdp")
 def test_what_notebook_11_says_of_predictions_is_so():
     pairs = figures.cases(runs.recorded(PREDICTED))
     [(lost, case)] = [pair for pair in pairs if not pair[0].completed]
     assert lost.state == "OUT_OF_MEMORY"
     needs, has = figures.memory.highest(case)[1].bytes / 1e9, lost.memory_limit_bytes
-    said = [f"predicted to need {needs:.0f} GB, and this GPU has {has / 1e9:.0f}: the"]
+    yield f"predicted to need {needs:.0f} GB, and this GPU has {has / 1e9:.0f}: the"
     assert has < 141 * 2**30 < 1.01 * has, "vendors count in GiB"
     away = {
         figures.run_name(s): figures.memory.highest(case)[1].bytes / s.peak_memory_bytes - 1
@@ -250,31 +248,33 @@ def test_what_notebook_11_says_of_predictions_is_so():
     }
     compiled = sorted(away.pop(name) for name in [*away] if "compiled" in name)
     assert (len(pairs), len(away), len(compiled)) == (15, 10, 4)
-    said += ["Here are fifteen runs", "Eleven of these runs are eager", "Four runs were compiled"]
+    yield "Here are fifteen runs"
+    yield "Eleven of these runs are eager"
+    yield "Four runs were compiled"
     assert max(map(abs, compiled[:2])) < 0.0005
     more = [100 * (1 - 1 / (1 + a)) for a in reversed(compiled[2:])]
-    said.append("Two needed what was predicted, two {1:.0f} % and {0:.0f} % less".format(*more))
+    yield "Two needed what was predicted, two {1:.0f} % and {0:.0f} % less".format(*more)
     twice = "vit_2b, 32 images, DDP on 2 GPUs"
     predicted, s = next((c, s) for s, c in pairs if figures.run_name(s) == twice)
     peak = figures.memory.highest(predicted)[1]
     first, second = (r.memory["device_peak_bytes"] for r in log.read_ranks(runs.recorded(DDP)))
-    said.append(f"{peak.bytes / 1e9:.1f} GB predicted, and {second / 1e9:.1f} measured")
-    said.append(f"Its other GPU measured {first / 1e9:.1f}")
-    said.append(f"8 GB more, about as much as all gradients: {peak.parts['gradients'] / 1e9:.2f}")
+    yield f"{peak.bytes / 1e9:.1f} GB predicted, and {second / 1e9:.1f} measured"
+    yield f"Its other GPU measured {first / 1e9:.1f}"
+    yield f"8 GB more, about as much as all gradients: {peak.parts['gradients'] / 1e9:.2f}"
     assert second - peak.bytes == pytest.approx(peak.parts["gradients"], rel=0.02)
     assert s.peak_memory_bytes == second
     del away[twice]
-    said.append("Nine others were predicted to within 0.7 %, those with FSDP2 to within 0.3 %")
+    yield "Nine others were predicted to within 0.7 %, those with FSDP2 to within 0.3 %"
     assert max(map(abs, away.values())) < 0.007
     assert max(abs(a) for name, a in away.items() if "FSDP" in name) < 0.003
-    assert missing("11_fsdp", said) == []
 
 
 DDP, ROOT = "h200/11-vit_2b-b0032-off-ddp-x2", "FSDP2, root only"
 
 
+@claims("11_fsdp")
 def test_what_notebook_11_says_of_two_gpus_is_so():
-    found, said = by_name(), []
+    found = by_name()
     two = "vit_2b, 32 images, FSDP on 2 GPUs"
     (off, _), (again, _), (shards, _), (both, _) = (
         found[name]
@@ -282,14 +282,12 @@ def test_what_notebook_11_says_of_two_gpus_is_so():
     )
     sizes = [s.peak_memory_bytes / 1e9 for s in (off, again, shards, both)]
     one, several = "took {:.1f} GB, and with checkpointing {:.1f}.", "took {:.1f} GB of each, and"
-    said += [
-        one.format(*sizes),
-        several.format(sizes[2]),
-        f"in shards with checkpointing {sizes[3]:.1f}. What",
-    ]
-    said.append(f"{sizes[1]:.1f} GB instead of {sizes[0]:.1f}.")
-    said.append(f"took {off.step_ms:.0f} ms without it and {again.step_ms:.0f} ms with it")
-    said.append(f"with it: {again.step_ms / off.step_ms:.2f} times")
+    yield one.format(*sizes)
+    yield several.format(sizes[2])
+    yield f"in shards with checkpointing {sizes[3]:.1f}. What"
+    yield f"{sizes[1]:.1f} GB instead of {sizes[0]:.1f}."
+    yield f"took {off.step_ms:.0f} ms without it and {again.step_ms:.0f} ms with it"
+    yield f"with it: {again.step_ms / off.step_ms:.2f} times"
 
     def speed(name):
         return found[name][0].images_per_s
@@ -298,85 +296,78 @@ def test_what_notebook_11_says_of_two_gpus_is_so():
     kept = [speed(n) / speed(n.replace("FSDP", "DDP")) for n in (small, large)]
     kept.append(speed(f"{large}, checkpointing") / speed(large.replace("FSDP", "DDP")))
     shares = [f"{100 * share:.0f} %" for share in kept]
-    said.append(
-        "`vit_600m` kept {} of DDP's images per second, `vit_2b` {}, and {}".format(*shares)
-    )
+    yield "`vit_600m` kept {} of DDP's images per second, `vit_2b` {}, and {}".format(*shares)
     more = [
         found[n][0].step_ms - found[n.replace("FSDP", "DDP")][0].step_ms for n in (small, large)
     ]
-    said.append(
-        "added {:.0f} ms to a step of `vit_600m` and {:.0f} ms to one of `vit_2b`".format(*more)
-    )
-    assert missing("11_fsdp", said) == []
+    yield "added {:.0f} ms to a step of `vit_600m` and {:.0f} ms to one of `vit_2b`".format(*more)
 
 
+@claims("11_fsdp")
 def test_what_notebook_11_says_of_late_hosts_is_so():
-    said = []
     lead = {
         name: [stats.lead_ms(run) for run in log.read_ranks(runs.recorded(f"h200/11-{name}-x2"))]
         for name in ("vit_600m-b0064-off-ddp", "vit_600m-b0064-off-fsdp", "vit_6b-b0064-off-fsdp")
     }
     both, (_, late), large = lead.values()
-    said.append(f"both hosts are {min(both):.0f} ms ahead of their GPUs")
+    yield f"both hosts are {min(both):.0f} ms ahead of their GPUs"
     assert round(min(both)) == round(max(both))
-    said.append(f"one of them is {late:.1f} ms ahead")
-    said.append(f"In `vit_6b` both hosts are {min(large):.0f} ms or more ahead")
-    assert missing("11_fsdp", said) == []
+    yield f"one of them is {late:.1f} ms ahead"
+    yield f"In `vit_6b` both hosts are {min(large):.0f} ms or more ahead"
 
 
+@claims("11_fsdp")
 def test_what_notebook_11_says_of_the_largest_model_is_so():
-    found, said = by_name(), []
+    found = by_name()
     case = dict((figures.run_name(s), case) for s, case in figures.cases(runs.recorded(PREDICTED)))
     whole = BEST.removesuffix(", compiled")
     parts = figures.memory.highest(case[whole])[1].parts
     halves = sum(parts[part] for part in ("parameters", "gradients", "optimizer"))
     # One GPU has all of them, and autocast's copies of the weights in place of the gathered ones.
     alone = 2 * halves + parts["activations"] + 2 * case[whole]["parameters"]
-    said.append(f"`vit_6b` with 64 images would need {alone / 1e9:.0f} GB of one H200")
-    said.append(f"with 64 images it would need {alone / 1e9:.0f} GB. In shards")
+    yield f"`vit_6b` with 64 images would need {alone / 1e9:.0f} GB of one H200"
+    yield f"with 64 images it would need {alone / 1e9:.0f} GB. In shards"
     speeds = [found[name][0].images_per_s for name in (BEST, whole)]
-    said.append("compiled at {:.0f} images/s instead of {:.0f}".format(*speeds))
+    yield "compiled at {:.0f} images/s instead of {:.0f}".format(*speeds)
     (large, _), (again, _) = (found[name] for name in (whole, SAVED))
-    said.append(f"and {again.peak_memory_bytes / 1e9:.1f} GB with 32 images and checkpointing")
+    yield f"and {again.peak_memory_bytes / 1e9:.1f} GB with 32 images and checkpointing"
     assert again.peak_memory_bytes < 80e9
     assert 3 * again.peak_memory_bytes < large.peak_memory_bytes
-    said.append(f"less than a third of the memory, and train {again.images_per_s:.0f} images/s")
-    assert missing("11_fsdp", said) == []
+    yield f"less than a third of the memory, and train {again.images_per_s:.0f} images/s"
 
 
+@claims("11_fsdp")
 def test_what_notebook_11_says_of_the_same_training_on_two_gpus_is_so():
     fp32, bf16 = (
         log.read(runs.recorded(f"h200/11-sharding{kind}-x2")).cases for kind in ("-fp32", "")
     )
     ways = ("DDP", "FSDP2")
     times = [np.median(fp32[way]["step_ms"]) for way in ways]
-    said = ["a step in float32 took {:.0f} ms with DDP, and {:.0f} with FSDP2".format(*times)]
+    yield "a step in float32 took {:.0f} ms with DDP, and {:.0f} with FSDP2".format(*times)
     low, high = min(bf16["FSDP2"]["step_ms"]), max(bf16["FSDP2"]["step_ms"])
     ddp = np.median(bf16["DDP"]["step_ms"])
-    said.append(f"it took {ddp:.0f} ms with DDP, and between {low:.0f} and {high:.0f} with FSDP2")
-    said.append(f"overlaps nothing, and took {np.median(bf16[ROOT]['step_ms']):.0f} ms")
+    yield f"it took {ddp:.0f} ms with DDP, and between {low:.0f} and {high:.0f} with FSDP2"
+    yield f"overlaps nothing, and took {np.median(bf16[ROOT]['step_ms']):.0f} ms"
     sent = [sum(c["bytes"] for c in bf16[way]["collectives"]) for way in (ROOT, "FSDP2")]
     assert sent[0] == pytest.approx(0.75 * sent[1], rel=0.01), "three quarters"
     waited = sorted(
         run.cases["FSDP2"]["communication_ms"]
         for run in log.read_ranks(runs.recorded("h200/11-sharding-x2"))
     )
-    said.append(
-        "one process spent {:.0f} ms in its collectives, and the other {:.0f} ms".format(*waited)
-    )
+    yield "one process spent {:.0f} ms in its collectives, and the other {:.0f} ms".format(*waited)
     calls = Counter(c["op"] for c in bf16["FSDP2"]["collectives"])
-    said.append(
-        f"{len(bf16['DDP']['collectives'])} all-reduces with DDP, or {calls['all_gather']} "
-        f"all-gathers and {calls['reduce_scatter']} reduce-scatters"
-    )
-    said += ["less than 2 millionths apart in float32", "about one part in a hundred"]
-    assert missing("11_fsdp", said) == []
+    gathers = f"{calls['all_gather']} all-gathers"
+    yield f"{len(bf16['DDP']['collectives'])} all-reduces with DDP, or {gathers}"
+    yield f"{gathers} and {calls['reduce_scatter']} reduce-scatters"
+    yield "less than 2 millionths apart in float32"
+    yield "about one part in a hundred"
     assert 1e-6 < max(case["gradient_away"] for case in fp32.values()) < 2e-6
     assert max(case["gradient_away"] for case in bf16.values()) == pytest.approx(0.01, rel=0.2)
 
 
+@claims("11b_hybrid")
 def test_what_notebook_11b_says_of_the_share_is_so():
-    found, said = by_name(), []
+    found = by_name()
     (smaller, compiled), (larger, of_larger), (sharded, best) = (
         found[name] for name in (COMPILED, LARGER, BEST)
     )
@@ -384,32 +375,33 @@ def test_what_notebook_11b_says_of_the_share_is_so():
     pairs = figures.cases(runs.recorded(PREDICTED))
     case = dict((figures.run_name(s), case) for s, case in pairs)[BLOCKS]
     image = sum(case["operations"][part] for part in ("forward", "backward")) / 1e12
-    product = figures.machines.measured(runs.recorded(PRODUCT)).tflops["bf16"]
+    product = peaks.measured(runs.recorded(PRODUCT)).tflops["bf16"]
     rule, part = 6 * case["parameters"] * 257 / 1e12, best.tflops / product
-    said += [f"{image:.2f} TFLOP", f"{rule:.2f} TFLOP", f"used {100 * compiled.mfu:.0f} % of what"]
-    said.append(f"with 64 images, and {100 * of_larger.mfu:.0f} % with 96")
+    yield f"{image:.2f} TFLOP"
+    yield f"{rule:.2f} TFLOP"
+    yield f"used {100 * compiled.mfu:.0f} % of what"
+    yield f"with 64 images, and {100 * of_larger.mfu:.0f} % with 96"
     faster = larger.images_per_s / smaller.images_per_s - 1
     more = (larger.peak_memory_bytes - smaller.peak_memory_bytes) / 1e9
-    said.append(f"{100 * faster:.0f} % more speed for {more:.0f} GB more memory")
-    said.append(f"got {product:.0f} TFLOP/s from an H200")
-    said.append(f"has {100 * of_again.hfu:.1f} %, nearly the {100 * of_off.mfu:.1f} %")
-    said.append(f"{best.tflops:.0f} are {100 * part:.0f} %")
-    said.append(f"and {100 * best.mfu:.1f} % are {50 * best.mfu:.0f} %")
+    yield f"{100 * faster:.0f} % more speed for {more:.0f} GB more memory"
+    yield f"got {product:.0f} TFLOP/s from an H200"
+    yield f"has {100 * of_again.hfu:.1f} %, nearly the {100 * of_off.mfu:.1f} %"
+    yield f"{best.tflops:.0f} are {100 * part:.0f} %"
+    yield f"and {100 * best.mfu:.1f} % are {50 * best.mfu:.0f} %"
     eager = found[BEST.removesuffix(", compiled")][1]
     shards = found["vit_2b, 160 images, FSDP on 2 GPUs, compiled"][1]
-    said.append(f"160 images used {100 * shards.mfu:.1f} %, and `vit_6b` with 64 used")
-    said.append(f"64 used {100 * best.mfu:.1f} %, or {100 * eager.mfu:.1f} % eager")
+    yield f"160 images used {100 * shards.mfu:.1f} %, and `vit_6b` with 64 used"
+    yield f"64 used {100 * best.mfu:.1f} %, or {100 * eager.mfu:.1f} % eager"
     shares = [found[f"vit_2b, 32 images, {how} on 2 GPUs"][1].mfu for how in ("FSDP", "DDP")]
     shares = [100 * share for share in (*shares, of_off.mfu)]
-    said.append("{:.0f} % with FSDP2, {:.0f} % with DDP, {:.0f} % on a single".format(*shares))
+    yield "{:.0f} % with FSDP2, {:.0f} % with DDP, {:.0f} % on a single".format(*shares)
     assert best.tflops == max(u.tflops for _, u in found.values())
     (highest, lowest), each = sharded.sm_clock_mhz, sharded.power_w / sharded.size
-    said.append(f"took {each:.0f} W of the 700 that")
-    said.append(f"one of them from {highest:,} MHz to {lowest:,} within eleven steps")
+    yield f"took {each:.0f} W of the 700 that"
+    yield f"one of them from {highest:,} MHz to {lowest:,} within eleven steps"
     assert sharded.throttled == ("power cap",)
     [window] = log.read_ranks(runs.recorded("h200/11-vit_6b-b0064-off-fsdp-compiled-x2"))[1].windows
     assert (window["sm_clock_mhz"], window["steps"]) == ([highest, lowest], 11)
-    assert missing("11b_hybrid", said) == []
 
 
 def test_what_the_quiz_says_of_these_runs_is_so():

@@ -36,7 +36,7 @@ PIL, OURS, DALI = "PIL, v1, float32", "torchvision, v2, uint8", "DALI, uint8"
 
 def experiment():
     """Return dlojz/chapters/n05_dataloader/experiments/decoders.py as a module."""
-    path = course.course_root() / "notebooks" / "experiments" / "decoders.py"
+    path = course.experiment("decoders.py")
     spec = importlib.util.spec_from_file_location("decoders", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -23,6 +23,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dlojz import course
 from dlojz.chapters.n00c_cluster import seen
 from dlojz.course import course_root, write_atomically
 
@@ -457,7 +458,7 @@ def _told(number) -> str:
 
 def allocation() -> list[dict]:
     """Return what the tasks of the exercise's script see, as it is handed out."""
-    script = course_root() / "notebooks" / "experiments" / "allocation.sbatch"
+    script = course.experiment("allocation.sbatch")
     with cluster(), tempfile.TemporaryDirectory() as folder:
         words = (*("-P", "-m", "dlojz.chapters.n00c_cluster.seen", folder), *("--hears", "heard"))
         place = (f"--chdir={folder}", f"--output={folder}/slurm.txt")
