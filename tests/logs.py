@@ -15,19 +15,25 @@ def write_log(
     rank=0,
     size=1,
     losses=None,
+    arguments=(),
+    about=(),
     **changes,
 ):
-    """A log of equal steps; `changes` replace whole events, None leaves one out."""
+    """A log of equal steps, of a run with these arguments, of which its start says `about`.
+
+    `changes` replace whole events, None leaves one out.
+    """
     ms = ms or dict(zip(PHASES, (10, 1, 20, 60, 9), strict=True))  # 100 ms in all
-    wall = (steps - warmup) * sum(ms.values()) / 1000
+    given = {"model": "resnet18", "batch_size": batch, "image_size": 64, "data": "synthetic"}
+    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": rank, "size": size}
+    start |= {"arguments": given | dict(arguments), "versions": {"torch": "2.11.0"}} | dict(about)
+    window = {"first_step": warmup, "steps": steps - warmup}
     events = {
-        "start": {"schema": 2, "time": "2026-01-02T03:04:05", "rank": rank, "size": size,
-                  "arguments": {"model": "resnet18", "batch_size": batch, "image_size": 64,
-                                "data": "synthetic"}, "versions": {"torch": "2.11.0"}},
+        "start": start,
         "setup": {"device": "cuda:0" if device else "cpu", "device_name": "X1", "optimizer": "SGD",
                   "warmup_steps": warmup, "parameter_bytes": 1000, "train_images": 6400,
                   "steps": steps},
-        "window": {"first_step": warmup, "steps": steps - warmup, "wall_s": wall},
+        "window": window | {"wall_s": (steps - warmup) * sum(ms.values()) / 1000},
         "validation": {"seconds": 2.0},
         "epoch": {"epoch": 0, "train_loss": 1.0, "train_accuracy": 0.5, "val_loss": 1.0,
                   "val_accuracy": 0.4},
@@ -40,44 +46,29 @@ def write_log(
         if event is not None:
             lines.append({"event": kind, **event})
         if kind == "setup":
-            for i in range(steps):
-                clocks = {"host_ms": {p: v * (50 if i < warmup else 1) for p, v in ms.items()}}
-                if device:
-                    clocks |= {"device_ms": ms, "ahead_ms": 40.0}
-                lines.append(
-                    {
-                        "event": "step",
-                        "epoch": 0,
-                        "step": i,
-                        "images": batch,
-                        "lr": 0.1,
-                        "loss": losses[i] if losses else 2.0,
-                    }
-                    | clocks
-                )
+            lines += [_step(i, batch, ms, i < warmup, device, losses) for i in range(steps)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
+def _step(i, batch, ms, is_warmup, device, losses):
+    step = {"event": "step", "epoch": 0, "step": i, "images": batch, "lr": 0.1}
+    step |= {"loss": losses[i] if losses else 2.0}
+    step |= {"host_ms": {p: v * (50 if is_warmup else 1) for p, v in ms.items()}}
+    return step | ({"device_ms": ms, "ahead_ms": 40.0} if device else {})
+
+
 def trial(path, workers, batch=32, ms=100, threads=2, cores=2, code="aa", **changes):
     """The log of a training with this many workers."""
     phases = dict(zip(PHASES, (0.1 * ms, 0, 0.2 * ms, 0.6 * ms, 0.1 * ms), strict=True))
-    arguments = {"model": "resnet18", "batch_size": batch, "image_size": 64, "data": "data"}
-    arguments |= {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 3}
-    arguments |= {"pin_memory": True, "non_blocking": True, "drop_last": False}
-    start = {"schema": 2, "time": f"2026-01-02T03:04:{workers:02}", "arguments": arguments}
-    window = {
-        "first_step": 3,
-        "steps": 40,
-        "wall_s": 40 * ms / 1000,
-        "host_memory_bytes": 912 * 10**6,
-    }
-    changes = {
-        "start": start | {"threads": threads, "cpu_count": cores, "trainer_sha256": code},
-        "window": window,
-        "steps": 43,
-    } | changes
+    arguments = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 3}
+    arguments |= {"pin_memory": True, "non_blocking": True, "drop_last": False, "data": "data"}
+    about = {"time": f"2026-01-02T03:04:{workers:02}", "threads": threads}
+    about |= {"cpu_count": cores, "trainer_sha256": code}
+    window = {"first_step": 3, "steps": 40, "wall_s": 40 * ms / 1000}
+    window |= {"host_memory_bytes": 912 * 10**6}
+    changes = {"arguments": arguments, "about": about, "window": window, "steps": 43} | changes
     path = write_log(path, batch=batch, ms=phases, **changes)
     lines = path.read_text().splitlines()
     probe = {"event": "evidence", "when": "probe", "loader": {"num_workers": min(workers, cores)}}

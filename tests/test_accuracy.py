@@ -1,7 +1,6 @@
 """A small task can be learned, each variant differs in what it names, and the figure says so."""
 
 import io
-import json
 import math
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import record
 import torch
 from claims import claims
+from logs import with_cases
 from PIL import Image
 from programs import experiment_file, load
 from torchvision.io import decode_image
@@ -557,17 +557,13 @@ def trained(tmp_path):
     def write(accuracies):
         given = {"model": "resnet18", "image_size": 48, "batch_size": 128, "epochs": 12}
         given |= {"classes": 24, "images_per_class": 250, "val_per_class": 100}
-        start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1}
-        events = [{"event": "start", "arguments": given, "versions": {}} | start]
-        events.append({"event": "setup", "device": "cuda:0", "device_name": "X1"})
-        for name, values in accuracies.items():
-            for seed, value in enumerate(values):
-                said = {"variant": name, "title": f"in {name}", "seed": seed, "accuracy": value}
-                said |= {"case": f"{name}, seed {seed}", "first_loss": 3.25, "loss": 1.0}
-                events.append({"event": "case"} | said)
-        path = tmp_path / "accuracy.jsonl"
-        path.write_text("".join(json.dumps(e) + "\n" for e in events))
-        return path
+        cases = {
+            f"{name}, seed {seed}": {"variant": name, "title": f"in {name}", "seed": seed,
+                                     "accuracy": value, "first_loss": 3.25, "loss": 1.0}
+            for name, values in accuracies.items()
+            for seed, value in enumerate(values)
+        }  # fmt: skip
+        return with_cases(tmp_path / "accuracy.jsonl", cases, **given)
 
     return write
 
@@ -583,7 +579,7 @@ def test_each_variant_has_a_row_with_its_words(trained):
     assert "80.0%" in ax.get_title(loc="left")
     caption = ax.figure.get_supxlabel()
     assert "24 x 250 images" in caption
-    assert "X1 (cuda:0)" in caption
+    assert "A100-SXM4-80GB (cuda:0)" in caption
     assert ax.get_xscale() == "linear"
 
 

@@ -1,9 +1,8 @@
 """The times and sizes of messages between processes, and the straggler that the others wait for."""
 
-import json
-
 import matplotlib.pyplot as plt
 import pytest
+from logs import write_log
 
 from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
@@ -19,32 +18,25 @@ BUCKETS = [  # op, bytes, begin_ms, ms
 
 def write(folder, size, slow=None, evidence=True, **last):
     """The logs of `size` processes; the others wait 15 ms for `slow`."""
-    folder.mkdir(exist_ok=True)
     for rank in range(size):
-        start = {"event": "start", "schema": 2, "time": "2026-11-21T08:00:00+00:00", "rank": rank}
-        start |= {"size": size, "hostname": f"node{rank}", "arguments": {"batch_size": 8}}
-        lines = [start, {"event": "setup", "device": "cpu", "warmup_steps": 0}]
-        for step in range(4):
-            host = dict.fromkeys(PHASES, 10.0)
-            values = {"epoch": 0, "step": step, "images": 8, "lr": 0.1, "loss": 2.0}
-            lines.append({"event": "step", **values, "host_ms": host})
-        told = [
-            {
-                "backend": "gloo",
-                "op": op,
-                "bytes": size_,
-                "dtype": "float32",
-                "begin_ms": begin,
-                "ms": ms + (5.0 if rank != slow else 0.0),
-            }
-            for op, size_, begin, ms in BUCKETS
-        ]
-        if evidence:
-            seen = {"collectives": told, "backward_ms": [25.0, 60.0], **last}
-            lines.append({"event": "evidence", "when": "last", **seen})
-        lines.append({"event": "end", "outcome": "completed", "time": "2026-11-21T08:01:00+00:00"})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        events_file(folder, rank).write_text(text)
+        late = 5.0 if rank != slow else 0.0
+        collectives = [
+            {"backend": "gloo", "op": op, "bytes": bytes_, "dtype": "float32", "begin_ms": begin,
+             "ms": ms + late}
+            for op, bytes_, begin, ms in BUCKETS
+        ]  # fmt: skip
+        seen = {"when": "last", "collectives": collectives, "backward_ms": [25.0, 60.0], **last}
+        write_log(
+            events_file(folder, rank),
+            steps=4,
+            warmup=0,
+            batch=8,
+            ms=dict.fromkeys(PHASES, 10.0),
+            rank=rank,
+            size=size,
+            about={"hostname": f"node{rank}"},
+            evidence=seen if evidence else None,
+        )
     return folder
 
 

@@ -74,10 +74,9 @@ def test_an_interval_of_equal_speeds_can_be_drawn():
 
 def test_a_speed_that_something_disturbed_has_a_star(tmp_path):
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "arguments": {}}
-    start |= {"cpu_count": 2, "versions": {}}
+    about = {"cpu_count": 2}
     runs = [
-        write_log(tmp_path / f"{i}.jsonl", start=start, window=window | {"others_cpu": busy})
+        write_log(tmp_path / f"{i}.jsonl", about=about, window=window | {"others_cpu": busy})
         for i, busy in enumerate((0.0, 0.9, 0.0))
     ]
     quiet = reached.of(runs[::2], runs[::2])

@@ -205,15 +205,14 @@ def test_an_experiment_that_failed_says_where_to_look(tmp_path):
 def recording(folder, precision, last, images_per_s, batch=256):
     """A training of resnet50 in one layout."""
     steps, wall = 20, 17 * batch / images_per_s
-    given = {"model": "resnet50", "batch_size": batch, "image_size": 224, "data": "synthetic"}
-    given |= {"precision": precision, "channels_last": last}
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "command": "x"}
+    given = {"model": "resnet50", "image_size": 224, "precision": precision, "channels_last": last}
     return write_log(
         folder / f"{precision}-{last}-{batch}.jsonl",
         steps=steps,
         device=True,
         batch=batch,
-        start=start | {"arguments": given, "versions": {}},
+        arguments=given,
+        about={"command": "x"},
         window={"first_step": 3, "steps": 17, "wall_s": wall, "energy_j": 500 * wall},
     )
 

@@ -113,13 +113,11 @@ def test_the_inspection_of_a_failure_says_why(sweep):
 
 def test_gains_compare_runs_that_differ_in_one_flag(tmp_path):
     def run(precision, last, batch, images_per_s, losses=None):
-        given = {"model": "resnet18", "precision": precision, "channels_last": last}
-        start = {"schema": 2, "time": "2026-01-02T03:04:05", "rank": 0, "size": 1, "versions": {}}
         return write_log(
             tmp_path / f"{precision}-{last}-{batch}.jsonl",
             batch=batch,
             losses=losses,
-            start=start | {"arguments": given | {"batch_size": batch, "image_size": 64}},
+            arguments={"precision": precision, "channels_last": last},
             window={"first_step": 3, "steps": 17, "wall_s": 17 * batch / images_per_s},
         )
 
@@ -293,10 +291,9 @@ def test_a_label_is_text_and_no_formula(sweep, label, tmp_path):
 
 def on_two_cpus(path, others_cpu, steps=10, **changes):
     """The log of a run, and what others used of its two CPUs."""
-    arguments = {"model": "resnet18", "batch_size": 32, "image_size": 64, "data": "data"}
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "cpu_count": 2, "arguments": arguments}
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7, "others_cpu": others_cpu}
-    return write_log(path, steps=steps, **{"start": start, "window": window} | changes)
+    changes = {"window": window, "arguments": {"data": "data"}} | changes
+    return write_log(path, steps=steps, about={"cpu_count": 2}, **changes)
 
 
 def test_a_disturbed_run_is_named_wherever_its_speed_is_shown(tmp_path):

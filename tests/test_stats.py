@@ -463,12 +463,12 @@ def test_a_run_that_diverged_is_not_compared():
 def test_the_updates_that_a_scaler_skipped_are_those_that_were_due_and_not_made(
     accumulate, made, skipped, tmp_path
 ):
-    start = {"schema": 2, "time": "2026-01-02T03:04:05", "arguments": {"accumulate": accumulate}}
+    given = {"accumulate": accumulate}
     seen = {"when": "whole", "optimizer_steps": made, "scale": 8192.0}
-    found = summary(write_log(tmp_path / "a.jsonl", start=start, evidence=seen))
+    found = summary(write_log(tmp_path / "a.jsonl", arguments=given, evidence=seen))
     assert (found.skipped, found.scale) == (skipped, 8192)
     del seen["scale"]
-    found = summary(write_log(tmp_path / "a.jsonl", start=start, evidence=seen))
+    found = summary(write_log(tmp_path / "a.jsonl", arguments=given, evidence=seen))
     assert found.skipped is None, "without a scaler"
 
 
