@@ -55,6 +55,8 @@ def test_a_module_that_many_import_has_its_own_test_and_the_others_are_listed():
         ("solutions/dlojz_02_amp.py", "02_amp"),
         ("tests/wrong/02_amp/half-model.diff", "02_amp"),
         ("dlojz/chapters/n02_amp/exercise.py", "02_amp"),
+        ("dlojz/chapters/n02_amp/hints.toml", "02_amp"),
+        ("dlojz/chapters/n02_amp/quiz.toml", None),
         ("dlojz/runs/stats.py", None),
     ],
 )

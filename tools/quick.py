@@ -3,8 +3,8 @@
 Changed is what differs from where this branch left main, what is not committed, and what is new.
 Its tests are in the file named like the module, or else like the nearest folder of a module
 (`exercises/amp.toml`: test_exercises.py), and in the files that import it, unless those are many. A
-chapter is one module. A file outside of dlojz/ has the tests that mention it, too. An answer or a
-solution of a step has the tests of all steps, of which that step's are run.
+chapter is one module. A file outside of dlojz/ has the tests that mention it, too. An answer, a
+solution or the exercise of a step has the tests of all steps, of which that step's are run.
 
 Left out, and listed, are tests marked `slow`, except of such a step, and what the minute was not
 enough for.
@@ -23,7 +23,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 FEW = 12  # test files that import a module, or mention a file: more are listed, and not run
 ENOUGH_S = 45  # after which no test begins
 OF_ALL_STEPS = ("test_course.py", "test_exercises.py", "test_trainer.py", "test_wrong.py")
-STEP = re.compile(r"(?:solutions/dlojz_|tests/wrong/|dlojz/chapters/n)(\d\d_\w+)")
+STEP = re.compile(
+    r"(?:solutions/dlojz_|tests/wrong/|dlojz/chapters/n(?=\w+/(?:exercise|hints)\.))(\d\d_\w+)"
+)
 
 
 def changed() -> list[str]:
