@@ -401,11 +401,8 @@ def test_the_figure_marks_the_caches_and_says_what_it_lacks(tmp_path):
     plt.close("all")
 
 
-def test_the_experiment_is_what_the_figure_reads(latency, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["latency.py", "--largest", "1", "--rounds", "1"])
-    monkeypatch.setattr(latency.log, "open_run", lambda args: log.RunLog(tmp_path, args))
-    latency.main()
-    table = figures.distances(tmp_path)
+def test_the_experiment_is_what_the_figure_reads(ran):
+    table = figures.distances(ran("latency", "--largest", "1", "--rounds", "1"))
     assert table.rows[-1][0].startswith("a large file on ")
     if shutil.which("g++"):
         assert any(row[0].startswith("anywhere in 1 MiB") for row in table.rows)

@@ -1,4 +1,4 @@
-"""The shared parts of experiments: flags, precision, waiting, processes.
+"""The shared parts of experiments: log, flags, precision, waiting, processes.
 
 The trainer does without them: it has its own code, in the paragraphs of steps 02 and 06a.
 """
@@ -13,9 +13,22 @@ from pathlib import Path
 import torch
 
 from dlojz import idr_torch
+from dlojz.runs import log
 from dlojz.training import processes
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
+
+
+@contextmanager
+def begin(args, device: torch.device | None = None):
+    """Begin the log of an experiment and end it; yield the log and the device.
+
+    device: this process's GPU, or else its processor, unless another one is given.
+    """
+    run, device = log.open_run(args), device or idr_torch.device()
+    run.experiment(device)
+    yield run, device
+    run.end()  # an error has ended it already: see RunLog
 
 
 def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str = "fp32"):

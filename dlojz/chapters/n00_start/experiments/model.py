@@ -13,7 +13,7 @@ import torch
 import torchvision
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz.runs import log
+from dlojz.training import experiments
 
 
 def main():
@@ -22,31 +22,29 @@ def main():
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--of", choices=("parameters", "flops", "activations"), default="flops")
     args = parser.parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    model = torchvision.models.get_model(args.model, weights=None).eval()
-    images = torch.randn(1, 3, args.image_size, args.image_size)
+    with experiments.session(args, torch.device("cpu")) as (run, _):
+        model = torchvision.models.get_model(args.model, weights=None).eval()
+        images = torch.randn(1, 3, args.image_size, args.image_size)
 
-    outputs = {}  # bytes that leave each stage
-    for name, stage in model.named_children():
-        stage.register_forward_hook(
-            lambda _, __, out, name=name: outputs.update({name: out.numel() * out.element_size()})
-        )
-    with FlopCounterMode(display=False) as counter:
-        model(images)
-    counts = counter.get_flop_counts()  # of "Global", "ResNet", "ResNet.layer1", ...
-    stages = {name: counts.get(f"{type(model).__name__}.{name}", {}) for name in outputs}
-    flops = {name: sum(count.values()) for name, count in stages.items()}
-    for name, stage in model.named_children():
-        if args.of == "parameters":
-            run.measure(
-                name, sum(p.numel() for p in stage.parameters()) / 1e6, "million parameters"
+        outputs = {}  # bytes that leave each stage
+        for name, stage in model.named_children():
+            stage.register_forward_hook(
+                lambda _, __, out, name=name: outputs.update({name: out.nbytes})
             )
-        elif args.of == "flops":
-            run.measure(name, flops.get(name, 0) / 1e6, "million operations per image, forward")
-        elif name in outputs:
-            run.measure(name, outputs[name], "bytes")
-    run.end()
+        with FlopCounterMode(display=False) as counter:
+            model(images)
+        counts = counter.get_flop_counts()  # of "Global", "ResNet", "ResNet.layer1", ...
+        stages = {name: counts.get(f"{type(model).__name__}.{name}", {}) for name in outputs}
+        flops = {name: sum(count.values()) for name, count in stages.items()}
+        for name, stage in model.named_children():
+            if args.of == "parameters":
+                run.measure(
+                    name, sum(p.numel() for p in stage.parameters()) / 1e6, "million parameters"
+                )
+            elif args.of == "flops":
+                run.measure(name, flops.get(name, 0) / 1e6, "million operations per image, forward")
+            elif name in outputs:
+                run.measure(name, outputs[name], "bytes")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.machine import facts
-from dlojz.runs import log
+from dlojz.training import experiments
 
 SOURCE = """
 #include <stddef.h>
@@ -131,19 +131,17 @@ def main():
     parser.add_argument("--largest", type=int, default=256, help="MiB, of the largest block")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; the fastest counts")
     args = parser.parse_args()
-    run = log.open_run(args)
     device = idr_torch.device()
-    run.experiment(torch.device("cpu"))
-    torch.manual_seed(0)
-    found = loops(run.folder)
-    cpu = facts.cpu()
-    run.case("processor", caches=cpu.get("caches", []), compiled=found is not None)
-    if found:
-        memory(run, found, args.largest << 20, args.rounds)
-    run.case("storage", **facts.storage(run.folder))
-    if device.type == "cuda":
-        gpu(run, device, args.rounds)
-    run.end()
+    with experiments.session(args, torch.device("cpu")) as (run, _):
+        torch.manual_seed(0)
+        found = loops(run.folder)
+        cpu = facts.cpu()
+        run.case("processor", caches=cpu.get("caches", []), compiled=found is not None)
+        if found:
+            memory(run, found, args.largest << 20, args.rounds)
+        run.case("storage", **facts.storage(run.folder))
+        if device.type == "cuda":
+            gpu(run, device, args.rounds)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ import weakref
 import torch
 import torchvision
 
-from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.training import experiments
 
 STEPS = 3
 
@@ -58,32 +57,29 @@ class Step:
 
 def main():
     args = parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    step = Step(args, device)
+    with experiments.session(args) as (run, device):
+        step = Step(args, device)
 
-    def measure(what):
-        run.measure(what, step.kept_bytes(), "bytes")
+        def measure(what):
+            run.measure(what, step.kept_bytes(), "bytes")
 
-    loss = step.loss()
-    measure("one forward pass, in training")
-    loss.backward()
-    measure("... and its backward pass")
-    del loss
-    with torch.no_grad():
-        step.loss()
-    measure("one forward pass, under no_grad")
-    losses = []
-    for _ in range(STEPS):
-        losses.append(step.loss())
-        losses[-1].backward()
-    measure(f"{STEPS} losses in a list, each after backward")
-    losses = [step.loss() for _ in range(STEPS)]
-    measure(f"{STEPS} losses in a list, no backward (a validation)")
-    losses = [loss.detach() for loss in losses]
-    measure(f"{STEPS} detached losses in a list")
-    run.end()
+        loss = step.loss()
+        measure("one forward pass, in training")
+        loss.backward()
+        measure("... and its backward pass")
+        del loss
+        with torch.no_grad():
+            step.loss()
+        measure("one forward pass, under no_grad")
+        losses = []
+        for _ in range(STEPS):
+            losses.append(step.loss())
+            losses[-1].backward()
+        measure(f"{STEPS} losses in a list, each after backward")
+        losses = [step.loss() for _ in range(STEPS)]
+        measure(f"{STEPS} losses in a list, no backward (a validation)")
+        losses = [loss.detach() for loss in losses]
+        measure(f"{STEPS} detached losses in a list")
 
 
 def parse_args():

@@ -6,11 +6,11 @@ Submitted by a notebook: submit("dlojz/chapters/n01_gpu/experiments/tensors.py")
 import argparse
 import statistics
 import time
+from functools import partial
 
 import torch
 
-from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.training import experiments
 
 REPEATS, WARM_UP = 20, 3
 
@@ -20,35 +20,29 @@ def main():
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("-b", "--batch-size", type=int, default=256, help="images")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    pinned = torch.zeros(shape, pin_memory=device.type == "cuda")
+    with experiments.session(args) as (run, device):
+        shape = (args.batch_size, 3, args.image_size, args.image_size)
+        pinned = torch.zeros(shape, pin_memory=device.type == "cuda")
 
-    def wait():
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        def milliseconds(make):
+            experiments.wait(device)
+            begin = time.perf_counter()
+            make()
+            experiments.wait(device)
+            return 1000 * (time.perf_counter() - begin)
 
-    def milliseconds(make):
-        wait()
-        begin = time.perf_counter()
-        make()
-        wait()
-        return 1000 * (time.perf_counter() - begin)
-
-    megabytes = pinned.numel() * 4 // 10**6
-    ways = {f"torch.zeros(...).to(device), {megabytes} MB": lambda: torch.zeros(shape).to(device)}
-    if device.type == "cuda":  # otherwise nothing is copied or pinned
-        ways["the copy alone, from pinned memory"] = lambda: pinned.to(device, non_blocking=True)
-    ways["torch.zeros(..., device=device)"] = lambda: torch.zeros(shape, device=device)
-    spent = {what: [] for what in ways}
-    for _ in range(REPEATS + WARM_UP):
-        for what, make in ways.items():  # in turn: what disturbs one disturbs all
-            spent[what].append(milliseconds(make))
-    for what, found in spent.items():
-        run.measure(what, statistics.median(found[WARM_UP:]), "ms")
-    run.end()
+        size = f"{pinned.numel() * 4 // 10**6} MB"
+        ways = {f"torch.zeros(...).to(device), {size}": lambda: torch.zeros(shape).to(device)}
+        if device.type == "cuda":  # otherwise nothing is copied or pinned
+            copy = partial(pinned.to, device, non_blocking=True)
+            ways["the copy alone, from pinned memory"] = copy
+        ways["torch.zeros(..., device=device)"] = lambda: torch.zeros(shape, device=device)
+        spent = {what: [] for what in ways}
+        for _ in range(REPEATS + WARM_UP):
+            for what, make in ways.items():  # in turn: what disturbs one disturbs all
+                spent[what].append(milliseconds(make))
+        for what, found in spent.items():
+            run.measure(what, statistics.median(found[WARM_UP:]), "ms")
 
 
 if __name__ == "__main__":

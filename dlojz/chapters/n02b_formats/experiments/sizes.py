@@ -9,8 +9,7 @@ import time
 
 import torch
 
-from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.training import experiments
 
 OFFSETS = (-16, -8, -6, -4, -2, -1, 0, 1, 2, 4, 6, 8, 16)
 ROUNDS, WARM_UP = 15, 3
@@ -35,21 +34,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=4096, help="rows and columns, give or take 16")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    # A CPU without 16-bit instructions would take minutes for the others.
-    names = FORMATS if device.type == "cuda" else ["fp32"]
-    sizes = [args.size + offset for offset in OFFSETS]
-    for name in names:
-        dtype, torch.backends.cuda.matmul.fp32_precision = FORMATS[name]
-        pairs = [[torch.randn(n, n, device=device).to(dtype) for _ in "xy"] for n in sizes]
-        # All sizes in turn, in several rounds: what disturbs one disturbs all.
-        rounds = [[seconds(device, *pair) for pair in pairs] for _ in range(WARM_UP + ROUNDS)]
-        for size, times in zip(sizes, zip(*rounds[WARM_UP:], strict=True), strict=True):
-            speed = 2 * size**3 / statistics.median(times)
-            run.measure(name, speed / 1e12, "TFLOP/s", x=size)
-    run.end()
+    with experiments.session(args) as (run, device):
+        # A CPU without 16-bit instructions would take minutes for the others.
+        names = FORMATS if device.type == "cuda" else ["fp32"]
+        sizes = [args.size + offset for offset in OFFSETS]
+        for name in names:
+            dtype, torch.backends.cuda.matmul.fp32_precision = FORMATS[name]
+            pairs = [[torch.randn(n, n, device=device).to(dtype) for _ in "xy"] for n in sizes]
+            # All sizes in turn, in several rounds: what disturbs one disturbs all.
+            rounds = [[seconds(device, *pair) for pair in pairs] for _ in range(WARM_UP + ROUNDS)]
+            for size, times in zip(sizes, zip(*rounds[WARM_UP:], strict=True), strict=True):
+                speed = 2 * size**3 / statistics.median(times)
+                run.measure(name, speed / 1e12, "TFLOP/s", x=size)
 
 
 if __name__ == "__main__":

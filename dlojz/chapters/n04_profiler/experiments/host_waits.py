@@ -17,8 +17,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.training import experiments
 
 OPERATIONS = {
     "x.sum().item()": lambda x, mask, host: x.sum().item(),
@@ -46,16 +45,13 @@ SIZE = 8
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    run = log.open_run(argparse.Namespace())
-    device = idr_torch.device()
-    run.experiment(device)
-    for name, operation in OPERATIONS.items():
-        found = {"needs": "a copy" if name in COPIES else needed(operation)}
-        if device.type == "cuda":
-            found["waits"] = waits(operation, device)
-        run.case(name, **found)
-    run.end()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    with experiments.session(parser.parse_args()) as (run, device):
+        for name, operation in OPERATIONS.items():
+            found = {"needs": "a copy" if name in COPIES else needed(operation)}
+            if device.type == "cuda":
+                found["waits"] = waits(operation, device)
+            run.case(name, **found)
 
 
 def operands(device):

@@ -16,9 +16,7 @@ import torch
 import torchvision
 from torch.profiler import ProfilerActivity
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 ROWS, WARM_UP, STEPS = 200, 2, 2
 
@@ -27,25 +25,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     session.add_sizes(parser, batch_size=32)
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    step = training(args, device)
-    for _ in range(WARM_UP):
-        step()
-    session.wait(device)
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-    with torch.profiler.profile(
-        activities=activities, record_shapes=True, profile_memory=True, acc_events=True
-    ) as profiler:
-        for _ in range(STEPS):
+    with session.begin(args) as (run, device):
+        step = training(args, device)
+        for _ in range(WARM_UP):
             step()
         session.wait(device)
-    for by_shape in (False, True):
-        rows = averages(profiler, by_shape, "device" if on_gpu else "cpu")
-        run.case("by name and shapes" if by_shape else "by name", rows=rows)
-    run.end()
+        on_gpu = device.type == "cuda"
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+        with torch.profiler.profile(
+            activities=activities, record_shapes=True, profile_memory=True, acc_events=True
+        ) as profiler:
+            for _ in range(STEPS):
+                step()
+            session.wait(device)
+        for by_shape in (False, True):
+            rows = averages(profiler, by_shape, "device" if on_gpu else "cpu")
+            run.case("by name and shapes" if by_shape else "by name", rows=rows)
 
 
 def training(args, device):

@@ -20,10 +20,8 @@ from collections import Counter
 import torch
 import torchvision
 
-from dlojz import idr_torch
 from dlojz.chapters import session
 from dlojz.machine import facts
-from dlojz.runs import log
 
 TIMES = 5  # calls in a row, of a round
 COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
@@ -38,23 +36,19 @@ def main():
     parser.add_argument("--ceilings", action="store_true", help="only these, in each format")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; the median counts")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    torch.backends.cudnn.benchmark = True
-    dtype = session.DTYPES.get(args.precision, torch.float32)
-    with session.process_group(device), torch.no_grad():
-        memory(run, device, args.rounds)
-        if args.ceilings:
-            for name in formats(device):
-                product(run, device, name, args.rounds, variant=name)
-            return run.end()
-        product(run, device, args.precision, args.rounds)
-        found = layers(args, device, dtype)
-        run.case(
-            "layers", layers=[timed(*each, device, dtype, args.rounds) for each in found.items()]
-        )
-    run.end()
+    with session.begin(args) as (run, device):
+        torch.backends.cudnn.benchmark = True
+        dtype = session.DTYPES.get(args.precision, torch.float32)
+        with session.process_group(device), torch.no_grad():
+            memory(run, device, args.rounds)
+            if args.ceilings:
+                for name in formats(device):
+                    product(run, device, name, args.rounds, variant=name)
+                return
+            product(run, device, args.precision, args.rounds)
+            found = layers(args, device, dtype)
+            times = [timed(*each, device, dtype, args.rounds) for each in found.items()]
+            run.case("layers", layers=times)
 
 
 def median_ms(call, device, rounds):

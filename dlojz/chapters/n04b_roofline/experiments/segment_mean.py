@@ -13,10 +13,8 @@ from functools import partial
 
 import torch
 
-from dlojz import idr_torch
 from dlojz.chapters import session
 from dlojz.chapters.n04b_roofline import job as segments
-from dlojz.runs import log
 from dlojz.watch import evidence
 
 
@@ -71,17 +69,15 @@ def main():
     parser.add_argument("--segments", type=int, default=200, help="number of means")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each case")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    torch.manual_seed(0)
-    ids = torch.randint(args.segments, (args.rows,))
-    ids[: args.segments] = torch.arange(args.segments)  # none is empty
-    ids = ids.sort().values.to(device)
-    x = torch.randn(args.rows, args.features, device=device)
-    calls = {n: partial(way, x, ids, args.segments) for n, way in WAYS.items()}
-    both = {n: partial(and_backward, way, x.clone(), ids, args.segments) for n, way in WAYS.items()}
-    with session.process_group(device):
+    with session.begin(args) as (run, device), session.process_group(device):
+        torch.manual_seed(0)
+        ids = torch.randint(args.segments, (args.rows,))
+        ids[: args.segments] = torch.arange(args.segments)  # none is empty
+        ids = ids.sort().values.to(device)
+        x = torch.randn(args.rows, args.features, device=device)
+        given = (ids, args.segments)
+        calls = {name: partial(way, x, *given) for name, way in WAYS.items()}
+        both = {name: partial(and_backward, way, x.clone(), *given) for name, way in WAYS.items()}
         expected = calls["two scatter_add_"]()
         for call in calls.values():
             torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
@@ -90,7 +86,6 @@ def main():
             run.measure(name, statistics.median(ms), "ms")
             found = evidence.counts(evidence.profiled(calls[name]))
             run.case(name, ms=ms, and_backward_ms=longer[name], **found)
-    run.end()
 
 
 if __name__ == "__main__":

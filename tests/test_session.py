@@ -1,0 +1,42 @@
+"""The frame of every experiment: a log with its device, and an end only if all went well."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlojz.training import experiments
+
+
+@pytest.fixture
+def events(tmp_path, monkeypatch):
+    """The events in the log of an experiment that is run in this process."""
+    monkeypatch.setattr("sys.excepthook", None)
+    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
+    return lambda: [json.loads(line) for line in (tmp_path / "events.jsonl").open()]
+
+
+def test_a_session_logs_the_arguments_the_device_and_the_end(events):
+    cpu = torch.device("cpu")
+    with experiments.session(SimpleNamespace(size=3), cpu) as (run, device):
+        run.case("one")
+    start, setup, case, end = events()
+    assert start["arguments"] == {"size": 3}
+    assert (device, setup["device"]) == (cpu, "cpu")
+    assert (case["case"], end["outcome"]) == ("one", "completed")
+
+
+def test_an_experiment_that_fails_is_not_said_to_be_complete(events):
+    with pytest.raises(ZeroDivisionError), experiments.session(SimpleNamespace()):
+        _ = 1 / 0
+    assert [event["event"] for event in events()] == ["start", "setup"]
+
+
+def test_an_experiment_may_return_early(events):
+    def main():
+        with experiments.session(SimpleNamespace()):
+            return
+
+    main()
+    assert events()[-1]["outcome"] == "completed"
