@@ -15,9 +15,7 @@ import argparse
 import torch
 import torchvision
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 CASES = {"batch normalization in training": True, "the same statistics for all": False}
 
@@ -31,23 +29,20 @@ def main():
     args = parser.parse_args()
     if args.batch_size % args.accumulate:
         parser.error(f"-b {args.batch_size} is not a multiple of --accumulate {args.accumulate}")
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    session.set_float32("fp32")
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(args.model, weights=None).to(device)
-    shape = (args.batch_size, 3, args.image_size, args.image_size)
-    images = torch.randn(shape, device=device)
-    labels = torch.randint(1000, shape[:1], device=device)
-    for case, training in CASES.items():
-        model.train(training)
-        whole, gradient = of(model, images, labels, 1)
-        mean, accumulated = of(model, images, labels, args.accumulate)
-        run.measure(case, abs(mean / whole - 1), "relative distance", variant="loss")
-        apart = session.away(accumulated, gradient)
-        run.measure(case, apart, "relative distance", variant="gradient")
-    run.end()
+    with session.begin(args) as (run, device):
+        experiments.set_float32("fp32")
+        torch.manual_seed(0)
+        model = torchvision.models.get_model(args.model, weights=None).to(device)
+        shape = (args.batch_size, 3, args.image_size, args.image_size)
+        images = torch.randn(shape, device=device)
+        labels = torch.randint(1000, shape[:1], device=device)
+        for case, training in CASES.items():
+            model.train(training)
+            whole, gradient = of(model, images, labels, 1)
+            mean, accumulated = of(model, images, labels, args.accumulate)
+            run.measure(case, abs(mean / whole - 1), "relative distance", variant="loss")
+            apart = session.away(accumulated, gradient)
+            run.measure(case, apart, "relative distance", variant="gradient")
 
 
 def of(model, images, labels, parts):

@@ -33,9 +33,7 @@ from tqdm import tqdm
 from dlojz import course, idr_torch
 from dlojz.chapters import session
 from dlojz.images import small
-from dlojz.runs import log
 from dlojz.training import flags
-from dlojz.training.chronometer import NoMarks
 from dlojz.training.data import draws_of
 from dlojz.training.replaced import replaced
 from dlojz.watch import replay
@@ -493,11 +491,9 @@ def train_all(run, args, device):
 def main():
     device = idr_torch.device()
     args = parse_args(device)
-    run = log.open_run(args)
-    run.experiment(device)
-    with session.process_group(device) if idr_torch.size > 1 else nullcontext():
+    group = session.process_group(device) if idr_torch.size > 1 else nullcontext()
+    with session.begin(args, device) as (run, _), group:
         train_all(run, args, device)
-    run.end()
 
 
 if __name__ == "__main__":

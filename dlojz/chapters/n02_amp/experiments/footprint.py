@@ -13,7 +13,7 @@ import torch
 import torchvision
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dlojz.runs import log
+from dlojz.chapters import session
 
 OPTIMIZERS = {
     "SGD": lambda weights: torch.optim.SGD(weights, 0.1, 0.9),
@@ -49,37 +49,34 @@ def main():
     parser.add_argument("--model", default="resnet50", help="a classifier of torchvision")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     args = parser.parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    shape = (3, args.image_size, args.image_size)
-    with FakeTensorMode():
-        for recipe in RECIPES:
-            # It applies to all weights and images that are made from here on.
-            torch.set_default_dtype(torch.bfloat16 if recipe == "pure bf16" else torch.float32)
-            with torch.device("meta"):  # else it draws weights, and may look at them: in torch 2.15
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        shape = (3, args.image_size, args.image_size)
+        with FakeTensorMode():
+            for recipe in RECIPES:
+                # It applies to all weights and images that are made from here on.
+                torch.set_default_dtype(torch.bfloat16 if recipe == "pure bf16" else torch.float32)
                 model = torchvision.models.get_model(args.model, weights=None)
-            model.to_empty(device="cpu")
-            _, few = kept_bytes(model, recipe, (8, *shape))
-            loss, many = kept_bytes(model, recipe, (16, *shape))
-            loss.backward()
-            per_image = (many - few) / 8
-            run.measure(recipe, per_image, "activations (bytes per image)")
-            weights = list(model.parameters())
-            count = sum(w.numel() for w in weights)
-            for name, build in OPTIMIZERS.items():
-                optimizer = build(weights)
-                optimizer.step()
-                state = [v for s in optimizer.state.values() for v in s.values() if v.ndim]
-                parts = {
-                    "weights": size(weights),
-                    "gradients": size(w.grad for w in weights),
-                    "optimizer": size(state),
-                    "weights in 16 bits, during a step": few - 8 * per_image,
-                }
-                for part, total in parts.items():
-                    run.measure(part, total / count, "bytes per parameter", x=f"{recipe}, {name}")
-    torch.set_default_dtype(torch.float32)
-    run.end()
+                _, few = kept_bytes(model, recipe, (8, *shape))
+                loss, many = kept_bytes(model, recipe, (16, *shape))
+                loss.backward()
+                per_image = (many - few) / 8
+                run.measure(recipe, per_image, "activations (bytes per image)")
+                weights = list(model.parameters())
+                count = sum(w.numel() for w in weights)
+                for name, build in OPTIMIZERS.items():
+                    optimizer = build(weights)
+                    optimizer.step()
+                    state = [v for s in optimizer.state.values() for v in s.values() if v.ndim]
+                    parts = {
+                        "weights": size(weights),
+                        "gradients": size(w.grad for w in weights),
+                        "optimizer": size(state),
+                        "weights in 16 bits, during a step": few - 8 * per_image,
+                    }
+                    case = f"{recipe}, {name}"
+                    for part, total in parts.items():
+                        run.measure(part, total / count, "bytes per parameter", x=case)
+        torch.set_default_dtype(torch.float32)
 
 
 if __name__ == "__main__":

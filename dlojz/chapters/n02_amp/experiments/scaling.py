@@ -9,8 +9,7 @@ import argparse
 import torch
 import torchvision
 
-from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.training import experiments
 
 
 def main():
@@ -22,27 +21,24 @@ def main():
     parser.add_argument("--exponent", type=int, default=26, help="the first scale is 2 to this")
     parser.add_argument("--growth-interval", type=int, default=5, help="good steps to a doubling")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(args.model, weights=None).to(device)
-    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
-    labels = torch.randint(1000, (args.batch_size,), device=device)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4, 0.9)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=2.0**args.exponent, growth_interval=args.growth_interval
-    )
-    for step in range(args.steps):
-        run.measure("scale", scaler.get_scale(), "loss scale", x=step)
-        optimizer.zero_grad()
-        with torch.autocast(device.type, torch.float16):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)  # skipped if a gradient is infinite or not a number
-        scaler.update()
-    run.measure("scale", scaler.get_scale(), "loss scale", x=args.steps)
-    run.end()
+    with experiments.session(args) as (run, device):
+        torch.manual_seed(0)
+        model = torchvision.models.get_model(args.model, weights=None).to(device)
+        images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
+        labels = torch.randint(1000, (args.batch_size,), device=device)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-4, 0.9)
+        scaler = torch.amp.GradScaler(
+            device.type, init_scale=2.0**args.exponent, growth_interval=args.growth_interval
+        )
+        for step in range(args.steps):
+            run.measure("scale", scaler.get_scale(), "loss scale", x=step)
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.float16):
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)  # skipped if a gradient is infinite or not a number
+            scaler.update()
+        run.measure("scale", scaler.get_scale(), "loss scale", x=args.steps)
 
 
 if __name__ == "__main__":

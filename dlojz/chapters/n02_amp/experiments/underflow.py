@@ -13,8 +13,7 @@ from collections import Counter
 import torch
 import torchvision
 
-from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.training import experiments
 
 LOWEST = -149  # the exponent of the smallest number of fp32
 LEARNING_RATES = (1e-3, 1e-2, 1e-1)
@@ -46,43 +45,40 @@ def main():
     parser.add_argument("-b", "--batch-size", type=int, default=32, help="images")
     parser.add_argument("--steps", type=int, default=10, help="training steps before the counting")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(args.model, weights=None).to(device)
-    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
-    labels = torch.randint(1000, (args.batch_size,), device=device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
+    with experiments.session(args) as (run, device):
+        torch.manual_seed(0)
+        model = torchvision.models.get_model(args.model, weights=None).to(device)
+        images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
+        labels = torch.randint(1000, (args.batch_size,), device=device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
 
-    def backward():
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1).backward()
+        def backward():
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1).backward()
 
-    for _ in range(args.steps):
+        for _ in range(args.steps):
+            backward()
+            optimizer.step()
+
+        counts = {"activations": Counter(), "weights": Counter()}
+
+        def count_gradient(layer, inputs, output):
+            output.register_hook(lambda g: counts["activations"].update(by_exponent(g)))
+
+        for layer in model.modules():  # autocast would run these backward passes in 16 bits
+            if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+                layer.register_forward_hook(count_gradient)
         backward()
-        optimizer.step()
-
-    counts = {"activations": Counter(), "weights": Counter()}
-
-    def count_gradient(layer, inputs, output):
-        output.register_hook(lambda g: counts["activations"].update(by_exponent(g)))
-
-    for layer in model.modules():  # autocast would run these backward passes in 16 bits
-        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
-            layer.register_forward_hook(count_gradient)
-    backward()
-    weights = list(model.parameters())
-    for w in weights:
-        counts["weights"].update(by_exponent(w.grad))
-    for name, found in counts.items():
-        for exponent, count in sorted(found.items()):
-            run.measure(name, count, "gradients", x=exponent)
-    for name, dtype in FORMATS.items():
-        for lr in LEARNING_RATES:
-            share = unchanged(weights, [w.grad for w in weights], lr, dtype)
-            run.measure(name, share, "share of weights that a step does not change", x=lr)
-    run.end()
+        weights = list(model.parameters())
+        for w in weights:
+            counts["weights"].update(by_exponent(w.grad))
+        for name, found in counts.items():
+            for exponent, count in sorted(found.items()):
+                run.measure(name, count, "gradients", x=exponent)
+        for name, dtype in FORMATS.items():
+            for lr in LEARNING_RATES:
+                share = unchanged(weights, [w.grad for w in weights], lr, dtype)
+                run.measure(name, share, "share of weights that a step does not change", x=lr)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ from functools import partial
 import torch
 import torchvision
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 from dlojz.watch import evidence
 
 WAYS = {"one by one": {"foreach": False}, "in groups": {"foreach": True}, "fused": {"fused": True}}
@@ -29,32 +27,29 @@ def main():
     add("--model", default="resnet50", help="a classifier of torchvision, whose weights are used")
     add("--rounds", type=int, default=21, help="timings of each way")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    session.set_float32("tf32")
-    cases = {
-        f"{way}, {scaler}": update(args.model, device, how, enabled)
-        for scaler, enabled in SCALERS.items()
-        for way, how in WAYS.items()
-    }
-    work = work_for(device)
-    spent = {name: [] for name in cases}
-    for i in range(args.rounds + 3):
+    with session.begin(args) as (run, device):
+        experiments.set_float32("tf32")
+        cases = {
+            f"{way}, {scaler}": update(args.model, device, how, enabled)
+            for scaler, enabled in SCALERS.items()
+            for way, how in WAYS.items()
+        }
+        work = work_for(device)
+        spent = {name: [] for name in cases}
+        for i in range(args.rounds + 3):
+            for name, call in cases.items():
+                times = timed(call, work, device)
+                if i >= 3:  # the first rounds allocate
+                    spent[name].append(times)
         for name, call in cases.items():
-            times = timed(call, work, device)
-            if i >= 3:  # the first rounds allocate
-                spent[name].append(times)
-    for name, call in cases.items():
-        counts = evidence.counts(evidence.profiled(call))
-        host_ms, whole_ms, work_ms = zip(*spent[name], strict=True)
-        run.case(
-            name,
-            **{"host_ms": host_ms, "whole_ms": whole_ms, "work_ms": work_ms},
-            launches=counts["kernels" if device.type == "cuda" else "operations"],
-            reads=counts["reads"],
-        )
-    run.end()
+            counts = evidence.counts(evidence.profiled(call))
+            host_ms, whole_ms, work_ms = zip(*spent[name], strict=True)
+            run.case(
+                name,
+                **{"host_ms": host_ms, "whole_ms": whole_ms, "work_ms": work_ms},
+                launches=counts["kernels" if device.type == "cuda" else "operations"],
+                reads=counts["reads"],
+            )
 
 
 def update(model, device, how, scaled):

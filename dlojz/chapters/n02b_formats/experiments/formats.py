@@ -7,8 +7,7 @@ import argparse
 
 import torch
 
-from dlojz import idr_torch
-from dlojz.runs import log
+from dlojz.training import experiments
 
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TERMS = [2**n for n in range(15)]  # lengths of the sums
@@ -63,15 +62,12 @@ def measure_reductions(run, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    run = log.open_run(parser.parse_args())
-    device = idr_torch.device()
-    run.experiment(device)
-    torch.manual_seed(0)
-    measure_sums(run)
-    measure_updates(run)
-    if device.type == "cuda":  # elsewhere the switches have no effect
-        measure_reductions(run, device)
-    run.end()
+    with experiments.session(parser.parse_args()) as (run, device):
+        torch.manual_seed(0)
+        measure_sums(run)
+        measure_updates(run)
+        if device.type == "cuda":  # elsewhere the switches have no effect
+            measure_reductions(run, device)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ import time
 import torch
 import torchvision
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 SIZES, APART = 6, 16  # how many sizes of images, and the pixels between two of them
 
@@ -33,21 +31,18 @@ def main():
     parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
     parser.add_argument("--steps", type=int, default=3 * SIZES, help="steps of each case")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    session.set_float32(args.precision)
-    step = training(args, device)
-    size = args.image_size
-    step(size + APART)
-    torch.backends.cudnn.benchmark = args.autotuner
-    many = [max(32, size - APART * n) for n in range(1, SIZES + 1)]
-    for case, sizes in {"one size": [size], f"{SIZES} sizes in turn": many}.items():
-        for number in range(args.steps):
-            begin = time.perf_counter()
-            step(sizes[number % len(sizes)])
-            run.measure(case, 1000 * (time.perf_counter() - begin), "ms")
-    run.end()
+    with session.begin(args) as (run, device):
+        experiments.set_float32(args.precision)
+        step = training(args, device)
+        size = args.image_size
+        step(size + APART)
+        torch.backends.cudnn.benchmark = args.autotuner
+        many = [max(32, size - APART * n) for n in range(1, SIZES + 1)]
+        for case, sizes in {"one size": [size], f"{SIZES} sizes in turn": many}.items():
+            for number in range(args.steps):
+                begin = time.perf_counter()
+                step(sizes[number % len(sizes)])
+                run.measure(case, 1000 * (time.perf_counter() - begin), "ms")
 
 
 def training(args, device):

@@ -20,9 +20,7 @@ from functools import partial
 import torch
 import torchvision
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 from dlojz.watch import audit
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
@@ -42,27 +40,24 @@ def main():
     session.add_sizes(parser, 64)
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    session.set_float32(args.precision)
-    torch.backends.cudnn.benchmark = True  # as in the solution of this step
+    with session.begin(args) as (run, device):
+        experiments.set_float32(args.precision)
+        torch.backends.cudnn.benchmark = True  # as in the solution of this step
 
-    steps = {case: training(args, device, *choice) for case, choice in CASES.items()}
-    for step in steps.values():
-        step()
-        step()
-    milliseconds = {case: [] for case in steps}
-    for _ in range(args.steps):
-        for case, step in steps.items():
-            begin = time.perf_counter()
+        steps = {case: training(args, device, *choice) for case, choice in CASES.items()}
+        for step in steps.values():
             step()
-            session.wait(device)
-            milliseconds[case].append(1000 * (time.perf_counter() - begin))
-    for case, step in steps.items():
-        run.measure(case, statistics.median(milliseconds[case]), "ms per step")
-        run.case(case, step_ms=milliseconds[case], **profile(step, device))
-    run.end()
+            step()
+        milliseconds = {case: [] for case in steps}
+        for _ in range(args.steps):
+            for case, step in steps.items():
+                begin = time.perf_counter()
+                step()
+                session.wait(device)
+                milliseconds[case].append(1000 * (time.perf_counter() - begin))
+        for case, step in steps.items():
+            run.measure(case, statistics.median(milliseconds[case]), "ms per step")
+            run.case(case, step_ms=milliseconds[case], **profile(step, device))
 
 
 def training(args, device, weights_last, images_last, interrupted):

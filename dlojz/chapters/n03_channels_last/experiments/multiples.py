@@ -16,9 +16,7 @@ import time
 import torch
 import torchvision
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 WARM_UP, ROUNDS = 2, 5
 CLASSES = (10, 16, 1000, 1001, 1008, 50257, 50304)
@@ -35,16 +33,13 @@ def main():
     parser.add_argument("--rows", type=int, default=16384, help="rows that enter the last layer")
     parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    session.set_float32(args.precision)
-    torch.backends.cudnn.benchmark = True  # each size with its fastest kernels
+    with session.begin(args) as (run, device):
+        experiments.set_float32(args.precision)
+        torch.backends.cudnn.benchmark = True  # each size with its fastest kernels
 
-    for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):
-        for (what, size), rate in rates(sizes(args, device), args, device).items():
-            run.measure(what, rate, unit, x=size)
-    run.end()
+        for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):
+            for (what, size), rate in rates(sizes(args, device), args, device).items():
+                run.measure(what, rate, unit, x=size)
 
 
 def channels(args, device):

@@ -19,7 +19,6 @@ from torch import nn
 from dlojz import idr_torch
 from dlojz.chapters import session
 from dlojz.course import UserError
-from dlojz.runs import log
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")  # the last: weights' gradients in bf16
 ROWS, WIDTH = 256, 512  # of the layer that shows what is lost
@@ -38,18 +37,16 @@ def main():
     add("--rounds", type=int, default=20, help="timings of each size")
     add("--backend", default="inductor", help="torch.compile's backend")
     args = parser.parse_args()
-    run = log.open_run(args)
-    run.experiment(device)
-    if not find_spec("torchao"):
-        raise UserError("torchao is not installed: pip install -c constraints.txt -e .[float8]")
-    for outlier in OUTLIERS:
-        for recipe, found in lost(outlier, device, able).items():
-            run.measure(recipe, found["output"], "relative distance", x=outlier)
-            run.case(f"{recipe}, {outlier:g}", recipe=recipe, outlier=outlier, away=found)
-    with session.process_group(device):
-        for each in args.sizes:
-            run.case("x".join(map(str, each)), step_ms=timed(each, args, device, able))
-    run.end()
+    with session.begin(args, device) as (run, _):
+        if not find_spec("torchao"):
+            raise UserError("torchao is not installed: pip install -c constraints.txt -e .[float8]")
+        for outlier in OUTLIERS:
+            for recipe, found in lost(outlier, device, able).items():
+                run.measure(recipe, found["output"], "relative distance", x=outlier)
+                run.case(f"{recipe}, {outlier:g}", recipe=recipe, outlier=outlier, away=found)
+        with session.process_group(device):
+            for each in args.sizes:
+                run.case("x".join(map(str, each)), step_ms=timed(each, args, device, able))
 
 
 def size(text) -> tuple[int, ...]:
