@@ -19,9 +19,7 @@ from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 from dlojz.training import data
 
 BATCHES = (1, 16, 64, 256)  # nvJPEG's
@@ -89,20 +87,17 @@ def main():
     parser.add_argument("--size", type=int, default=224, help="pixels of the crop")
     parser.add_argument("--rounds", type=int, default=6, help="timings of each decoder")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    torch.set_num_threads(1)
-    jpegs = [bytearray(file.read_bytes()) for file in session.jpegs(args)]
-    for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
-        for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
-            run.case(way, kind=kind, images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
-    if device.type == "cuda":
-        for batch in BATCHES:
-            speeds = [nvjpeg(jpegs, batch, device) for _ in range(args.rounds + 1)][1:]
-            many = f"{batch} in a batch" if batch > 1 else "one by one"
-            run.case(f"nvJPEG, {many}", kind="nvJPEG", batch=batch, images_per_s=speeds)
-    run.end()
+    with session.begin(args) as (run, device):
+        torch.set_num_threads(1)
+        jpegs = [bytearray(file.read_bytes()) for file in session.jpegs(args)]
+        for kind, ways in (("decoder", DECODERS), ("road", roads(args.size))):
+            for way, speeds in images_per_s(ways, jpegs, args.rounds).items():
+                run.case(way, kind=kind, images_per_cpu_s=speeds, bytes=sum(map(len, jpegs)))
+        if device.type == "cuda":
+            for batch in BATCHES:
+                speeds = [nvjpeg(jpegs, batch, device) for _ in range(args.rounds + 1)][1:]
+                many = f"{batch} in a batch" if batch > 1 else "one by one"
+                run.case(f"nvJPEG, {many}", kind="nvJPEG", batch=batch, images_per_s=speeds)
 
 
 def images_per_s(ways, jpegs, rounds):

@@ -21,7 +21,8 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.machine import meters
-from dlojz.runs import log, source
+from dlojz.runs import source
+from dlojz.training import experiments
 
 
 def module(path):
@@ -64,27 +65,24 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("flags", nargs="*", help="flags of the trainer, after a --")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = torch.device("cpu")
-    run.experiment(device)
-    trainer = module(args.trainer)
-    for wanted in dict.fromkeys(min(w, idr_torch.cpus_per_task) for w in args.workers):
-        batches, arguments = loader(trainer, args.flags, wanted)
-        found, sensors = [], meters.Sensors(device)
-        for epoch in range(args.rounds):
-            batches.batch_sampler.set_epoch(epoch)
-            count = max(args.batches, 4 * wanted)  # some from each worker
-            found.append(images_per_s(batches, max(1, 2 * wanted), count))
-        run.case(
-            f"{wanted} workers",
-            num_workers=batches.num_workers,
-            batch_size=arguments.batch_size,
-            first_batch_s=found[0][0],
-            images_per_s=[speed for _, speed in found],
-            **sensors.window(),  # with the CPUs that others used
-        )
-        del batches  # its workers end
-    run.end()
+    with experiments.session(args, torch.device("cpu")) as (run, device):
+        trainer = module(args.trainer)
+        for wanted in dict.fromkeys(min(w, idr_torch.cpus_per_task) for w in args.workers):
+            batches, arguments = loader(trainer, args.flags, wanted)
+            found, sensors = [], meters.Sensors(device)
+            for epoch in range(args.rounds):
+                batches.batch_sampler.set_epoch(epoch)
+                count = max(args.batches, 4 * wanted)  # some from each worker
+                found.append(images_per_s(batches, max(1, 2 * wanted), count))
+            run.case(
+                f"{wanted} workers",
+                num_workers=batches.num_workers,
+                batch_size=arguments.batch_size,
+                first_batch_s=found[0][0],
+                images_per_s=[speed for _, speed in found],
+                **sensors.window(),  # with the CPUs that others used
+            )
+            del batches  # its workers end
 
 
 if __name__ == "__main__":

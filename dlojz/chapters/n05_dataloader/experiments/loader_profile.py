@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torchvision import transforms
 
+from dlojz.chapters import session
 from dlojz.chapters.n05_dataloader import spy
-from dlojz.runs import log
 from dlojz.training import data
 
 BATCH = 32
@@ -40,11 +40,9 @@ def main():
     if args.watched:
         load(build_loader(args, args.num_workers), args.batches)
         return
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    run.case("cProfile", **inside(args))
-    run.case("py-spy", **outside(run.folder / "stacks.txt"))
-    run.end()
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        run.case("cProfile", **inside(args))
+        run.case("py-spy", **outside(run.folder / "stacks.txt"))
 
 
 def build_loader(args, num_workers):

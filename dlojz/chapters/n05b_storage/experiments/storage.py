@@ -32,7 +32,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from dlojz.chapters import session
-from dlojz.runs import log
 
 OPERATIONS = {"open": "open", "os.scandir": "list", "os.listdir": "list"}
 
@@ -151,24 +150,22 @@ def main():
     parser.add_argument("--side", type=int, default=256, help="pixels, of the smaller images")
     parser.add_argument("--rounds", type=int, default=3, help="timings of each case")
     args = parser.parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    torch.set_num_threads(1)
-    sources = session.jpegs(args)
-    metadata = Metadata()
-    with tempfile.TemporaryDirectory(dir=run.folder) as folder:
-        for size, side in (("full size", None), (f"{args.side} px", args.side)):
-            files, shards = Path(folder, size, "files"), Path(folder, size, "shards")
-            write_files(sources, files, side)
-            write_shards([p for p in files.rglob("*") if p.is_file()], shards, args.per_shard)
-            for kind, where, read in (
-                ("files", files, read_files),
-                ("shards", shards, read_shards),
-            ):
-                run.case(
-                    f"{kind}, {size}", kind=kind, **measure(metadata, where, read, args.rounds)
-                )
-    run.end()
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        torch.set_num_threads(1)
+        sources = session.jpegs(args)
+        metadata = Metadata()
+        with tempfile.TemporaryDirectory(dir=run.folder) as folder:
+            for size, side in (("full size", None), (f"{args.side} px", args.side)):
+                files, shards = Path(folder, size, "files"), Path(folder, size, "shards")
+                write_files(sources, files, side)
+                write_shards([p for p in files.rglob("*") if p.is_file()], shards, args.per_shard)
+                for kind, where, read in (
+                    ("files", files, read_files),
+                    ("shards", shards, read_shards),
+                ):
+                    run.case(
+                        f"{kind}, {size}", kind=kind, **measure(metadata, where, read, args.rounds)
+                    )
 
 
 def measure(metadata, folder, read, rounds):

@@ -7,9 +7,7 @@ import argparse
 
 import torch
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 
 def main():
@@ -18,10 +16,7 @@ def main():
     parser.add_argument("--largest", type=int, default=27, help="2 to this many bytes")
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each size")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    with session.process_group(device):
+    with session.begin(args) as (run, device), session.process_group(device):
         tensors = {
             2**e: torch.zeros(2**e // 4, device=device)  # float32: four bytes each
             for e in range(args.smallest, args.largest + 1)
@@ -35,7 +30,6 @@ def main():
         for size, spent in session.in_turn(calls, device, args.rounds, times).items():
             for ms in spent:
                 run.measure("all_reduce", ms, "ms", x=size)
-    run.end()
 
 
 if __name__ == "__main__":

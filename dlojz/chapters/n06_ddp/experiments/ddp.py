@@ -18,9 +18,7 @@ import torch
 import torchvision
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 from dlojz.watch import evidence
 
 MB_OF_ONE_BUCKET = 4096
@@ -67,29 +65,26 @@ def main():
     args = parser.parse_args()
     if args.compile == "off" and (needed := set(args.variants) & set(COMPILED)):
         raise SystemExit(f"--variants {', '.join(sorted(needed))}: add --compile default")
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    session.set_float32(args.precision)
-    torch.backends.cudnn.benchmark = True  # as in the solution of this step
-    every = VARIANTS
-    if args.compile != "off":
-        every += tuple(COMPILED)
-        torch._dynamo.config.recompile_limit = 2 * len(every)  # all have the same program
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-    wanted = every if "all" in args.variants else args.variants
-    wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
-    with session.process_group(device):
-        steps = {name: training(name, args, device) for name in wanted}
-        for step in steps.values():
-            for _ in range(3):  # DDP builds its final buckets in the second step
-                step()
-        session.in_turn(steps, device, 1, args.steps)  # a warm-up
-        for name, ms in session.in_turn(steps, device, args.rounds, args.steps).items():
-            per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
-            run.measure(name, statistics.median(per_batch), "ms per batch")
-            run.case(name, step_ms=per_batch, **seen(steps[name]))
-    run.end()
+    with session.begin(args) as (run, device):
+        experiments.set_float32(args.precision)
+        torch.backends.cudnn.benchmark = True  # as in the solution of this step
+        every = VARIANTS
+        if args.compile != "off":
+            every += tuple(COMPILED)
+            torch._dynamo.config.recompile_limit = 2 * len(every)  # all have the same program
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
+        wanted = every if "all" in args.variants else args.variants
+        wanted = [v for v in wanted if device.type == "cuda" or v not in NEED_GPU]
+        with session.process_group(device):
+            steps = {name: training(name, args, device) for name in wanted}
+            for step in steps.values():
+                for _ in range(3):  # DDP builds its final buckets in the second step
+                    step()
+            session.in_turn(steps, device, 1, args.steps)  # a warm-up
+            for name, ms in session.in_turn(steps, device, args.rounds, args.steps).items():
+                per_batch = [v / (ACCUMULATED if name.startswith("update") else 1) for v in ms]
+                run.measure(name, statistics.median(per_batch), "ms per batch")
+                run.case(name, step_ms=per_batch, **seen(steps[name]))
 
 
 def training(name, args, device):

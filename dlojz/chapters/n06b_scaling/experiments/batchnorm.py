@@ -13,7 +13,6 @@ import torchvision
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 
 def statistics(x):
@@ -32,13 +31,9 @@ def main():
     parser.add_argument("-b", "--batch-size", type=int, default=8, help="images per process")
     parser.add_argument("--steps", type=int, default=5, help="training steps")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    with session.process_group(device):
+    with session.begin(args) as (run, device), session.process_group(device):
         train(args, device, run)
         compare(device, run)
-    run.end()
 
 
 def train(args, device, run):

@@ -12,9 +12,7 @@ import torch
 from torch import nn
 from torchvision.ops import StochasticDepth
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 WIDTH, DEPTH = 512, 8
 
@@ -56,10 +54,7 @@ def main():
     parser.add_argument("-b", "--batch-size", type=int, default=32, help="vectors per process")
     parser.add_argument("--steps", type=int, default=30, help="steps of each case")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    with session.process_group(device):
+    with session.begin(args) as (run, device), session.process_group(device):
         for name, model in MODELS.items():
             for search in (False, True):
                 step = training(model(), search, args, device)
@@ -72,7 +67,6 @@ def main():
                     run.case(case, error=str(error))
                 else:
                     run.case(case, step_ms=ms)
-    run.end()
 
 
 def training(model, search, args, device):
