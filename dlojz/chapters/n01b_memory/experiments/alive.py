@@ -19,30 +19,29 @@ from pathlib import Path
 import torch
 
 from dlojz import course
+from dlojz.chapters import session
+from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
-from dlojz.runs import log, memory
-from dlojz.training import imports
+from dlojz.runs import memory
 
 
 def main():
     args = parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    warnings.filterwarnings("ignore")  # of the fake process group
-    step = "01_gpu" if args.gpus == 1 else course.CHAIN[-1]
-    trainer = imports.trainer(args.trainer or course.solution(step))
-    for way, batches in product(args.ways, args.accumulate):
-        plan = planned(args, way, batches)
-        estimate.check(trainer, plan)
-        with estimate.shown(plan):
-            storages, last = estimate.counted(trainer, plan, accumulate=batches)
-        moments = memory.over_time(storages.events, storages.parts, last)
-        of = {"precision": args.precision, "events": len(last)}
-        run.case(named(plan, batches), **of, at=moments)
-        most = max(sum(moment["parts"].values()) for moment in moments)
-        run.measure(named(plan, batches), most, "bytes")
-    run.end()
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        warnings.filterwarnings("ignore")  # of the fake process group
+        step = "01_gpu" if args.gpus == 1 else course.CHAIN[-1]
+        trainer = imported(args.trainer or course.solution(step))
+        for way, batches in product(args.ways, args.accumulate):
+            plan = planned(args, way, batches)
+            estimate.check(trainer, plan)
+            with estimate.shown(plan):
+                ledger, last = estimate.counted(trainer, plan, accumulate=batches)
+            moments = memory.over_time(ledger.events, ledger.parts, last)
+            of = {"precision": args.precision, "events": len(last)}
+            run.case(named(plan, batches), **of, at=moments)
+            most = max(sum(moment["parts"].values()) for moment in moments)
+            run.measure(named(plan, batches), most, "bytes")
 
 
 def parse_args():

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
-from dlojz import course, idr_torch
+from dlojz import course
+from dlojz.chapters import session
+from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.estimate import estimate
-from dlojz.runs import log, memory
-from dlojz.training import imports
+from dlojz.runs import memory
 
 ENTRIES = 200_000  # torch keeps the last ones; each takes some kB
 POINTS = 2000  # of a drawing
@@ -29,28 +30,25 @@ POINTS = 2000  # of a drawing
 
 def main():
     args = parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    warnings.filterwarnings("ignore")  # of the fake process group
-    trainer = imports.trainer(args.trainer or course.solution("01_gpu"))
-    plan = estimate.Plan(
-        args.model, 1, "ddp", args.batch_size, args.image_size, "off", precision="fp32"
-    )
-    estimate.check(trainer, plan)
-    on_gpu = device.type == "cuda"
-    found = recorded(trainer, plan, device) if on_gpu else counted(trainer, plan)
-    (run.folder / "snapshot.pickle").write_bytes(pickle.dumps(found))
-    curve = memory.traced(next(filter(None, found["device_traces"])))
-    every = max(1, -(-len(curve) // POINTS))
-    most = [max(curve[i : i + every], key=lambda c: c[1]) for i in range(0, len(curve), every)]
-    run.case(
-        "recorded" if on_gpu else "counted",
-        entries=len(curve),
-        allocated=[allocated for _, allocated, _ in most],
-        reserved=[reserved for _, _, reserved in most],
-    )
-    run.end()
+    with session.begin(args) as (run, device):
+        warnings.filterwarnings("ignore")  # of the fake process group
+        trainer = imported(args.trainer or course.solution("01_gpu"))
+        plan = estimate.Plan(
+            args.model, 1, "ddp", args.batch_size, args.image_size, "off", precision="fp32"
+        )
+        estimate.check(trainer, plan)
+        on_gpu = device.type == "cuda"
+        found = recorded(trainer, plan, device) if on_gpu else counted(trainer, plan)
+        (run.folder / "snapshot.pickle").write_bytes(pickle.dumps(found))
+        curve = memory.traced(next(filter(None, found["device_traces"])))
+        every = max(1, -(-len(curve) // POINTS))
+        most = [max(curve[i : i + every], key=lambda c: c[1]) for i in range(0, len(curve), every)]
+        run.case(
+            "recorded" if on_gpu else "counted",
+            entries=len(curve),
+            allocated=[allocated for _, allocated, _ in most],
+            reserved=[reserved for _, _, reserved in most],
+        )
 
 
 def parse_args():

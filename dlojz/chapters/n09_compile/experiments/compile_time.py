@@ -30,7 +30,6 @@ from torchvision.models.resnet import BasicBlock
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 
 EAGER, WHOLE, BLOCKS = "eager", "whole model", "block by block"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -53,22 +52,19 @@ def main():
     if args.warm:
         args.warm.write_text(json.dumps(again(args, idr_torch.device())), "utf-8")
         return
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    with tempfile.TemporaryDirectory() as folder:
-        steps, cold = with_empty_caches(args, device, Path(folder))
-        warm = in_a_second_process(Path(folder))
-    step_ms = {way: [] for way in steps}
-    for _ in range(args.steps):
-        for way, step in steps.items():
-            step_ms[way].append(1000 * timed(step, device))
-    run.measure("the compiler starts, cold", cold.pop("start_s"), "s")
-    run.measure("the compiler starts, warm", warm.pop("start_s"), "s")
-    for way, ms in step_ms.items():
-        run.measure(way, statistics.median(ms), "ms per step")
-        run.case(way, step_ms=ms, cold=cold.get(way), warm=warm.get(way))
-    run.end()
+    with session.begin(args) as (run, device):
+        with tempfile.TemporaryDirectory() as folder:
+            steps, cold = with_empty_caches(args, device, Path(folder))
+            warm = in_a_second_process(Path(folder))
+        step_ms = {way: [] for way in steps}
+        for _ in range(args.steps):
+            for way, step in steps.items():
+                step_ms[way].append(1000 * timed(step, device))
+        run.measure("the compiler starts, cold", cold.pop("start_s"), "s")
+        run.measure("the compiler starts, warm", warm.pop("start_s"), "s")
+        for way, ms in step_ms.items():
+            run.measure(way, statistics.median(ms), "ms per step")
+            run.case(way, step_ms=ms, cold=cold.get(way), warm=warm.get(way))
 
 
 def with_empty_caches(args, device, folder):

@@ -3,7 +3,8 @@
 Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/graphs.py").
 
 The backend aot_eager captures graphs and generates no code, so nothing here takes long.
-`dlojz.chapters.n09_compile.dynamo` counts what Dynamo hands over, and the calls of each graph.
+`dlojz.training.graphs` counts what Dynamo hands over, and the calls of each graph. The
+recording has the numbers of lines in this file: an edit that moves them asks for a new one.
 """
 
 import argparse
@@ -12,9 +13,8 @@ import time
 import torch
 from torch import nn
 
-from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.chapters.n09_compile.dynamo import Watch, breaks, first_line
-from dlojz.runs import log
 
 WIDTH, BATCH = 16, 4
 CALLS = 12  # of each model
@@ -122,20 +122,16 @@ MODULES = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    for name, what in CASES.items():
-        begin = time.perf_counter()
-        found = watched(*what, device) | {"fullgraph": fullgraph(*what, device)}
-        run.measure(name, found["graphs"], "graphs")
-        run.case(name, **found, seconds=round(time.perf_counter() - begin, 2))
-    for name, make in MODULES.items():
-        for way, found in both_ways(make, device).items():
-            run.measure(f"{name}, {way}", found["graphs"], "graphs")
-            run.case(f"{name}, {way}", **found)
-    run.end()
+    with session.begin(parser.parse_args()) as (run, device):
+        for name, what in CASES.items():
+            begin = time.perf_counter()
+            found = watched(*what, device) | {"fullgraph": fullgraph(*what, device)}
+            run.measure(name, found["graphs"], "graphs")
+            run.case(name, **found, seconds=round(time.perf_counter() - begin, 2))
+        for name, make in MODULES.items():
+            for way, found in both_ways(make, device).items():
+                run.measure(f"{name}, {way}", found["graphs"], "graphs")
+                run.case(f"{name}, {way}", **found)
 
 
 def watched(make, calls, options, device):

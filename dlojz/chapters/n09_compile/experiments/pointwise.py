@@ -17,9 +17,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
 from dlojz.watch import evidence
 
 LONG, SHORT = {"cpu": 2**22, "cuda": 2**27}, 2**10  # elements
@@ -69,28 +67,25 @@ def main():
     add("--sines", type=int, nargs="*", default=[1, 2, 4, 8], help="lengths of the chains")
     add("--rounds", type=int, default=11, help="timings of each case")
     args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    functions = {f"{n} sin": sines(n) for n in args.sines} | {"GELU": gelu}
-    for elements in args.elements or (LONG[device.type], SHORT):
-        torch.manual_seed(0)
-        x = torch.randn(elements, device=device)
-        cases = {name: case(name, function, x) for name, function in functions.items()}
-        for ways, seen in cases.values():
-            seen["eager_ms"], seen["compiled_ms"] = [], []
-            [call(x) for call in ways for _ in range(3)]
-        times = max(1, min(MOST_CALLS, int(READING_S * FLOATS_PER_S / elements)))
-        for _ in range(args.rounds):
-            for (eager, compiled), seen in cases.values():
-                seen["eager_ms"].append(milliseconds(eager, x, times))
-                seen["compiled_ms"].append(milliseconds(compiled, x, times))
-        for name, (_, seen) in cases.items():
-            for way in ("eager", "compiled"):
-                ms = statistics.median(seen[f"{way}_ms"])
-                run.measure(name, ms, "ms", x=elements, variant=way)
-            run.case(f"{name}, {elements} elements", **seen)
-    run.end()
+    with session.begin(args) as (run, device):
+        functions = {f"{n} sin": sines(n) for n in args.sines} | {"GELU": gelu}
+        for elements in args.elements or (LONG[device.type], SHORT):
+            torch.manual_seed(0)
+            x = torch.randn(elements, device=device)
+            cases = {name: case(name, function, x) for name, function in functions.items()}
+            for ways, seen in cases.values():
+                seen["eager_ms"], seen["compiled_ms"] = [], []
+                [call(x) for call in ways for _ in range(3)]
+            times = max(1, min(MOST_CALLS, int(READING_S * FLOATS_PER_S / elements)))
+            for _ in range(args.rounds):
+                for (eager, compiled), seen in cases.values():
+                    seen["eager_ms"].append(milliseconds(eager, x, times))
+                    seen["compiled_ms"].append(milliseconds(compiled, x, times))
+            for name, (_, seen) in cases.items():
+                for way in ("eager", "compiled"):
+                    ms = statistics.median(seen[f"{way}_ms"])
+                    run.measure(name, ms, "ms", x=elements, variant=way)
+                run.case(f"{name}, {elements} elements", **seen)
 
 
 def case(name, function, x):

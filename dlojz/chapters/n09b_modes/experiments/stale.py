@@ -19,8 +19,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from dlojz import idr_torch
-from dlojz.chapters.session import DTYPES
-from dlojz.runs import log
+from dlojz.chapters import session
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 PROCESSES = (("bf16", ""), ("fp16", ""), ("fp16", "fp16"))  # precision, tag
@@ -35,12 +34,9 @@ def main():
     if args.process:
         print(json.dumps(computed(*args.process, device)))
         return
-    run = log.open_run(args)
-    run.experiment(device)
-    with tempfile.TemporaryDirectory() as folder:
+    with session.begin(args, device) as (run, _), tempfile.TemporaryDirectory() as folder:
         for number, asked in enumerate(PROCESSES, 1):
             run.case(f"process {number}", **in_a_process(*asked, Path(folder)))
-    run.end()
 
 
 def in_a_process(precision, tag, folder):
@@ -74,7 +70,7 @@ def computed(precision, tag, device):
 
 
 def forward(model, x, precision):
-    with torch.autocast(x.device.type, DTYPES[precision]):
+    with torch.autocast(x.device.type, session.DTYPES[precision]):
         return model(x)
 
 

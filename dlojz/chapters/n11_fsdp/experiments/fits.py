@@ -16,25 +16,25 @@ from pathlib import Path
 import torch
 
 from dlojz import course
+from dlojz.chapters import session
+from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.estimate import estimate
-from dlojz.runs import log, memory
-from dlojz.training import imports, models
+from dlojz.runs import memory
+from dlojz.training import models
 
 
 def main():
     args = parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    warnings.filterwarnings("ignore")  # of DDP, about tensors without values
-    trainer = imports.trainer(args.trainer or course.solution(course.CHAIN[-1]))
-    for plan in dict.fromkeys(plans(args)):
-        begin = time.perf_counter()
-        row = estimate.result(trainer, plan, by_blocks=True)
-        seconds = round(time.perf_counter() - begin, 2)
-        run.case(memory.means(asdict(plan)), **row, seconds=seconds)
-        most = max(sum(parts.values()) for parts in row["peaks"].values())
-        run.measure(memory.means(asdict(plan)), most, "bytes on each GPU")
-    run.end()
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+        trainer = imported(args.trainer or course.solution(course.CHAIN[-1]))
+        for plan in dict.fromkeys(plans(args)):
+            begin = time.perf_counter()
+            row = predicted(trainer, plan)
+            seconds = round(time.perf_counter() - begin, 2)
+            run.case(memory.means(asdict(plan)), **row, seconds=seconds)
+            most = max(sum(parts.values()) for parts in row["peaks"].values())
+            run.measure(memory.means(asdict(plan)), most, "bytes on each GPU")
 
 
 def parse_args():

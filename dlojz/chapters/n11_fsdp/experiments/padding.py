@@ -14,10 +14,10 @@ import torch
 import torchvision
 from torch.distributed.tensor import DTensor, Shard
 
+from dlojz.chapters import session
 from dlojz.course import UserError
 from dlojz.estimate import estimate
-from dlojz.runs import log
-from dlojz.training import models, private, sharding
+from dlojz.training import models, sharding
 
 MODELS = {"vit_l_14": models.ViT(14, 24, 16, 1024, 4096), **models.LARGER}
 
@@ -39,17 +39,15 @@ def main():
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--gpus", type=int, nargs="+", default=[2, 8, 64, 256, 1024])
     args = parser.parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    if min(args.gpus) < 1:
-        raise UserError(f"--gpus {min(args.gpus)}: expected whole numbers of at least 1")
-    for name, placement in PLACEMENTS.items():
-        for gpus in args.gpus:
-            rows = parameters(args, gpus, placement)
-            total = sum(row["gathered"] for row in rows if row["part"] == "root")
-            run.measure(name, total, "gathered bytes of the root", x=gpus)
-            run.case(f"{name}, {gpus}", gpus=gpus, placement=name, parameters=rows)
-    run.end()
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        if min(args.gpus) < 1:
+            raise UserError(f"--gpus {min(args.gpus)}: expected whole numbers of at least 1")
+        for name, placement in PLACEMENTS.items():
+            for gpus in args.gpus:
+                rows = parameters(args, gpus, placement)
+                total = sum(row["gathered"] for row in rows if row["part"] == "root")
+                run.measure(name, total, "gathered bytes of the root", x=gpus)
+                run.case(f"{name}, {gpus}", gpus=gpus, placement=name, parameters=rows)
 
 
 def parameters(args, gpus, placement):

@@ -13,29 +13,28 @@ import warnings
 import torch
 
 from dlojz import course, runs
+from dlojz.chapters import session
+from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.estimate import estimate, operations
 from dlojz.runs import log
-from dlojz.training import imports
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recordings", default="h200/11-vit_*", help="(default: %(default)s)")
     args = parser.parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    warnings.filterwarnings("ignore")  # of DDP, about tensors without values
-    for path in runs.recordings(args.recordings):
-        begin, start = time.perf_counter(), log.read(path).start
-        trainer = imports.trainer(course.course_root() / start["command"].split()[0])
-        plan = estimate.planned(start)
-        found = estimate.result(trainer, plan)
-        found["operations"] = operations.of_an_image(trainer, plan)
-        seconds = round(time.perf_counter() - begin, 2)
-        run.case(f"{path.parent.name}/{path.stem}", **found, seconds=seconds)
-        most = max(sum(parts.values()) for parts in found["peaks"].values())
-        run.measure(path.stem, most, "bytes on each GPU")
-    run.end()
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+        for path in runs.recordings(args.recordings):
+            begin, start = time.perf_counter(), log.read(path).start
+            trainer = imported(course.course_root() / start["command"].split()[0])
+            plan = estimate.planned(start)
+            found = estimate.result(trainer, plan)
+            found["operations"] = operations.of_an_image(trainer, plan)
+            seconds = round(time.perf_counter() - begin, 2)
+            run.case(f"{path.parent.name}/{path.stem}", **found, seconds=seconds)
+            most = max(sum(parts.values()) for parts in found["peaks"].values())
+            run.measure(path.stem, most, "bytes on each GPU")
 
 
 if __name__ == "__main__":

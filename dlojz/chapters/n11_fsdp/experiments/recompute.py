@@ -19,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from dlojz import idr_torch
 from dlojz.chapters import session
 from dlojz.chapters.n11_fsdp import transformers
-from dlojz.runs import log
 from dlojz.training import sharding
 
 ATEN = torch.ops.aten
@@ -49,22 +48,20 @@ WAYS = {
 def main():
     device = idr_torch.device()
     args = parse_args(device.type == "cuda")
-    run = log.open_run(args)
-    run.experiment(device)
-    session.set_float32(args.precision)
-    with session.process_group(device):
-        steps, found, first = {}, {}, None
-        for way in WAYS:
-            training = Training(way, args, device)
-            steps[way], found[way] = training.step, training.seen()
-            gradients = [p.grad for p in training.model.parameters()]
-            first = first or gradients
-            found[way]["gradient_away"] = session.away(gradients, first)
-        times = session.in_turn(steps, device, args.rounds)
-    for way, ms in times.items():
-        run.measure(way, statistics.median(ms), "ms per step")
-        run.case(way, step_ms=ms, **found[way])
-    run.end()
+    with session.begin(args, device) as (run, _):
+        experiments.set_float32(args.precision)
+        with session.process_group(device):
+            steps, found, first = {}, {}, None
+            for way in WAYS:
+                training = Training(way, args, device)
+                steps[way], found[way] = training.step, training.seen()
+                gradients = [p.grad for p in training.model.parameters()]
+                first = first or gradients
+                found[way]["gradient_away"] = session.away(gradients, first)
+            times = session.in_turn(steps, device, args.rounds)
+        for way, ms in times.items():
+            run.measure(way, statistics.median(ms), "ms per step")
+            run.case(way, step_ms=ms, **found[way])
 
 
 def parse_args(on_gpu):

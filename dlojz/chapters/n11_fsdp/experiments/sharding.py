@@ -23,7 +23,6 @@ from dlojz import idr_torch
 from dlojz.chapters import session
 from dlojz.chapters.n11_fsdp import transformers
 from dlojz.course import UserError
-from dlojz.runs import log
 from dlojz.training import sharding
 from dlojz.watch import evidence
 
@@ -76,25 +75,23 @@ CALLED = {
 def main():
     device = idr_torch.device()
     args = parse_args(device.type == "cuda")
-    run = log.open_run(args)
-    run.experiment(device)
-    if idr_torch.size < 2:
-        raise UserError("expected at least two processes, found one: submit it with n_gpu=2")
-    session.set_float32(args.precision)
-    check(args)
-    with session.process_group(device):
-        found, trainings, first = {}, {}, None
-        for name in COMPARISONS[args.compare]:
-            trainings[name] = training = Training(WAYS[name], args, device)
-            found[name], gradients = training.begin(args.steps)
-            first = first or gradients
-            found[name]["gradient_away"] = session.away(gradients, first)
-        steps = {name: training.step for name, training in trainings.items()}
-        times = session.in_turn(steps, device, args.rounds)
-        for name, ms in times.items():
-            run.measure(name, statistics.median(ms), "ms per step")
-            run.case(name, step_ms=ms, **found[name], **seen(steps[name], WAYS[name]))
-    run.end()
+    with session.begin(args, device) as (run, _):
+        if idr_torch.size < 2:
+            raise UserError("one process has nobody to share with: submit it with n_gpu=2 or more")
+        experiments.set_float32(args.precision)
+        check(args)
+        with session.process_group(device):
+            found, trainings, first = {}, {}, None
+            for name in COMPARISONS[args.compare]:
+                trainings[name] = training = Training(WAYS[name], args, device)
+                found[name], gradients = training.begin(args.steps)
+                first = first or gradients
+                found[name]["gradient_away"] = session.away(gradients, first)
+            steps = {name: training.step for name, training in trainings.items()}
+            times = session.in_turn(steps, device, args.rounds)
+            for name, ms in times.items():
+                run.measure(name, statistics.median(ms), "ms per step")
+                run.case(name, step_ms=ms, **found[name], **seen(steps[name], WAYS[name]))
 
 
 def parse_args(on_gpu):
