@@ -4,20 +4,17 @@ A repaired file ends with `segments.examine(segment_mean)`. What that logs is ju
 `dlojz.chapters.n04b_roofline.exercise`. All cases are drawn, new ones in each run.
 """
 
-import argparse
 import math
 import random
-import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.runs import log
+from dlojz.training import harness
 from dlojz.watch import evidence
 
 PAIRS, CALLS = 12, 5  # of the baseline and of the trainee's, and calls of each in a pair
@@ -37,8 +34,7 @@ def baseline(x, ids, segments):
     return sums / counts.clamp(min=1)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A call of the function. Rows of x belong to segments, by number."""
 
     name: str
@@ -53,21 +49,13 @@ def examine(mean):
 
     mean: takes x, ids and the number of segments.
     """
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--seed", type=int, default=secrets.randbits(32), help="seed of all random draws"
-    )
-    args = parser.parse_args()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    torch.manual_seed(args.seed)
-    draw = random.Random(args.seed)
-    looks = [look(mean, case) for case in drawn(draw, device)]
-    run.case("values", looks=looks)
-    run.case("counts", calls=counted(mean, device))
-    run.case("speed", **timed(mean, device, draw))
-    run.end()
+    args = harness.parser(__doc__).parse_args()
+    with session.begin(args) as (run, device):
+        torch.manual_seed(args.seed)
+        draw = random.Random(args.seed)
+        run.case("values", looks=[look(mean, case) for case in drawn(draw, device)])
+        run.case("counts", calls=counted(mean, device))
+        run.case("speed", **timed(mean, device, draw))
 
 
 # Values ------------------------------------------------------------------------------------------
@@ -92,7 +80,7 @@ def drawn(draw, device) -> Iterator[Case]:
     yield case("unsorted, some empty", _with_empty(draw, _lengths(draw)))
     yield case("one segment", [draw.randrange(20, 40)])
     yield case("one row each", [1] * draw.randrange(20, 40))
-    yield case("one row", _shuffled(draw, [1, 0, 0, 0]))
+    yield case("one row", draw.sample([1, 0, 0, 0], 4))
     yield case("float64", _lengths(draw), shuffled=False, dtype=torch.float64)
     first = case("first", _lengths(draw))
     yield first
@@ -117,16 +105,11 @@ def _with_empty(draw, lengths):
     return [*lengths, 0, 0]
 
 
-def _shuffled(draw, values):
-    return draw.sample(values, len(values))
-
-
 def _in_blocks(case, draw):
     """Return a case in which rows of a segment are neighbours, and segments in any order."""
-    renamed = torch.tensor(_shuffled(draw, range(case.segments)), device=case.ids.device)
-    if torch.equal(renamed, renamed.sort().values):
-        renamed = renamed.flip(0)
-    return Case(case.name, case.x, renamed[case.ids], case.segments)
+    names = draw.sample(range(case.segments), case.segments)
+    renamed = torch.tensor(names[::-1] if names == sorted(names) else names)
+    return case._replace(ids=renamed.to(case.ids.device)[case.ids])
 
 
 def look(mean, case) -> dict:
@@ -137,7 +120,7 @@ def look(mean, case) -> dict:
     try:
         out = mean(x, ids, case.segments)
     except Exception as error:  # whatever the trainee's lines may raise
-        return found | {"raised": f"{type(error).__name__}: {error}"[:200]}
+        return found | {"raised": harness.short(error)}
     found["changed"] = not all(map(torch.equal, (x.detach(), ids), before))
     x, ids = before
     if not isinstance(out, torch.Tensor):
@@ -161,12 +144,7 @@ def reference(x, ids, segments):
 def compared(out, expected, sums, counts, tolerance) -> dict:
     """Return the largest error, as a share of the largest mean, and what the result looks like."""
     full = counts[:, 0] > 0
-    scale = expected.abs().max().clamp(min=1e-6)
-
-    def off(found, other):
-        error = ((found - other).abs().max() / scale).item() if found.numel() else 0.0
-        return error if math.isfinite(error) else math.inf
-
+    off = partial(harness.off, scale=expected.abs().max().clamp(min=1e-6))
     error = off(out, expected)
     longest = counts.max().item()  # a sum may be larger than its mean by this factor
     # By how much each row is longer than it should be, if it has the right direction.
@@ -185,18 +163,13 @@ def compared(out, expected, sums, counts, tolerance) -> dict:
 
 def gradient(out, x, ids, counts) -> float:
     """Return how far the gradient of x is off, as a share of its largest number."""
-    if not out.requires_grad:
-        return math.inf
     weights = torch.randn_like(out)
     try:
-        (found,) = torch.autograd.grad(out, x, weights, allow_unused=True)
-    except RuntimeError:  # an operation has none, as a floor division
-        return math.inf
-    if found is None:
+        (found,) = torch.autograd.grad(out, x, weights)
+    except RuntimeError:  # detached, or an operation has none, as a floor division
         return math.inf
     expected = (weights.double() / counts.clamp(min=1))[ids]  # each row has its share of the mean
-    error = ((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
-    return error if math.isfinite(error) else math.inf
+    return harness.off(found.double(), expected)
 
 
 def _form(tensor):
@@ -217,14 +190,13 @@ def _list(rows, features, segments, device):
 def counted(mean, device) -> list[dict]:
     """Return the numbers of operations and of reads in calls of different sizes."""
     found = []
-    for rows, features, segments in COUNTED:
-        x, ids = _list(rows, features, segments, device)
+    for sizes in COUNTED:
+        call = partial(mean, *_list(*sizes, device), sizes[-1])
         try:
-            events = evidence.profiled(partial(mean, x, ids, segments))
+            counts = evidence.counts(evidence.profiled(call))
         except Exception:  # the looks say what it raises
             return []
-        found.append({"rows": rows, "features": features, "segments": segments})
-        found[-1] |= evidence.counts(events)
+        found.append(dict(zip(("rows", "features", "segments"), sizes, strict=True)) | counts)
     return found
 
 
@@ -234,17 +206,13 @@ def timed(mean, device, draw) -> dict:
     Both forward, and with the backward pass; and how far their results differ. On a processor it is
     the time for which this process computed, in one thread, which other programs hardly change.
     """
-    threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
     seen = {"device": device.type, "forward": [], "backward": [], "errors": []}
     try:
-        for number in range(PAIRS):
-            _pair(mean, device, draw, number, seen)
+        with harness.one_thread(device):
+            for number in range(PAIRS):
+                _pair(mean, device, draw, number, seen)
     except Exception as error:  # whatever the trainee's lines may raise
-        seen["raised"] = f"{type(error).__name__}: {error}"[:200]
-    finally:
-        torch.set_num_threads(threads)
+        seen["raised"] = harness.short(error)
     return seen
 
 
@@ -254,30 +222,23 @@ def _pair(mean, device, draw, number, seen):
     rows = ROWS + 100 * number + draw.randrange(100)  # no two pairs have equal shapes
     x, ids = _list(rows, FEATURES, segments, device)
     ways = [baseline, mean] if number % 2 else [mean, baseline]
-    warm = {way: way(x, ids, segments) for way in ways}
-    scale = warm[baseline].abs().max()
-    error = ((warm[mean].detach() - warm[baseline]).abs().max() / scale).item()
-    seen["errors"].append(error if math.isfinite(error) else math.inf)
-    spent = {way: _milliseconds(partial(way, x, ids, segments), device) for way in ways}
+    calls = {way: partial(way, x, ids, segments) for way in ways}
+    warm = {way: call().detach() for way, call in calls.items()}
+    seen["errors"].append(harness.off(warm[mean], warm[baseline]))
+    spent = _milliseconds(calls, device)
     seen["forward"].append([spent[baseline], spent[mean]])
     x.requires_grad_()
-    if spent[mean] < 2 * spent[baseline] and mean(x, ids, segments).requires_grad:
-        calls = {way: partial(_and_back, way, x, ids, segments) for way in ways}
-        spent = {way: _milliseconds(call, device) for way, call in calls.items()}
+    if spent[mean] < 2 * spent[baseline] and calls[mean]().requires_grad:
+        spent = _milliseconds({w: partial(_and_back, c, x) for w, c in calls.items()}, device)
         seen["backward"].append([spent[baseline], spent[mean]])
 
 
-def _and_back(way, x, ids, segments):
-    out = way(x, ids, segments)
+def _and_back(call, x):
+    out = call()
     torch.autograd.grad(out, x, torch.ones_like(out))
 
 
-def _milliseconds(call, device) -> float:
-    """Return the mean of a few calls in a row."""
+def _milliseconds(calls, device) -> dict:
+    """Return the mean milliseconds of each call, over a few in a row."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    session.wait(device)
-    begin = clock()
-    for _ in range(CALLS):
-        call()
-    session.wait(device)
-    return 1000 * (clock() - begin) / CALLS
+    return {w: 1000 * harness.seconds(c, device, CALLS, clock) for w, c in calls.items()}

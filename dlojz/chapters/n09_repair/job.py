@@ -4,20 +4,18 @@ A repaired file ends with `job.examine(Net)`. What that logs is judged by
 the exercise of this folder. Both networks get the same weights and inputs, new ones in each run.
 """
 
-import argparse
 import copy
 import io
 import math
 import random
-import secrets
 from contextlib import redirect_stdout
 
 import torch
 
 from dlojz import course
+from dlojz.chapters import session
 from dlojz.chapters.n09_compile.dynamo import Watch, breaks, compiled_functions, first_line
-from dlojz.runs import log
-from dlojz.training import imports, private
+from dlojz.training import harness, imports
 
 NAME = "09_repair"
 WIDTH, BATCH = 16, 4
@@ -30,29 +28,23 @@ MEANS = ((0.2, 0.45), (0.55, 2.0))
 
 def examine(make):
     """Log what this network computes and how it is compiled. make: returns a network."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--seed", type=int, default=secrets.randbits(32), help="seed of all random draws"
-    )
-    args = parser.parse_args()
-    run = log.open_run(args)
-    run.experiment(torch.device("cpu"))
-    torch.manual_seed(args.seed)
-    prepared = imports.from_file(course.prepared(NAME), "prepared").Net()
-    calls = drawn(args.seed, prepared.first)
-    networks = [same_weights(make(), prepared) for _ in ("eager", "compiled", "fullgraph")]
-    expected = called(prepared, prepared, calls)
-    private.forget_compilations()
-    eager = called(networks[0], networks[0], calls)
-    itself = compiled_functions()
-    run.case("eager", **compared(eager, expected), **said(eager, expected))
-    run.case("compiled", **watched(networks[1], calls, expected))
-    run.case("fullgraph", **in_one_graph(networks[2], calls))
-    # Last, as a call may change it.
-    suppressed = private.ignores_errors()
-    large = [large for large, _ in calls]
-    run.case("file", suppressed=suppressed, itself=itself, large=large)
-    run.end()
+    args = harness.parser(__doc__).parse_args()
+    with session.begin(args, torch.device("cpu")) as (run, _):
+        torch.manual_seed(args.seed)
+        prepared = imports.from_file(course.prepared(NAME), "prepared").Net()
+        calls = drawn(args.seed, prepared.first)
+        networks = [same_weights(make(), prepared) for _ in ("eager", "compiled", "fullgraph")]
+        expected = called(prepared, prepared, calls)
+        clear_compilation_metrics()
+        eager = called(networks[0], networks[0], calls)
+        itself = compiled_functions()
+        run.case("eager", **compared(eager, expected), **said(eager, expected))
+        run.case("compiled", **watched(networks[1], calls, expected))
+        run.case("fullgraph", **in_one_graph(networks[2], calls))
+        # Last, as a call may change it.
+        suppressed = torch._dynamo.config.suppress_errors
+        large = [large for large, _ in calls]
+        run.case("file", suppressed=suppressed, itself=itself, large=large)
 
 
 def drawn(seed, layer) -> list[tuple[bool, torch.Tensor]]:
@@ -117,13 +109,9 @@ def counted(network) -> float | None:
 
 def compared(found, expected) -> dict:
     """Return how far each output and each gradient is off, as a share of the largest number."""
-    outputs = zip(found["outputs"], expected["outputs"], strict=True)
-    gradients = zip(found["gradients"], expected["gradients"], strict=True)
-    return {
-        "outputs": [off([a], [b]) for a, b in outputs],
-        "gradients": [off(a, b) for a, b in gradients],
-        "counted": found["counted"],
-    }
+    outputs = map(harness.off, found["outputs"], expected["outputs"])
+    gradients = map(off, found["gradients"], expected["gradients"])
+    return {"outputs": [*outputs], "gradients": [*gradients], "counted": found["counted"]}
 
 
 def said(found, expected) -> dict:
@@ -133,12 +121,9 @@ def said(found, expected) -> dict:
 
 
 def off(found, expected) -> float:
-    """Return the largest difference between tensors; infinity for other shapes or no numbers."""
-    if [t.shape for t in found] != [t.shape for t in expected]:
-        return math.inf
-    pairs = zip(found, expected, strict=True)
-    errors = [float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs]
-    return max(math.inf if math.isnan(error) else error for error in errors)
+    """Return the largest difference of several tensors; infinity if there are more or fewer."""
+    same = len(found) == len(expected)
+    return max(map(harness.off, found, expected)) if same else math.inf
 
 
 def watched(network, calls, expected) -> dict:

@@ -1,0 +1,72 @@
+"""The shared parts of the jobs that examine a prepared file, which a trainee has repaired."""
+
+import argparse
+import math
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import torch
+
+from dlojz.course import UserError
+from dlojz.training import experiments
+
+
+def parser(text: str) -> argparse.ArgumentParser:
+    """Return the parser of a job whose module has this docstring: with --seed."""
+    found = argparse.ArgumentParser(description=text.splitlines()[0])
+    seed = secrets.randbits(32)  # so each submission draws other cases
+    found.add_argument("--seed", type=int, default=seed, help="seed of all random draws")
+    return found
+
+
+def complete(module, names):
+    """Return a trainee's module. Raises UserError if one of these functions is missing."""
+    if missing := [name for name in names if not callable(getattr(module, name, None))]:
+        raise UserError(
+            f"no function {', '.join(missing)} in your file: expected {', '.join(names)}; "
+            "put it back, with the same arguments"
+        )
+    return module
+
+
+def short(error: Exception) -> str:
+    """Return an error in a trainee's lines, in short."""
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def off(found, expected, scale=None) -> float:
+    """Return the largest difference of a tensor, as a share of the largest number expected.
+
+    Infinity for another shape or no numbers. scale: what the share is of, if it is another number.
+    """
+    if found.shape != expected.shape:
+        return math.inf
+    if not found.numel():
+        return 0.0
+    scale = expected.abs().max().clamp(min=1e-6) if scale is None else scale
+    error = ((found - expected).abs().max() / scale).item()
+    return error if math.isfinite(error) else math.inf
+
+
+@contextmanager
+def one_thread(device):
+    """Compute in one thread on a processor, where small operations would wait for the others."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seconds(call: Callable, device, times: int = 1, clock: Callable = time.perf_counter) -> float:
+    """Return the mean time of a call, with all that it launches, over a few in a row."""
+    experiments.wait(device)
+    begin = clock()
+    for _ in range(times):
+        call()
+    experiments.wait(device)
+    return (clock() - begin) / times
