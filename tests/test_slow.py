@@ -3,6 +3,7 @@
 import ast
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import made
 import matplotlib.pyplot as plt
@@ -246,14 +247,6 @@ WRONG = {  # name: (what is replaced in the repaired program, the hint)
 }
 
 
-@pytest.fixture(autouse=True)
-def _as_it_was():
-    """What the job sets for its process ends with the test."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def verdict(tmp_path, monkeypatch):
     """The verdict on a program, run in this process; two pairs are too few for a time."""
@@ -348,7 +341,7 @@ def test_the_interval_of_the_pairs_decides(monkeypatch, verdict, mine, hint):
 
 
 def test_pairs_end_as_soon_as_they_decide(monkeypatch):
-    args = slow.argparse.Namespace(seed=1, pairs=24)
+    args = SimpleNamespace(seed=1, pairs=24)
     clock = {"clean": 1.0, "mine": 2.0}
 
     class Job:
@@ -362,10 +355,10 @@ def test_pairs_end_as_soon_as_they_decide(monkeypatch):
             return {name: torch.ones(2) for name in slow.RESULTS}
 
     monkeypatch.setattr(slow, "Job", Job)
-    assert len(slow.timed("mine", "clean", args, None)["mine_s"]) == facts.LOOK
+    assert len(slow.timed("mine", "clean", args)["mine_s"]) == facts.LOOK
     spread = iter([1.0, 1.5] * 100)
     monkeypatch.setattr(Job, "run", lambda self: next(spread))
-    assert len(slow.timed("mine", "clean", args, None)["mine_s"]) == 24
+    assert len(slow.timed("mine", "clean", args)["mine_s"]) == 24
 
 
 # From the trainee's copy to the verdict ----------------------------------------------------------

@@ -6,27 +6,24 @@ Of the trainee's file only `build`, `train_epoch` and `evaluate` are called, and
 timed. The images come from the clean program.
 """
 
-import argparse
 import functools
 import math
-import secrets
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import ExitStack, contextmanager
-from time import perf_counter
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from dlojz import course, idr_torch
-from dlojz.chapters.n04c_slow import cases
-from dlojz.chapters.session import away, wait
-from dlojz.runs import log
-from dlojz.training import imports, private
+from dlojz.chapters import session
+from dlojz.chapters.n04c_slow import cases as slow
+from dlojz.training import harness, imports
 
 WAIT, WARM_UP, RECORDED = 1, 1, 2  # steps of the trace
 # Operators whose result the host waits for on a GPU: a number, or a size not known in advance.
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"}
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by a mask, they wait, too
 # Calls with which numbers leave torch or its device, and with which they come from Python.
 LEAVE = {"numpy", "tolist", "__array__", "cpu"}
 MADE = {"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"}
@@ -37,48 +34,30 @@ RESULTS = ("losses", COUNTS[0], "loss in the validation", COUNTS[1], "change of 
 def examine(path):
     """Log how this file trains beside the clean program. path: of the trainee's file."""
     args = parsed()
-    run = log.open_run(args)
-    device = idr_torch.device()
-    run.experiment(device)
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # such small operations only wait for other threads
-    clean = imports.from_file(course.solution(cases.NAME), "program")
-    if args.costs:
-        costs(run, args, device)
-        run.end()
-        return
-    mine = imports.from_file(path, "program")
-    complete(mine)
-    if unlike := same_model(mine, clean, device):
-        run.case("file", unlike=unlike)
-        run.case("times", clean_s=[], mine_s=[], differ=[])
-    else:
-        compared(run, mine, clean, args, device)
-    run.end()
+    with session.begin(args) as (run, device), harness.one_thread(device):
+        if args.costs:
+            return costs(run, args)
+        clean = imports.from_file(course.solution(slow.NAME), "program")
+        names = ("make_data", "build", "train_epoch", *slow.FUNCTIONS)
+        mine = harness.complete(imports.from_file(path, "program"), names)
+        if unlike := same_model(mine, clean, device):
+            run.case("file", unlike=unlike)
+            run.case("times", clean_s=[], mine_s=[], differ=[])
+        else:
+            compared(run, mine, clean, args)
 
 
 def parsed():
     """Return the arguments of the job."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__)
     add = functools.partial(parser.add_argument, type=int)
-    add("--seed", default=secrets.randbits(32), help="seed of all random draws")
     add("-b", "--batch-size", default=64, help="images")
     add("--pixels", default=16, help="width and height of an image")
     add("--steps", default=12, help="training steps in a run")
     add("--batches", default=24, help="batches in each validation")
-    add("--pairs", default=4 * cases.LOOK, help="timed, at most; 0 times nothing")
+    add("--pairs", default=4 * slow.LOOK, help="timed, at most; 0 times nothing")
     add("--costs", default=0, help="rounds: measure what each fault costs, and nothing else")
     return parser.parse_args()
-
-
-def complete(module):
-    """Raise UserError if a function is missing that is called or watched."""
-    names = ("make_data", "build", "train_epoch", *cases.FUNCTIONS)
-    if missing := [name for name in names if not callable(getattr(module, name, None))]:
-        raise course.UserError(
-            f"no function {', '.join(missing)} in your file: expected {', '.join(names)}; "
-            "put it back, with the same arguments"
-        )
 
 
 def same_model(mine, clean, device) -> str:
@@ -87,9 +66,11 @@ def same_model(mine, clean, device) -> str:
         {name: f"{tuple(t.shape)} {t.dtype}" for name, t in m.build(device)[0].state_dict().items()}
         for m in (mine, clean)
     )
-    names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
-    sides = [f"{names[0]}: {way.get(names[0], 'none')}" for way in (found, wanted)] if names else []
-    return ", expected ".join(sides)
+    for name in {**wanted, **found}:
+        if found.get(name) != wanted.get(name):
+            yours, expected = (f"{name}: {way.get(name, 'none')}" for way in (found, wanted))
+            return f"{yours}, expected {expected}"
+    return ""
 
 
 # One run -----------------------------------------------------------------------------------------
@@ -98,28 +79,30 @@ def same_model(mine, clean, device) -> str:
 class Job:
     """A run that is prepared: images, a model, its optimizer. Both programs get equal ones."""
 
-    def __init__(self, module, clean, args, seed, device):
-        sizes = (args.batch_size, args.pixels, device)
-        self.module, self.device = module, device
-        self.train = clean.make_data(seed, args.steps, *sizes)
-        self.validation = clean.make_data(seed + 1, args.batches, *sizes)
+    def __init__(self, module, clean, args, seed, steps=None):
+        self.module, self.device = module, idr_torch.device()
+        sizes = (args.batch_size, args.pixels, self.device)
+        self._images = clean.make_data(seed, steps or args.steps, *sizes)
+        self._validation = clean.make_data(seed + 1, args.batches, *sizes)
         torch.manual_seed(seed)
-        start = clean.build(device)[0].state_dict()
-        self.model, self.optimizer = module.build(device)
+        start = clean.build(self.device)[0].state_dict()
+        self.model, self.optimizer = module.build(self.device)
         self.model.load_state_dict(start)
         self._start = self._weights()
 
-    def run(self, between=lambda: None) -> float:
+    def train(self):
+        """Train for an epoch."""
+        losses, right = self.module.train_epoch(self.model, self.optimizer, self._images)
+        self._found = (losses, right)
+
+    def validate(self):
+        """Validate what was trained."""
+        loss, right = self.module.evaluate(self.model, self._validation)
+        self._found += (loss, right)
+
+    def run(self) -> float:
         """Train and validate; return the seconds."""
-        wait(self.device)
-        begin = perf_counter()
-        losses, right = self.module.train_epoch(self.model, self.optimizer, self.train)
-        between()
-        loss, known = self.module.evaluate(self.model, self.validation)
-        wait(self.device)
-        seconds = perf_counter() - begin
-        self._found = (losses, right, loss, known)
-        return seconds
+        return harness.seconds(lambda: (self.train(), self.validate()), self.device)
 
     def results(self) -> dict:
         """Return all results of the run as tensors on the host."""
@@ -147,30 +130,30 @@ def off(mine, clean) -> dict[str, float]:
         a, b = mine[name], clean[name]
         error = math.inf
         if a.shape == b.shape:
-            error = (a - b).abs().sum().item() if name in COUNTS else away([a], [b])
+            error = (a - b).abs().sum().item() if name in COUNTS else session.away([a], [b])
         found[name] = math.inf if math.isnan(error) else error
     return found
 
 
-def compared(run, mine, clean, args, device):
+def compared(run, mine, clean, args):
     """Log what both programs compute and do, a trace of the trainee's, and pairs of times."""
     threads = threading.active_count()
-    sides = [counted(module, clean, args, device) for module in (mine, clean)]
+    sides = [counted(module, clean, args) for module in (mine, clean)]
     results, (seen, wanted) = zip(*sides, strict=True)
-    same_data = equal_data(mine, clean, args, device)
+    same_data = equal_data(mine, clean, args)
     run.case("values", off=off(*results))
     run.case("mine", **seen)
     run.case("clean", **wanted)
-    profiled(run, mine, clean, args, device)
-    times = timed(mine, clean, args, device)
+    profiled(run, mine, clean, args)
+    times = timed(mine, clean, args)
     left = threading.active_count() - threads
     run.case("file", unlike="", same_data=same_data, threads=left, size=args.batch_size)
     run.case("times", **times)
 
 
-def equal_data(mine, clean, args, device) -> bool:
+def equal_data(mine, clean, args) -> bool:
     """Return whether both programs draw the same images."""
-    sizes = (args.seed, 2, args.batch_size, args.pixels, device)
+    sizes = (args.seed, 2, args.batch_size, args.pixels, idr_torch.device())
     pairs = zip(mine.make_data(*sizes), clean.make_data(*sizes), strict=True)
     return all(
         a.dtype == b.dtype and torch.equal(a, b)
@@ -182,221 +165,179 @@ def equal_data(mine, clean, args, device) -> bool:
 # Counting ----------------------------------------------------------------------------------------
 
 
-class Operators(private.dispatch_mode()):
-    """The count of operators, by the place that asks for them."""
+class Operators(TorchDispatchMode):
+    """The counts of operators, and of what else happens, by place."""
 
-    def __init__(self, place):
+    def __init__(self):
         super().__init__()
-        self._place = place
-        self.counts = Counter()
+        self.places, self.calls = defaultdict(Counter), Counter()
         self.checks = False  # one_hot looks at its labels: on a processor only
+        self._path = ["loop"]
+
+    @contextmanager
+    def at(self, place):
+        """Count what happens meanwhile for this place."""
+        self.calls[place] += 1
+        self._path.append(place)
+        try:
+            yield
+        finally:
+            self._path.pop()
+
+    def here(self) -> Counter:
+        """Return the counts of the place where the program is."""
+        return self.places[self._path[-1]]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Count an operator, do it, and look at what it returns."""
+        """Do an operator, count it, and look at what it returns."""
         out = func(*args, **(kwargs or {}))
-        backward = private.in_backward()
-        place = "backward" if backward else self._place()
+        backward = torch._C._current_autograd_node() is not None
+        counts = self.places["backward"] if backward else self.here()
         name = func.overloadpacket.__name__
-        self.counts[place, "operators"] += 1
-        masks = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+        masks = name in INDEXED and any(
             t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
         )
-        self.counts[place, "waits"] += (name in WAITS or masks) and not self.checks
-        wide = isinstance(out, torch.Tensor) and out.dtype == torch.float64
-        self.counts[place, "float64"] += wide
+        counts["operators"] += 1
+        counts["waits"] += (name in WAITS or masks) and not self.checks
+        counts["float64"] += isinstance(out, torch.Tensor) and out.dtype == torch.float64
         return out
 
 
 class Calls(TorchFunctionMode):
-    """The count of calls with which numbers leave torch, or come from Python."""
+    """A counter of calls with which numbers leave torch, or come from Python."""
 
-    def __init__(self, place, operators):
+    def __init__(self, operators):
         super().__init__()
-        self._place, self._operators = place, operators
-        self.counts = Counter()
+        self._operators = operators
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Count a call, and do it."""
-        name = getattr(func, "__name__", "")
-        away = name in LEAVE or (name == "to" and _to_the_host(args[1:], kwargs or {}))
-        self.counts[self._place(), "left"] += away
-        self.counts[self._place(), "made"] += name in MADE
+        name, kwargs, counts = getattr(func, "__name__", ""), kwargs or {}, self._operators.here()
+        counts["left"] += name in LEAVE or (name == "to" and _to_the_host(args[1:], kwargs))
+        counts["made"] += name in MADE
         self._operators.checks = name == "one_hot"
         try:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         finally:
             self._operators.checks = False
 
 
 def _to_the_host(args, kwargs):
+    """Return whether `to` leaves the device of the run with these arguments."""
     targets = [a for a in (*args, *kwargs.values()) if isinstance(a, str | torch.device)]
-    return any(torch.device(target).type == "cpu" for target in targets) and not _is_on_cpu_only()
-
-
-def _is_on_cpu_only():
-    """Return whether "cpu" is just the device of the run: then `.to(device)` leaves nothing."""
-    return idr_torch.device().type == "cpu"
+    return idr_torch.device().type != "cpu" and any(torch.device(t).type == "cpu" for t in targets)
 
 
 class Passes:
-    """The images that a model's last layer puts out, and those whose gradient comes back."""
+    """The images that a model's last layer puts out, and what is kept for a backward pass."""
 
     def __init__(self, model):
         self.stage = "train"
-        self.seen = Counter()
+        self.images, self.kept_bytes = Counter(), Counter()
         last = [m for m in model.modules() if not [*m.children()]][-1]
         last.register_forward_hook(self._after)
 
-    def _after(self, layer, inputs, out):
-        stage, images = self.stage, len(out)
-        self.seen[stage, "passed"] += images
-        self.seen[stage, "graph"] += images * out.requires_grad
-        if out.requires_grad:
-            out.register_hook(functools.partial(self._back, stage, images))
+    def keep(self, tensor):
+        """Count a tensor that is kept, and return it."""
+        self.kept_bytes[self.stage] += tensor.nbytes
+        return tensor
 
-    def _back(self, stage, images, gradient):
-        self.seen[stage, "back"] += images
+    def _after(self, layer, inputs, out):
+        images, back = len(out), f"back in {self.stage}"
+        self.images[f"passed in {self.stage}"] += images
+        if out.requires_grad:
+            self.images[f"graph in {self.stage}"] += images
+            out.register_hook(lambda gradient: self.images.update({back: images}))
 
 
 @contextmanager
-def watched(module, before, after):
-    """Call before(name) and after(name) around each of the functions with a fault, meanwhile."""
-    own = {name: getattr(module, name) for name in cases.FUNCTIONS}
-
-    def around(name, call):
-        @functools.wraps(call)
-        def watch(*args, **kwargs):
-            before(name)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                after(name)
-
-        return watch
-
-    vars(module).update({name: around(name, call) for name, call in own.items()})
+def watched(job, at):
+    """Make each function with a fault, the model and the optimizer work in at(name), meanwhile."""
+    own = {name: getattr(job.module, name) for name in slow.FUNCTIONS}
+    vars(job.module).update({name: at(name)(call) for name, call in own.items()})
+    job.model.forward = at("model")(job.model.forward)
+    job.optimizer.step = at("optimizer")(job.optimizer.step)
     try:
         yield
     finally:
-        vars(module).update(own)
+        vars(job.module).update(own)
 
 
-def counted(module, clean, args, device) -> tuple[dict, dict]:
+def counted(module, clean, args) -> tuple[dict, dict]:
     """Return the results of a run, and what the program did in it, place by place."""
-    job, places, calls = Job(module, clean, args, args.seed, device), ["loop"], Counter()
-    passes, kept = Passes(job.model), Counter()
-
-    def enter(name):
-        places.append(name)
-        calls[name] += 1
-
-    def leave(name):
-        places.pop()
-
-    def validation():
+    job, operators = Job(module, clean, args, args.seed), Operators()
+    passes = Passes(job.model)
+    with (
+        watched(job, operators.at),
+        torch.autograd.graph.saved_tensors_hooks(passes.keep, lambda tensor: tensor),
+        Calls(operators),
+        operators,
+    ):
+        job.train()
         passes.stage = "validation"
-
-    def keep(tensor):
-        kept[passes.stage] += tensor.numel() * tensor.element_size()
-        return tensor
-
-    job.model.register_forward_pre_hook(lambda *_: enter("model"))
-    job.model.register_forward_hook(lambda *_: leave("model"), always_call=True)
-    job.optimizer.register_step_pre_hook(lambda *_: enter("optimizer"))
-    job.optimizer.register_step_post_hook(lambda *_: leave("optimizer"))
-    operators = Operators(lambda: places[-1])
-    python = Calls(lambda: places[-1], operators)
-    with ExitStack() as stack:
-        stack.enter_context(watched(module, enter, leave))
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t))
-        stack.enter_context(python)
-        stack.enter_context(operators)
-        job.run(between=validation)
-    seen = {"places": {}, "calls": dict(calls)}
-    for (place, what), count in (operators.counts + python.counts).items():
-        seen["places"].setdefault(place, {})[what] = count
-    seen["images"] = {f"{what} in {stage}": n for (stage, what), n in passes.seen.items()}
-    seen["kept_bytes"] = kept["validation"]
-    seen["given"] = {"train": args.steps * args.batch_size}
-    seen["given"]["validation"] = args.batches * args.batch_size
-    return job.results(), seen
+        job.validate()
+    size = args.batch_size
+    return job.results(), {
+        "places": {place: +counts for place, counts in operators.places.items()},
+        "calls": operators.calls,
+        "images": passes.images,
+        "kept_bytes": passes.kept_bytes["validation"],
+        "given": {"train": args.steps * size, "validation": args.batches * size},
+    }
 
 
-# The trace ---------------------------------------------------------------------------------------
+# The trace, the times and the costs --------------------------------------------------------------
 
 
-# The phases that begin with a function, and when it has returned.
-BEGIN = {"train_step": "data", "balanced_loss": "forward", "clip": "update"}
+# The phases of a step, by what they begin with; and those that begin when a function has returned.
+BEGIN = {"train_step": "data", "model": "forward", "balanced_loss": "forward"}
+BEGIN |= {"clip": "update", "optimizer": "update"}
 END = {"balanced_loss": "backward", "train_step": None}
 
 
-class Phases:
-    """The phases of a step as ranges of a trace, begun by the functions that are called."""
-
-    def __init__(self, profiler):
-        self._profiler, self._range = profiler, None
-
-    def begin(self, phase):
-        """End a phase and begin the next one; None only ends."""
-        if self._range:
-            self._range.__exit__(None, None, None)
-        self._range = torch.profiler.record_function(phase) if phase else None
-        if self._range:
-            self._range.__enter__()
-
-    def before(self, name):
-        """Begin the phase of a function."""
-        if name in BEGIN:
-            self.begin(BEGIN[name])
-
-    def after(self, name):
-        """Begin the phase that follows a function; count a step that has ended."""
-        if name in END:
-            self.begin(END[name])
-        if name == "train_step":
-            self._profiler.step()
-
-
-def profiled(run, module, clean, args, device):
+def profiled(run, module, clean, args):
     """Save a trace of a few steps of training, and log how long a run's two parts take."""
-    steps = argparse.Namespace(**vars(args) | {"steps": WAIT + WARM_UP + RECORDED})
-    job = Job(module, clean, steps, args.seed, device)
+    job = Job(module, clean, args, args.seed, WAIT + WARM_UP + RECORDED)
     profiler = torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=WAIT, warmup=WARM_UP, active=RECORDED, repeat=1),
         on_trace_ready=run.save_trace,
     )
-    phases = Phases(profiler)
-    job.model.register_forward_pre_hook(
-        lambda *_: phases.begin("forward") if job.model.training else None
-    )
-    job.optimizer.register_step_pre_hook(lambda *_: phases.begin("update"))
+    phase = ExitStack()  # the range of the one that has begun
+
+    def begin(phases, name):
+        if name in phases:
+            phase.close()
+            if phases[name]:
+                phase.enter_context(torch.profiler.record_function(phases[name]))
+
+    @contextmanager
+    def at(name):
+        begin(BEGIN, name)
+        yield
+        begin(END, name)
+        if name == "train_step":
+            profiler.step()
+
     profiler.start()
-    with watched(module, phases.before, phases.after):
-        module.train_epoch(job.model, job.optimizer, job.train)
+    with watched(job, at):
+        job.train()
     profiler.stop()
-    job, marks = Job(module, clean, args, args.seed, device), [perf_counter()]
-    job.run(between=lambda: (wait(device), marks.append(perf_counter())))
-    marks.append(perf_counter())
-    spent = {"train_s": marks[1] - marks[0], "validation_s": marks[2] - marks[1]}
-    spent["batches"] = args.batches
-    run.case("parts", **spent)
+    job = Job(module, clean, args, args.seed)
+    spent = [harness.seconds(part, job.device) for part in (job.train, job.validate)]
+    run.case("parts", train_s=spent[0], validation_s=spent[1], batches=args.batches)
 
 
-# The times ---------------------------------------------------------------------------------------
-
-
-def timed(mine, clean, args, device) -> dict:
+def timed(mine, clean, args) -> dict:
     """Return the seconds of both programs in pairs of runs, each with images of its own.
 
     It ends as soon as the interval of their ratio decides, or after as many pairs as were asked.
     """
     clean_s, mine_s, differ = [], [], []
     for pair in range(args.pairs):
-        seed = args.seed + 10 + 2 * pair
         order = [(clean_s, clean), (mine_s, mine)][:: -1 if pair % 2 else 1]  # A B B A
         results = {}
         for spent, module in order:
-            job = Job(module, clean, args, seed, device)
+            job = Job(module, clean, args, args.seed + 10 + 2 * pair)
             spent.append(job.run())
             results[module] = job.results()
         differ.append(off(results[mine], results[clean]))
@@ -407,20 +348,17 @@ def timed(mine, clean, args, device) -> dict:
     return {"clean_s": clean_s, "mine_s": mine_s, "differ": differ}
 
 
-# The costs ---------------------------------------------------------------------------------------
-
-
 def mixed(faults):
     """Return the clean program with these of its functions as slow as they were handed out."""
-    clean = imports.from_file(course.solution(cases.NAME), "program")
-    broken = imports.from_file(course.prepared(cases.NAME), "program")
-    chosen = {f: getattr(broken if f in faults else clean, f) for f in cases.FUNCTIONS}
+    files = (course.solution(slow.NAME), course.prepared(slow.NAME))
+    clean, broken = (imports.from_file(file, "program") for file in files)
+    chosen = {f: getattr(broken if f in faults else clean, f) for f in slow.FUNCTIONS}
     vars(clean).update(chosen)  # a function looks for the others in the file that it is from
     vars(broken).update(chosen)
     return clean
 
 
-def costs(run, args, device):
+def costs(run, args):
     """Log the seconds of the slow program as it is repaired, and of the clean one with one fault.
 
     The programs take turns, so that what disturbs one disturbs all.
@@ -431,7 +369,7 @@ def costs(run, args, device):
     clean, seconds = mixed([]), {name: [] for name in programs}
     for turn in range(args.costs + 1):
         for name, module in programs.items():
-            spent = Job(module, clean, args, args.seed + 2 * turn, device).run()
+            spent = Job(module, clean, args, args.seed + 2 * turn).run()
             seconds[name] += [spent] if turn else []  # the first turn warms up
     for name, spent in seconds.items():
         run.case(name, seconds=spent)
