@@ -15,6 +15,8 @@ import pytest
 import stand_in
 from programs import load, load_file
 
+from dlojz import course
+
 REPOSITORY = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
@@ -72,10 +74,12 @@ def course_folder(tmp_path, monkeypatch):
 def make_course_folder(tmp_path, monkeypatch):
     """Make a course folder in `tmp_path`, and work in it."""
     root = tmp_path / "course"
-    for pattern in ("dlojz/dlojz.py", "solutions/*.py"):
+    prepared = [f"dlojz/chapters/*/experiments/{name}" for name in course.COPIED.values()]
+    for pattern in ("dlojz/dlojz.py", "solutions/*.py", *prepared):
         for file in REPOSITORY.glob(pattern):
-            (root / file.parent.name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, root / file.parent.name)
+            copy = root / file.relative_to(REPOSITORY)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
     (root / ".course-root").touch()
     monkeypatch.chdir(root)
     monkeypatch.setenv("DLOJZ_ROOT", str(root))

@@ -102,7 +102,7 @@ def verdict(jobs, monkeypatch):
     def call(name):
         over = ("COMPLETED", "FAILED", "CANCELLED")
         until(lambda: asking.show(numbers[name])["JobState"] in over, 120)
-        return judge.repaired(exercises.prepared(NAME), folders[name], "")
+        return judge.repaired(exercises.find(NAME), folders[name], "")
 
     return call
 
@@ -125,7 +125,7 @@ def test_the_script_as_handed_out_has_five_faults(verdict):
 
 
 def test_each_hint_is_that_of_a_wrong_script():
-    known = set(exercises.prepared(NAME).hints)
+    known = set(exercises.find(NAME).hints)
     assert known - {hint for _, hint in WRONG.values()} == {"shared"}, "where tasks are bound"
 
 
@@ -175,7 +175,6 @@ def test_slurms_short_form_is_written_out(text, nodes):
 @pytest.fixture
 def prepared(course_folder):
     """A course folder with the prepared file."""
-    (course_folder / "dlojz/chapters").symlink_to(REPOSITORY / "dlojz/chapters")
     shutil.copy(REPOSITORY / "solutions/allocation.sbatch", course_folder / "solutions")
     return course_folder
 

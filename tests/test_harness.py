@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dlojz.chapters import harness
 from dlojz.course import UserError
-from dlojz.training import harness
 
 CPU = torch.device("cpu")
 EXPECTED = torch.tensor([1.0, -4.0])

@@ -229,7 +229,7 @@ def verdict(tmp_path, monkeypatch):
     def call(changes):
         module = made.repaired(made.replaced(REPAIRED, changes), tmp_path, monkeypatch)
         repair.examine(module.Net)
-        return judge.repaired(exercise.prepared("09_repair"), tmp_path / "run", "")
+        return judge.repaired(exercise.find("09_repair"), tmp_path / "run", "")
 
     return call
 
@@ -256,7 +256,7 @@ def test_the_solution_differs_in_the_network_only():
 
 
 def test_each_hint_is_that_of_a_wrong_repair_or_of_a_job_that_failed():
-    known = set(exercise.prepared("09_repair").hints)
+    known = set(exercise.find("09_repair").hints)
     assert known - {hint for _, hint in WRONG.values()} == {"failed"}
 
 
@@ -277,7 +277,6 @@ def test_inputs_lie_on_both_sides_of_the_condition_and_some_are_near(seed):
 @pytest.fixture
 def prepared(course_folder):
     """A course folder with the prepared file."""
-    (course_folder / "notebooks").symlink_to(REPOSITORY / "notebooks")
     shutil.copy(REPOSITORY / "solutions/repair.py", course_folder / "solutions")
     return course_folder
 

@@ -223,7 +223,7 @@ def verdict(tmp_path, monkeypatch):
         source = f"{start}{lines}\n\nif {rest.partition('if ')[2]}"
         module = made.repaired(source, tmp_path, monkeypatch)
         job.examine(module.segment_mean)
-        return judge.repaired(exercises.prepared("04_segments"), tmp_path / "run", "")
+        return judge.repaired(exercises.find("04_segments"), tmp_path / "run", "")
 
     return call
 
@@ -266,7 +266,7 @@ def test_the_baseline_is_the_prepared_function_with_its_division_kept():
 
 
 def test_each_hint_is_that_of_a_wrong_answer_or_of_what_no_answer_decides():
-    known = set(exercises.prepared("04_segments").hints)
+    known = set(exercises.find("04_segments").hints)
     given = {hint for _, hint in WRONG.values()}
     assert given <= known
     assert known - given == {"failed", "slower", "open"}
@@ -324,7 +324,6 @@ def test_cases_have_what_their_names_say(seed):
 
 
 def test_a_job_is_judged_and_its_verdict_kept(course_folder):
-    (course_folder / "notebooks").symlink_to(REPOSITORY / "notebooks")
     shutil.copy(REPOSITORY / "solutions/segments.py", course_folder / "solutions")
     file = course.own("04_segments")
     assert (course_folder / file).read_text() == BROKEN

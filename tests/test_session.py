@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def events(tmp_path, monkeypatch):
 
 def test_a_session_logs_the_arguments_the_device_and_the_end(events):
     cpu = torch.device("cpu")
-    with experiments.session(SimpleNamespace(size=3), cpu) as (run, device):
+    with session.begin(SimpleNamespace(size=3), cpu) as (run, device):
         run.case("one")
     start, setup, case, end = events()
     assert start["arguments"] == {"size": 3}
@@ -28,14 +28,14 @@ def test_a_session_logs_the_arguments_the_device_and_the_end(events):
 
 
 def test_an_experiment_that_fails_is_not_said_to_be_complete(events):
-    with pytest.raises(ZeroDivisionError), experiments.session(SimpleNamespace()):
+    with pytest.raises(ZeroDivisionError), session.begin(SimpleNamespace()):
         _ = 1 / 0
     assert [event["event"] for event in events()] == ["start", "setup"]
 
 
 def test_an_experiment_may_return_early(events):
     def main():
-        with experiments.session(SimpleNamespace()):
+        with session.begin(SimpleNamespace()):
             return
 
     main()

@@ -258,7 +258,7 @@ def verdict(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.excepthook", None)
         monkeypatch.setenv("DLOJZ_RUN", str(tmp_path / "run"))
         slow.examine(file)
-        return judge.repaired(exercise.prepared("04_slow"), tmp_path / "run", "")
+        return judge.repaired(exercise.find("04_slow"), tmp_path / "run", "")
 
     return call
 
@@ -367,7 +367,6 @@ def test_pairs_end_as_soon_as_they_decide(monkeypatch):
 @pytest.fixture
 def prepared(course_folder):
     """A course folder with the prepared file."""
-    (course_folder / "notebooks").symlink_to(REPOSITORY / "notebooks")
     shutil.copy(REPOSITORY / "solutions/slow.py", course_folder / "solutions")
     return course_folder
 
@@ -410,7 +409,7 @@ def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):
 
 
 def test_each_hint_is_that_of_a_test():
-    known = {*exercise.prepared("04_slow").hints}
+    known = {*exercise.find("04_slow").hints}
     tested = {*FAULTS.values(), *(hint for _, hint in WRONG.values())}
     assert known - tested == {"failed", "time", "unmeasured"}
 

@@ -40,7 +40,7 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     if pairs is not None and pairs < 1:
         raise ValueError(f"pairs={pairs}: expected at least 1, or None for the usual number")
     if step in course.PREPARED:
-        return _repaired(exercises.prepared(step), plan.ended(job))
+        return _repaired(exercises.find(step), plan.ended(job))
     exercise = exercises.find(course.step(step))
     job = plan.job_of(job)
     started = time.monotonic()

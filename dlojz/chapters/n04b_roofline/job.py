@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from dlojz.chapters import session
-from dlojz.training import harness
+from dlojz.chapters import harness, session
 from dlojz.watch import evidence
 
 PAIRS, CALLS = 12, 5  # of the baseline and of the trainee's, and calls of each in a pair

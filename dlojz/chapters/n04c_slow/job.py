@@ -16,9 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dlojz import course, idr_torch
-from dlojz.chapters import session
-from dlojz.chapters.n04c_slow import cases as slow
-from dlojz.training import harness, imports
+from dlojz.chapters import harness, session
+from dlojz.chapters.n04c_slow import cases
+from dlojz.training import imports, private
 
 WAIT, WARM_UP, RECORDED = 1, 1, 2  # steps of the trace
 # Operators whose result the host waits for on a GPU: a number, or a size not known in advance.
@@ -37,8 +37,8 @@ def examine(path):
     with session.begin(args) as (run, device), harness.one_thread(device):
         if args.costs:
             return costs(run, args)
-        clean = imports.from_file(course.solution(slow.NAME), "program")
-        names = ("make_data", "build", "train_epoch", *slow.FUNCTIONS)
+        clean = imports.from_file(course.solution(cases.NAME), "program")
+        names = ("make_data", "build", "train_epoch", *cases.FUNCTIONS)
         mine = harness.complete(imports.from_file(path, "program"), names)
         if unlike := same_model(mine, clean, device):
             run.case("file", unlike=unlike)
@@ -55,7 +55,7 @@ def parsed():
     add("--pixels", default=16, help="width and height of an image")
     add("--steps", default=12, help="training steps in a run")
     add("--batches", default=24, help="batches in each validation")
-    add("--pairs", default=4 * slow.LOOK, help="timed, at most; 0 times nothing")
+    add("--pairs", default=4 * cases.LOOK, help="timed, at most; 0 times nothing")
     add("--costs", default=0, help="rounds: measure what each fault costs, and nothing else")
     return parser.parse_args()
 
@@ -165,7 +165,7 @@ def equal_data(mine, clean, args) -> bool:
 # Counting ----------------------------------------------------------------------------------------
 
 
-class Operators(TorchDispatchMode):
+class Operators(private.dispatch_mode()):
     """The counts of operators, and of what else happens, by place."""
 
     def __init__(self):
@@ -253,7 +253,7 @@ class Passes:
 @contextmanager
 def watched(job, at):
     """Make each function with a fault, the model and the optimizer work in at(name), meanwhile."""
-    own = {name: getattr(job.module, name) for name in slow.FUNCTIONS}
+    own = {name: getattr(job.module, name) for name in cases.FUNCTIONS}
     vars(job.module).update({name: at(name)(call) for name, call in own.items()})
     job.model.forward = at("model")(job.model.forward)
     job.optimizer.step = at("optimizer")(job.optimizer.step)
@@ -350,9 +350,9 @@ def timed(mine, clean, args) -> dict:
 
 def mixed(faults):
     """Return the clean program with these of its functions as slow as they were handed out."""
-    files = (course.solution(slow.NAME), course.prepared(slow.NAME))
+    files = (course.solution(cases.NAME), course.prepared(cases.NAME))
     clean, broken = (imports.from_file(file, "program") for file in files)
-    chosen = {f: getattr(broken if f in faults else clean, f) for f in slow.FUNCTIONS}
+    chosen = {f: getattr(broken if f in faults else clean, f) for f in cases.FUNCTIONS}
     vars(clean).update(chosen)  # a function looks for the others in the file that it is from
     vars(broken).update(chosen)
     return clean

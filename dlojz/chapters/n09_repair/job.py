@@ -13,9 +13,9 @@ from contextlib import redirect_stdout
 import torch
 
 from dlojz import course
-from dlojz.chapters import session
+from dlojz.chapters import harness, session
 from dlojz.chapters.n09_compile.dynamo import Watch, breaks, compiled_functions, first_line
-from dlojz.training import harness, imports
+from dlojz.training import imports, private
 
 NAME = "09_repair"
 WIDTH, BATCH = 16, 4
@@ -35,14 +35,14 @@ def examine(make):
         calls = drawn(args.seed, prepared.first)
         networks = [same_weights(make(), prepared) for _ in ("eager", "compiled", "fullgraph")]
         expected = called(prepared, prepared, calls)
-        clear_compilation_metrics()
+        private.forget_compilations()
         eager = called(networks[0], networks[0], calls)
         itself = compiled_functions()
         run.case("eager", **compared(eager, expected), **said(eager, expected))
         run.case("compiled", **watched(networks[1], calls, expected))
         run.case("fullgraph", **in_one_graph(networks[2], calls))
         # Last, as a call may change it.
-        suppressed = torch._dynamo.config.suppress_errors
+        suppressed = private.ignores_errors()
         large = [large for large, _ in calls]
         run.case("file", suppressed=suppressed, itself=itself, large=large)
 

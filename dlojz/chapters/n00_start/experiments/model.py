@@ -13,7 +13,7 @@ import torch
 import torchvision
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 
 def main():
@@ -22,7 +22,7 @@ def main():
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("--of", choices=("parameters", "flops", "activations"), default="flops")
     args = parser.parse_args()
-    with experiments.session(args, torch.device("cpu")) as (run, _):
+    with session.begin(args, torch.device("cpu")) as (run, _):
         model = torchvision.models.get_model(args.model, weights=None).eval()
         images = torch.randn(1, 3, args.image_size, args.image_size)
 

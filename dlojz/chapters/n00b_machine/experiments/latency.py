@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.machine import facts
-from dlojz.training import experiments
 
 SOURCE = """
 #include <stddef.h>
@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="rounds; the fastest counts")
     args = parser.parse_args()
     device = idr_torch.device()
-    with experiments.session(args, torch.device("cpu")) as (run, _):
+    with session.begin(args, torch.device("cpu")) as (run, _):
         torch.manual_seed(0)
         found = loops(run.folder)
         cpu = facts.cpu()

@@ -14,7 +14,7 @@ import weakref
 import torch
 import torchvision
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 STEPS = 3
 
@@ -57,7 +57,7 @@ class Step:
 
 def main():
     args = parse_args()
-    with experiments.session(args) as (run, device):
+    with session.begin(args) as (run, device):
         step = Step(args, device)
 
         def measure(what):

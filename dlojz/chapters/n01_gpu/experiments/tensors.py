@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 REPEATS, WARM_UP = 20, 3
 
@@ -20,15 +20,15 @@ def main():
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
     parser.add_argument("-b", "--batch-size", type=int, default=256, help="images")
     args = parser.parse_args()
-    with experiments.session(args) as (run, device):
+    with session.begin(args) as (run, device):
         shape = (args.batch_size, 3, args.image_size, args.image_size)
         pinned = torch.zeros(shape, pin_memory=device.type == "cuda")
 
         def milliseconds(make):
-            experiments.wait(device)
+            session.wait(device)
             begin = time.perf_counter()
             make()
-            experiments.wait(device)
+            session.wait(device)
             return 1000 * (time.perf_counter() - begin)
 
         size = f"{pinned.numel() * 4 // 10**6} MB"

@@ -30,7 +30,7 @@ def main():
     if args.batch_size % args.accumulate:
         parser.error(f"-b {args.batch_size} is not a multiple of --accumulate {args.accumulate}")
     with session.begin(args) as (run, device):
-        experiments.set_float32("fp32")
+        session.set_float32("fp32")
         torch.manual_seed(0)
         model = torchvision.models.get_model(args.model, weights=None).to(device)
         shape = (args.batch_size, 3, args.image_size, args.image_size)

@@ -20,10 +20,10 @@ import torch
 
 from dlojz import course
 from dlojz.chapters import session
-from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.runs import memory
+from dlojz.training import imports
 
 
 def main():
@@ -31,7 +31,7 @@ def main():
     with session.begin(args, torch.device("cpu")) as (run, _):
         warnings.filterwarnings("ignore")  # of the fake process group
         step = "01_gpu" if args.gpus == 1 else course.CHAIN[-1]
-        trainer = imported(args.trainer or course.solution(step))
+        trainer = imports.trainer(args.trainer or course.solution(step))
         for way, batches in product(args.ways, args.accumulate):
             plan = planned(args, way, batches)
             estimate.check(trainer, plan)

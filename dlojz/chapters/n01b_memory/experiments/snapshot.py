@@ -20,9 +20,9 @@ import torch
 
 from dlojz import course
 from dlojz.chapters import session
-from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.estimate import estimate
 from dlojz.runs import memory
+from dlojz.training import imports
 
 ENTRIES = 200_000  # torch keeps the last ones; each takes some kB
 POINTS = 2000  # of a drawing
@@ -32,7 +32,7 @@ def main():
     args = parse_args()
     with session.begin(args) as (run, device):
         warnings.filterwarnings("ignore")  # of the fake process group
-        trainer = imported(args.trainer or course.solution("01_gpu"))
+        trainer = imports.trainer(args.trainer or course.solution("01_gpu"))
         plan = estimate.Plan(
             args.model, 1, "ddp", args.batch_size, args.image_size, "off", precision="fp32"
         )

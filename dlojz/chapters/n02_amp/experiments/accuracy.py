@@ -34,6 +34,7 @@ from dlojz import course, idr_torch
 from dlojz.chapters import session
 from dlojz.images import small
 from dlojz.training import flags
+from dlojz.training.chronometer import NoMarks
 from dlojz.training.data import draws_of
 from dlojz.training.replaced import replaced
 from dlojz.watch import replay

@@ -9,7 +9,7 @@ import argparse
 import torch
 import torchvision
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 
 def main():
@@ -21,7 +21,7 @@ def main():
     parser.add_argument("--exponent", type=int, default=26, help="the first scale is 2 to this")
     parser.add_argument("--growth-interval", type=int, default=5, help="good steps to a doubling")
     args = parser.parse_args()
-    with experiments.session(args) as (run, device):
+    with session.begin(args) as (run, device):
         torch.manual_seed(0)
         model = torchvision.models.get_model(args.model, weights=None).to(device)
         images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)

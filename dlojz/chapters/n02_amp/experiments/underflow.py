@@ -13,7 +13,7 @@ from collections import Counter
 import torch
 import torchvision
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 LOWEST = -149  # the exponent of the smallest number of fp32
 LEARNING_RATES = (1e-3, 1e-2, 1e-1)
@@ -45,7 +45,7 @@ def main():
     parser.add_argument("-b", "--batch-size", type=int, default=32, help="images")
     parser.add_argument("--steps", type=int, default=10, help="training steps before the counting")
     args = parser.parse_args()
-    with experiments.session(args) as (run, device):
+    with session.begin(args) as (run, device):
         torch.manual_seed(0)
         model = torchvision.models.get_model(args.model, weights=None).to(device)
         images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)

@@ -28,7 +28,7 @@ def main():
     add("--rounds", type=int, default=21, help="timings of each way")
     args = parser.parse_args()
     with session.begin(args) as (run, device):
-        experiments.set_float32("tf32")
+        session.set_float32("tf32")
         cases = {
             f"{way}, {scaler}": update(args.model, device, how, enabled)
             for scaler, enabled in SCALERS.items()

@@ -7,7 +7,7 @@ import argparse
 
 import torch
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TERMS = [2**n for n in range(15)]  # lengths of the sums
@@ -62,7 +62,7 @@ def measure_reductions(run, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    with experiments.session(parser.parse_args()) as (run, device):
+    with session.begin(parser.parse_args()) as (run, device):
         torch.manual_seed(0)
         measure_sums(run)
         measure_updates(run)

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 OFFSETS = (-16, -8, -6, -4, -2, -1, 0, 1, 2, 4, 6, 8, 16)
 ROUNDS, WARM_UP = 15, 3
@@ -34,7 +34,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=4096, help="rows and columns, give or take 16")
     args = parser.parse_args()
-    with experiments.session(args) as (run, device):
+    with session.begin(args) as (run, device):
         # A CPU without 16-bit instructions would take minutes for the others.
         names = FORMATS if device.type == "cuda" else ["fp32"]
         sizes = [args.size + offset for offset in OFFSETS]

@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--steps", type=int, default=3 * SIZES, help="steps of each case")
     args = parser.parse_args()
     with session.begin(args) as (run, device):
-        experiments.set_float32(args.precision)
+        session.set_float32(args.precision)
         step = training(args, device)
         size = args.image_size
         step(size + APART)

@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
     args = parser.parse_args()
     with session.begin(args) as (run, device):
-        experiments.set_float32(args.precision)
+        session.set_float32(args.precision)
         torch.backends.cudnn.benchmark = True  # as in the solution of this step
 
         steps = {case: training(args, device, *choice) for case, choice in CASES.items()}

@@ -34,7 +34,7 @@ def main():
     parser.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
     args = parser.parse_args()
     with session.begin(args) as (run, device):
-        experiments.set_float32(args.precision)
+        session.set_float32(args.precision)
         torch.backends.cudnn.benchmark = True  # each size with its fastest kernels
 
         for sizes, unit in ((channels, "GFLOP/s"), (batches, "images/s"), (classes, "GFLOP/s")):

@@ -24,7 +24,6 @@ from torchvision import transforms
 
 from dlojz import idr_torch
 from dlojz.chapters import session
-from dlojz.chapters import session as experiments
 
 WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
 # How much of a fault is planted if it is weak, and if it is strong.
@@ -95,7 +94,7 @@ def main():
     parser.add_argument("--timed", type=int, default=0, help="steps that are timed afterwards")
     args = parser.parse_args()
     with session.begin(args) as (run, device):
-        experiments.set_float32(args.precision)
+        session.set_float32(args.precision)
         torch.backends.cudnn.benchmark = True
         several = idr_torch.size > 1
         with session.process_group(device) if several else nullcontext():

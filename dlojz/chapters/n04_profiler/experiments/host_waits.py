@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from dlojz.training import experiments
+from dlojz.chapters import session
 
 OPERATIONS = {
     "x.sum().item()": lambda x, mask, host: x.sum().item(),
@@ -46,7 +46,7 @@ SIZE = 8
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    with experiments.session(parser.parse_args()) as (run, device):
+    with session.begin(parser.parse_args()) as (run, device):
         for name, operation in OPERATIONS.items():
             found = {"needs": "a copy" if name in COPIES else needed(operation)}
             if device.type == "cuda":

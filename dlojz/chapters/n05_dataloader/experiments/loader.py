@@ -20,9 +20,9 @@ from itertools import islice
 import torch
 
 from dlojz import idr_torch
+from dlojz.chapters import session
 from dlojz.machine import meters
 from dlojz.runs import source
-from dlojz.training import experiments
 
 
 def module(path):
@@ -65,7 +65,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("flags", nargs="*", help="flags of the trainer, after a --")
     args = parser.parse_args()
-    with experiments.session(args, torch.device("cpu")) as (run, device):
+    with session.begin(args, torch.device("cpu")) as (run, device):
         trainer = module(args.trainer)
         for wanted in dict.fromkeys(min(w, idr_torch.cpus_per_task) for w in args.workers):
             batches, arguments = loader(trainer, args.flags, wanted)

@@ -66,7 +66,7 @@ def main():
     if args.compile == "off" and (needed := set(args.variants) & set(COMPILED)):
         raise SystemExit(f"--variants {', '.join(sorted(needed))}: add --compile default")
     with session.begin(args) as (run, device):
-        experiments.set_float32(args.precision)
+        session.set_float32(args.precision)
         torch.backends.cudnn.benchmark = True  # as in the solution of this step
         every = VARIANTS
         if args.compile != "off":

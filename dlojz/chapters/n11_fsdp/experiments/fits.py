@@ -17,20 +17,19 @@ import torch
 
 from dlojz import course
 from dlojz.chapters import session
-from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.estimate import estimate
 from dlojz.runs import memory
-from dlojz.training import models
+from dlojz.training import imports, models
 
 
 def main():
     args = parse_args()
     with session.begin(args, torch.device("cpu")) as (run, _):
         warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
-        trainer = imported(args.trainer or course.solution(course.CHAIN[-1]))
+        trainer = imports.trainer(args.trainer or course.solution(course.CHAIN[-1]))
         for plan in dict.fromkeys(plans(args)):
             begin = time.perf_counter()
-            row = predicted(trainer, plan)
+            row = estimate.result(trainer, plan, by_blocks=True)
             seconds = round(time.perf_counter() - begin, 2)
             run.case(memory.means(asdict(plan)), **row, seconds=seconds)
             most = max(sum(parts.values()) for parts in row["peaks"].values())

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from dlojz.chapters import session
 from dlojz.course import UserError
 from dlojz.estimate import estimate
-from dlojz.training import models, sharding
+from dlojz.training import models, private, sharding
 
 MODELS = {"vit_l_14": models.ViT(14, 24, 16, 1024, 4096), **models.LARGER}
 

@@ -14,9 +14,9 @@ import torch
 
 from dlojz import course, runs
 from dlojz.chapters import session
-from dlojz.chapters.n09b_modes.measuring import imported
 from dlojz.estimate import estimate, operations
 from dlojz.runs import log
+from dlojz.training import imports
 
 
 def main():
@@ -27,7 +27,7 @@ def main():
         warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
         for path in runs.recordings(args.recordings):
             begin, start = time.perf_counter(), log.read(path).start
-            trainer = imported(course.course_root() / start["command"].split()[0])
+            trainer = imports.trainer(course.course_root() / start["command"].split()[0])
             plan = estimate.planned(start)
             found = estimate.result(trainer, plan)
             found["operations"] = operations.of_an_image(trainer, plan)

@@ -49,7 +49,7 @@ def main():
     device = idr_torch.device()
     args = parse_args(device.type == "cuda")
     with session.begin(args, device) as (run, _):
-        experiments.set_float32(args.precision)
+        session.set_float32(args.precision)
         with session.process_group(device):
             steps, found, first = {}, {}, None
             for way in WAYS:

@@ -78,7 +78,7 @@ def main():
     with session.begin(args, device) as (run, _):
         if idr_torch.size < 2:
             raise UserError("one process has nobody to share with: submit it with n_gpu=2 or more")
-        experiments.set_float32(args.precision)
+        session.set_float32(args.precision)
         check(args)
         with session.process_group(device):
             found, trainings, first = {}, {}, None

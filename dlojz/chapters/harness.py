@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from dlojz.chapters import session
 from dlojz.course import UserError
-from dlojz.training import experiments
 
 
 def parser(text: str) -> argparse.ArgumentParser:
@@ -64,9 +64,9 @@ def one_thread(device):
 
 def seconds(call: Callable, device, times: int = 1, clock: Callable = time.perf_counter) -> float:
     """Return the mean time of a call, with all that it launches, over a few in a row."""
-    experiments.wait(device)
+    session.wait(device)
     begin = clock()
     for _ in range(times):
         call()
-    experiments.wait(device)
+    session.wait(device)
     return (clock() - begin) / times
