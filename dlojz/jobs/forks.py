@@ -26,7 +26,8 @@ _exit_code = None  # a fork's, once it is known
 def prepare():
     """Import what each run would, before the first fork. Raises what an import raises."""
     atexit.register(_leave)  # registered first, so called last
-    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.checkpoint.state_dict  # dlojz.training.checkpoint would
+    import torchvision.transforms.v2  # noqa: F401
 
     import dlojz.runs.log  # noqa: F401
 
