@@ -145,6 +145,14 @@ def test_a_parameter_takes_12_or_16_bytes_with_autocast_and_without(ran):
     assert images["autocast"] == pytest.approx(images["fp32"] / 2, rel=0.2)
 
 
+def test_a_transformer_has_a_footprint_without_its_initial_weights(ran):
+    """Torch 2.15 looks at what it draws for them, and a fake tensor has no values."""
+    _, weights = formats.points(ran("footprint", "--model", "vit_b_32"), "bytes per parameter")[
+        "weights"
+    ]
+    assert set(weights) == {4, 2}
+
+
 def test_sizes_are_measured_around_the_given_one(ran):
     (xs, values), *others = figures.points(ran("sizes", "--size", "64"), "TFLOP/s").values()
     assert xs[0] == 48
