@@ -177,7 +177,7 @@ def _add_machine_commands(command):
 
 def _add_job_commands(command):
     add = command("submit", _submit, "run the trainer as a job, when its turn comes")
-    add("command", nargs="+", help='quoted commands, run in order: "dlojz/dlojz.py --test -b 32"')
+    add("command", nargs="+", help='"dlojz/dlojz.py --test -b 32", in quotes; several run in order')
     add("-n", "--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
     add("--name", default="dlojz", help="name in the queue and in tables")
     add("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
@@ -206,7 +206,7 @@ def _add_job_commands(command):
 def _add_predictions(command):
     add = command("worth", _worth, "the gain of compiling your model, and its break-even")
     add("subject", choices=("compile",), help="the optimization to predict")
-    add("command", nargs=1, help='quoted, run here: "dlojz/dlojz.py --model resnet18 -b 64"')
+    add("command", nargs=1, help='"dlojz/dlojz.py --model resnet18 -b 64", in quotes; it runs here')
     add("--steps", type=int, help="number of steps of your training run")
     add("--mode", choices=worth.MODES, default="default", help="mode of torch.compile")
     add("--measure", action="store_true", help="then compile the whole model, and compare")
