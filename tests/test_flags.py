@@ -65,6 +65,12 @@ def test_a_default_by_the_hardware_is_chosen_in_the_job(
     assert parsed("--compile", "aot_eager", words=["compile"]).compile == "aot_eager"
 
 
+@pytest.mark.parametrize(("variable", "folder"), [("", "data"), ("elsewhere", "elsewhere")])
+def test_images_are_where_the_environment_says_by_now(variable, folder, parsed, monkeypatch):
+    monkeypatch.setenv("DLOJZ_DATA", variable)
+    assert parsed().data == folder
+
+
 def test_a_flag_is_known_once_a_step_has_added_it(parsed, capsys):
     with pytest.raises(SystemExit):
         parsed("--profile")

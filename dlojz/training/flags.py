@@ -141,11 +141,7 @@ STEPS = (  # each is added by a step of the course, which says its name without 
 )
 RUNNING = {  # by their title in --help
     "the images and how they are loaded": (
-        _flag(
-            "--data",
-            os.environ.get("DLOJZ_DATA") or "data",
-            "a folder of images, arranged as ImageNet's are, or 'synthetic'",
-        ),
+        _flag("--data", "data", "a folder of images, arranged as ImageNet's are, or 'synthetic'"),
         _flag("--num-workers", 10, "processes that load images; at most one per CPU", least=0),
         _switch("--persistent-workers", True, "workers are kept between epochs"),
         _flag("--prefetch-factor", 3, "batches that each worker loads ahead", least=1),
@@ -182,8 +178,15 @@ def declared(*words: str) -> list[Flag]:
             f"flags.parse: no flag {unknown[0]!r}: expected some of {', '.join(map(repr, steps))}; "
             "`dlojz catch-up STEP` replaces a trainer of an earlier version"
         )
-    running = [replace(flag, group=title) for title, own in RUNNING.items() for flag in own]
-    return [*TRAINING, *(steps[word] for word in words), *running]
+    return [*TRAINING, *(steps[word] for word in words), *_running()]
+
+
+def _running():
+    """Yield the flags of RUNNING, each with its group; $DLOJZ_DATA is the default of --data."""
+    for title, own in RUNNING.items():
+        for flag in own:
+            data = os.environ.get("DLOJZ_DATA") if flag.label == "--data" else None
+            yield replace(flag, group=title, default=data or flag.default)
 
 
 def flags_of(trainer: Path) -> list[Flag]:
