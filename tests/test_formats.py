@@ -147,7 +147,7 @@ def test_a_parameter_takes_12_or_16_bytes_with_autocast_and_without(ran):
 
 def test_a_transformer_has_a_footprint_without_its_initial_weights(ran):
     """Torch 2.15 looks at what it draws for them, and a fake tensor has no values."""
-    _, weights = formats.points(ran("footprint", "--model", "vit_b_32"), "bytes per parameter")[
+    _, weights = figures.points(ran("footprint", "--model", "vit_b_32"), "bytes per parameter")[
         "weights"
     ]
     assert set(weights) == {4, 2}

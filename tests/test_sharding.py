@@ -510,7 +510,7 @@ def test_a_run_of_another_experiment_is_refused():
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        ("sharding", "", "expected at least two processes, found one: submit it with n_gpu=2"),
+        ("sharding", "", "shards need at least two processes: submit it with n_gpu=2"),
         ("padding", "--gpus 8 0", "--gpus 0: expected whole numbers of at least 1"),
         ("fits", "--gpus 0", "--gpus 0: expected a whole number of at least 1"),
         ("fits", "--image-size 225", "expected a multiple, such as 224"),

@@ -77,7 +77,7 @@ def main():
     args = parse_args(device.type == "cuda")
     with session.begin(args, device) as (run, _):
         if idr_torch.size < 2:
-            raise UserError("one process has nobody to share with: submit it with n_gpu=2 or more")
+            raise UserError("shards need at least two processes: submit it with n_gpu=2 or more")
         session.set_float32(args.precision)
         check(args)
         with session.process_group(device):
