@@ -72,8 +72,8 @@ def audited(folder, steps=6, step=None, args=None, **wish):
     auditor.finish()
     if not wish["write"]:
         return run.seen[-1], None, []
-    ledger = torch.load(audit.ledger_file(folder, 0))
-    return run.seen[-1], ledger, [Path(file) for file in ledger["files"]]
+    ledger = torch.load(audit.watched_file(folder, 0))
+    return run.seen[-1], ledger, [Path(file) for file in ledger.files]
 
 
 def honest(number, parts, images, labels):
@@ -88,7 +88,7 @@ def test_a_model_left_in_evaluation_mode_is_seen_and_ends_no_run(tmp_path):
         honest(number, parts, images, labels)
 
     _, ledger, _ = audited(tmp_path, step=forgotten, keep=6)
-    assert [bool(update["evaluating"]) for update in ledger["updates"]] == [False] * 3 + [True] * 3
+    assert [bool(update.evaluating) for update in ledger.updates] == [False] * 3 + [True] * 3
 
 
 def test_what_the_metrics_should_say_is_kept_of_each_batch(tmp_path):
@@ -201,7 +201,7 @@ def test_an_update_that_a_fused_optimizer_skips_is_no_update(tmp_path):
         honest(number, parts, images, labels)
 
     record, ledger, files = audited(tmp_path, step=skips_the_third, keep=6)
-    assert [update["update"] for update in ledger["updates"]] == [0, 1, 3, 4, 5]
+    assert [update.update for update in ledger.updates] == [0, 1, 3, 4, 5]
     assert record.kept == [0, 1, 3, 4, 5]
     assert len(files) == 5
 
@@ -213,7 +213,10 @@ def test_an_update_that_a_fused_optimizer_skips_is_no_update(tmp_path):
 )  # fmt: skip
 def test_only_gradients_that_are_not_finite_let_an_update_be_skipped(told, gradient, expected):
     told = None if told is None else torch.tensor(told)
-    state = {"facts": {"found_inf": told}, "gradients": {"w": torch.tensor([0.0, gradient])}}
+    state = {
+        "facts": audit.Facts(0, found_inf=told),
+        "gradients": {"w": torch.tensor([0.0, gradient])},
+    }
     assert replay._had_to_skip(state) == expected
 
 
@@ -242,18 +245,18 @@ def test_updates_whose_gradients_are_zeros_count(optimizer, skipped):
     for number in range(5):
         weight.grad = torch.full((3,), 1e-10 if number else 0.0)
         solution.found_inf = torch.tensor(float(number in skipped))
-        facts = {"update": number, "grad_scale": None, "found_inf": solution.found_inf}
         drawn = audit.Auditor._rows(rows, solution)
-        ledger.append(facts | {"rows": torch.cat([row.reshape(-1) for row in drawn])})
+        drawn = torch.cat([row.reshape(-1) for row in drawn])
+        ledger.append(audit.Facts(number, found_inf=solution.found_inf, rows=drawn))
         solution.step()
     assert weight.detach().ne(0).all()
     solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
     solved.rates, solved.device = [0.1] * 5, torch.device("cpu")
     states = list(audit.states_of(solution))
-    ledger = {"updates": ledger, "rows": [("w", None)], "states": states}
-    assert max(replay._rows(solved, ledger)) < judged.ROUNDINGS
-    ledger["updates"][4]["rows"][:3] *= 1.01
-    assert replay._rows(solved, ledger)[3] > judged.ROUNDINGS
+    ledger = audit.Watched(updates=ledger, rows=[("w", None)], states=states)
+    assert max(replay.rows(solved, ledger)) < judged.ROUNDINGS
+    ledger.updates[4].rows[:3] *= 1.01
+    assert replay.rows(solved, ledger)[3] > judged.ROUNDINGS
 
 
 def fused_as_on_a_gpu(weights, grads, exp_avgs, exp_avg_sqs, _, steps, **options):
@@ -282,16 +285,17 @@ def test_a_fused_adam_of_other_numbers_is_the_same_optimizer(fused, monkeypatch)
     rows, ledger = SimpleNamespace(_chosen=[(weight, None)]), []
     for number in range(6):
         weight.grad = torch.sin(torch.arange(64.0) * (number + 1))
-        facts = {"update": number, "grad_scale": None, "found_inf": None}
         drawn = audit.Auditor._rows(rows, mine)
-        ledger.append(facts | {"rows": torch.cat([row.reshape(-1) for row in drawn])})
+        drawn = torch.cat([row.reshape(-1) for row in drawn])
+        ledger.append(audit.Facts(number, rows=drawn))
         mine.step()
     solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
     solved.rates, solved.device = [0.01] * 6, torch.device("cpu")
-    ledger = {"updates": ledger, "rows": [("w", None)], "states": list(audit.states_of(solution))}
-    assert max(replay._rows(solved, ledger)) < judged.ROUNDINGS
-    ledger["updates"][4]["rows"][:64] *= 1.0001
-    assert replay._rows(solved, ledger)[3] > judged.ROUNDINGS
+    states = list(audit.states_of(solution))
+    ledger = audit.Watched(updates=ledger, rows=[("w", None)], states=states)
+    assert max(replay.rows(solved, ledger)) < judged.ROUNDINGS
+    ledger.updates[4].rows[:64] *= 1.0001
+    assert replay.rows(solved, ledger)[3] > judged.ROUNDINGS
 
 
 @pytest.mark.parametrize("mine", [torch.inf, torch.nan, 0.0])
@@ -608,7 +612,7 @@ class AtAKink(replay.Replay):
 
     def nearest(self, mine):
         """How far these gradients are from the solution's, which are asked again."""
-        facts = {"update": 3, "grad_scale": None}
+        facts = audit.Facts(3)
         state = {"facts": facts, "gradients": {"weight": torch.tensor(mine)}}
         return self._nearest(state, [], self._step(state, []))["gradients"]
 
@@ -1296,7 +1300,7 @@ def test_the_layout_of_each_steps_images_is_kept(tmp_path):
     for step, expected in ((honest, "NCHW"), (turned, "channels_last")):
         (tmp_path / expected).mkdir()
         _, ledger, _ = audited(tmp_path / expected, step=step)
-        assert {seen["layout"] for seen in ledger["steps"]} == {expected}
+        assert {seen.layout for seen in ledger.steps} == {expected}
 
 
 @pytest.mark.parametrize("wanted", ["NCHW", "channels_last"])
@@ -1312,9 +1316,9 @@ def test_a_replay_computes_in_the_layout_of_the_trainees_run(before, wanted):
     kept["0.weight"] = kept["0.weight"].contiguous(memory_format=replay.FORMATS[wanted])
     begun = {"buffers": again._buffers, "cpu_rng": torch.get_rng_state(), "cuda_rng": None}
     state = {"weights": kept, "optimizer": {}, "begun": begun}
-    again._load(state | {"facts": {"update": 0, "scale": None}})
+    again._load(state | {"facts": audit.Facts(0)})
     weight, images = again.weights["0.weight"], torch.randn(2, 3, 8, 8)
-    ((_, laid_out, _),) = again._laid_out([(0, images, None)], [{"layout": wanted}])
+    ((_, laid_out, _),) = again._laid_out([(0, images, None)], [audit.Batch(layout=wanted)])
     assert audit.layout(weight) == audit.layout(laid_out) == wanted
     assert torch.equal(weight, kept["0.weight"])
     assert torch.equal(laid_out, images)
@@ -1340,10 +1344,9 @@ def test_a_criterion_may_return_the_mean_the_sum_or_each_loss(reduction):
 
 def test_a_learning_rate_may_be_kept_in_float32():
     rate, again = 0.004 / 3, SimpleNamespace(rates=[0.004 / 3])
-    update = dict.fromkeys(("optimizer", "settings", "missing", "evaluating", "random"))
-    update |= {"update": 0, "lr": [torch.tensor(rate)]}
+    update = audit.Facts(0, lr=[torch.tensor(rate)])
     assert replay._settings(update, again).lr_off == 0
-    update["lr"] = [rate * (1 + 1e-9)]
+    update.lr = [rate * (1 + 1e-9)]
     assert replay._settings(update, again).lr_off == pytest.approx(1e-9, rel=1e-3)
 
 
@@ -1377,8 +1380,8 @@ class TwoKernels(replay.Replay):
 def test_kernels_that_a_gpu_may_choose_otherwise_are_noise(may_differ, native, noise, monkeypatch):
     monkeypatch.setattr(TwoKernels, "_may_differ", may_differ)
     monkeypatch.setattr(TwoKernels, "native", native)
-    state = {"facts": {"update": 0}, "after": {"buffers": {"a": torch.ones(1)}}}
-    step = {"logits": torch.ones(1)}
+    state = {"facts": audit.Facts(0), "after": {"buffers": {"a": torch.ones(1)}}}
+    step = audit.Batch(logits=torch.ones(1))
     found = TwoKernels().update(state, [step], noisy=True)
     assert found.gradients_noise == pytest.approx(noise, rel=0.01)
     assert found.buffers_noise == pytest.approx(noise, rel=0.01)
@@ -1440,12 +1443,12 @@ def test_the_last_validation_is_kept_with_the_model_that_it_saw(tmp_path):
         at_end.update(labels=labels, weights=dict(parts.model.named_parameters()))
 
     _, ledger, _ = audited(tmp_path, step=step)
-    first, second = ledger["validation"]["batches"]
-    assert torch.equal(first["pixels"], -second["pixels"])
-    assert torch.equal(first["labels"], at_end["labels"])
-    assert first["logits"].shape == (4, CLASSES)
-    assert first["loss"] != second["loss"]
-    kept = torch.load(ledger["validation"]["file"])
+    first, second = ledger.validation
+    assert torch.equal(first.pixels, -second.pixels)
+    assert torch.equal(first.labels, at_end["labels"])
+    assert first.logits.shape == (4, CLASSES)
+    assert first.loss != second.loss
+    kept = torch.load(ledger.validated)
     for name, tensor in audit.unpack(kept["weights"]).items():
         assert torch.equal(tensor, at_end["weights"][name])
     assert "1.running_var" in audit.unpack(kept["buffers"])
@@ -1454,7 +1457,7 @@ def test_the_last_validation_is_kept_with_the_model_that_it_saw(tmp_path):
 def test_an_earlier_validation_and_one_of_a_run_that_writes_nothing_are_not_kept(tmp_path):
     early = functools.partial(validates, last=2)
     _, ledger, _ = audited(tmp_path, step=early, args=SimpleNamespace(epochs=2))
-    assert ledger["validation"] == {"file": None, "batches": []}
+    assert (ledger.validated, ledger.validation) == (None, [])
     (tmp_path / "none").mkdir()
     audited(tmp_path / "none", step=validates, write=False)
     assert not audit.folder_of(tmp_path / "none").exists()
@@ -1462,10 +1465,9 @@ def test_an_earlier_validation_and_one_of_a_run_that_writes_nothing_are_not_kept
 
 def test_the_solutions_run_keeps_what_it_saw_and_no_model(tmp_path):
     _, ledger, _ = audited(tmp_path, step=validates, keep=0)
-    assert ledger["validation"]["file"] is None
-    assert [set(batch) for batch in ledger["validation"]["batches"]] == [
-        {"pixels", "loss", "labels", "best"}
-    ] * 2
+    assert ledger.validated is None
+    seen = [(b.pixels is not None, b.loss is not None, b.logits is None) for b in ledger.validation]
+    assert seen == [(True, True, True)] * 2
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.001])
@@ -1484,11 +1486,11 @@ def test_a_validation_leaves_the_batch_statistics_as_they_were(tmp_path, factor)
 def test_the_first_buffers_are_kept_and_compared(tmp_path):
     begun = {name: buffer.clone() for name, buffer in training().model.named_buffers()}
     _, ledger, _ = audited(tmp_path)
-    assert ledger["first_buffers"].keys() == begun.keys()
+    assert ledger.first_buffers.keys() == begun.keys()
     again = SimpleNamespace(_buffers=begun)
-    assert replay.Replay.other_buffers(again, ledger["first_buffers"]) == []
+    assert replay.Replay.other_buffers(again, ledger.first_buffers) == []
     begun["1.running_var"] *= 9
-    assert replay.Replay.other_buffers(again, ledger["first_buffers"]) == ["1.running_var"]
+    assert replay.Replay.other_buffers(again, ledger.first_buffers) == ["1.running_var"]
 
 
 class Again(replay.Replay):
@@ -1524,8 +1526,8 @@ def validation_of(folder, change=None):
     (folder / "solution").mkdir(parents=True)
     _, mine, _ = audited(folder, step=step)
     _, solution, _ = audited(folder / "solution", step=validates, keep=0)
-    found = Again(batches).validation(mine["validation"], solution["validation"])
-    assert not Path(mine["validation"]["file"]).exists(), "it may be a gigabyte"
+    found = Again(batches).validation(mine, solution)
+    assert not Path(mine.validated).exists(), "it may be a gigabyte"
     return found
 
 
@@ -1561,8 +1563,8 @@ def test_of_small_images_all_batches_are_computed_again(
     again._buffers, judged_again = {}, []
     monkeypatch.setattr(again, "_validation", judged_again.append)
     monkeypatch.setattr(again, "_validate", lambda *args: {})
-    seen = {"pixels": torch.zeros(4, 8), "labels": torch.zeros(4), "logits": torch.zeros(4, 3)}
-    mine = {"file": str(file), "batches": [seen] * 5}
+    seen = audit.Batch(torch.zeros(4, 8), labels=torch.zeros(4), logits=torch.zeros(4, 3))
+    mine = audit.Watched(validated=str(file), validation=[seen] * 5)
     assert again.validation(mine, mine).again == len(judged_again[0]) == count
 
 
@@ -1601,8 +1603,8 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(audit, "_save", full)
     _, ledger, _ = audited(tmp_path, step=validates)
-    assert ledger["validation"]["file"] is None
-    assert len(ledger["validation"]["batches"]) == 2
+    assert ledger.validated is None
+    assert len(ledger.validation) == 2
 
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
@@ -1639,13 +1641,13 @@ def test_what_a_tensor_does_when_it_is_looked_at_is_the_trainers_time(tmp_path):
 def test_logits_that_are_too_many_to_keep_are_no_mistake(tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "MOST_LOGITS", 3 * 2 * 4 * 4 * CLASSES)
     _, ledger, _ = audited(tmp_path, step=functools.partial(validates, last=2))
-    kept = ["logits" in step for step in ledger["steps"]]
+    kept = [step.logits is not None for step in ledger.steps]
     assert sum(kept) == 3, "those of a validation do not count"
     labels = torch.zeros(4, dtype=torch.long)
     again = Again([])
-    found = [again.criterion(step, labels) for step in ledger["steps"]]
+    found = [again.criterion(step, labels) for step in ledger.steps]
     assert [each == (0.0, None, None) for each in found] == [not there for there in kept]
-    assert all("gradient" in step for step in ledger["steps"] if "logits" in step)
+    assert kept == [step.gradient is not None for step in ledger.steps]
 
 
 def test_logits_are_kept_of_late_steps_as_often_as_of_early_ones(tmp_path, monkeypatch):
@@ -1654,8 +1656,8 @@ def test_logits_are_kept_of_late_steps_as_often_as_of_early_ones(tmp_path, monke
     counts = [0] * 6
     for _ in range(60):
         _, ledger, _ = audited(tmp_path)
-        for step, seen in enumerate(ledger["steps"]):
-            counts[step] += "logits" in seen
+        for step, seen in enumerate(ledger.steps):
+            counts[step] += seen.logits is not None
     assert sum(counts) == 2 * 60
     assert min(counts) >= 6, counts  # 20 are expected: less happens once in 10,000 runs
     assert max(counts) <= 40, counts

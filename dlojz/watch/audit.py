@@ -27,6 +27,7 @@ import random
 import sys
 import zlib
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -94,9 +95,9 @@ def folder_of(run: Path) -> Path:
     return Path(run) / "audit"
 
 
-def ledger_file(run: Path, rank: int) -> Path:
+def watched_file(run: Path, rank: int) -> Path:
     """Return the file of what was kept of every step."""
-    return folder_of(run) / f"ledger.rank{rank}.pt"
+    return folder_of(run) / f"watched.rank{rank}.pt"
 
 
 def plain(name: str) -> str:
@@ -142,6 +143,55 @@ def _named_aside():
     recorded = private.is_profiling()
     return torch.profiler.record_function(kinds.ASIDE) if recorded else nullcontext()
 
+
+@dataclass
+class Batch:
+    """What was seen of a batch, of the training or of the last validation; None: it was not."""
+
+    pixels: torch.Tensor | None = None
+    layout: str | None = None  # of its images, in the training
+    images: torch.Tensor | None = None  # how many had a gradient
+    logits: torch.Tensor | None = None
+    gradient: torch.Tensor | None = None  # of the logits
+    too_many: bool = False  # logits, to keep those of this batch, too
+    best: torch.Tensor | None = None  # the likeliest class of each image
+    labels: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+
+
+@dataclass
+class Facts:
+    """What else is known of an update than its tensors."""
+
+    update: int
+    scale: torch.Tensor | None = None  # of the gradient scaler
+    grad_scale: torch.Tensor | None = None  # what a fused optimizer divides by
+    found_inf: torch.Tensor | None = None
+    optimizer: str = ""
+    lr: list = field(default_factory=list)  # of each group
+    settings: list = field(default_factory=list)
+    missing: list = field(default_factory=list)  # weights without a gradient
+    evaluating: int = 0  # layers that are not in training
+    rows: torch.Tensor | list | None = None  # of the weights that were drawn
+    random: list = field(default_factory=list)  # a digest of each generator
+
+
+@dataclass
+class Watched:
+    """What an auditor kept of all steps and updates, and where whole updates lie."""
+
+    steps: list[Batch] = field(default_factory=list)
+    updates: list[Facts] = field(default_factory=list)
+    rows: list = field(default_factory=list)  # (weight, index) of those that were drawn
+    states: list = field(default_factory=list)  # of the optimizer, in each row
+    kept: list = field(default_factory=list)  # the updates that were written
+    files: list = field(default_factory=list)  # and where
+    first_buffers: dict = field(default_factory=dict)
+    validated: str | None = None  # the file of the model as the last validation began
+    validation: list[Batch] = field(default_factory=list)  # the last one
+
+
+torch.serialization.add_safe_globals([Batch, Facts, Watched])
 
 BEFORE, AFTER = ("weights", "optimizer", "gradients"), ("weights", "optimizer")
 
@@ -225,7 +275,7 @@ class Auditor:
         self._memory = {}  # of the CPU, by part: one update after the other is packed there
         self._steps_seen, self._updates, self._val_losses = [], [], []
         self._val_outputs = []
-        self._validation = {"file": None, "batches": []}  # the last one: what is kept of it
+        self._model_file, self._validation = None, []  # of the last validation, and its batches
         self._first_buffers = None
         self._met = {"train": [], "val": []}  # what the metrics should say of each batch
         self._logit_bytes, self._with_logits, self._outputs = 0, [], 0
@@ -404,8 +454,8 @@ class Auditor:
             self._weights = self._weight_norms() if ends else None  # its update may be skipped
         self._forwards += 1
 
-    def _looked_at(self, images) -> dict:
-        return {"pixels": self._sample(images), "layout": layout(images)}
+    def _looked_at(self, images) -> Batch:
+        return Batch(self._sample(images), layout(images))
 
     def _compare_buffers(self):
         """Note, as a validation begins, whether its buffers are those of the training."""
@@ -433,11 +483,11 @@ class Auditor:
         """Keep what a batch of the last validation is given, and as it begins the model's state."""
         if not self._wish.get("write"):
             return
-        if self._keep and not self._validation["batches"]:
+        if self._keep and not self._validation:
             with self.pause():
-                self._validation["file"] = self._write_model()
+                self._model_file = self._write_model()
         with self._aside():
-            self._validation["batches"].append({"pixels": self._sample(images)})
+            self._validation.append(Batch(self._sample(images)))
 
     def _write_model(self) -> str | None:
         """Write weights and buffers; return the file, or None if there is no room for it."""
@@ -505,9 +555,9 @@ class Auditor:
             return
         step = self._steps_seen[-1]
         with self._aside():
-            step["best"] = self._best(logits, "train")
+            step.best = self._best(logits, "train")
             if self._watches and self._makes_room(step, 2 * logits.nbytes):  # with their gradient
-                step["logits"] = logits.detach().clone()
+                step.logits = logits.detach().clone()
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
 
     def _makes_room(self, step, nbytes) -> bool:
@@ -525,9 +575,8 @@ class Auditor:
         dropped = step
         if place < len(self._with_logits):
             dropped, self._with_logits[place] = self._with_logits[place], step
-        for name in ("logits", "gradient"):
-            dropped.pop(name, None)
-        dropped["too_many"] = True
+        dropped.logits = dropped.gradient = None
+        dropped.too_many = True
         return dropped is not step
 
     def _best(self, logits, mode):
@@ -539,19 +588,19 @@ class Auditor:
 
     def _keep_outputs(self, logits):
         """Keep what the model makes of a batch of the last validation."""
-        batches = self._validation["batches"]
+        batches = self._validation
         if batches:
             with self._aside():
-                batches[-1]["best"] = self._best(logits, "val")
-        if self._validation["file"] and len(batches) * logits.nbytes <= MOST_VALIDATED:
+                batches[-1].best = self._best(logits, "val")
+        if self._model_file and len(batches) * logits.nbytes <= MOST_VALIDATED:
             with self._aside():
-                batches[-1]["logits"] = logits.detach().clone()
+                batches[-1].logits = logits.detach().clone()
 
     def _on_logits_gradient(self, step, gradient):
         with self._aside():
-            step["images"] = (gradient.detach().flatten(1) != 0).any(1).sum()
-            if "logits" in step:
-                step["gradient"] = gradient.detach().clone()
+            step.images = (gradient.detach().flatten(1) != 0).any(1).sum()
+            if step.logits is not None:
+                step.gradient = gradient.detach().clone()
 
     def _on_loss(self, criterion, args, kwargs, loss):
         logits, labels = given(args, kwargs)
@@ -559,15 +608,11 @@ class Auditor:
         with self._aside():
             mean = per_image(criterion, loss, len(logits))
             self._met[mode].append(_met(logits, labels, mean))
+            batches = self._steps_seen if mode == "train" else self._validation
             if mode == "val":
                 self._val_losses.append(mean)
-                if self._validation["batches"]:
-                    seen = {"loss": mean, "labels": labels.detach().clone()}
-                    self._validation["batches"][-1].update(seen)
-            elif loss.requires_grad and self._steps_seen:
-                step = self._steps_seen[-1]
-                step["loss"] = mean
-                step["labels"] = labels.detach().clone()
+            if batches and (mode == "val" or loss.requires_grad):
+                batches[-1].loss, batches[-1].labels = mean, labels.detach().clone()
 
     # Every update ------------------------------------------------------------------------------
 
@@ -621,34 +666,29 @@ class Auditor:
         return ask and bool(told)
 
     def _take(self, optimizer):
-        facts = {
-            "update": (self._forwards - 1) // self._accumulate,
-            "scale": _scale(self._training),
-            "grad_scale": _copy(getattr(optimizer, "grad_scale", None)),
-            "found_inf": _copy(getattr(optimizer, "found_inf", None)),
-        }
-        if self._reserved is None and facts["update"]:  # the optimizer has its momenta now
+        groups = optimizer.param_groups
+        facts = Facts(
+            update=(self._forwards - 1) // self._accumulate,
+            scale=_scale(self._training),
+            grad_scale=_copy(getattr(optimizer, "grad_scale", None)),
+            found_inf=_copy(getattr(optimizer, "found_inf", None)),
+            optimizer=kind(optimizer),
+            lr=[_copy(group["lr"]) for group in groups],
+            settings=[settings(group, optimizer) for group in groups],
+            missing=[name for p, name in self._names.items() if p.grad is None],
+            evaluating=sum(not module.training for module in self._modules),
+            random=[zlib.crc32(g.numpy()) for g in self._generators if g is not None],
+        )
+        if self._reserved is None and facts.update:  # the optimizer has its momenta now
             self._reserved = self._reserve(optimizer)
         # None: since a validation no update began, as the model was left in evaluation mode
         if self._watches and self._generators and self._buffers is not None:
             buffers = self._copied_buffers()
-            left = self._last_update + 1 - facts["update"]
+            left = self._last_update + 1 - facts.update
             if self._draw.random() * left < self._keep - len(self._kept):  # all left, if need be
                 self._copy(optimizer, facts, buffers)
             self._buffers, self._skipped = buffers, False
-        groups = optimizer.param_groups
-        self._updates.append(
-            facts
-            | {
-                "optimizer": kind(optimizer),
-                "lr": [_copy(group["lr"]) for group in groups],
-                "settings": [settings(group, optimizer) for group in groups],
-                "missing": [name for p, name in self._names.items() if p.grad is None],
-                "evaluating": sum(not module.training for module in self._modules),
-                "rows": self._rows(optimizer),
-                "random": [zlib.crc32(g.numpy()) for g in self._generators if g is not None],
-            }
-        )
+        self._updates.append(replace(facts, rows=self._rows(optimizer)))
 
     def _copy(self, optimizer, facts, buffers):
         """Keep this update, as its optimizer begins; buffers: after its forward passes."""
@@ -702,7 +742,7 @@ class Auditor:
         state, self._state = self._state, State()
         if state.facts is None:
             return
-        self._kept.append(state.facts["update"])
+        self._kept.append(state.facts.update)
         tensors = self._named(self._training.optimizer)
         if state.reserved:
             _fill(state.after, tensors)
@@ -728,7 +768,7 @@ class Auditor:
             | {"buffers": packed("buffers", state.buffers)},
         }
         if self._wish.get("write"):
-            self._files.append(self._file(state.facts["update"], _nbytes(before, BEFORE)))
+            self._files.append(self._file(state.facts.update, _nbytes(before, BEFORE)))
             _save(kept, self._files[-1])
 
     def _file(self, update: int, nbytes: int) -> Path:
@@ -753,29 +793,29 @@ class Auditor:
         self._memory.clear()
         steps, updates = on_cpu(self._steps_seen), on_cpu(self._updates)
         for update in updates:
-            update["rows"] = torch.cat([row.reshape(-1).float() for row in update["rows"]])
+            update.rows = torch.cat([row.reshape(-1).float() for row in update.rows])
         for window in self._windows:
             first, count = window["first_step"], window["steps"]
-            seen = [int(s.get("images", 0)) for s in steps[first : first + count]]
+            seen = [int(s.images or 0) for s in steps[first : first + count]]
             window["images"] = sum(seen)
-        ledger = {
-            "steps": steps,
-            "updates": updates,
-            "accumulate": self._accumulate,
-            "rows": [(self._names[p], row) for p, row in self._chosen],
-            "states": list(states_of(self._training.optimizer)),
-            "kept": self._kept,
-            "files": [str(file) for file in self._files],
-            "first_buffers": on_cpu(self._first_buffers or {}),
-            "validation": on_cpu(self._validation),
-        }
         if self._wish.get("write"):
-            _save(ledger, ledger_file(self._run.folder, idr_torch.rank))
+            watched = Watched(
+                steps=steps,
+                updates=updates,
+                rows=[(self._names[p], row) for p, row in self._chosen],
+                states=list(states_of(self._training.optimizer)),
+                kept=self._kept,
+                files=[str(file) for file in self._files],
+                first_buffers=on_cpu(self._first_buffers or {}),
+                validated=self._model_file,
+                validation=on_cpu(self._validation),
+            )
+            _save(watched, watched_file(self._run.folder, idr_torch.rank))
         self._run.evidence(
             records.Audit(
                 windows=self._windows,
-                images=[int(s.get("images", 0)) for s in steps],
-                losses=[float(s["loss"]) if "loss" in s else None for s in steps],
+                images=[int(s.images or 0) for s in steps],
+                losses=[None if s.loss is None else float(s.loss) for s in steps],
                 val_losses=[float(loss) for loss in self._val_losses],
                 val_outputs=[float(size) for size in self._val_outputs],
                 met={mode: _numbers(those) for mode, those in self._met.items()},
@@ -933,6 +973,8 @@ def on_cpu(value):
         return value.detach().cpu().clone() if value.device.type == "cpu" else value.detach().cpu()
     if isinstance(value, dict):
         return {k: on_cpu(v) for k, v in value.items()}
+    if is_dataclass(value):
+        return type(value)(**on_cpu(vars(value)))
     if isinstance(value, list | tuple):
         return type(value)(on_cpu(v) for v in value)
     return value

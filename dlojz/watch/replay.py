@@ -70,20 +70,23 @@ def main():
     replay = Replay(trainer, args, trainer.set_device())
     processes.keep_group()
     run.setup(replay.device, replay.training, *replay.loaders)
-    ledgers = [torch.load(audit.ledger_file(f, idr_torch.rank)) for f in (mine, solution)]
-    _all_the_same(ledgers[0]["kept"])
-    first_buffers = replay.other_buffers(ledgers[0]["first_buffers"])
+    pair = [torch.load(audit.watched_file(f, idr_torch.rank)) for f in (mine, solution)]
+    _all_the_same(pair[0].kept)
+    first_buffers = replay.other_buffers(pair[0].first_buffers)
     updates, noisy = [], NOISY
-    for file in map(Path, ledgers[0]["files"]):
+    for file in map(Path, pair[0].files):
         state = audit.load(file, replay.device)
         if not _had_to_skip(state):
-            updates.append(replay.update(state, ledgers[0]["steps"], noisy=noisy > 0))
+            updates.append(replay.update(state, pair[0].steps, noisy=noisy > 0))
             noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped
         del state  # frees its memory for the next one
         audit.drop(file)
-    validation = replay.validation(*(ledger["validation"] for ledger in ledgers))
-    every = replace(every_step(replay, *ledgers), first_buffers=first_buffers)
-    run.evidence(records.Replay(updates, replace(every, validation=validation)))
+    every = replace(
+        every_step(replay, *pair),
+        first_buffers=first_buffers,
+        validation=replay.validation(*pair),
+    )
+    run.evidence(records.Replay(updates, every))
     run.end()
     processes.leave_group()
 
@@ -156,7 +159,7 @@ class Replay:
 
         steps: what was kept of every step; noisy: to measure the solution's own noise, too.
         """
-        number = state["facts"]["update"]
+        number = state["facts"].update
         first = number * self.args.accumulate
         mine = steps[first : first + self.args.accumulate]
         batches = self._laid_out(self._batches(number), mine)
@@ -172,7 +175,7 @@ class Replay:
         if solved:
             found |= self._nearest(state, batches, solved)
             found |= {"buffers": _buffers(state["after"]["buffers"], solved["buffers"])}
-            found |= {"outputs": _outputs([s.get("logits") for s in mine], solved["outputs"])}
+            found |= {"outputs": _outputs([batch.logits for batch in mine], solved["outputs"])}
         return records.Update(**found, **noise, **self._optimizer(state))
 
     def _nearest(self, state, batches, solved) -> dict:
@@ -188,7 +191,7 @@ class Replay:
         for again in range(AGAIN):
             if not any(_in_each_process(self._far(found))):
                 break
-            seed = 10**6 * (1 + again) + state["facts"]["update"]  # torch takes 32 bits of it
+            seed = 10**6 * (1 + again) + state["facts"].update  # torch takes 32 bits of it
             if other := self._step(state, batches, moved=(eps * 2 ** (again // 2), seed)):
                 found = min(found, _gradients(mine, other["gradients"]), key=_apart)
         return found
@@ -232,7 +235,7 @@ class Replay:
 
         A GPU has other kernels for it, and they round otherwise: see `_lay_out`.
         """
-        wanted = steps[0].get("layout") if steps else None
+        wanted = steps[0].layout if steps else None
         like = {"memory_format": FORMATS.get(wanted, torch.preserve_format)}
         return [(number, images.to(**like), labels) for number, images, labels in batches]
 
@@ -276,23 +279,23 @@ class Replay:
             if name in self._buffers and not _equal(tensor, self._buffers[name].cpu())
         ]
 
-    def validation(self, mine: dict, solution: dict) -> records.Validation:
+    def validation(self, mine: audit.Watched, solution: audit.Watched) -> records.Validation:
         """Return how far the batches of the last validation are from the solution's.
 
         Some of them are computed again, from the trainee's weights and buffers.
         """
-        pairs = list(zip(mine["batches"], solution["batches"], strict=False))
+        pairs = list(zip(mine.validation, solution.validation, strict=False))
         found = {
             "pixels": [_pixels(*pair) for pair in pairs],
             "labels": [_same_labels(*pair) for pair in pairs],
             "right": [_right(*pair) for pair in pairs],
         }
-        numbers = [k for k, (batch, _) in enumerate(pairs) if "logits" in batch]
+        numbers = [k for k, (batch, _) in enumerate(pairs) if batch.logits is not None]
         most = max(VALIDATED, VALIDATED_PIXELS // (self.args.batch_size * self.args.image_size**2))
         count = min(most, *_in_each_process(len(numbers)))
         kept = None
-        if mine["file"]:
-            file = Path(mine["file"])
+        if mine.validated:
+            file = Path(mine.validated)
             kept = {part: audit.unpack(packed) for part, packed in torch.load(file).items()}
             audit.drop(file)
         found |= {"again": count, "buffers": self._off_process_0(kept)}
@@ -302,10 +305,10 @@ class Replay:
         batches = self._validation(numbers)
         usual = self._validate(kept, batches)
         moved = self._validate(kept, batches, (self._rounding, 1))
-        seen = [mine["batches"][k] for k in numbers]
+        seen = [mine.validation[k] for k in numbers]
         there = {
-            "outputs": [batch["logits"] for batch in seen],
-            "losses": [batch.get("loss") for batch in seen],  # unseen if a function computes them
+            "outputs": [batch.logits for batch in seen],
+            "losses": [batch.loss for batch in seen],  # unseen if a function computes them
         }
         computed = {
             key: [_outputs(there[key], usual[key]), _outputs(moved[key], usual[key])]
@@ -352,7 +355,7 @@ class Replay:
     @torch.no_grad()
     def _load(self, state, moved=None):
         """Put the training into a state that was kept: its tensors, and nothing else."""
-        training, number = self.training, state["facts"]["update"]
+        training, number = self.training, state["facts"].update
         self._must_fit(state)
         self._put(state["weights"], state["begun"]["buffers"], moved)
         optimizer = training.optimizer
@@ -372,7 +375,7 @@ class Replay:
         torch.set_rng_state(state["begun"]["cpu_rng"])
         if state["begun"]["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["begun"]["cuda_rng"], self.device)
-        scaler, scale = getattr(training, "scaler", None), state["facts"]["scale"]
+        scaler, scale = getattr(training, "scaler", None), state["facts"].scale
         if scaler is not None and scaler.is_enabled() and scale is not None:
             scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})
 
@@ -504,47 +507,49 @@ class Replay:
             scale = momentum.abs() + (0 if gradient is None else gradient.to(self.device).abs())
             _keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * EPS * scale)
 
-    def criterion(self, step: dict, labels) -> tuple[float | None, float | None, float | None]:
+    def criterion(
+        self, step: audit.Batch, labels
+    ) -> tuple[float | None, float | None, float | None]:
         """Return how far the logits' gradient is from that of the solution's criterion, and scale.
 
         How far, without the scale: how many times as large it is. And the loss of the solution's.
         """
-        if step.get("too_many"):  # its logits were not kept
+        if step.too_many:  # its logits were not kept
             return 0.0, None, None
-        if not {"logits", "gradient"} <= step.keys() or len(step["logits"]) != len(labels):
+        if step.gradient is None or len(step.logits) != len(labels):
             return None, None, None
-        logits = step["logits"].to(self.device).requires_grad_()
+        logits = step.logits.to(self.device).requires_grad_()
         images = torch.zeros(len(logits), 3, 8, 8, device=self.device)
         stand_in = SimpleNamespace(**vars(self.training) | {"model": lambda images: logits})
         _, loss = self.trainer.forward(stand_in, images, labels.to(self.device), self.args)
         (expected,) = torch.autograd.grad(loss, logits)
-        there, expected = step["gradient"].to(self.device).double(), expected.double()
+        there, expected = step.gradient.to(self.device).double(), expected.double()
         factor = (there * expected).sum() / expected.square().sum()
         return float((there - factor * expected).norm() / there.norm()), float(factor), float(loss)
 
 
 def every_step(replay, mine, solution) -> records.Every:
-    """Return what was compared in every step and update, from both ledgers."""
-    pairs = list(zip(mine["steps"], solution["steps"], strict=False))
+    """Return what was compared in every step and update of both runs."""
+    pairs = list(zip(mine.steps, solution.steps, strict=False))
     unseen = None, None, None
-    losses = [replay.criterion(a, b["labels"]) if "labels" in b else unseen for a, b in pairs]
+    losses = [unseen if b.labels is None else replay.criterion(a, b.labels) for a, b in pairs]
     return records.Every(
-        steps=[len(mine["steps"]), len(solution["steps"])],
-        images=[[int(s.get("images", 0)) for s in pair] for pair in pairs],
+        steps=[len(mine.steps), len(solution.steps)],
+        images=[[int(batch.images or 0) for batch in pair] for pair in pairs],
         pixels=[_pixels(*pair) for pair in pairs],
         criterion=[off for off, _, _ in losses],
         scales=[scale for _, scale, _ in losses],
         losses=[loss for _, _, loss in losses],
         right=[_right(*pair) for pair in pairs],
-        updates=[_settings(u, replay) for u in mine["updates"]],
-        usual=[_settings(u, replay) for u in solution["updates"]],
-        rows=_rows(replay, mine),
+        updates=[_settings(u, replay) for u in mine.updates],
+        usual=[_settings(u, replay) for u in solution.updates],
+        rows=rows(replay, mine),
     )
 
 
 def _same_labels(mine, solution) -> bool | None:
     """Return whether two batches have the same labels; None: not seen, or no class numbers."""
-    a, b = mine.get("labels"), solution.get("labels")
+    a, b = mine.labels, solution.labels
     if a is None or b is None or a.ndim != b.ndim:
         return None
     return _equal(a, b)
@@ -552,7 +557,7 @@ def _same_labels(mine, solution) -> bool | None:
 
 def _right(mine, solution) -> list[int] | None:
     """Return how many images of a batch were classified rightly, and of how many; None: unseen."""
-    best, labels = mine.get("best"), solution.get("labels")
+    best, labels = mine.best, solution.labels
     if best is None or labels is None or best.shape != labels.shape:
         return None
     return [int((best == labels).sum()), len(labels)]
@@ -564,7 +569,7 @@ def _equal(a, b) -> bool:
 
 def _pixels(mine, solution) -> float | None:
     """Return by how much the pixels of a batch differ, in the worst image: the median of each."""
-    a, b = mine.get("pixels"), solution.get("pixels")
+    a, b = mine.pixels, solution.pixels
     if b is None:
         return 0.0
     if a is None or a.shape != b.shape:
@@ -573,24 +578,26 @@ def _pixels(mine, solution) -> float | None:
 
 
 def _settings(update, replay) -> records.Settings:
-    number = update["update"]
-    rates = [float(rate) for rate in update["lr"]]
+    number = update.update
+    rates = [float(rate) for rate in update.lr]
     usual = replay.rates[number] if number < len(replay.rates) else math.nan
     kept = usual, float(torch.tensor(usual))  # an optimizer may have its rate in float32
     smallest = 1e-12  # a learning rate of 0 is compared by its distance
     off = [min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates]
     same = ("update", "optimizer", "settings", "missing", "evaluating", "random")
-    return records.Settings(lr=rates, lr_off=max(off), **{name: update[name] for name in same})
+    return records.Settings(
+        lr=rates, lr_off=max(off), **{name: getattr(update, name) for name in same}
+    )
 
 
-def _rows(replay, ledger) -> list:
+def rows(replay, watched: audit.Watched) -> list[float | None]:
     """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
     found, usual = [], list(audit.states_of(replay.training.optimizer))
     made = 0  # updates before this one
-    for now, then in zip(ledger["updates"], ledger["updates"][1:], strict=False):
-        known = now["rows"].shape == then["rows"].shape and now["update"] < len(replay.rates)
-        if known and ledger["states"] == usual:
-            pairs = zip(*(_parts(replay, ledger, u["rows"]) for u in (now, then)), strict=True)
+    for now, then in zip(watched.updates, watched.updates[1:], strict=False):
+        known = now.rows.shape == then.rows.shape and now.update < len(replay.rates)
+        if known and watched.states == usual:
+            pairs = zip(*(_parts(replay, watched, u.rows) for u in (now, then)), strict=True)
             found.append(max((_row(replay, now, made, *pair) for pair in pairs), default=0.0))
         else:
             found.append(None)
@@ -600,7 +607,7 @@ def _rows(replay, ledger) -> list:
 
 def _skips(update) -> bool:
     """Return whether a fused optimizer skipped an update: no other is called then."""
-    return update["found_inf"] is not None and bool(float(update["found_inf"]))
+    return update.found_inf is not None and bool(float(update.found_inf))
 
 
 def _row(replay, update, made: int, before, after) -> float:
@@ -622,13 +629,13 @@ def _row_of(replay, group, update, made: int, before, after) -> float:
     """Return the same for an optimizer with the options of this group."""
     weight, gradient, *states = before
     moved, expected = torch.nn.Parameter(weight.clone()), states
-    scale = update["grad_scale"]
+    scale = update.grad_scale
     gradient = gradient if scale is None else gradient / float(scale)
     if not _skips(update):
         kind = type(replay.training.optimizer)
         known = inspect.signature(kind).parameters.keys() - {"params"}
         settings = {name: group[name] for name in known & group.keys()}
-        settings["lr"] = replay.rates[update["update"]]
+        settings["lr"] = replay.rates[update.update]
         optimizer = kind([moved], **settings)
         keys = audit.states_of(optimizer)
         if made:
@@ -649,10 +656,10 @@ def _row_of(replay, group, update, made: int, before, after) -> float:
     )
 
 
-def _parts(replay, ledger, rows):
+def _parts(replay, watched, rows):
     """Return (weights, gradients, the optimizer's states) of each row that was drawn."""
-    found, begin, each = [], 0, 2 + len(ledger["states"])
-    for name, row in ledger["rows"]:
+    found, begin, each = [], 0, 2 + len(watched.states)
+    for name, row in watched.rows:
         size = own(replay.weights[name])[row].numel()
         found.append(rows[begin : begin + each * size].view(each, size).unbind())
         begin += each * size
@@ -679,7 +686,7 @@ def _had_to_skip(state) -> bool:
 
 def _unscaled(state) -> dict:
     """Return the trainee's gradients; a fused optimizer gets them with the scaler's factor."""
-    scale = state["facts"]["grad_scale"]
+    scale = state["facts"].grad_scale
     if scale is None:
         return state["gradients"]
     return {name: g / float(scale) for name, g in state["gradients"].items()}

@@ -156,11 +156,10 @@ def test_rows_of_an_update_are_done_again_as_this_gpu_does_them(fused):
     for number in range(6):
         weight.grad = torch.sin(torch.arange(64.0, device=device) * (number + 1))
         rows = [row.reshape(-1).cpu() for row in audit.Auditor._rows(drawn, mine)]
-        facts = {"update": number, "grad_scale": None, "found_inf": None}
-        updates.append(facts | {"rows": torch.cat(rows)})
+        updates.append(audit.Facts(number, rows=torch.cat(rows)))
         mine.step()
     states = list(audit.states_of(solution))
-    ledger = {"updates": updates, "rows": [("w", None)], "states": states}
+    watched = audit.Watched(updates=updates, rows=[("w", None)], states=states)
     solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
     solved.rates, solved.device = [0.01] * 6, device
-    assert max(replay._rows(solved, ledger)) < judged.ROUNDINGS
+    assert max(replay.rows(solved, watched)) < judged.ROUNDINGS
