@@ -16,13 +16,8 @@ from dlojz.check import exercise as exercises
 from dlojz.watch import replay
 
 KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-FINDERS = {
-    "Finding": 6,
-    "like": 6,
-    "_at_most": 4,
-    "finding": 3,
-    "flag": 5,
-}  # the hint is this argument
+# The hint is this argument.
+FINDERS = {"Finding": 7, "like": 7, "_at_most": 5, "_finding": 5, "finding": 4, "flag": 5}
 
 
 def strings(node):

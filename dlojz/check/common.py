@@ -90,32 +90,23 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
     close = None not in steps and abs(steps[0] - steps[1]) <= 1
     hint = "skipped" if _keeps_what_is_skipped(mine, reference) else "backward"
     return [
-        *(like(SAME, *which, mine, reference, get, hint) for *which, get, hint in looks),
+        *alike(mine, reference, *((SAME, *look) for look in looks)),
         like_if_seen(
             *(SAME, "labels", "labels of the first batch, checksum", mine, reference),
             *(lambda r: r.probe.labels, "images"),
         ),
-        Finding(
-            SAME, "updates", "updates of the weights", close, str(steps[0]), str(steps[1]), hint
-        ),
+        Finding(SAME, "updates", "updates of the weights", close, *map(str, steps), hint),
         finite_momenta(mine),
-        _as_fine("loss-dtype", "dtype of the loss", mine, reference, _loss_dtypes, "loss-dtype"),
-        _as_fine(
-            "val-dtype",
-            "dtype of the outputs in validation",
-            mine,
-            reference,
-            _val_dtypes,
-            "val-dtype",
-        ),
+        _as_fine("loss-dtype", "dtype of the loss", mine, reference, _loss_dtypes),
+        _as_fine("val-dtype", "dtype of the outputs in validation", mine, reference, _val_dtypes),
     ]
 
 
-def _as_fine(key, what, mine, reference, get, hint):
+def _as_fine(key, what, mine, reference, get):
     """Return a finding: is nothing in 16 bits that is not so in the solution?"""
     yours, expected = get(mine), get(reference)
     coarser = {"float16", "bfloat16"} & yours - expected
-    return Finding(SAME, key, what, not coarser, words(yours), words(expected), hint)
+    return Finding(SAME, key, what, not coarser, words(yours), words(expected), key)
 
 
 def _loss_dtypes(run):
@@ -179,22 +170,15 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
     if several:
         looks += [
             ("drawn-twice", "images drawn in two epochs", _drawn, "later"),
-            (
-                "backward-twice",
-                "backward passes in two epochs",
-                lambda r: r.whole.backward,
-                "later",
-            ),
+            ("passes", "backward passes in two epochs", lambda r: r.whole.backward, "later"),
         ]
         if mine.whole.scale is None:  # a scaler skips updates, and how many depends on rounding
             looks.append(("updates-twice", "updates in two epochs", _updates, "later"))
         if watched:
             what = "weights, momenta, statistics between updates"
             looks.append(("touched", what, _touched, "touched"))
-    found = [
-        like(SAME, key, f"{what}, run {name}", mine, reference, get, hint)
-        for key, what, get, hint in looks
-    ]
+    looks = [(SAME, key, f"{what}, run {name}", get, hint) for key, what, get, hint in looks]
+    found = alike(mine, reference, *looks)
     return [*found, _step_by_step(name, mine, reference)] if watched else found
 
 

@@ -1,8 +1,9 @@
 """02_amp: matrix products and convolutions in a low precision, weights and loss in float32."""
 
 import math
+from operator import attrgetter
 
-from dlojz.check.common import finite_momenta, flag, like, no_brake, words
+from dlojz.check.common import alike, finite_momenta, flag, like, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen
 
 FP16, FP32 = "fp16-clipped", "fp32-accumulates"
@@ -12,6 +13,8 @@ SMALLER = 2**7  # times than the solution's: a scaler's factor changes by 2 at a
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
 FORMATS = {"fp16": "float16", "bf16": "bfloat16"}
 LAYERS = "convolutions and linear layers, outputs"
+STALE = attrgetter("whole.stale_casts")
+MATMUL, CONV = (attrgetter(f"probe.numerics.{name}_fp32") for name in ("matmul", "conv"))
 
 
 def mechanism(runs: Runs) -> list[Finding]:
@@ -19,25 +22,20 @@ def mechanism(runs: Runs) -> list[Finding]:
     mine, reference, precision = runs.mine, runs.reference, runs.arguments["precision"]
     layers, expected = _outputs(mine), FORMATS.get(precision, "float32")
     looks = (
-        ("weights", "dtype of the weights", _weights, "half-weights"),
-        ("gradients", "dtype of the gradients", _gradients, "half-weights"),
+        ("weights", "dtype of the weights", _dtypes("parameters"), "half-weights"),
+        ("gradients", "dtype of the gradients", _dtypes("gradients"), "half-weights"),
         ("matrix-ops", "matrix operations of the last step", _matrix_ops, _why(_matrix_ops(mine))),
-        (
-            "stale",
-            "steps with old casts of the weights",
-            lambda r: r.whole.stale_casts,
-            "old-casts",
-        ),
+        ("stale", "steps with old casts of the weights", STALE, "old-casts"),
         ("val-autocast", "autocast in validation", _autocast_in_validation, "validation-autocast"),
-        ("matmul-fp32", "float32 matrix products", _matmul, "tf32"),
-        ("conv-fp32", "float32 convolutions", _conv, "tf32"),
+        ("matmul-fp32", "float32 matrix products", MATMUL, "tf32"),
+        ("conv-fp32", "float32 convolutions", CONV, "tf32"),
         ("fused", "fused update in the last step", lambda r: bool(r.last.fused_updates), "fused"),
     )
     return [
         flag(mine, "--precision", lambda p: p != "fp32", "tf32, fp16 or bf16", "which"),
         # Not beside the solution's: a job that failed has nothing beside it.
         Finding(MECHANISM, "layers", LAYERS, layers == expected, layers, expected, _why(layers)),
-        *(like(MECHANISM, *which, mine, reference, get, hint) for *which, get, hint in looks),
+        *alike(mine, reference, *((MECHANISM, *look) for look in looks)),
         *(_scaled(*runs.extras[FP16]) if FP16 in runs.extras else []),
         *(_in_float32(*runs.extras[FP32]) if FP32 in runs.extras else []),
         *(_in_bfloat16(*runs.extras[BF16]) if BF16 in runs.extras else []),
@@ -62,24 +60,12 @@ def _matrix_ops(run):
     return words(op["dtype"] for op in run.last.matrix_ops)
 
 
-def _weights(run):
-    return words(run.probe.parameters.dtypes)
-
-
-def _gradients(run):
-    return words(run.probe.gradients.dtypes)
+def _dtypes(part):
+    return lambda run: words(getattr(run.probe, part).dtypes)
 
 
 def _autocast_in_validation(run):
     return words(run.whole.val_dtypes)
-
-
-def _matmul(run):
-    return run.probe.numerics.matmul_fp32
-
-
-def _conv(run):
-    return run.probe.numerics.conv_fp32
 
 
 def _on_cpu(run):
@@ -132,12 +118,12 @@ def _in_float32(mine, reference):
     summed = None in norms or norms[0] > 1.5 * norms[1]
     looks = (
         ("layers-fp32", f"{LAYERS}, in fp32", _outputs, "enabled"),
-        ("matmul-in-fp32", "float32 matrix products, in fp32", _matmul, "tf32"),
-        ("conv-in-fp32", "float32 convolutions, in fp32", _conv, "tf32"),
+        ("matmul-in-fp32", "float32 matrix products, in fp32", MATMUL, "tf32"),
+        ("conv-in-fp32", "float32 convolutions, in fp32", CONV, "tf32"),
         ("cpu-in-fp32", "float32 on the processor, in fp32", _on_cpu, "tf32"),
     )
     return [
-        *(like(MECHANISM, *which, mine, reference, get, hint) for *which, get, hint in looks),
+        *alike(mine, reference, *((MECHANISM, *look) for look in looks)),
         Finding(
             *(MECHANISM, "factor-fp32", "factor on the loss, in fp32", plain, _number(factor)),
             *("at most 1", "scaler-always"),

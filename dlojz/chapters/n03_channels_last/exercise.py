@@ -1,6 +1,6 @@
 """03_channels_last: weights, images and activations have their channels next to each other."""
 
-from dlojz.check.common import flag, inputs, like, no_brake, words
+from dlojz.check.common import alike, flag, inputs, like, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
 
 WANTED = "channels_last"
@@ -16,27 +16,18 @@ def mechanism(runs: Runs) -> list[Finding]:
     mine, reference = runs.mine, runs.reference
     images, weights = _images(mine), _weights(mine)
     neither = WANTED not in (images, weights)
+    hints = dict.fromkeys(("images-layout", "weights-layout"), "neither") if neither else {}
     layouts = (
-        (
-            "images-layout",
-            "layout of the images",
-            images,
-            "neither" if neither else "images-layout",
-        ),
-        (
-            "weights-layout",
-            "layout of the weights",
-            weights,
-            "neither" if neither else "weights-layout",
-        ),
-        ("layers-layout", "layout of the activations", _activations(mine), "undone"),
+        ("images-layout", "layout of the images", images),
+        ("weights-layout", "layout of the weights", weights),
+        ("undone", "layout of the activations", _activations(mine)),
     )
     return [
         _multiple_of_8(mine, reference),
         flag(mine, "--channels-last", bool, "True", "which"),
         *(
-            Finding(MECHANISM, *which, found == WANTED, found, WANTED, hint)
-            for *which, found, hint in layouts
+            Finding(MECHANISM, key, what, found == WANTED, found, WANTED, hints.get(key, key))
+            for key, what, found in layouts
         ),
         like(MECHANISM, "autotuner", "cuDNN's autotuner", mine, reference, _autotuner, "autotuner"),
         *(_otherwise(*runs.extras[OTHERWISE]) if OTHERWISE in runs.extras else []),
@@ -46,12 +37,13 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 def _otherwise(mine, reference):
     """Return findings of the run with --no-channels-last --deterministic."""
-    looks = (
-        ("images-otherwise", "layout of the images, --no-channels-last", _images, "not-asked"),
-        ("weights-otherwise", "layout of the weights, --no-channels-last", _weights, "not-asked"),
-        ("deterministic", "autotuner, --deterministic", _autotuner, "autotuner"),
+    no = "--no-channels-last"
+    return alike(
+        *(mine, reference),
+        (MECHANISM, "images-otherwise", f"layout of the images, {no}", _images, "not-asked"),
+        (MECHANISM, "weights-otherwise", f"layout of the weights, {no}", _weights, "not-asked"),
+        (MECHANISM, "deterministic", "autotuner, --deterministic", _autotuner, "autotuner"),
     )
-    return [like(MECHANISM, *which, mine, reference, get, hint) for *which, get, hint in looks]
 
 
 def _images(run):

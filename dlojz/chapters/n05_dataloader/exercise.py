@@ -2,7 +2,7 @@
 
 import math
 
-from dlojz.check.common import like, no_brake
+from dlojz.check.common import alike, no_brake
 from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs, Unseen, shown
 
 EPOCHS = "two-epochs"
@@ -34,7 +34,7 @@ def mechanism(runs: Runs) -> list[Finding]:
         (MECHANISM, "size", "size of an image", _size, "smaller"),
         (MECHANISM, "dtype", "type of an image", lambda r: r.samples.dtype, "uint8"),
     )
-    found = [like(*which, mine, reference, get, hint) for *which, get, hint in looks]
+    found = alike(mine, reference, *looks)
     # Not beside the solution's: a job that failed has nothing beside it.
     found.append(Finding(MECHANISM, "grey", "channels of a grey file", colours, grey, "3", "grey"))
     if mine.samples.boxes and mine.samples.shape[0] == 3:  # the colours tell what was cropped
