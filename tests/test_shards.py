@@ -216,6 +216,7 @@ def test_whatever_bytes_change_in_a_folder_the_error_is_ours(saved):
 
 def loads(rank, folder, store, said):
     """Load the folder as one of two processes, in a fork; return the fork's number."""
+    training = a_training()  # here: autograd's threads, if a test has begun any, are not forked
     if child := os.fork():
         return child
     try:
@@ -224,7 +225,7 @@ def loads(rank, folder, store, said):
         dist.distributed_c10d.GroupMember.WORLD = None
         both = dist.FileStore(str(store), 2)
         dist.init_process_group("gloo", store=both, rank=rank, world_size=2)
-        checkpoint.load(a_training(), the_args(folder))
+        checkpoint.load(training, the_args(folder))
     except BaseException as error:
         (said / f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
     finally:
