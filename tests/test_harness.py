@@ -31,7 +31,7 @@ def test_the_share_may_be_that_of_another_number():
     assert harness.off(EXPECTED + 1, EXPECTED, scale=2) == 0.5
 
 
-def test_of_nothing_nothing_is_off():
+def test_an_empty_result_is_right():
     assert harness.off(EXPECTED[:0], EXPECTED[:0]) == 0
 
 

@@ -22,7 +22,7 @@ HERE = "dlojz/training/private.py"
 ELSEWHERE = {"machine/facts.py": {"_C", "_cuda_getArchFlags"}}
 LATER = set()
 # The rest of an interpreter's private names, which are not torch's.
-PYTHONS = {"_exit", "_registry"}
+PYTHONS = {"_exit", "_registry", "_replace"}
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ class Storages(private.dispatch_mode()):
 
         def resized(storage, size):  # FSDP frees gathered weights so; no operation tells of it
             resize(storage, size)
-            self._ended(getattr(storage, "_number", None))
+            self._ended(getattr(storage, "dlojz_number", None))
             self._begun(storage)
 
         for each in (replaced(torch.UntypedStorage, resize_=resized), as_on_a_gpu(), self._fake):
@@ -88,11 +88,11 @@ class Storages(private.dispatch_mode()):
             self.note("communication", (args, kwargs, out))
 
     def _begun(self, storage, part="temporaries"):
-        number = getattr(storage, "_number", None)
+        number = getattr(storage, "dlojz_number", None)
         if number in self._live or not storage.nbytes():
             return
         if number is None:
-            number = storage._number = len(self.parts)
+            number = storage.dlojz_number = len(self.parts)
             self.parts[number] = part
         size = -(-storage.nbytes() // 512) * 512
         self._live[number] = size, weakref.ref(storage, lambda _: self._ended(number))
@@ -105,14 +105,14 @@ class Storages(private.dispatch_mode()):
 
     def part(self, tensor) -> str:
         """Return the part of memory that a tensor is in."""
-        return self.parts.get(getattr(tensor.untyped_storage(), "_number", None), "")
+        return self.parts.get(getattr(tensor.untyped_storage(), "dlojz_number", None), "")
 
     def note(self, part: str, tree, over=UNCLEAR):
         """Note the part of memory that these tensors are in, if it was one of `over` so far."""
         for tensor in tensors(tree):
             self._begun(tensor.untyped_storage())
             if self.part(tensor) in over:
-                self.parts[tensor.untyped_storage()._number] = part
+                self.parts[tensor.untyped_storage().dlojz_number] = part
 
 
 def tensors(tree) -> list[torch.Tensor]:

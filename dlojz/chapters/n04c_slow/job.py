@@ -189,9 +189,9 @@ class Operators(private.dispatch_mode()):
         return self.places[self._path[-1]]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Do an operator, count it, and look at what it returns."""
+        """Count an operator, after a look at what it returns."""
         out = func(*args, **(kwargs or {}))
-        backward = torch._C._current_autograd_node() is not None
+        backward = private.in_backward()
         counts = self.places["backward"] if backward else self.here()
         name = func.overloadpacket.__name__
         masks = name in INDEXED and any(
