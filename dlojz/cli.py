@@ -463,7 +463,7 @@ def _worth(args):
 
 
 def _estimate(args):
-    from dlojz.figures import memory as tables
+    from dlojz.figures import plans as tables
 
     memory.must_be_positive(args)
     limit = memory.bytes_of(args.fits) if args.fits else None

@@ -23,9 +23,10 @@ from waiting import until
 from dlojz.check import audit as judged
 from dlojz.check.exercise import State
 from dlojz.runs import log, records
-from dlojz.training import clocks, processes
+from dlojz.training import clocks, ranks
 from dlojz.training.data import Batches, normalize
-from dlojz.watch import audit, calls, replay
+from dlojz.watch import auditor as audit
+from dlojz.watch import calls, replay
 
 CLASSES = 5
 
@@ -1794,16 +1795,16 @@ def test_a_model_may_normalize_its_images_itself():
 
 
 def test_a_process_group_that_was_left_is_kept_to_the_end(tmp_path, monkeypatch):
-    """DDP must not free it: see `processes.keep_group`."""
+    """DDP must not free it: see `ranks.keep_group`."""
     kept = []
-    monkeypatch.setattr(processes, "_kept", kept)
-    processes.keep_group()
+    monkeypatch.setattr(ranks, "_kept", kept)
+    ranks.keep_group()
     assert kept == [], "one process has none"
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     world = torch.distributed.group.WORLD
-    processes.keep_group()
-    processes.leave_group()
-    assert not processes.are_joined()
+    ranks.keep_group()
+    ranks.leave_group()
+    assert not ranks.are_joined()
     assert kept == [world]
-    processes.leave_group()
+    ranks.leave_group()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -281,6 +282,7 @@ MAY_IMPORT = {
     "classroom": {"course", "figures", "launch", "machine", "runs", "table"},
     "widgets": {"classroom", "course", "figures", "launch", "runs", "table"},
 }
+OF_A_CHAPTER = ("exercise", "figures", "job")
 MAY_IMPORT["chapters"] = {*MAY_IMPORT} - {"__init__", "classroom", "dlojz"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT} - {"__init__", "dlojz"}
 MAY_IMPORT["idr_pytools"] = {"launch", "widgets"}
@@ -315,6 +317,16 @@ def test_the_table_of_imports_has_no_circle():
         free = {m for m in rest if MAY_IMPORT[m] <= done}
         assert free, f"a circle among {rest}"
         done |= free
+
+
+def test_no_name_of_a_module_stands_in_two_rooms():
+    """But those that each chapter has."""
+    stems = Counter(
+        file.stem
+        for file in (REPOSITORY / "dlojz").rglob("*.py")
+        if "experiments" not in file.parts and file.stem not in ("__init__", *OF_A_CHAPTER)
+    )
+    assert [stem for stem, times in stems.items() if times > 1] == []
 
 
 def test_no_file_is_named_like_a_package_that_it_would_hide():

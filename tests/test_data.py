@@ -19,7 +19,7 @@ from torchvision import transforms
 from torchvision.datasets.folder import pil_loader
 
 from dlojz import cli, images
-from dlojz.images import folder
+from dlojz.images import dataset as folder
 from dlojz.training import data
 
 TRANSFORM = transforms.Compose(

@@ -18,7 +18,7 @@ from dlojz import cli, idr_torch, runs
 from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.estimate.storages import Storages
-from dlojz.figures import memory as figures
+from dlojz.figures import plans as figures
 from dlojz.runs import log, memory, source
 from dlojz.runs.memory import MIB, Allocator, Peak
 from dlojz.training import data, imports, models, private

@@ -19,7 +19,7 @@ from dlojz.runs import log, records, stats
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds
 from dlojz.training.data import normalize
-from dlojz.watch import audit, evidence
+from dlojz.watch import auditor, evidence
 
 FLAGS = "--test --data synthetic --model resnet18 --image-size 32 -b 4 --test-nsteps 6".split()
 BF16 = ("--precision", "bf16")
@@ -64,7 +64,7 @@ def test_a_float32_run(seen):
 
 
 def test_a_step_in_the_middle_is_profiled_too_and_not_measured(seen, monkeypatch):
-    monkeypatch.setenv(audit.VARIABLE, '{"keep": 1, "middle": true}')
+    monkeypatch.setenv(auditor.VARIABLE, '{"keep": 1, "middle": true}')
     run = seen("01", "--test-nsteps", "8", "-b", "2")
     step = run.middle.step
     assert step in (5, 6)
@@ -210,11 +210,11 @@ def test_a_layout_is_told_by_strides(shape, last, expected):
     tensor = torch.zeros(shape)
     if last:
         tensor = tensor.to(memory_format=torch.channels_last)
-    assert audit.layout(tensor) == expected
+    assert auditor.layout(tensor) == expected
 
 
 def test_a_sliced_tensor_has_another_layout():
-    assert audit.layout(torch.zeros(2, 3, 8, 8)[:, :, ::2, ::2]) == "other"
+    assert auditor.layout(torch.zeros(2, 3, 8, 8)[:, :, ::2, ::2]) == "other"
 
 
 def test_a_checksum_ignores_the_layout_and_sees_one_bit():

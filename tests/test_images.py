@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dlojz.images import DataError, draw, folder, generate
+from dlojz.images import DataError, dataset, draw, generate
 
 SMALL = {"classes": 2, "images_per_class": 3, "val_images_per_class": 1, "progress": False}
 
@@ -65,7 +65,7 @@ def test_the_marker_says_what_the_folder_holds(small):
     marker = json.loads((small / "dataset.json").read_text())
     assert marker == {
         "made_by": "dlojz.generate",
-        "format_version": folder.FORMAT_VERSION,
+        "format_version": dataset.FORMAT_VERSION,
         "seed": 0,
         "classes": 2,
         "images_per_class": 3,
@@ -78,7 +78,7 @@ def test_names_of_all_classes_are_distinct_sorted_and_of_9_characters():
     names = [draw.wnid(label) for label in range(draw.MAX_CLASSES)]
     assert names == sorted(set(names))
     assert {len(name) for name in names} == {9}
-    last = draw.image_name("val", draw.MAX_CLASSES - 1, folder.MAX_VAL_IMAGES - 1)
+    last = draw.image_name("val", draw.MAX_CLASSES - 1, dataset.MAX_VAL_IMAGES - 1)
     assert len(last) == len("ILSVRC2012_val_00000001.JPEG")
 
 
@@ -117,7 +117,7 @@ def test_growing_a_set_keeps_its_files_and_adds_the_new_ones(tmp_path):
 
 
 def test_an_interrupted_run_goes_on(small, tmp_path, monkeypatch):
-    root, true_jpeg, calls = tmp_path / "set", folder.jpeg, []
+    root, true_jpeg, calls = tmp_path / "set", dataset.jpeg, []
 
     def interrupted(*arguments):
         calls.append(arguments)
@@ -125,7 +125,7 @@ def test_an_interrupted_run_goes_on(small, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return true_jpeg(*arguments)
 
-    monkeypatch.setattr(folder, "jpeg", interrupted)
+    monkeypatch.setattr(dataset, "jpeg", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(root)
     assert json.loads((root / "dataset.json").read_text())["complete"] is False
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_workers_without_their_tracebacks(tmp_path):
 
 
 def test_a_finished_set_returns_at_once(small, monkeypatch):
-    monkeypatch.setattr(folder, "jpeg", lambda *_: pytest.fail("an image was made again"))
+    monkeypatch.setattr(dataset, "jpeg", lambda *_: pytest.fail("an image was made again"))
     make(small)
 
 
@@ -206,7 +206,7 @@ def test_a_temporary_file_removed_by_another_process_is_written_again(tmp_path, 
         true_replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    folder._write(tmp_path / "a", b"whole")
+    dataset._write(tmp_path / "a", b"whole")
     assert (tmp_path / "a").read_bytes() == b"whole"
     assert everything(tmp_path) == ["a"]
 
@@ -228,7 +228,7 @@ def test_another_set_is_refused(small, changes, message):
 
 
 def test_another_format_version_is_refused(small, monkeypatch):
-    monkeypatch.setattr(folder, "FORMAT_VERSION", folder.FORMAT_VERSION + 1)
+    monkeypatch.setattr(dataset, "FORMAT_VERSION", dataset.FORMAT_VERSION + 1)
     with pytest.raises(DataError, match=r"format version.* Type `dlojz data"):
         make(small)
 
@@ -315,10 +315,10 @@ def test_a_file_in_the_place_of_a_class_folder_is_named(tmp_path):
 
 def test_a_dead_worker_is_explained(tmp_path, monkeypatch):
     def broken(*_):
-        raise folder.futures.BrokenExecutor
+        raise dataset.futures.BrokenExecutor
         yield
 
-    monkeypatch.setattr(folder, "_run", broken)
+    monkeypatch.setattr(dataset, "_run", broken)
     with pytest.raises(DataError, match=r"a worker process died.* --workers 1"):
         make(tmp_path / "set")
 
@@ -330,7 +330,7 @@ def test_the_room_imports_neither_torch_nor_the_rest_of_dlojz():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert printed.stdout.strip() == str(
-        ["dlojz.images", "dlojz.images.draw", "dlojz.images.folder"]
+        ["dlojz.images", "dlojz.images.draw", "dlojz.images.dataset"]
     )
 
 

@@ -25,7 +25,7 @@ from dlojz import course, launch, runs
 from dlojz.chapters.n11_fsdp import figures
 from dlojz.course import UserError
 from dlojz.estimate import estimate
-from dlojz.figures import memory
+from dlojz.figures import plans as memory
 from dlojz.launch import Request, series
 from dlojz.runs import log
 from dlojz.training import imports, models

@@ -12,11 +12,11 @@ from dlojz.check import work as judged
 from dlojz.check.exercise import State
 from dlojz.runs import log, records
 from dlojz.training import models, sharding
-from dlojz.watch import evidence, work
+from dlojz.watch import evidence, workload
 
 
 def look(call):
-    return work.counted(evidence.profiled(call))
+    return workload.counted(evidence.profiled(call))
 
 
 def step(model, images):

@@ -27,7 +27,8 @@ from dlojz.machine import cpus
 from dlojz.runs import log, stats
 from dlojz.runs.log import WARMUP_STEPS
 from dlojz.training.chronometer import Chronometer
-from dlojz.watch import audit, evidence, replay
+from dlojz.watch import auditor as audit
+from dlojz.watch import evidence, replay
 
 MARKS_PER_STEP = 5
 # What is asked of an auditor: nothing, a look at each step, and the four updates of a GPU's check.

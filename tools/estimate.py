@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlojz.estimate import estimate
-from dlojz.figures import memory as figures
+from dlojz.figures import plans as figures
 from dlojz.runs import log
 from dlojz.training import imports
 

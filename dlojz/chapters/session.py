@@ -14,7 +14,7 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import processes
+from dlojz.training import ranks
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
 
@@ -106,11 +106,11 @@ def process_group(device):
         world_size=idr_torch.size,
         device_id=device if on_gpu else None,
     )
-    processes.keep_group()
+    ranks.keep_group()
     try:
         yield
     finally:
-        processes.leave_group()
+        ranks.leave_group()
 
 
 def milliseconds(call: Callable, device, times: int = 1) -> float:

@@ -1,6 +1,6 @@
 """Is it the same training, to the last step? From the logs of audited runs and their replays.
 
-`dlojz.watch.audit` keeps what a run did, `dlojz.watch.replay` does some of its updates again
+`dlojz.watch.auditor` keeps what a run did, `dlojz.watch.replay` does some of its updates again
 with the solution. Both log numbers; here they meet their tolerances.
 """
 

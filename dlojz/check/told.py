@@ -1,6 +1,6 @@
 """Does the log say of the training what the auditor saw of it: the losses, and the accuracy?
 
-The auditor computes them again, where the criterion is called: see `dlojz.watch.audit`.
+The auditor computes them again, where the criterion is called: see `dlojz.watch.auditor`.
 """
 
 import math

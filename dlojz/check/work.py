@@ -1,6 +1,6 @@
 """Does a step do the solution's work? Its convolutions and matrix products, by their sizes.
 
-`dlojz.watch.work` counts them under the profiler. That is exact where values are not: in 16 bits
+`watch.workload` counts them under the profiler. That is exact where values are not: in 16 bits
 a gradient may be mostly noise. More work than the solution's is no fraud, and the same work in
 another form is the same: what is missing must be outweighed by what is there in its place.
 """

@@ -10,8 +10,8 @@ from matplotlib.transforms import blended_transform_factory
 
 from dlojz.course import UserError
 from dlojz.figures.report import PALETTE, SERIES, hardware_text, measured, style
-from dlojz.runs import accuracy
-from dlojz.runs.accuracy import BETTER, EQUAL, TOO_FEW, WORSE, Difference
+from dlojz.runs import seeds
+from dlojz.runs.seeds import BETTER, EQUAL, TOO_FEW, WORSE, Difference
 from dlojz.runs.stats import summary
 from dlojz.table import QUIET, Table
 
@@ -47,7 +47,7 @@ def rows(run, only=None) -> list[Row]:
     for name in dict.fromkeys([first, *(found if only is None else _known(only, found, run.path))]):
         title, by_seed = found[name]
         points = [by_seed[seed] - clean[seed] for seed in clean if seed in by_seed]
-        told = accuracy.difference(clean, by_seed)
+        told = seeds.difference(clean, by_seed)
         if told:
             made.append(Row(title, {s: a / 100 for s, a in by_seed.items()}, points, told))
     return made

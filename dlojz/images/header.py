@@ -8,7 +8,7 @@ import struct
 
 from PIL import Image
 
-from dlojz.images.folder import DataError
+from dlojz.images.dataset import DataError
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 # Markers in a JPEG file: of a picture's size, in each kind of compression, and without a length.

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dlojz.images.folder import DataError
+from dlojz.images.dataset import DataError
 
 EXPECTED = "Expected one folder of JPEG files for each class"
 

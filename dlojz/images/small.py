@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from dlojz.images import draw
-from dlojz.images.folder import default_workers, processes
+from dlojz.images.dataset import default_workers, processes
 
 CHUNK = 25  # images of a class that a worker draws before it hands them over: about a second
 FEW = 100  # images that are drawn sooner than a process begins

@@ -31,7 +31,7 @@ class Entry:
     trainer: Path
     flags: Sequence[str]  # in them, {run} is the folder of this run, {job} that of the job
     rehearse: bool = False  # on the meta device: tensors with shapes and devices, without values
-    audit: dict | None = None  # what a check keeps of it: see `dlojz.watch.audit.begin`
+    audit: dict | None = None  # what a check keeps of it: see `dlojz.watch.auditor.begin`
     replay: "Entry | None" = None  # a run that follows, if this one succeeds, in its folder
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of the job
     most_s: float | None = None  # after these it is ended, and its stderr says where it stood

@@ -297,7 +297,7 @@ class Profiling(Record):
 
 @dataclass(frozen=True)
 class Audit(Record):
-    """The measurements of the auditor in a check's run: see `dlojz.watch.audit`."""
+    """The measurements of the auditor in a check's run: see `dlojz.watch.auditor`."""
 
     # Dicts of first_step, steps, images, lost_s (the auditor's own work), aside_s (of that, its
     # looks, and not what it writes), wall_s (without it), clock_s and files_s (with it), stopped_s

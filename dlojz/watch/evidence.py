@@ -38,9 +38,9 @@ from dlojz import idr_torch
 from dlojz.runs import records
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds, spans
-from dlojz.training import checkpoint, models, private, processes, sharding
+from dlojz.training import checkpoint, models, private, ranks, sharding
 from dlojz.training.data import CHECKED_BATCHES, normalize
-from dlojz.watch import audit, calls, casts, compilation, samples, work
+from dlojz.watch import auditor, calls, casts, compilation, samples, workload
 
 ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
@@ -75,7 +75,7 @@ _noted = []  # the folder of each run that was watched in this process
 @atexit.register  # as this is imported, to be called after what a trainer registers
 def _note_group():
     """Leave a file if the process is still in its group: the log has its end already."""
-    if processes.are_joined():
+    if ranks.are_joined():
         for folder in _noted:
             with suppress(OSError):  # of a full disk
                 group_file(folder, idr_torch.rank).touch()
@@ -87,8 +87,8 @@ class Witness:
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
         self._model, self._args = training.model, args
-        processes.keep_group()
-        if processes.are_joined():
+        ranks.keep_group()
+        if ranks.are_joined():
             _noted.append(run.folder)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
@@ -120,9 +120,9 @@ class Witness:
         self._counts_first &= "--profile" not in sys.argv  # only one profiler can run at a time
         if args.test and (seen := samples.look_within(loader)):
             run.evidence(records.Samples(**seen))
-        self._auditor = audit.begin(run, training, args, self, steps, loader)
+        self._auditor = auditor.begin(run, training, args, self, steps, loader)
         self.middle = self._auditor.middle(self.last) if self._auditor and self.last else None
-        self._steps = Steps(self._model) if "epochs" in audit.wished() else None
+        self._steps = Steps(self._model) if "epochs" in auditor.wished() else None
         self._hook()
         self._compilations = compilation.Compilations(self._place)
         run.before_end(self._finish)
@@ -162,7 +162,7 @@ class Witness:
         return mode, self._counts["forward"]
 
     def _on_input(self, model, args, kwargs):
-        images = audit.entered(args, kwargs)
+        images = auditor.entered(args, kwargs)
         mode = "train" if model.training else "val"
         if self._steps:
             self._steps.enter(mode, images)
@@ -184,7 +184,7 @@ class Witness:
             tuple(images.shape),
             images.dtype,
             images.device,
-            audit.layout(images),
+            auditor.layout(images),
             torch.get_autocast_dtype(images.device.type) if casts.enabled(images.device) else None,
             torch.is_grad_enabled(),
         ] += 1
@@ -194,7 +194,7 @@ class Witness:
             self._val_dtypes.add(logits.dtype)
 
     def _on_loss(self, criterion, args, kwargs, loss):
-        logits, labels = audit.given(args, kwargs)
+        logits, labels = auditor.given(args, kwargs)
         mode, _ = self._place()
         self._losses[mode, tuple(logits.shape), logits.dtype, labels.device, loss.dtype] += 1
         if self._steps:
@@ -205,7 +205,7 @@ class Witness:
                 "logits": _tensor(logits),
                 "loss": _tensor(loss),
             }
-            of_mean = len(logits) if audit.sums(criterion) else 1
+            of_mean = len(logits) if auditor.sums(criterion) else 1
             loss.register_hook(lambda gradient: self._on_loss_gradient(gradient, of_mean))
 
     def _on_gradient(self, weight):
@@ -245,7 +245,7 @@ class Witness:
         known = not any(torch.is_tensor(rate) and rate.is_cuda for rate in rates)
         self._rates.append(max(map(float, rates)) if known else None)
         moved = sum(p.grad is not None for group in groups for p in group["params"])
-        settings = sorted({str(audit.settings(group, optimizer)) for group in groups})
+        settings = sorted({str(auditor.settings(group, optimizer)) for group in groups})
         self._updates[moved, "; ".join(settings)] += 1
 
     def _note_phase(self, work):
@@ -260,7 +260,7 @@ class Witness:
         Nothing is compiled yet, so that all of its convolutions and products are there to see.
         """
         if self._first_profiler:
-            self._work = work.counted(stop_profiler(self._first_profiler))
+            self._work = workload.counted(stop_profiler(self._first_profiler))
             self._first_profiler = None
         elif self._counts_first:
             self._counts_first = False
@@ -276,8 +276,8 @@ class Witness:
             entered.dtype,
             output.dtype,
             output.device,
-            audit.layout(entered),
-            audit.layout(output),
+            auditor.layout(entered),
+            auditor.layout(output),
         ] += 1
 
     def _on_loss_gradient(self, gradient, of_mean):
@@ -493,7 +493,7 @@ class Steps:
     def begin(self, optimizer, args, kwargs):
         """Note the gradients of an update, and compare what it finds with what was left."""
         weights = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [audit.own(p.grad) for p in weights if p.grad is not None]
+        gradients = [auditor.own(p.grad) for p in weights if p.grad is not None]
         scale = getattr(optimizer, "grad_scale", None)
         self._norms.append(
             torch.nn.utils.get_total_norm(gradients) / (1 if scale is None else scale)
@@ -524,13 +524,13 @@ class Steps:
 
     def _rows(self, optimizer):
         weights = [p for group in optimizer.param_groups for p in group["params"]]
-        found, names = {}, audit.states_of(optimizer)
+        found, names = {}, auditor.states_of(optimizer)
         for place in {0, len(weights) // 2, len(weights) - 1}:
             weight = weights[place]
             states = {key: optimizer.state.get(weight, {}).get(key) for key in names}
             for key, tensor in ({"weight": weight} | states).items():
                 if tensor is not None and not tensor.is_meta:
-                    found[place, key] = audit.own(tensor.detach()).reshape(-1)[:SEEN]
+                    found[place, key] = auditor.own(tensor.detach()).reshape(-1)[:SEEN]
         return found
 
 
@@ -647,7 +647,7 @@ def _parameters(model):
     return records.Parameters(
         dtypes=_dtypes(weights),
         devices=dict(Counter(str(p.device) for p in weights)),
-        layouts=dict(Counter(audit.layout(p) for p in weights)),
+        layouts=dict(Counter(auditor.layout(p) for p in weights)),
     )
 
 
@@ -750,7 +750,7 @@ def _profile(events):
     for event in events:
         name = event.name()
         if kind := kinds.MATRIX_OPS.get(name):
-            matrix[kind, work.dtype(next((d for d in event.dtypes() if d), "?"))] += 1
+            matrix[kind, workload.dtype(next((d for d in event.dtypes() if d), "?"))] += 1
         elif kinds.FUSED.match(name):
             fused += 1
         elif name == "aten::_local_scalar_dense":
@@ -765,7 +765,7 @@ def _profile(events):
     return {
         **communication(events),
         **compilation.coverage(events),
-        "work": work.counted(events),
+        "work": workload.counted(events),
         "matrix_ops": [{"op": op, "dtype": d, "count": n} for (op, d), n in matrix.items()],
         "fused_updates": fused,
         "calls": dict(calls),
@@ -837,7 +837,7 @@ def _span(event, begin):
 
 def _collective(event, span):
     backend, op = kinds.COLLECTIVE.fullmatch(event.name()).groups()
-    dtype = work.dtype(next(iter(event.dtypes()), "?"))
+    dtype = workload.dtype(next(iter(event.dtypes()), "?"))
     return {
         "backend": backend,
         "op": op,

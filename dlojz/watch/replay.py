@@ -1,6 +1,6 @@
 """Do some updates of a run again, with the solution: `replay.py SOLUTION MINE FLAGS...`
 
-The program of a check. MINE is the folder of an audited run (see `dlojz.watch.audit`), SOLUTION
+The program of a check. MINE is the folder of an audited run (see `dlojz.watch.auditor`), SOLUTION
 that of the solution's own run, whose copy of the trainer is imported; FLAGS are those of both.
 
 An update is judged in links, because only the model's is noisy:
@@ -37,11 +37,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlojz import idr_torch
 from dlojz.runs import log, records
-from dlojz.training import imports, processes
+from dlojz.training import imports, ranks
 from dlojz.training.chronometer import Chronometer
 from dlojz.training.sharding import own
-from dlojz.watch import audit
-from dlojz.watch.audit import rounding
+from dlojz.watch import auditor
+from dlojz.watch.auditor import rounding
 
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
@@ -64,23 +64,23 @@ def main():
     args = trainer.parse_args()
     run = log.open_run(args)
     trainer.set_numerics(args)
-    torch.backends.cudnn.benchmark &= audit.wished().get("autotune", True)
+    torch.backends.cudnn.benchmark &= auditor.wished().get("autotune", True)
     if getattr(args, "compile", "off") != "off":  # a few steps are not worth it
         torch.compiler.set_stance("force_eager")
     replay = Replay(trainer, args, trainer.set_device())
-    processes.keep_group()
+    ranks.keep_group()
     run.setup(replay.device, replay.training, *replay.loaders)
-    pair = [torch.load(audit.watched_file(f, idr_torch.rank)) for f in (mine, solution)]
+    pair = [torch.load(auditor.watched_file(f, idr_torch.rank)) for f in (mine, solution)]
     _all_the_same(pair[0].kept)
     first_buffers = replay.other_buffers(pair[0].first_buffers)
     updates, noisy = [], NOISY
     for file in map(Path, pair[0].files):
-        state = audit.load(file, replay.device)
+        state = auditor.load(file, replay.device)
         if not _had_to_skip(state):
             updates.append(replay.update(state, pair[0].steps, noisy=noisy > 0))
             noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped
         del state  # frees its memory for the next one
-        audit.drop(file)
+        auditor.drop(file)
     every = replace(
         every_step(replay, *pair),
         first_buffers=first_buffers,
@@ -88,7 +88,7 @@ def main():
     )
     run.evidence(records.Replay(updates, every))
     run.end()
-    processes.leave_group()
+    ranks.leave_group()
 
 
 def _all_the_same(kept: list[int]):
@@ -129,7 +129,7 @@ class Replay:
         self.training = trainer.build_training(args, device, classes, updates)
         self.per_epoch = min(args.test_nsteps, batches) if args.test else batches
         self._model = self.training.model
-        plainly = audit.plainly(self._model)
+        plainly = auditor.plainly(self._model)
         self.weights = {plainly(name): p for name, p in self._model.named_parameters()}
         self._buffers = {plainly(name): b for name, b in self._model.named_buffers()}
         self._gradients = self._stream = None
@@ -279,7 +279,7 @@ class Replay:
             if name in self._buffers and not _equal(tensor, self._buffers[name].cpu())
         ]
 
-    def validation(self, mine: audit.Watched, solution: audit.Watched) -> records.Validation:
+    def validation(self, mine: auditor.Watched, solution: auditor.Watched) -> records.Validation:
         """Return how far the batches of the last validation are from the solution's.
 
         Some of them are computed again, from the trainee's weights and buffers.
@@ -296,8 +296,8 @@ class Replay:
         kept = None
         if mine.validated:
             file = Path(mine.validated)
-            kept = {part: audit.unpack(packed) for part, packed in torch.load(file).items()}
-            audit.drop(file)
+            kept = {part: auditor.unpack(packed) for part, packed in torch.load(file).items()}
+            auditor.drop(file)
         found |= {"again": count, "buffers": self._off_process_0(kept)}
         if not count:
             return records.Validation(**found)
@@ -348,7 +348,7 @@ class Replay:
             self._lay_out(self.weights[name], tensor)
             own(self.weights[name]).copy_(tensor)
         if moved:
-            audit.perturb(self._model, *moved)
+            auditor.perturb(self._model, *moved)
         for name, buffer in self._buffers.items():  # a right model may have more
             buffer.copy_(buffers[name])
 
@@ -385,8 +385,8 @@ class Replay:
         On an H200 the gradients of small networks, in float32, were 0.0013 of them away from those
         in the other layout, and 0.00004 from those of weights that are off by a rounding error.
         """
-        wanted = audit.layout(tensor)
-        if own(weight) is weight and wanted in FORMATS and wanted != audit.layout(weight):
+        wanted = auditor.layout(tensor)
+        if own(weight) is weight and wanted in FORMATS and wanted != auditor.layout(weight):
             weight.data = weight.data.contiguous(memory_format=FORMATS[wanted])
 
     def _complete(self, optimizer):
@@ -508,7 +508,7 @@ class Replay:
             _keep_worst(worst, f"{name} {key}", off[i].abs(), 4 * EPS * scale)
 
     def criterion(
-        self, step: audit.Batch, labels
+        self, step: auditor.Batch, labels
     ) -> tuple[float | None, float | None, float | None]:
         """Return how far the logits' gradient is from that of the solution's criterion, and scale.
 
@@ -590,9 +590,9 @@ def _settings(update, replay) -> records.Settings:
     )
 
 
-def rows(replay, watched: audit.Watched) -> list[float | None]:
+def rows(replay, watched: auditor.Watched) -> list[float | None]:
     """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
-    found, usual = [], list(audit.states_of(replay.training.optimizer))
+    found, usual = [], list(auditor.states_of(replay.training.optimizer))
     made = 0  # updates before this one
     for now, then in zip(watched.updates, watched.updates[1:], strict=False):
         known = now.rows.shape == then.rows.shape and now.update < len(replay.rates)
@@ -637,10 +637,10 @@ def _row_of(replay, group, update, made: int, before, after) -> float:
         settings = {name: group[name] for name in known & group.keys()}
         settings["lr"] = replay.rates[update.update]
         optimizer = kind([moved], **settings)
-        keys = audit.states_of(optimizer)
+        keys = auditor.states_of(optimizer)
         if made:
             kept = {key: state.clone() for key, state in zip(keys, states, strict=True)}
-            if keys != audit.MOMENTUM:
+            if keys != auditor.MOMENTUM:
                 kept["step"] = torch.tensor(float(made), device=moved.device)
             optimizer.state[moved].update(kept)
         moved.grad = gradient

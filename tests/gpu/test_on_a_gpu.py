@@ -14,7 +14,7 @@ from dlojz.check import audit as judged
 from dlojz.images import generate
 from dlojz.runs import log
 from dlojz.runs.stats import summary
-from dlojz.watch import audit, replay
+from dlojz.watch import auditor, replay
 
 SOLUTION = course.solution("01")
 
@@ -155,11 +155,11 @@ def test_rows_of_an_update_are_done_again_as_this_gpu_does_them(fused):
     drawn = SimpleNamespace(_chosen=[(weight, None)])
     for number in range(6):
         weight.grad = torch.sin(torch.arange(64.0, device=device) * (number + 1))
-        rows = [row.reshape(-1).cpu() for row in audit.Auditor._rows(drawn, mine)]
-        updates.append(audit.Facts(number, rows=torch.cat(rows)))
+        rows = [row.reshape(-1).cpu() for row in auditor.Auditor._rows(drawn, mine)]
+        updates.append(auditor.Facts(number, rows=torch.cat(rows)))
         mine.step()
-    states = list(audit.states_of(solution))
-    watched = audit.Watched(updates=updates, rows=[("w", None)], states=states)
+    states = list(auditor.states_of(solution))
+    watched = auditor.Watched(updates=updates, rows=[("w", None)], states=states)
     solved = SimpleNamespace(training=SimpleNamespace(optimizer=solution), weights={"w": weight})
     solved.rates, solved.device = [0.01] * 6, device
     assert max(replay.rows(solved, watched)) < judged.ROUNDINGS

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.figures.memory import COLOURS, PAPER
+from dlojz.figures.plans import COLOURS, PAPER
 from dlojz.figures.report import bytes_text
 from dlojz.runs import log
 from dlojz.runs.memory import PARTS

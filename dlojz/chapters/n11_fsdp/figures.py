@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dlojz.course import UserError
-from dlojz.figures import memory, report
+from dlojz.figures import plans, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import summary
@@ -133,7 +133,7 @@ def sent(run) -> dict[str, tuple[float, float]]:
 def plot_sent(run, ax=None):
     """Draw the bytes that a node sends in a step of each way: inside, and to another node."""
     found, left = sent(run), 0
-    looks = {"inside the node": memory.COLOURS["parameters"], "to another node": "#D55E00"}
+    looks = {"inside the node": plans.COLOURS["parameters"], "to another node": "#D55E00"}
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.2 + 0.5 * len(found)))[1]
         for (what, colour), sizes in zip(looks.items(), np.array([*found.values()]).T, strict=True):
@@ -214,7 +214,7 @@ def plot_trained(jobs, labels, ax=None):
 
 def _plot_held(found, where, ax):
     with report.style(grid="x"):
-        ax = memory.plot(found, ax=ax, each="process")
+        ax = plans.plot(found, ax=ax, each="process")
         activations = any("activations" in peak.parts for peak in found.values())
         rest = "activations: all the rest of the peak" if activations else "without activations"
         ax.set_title(f"{where}; {rest}", fontsize=9, fontweight="normal")
@@ -315,7 +315,7 @@ def plot_recompute(run, axes=None):
             axes = plt.subplots(1, 2, figsize=(11, 1.4 + 0.5 * len(cases)), sharey=True)[1]
         keeps, costs = axes
         kept = [case["kept_bytes"] / 1e6 for case in cases.values()]
-        bars = keeps.barh(range(len(cases)), kept, 0.6, color=memory.COLOURS["activations"])
+        bars = keeps.barh(range(len(cases)), kept, 0.6, color=plans.COLOURS["activations"])
         keeps.bar_label(bars, [report.bytes_text(1e6 * v) for v in kept], padding=4)
         keeps.set(xlabel="kept for the backward pass (MB)", xlim=(0, 1.2 * max(kept)))
         drawn = {}
@@ -341,7 +341,7 @@ def plot_recompute(run, axes=None):
 def predicted(run) -> dict[str, Peak]:
     """Return the highest peak of each plan of experiments/fits.py."""
     cases = _measured(run, "peaks", "fits").cases
-    return {_plan(case["plan"]): memory.highest(case)[1] for case in cases.values()}
+    return {_plan(case["plan"]): plans.highest(case)[1] for case in cases.values()}
 
 
 def _plan(plan):
@@ -366,7 +366,7 @@ def offloaded(run, copy) -> Table:
             stays = [{k: v for k, v in p.items() if k not in MOVED} for p in case["peaks"].values()]
             left = max(sum(parts.values()) for parts in stays)
             copied = 3 * 4 * case["parameters"] / case["plan"]["gpus"]
-            sizes = (memory.highest(case)[1].bytes, left, copied)
+            sizes = (plans.highest(case)[1].bytes, left, copied)
             seconds = f"{copied / speed:.2g} s"
             rows.append((_plan(case["plan"]), *map(report.bytes_text, sizes), seconds))
     head = ("", "on the GPU", "offloaded", "copied in a step", f"at {speed / 1e9:.0f} GB/s")
@@ -387,13 +387,13 @@ def plot_fits(run, cards: Mapping[str, float] = CARDS, ax=None):
     """Draw the predicted memory of each GPU for each plan, by part, with the memory of cards."""
     found = predicted(run)
     with report.style(grid="x"):
-        ax = memory.plot(found, ax=ax)
+        ax = plans.plot(found, ax=ax)
         ax.set_xlim(
             0, 1.15 * max([peak.bytes for peak in found.values()] + [*cards.values()]) / 1e9
         )
         for card, size in cards.items():
-            ax.axvline(size / 1e9, **memory.CARD, zorder=0)
-            look = {"ha": "center", "va": "bottom", "fontsize": 9, "bbox": memory.PAPER}
+            ax.axvline(size / 1e9, **plans.CARD, zorder=0)
+            look = {"ha": "center", "va": "bottom", "fontsize": 9, "bbox": plans.PAPER}
             ax.text(size / 1e9, -0.7, card, **look)
         arguments = log.read(run).start["arguments"]
         what = "{model}, {batch_size} images of {image_size} px on each GPU, {precision}"

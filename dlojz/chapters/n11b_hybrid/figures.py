@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from dlojz import runs
 from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
 from dlojz.course import UserError
-from dlojz.figures import memory, peaks, report
+from dlojz.figures import peaks, plans, report
 from dlojz.runs import log
 from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
@@ -27,7 +27,7 @@ def cases(run) -> list[tuple[Summary, dict]]:
 
 
 def _peak(case) -> Peak:
-    return memory.highest(case)[1]
+    return plans.highest(case)[1]
 
 
 def run_name(s: Summary) -> str:
@@ -59,7 +59,7 @@ def plot_peaks(run, ax=None):
     pairs = cases(run)
     limit = pairs[0][0].memory_limit_bytes
     with report.style(grid="x"):
-        ax = memory.plot({run_name(s): _peak(case) for s, case in pairs}, limit, ax)
+        ax = plans.plot({run_name(s): _peak(case) for s, case in pairs}, limit, ax)
         for text in [*ax.texts]:
             text.remove()
         for y, (s, case) in enumerate(pairs):
@@ -67,7 +67,7 @@ def plot_peaks(run, ax=None):
             at = max(peak, came) / 1e9
             if came:
                 ax.plot(came / 1e9, y, "D", color="black", mec="white", ms=8, zorder=4)
-            memory.label(ax, at, y, _words(s, peak), 10, fontsize=9, linespacing=1.3)
+            plans.label(ax, at, y, _words(s, peak), 10, fontsize=9, linespacing=1.3)
         ax.text(limit / 1e9, -0.65, f"it has {report.bytes_text(limit)}", ha="center", va="bottom")
         ax.set_xlim(0, 1.3 * max(_peak(case).bytes for _, case in pairs) / 1e9)
         title = f"predicted, and recorded: ◆\n{_where(pairs)}"

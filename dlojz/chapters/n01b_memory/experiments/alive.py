@@ -36,8 +36,8 @@ def main():
             plan = planned(args, way, batches)
             estimate.check(trainer, plan)
             with estimate.shown(plan):
-                ledger, last = estimate.counted(trainer, plan, accumulate=batches)
-            moments = memory.over_time(ledger.events, ledger.parts, last)
+                storages, last = estimate.counted(trainer, plan, accumulate=batches)
+            moments = memory.over_time(storages.events, storages.parts, last)
             of = {"precision": args.precision, "events": len(last)}
             run.case(named(plan, batches), **of, at=moments)
             most = max(sum(moment["parts"].values()) for moment in moments)

@@ -21,7 +21,7 @@ import torch
 import torchvision
 
 from dlojz.chapters import session
-from dlojz.watch import audit
+from dlojz.watch import auditor
 
 CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
     "neither": (False, False, False),
@@ -89,7 +89,7 @@ def profile(step, device):
     layouts = Counter()
     model = step.args[0]
     hooks = [
-        m.register_forward_hook(lambda _, __, out: layouts.update([audit.layout(out)]))
+        m.register_forward_hook(lambda _, __, out: layouts.update([auditor.layout(out)]))
         for m in model.modules()
         if isinstance(m, torch.nn.Conv2d)
     ]
