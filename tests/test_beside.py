@@ -296,7 +296,7 @@ def test_an_error_in_the_file_is_named_by_its_line(with_file):
 def test_what_is_left_to_do_in_the_file_is_told(with_file):
     assert course.own("01_gpu") == f"dlojz/{FILE}"
     notes = plan.notes(exercises.find("01_gpu"), submit("dlojz/dlojz.py --help"))
-    assert notes == [f"`# TODO 01` is still in line 7 of {FILE}"]
+    assert notes == [f"`TODO 01` is still in line 7 of {FILE}"]
 
 
 def test_a_job_without_the_file_is_refused(with_file):
@@ -316,7 +316,7 @@ def test_a_job_without_the_file_is_refused(with_file):
 )
 def test_each_program_imports_the_file_beside_itself(command, with_file, monkeypatch):
     """However it is run, and whatever else Python would find under that name."""
-    shutil.copytree(Path(course.__file__).parent, with_file / "dlojz", dirs_exist_ok=True)
+    shutil.copytree(Path(course.__file__).parents[1], with_file / "dlojz", dirs_exist_ok=True)
     program = "from dlojz.training import imports\nimports.beside(__file__, 'optimizers')"
     for file in (course.trainer(), course.solution("02")):
         file.write_text(program)

@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import made
 import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
@@ -439,7 +440,7 @@ def test_a_check_shares_how_its_job_fares(monkeypatch):
 
     shared = []
     monkeypatch.setattr(progress, "share_state", lambda job, state: shared.append(str(state)))
-    monkeypatch.setattr(run.series, "folders", lambda job: {"solution": "runs/none"})
+    monkeypatch.setattr(run.series, "entries", lambda job: [made.entry("solution")])
     monkeypatch.setattr(run.series, "finished", lambda job: 0)
     run._wait(Job(), "01_gpu", lambda: {})
     assert shared == ["QUEUED", "RUNNING"], "its end comes with the verdict"

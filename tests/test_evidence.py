@@ -397,7 +397,7 @@ def counted(monkeypatch):
     """The calls that are counted of events: counted(events)."""
     for name in ("communication", "compilation.coverage"):
         monkeypatch.setattr(f"dlojz.watch.evidence.{name}", lambda events: {})
-    monkeypatch.setattr("dlojz.watch.evidence.work.counted", lambda events: {})
+    monkeypatch.setattr("dlojz.watch.evidence.workload.counted", lambda events: {})
     monkeypatch.setattr("dlojz.watch.evidence._asks_not_to_wait", lambda event: False)
     monkeypatch.setattr("dlojz.watch.evidence._ran_on_gpu", lambda event: False)
     return lambda events: evidence._profile(events)["calls"]

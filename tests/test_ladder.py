@@ -111,7 +111,7 @@ def test_the_first_check_times_the_start_of_the_course_too(tmp_path, step, steps
         write_log(path / "events.jsonl")
         made.audit(path, images=32, steps=10, step_s=0.2 if path.name == "before-1" else 0.1)
     job = SimpleNamespace(directory=runs["after-1"], info={"command": ["t.py", "--test"]})
-    found = check._reached(exercise.find(step), job, runs)
+    found = check._reached(exercise.find(step), job, made.ended(runs))
     assert list(found) == steps
     assert (found[step].runs, found[step].flags) == (2, "--test")
     if step == "01_gpu":

@@ -63,7 +63,7 @@ def test_each_way_on_the_processor_has_a_bar_and_the_gpu_a_line(decoders):
 
 
 def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path):
-    row = figures.trials(trial(tmp_path / "1.jsonl", workers=2)).rows[0]
+    row = figures.trial_table(trial(tmp_path / "1.jsonl", workers=2)).rows[0]
     assert row[:7] == ("1", "2", "yes", "3", "yes", "yes", "no")
     assert row[7:] == ("320", "10%", "0.5 s", "912 MB", "★ fastest")
 
@@ -71,11 +71,11 @@ def test_a_trial_shows_its_knobs_and_what_came_of_them(tmp_path):
 def test_a_trial_that_lived_on_batches_that_were_ready_is_told(tmp_path):
     window = {"first_step": 3, "steps": 7, "wall_s": 0.7}
     run = trial(tmp_path / "1.jsonl", workers=2, steps=10, window=window)
-    assert figures.trials(run).rows[0][-1] == "★ fastest; short: 6 batches were ready"
+    assert figures.trial_table(run).rows[0][-1] == "★ fastest; short: 6 batches were ready"
 
 
 def test_workers_are_those_that_there_were(tmp_path):
-    assert figures.trials(trial(tmp_path / "1.jsonl", workers=9)).rows[0][1] == "2"
+    assert figures.trial_table(trial(tmp_path / "1.jsonl", workers=9)).rows[0][1] == "2"
 
 
 def test_a_star_needs_a_lead_that_equal_runs_do_not_have(tmp_path):
@@ -83,7 +83,7 @@ def test_a_star_needs_a_lead_that_equal_runs_do_not_have(tmp_path):
     speeds = {0: 111, 1: 113.5, 2: 114.7, 3: 118}  # ms; the last is 6 % slower than the first
     runs = [trial(tmp_path / f"{w}.jsonl", w, ms=ms, cores=4) for w, ms in speeds.items()]
     few = "among the fastest"
-    assert [row[-1] for row in figures.trials(runs).rows] == [few, few, few, ""]
+    assert [row[-1] for row in figures.trial_table(runs).rows] == [few, few, few, ""]
     colours = {bar.get_facecolor() for bar in figures.plot_trials(runs).patches[:6:2]}
     assert len(colours) == 1
 
@@ -98,24 +98,24 @@ def test_the_steps_for_which_nobody_decoded_any_more_do_not_count(tmp_path):
         step["host_ms"] = {"data": 0, "transfer": 0, "forward": 9, "backward": 27, "update": 9}
     next(line for line in lines if line["event"] == "setup")["steps_per_epoch"] = 31
     run.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    row = figures.trials(run).rows[0]
+    row = figures.trial_table(run).rows[0]
     assert row[7:9] == ("278", "10%"), "32 images in 115 ms"
     assert row[-1] == "★ fastest; without its last 6 steps: nothing was left to decode"
     longer = run.read_text().replace('"steps_per_epoch": 31', '"steps_per_epoch": 100')
     (tmp_path / "2.jsonl").write_text(longer)
-    assert figures.trials(tmp_path / "2.jsonl").rows[-1][7] == "320"
+    assert figures.trial_table(tmp_path / "2.jsonl").rows[-1][7] == "320"
 
 
 def test_a_trial_that_failed_is_shown_with_its_state(tmp_path):
     end = {"outcome": "out_of_memory", "time": "2026-01-02T03:05:05", "error": "out of memory"}
     lost = {"steps": 0, "window": None, "validation": None, "epoch": None, "end": end}
     runs = [trial(tmp_path / "1.jsonl", 0), trial(tmp_path / "2.jsonl", 1, **lost)]
-    assert figures.trials(runs).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
+    assert figures.trial_table(runs).rows[1][7:] == ("-", "-", "-", "-", "OUT_OF_MEMORY")
 
 
 def test_what_others_used_of_the_cores_is_told(tmp_path):
     window = {"first_step": 3, "steps": 40, "wall_s": 4.0, "others_cpu": 0.8}
-    note = figures.trials(trial(tmp_path / "1.jsonl", 1, window=window)).rows[0][-1]
+    note = figures.trial_table(trial(tmp_path / "1.jsonl", 1, window=window)).rows[0][-1]
     assert note == "others kept 0.8 of 2 CPUs busy: repeat it", "and no star, whatever its speed"
 
 
@@ -124,7 +124,11 @@ def test_a_trial_of_another_trainer_is_told(tmp_path):
         trial(tmp_path / f"{number}.jsonl", number, ms=100 + 10 * number, code=code)
         for number, code in enumerate(("aa", "bb", "bb"))
     ]
-    assert [row[-1] for row in figures.trials(runs).rows] == ["another trainer", "★ fastest", ""]
+    assert [row[-1] for row in figures.trial_table(runs).rows] == [
+        "another trainer",
+        "★ fastest",
+        "",
+    ]
 
 
 def test_the_figure_of_trials_names_what_differs(tmp_path):

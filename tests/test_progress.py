@@ -189,8 +189,8 @@ def test_each_quiz_and_each_step_is_asked_in_a_notebook():
 
 
 def test_what_was_done_is_shown_with_its_score(notebooks, monkeypatch, tmp_path, capsys):
-    for module in ("quiz", "mysteries"):
-        monkeypatch.setattr(sys.modules[f"dlojz.widgets.{module}"], "display", lambda box: None)
+    for module in (sys.modules["dlojz.widgets.quiz"], mysteries):
+        monkeypatch.setattr(module, "display", lambda box: None)
     for passed, job in ((False, "0003"), (True, "0004"), (False, "0005")):
         progress.keep("verdicts", "01_gpu", {"passed": passed, "job": job})
     widgets.predict("01 gpu", images_per_s=300, step_ms=None)

@@ -317,7 +317,7 @@ OWN_LOG = """    import argparse
 
     from dlojz.runs import log
 
-    repair.examine(Net)
+    job.examine(Net)
     log.open_run(argparse.Namespace()).case("eager")"""
 
 
@@ -325,8 +325,8 @@ OWN_LOG = """    import argparse
     ("change", "told"),
     [
         (("torch.relu(", "torch.rule("), "AttributeError"),
-        (("    repair.examine(Net)", "    pass"), "it logged nothing to compare"),
-        (("    repair.examine(Net)", OWN_LOG), "its log was written by something else, too"),
+        (("    job.examine(Net)", "    pass"), "it logged nothing to compare"),
+        (("    job.examine(Net)", OWN_LOG), "its log was written by something else, too"),
     ],
 )
 def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):

@@ -396,7 +396,7 @@ def test_a_job_is_judged_and_its_trace_read(prepared):
             ("    return total / len(data), right", "    return right"),
             "iteration over a 0-d tensor",
         ),
-        (("    slow.examine(__file__)", "    pass"), "it logged nothing to compare"),
+        (("    job.examine(__file__)", "    pass"), "it logged nothing to compare"),
     ],
 )
 def test_a_file_that_does_not_run_has_its_hint(prepared, change, told):

@@ -84,7 +84,7 @@ def test_on_a_gpu_the_notebooks_batch_comes_first_and_small_ones_after_it():
 
 
 def test_on_a_gpu_only_those_wrong_answers_are_judged_whose_hint_depends_on_it():
-    steps = list(verify.exercises.STEPS)
+    steps = list(verify.exercise.STEPS)
     everywhere = {(c.step, c.name) for c in verify.wrong_answers(steps, False, HERE)}
     there = {(c.step, c.name) for c in verify.wrong_answers(steps, True, HERE)}
     assert ("01_gpu", "model-left-behind") in there

@@ -39,15 +39,9 @@ THEMES = {p.name.split("-")[1]: p / "index.css" for p in lab_themes().glob("them
 def shown(course_folder, monkeypatch):
     """What was displayed."""
     found = []
-    for name in (
-        "answer",
-        "form",
-        "monitor",
-        "mysteries",
-        "queue",
-        "quiz",
-    ):  # the room's face hides the modules
+    for name in ("answer", "form", "monitor", "queue", "quiz"):  # the room's face hides these
         monkeypatch.setattr(sys.modules[f"dlojz.widgets.{name}"], "display", found.append)
+    monkeypatch.setattr(mysteries, "display", found.append)
     return found
 
 
@@ -177,7 +171,7 @@ def test_an_unknown_question_names_the_others(shown):
 
 def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
     (course_folder / "reference").symlink_to(REPOSITORY / "reference")
-    widgets.accuse("H")
+    mysteries.accuse("H")
     choice, verdict = shown[0].children
     assert [key for _, key in choice.options] == [None, *mysteries.ANSWERS]
     assert choice.label == "what is wrong?"
@@ -195,11 +189,11 @@ def test_a_mystery_is_judged_with_hints_that_say_more(shown, course_folder):
 def test_a_mystery_shows_the_answer_that_was_kept(shown, course_folder):
     """As when the notebook is opened again, and the cell is run."""
     (course_folder / "reference").symlink_to(REPOSITORY / "reference")
-    widgets.accuse("H")
+    mysteries.accuse("H")
     assert repr(shown[0]).startswith("H: what is wrong? "), "text where there are no widgets"
     for given, word in (("print", "Not quite."), ("one-worker", "Yes:")):
         shown[0].children[0].value = given
-        widgets.accuse("H")
+        mysteries.accuse("H")
         choice, verdict = shown[-1].children
         assert choice.value == given
         assert word in verdict.value

@@ -24,6 +24,7 @@ from dlojz.course import UserError
 from dlojz.runs import source
 from dlojz.traces import trace
 from dlojz.traces.trace import Event, Trace
+from dlojz.training import imports
 
 REPOSITORY = Path(__file__).parent.parent
 KEEPS = {"normalization": 0.5, "rest": 0.25, "host": 0.3}
@@ -518,7 +519,7 @@ def test_a_trainer_that_cannot_be_imported_is_refused_with_its_line(code, messag
     file = tmp_path / "mine.py"
     file.write_text(f"{code}\n{'; '.join(f'{name} = None' for name in source.FUNCTIONS)}\n")
     with pytest.raises(UserError, match=message):
-        measuring.imported(str(file))
+        imports.trainer(str(file))
 
 
 @pytest.mark.parametrize(

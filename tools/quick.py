@@ -2,7 +2,7 @@
 
 Changed is what differs from where this branch left main, what is not committed, and what is new.
 Its tests are in the file named like the module, or else like the nearest folder of a module
-(`exercises/amp.toml`: test_exercises.py), and in the files that import it, unless those are many. A
+(`widgets/quiz.py`: test_widgets.py), and in the files that import it, unless those are many. A
 chapter is one module. A file outside of dlojz/ has the tests that mention it, too. An answer, a
 solution or the exercise of a step has the tests of all steps, of which that step's are run.
 

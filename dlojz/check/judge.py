@@ -102,7 +102,7 @@ def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
     if not failed and exercise.last in cases:
         try:
             findings = list(exercise.findings(cases))
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, log.LogError) as error:
             told = f"its log was written by something else, too: {error!r}. Leave that to the job"
     if not findings:
         ended = Finding(exercise.parts[0], "job", "job", State.FAILED, told, "completed", "failed")

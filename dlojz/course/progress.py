@@ -22,7 +22,7 @@ KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accu
 SHARE_S = 60  # between two looks at a job that waits or runs
 listeners: list[Callable[[Path], None]] = []  # `classroom` shares the file with the class
 _shared = {}  # folder of a job: the state that was shared, and when
-CALL = re.compile(rf"""^\s*(?:\w+ = )?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
+CALL = re.compile(rf"""^\s*(?:\w+ = |mysteries\.)?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
 
 
 def file() -> Path:
