@@ -374,5 +374,6 @@ def test_a_difference_shows_the_file_too(with_file, capsys):
 
 def test_progress_names_the_file_of_a_step(with_file):
     cell = {"cell_type": "code", "source": ["check('01_gpu')"]}
+    (with_file / "notebooks").mkdir()
     (with_file / "notebooks" / "01_gpu.ipynb").write_text(json.dumps({"cells": [cell]}))
     assert f"verdict with {FILE}" in repr(progress.overview())

@@ -15,7 +15,7 @@ import torchvision
 
 from dlojz import runs
 from dlojz.chapters.n11b_hybrid import figures
-from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
+from dlojz.chapters.n11b_hybrid.flops import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.estimate import estimate, operations
 from dlojz.figures import peaks
@@ -238,11 +238,11 @@ def test_what_notebook_11_says_of_predictions_is_so():
     pairs = figures.cases(runs.recorded(PREDICTED))
     [(lost, case)] = [pair for pair in pairs if not pair[0].completed]
     assert lost.state == "OUT_OF_MEMORY"
-    needs, has = figures.memory.highest(case)[1].bytes / 1e9, lost.memory_limit_bytes
+    needs, has = figures.plans.highest(case)[1].bytes / 1e9, lost.memory_limit_bytes
     yield f"predicted to need {needs:.0f} GB, and this GPU has {has / 1e9:.0f}: the"
     assert has < 141 * 2**30 < 1.01 * has, "vendors count in GiB"
     away = {
-        figures.run_name(s): figures.memory.highest(case)[1].bytes / s.peak_memory_bytes - 1
+        figures.run_name(s): figures.plans.highest(case)[1].bytes / s.peak_memory_bytes - 1
         for s, case in pairs
         if s.completed
     }
@@ -256,7 +256,7 @@ def test_what_notebook_11_says_of_predictions_is_so():
     yield "Two needed what was predicted, two {1:.0f} % and {0:.0f} % less".format(*more)
     twice = "vit_2b, 32 images, DDP on 2 GPUs"
     predicted, s = next((c, s) for s, c in pairs if figures.run_name(s) == twice)
-    peak = figures.memory.highest(predicted)[1]
+    peak = figures.plans.highest(predicted)[1]
     first, second = (r.memory["device_peak_bytes"] for r in log.read_ranks(runs.recorded(DDP)))
     yield f"{peak.bytes / 1e9:.1f} GB predicted, and {second / 1e9:.1f} measured"
     yield f"Its other GPU measured {first / 1e9:.1f}"
@@ -321,7 +321,7 @@ def test_what_notebook_11_says_of_the_largest_model_is_so():
     found = by_name()
     case = dict((figures.run_name(s), case) for s, case in figures.cases(runs.recorded(PREDICTED)))
     whole = BEST.removesuffix(", compiled")
-    parts = figures.memory.highest(case[whole])[1].parts
+    parts = figures.plans.highest(case[whole])[1].parts
     halves = sum(parts[part] for part in ("parameters", "gradients", "optimizer"))
     # One GPU has all of them, and autocast's copies of the weights in place of the gathered ones.
     alone = 2 * halves + parts["activations"] + 2 * case[whole]["parameters"]

@@ -6,7 +6,7 @@ They take a run of `predicted.py`, an experiment of notebook 11, which names its
 import matplotlib.pyplot as plt
 
 from dlojz import runs
-from dlojz.chapters.n11b_hybrid.utilization import Utilization, utilization
+from dlojz.chapters.n11b_hybrid.flops import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.figures import peaks, plans, report
 from dlojz.runs import log
