@@ -9,18 +9,22 @@ quiz.toml, answers.toml, figures.py, job.py (which runs a prepared file), experi
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 
 
 def face(chapter: str, *modules: str) -> tuple[Callable, Callable]:
     """Return `__getattr__` and `__dir__` of a chapter that shows the names of these modules.
 
-    They are imported when a name is first used: an exercise and a job need no matplotlib.
+    They are imported when a name is first used, and not for a module of the folder: an exercise, a
+    job and the command `dlojz` need no matplotlib.
     """
 
     def there():
         return [import_module(f"{chapter}.{name}") for name in modules]
 
     def get(name):
+        if find_spec(f"{chapter}.{name}"):
+            return import_module(f"{chapter}.{name}")
         for module in there() if not name.startswith("_") else ():
             if hasattr(module, name):
                 return getattr(module, name)
