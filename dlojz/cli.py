@@ -213,14 +213,7 @@ def _add_predictions(command):
     add("--json", action="store_true", help="print JSON, for programs")
 
     add = command("estimate", _estimate, "the memory of a training step, without a GPU")
-    add("--model", required=True, help="such as vit_2b, or one of torchvision")
-    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs")
-    add("--sharding", choices=memory.SHARDINGS, default="ddp", help="ddp: whole on each GPU")
-    add("-b", "--batch", type=int, default=32, help="images on each GPU")
-    add("--image-size", type=int, default=224, help="pixels")
-    add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off", help="recomputation")
-    add("--precision", choices=memory.PRECISIONS, default="fp32")
-    add("--fits", metavar="80GB", help="find the largest batch for it, and the cheapest means")
+    memory.add_flags_of_a_plan(add)
     add("--trainer", help="a file (default: yours, dlojz/dlojz.py)")
     add("--flags", default="", help='more of the trainer\'s, in quotes: "--no-channels-last"')
     add("--json", action="store_true", help="print JSON, for programs")
@@ -469,13 +462,13 @@ def _estimate(args):
     limit = memory.bytes_of(args.fits) if args.fits else None
     trainer, _ = launch.trainer_and_flags(shlex.quote(args.trainer or "dlojz/dlojz.py"))
     source.must_be_trainer(trainer)
-    names = ("model", "gpus", "sharding", "batch", "image_size", "checkpointing", "precision")
-    plan = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
-    plan += [f"--fits={limit}"] * bool(limit)
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    own = ("run", "json", "trainer")
+    plan = [f"--{n.replace('_', '-')}={value}" for n, value in given.items() if n not in own]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "memory.json"
         program = [sys.executable, "-m", "dlojz.estimate.estimate", f"--into={into}", *plan]
-        if status := _run_program([*program, f"--flags={args.flags}", str(trainer)], folder):
+        if status := _run_program([*program, str(trainer)], folder):
             return status
         row = json.loads(into.read_bytes())
     if args.json:

@@ -68,15 +68,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--into", type=Path, required=True, help="a file for the result, as JSON")
-    add("--model", required=True)
-    add("--gpus", type=int, default=1)
-    add("--sharding", choices=memory.SHARDINGS, default="ddp")
-    add("-b", "--batch", type=int, default=32, help="images per GPU")
-    add("--image-size", type=int, default=224)
-    add("--checkpointing", choices=memory.CHECKPOINTINGS, default="off")
-    add("--precision", choices=memory.PRECISIONS, default="fp32")
+    memory.add_flags_of_a_plan(add)
     add("--flags", type=shlex.split, default=(), help="more of the trainer's, in quotes")
-    add("--fits", type=int, help="bytes: find what fits")
     add("trainer", help="such as dlojz/dlojz.py")
     args = vars(parser.parse_args())
     into, file, fits = (args.pop(name) for name in ("into", "trainer", "fits"))
@@ -86,7 +79,7 @@ def main():
         trainer = imports.trainer(file)
         found = result(trainer, plan)
         if fits:
-            found["fits"] = [*fitting(trainer, plan, fits)]
+            found["fits"] = [*fitting(trainer, plan, memory.bytes_of(fits))]
     except UserError as error:
         sys.exit(f"dlojz: {error}")
     into.write_text(json.dumps(found), encoding="utf-8")

@@ -8,7 +8,7 @@ with what it is made of.
 import re
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlojz.course import UserError
@@ -33,6 +33,18 @@ SHARDINGS = ("ddp", "fsdp")
 CHECKPOINTINGS = ("off", "blocks")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 UNITS = {"": 1e9, "GB": 1e9, "GIB": 2**30, "MB": 1e6, "MIB": 2**20}
+
+
+def add_flags_of_a_plan(add: Callable):
+    """Add these flags to the command and to the program behind it, by a parser's add_argument."""
+    add("--model", required=True, help="such as vit_2b, or one of torchvision")
+    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs")
+    add("--sharding", choices=SHARDINGS, default="ddp", help="ddp: whole on each GPU")
+    add("-b", "--batch", type=int, default=32, help="images on each GPU")
+    add("--image-size", type=int, default=224, help="pixels")
+    add("--checkpointing", choices=CHECKPOINTINGS, default="off", help="recomputation")
+    add("--precision", choices=PRECISIONS, default="fp32")
+    add("--fits", metavar="80GB", help="find the largest batch for it, and the cheapest means")
 
 
 def bytes_of(text: str) -> int:
