@@ -851,7 +851,7 @@ def test_watching_looks_again(room, monkeypatch, capsys):
         looks.append(seconds)
 
     looks = []
-    monkeypatch.setattr(cli.time, "sleep", sleep)
+    monkeypatch.setattr(cli.classes.time, "sleep", sleep)
     assert cli.main(["class", str(room), "--watch"]) == 130
     assert capsys.readouterr().out.count("12 trainees") == 3
 

@@ -26,6 +26,13 @@ def test_help_is_there(command):
     assert "usage: dlojz" in subprocess.run(words, capture_output=True, text=True).stdout
 
 
+def test_the_command_starts_without_what_a_figure_or_a_training_needs():
+    code = "import sys; from dlojz import cli; print([*sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert "'dlojz.cli.tools'" in loaded
+    assert [m for m in ("matplotlib", "numpy", "torch") if f"'{m}'" in loaded] == []
+
+
 def test_submit_wait_report(course_folder, capsys, tmp_path):
     assert cli.main(["submit", "--wait", FAST]) == 0
     out = capsys.readouterr().out

@@ -182,7 +182,7 @@ def test_the_files_that_a_recipe_copies_are_all_that_the_package_needs(name, tmp
         [sys.executable, "-m", "zipfile", "-l", wheel], check=True, capture_output=True, text=True
     ).stdout
     for file in (
-        "dlojz/cli.py",
+        "dlojz/cli/jobs.py",
         "dlojz/chapters/n00c_cluster/hints.toml",
         "dlojz/chapters/n00c_cluster/seen.py",
     ):

@@ -1,5 +1,7 @@
 """A program is read before it is run: whether it is one of ours, and whether it writes a log."""
 
+import sys
+
 import pytest
 
 from dlojz import cli, course
@@ -87,8 +89,8 @@ def test_what_was_typed_steers_no_terminal(course_folder, capfd):
     with pytest.raises(SystemExit):
         cli.main(["queue", f"--{red}"])
     assert cli.main(["estimate", "--model", "resnet18", "--trainer", red]) == 2
-    says = [cli.sys.executable, "-c", f"import sys; print('a'); sys.exit('dlojz: {red}')"]
-    assert cli._run_program(says, course_folder) == 1
+    says = [sys.executable, "-c", f"import sys; print('a'); sys.exit('dlojz: {red}')"]
+    assert cli.tools._run_program(says, course_folder) == 1
     err = capfd.readouterr().err
     assert "\x1b" not in err
     assert err.count("\\x1b[31m") == 3
@@ -106,4 +108,4 @@ def test_only_trainers_of_ours_get_a_note_on_their_flags(
     monkeypatch.setenv("DLOJZ_LAUNCHER", "local")
     (course_folder / "mine.py").write_text("args = flags.parse()\n")
     (course_folder / "dlojz1_0.py").write_text("import apex\n")
-    assert bool(cli._too_large([command])) == noted
+    assert bool(cli.jobs.too_large([command])) == noted

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -654,11 +655,15 @@ def test_what_cannot_be_tried_is_one_clear_line(
     assert "Traceback" not in err
 
 
-def test_a_program_that_measured_nothing_is_told(course_folder, capfd, known, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    ['worth compile "dlojz/dlojz.py --help"', "estimate --model resnet18 --flags=--help"],
+)
+def test_a_program_that_measured_nothing_is_told(words, course_folder, capfd, known, monkeypatch):
     """The trainer's --help ends it, for one, and with success."""
     known(fit())
-    monkeypatch.setattr(cli, "_run_program", lambda words, folder: 0)
-    assert cli.main(["worth", "compile", "dlojz/dlojz.py --help"]) == 1
+    monkeypatch.setattr(cli.tools, "_run_program", lambda words, folder: 0)
+    assert cli.main(shlex.split(words)) == 1
     assert "ended before a step, so nothing was measured" in capfd.readouterr().err
 
 
@@ -673,7 +678,7 @@ def test_a_program_that_is_killed_is_told_and_leaves_its_files_where_they_are_re
     capfd, tmp_path
 ):
     kill = "import os, signal, tempfile; tempfile.mkdtemp(); os.kill(os.getpid(), signal.SIGKILL)"
-    assert cli._run_program([sys.executable, "-c", kill], tmp_path) == 1
+    assert cli.tools._run_program([sys.executable, "-c", kill], tmp_path) == 1
     assert len(list(tmp_path.iterdir())) == 1
     assert "ended by SIGKILL: perhaps the memory was not enough" in capfd.readouterr().err
 

@@ -39,7 +39,7 @@ COUNTS = ("classes", "images_per_class", "val_images_per_class")
 CHUNK = 8  # images per task of a worker: about 0.2 s, which delay Ctrl-C
 
 
-class DataError(Exception):
+class DataError(ValueError):
     """An error that says why an image set cannot be made or read, and what to type next."""
 
 

@@ -1,0 +1,160 @@
+"""Jobs, from a terminal: submitted, listed and cancelled, and what they were like."""
+
+import sys
+from pathlib import Path
+
+from dlojz import launch
+from dlojz.course import presets
+from dlojz.launch import series, sites
+from dlojz.runs.folder import events_file
+from dlojz.table import harmless
+from dlojz.traces import breakdown, suspects
+
+
+def add(command):
+    """Add these commands to the parser."""
+    arg = command("submit", _submit)
+    arg("command", nargs="+", help='"dlojz/dlojz.py --test -b 32", in quotes; several run in order')
+    arg("-n", "--n-gpu", type=int, default=1, help="GPUs, or processes where there is no GPU")
+    arg("--name", default="dlojz", help="name in the queue and in tables")
+    arg("--time-max", help="end it after HH:MM:SS or minutes (default: 00:10:00)")
+    arg("--account", help="Slurm account to charge; xyz@a100 also requests A100 nodes")
+    arg("--module", help="module to load on a cluster, instead of its site's")
+    arg("--dry-run", action="store_true", help="show the script or the command, submit nothing")
+    arg("--wait", action="store_true", help="wait for the end and show the report")
+
+    arg = command("queue", _queue)
+    arg("name", nargs="?", help="only jobs with this name")
+    arg("--last", type=int, default=5, help="number of ended jobs to show")
+
+    command("cancel", _cancel)("job", nargs="+", help="its number")
+
+    arg = command("report", _report)
+    arg("job", nargs="*", help="numbers, folders or recordings (default: the last submission)")
+    arg("--all", action="store_true", help="all runs, one row each")
+    arg("--png", type=Path, help="draw it into this file")
+
+    arg = command("trace", _trace)
+    arg("job", nargs="?", help="a number, a folder or a trace (default: the last submission)")
+    arg("--png", type=Path, help="draw one step into this file")
+
+
+def _submit(args):
+    command = args.command if len(args.command) > 1 else args.command[0]
+    time_max, large = args.time_max or "00:10:00", too_large(args.command)
+    given = {"module": args.module, "account": args.account, "dry_run": args.dry_run}
+    jobs = launch.submit(command, args.n_gpu, args.name, time_max, **given)
+    if args.dry_run:
+        print(jobs)
+        return 0
+    jobs = jobs if isinstance(jobs, list) else [jobs]
+    for job in jobs:
+        print(f"job {job.id}: {harmless(job.command)}", flush=True)
+    if args.time_max:
+        print(f"each is ended after {_duration(sites.seconds(time_max))}")
+    if large:
+        print(large, file=sys.stderr)
+    if not args.wait:
+        print("see `dlojz queue`, then `dlojz report`")
+        return 0
+    states = [job.wait() for job in jobs]
+    _show(jobs)
+    return 0 if set(states) <= {launch.State.COMPLETED, launch.State.OUT_OF_MEMORY} else 1
+
+
+def too_large(commands):
+    """Return a note if a command would train with the default sizes, meant for a GPU, on a CPU."""
+    preset = presets.choose()
+    if preset.name != "cpu" or launch.launcher().name != "local":
+        return ""
+    trainers = [launch.trainer_and_flags(c)[0] for c in commands if "--model" not in c]
+    if not any(map(launch.is_ours, trainers)):
+        return ""
+    return (
+        "note: without --model the trainer takes resnet152 at 224 px, which is slow on a CPU; "
+        f"sizes for this machine: {preset.flags}"
+    )
+
+
+def _duration(seconds):
+    """Return "5 minutes" for 300."""
+    hours, rest = divmod(seconds, 3600)
+    parts = ((hours, "hour"), (rest // 60, "minute"), (rest % 60, "second"))
+    return " ".join(f"{n} {unit}{'s' * (n > 1)}" for n, unit in parts if n)
+
+
+def _queue(args):
+    print(launch.queue(args.name, args.last))
+
+
+def _cancel(args):
+    for job in [launch.find(number) for number in args.job]:
+        job.cancel()
+        print(f"job {job.id}: {'cancelling' if not job.state.final else job.state}")
+
+
+def _report(args):
+    if args.all and args.png:
+        raise ValueError("--png draws the runs that you name: dlojz report 12 13 --png FILE")
+    if args.all:
+        from dlojz.figures import report
+
+        # A series that a check submitted has no log of its own.
+        runs = [job for job in launch.jobs() if not (job.directory / "plan.json").exists()]
+        print(report.compare_runs(runs))
+        return
+    found = [run for job in args.job for run in _runs_of(_run(job))] or launch.latest()
+    _show(found if isinstance(found, list) else [found], args.png)
+
+
+def _show(runs, png=None):
+    from dlojz.figures import report
+
+    print(report.inspect_run(runs[0]) if len(runs) == 1 else report.compare_runs(runs))
+    if png:
+        print(f"wrote {report.save_figure(runs, png)}")
+
+
+def _runs_of(job):
+    """Return the runs of a series, such as a check's job; or else the job itself, in a list."""
+    if not isinstance(job, launch.Job) or not (job.directory / "plan.json").exists():
+        return [job]
+    return [run for run in series.folders(job).values() if events_file(run).exists()] or [job]
+
+
+def _run(text):
+    """Return the job with this number, or the folder or file with this path."""
+    if text and Path(text).exists() and not text.isdigit():
+        return Path(text)
+    if "/" in text:
+        raise FileNotFoundError(f"no {text}: expected a job's number, a run's folder or its log")
+    return launch.find(text)
+
+
+def last():
+    """Return the last job; print a note if it is the last of a sweep."""
+    found = launch.latest()
+    if not isinstance(found, list):
+        return found
+    numbers = ", ".join(job.id for job in found)
+    print(f"the last job of the last sweep ({numbers}); others by number", file=sys.stderr)
+    return found[-1]
+
+
+def _trace(args):
+    from dlojz.figures import timeline
+
+    run = _run(args.job) if args.job else last()
+    traces = timeline.open_traces(run)
+    found = traces[0]
+    print(f"{breakdown.analyse(found).verdict}: {found.path}")
+    for note in dict.fromkeys(note for each in traces for note in each.notes):
+        print(f"note: {note}")
+    print(f"\n{timeline.times(found)}")
+    if found.on_gpu:
+        print(f"\n{timeline.waits(found)}")
+    for suspect in suspects.suspects(traces):
+        print(f"\n{suspects.sentence(suspect)}")
+    if args.png:
+        timeline.plot_step(found).figure.savefig(args.png, dpi=150, bbox_inches="tight")
+        print(f"wrote {args.png}")
