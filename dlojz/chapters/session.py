@@ -14,7 +14,7 @@ import torch
 
 from dlojz import idr_torch
 from dlojz.runs import log
-from dlojz.training import ranks
+from dlojz.training import world
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --precision
 
@@ -106,11 +106,11 @@ def process_group(device):
         world_size=idr_torch.size,
         device_id=device if on_gpu else None,
     )
-    ranks.keep_group()
+    world.keep_group()
     try:
         yield
     finally:
-        ranks.leave_group()
+        world.leave_group()
 
 
 def milliseconds(call: Callable, device, times: int = 1) -> float:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlojz.check import audit, bars, common, ending, told, work
+from dlojz.check import audit, bars, common, ending, reported, work
 from dlojz.check.ending import EndedRun, Role
 from dlojz.check.exercise import (
     FASTER,
@@ -276,8 +276,8 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
         audit.losses(runs.mine, runs.reference, bands, precision, early=not timed),
         audit.validation(*ranks, precision, audit.computed_again(of_mine)),
         *audit.validated(found),
-        told.finding(ranks[0], [r.every for r in of_mine]),
-        told.rates(runs.mine, runs.reference),
+        reported.finding(ranks[0], [r.every for r in of_mine]),
+        reported.rates(runs.mine, runs.reference),
         *audit.clocks(runs.mine, runs.reference),
         *_looks(ended, runs.reference),
     ]
@@ -352,13 +352,16 @@ def _later(run, solution, validated) -> Finding:
     found = audit.audited(run.log, run.replay.log, audit.precision_of(solution.log))
     ranks = run.log.ranks
     every = [r.every for r in found]
-    looked = [*audit.links(found), told.finding(ranks, every)]
+    looked = [*audit.links(found), reported.finding(ranks, every)]
     if validated:
         looked += [*audit.validated(found), *filter(None, [audit.another_model(ranks)])]
     failing = [f for f in looked if f.fails]
     words = "; ".join(f"{f.what}: {f.yours}" for f in failing)
     epochs = solution.log.start["arguments"].get("epochs", 1)
-    early = [*audit.links([r.first_of(epochs) for r in found]), told.finding(ranks, every, True)]
+    early = [
+        *audit.links([r.first_of(epochs) for r in found]),
+        reported.finding(ranks, every, True),
+    ]
     hint = next((f.hint for f in early if f.state == State.FAILED), "later")
     return Finding(*which, not failing, words or "the same", asked, hint)
 

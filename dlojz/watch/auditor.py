@@ -43,7 +43,7 @@ from dlojz.machine import facts as machine
 from dlojz.runs import records
 from dlojz.runs.log import MOST_WARMUP_STEPS, WARMUP_STEPS
 from dlojz.traces import kinds
-from dlojz.training import checkpoint, clocks, private, ranks
+from dlojz.training import checkpoint, clocks, private, world
 from dlojz.training.data import normalize
 from dlojz.training.sharding import own
 from dlojz.watch import calls
@@ -527,7 +527,7 @@ class Auditor:
         if self._same_weights is False:  # another model's are in their place, for the validation
             self._state = State()
         self._run.end()
-        atexit.register(ranks.leave_group)
+        atexit.register(world.leave_group)
         sys.exit()
 
     def _sample(self, images):

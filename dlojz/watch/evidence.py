@@ -38,7 +38,7 @@ from dlojz import idr_torch
 from dlojz.runs import records
 from dlojz.runs.folder import group_file
 from dlojz.traces import kinds, spans
-from dlojz.training import checkpoint, models, private, ranks, sharding
+from dlojz.training import checkpoint, models, private, sharding, world
 from dlojz.training.data import CHECKED_BATCHES, normalize
 from dlojz.watch import auditor, calls, casts, compilation, samples, workload
 
@@ -75,7 +75,7 @@ _noted = []  # the folder of each run that was watched in this process
 @atexit.register  # as this is imported, to be called after what a trainer registers
 def _note_group():
     """Leave a file if the process is still in its group: the log has its end already."""
-    if ranks.are_joined():
+    if world.are_joined():
         for folder in _noted:
             with suppress(OSError):  # of a full disk
                 group_file(folder, idr_torch.rank).touch()
@@ -87,8 +87,8 @@ class Witness:
     def __init__(self, run, training, loader, args):
         self._run, self._training, self._loader = run, training, loader
         self._model, self._args = training.model, args
-        ranks.keep_group()
-        if ranks.are_joined():
+        world.keep_group()
+        if world.are_joined():
             _noted.append(run.folder)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from dlojz.check import told
+from dlojz.check import reported
 from dlojz.check.exercise import State
 from dlojz.runs import log, records
 
@@ -23,14 +23,14 @@ def rank(epochs=EPOCHS, losses=(2.0, 1.0, 4.0, 3.0), train=TRAIN, val=VAL):
 
 
 def test_a_log_that_says_what_was_seen_passes():
-    assert told.finding([rank()]).state == State.PASSED
+    assert reported.finding([rank()]).state == State.PASSED
 
 
 def test_the_metrics_are_those_of_all_processes():
     other = rank(losses=(4.0, 1.0, 4.0, 3.0), train=[[4.0, 8, 1], *TRAIN[1:]])
-    assert told.finding([rank(), other]).fails
+    assert reported.finding([rank(), other]).fails
     both = [EPOCHS[0] | {"train_loss": 2.0}, EPOCHS[1]]
-    assert told.finding([rank(both), other]).state == State.PASSED
+    assert reported.finding([rank(both), other]).state == State.PASSED
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_the_metrics_are_those_of_all_processes():
 )
 def test_an_epoch_that_is_not_the_mean_of_its_batches_is_refused(epoch, change):
     epochs = [e | change if i == epoch else e for i, e in enumerate(EPOCHS)]
-    found = told.finding([rank(epochs)])
+    found = reported.finding([rank(epochs)])
     assert (found.state, found.hint) == (State.FAILED, "told")
     assert next(iter(change)).replace("_", " ") in found.yours
 
 
 def test_a_loss_that_is_not_the_steps_own_is_refused():
-    found = told.finding([rank(losses=(2.0, 1.5, 4.0, 3.0))])
+    found = reported.finding([rank(losses=(2.0, 1.5, 4.0, 3.0))])
     assert (found.state, found.yours) == (State.FAILED, "loss of step 1: 1.5")
 
 
@@ -60,20 +60,20 @@ def test_the_learning_rates_in_the_log_are_the_solutions():
         return log.Run("mine", steps=log.Steps(lr=array("d", rates)))
 
     in_float32 = array("f", [0.2])[0]
-    assert told.rates(run(0.1, in_float32), run(0.1, 0.2)).state == State.PASSED
-    assert told.rates(run(0.1, 0.2 + 1e-9), run(0.1, 0.2)).fails
-    found = told.rates(run(0.2, 0.3), run(0.1, 0.2))
+    assert reported.rates(run(0.1, in_float32), run(0.1, 0.2)).state == State.PASSED
+    assert reported.rates(run(0.1, 0.2 + 1e-9), run(0.1, 0.2)).fails
+    found = reported.rates(run(0.2, 0.3), run(0.1, 0.2))
     assert (found.state, found.hint, found.yours) == (State.FAILED, "told", "0.2 in step 0")
 
 
 def test_a_loss_that_diverged_may_be_logged_as_what_it_was():
     train = [*TRAIN[:3], [math.nan, 4, 4]]
     epochs = [EPOCHS[0], EPOCHS[1] | {"train_loss": math.nan}]
-    assert not told.finding([rank(epochs, (2.0, 1.0, 4.0, math.nan), train)]).fails
+    assert not reported.finding([rank(epochs, (2.0, 1.0, 4.0, math.nan), train)]).fails
 
 
 def test_a_loss_that_a_function_computes_is_not_seen():
-    assert told.finding([rank(train=[])]).state == State.NOT_ASKED
+    assert reported.finding([rank(train=[])]).state == State.NOT_ASKED
 
 
 REPLAYED = records.Every(  # of the same two epochs; of the third step the logits were not kept
@@ -99,7 +99,7 @@ def test_where_a_function_computes_the_loss_the_replay_tells(epoch, change, loss
     epochs = [
         e | {"val_accuracy": 0.5} | (change if i == epoch else {}) for i, e in enumerate(EPOCHS)
     ]
-    found = told.finding([rank(epochs, losses, train=[])], [REPLAYED])
+    found = reported.finding([rank(epochs, losses, train=[])], [REPLAYED])
     assert (found.state, found.yours) == (
         (State.FAILED, said) if said else (State.PASSED, "what the auditor saw")
     )
@@ -109,11 +109,11 @@ def test_where_a_function_computes_the_loss_the_replay_tells(epoch, change, loss
 def test_the_first_epoch_can_be_asked_alone(step, hint):
     losses = [2.0, 1.0, 4.0, 3.0]
     losses[step] += 1
-    assert told.finding([rank(losses=losses)]).fails
-    assert told.finding([rank(losses=losses)], first=True).fails == hint
-    assert told.finding([rank(losses=losses, train=[])], [REPLAYED], True).fails == hint
+    assert reported.finding([rank(losses=losses)]).fails
+    assert reported.finding([rank(losses=losses)], first=True).fails == hint
+    assert reported.finding([rank(losses=losses, train=[])], [REPLAYED], True).fails == hint
 
 
 def test_a_log_without_its_epochs_is_refused():
-    found = told.finding([rank(epochs=[])])
+    found = reported.finding([rank(epochs=[])])
     assert (found.state, found.hint) == (State.FAILED, "told")
