@@ -64,7 +64,7 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
 
 
 def _repaired(exercise, job):
-    """Return the verdict on a job that ran a prepared file: it has logged all that is asked."""
+    """Return the verdict on a job that ran a prepared file; its log holds all that is needed."""
     if Path(job.info["command"][0]).name != course.PREPARED[exercise.step]:
         raise CheckError(
             f"job {job.id} ran {job.info['command'][0]}, expected your copy of "
@@ -84,7 +84,7 @@ def _crashed(exercise, job):
 
 
 def _end(job, trainer) -> ending.Ending:
-    """Return how a job failed. trainer: the name of the trainee's file."""
+    """Return the ending of a job that failed. trainer: the name of the trainee's file."""
     status = job.status
     said = ending.error(job.directory, trainer) or status.get("reason") or "no error"
     cause = ending.Cause.TOO_LONG if status["state"] == launch.State.TIMEOUT else None
@@ -103,7 +103,7 @@ def _timed(exercise, job, pairs):
 
 
 def _reached(exercise, job, runs):
-    """Return what the trainee's job and the timed runs reached, for the ladder.
+    """Return the speed and memory of the trainee's job and the timed runs, for the ladder.
 
     The start of the course has no check of its own: the first step's check times it, too.
     """
@@ -119,7 +119,7 @@ def _reached(exercise, job, runs):
 
 
 def is_open(verdict) -> bool:
-    """Return whether all else is right, and the interval of the speed-up includes the bar.
+    """Return whether only the speed is undecided: its interval includes the bar.
 
     A gain just at the bar then has two chances to pass, not one: 4.5 % in all, simulated. A gain
     well above it then seldom fails because the machine was busy with something else.
@@ -128,7 +128,7 @@ def is_open(verdict) -> bool:
 
 
 def _keep(verdict):
-    """Record the verdict as progress; say so if that fails, because it took minutes to make."""
+    """Record the verdict as progress; add a note if that fails, because it took minutes to make."""
     try:
         progress.keep("verdicts", verdict.step, verdict.to_dict())
     except (OSError, ValueError) as error:

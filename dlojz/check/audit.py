@@ -1,4 +1,4 @@
-"""Is it the same training, to the last step? From the logs of audited runs and their replays.
+"""The comparison of a training with the solution's, step by step, from audited runs and replays.
 
 `dlojz.watch.auditor` keeps what a run did, `dlojz.watch.replay` does some of its updates again
 with the solution. Both log numbers; here they meet their tolerances.
@@ -20,12 +20,11 @@ from dlojz.runs import log, records, stats
 AUDITED = 8
 TOO_SHORT = "too-short"  # the hint
 COARSE = ("tf32", "fp16", "bf16")  # of these a run is audited in float32, too
-# Bytes of weights, gradients and momenta: a check keeps eight such states and more.
+# Bytes of weights, gradients and momenta: a check keeps at least eight such states.
 MOST_STATE = 5e9
-WIDER = 2.2  # times the memory of a run in 16 bits: that of the same run in float32
-NEARLY = 1.25  # times the solution's memory: a right trainer may take as much
+WIDER = 2.2  # memory of a run in float32, relative to the same run in 16 bits
+NEARLY = 1.25  # times the solution's memory, which a right trainer may take
 
-# The tolerances, each with the smallest mistake seen. If no hardware is named: ShuffleNet V2 x0.5
 # with 32 px, batch 8, 12 steps, two cores of an AMD EPYC, torch 2.11.
 PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
 # Gradient of the loss: no label smoothing in place of 0.1 is 7e-3 in float32. In bf16 it changes
@@ -33,7 +32,7 @@ PIXELS = 0.02  # of an image's standard deviation: one level of a pixel is 0.017
 CRITERION = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 4e-3, "bf16": 1e-2}
 SCALE = {"fp32": 1e-4, "tf32": 1e-4, "fp16": 5e-3, "bf16": 1e-2}  # bf16 rounds by up to 0.4 %
 RATE = 1e-12  # a forgotten schedule is 3e-6 after eleven updates of a long one
-# Of float32. A learning rate 0.1 % off is 8,000, a forgotten schedule 26; right answers of another
+# In float32. A learning rate 0.1 % off is 8,000, a forgotten schedule 26; right answers of another
 # make (foreach, fused) are 0. A GPU's fused AdamW is up to 80 from a processor's, so it is replayed
 # on the device of the run.
 ROUNDINGS = 8
@@ -47,22 +46,22 @@ LOSS = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 3e-2}
 # that a rounding error turns on makes the losses jump.
 DRIFTS = (10, 2, 2, 2, 2, 2)
 LOSSES = "losses"  # the key, and the hint
-LATER = 2  # steps by which another run may be ahead, where rounding errors grow thirtyfold in each
+LATER = 2  # steps by which another run may be ahead: rounding errors grow thirtyfold in each
 VALIDATION, MAGNIFIED = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 3e-2, "bf16": 1e-1}, 100
-# Those that are computed again, from the trainee's weights. Right trainers: 1e-7 on a processor, on
+# Validations computed again from the trainee's weights. Right trainers: 1e-7 on a processor, on
 # an H100 2.5e-7 in float32, and in bf16 1e-3 if they are compiled and 1e-2 if they are sharded.
 VALIDATED, VALIDATED_NOISES = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}, 10
 EVALUATION = "evaluation"  # the hint
 CLOCKS, CLOCKS_S = 0.02, 0.020  # Python's clock and the file system's
-# By how much less time the Chronometer's marks may add up to: a busy machine can hold a process
-# between two marks.
+# The share that may be missing from the sum of the Chronometer's marks: a busy machine can hold a
+# process between two marks.
 CHRONOMETER, CHRONOMETER_S = 0.10, 0.010
-# Times that of other runs, of a step, and beside: a tensor could have methods that work while it is
-# looked at and the clocks stand still.
+# Limits for the time of the auditor's looks: a factor over other runs, a share of a step, and an
+# offset. A tensor's own methods could work while it is looked at and the clocks stand still.
 LOOKS, LOOKS_SHARE, LOOKS_S = 3, 0.05, 0.002
 STOCK = 0.1  # of a window's batches may have been loaded before it
 
-EACH_STEP = ("images", "pixels", "criterion", "scales")  # of a replay
+EACH_STEP = ("images", "pixels", "criterion", "scales")  # fields of a replay
 LABELS = {  # of the findings, by key
     "audit": "audit",
     "memory": "memory of the job",
@@ -98,9 +97,9 @@ LABELS = {  # of the findings, by key
 
 
 def precision_of(run: log.Run, hardware: str = "") -> str:
-    """Return what a run computed in; a processor has no TF32.
+    """Return the precision that a run computed in; a processor has no TF32.
 
-    hardware: that of the check, such as "cuda: NVIDIA H100", if it is not the run's.
+    hardware: the check's, such as "cuda: NVIDIA H100", if it differs from the run's.
     """
     found = run.start["arguments"].get("precision", "fp32")
     on_gpu = (hardware or run.setup["device"]).startswith("cuda")
@@ -108,9 +107,9 @@ def precision_of(run: log.Run, hardware: str = "") -> str:
 
 
 def too_large(run: log.Run, by: float = 1.0) -> str:
-    """Return why whole updates of such a job can't be kept and done again; "" if they can.
+    """Return the reason why whole updates of such a job can't be replayed; "" if they can.
 
-    by: how many times as much memory to allow for.
+    by: a factor on its peak of memory.
     """
     model = run.start["arguments"].get("model")
     if (held := _state(run)) * by > MOST_STATE:
@@ -125,20 +124,20 @@ def too_large(run: log.Run, by: float = 1.0) -> str:
 
 
 def _state(run) -> int:
-    """Return the bytes of weights, gradients and momenta that a process of this run held."""
+    """Return the bytes of weights, gradients and momenta in a process of this run."""
     return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
 
 
 def _memory(run) -> tuple[int, int]:
-    """Return the bytes of the GPU that a run took at its peak, and those that there are."""
+    """Return a run's peak of GPU memory, and the GPU's total, in bytes."""
     peak, whole = (run.memory.get(f"device_{name}_bytes") or 0 for name in ("peak", "total"))
     return peak, whole
 
 
 def as_large(mine: log.Run, solution: log.Run) -> list[Finding]:
-    """Return a finding if a job was audited with a small model, and the solution is not so large.
+    """Return a finding if a job was audited with a small model, and the solution is not as large.
 
-    It is then the trainer that takes the memory, which the plan of its check could not know.
+    Then the trainer itself takes the memory, which the plan of its check could not know.
     """
     taken = [(_state(run), _memory(run)[0]) for run in (mine, solution)]
     alike = all(own <= NEARLY * usual for own, usual in zip(*taken, strict=True))
@@ -153,7 +152,7 @@ def as_large(mine: log.Run, solution: log.Run) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Audited:
-    """An audited run and its replay, of one process; precision: that of the run."""
+    """An audited run and its replay, of one process."""
 
     mine: log.Run
     replay: log.Run
@@ -161,7 +160,7 @@ class Audited:
 
     @property
     def folder(self) -> Path:
-        """Return where the run's log lies, with those of its other processes."""
+        """Return the folder of the run's logs, one for each process."""
         return self.mine.path.parent
 
     @property
@@ -173,9 +172,9 @@ class Audited:
         return self.replay.replay.every
 
     def first_of(self, epochs: int) -> "Audited":
-        """Return the same of its first epoch alone; epochs: how many the run had.
+        """Return the audited run cut to its first epoch; epochs: the number that the run had.
 
-        What its last update left is not looked at: the next epoch may have begun with changing it.
+        The result of its last update is left out: the next epoch may have begun by changing it.
         """
         if not self.every:
             return self
@@ -198,13 +197,13 @@ class Audited:
 
 
 def audited(mine: log.Run, replay: log.Run, precision: str) -> list[Audited]:
-    """Return an audited run and its replay, of each process."""
+    """Return each process of an audited run, with its replay."""
     pairs = zip(mine.ranks, replay.ranks, strict=True)
     return [Audited(mine, again, precision) for mine, again in pairs]
 
 
 def findings(runs: Sequence[Audited]) -> list[Finding]:
-    """Return what the audit found in all runs of the trainee's trainer, each link once."""
+    """Return the audit's findings on all runs of the trainee's trainer, one for each link."""
     found = links(runs)
     if any(update.solved for run in runs for update in run.updates):
         found.append(_number(len({(r.folder, u.update) for r in runs for u in r.updates})))
@@ -212,7 +211,7 @@ def findings(runs: Sequence[Audited]) -> list[Finding]:
 
 
 def links(runs: Sequence[Audited]) -> list[Finding]:
-    """Return the same without the number of updates."""
+    """Return the findings on each link, without that on the number of updates."""
     every = [r for r in runs if r.every]
     if not every:
         return [_unmeasured("audit", "no step could be replayed")]
@@ -259,7 +258,7 @@ def _criterion(runs):
 
 
 def _scaled(run):
-    """Return how many times as large as the solution's a gradient of the loss is; "" if as large.
+    """Return the scale of the loss's gradient relative to the solution's, in words; "" if equal.
 
     A trainer may divide by the accumulated steps or by the processes elsewhere, or have a scaler
     where none is needed.
@@ -304,7 +303,7 @@ def _settings(runs):
 
 
 def _as_one(update):
-    """Return an update with its groups of equal settings as one: they may divide the weights."""
+    """Return an update with groups of equal settings merged: trainers may split the weights."""
     groups = update.settings
     return replace(update, settings=[g for i, g in enumerate(groups) if g not in groups[:i]])
 
@@ -320,7 +319,7 @@ def _setting(name, value):
 
 
 def _frozen(runs):
-    """Compare which weights have no gradient, and which layers do not train, in each update."""
+    """Compare the weights without a gradient and the layers not in training, in each update."""
     for run in runs:
         usual = run.every.usual[0]
         for update in run.every.updates:
@@ -342,13 +341,13 @@ def _rows(runs):
 
 
 def _random(runs):
-    """Find updates that begin with the random generators of an earlier one, where no solution's do.
+    """Find updates that reuse the random generators of an earlier one, where the solution does not.
 
     Dropout would hide the same features again.
     """
     for run in runs:
         both = zip(run.every.updates, run.every.usual, strict=False)
-        seen = {}  # the generators, and the update that began with them first
+        seen = {}  # by the state of the generators: the first update that began with it
         for mine, usual in both:
             first = seen.setdefault(str(mine.random), (mine.update, usual.random))
             if first[0] != mine.update and first[1] != usual.random:
@@ -381,7 +380,7 @@ def _number(count):
 
 
 def _link(runs, key):
-    """Return a finding for each precision: a noisy link, by the median over the updates."""
+    """Return a finding for each precision on a noisy link, by its median over the updates."""
     found = []
     for precision in sorted({r.precision for r in runs}):
         these = [u for r in runs if r.precision == precision for u in r.updates]
@@ -451,13 +450,13 @@ def losses(
     precision: str,
     early: bool = False,
 ) -> Finding:
-    """Return a finding: do the losses of all steps stay in the band of the solution's own noise?
+    """Return a finding on the losses of all steps: they stay within the solution's own noise.
 
-    bands: the solution's runs with weights that were off by a rounding error. Small batches are
-    chaotic: what such a run reaches a little later, another one reaches now. And where a rounding
+    bands: the solution's runs with weights that were off by a rounding error. Training with small
+    batches is chaotic: one run reaches a loss a few steps before another one, and where a rounding
     error turns a ReLU on or off the losses jump, in some runs and not in others.
 
-    early: whether bands may follow. Then losses that are too far without any are no failing yet.
+    early: bands may follow. Until then losses that are too far do not fail.
     """
     worst = (0.0, 0, 0.0, 0.0, 1.0)
     every = list(zip(*(_losses(run) for run in (mine, reference, *bands)), strict=False))
@@ -485,13 +484,13 @@ def losses(
 def validation(
     mine: Sequence[log.Run], solution: Sequence[log.Run], precision: str, again: int = 0
 ) -> Finding:
-    """Return a finding: are the losses of the validation the solution's, in each process?
+    """Return a finding on the losses of the validation in each process, against the solution's.
 
-    They may be further apart than those of the training, which the validation magnifies. The model
-    that is evaluated is that of process 0, with the batch statistics of its last step.
+    They may be further apart than the losses of the training, whose drift a validation magnifies.
+    The model is that of process 0, with the batch statistics of its last step.
 
-    again: how many batches of each process were computed again, see `validated`. If all, the losses
-    are not compared: small batches are too chaotic.
+    again: the number of batches computed again in each process, see `validated`. If it is all of
+    them, the losses are not compared: small batches are too chaotic.
     """
     if other := another_model(mine):
         return other
@@ -512,7 +511,7 @@ def validation(
             found.append(_furthest(run, usual, seen, expected, precision))
     if not found:
         return _finding(key, True, "all computed again", "the solution's", EVALUATION)
-    # As chaotic as that, nothing can be told; but what is no number has other reasons.
+    # Such noise hides any mistake; but a loss that is NaN has other reasons.
     noisy = [f for f in found if f.tolerance > 1 and f.share < (math.inf if again else 1)]
     clear = [f for f in found if f not in noisy]
     if noisy and all(f.share <= 1 for f in clear):
@@ -526,7 +525,7 @@ def validation(
 
 
 class _Furthest(NamedTuple):
-    """The batch of a validation whose loss is furthest off, as a share of what it may be."""
+    """The batch of a validation whose loss is furthest off, relative to its tolerance."""
 
     share: float
     batch: int
@@ -546,7 +545,7 @@ def _furthest(run, usual, seen, expected, precision) -> _Furthest:
 
 
 def validated(runs: Sequence[Audited]) -> list[Finding]:
-    """Return findings: was the last validation the solution's, of the trainee's own model?"""
+    """Return findings on the last validation: the solution's batches, with the trainee's model."""
     kept = [(r, r.every.validation) for r in runs if r.every]
     found, asked = [], "the solution's"
     apart, _ = _worst([[v.buffers or 0.0] for _, v in kept])
@@ -571,7 +570,7 @@ def validated(runs: Sequence[Audited]) -> list[Finding]:
 
 
 def computed_again(runs: Sequence[Audited]) -> int:
-    """Return how many batches `validated` can judge by what was computed again, in each process."""
+    """Return the number of batches in each process that `validated` can judge by recomputation."""
     return min((_judged_again(r.every.validation, r) for r in runs), default=0)
 
 
@@ -586,9 +585,9 @@ def _may_be_off(noise, precision) -> float:
 
 
 def _computed(key, there):
-    """Return a finding on what was computed again, of the process that is furthest off.
+    """Return a finding on the batches computed again, from the process that is furthest off.
 
-    there: how far it is off, the solution's own noise, and the precision, of each.
+    there: for each process its distance, the solution's own noise, and the precision.
     """
     scaled = []
     for off, noise, precision in there:
@@ -602,7 +601,7 @@ def _computed(key, there):
 
 
 def another_model(mine: Sequence[log.Run]) -> Finding | None:
-    """Return what shows that another model was validated than the one that was trained, or None."""
+    """Return a failed finding if the validated model is not the trained one, else None."""
     if any(run.audit.same_weights is False for run in mine):
         text, asked = "not those of the last update", "as they were trained"
         return _finding("val-weights", False, text, asked, EVALUATION)
@@ -613,7 +612,7 @@ def another_model(mine: Sequence[log.Run]) -> Finding | None:
 
 
 def _losses(run):
-    """Return the losses that the criterion gave, or else those that the trainer logged."""
+    """Return the losses that the criterion gave; without them, those that the trainer logged."""
     seen = run.audit.losses
     return seen if seen and None not in seen else list(run.steps.loss)
 
@@ -624,9 +623,9 @@ def _away(loss, expected):
 
 
 def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
-    """Return findings: do the file system's clock and the Chronometer agree with the auditor?
+    """Return findings on the file system's clock and the Chronometer: they agree with the auditor.
 
-    Nor may a trainer stop the Chronometer's clock.
+    A trainer may not stop the Chronometer's clock, either.
     """
     # A window waits for the first update that a gradient scaler does not skip, for a compiler, and
     # for the trainer's own profiler.
@@ -684,7 +683,7 @@ def _of_a_step(windows, name):
 
 
 def _stock(windows, loader):
-    """Return a finding: how many batches had been loaded as a window opened?
+    """Return a finding on the number of batches loaded before a window opened.
 
     loader: the solution's, whose workers keep some ready.
     """
@@ -699,13 +698,13 @@ def _stock(windows, loader):
 
 
 def _profiled(run):
-    """Return how many steps it took until the trainer's own profiler was off."""
+    """Return the number of steps until the trainer's own profiler was off."""
     actions = run.profiler.actions if run.start.get("arguments", {}).get("profile") else []
     return max((step for step, action in enumerate(actions, 1) if action != "NONE"), default=0)
 
 
 def _parts(run, begins):
-    """Return which steps the Chronometer measured, and how many validations it counted.
+    """Return the steps that the Chronometer measured, and its number of validations, in words.
 
     The step in the middle that is profiled counts as measured: a window ends before it.
     """
@@ -722,11 +721,11 @@ def _parts(run, begins):
 
 
 def _told_speed(run):
-    """Return the images per second that the Chronometer tells, or None if it tells nothing.
+    """Return the images per second by the Chronometer, or None if it has measured nothing.
 
-    In a short run one slow step is a large part of a window, and those of the auditor are not quite
-    the Chronometer's. So its steps are asked for the time from one forward pass to another. Nor may
-    its windows take less time than their steps.
+    In a short run one slow step is a large part of a window, and the auditor's windows are not
+    quite the Chronometer's. So the time is that from one forward pass to another, summed over its
+    steps; and its windows may not take less time than their steps.
 
     The auditor comes after the Chronometer's mark, and a busy machine may hold a process between
     them. Then the forward pass at which the window closes is longer than usual: that counts.
@@ -764,7 +763,7 @@ def _wall_s(windows):
 
 
 def _finding(key, ok, yours, expected, hint=None, precision="", **words):
-    """Return a finding. ok: whether it passed, or its state; words: those that its label needs."""
+    """Return a finding. ok: True, False or a State; words: those that its label needs."""
     what = LABELS[key].format(precision=precision, **words)
     hint = hint if ok in (False, State.UNMEASURED) else None
     return Finding(SAME, key, what, ok, yours, expected, hint, precision=precision)
@@ -775,7 +774,7 @@ def _unmeasured(key, text, precision="", **words):
 
 
 def _worst(lists):
-    """Return the largest value of these lists, and its place; a missing one counts as infinite."""
+    """Return the largest value of these lists and its place; a missing value is infinite."""
     found = (0.0, 0)
     for values in lists:
         for place, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""How much faster a step must make the training, by hardware: the bars of the verdict.
+"""The bars of the verdict: the speed-up that each step must reach, by hardware.
 
 A bar is well below what was recorded: it asks for the gain, not for our machine. Where no gain is
 expected there is no bar, and the verdict says why. The first row that fits counts.
@@ -23,7 +23,7 @@ BF16 = (
 
 @dataclass(frozen=True)
 class Bar:
-    """One row: for which runs, how many times as fast, and the source of that number."""
+    """One row: the runs that it is for, the speed-up to reach, and the source of that number."""
 
     step: str
     hardware: str  # a regular expression on "cuda: NVIDIA H100 80GB HBM3", "cpu: AMD EPYC"

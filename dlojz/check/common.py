@@ -1,4 +1,4 @@
-"""The findings of every exercise: is it the same training, and does nothing slow it down unseen?"""
+"""The findings of every exercise: the same training as the solution's, and no hidden brake."""
 
 import math
 import operator
@@ -12,17 +12,17 @@ from dlojz.runs import log
 
 
 def inputs(run: log.Run, mode: str) -> list[dict]:
-    """Return what entered the model in training ("train") or validation ("val"), with counts."""
+    """Return the model's inputs in training ("train") or validation ("val"), with counts."""
     return [i for i in run.whole.inputs if i["mode"] == mode]
 
 
 def losses(run: log.Run, mode: str) -> list[dict]:
-    """Return what entered and left the criterion, with counts."""
+    """Return the criterion's inputs and losses in this mode, with counts."""
     return [i for i in run.whole.losses if i["mode"] == mode]
 
 
 def shapes(run: log.Run, mode: str) -> str:
-    """Return the batches that the model saw, such as "12 x [32, 3, 64, 64]"."""
+    """Return the model's batches in words, such as "12 x [32, 3, 64, 64]"."""
     counts = Counter()
     for entry in inputs(run, mode):
         counts[tuple(entry["shape"])] += entry["count"]
@@ -38,7 +38,7 @@ def words(values) -> str:
 
 
 def like(part, key, what, mine, reference, get, hint) -> Finding:
-    """Return a finding that asks for what the reference shows: `get(run)` is equal for both."""
+    """Return a finding that fails unless `get(run)` is equal for both runs."""
     yours, expected = get(mine), get(reference)
     return Finding(part, key, what, yours == expected, shown(yours), str(expected), hint)
 
@@ -49,10 +49,10 @@ def alike(mine, reference, *looks) -> list[Finding]:
 
 
 def flag(mine: log.Run, name: str, ok: Callable, expected: str, hint, unknown="flag") -> Finding:
-    """Return a finding: did this run's trainer know the flag `name`, and get a value that is `ok`?
+    """Return a finding that fails if the trainer has no flag `name`, or one with a wrong value.
 
-    unknown: the hint for a trainer without that flag. It asks the trainee's own run, because the
-        solution's flag has a default even if theirs has no flag.
+    unknown: the hint for a trainer without that flag. mine is the trainee's run, because the
+    solution has a default for the flag.
     """
     arguments = mine.start.get("arguments", {})
     argument = name.removeprefix("--").replace("-", "_")
@@ -63,9 +63,9 @@ def flag(mine: log.Run, name: str, ok: Callable, expected: str, hint, unknown="f
 
 
 def like_if_seen(part, key, what, mine, reference, get, hint) -> Finding:
-    """Return the same as `like`, but of what the criterion's hook did not see nothing is asked.
+    """Return a finding of `like`, but NOT_ASKED if the criterion's hook saw nothing.
 
-    A loss that a function computes has no hook; the audit judges it by its gradient.
+    A loss computed by a function has no hook; the audit judges it by its gradient.
     """
     found = like(part, key, what, mine, reference, get, hint)
     if found.reached:
@@ -74,7 +74,7 @@ def like_if_seen(part, key, what, mine, reference, get, hint) -> Finding:
 
 
 def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
-    """Return findings: does each step have the same images, passes and updates?"""
+    """Return findings on the images, passes and updates of each step."""
     mode = _wrong_mode(mine, reference)
     called = "images" if inputs(mine, "train") or mode else "called"
     looks = (
@@ -86,7 +86,7 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
         ("drawn", "images drawn, by index", _drawn, "images"),
     )
     steps = [r.whole.optimizer_steps for r in (mine, reference)]
-    # A gradient scaler skips an update now and then: how many depends on rounding.
+    # A gradient scaler skips an update now and then, depending on rounding.
     close = None not in steps and abs(steps[0] - steps[1]) <= 1
     hint = "skipped" if _keeps_what_is_skipped(mine, reference) else "backward"
     return [
@@ -103,7 +103,7 @@ def same_work(mine: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def _as_fine(key, what, mine, reference, get):
-    """Return a finding: is nothing in 16 bits that is not so in the solution?"""
+    """Return a finding that fails if a value is in 16 bits where the solution keeps float32."""
     yours, expected = get(mine), get(reference)
     coarser = {"float16", "bfloat16"} & yours - expected
     return Finding(SAME, key, what, not coarser, words(yours), words(expected), key)
@@ -118,7 +118,7 @@ def _val_dtypes(run):
 
 
 def _wrong_mode(mine, reference):
-    """Return the hint if the same images enter the model in the other mode; None if they don't."""
+    """Return the hint if the same images enter the model in the other mode, else None."""
     (train, val), (usual, usual_val) = (
         [sum(i["count"] for i in inputs(r, mode)) for mode in ("train", "val")]
         for r in (mine, reference)
@@ -129,7 +129,7 @@ def _wrong_mode(mine, reference):
 
 
 def finite_momenta(mine: log.Run, which: str = "", precision: str = "") -> Finding:
-    """Return a finding: has the optimizer written its momenta before it used them?
+    """Return a finding that fails if the optimizer used momenta that it had not written.
 
     Gradients that are not finite are another mistake, and spoil the momenta as well.
     """
@@ -150,16 +150,16 @@ def _keeps_what_is_skipped(mine, reference):
     return skips and passes == usual and updates[0] < updates[1] <= passes
 
 
-# By which the gradients of an update may be larger or smaller: with a few images, a rounding error
-# in the first update was 5 % of the second one's, and 28 % of the fourth's.
+# The factor by which the gradients of an update may differ: with a few images, a rounding error in
+# the first update was 5 % of the second one's, and 28 % of the fourth's.
 NORM = 4.0
 LOCALS = 3  # losses and logits that a loop may hold until its next step
 TRAINING_MODE, ALL_STEPS = "training-mode", "all-steps"  # keys
-PIXELS = 0.02  # by which the middle one of an image's may be off
+PIXELS = 0.02  # tolerance for the median of an image's pixels
 
 
 def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
-    """Return findings on an extra run: is each of its epochs the solution's?"""
+    """Return findings on each epoch of an extra run, against the solution's."""
 
     def passes(run):
         return sum(i["count"] for i in inputs(run, "train"))
@@ -172,7 +172,7 @@ def still_trains(name: str, mine: log.Run, reference: log.Run) -> list[Finding]:
             ("drawn-twice", "images drawn in two epochs", _drawn, "later"),
             ("passes", "backward passes in two epochs", lambda r: r.whole.backward, "later"),
         ]
-        if mine.whole.scale is None:  # a scaler skips updates, and how many depends on rounding
+        if mine.whole.scale is None:  # a scaler skips updates, depending on rounding
             looks.append(("updates-twice", "updates in two epochs", _updates, "later"))
         if watched:
             what = "weights, momenta, statistics between updates"
@@ -186,7 +186,7 @@ KINDS = {"pixels": "pixels", "labels": "images", "gradients": "gradients"}  # an
 
 
 def _step_by_step(name, mine, reference):
-    """Return a finding on what every step of an extra run got, and on the gradients it made."""
+    """Return a finding on the batch and the gradients of every step of an extra run."""
     epochs = reference.start.get("arguments", {}).get("epochs", 1)
     ranks = zip(mine.ranks, reference.ranks, strict=False)
     others = filter(None, (_other(a.whole, b.whole, epochs) for a, b in ranks))
@@ -197,17 +197,17 @@ def _step_by_step(name, mine, reference):
 
 
 def _other(mine, usual, epochs) -> tuple[str, str] | None:
-    """Return what first differs in a process, such as "other labels in batch 4 of 8", and the hint.
+    """Return the first difference in a process, "other labels in batch 4 of 8", and its hint.
 
-    In the first of these epochs it is no later mistake, and has the hint of its kind.
+    In the first epoch it is no later mistake, and has the hint of its kind.
     """
     if fewer := _other_validations(mine.entered, usual.entered, epochs):
         return fewer
     looks = [("pixels", "batch", mine.entered, usual.entered, _same_pixels)]
-    for mode in ("train", "val"):  # a loss of one's own: the gradients tell
+    for mode in ("train", "val"):  # a loss of one's own shows in the gradients
         if labels := _of(mode, mine.labels):
             looks.append(("labels", f"{mode} batch", labels, _of(mode, usual.labels), operator.eq))
-    if usual.scale is None:  # a scaler skips updates, and how many depends on rounding
+    if usual.scale is None:  # a scaler skips updates, depending on rounding
         looks.append(("gradients", "update", mine.norms, usual.norms, _near_norm))
     for what, kind, each, expected, near in looks:
         for number, (a, b) in enumerate(zip_longest(each, expected)):
@@ -220,7 +220,7 @@ def _other(mine, usual, epochs) -> tuple[str, str] | None:
 
 
 def _other_validations(mine, usual, epochs) -> tuple[str, str] | None:
-    """Return the same if the training has its batches, but the validations have more or fewer."""
+    """Return such a difference if only the number of batches in validation is another."""
     (train, val), (usual_train, usual_val) = (
         [len(_of(mode, entered)) for mode in ("train", "val")] for entered in (mine, usual)
     )
@@ -241,7 +241,7 @@ def _near_norm(mine, usual):
 
 
 def _same_pixels(mine, usual):
-    """Return whether a batch has the same images: of the pixels of each, the middle one counts."""
+    """Return whether a batch has the same images, by the median difference of their pixels."""
     (mode, images), (usual_mode, others) = mine, usual
     return (mode, len(images)) == (usual_mode, len(others)) and all(
         statistics.median(abs(a - b) for a, b in zip(image, other, strict=False)) <= PIXELS
@@ -250,7 +250,7 @@ def _same_pixels(mine, usual):
 
 
 def _updates(run):
-    """Return the updates of a run in words: of how many weights, by which settings and rates."""
+    """Return the updates of a run in words: weights, settings and learning rates."""
     kinds = "; ".join(
         "{count} of {weights} weights, {settings}".format(**u) for u in run.whole.updates
     )
@@ -269,7 +269,7 @@ def _drawn(run):
 
 
 def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
-    """Return findings: does nothing cost speed or memory without showing in the result?"""
+    """Return findings on losses of speed or memory that do not show in the result."""
     waits = [_waits(r) for r in (mine, reference)]
     items = [r.last.calls.get("item", 0) for r in (mine, reference)]
     graphs, usual = (r.last.graphs_alive for r in (mine, reference))
@@ -292,7 +292,7 @@ def no_brake(mine: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def _in_phases(mine, reference):
-    """Return a finding: does each pass lie in its phase? Whether it was made, others tell."""
+    """Return a finding on the phase of each pass; other findings tell whether it was made."""
     seen = mine.whole.phases
     yours, expected = (
         ", ".join(f"{work} in {' and '.join(phases.get(work, ['none']))}" for work in seen)
@@ -308,7 +308,7 @@ def _threads(run):
 
 
 def _piled_up(mine, reference):
-    """Return a finding: are there batches of earlier steps, beside those a loader has ready?"""
+    """Return a finding that fails if batches of earlier steps, used by no loader, are alive."""
     found, usual = (r.last.batches_alive for r in (mine, reference))
     loader = mine.probe.loader
     ready = (loader.num_workers or 0) * (loader.prefetch_factor or 0)

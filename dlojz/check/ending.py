@@ -1,4 +1,4 @@
-"""A run of a check that has ended: how, from its exit codes, its log and its stderr."""
+"""The ending of a check's run, from its exit codes, its log and its stderr."""
 
 import re
 import signal
@@ -30,7 +30,7 @@ class How(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a run ended as it did, where a check does something about it."""
+    """The causes of an ending that a check acts on."""
 
     TOO_LONG = "it took too long"
     NO_ROOM = "there was no room on the disk"
@@ -39,7 +39,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: in one word, and in a sentence for people."""
+    """The ending of a run: in one word, and in a sentence for people."""
 
     how: How
     text: str
@@ -51,13 +51,13 @@ class Ending:
 
 
 class Role(StrEnum):
-    """What a run of a check is for."""
+    """The purpose of a run in a check."""
 
-    SOLUTION = "solution"  # with the flags of the job
-    BEFORE = "before"  # a pair: the step before, and the trainee's
+    SOLUTION = "solution"  # the solution, with the flags of the job
+    BEFORE = "before"  # in a pair: the step before, and the trainee's
     AFTER = "after"
     BAND = "band"  # the solution, with weights that are off by a rounding error
-    BESIDE = "beside"  # the solution in another way
+    BESIDE = "beside"  # the solution, with more flags
     EXTRA, EXTRA_SOLUTION = "extra", "extra-solution"  # short ones, with other flags
     # The trainee's and the solution's, with a small model: if a state of the job's is too large.
     SMALL, SMALL_SOLUTION = "small", "small-solution"
@@ -65,21 +65,21 @@ class Role(StrEnum):
 
     @property
     def mine(self) -> bool:
-        """Return whether it is of the trainee's trainer."""
+        """Return whether it is a run of the trainee's trainer."""
         return self in (Role.AFTER, Role.EXTRA, Role.SMALL, Role.FLOAT32)
 
     def named(self, number: int = 0) -> str:
-        """Return what the folder of such a run is called."""
+        """Return the name of such a run's folder."""
         return f"{self}-{number}" if number else str(self)
 
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run of a check that has ended. What it has left is read once."""
+    """A run of a check that has ended. Its files are read once."""
 
     folder: Path
     entry: series.Entry | None = None  # its place in the plan; None: the job itself, or a replay
-    trainer: str = "dlojz.py"  # the name that its user knows the trainer by
+    trainer: str = "dlojz.py"  # the user's name for the trainer
 
     @cached_property
     def end(self) -> Ending:
@@ -99,9 +99,9 @@ class EndedRun:
 
 
 def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
-    """Return how the run in a folder ended.
+    """Return the ending of the run in a folder.
 
-    trainer: the name that its user knows the trainer by; a folder holds a copy, trainer.py.
+    trainer: the user's name for it; a folder holds a copy, trainer.py.
     """
     codes = _exit_codes(folder)
     if not codes:
@@ -130,7 +130,7 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
 
 
 def _stood(folder, trainer):
-    """Return the lines of the trainer in which its processes stood, as their stacks say."""
+    """Return the trainer's lines in which its processes stood, by their stacks, in words."""
     said = outcome.tail(folder / "stderr.txt")
     _, *stacks = re.split(r"^(?:Current )?[Tt]hread 0x.*$", said, flags=re.M)
     lines = [re.search(r'File ".*/trainer\.py", line (\d+) in (\w+)', each) for each in stacks]
@@ -148,7 +148,7 @@ def error(folder: Path, trainer: str = "dlojz.py") -> str:
     """Return the error of a run or job in one line, with the line of the trainer that raised it."""
     errors = outcome.errors(folder)
     told = {rank: str(e["error"]) for rank, e in enumerate(_ends(folder)) if e.get("error")}
-    # Rather not that of a process which only waited.
+    # A process that only waited comes last.
     rank = min(told, key=lambda rank: bool(re.search(outcome.GONE, told[rank])), default=None)
     said = told.get(rank, "")
     if not said:
@@ -158,14 +158,14 @@ def error(folder: Path, trainer: str = "dlojz.py") -> str:
     return ", at ".join(filter(None, (words, _place(errors, trainer, rank))))
 
 
-# A frame of a traceback: the process, the file, its line's number, and the line itself.
+# A frame of a traceback: the process, the file, the number of its line, and the line itself.
 FRAME = r'(?m)^(?:\[rank(\d+)\]:)? *File "[^"\n]*\b(%s)", line (\d+).*\n(.*)'
 
 
 def _place(errors, trainer, rank):
-    """Return the last line of the trainee's in a traceback: "dlojz.py:142: scaler.step(...)".
+    """Return the last line of a traceback in the trainer: "dlojz.py:142: scaler.step(...)".
 
-    rank: of the process that raised the error, None if it is not known.
+    rank: the process that raised the error, None if unknown.
     """
     names = {"trainer.py": trainer} | {name: name for name in course.BESIDE.values()}
     frames = re.findall(FRAME % "|".join(map(re.escape, names)), errors)
@@ -176,7 +176,6 @@ def _place(errors, trainer, rank):
 
 
 def _exit_codes(folder) -> list[int]:
-    """Return the exit codes of all processes of a run; [] before it has ended."""
     if not (folder / "exit_code").exists():
         return []
     files = sorted(folder.glob("exit_code.rank*")) or [folder / "exit_code"]
@@ -184,12 +183,12 @@ def _exit_codes(folder) -> list[int]:
 
 
 def _ends(folder) -> list[dict]:
-    """Return the last event of each process's log, {} for one that is no end; [] without a log."""
+    """Return the end of each process's log, {} for a log without one; [] if there are no logs."""
     found = []
     with suppress(OSError):
         first, _ = by_hand.ends(events_file(folder))
         for rank in range((first or {}).get("size", 1)):
-            found.append({})  # and stays so, if there is no such file
+            found.append({})  # stays, if there is no such file
             _, last = by_hand.ends(events_file(folder, rank))
             found[-1] = last if last and last.get("event") == "end" else {}
     return found

@@ -1,4 +1,4 @@
-"""The exercises: what each one asks of a run, and the hints for what is missing.
+"""The exercises: the findings that each one asks for, and their hints.
 
 An exercise is a table of facts: its own flags, the extra runs that it needs, and the findings that
 it draws from their evidence. Its hints are in a TOML file of the same name. `dlojz.check` submits
@@ -27,7 +27,7 @@ WORK_FIRST = (
 
 
 class State(StrEnum):
-    """What a verdict says of one thing. What was asked and could not be measured does not pass."""
+    """The state of a finding. One that was asked for and could not be measured does not pass."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 class Unseen(StrEnum):
-    """What a finding shows of something that a run did not reach."""
+    """The value of a finding for something that a run did not reach."""
 
     NONE = "none"
     UNKNOWN = "unknown"
@@ -54,16 +54,16 @@ def shown(value) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a verdict looked at. Decisions read its key: texts are for people."""
+    """One row of a verdict. Decisions read its key: texts are for people."""
 
     part: str  # one of PARTS
     key: str
     what: str
     state: State  # True and False become PASSED and FAILED
     yours: str
-    expected: str  # of what is UNMEASURED: what to do
+    expected: str  # if UNMEASURED: the remedy
     hint: str | None = None  # which hint helps, if it fails
-    open: bool = False  # it was measured, and the answer is uncertain
+    open: bool = False  # measured, and uncertain
     precision: str = ""  # of the run, where several runs have a finding with this key
 
     def __post_init__(self):
@@ -79,7 +79,7 @@ class Finding:
 
     @property
     def reached(self) -> bool:
-        """Return whether the run came as far as what the finding is about."""
+        """Return whether the run reached the subject of the finding."""
         return not isinstance(self.yours, Unseen)
 
 
@@ -96,23 +96,23 @@ class Hint:
 class Extra:
     """An extra pair of runs: the trainee's trainer and the solution, with these flags.
 
-    Where losses or updates of a model with batch normalization are compared, they ask for float32
-    and --deterministic: with a few images it magnifies what other roundings a GPU may have.
+    Those that compare losses or updates of a model with batch normalization ask for float32 and
+    --deterministic: with a few images it magnifies the rounding differences of a GPU.
     """
 
-    name: str  # of a folder
+    name: str  # the folder's
     flags: tuple[str, ...]
     rehearse: bool = False  # on the meta device
 
     @property
     def replayed(self) -> bool:
-        """Return whether its updates are done again, as they are of a run with several epochs."""
+        """Return whether its updates are replayed, as for every run with several epochs."""
         return "-e" in self.flags and not self.rehearse
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A run of the solution in another way: with the flags of the job, and some more."""
+    """A run of the solution with the flags of the job, and some more."""
 
     log: log.Run
     out_of_memory: bool = False  # which may be an answer, too
@@ -151,30 +151,30 @@ class Timed:
 
 @dataclass(frozen=True)
 class Exercise:
-    """What a step of the course asks for."""
+    """The task of a step of the course, as a check needs it."""
 
     step: str  # of the chain, such as "02_amp"
-    own_flags: dict[str, int]  # unknown to the step before: how many words follow each
+    own_flags: dict[str, int]  # unknown to the step before, each with its number of words
     mechanism: Callable[[Runs], list[Finding]]
     extras: Callable[[bool], list[Extra]] = lambda on_gpu: []
     errors: tuple[tuple[str, str], ...] = ()  # (pattern in stderr, hint): why a run may fail
-    causes: tuple[tuple[str, str], ...] = ()  # the same, where evidence of such a run misleads
+    causes: tuple[tuple[str, str], ...] = ()  # errors after which a run's evidence misleads
     waited: str | None = None  # the hint if a process waited for another one in vain
     before_flags: tuple[str, ...] = ()  # extra flags of the runs before: fewer steps, if slow
     same_hardware: bool = True
     processes: int = 1  # at least this many are needed to judge a run
     recorded: tuple[str, str] | None = None  # before and after, in reference/
     hint_of: Mapping[str, str] = field(default_factory=dict)  # by key, for findings that all share
-    of_files: bool = False  # the step is about loading: a run may wait for its images
+    of_files: bool = False  # the step is about loading, so a run may wait for its images
     first_hints: tuple[str, ...] = WORK_FIRST  # before its own, and those that all have in common
-    # More runs of the solution, by name, such as "beside-ddp": the flags of the job, and these.
+    # More runs of the solution, by name, such as "beside-ddp", with these additional flags.
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Findings on what the second part asks for besides the speed, and the name of that part.
+    # Findings of the second part besides the speed, and the name of that part.
     second: Callable[[Runs], list[Finding]] = lambda runs: []
     second_name: str = FASTER
     # Flags of a model whose state is small: it is audited in place of one over 5 GB.
     small: str = "--model shufflenet_v2_x0_5 --image-size 32 -b 8"
-    # What the speed has cost: it is reported, and nothing is asked of it.
+    # The price of the speed, which is reported and never fails.
     price: Callable[[Timed], list[Finding]] = lambda timed: []
 
     @cached_property
@@ -187,11 +187,11 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is asked of a prepared file that a trainee repairs, beside the trainer."""
+    """The task of a prepared file that a trainee repairs, beside the trainer."""
 
     step: str  # its name, such as "09_repair"
-    parts: tuple[str, ...]  # of its findings
-    findings: Callable[[dict[str, dict]], list[Finding]]  # of the cases that its job logs
+    parts: tuple[str, ...]
+    findings: Callable[[dict[str, dict]], list[Finding]]  # from the cases that its job logs
     last: str  # of these cases
     read: Callable[[Path], dict[str, dict]] = lambda folder: log.read(folder).cases
 
@@ -205,7 +205,7 @@ STEPS = CHAIN[1:]  # those that have an exercise
 
 
 def read_hints(step: str) -> dict[str, Hint]:
-    """Return the hints of a step, or "common": those of all, in the order of the file."""
+    """Return the hints of a step, or with "common" those of all steps, in the file's order."""
     file = Path(__file__).with_name("common.toml")
     if step != "common":
         file = file.parents[1] / "chapters" / course.chapter(step) / "hints.toml"
@@ -213,7 +213,7 @@ def read_hints(step: str) -> dict[str, Hint]:
 
 
 def nudges() -> dict[tuple[str, str], str]:
-    """Return the first words of every hint, by step and by the hint's name."""
+    """Return the nudge of every hint, by step and by the hint's name."""
     common = read_hints("common")
     found = {step: common | read_hints(step) for step in STEPS}
     found |= {step: read_hints(step) for step in PREPARED}

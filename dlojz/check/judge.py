@@ -1,4 +1,4 @@
-"""The verdict on finished runs: from their logs, and nothing else."""
+"""The verdict on finished runs, from their logs alone."""
 
 import re
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ OPEN = "the runs differ too much to tell: check again when nothing else runs"
 
 @dataclass(frozen=True)
 class Standards:
-    """What a check needs to know besides the runs."""
+    """The facts that a check needs besides the runs."""
 
-    recorded: str = ""  # what the step gained on a GPU, for trainees who have none
+    recorded: str = ""  # the step's gain on a GPU, for trainees who have none
     trainer: str = "dlojz.py"  # the name of the trainee's file
 
 
@@ -51,7 +51,7 @@ def judge(
 ) -> Verdict:
     """Return the verdict on the runs of a check that have ended, by name.
 
-    timed: whether all pairs that measure the speed are among them.
+    timed: all pairs that measure the speed are among them.
     """
     for role, number in ((Role.SOLUTION, 0), (Role.AFTER, 1)):
         if not _of(ended, role):
@@ -76,7 +76,6 @@ def judge(
         *mechanism,
     ]
     findings = _own_hints_first(findings)
-    # Evidence names the cause; an error only says where it surfaced.
     seen = any(f.fails and f.key != "audit" for f in findings)
     findings += [replace(f, hint=None) if seen else f for f in broken]
     findings += exercise.second(runs)
@@ -85,7 +84,7 @@ def judge(
         return Verdict(exercise.step, [*findings, NOT_TIMED], exercise.hints, second_name=name)
     comparison, faster = _speed(exercise, ended, runs, standards.recorded)
     price = exercise.price(_timed(ended, comparison))
-    # A single pair has no spread to warn about, and no more were asked for.
+    # A single pair has no spread to warn about, and the caller asked for no more.
     pairs = len(_of(ended, Role.AFTER))
     cautions = comparison.cautions if comparison else ()
     told = tuple(c for c in cautions if _tells(c, pairs, exercise))
@@ -94,7 +93,7 @@ def judge(
 
 
 def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
-    """Return the verdict on a job that ran a prepared file. failed: how it ended, if not well."""
+    """Return the verdict on a job that ran a prepared file. failed: its error, or ""."""
     cases, findings = {}, []
     with suppress(log.LogError):
         cases = exercise.read(folder)
@@ -112,7 +111,7 @@ def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
 
 
 def _mechanism(exercise, runs) -> list[Finding]:
-    """Return the findings on the mechanism, and those that fail only in the middle of the run."""
+    """Return the findings on the mechanism, with those that fail only in the middle of the run."""
     found = exercise.mechanism(runs)
     if not (middle := runs.mine.middle):
         return found
@@ -127,9 +126,9 @@ def _mechanism(exercise, runs) -> list[Finding]:
 
 
 def _without_crashed(exercise, runs, ended) -> Runs:
-    """Return the runs without the extra ones that crashed: what they left undone is no mistake.
+    """Return the runs without the extra ones that crashed, whose missing steps are no mistake.
 
-    A rehearsal stays, for a device that was forgotten makes it crash, and its evidence says which.
+    A rehearsal stays: a tensor left on another device makes it crash, and its evidence names it.
     """
     rehearsed = {extra.name for extra in exercise.extras(False) if extra.rehearse}
     left = {
@@ -141,7 +140,6 @@ def _without_crashed(exercise, runs, ended) -> Runs:
 
 
 def _read(exercise, ended) -> tuple[Runs, list[Finding]]:
-    """Return the logs to judge, and a finding for each extra run that did not complete."""
     extras, broken = {}, []
     flags = {extra.name: " ".join(extra.flags) for extra in _extras(exercise)}
     for mine, usual in _pairs(ended):
@@ -157,12 +155,12 @@ def _read(exercise, ended) -> tuple[Runs, list[Finding]]:
 
 
 def _beside(run) -> Beside:
-    """Return a run of the solution in another way, which may have run out of memory."""
+    """Return a run of the solution with more flags, which may have run out of memory."""
     return Beside(run.log, run.end.how == ending.How.OUT_OF_MEMORY)
 
 
 def _timed(ended, comparison) -> Timed:
-    """Return the runs of the pairs; those before only if they could be compared."""
+    """Return the runs of the pairs; without a comparison, only the trainee's."""
     before = [run.summary for run in _of(ended, Role.BEFORE)] if comparison else []
     return Timed(before, [run.log for run in _of(ended, Role.AFTER)], comparison)
 
@@ -174,13 +172,13 @@ def _tells(caution, pairs, exercise):
 
 
 def _of(ended, *roles) -> list[EndedRun]:
-    """Return the runs with one of these roles, in the order of the roles and of their numbers."""
+    """Return the runs with these roles, ordered by role and number."""
     runs = [run for run in ended.values() if run.entry.role in roles]
     return sorted(runs, key=lambda run: (roles.index(run.entry.role), run.entry.number))
 
 
 def _pairs(ended) -> list[tuple[EndedRun, EndedRun]]:
-    """Return the extra runs of the trainee's trainer, each with that of the solution."""
+    """Return the extra runs of the trainee's trainer, each with the solution's."""
     mine = (run for run in ended.values() if run.entry.role in (Role.EXTRA, Role.SMALL))
     return [(r, ended[r.entry.reference]) for r in mine if r.entry.reference in ended]
 
@@ -195,14 +193,14 @@ def crashed(exercise: Exercise, folder: Path, end: ending.Ending) -> Verdict:
 
 
 def _not_run(exercise, name) -> Verdict:
-    """Return the verdict if a run that the others are compared with was not made."""
+    """Return the verdict if a run that others are compared with was not made."""
     end = ending.Ending(ending.How.UNFINISHED, "it was not run")
     found = [_ended(exercise, None, end, "run", "run-failed", name), NOT_JUDGED, NOT_TIMED]
     return Verdict(exercise.step, found, exercise.hints, second_name=exercise.second_name)
 
 
 def _stopped(exercise, run, solution) -> Verdict:
-    """Return the verdict if a run that the others are compared with did not complete."""
+    """Return the verdict if a run that others are compared with did not complete."""
     return _with_evidence(exercise, run, solution, _failed_run(exercise, run))
 
 
@@ -211,13 +209,13 @@ def _failed_run(exercise, run, flags="") -> Finding:
 
 
 def _with_evidence(exercise, run, reference, ended) -> Verdict:
-    """Return the verdict on a run that did not complete, with the evidence that it left."""
+    """Return the verdict on a run that did not complete, with its evidence so far."""
     seen = []
     with suppress(log.LogError, KeyError):  # it may have crashed before it logged anything
         found = exercise.mechanism(Runs(run.log, reference.log))
         seen = [f for f in found if f.fails and f.reached]
     certain = {exercise.waited, *(hint for _, hint in exercise.causes)}
-    if seen and ended.hint not in certain:  # else evidence shows only what was left undone
+    if seen and ended.hint not in certain:  # else evidence only shows the steps not reached
         ended = replace(ended, hint=None)
     evidence = seen or [NOT_JUDGED]
     found = [ended, *evidence, NOT_TIMED]
@@ -227,7 +225,7 @@ def _with_evidence(exercise, run, reference, ended) -> Verdict:
 def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
     """Return the finding on a run that did not complete.
 
-    hint: for an error that the exercise does not know; flags: of the run, if they are not the job's
+    hint: for an error unknown to the exercise; flags: the run's, if they differ from the job's
     """
     which = SAME, key, f"{key} {name}".strip()
     errors = outcome.errors(folder) if folder else ""
@@ -249,14 +247,14 @@ def _ended(exercise, folder, end, key, hint, name="", flags="") -> Finding:
 
 
 def _audit(exercise, ended, runs, timed) -> list[Finding]:
-    """Return whether it is the same training, to the last step.
+    """Return the findings on the training: it is the solution's, to the last step.
 
-    timed: whether all pairs are there; else too few updates were kept, so far.
+    timed: all pairs are there; until then too few updates are kept.
     """
     precision = audit.precision_of(runs.reference)
     watched = [(run, precision) for run in _of(ended, Role.AFTER, Role.SMALL)]
     if precision in audit.COARSE:
-        wide = _of(ended, Role.FLOAT32) or [EndedRun(Path(Role.FLOAT32))]  # which was not made
+        wide = _of(ended, Role.FLOAT32) or [EndedRun(Path(Role.FLOAT32))]  # one that was not made
         watched += [(run, "fp32") for run in wide]
     found, broken = [], []
     for run, kind in watched:
@@ -284,7 +282,7 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
 
 
 def _looks(ended, solution) -> list[Finding]:
-    """Return what the auditor's own time in the pairs shows."""
+    """Return the findings on the auditor's own time in the pairs."""
     after, before = (
         [run.log for run in _of(ended, role) if run.end.completed]
         for role in (Role.AFTER, Role.BEFORE)
@@ -293,12 +291,12 @@ def _looks(ended, solution) -> list[Finding]:
 
 
 def _short_runs(exercise, ended, runs, audited) -> list[Finding]:
-    """Return whether the extra runs are the solution's. audited: what the job's own audit found."""
+    """Return the findings on the extra runs. audited: the findings on the job itself."""
     pairs = [pair for pair in _pairs(ended) if all(run.end.completed for run in pair)]
     validated = not any(f.fails and f.hint == audit.EVALUATION for f in audited)
     instead = "later" if validated else audit.EVALUATION
     if any(f.state == State.FAILED and f.hint in ("audit", "told") for f in audited):
-        instead = None  # what is wrong in the job itself is no later mistake
+        instead = None  # a mistake of the job itself is no later mistake
     found = [
         f
         for mine, usual in pairs
@@ -310,7 +308,6 @@ def _short_runs(exercise, ended, runs, audited) -> list[Finding]:
 
 
 def _extras(exercise):
-    """Return the extra runs of an exercise, those on a CPU and those on a GPU."""
     return [*exercise.extras(False), *exercise.extras(True)]
 
 
@@ -318,9 +315,9 @@ OF_EPOCHS = ("epochs", common.ALL_STEPS)  # keys
 
 
 def _own_hints_first(findings) -> list[Finding]:
-    """Return findings: those on the epochs of a short run have a hint only if no others have one.
+    """Return findings in which a short run's epochs have a hint only if nothing else has one.
 
-    They find all that is wrong from the first step on, too, and say of less what it is.
+    They also catch mistakes that begin at step 1, with a less specific hint.
     """
     others = {f.hint for f in findings if f.state == State.FAILED and f.key not in OF_EPOCHS}
     if not others - {None, "later"}:
@@ -331,7 +328,7 @@ def _own_hints_first(findings) -> list[Finding]:
 def _hint(finding, instead: str | None) -> str | None:
     """Return the hint of a finding on an extra run.
 
-    instead: of one that blames a later epoch; None: the job itself has another failing.
+    instead: the hint in place of one that blames a later epoch; None: the job itself fails, too.
     """
     if finding.hint == "later":
         return instead
@@ -340,9 +337,9 @@ def _hint(finding, instead: str | None) -> str | None:
 
 
 def _later(run, solution, validated) -> Finding:
-    """Return what the audit of a short run with several epochs found that is not the solution's.
+    """Return the finding of the audit of a short run with several epochs.
 
-    validated: whether the first epoch's validation is right. If not, that is no later mistake.
+    validated: the first epoch's validation is right. If not, that is no later mistake.
     """
     which = SAME, "epochs", f"audit of each epoch, run {run.entry.name}"
     asked = "the solution's updates"
@@ -367,7 +364,7 @@ def _later(run, solution, validated) -> Finding:
 
 
 def _work(ended, runs) -> Finding:
-    """Return whether each step that was looked at did the solution's work."""
+    """Return the finding on the work of each profiled step, against the solution's."""
     beside = runs.extras[Role.SMALL][1] if Role.SMALL in runs.extras else runs.reference
     usual = {Role.AFTER: runs.reference, Role.SMALL: beside, Role.FLOAT32: beside}
     done = [r for r in _of(ended, Role.AFTER, Role.SMALL, Role.FLOAT32) if r.end.completed]
@@ -381,7 +378,7 @@ SPEED = FASTER, "speed", "speed"
 
 
 def _speed(exercise, ended, runs, recorded) -> tuple[stats.Comparison | None, Finding]:
-    """Return the comparison of the pairs, and whether it clears the bar for this hardware."""
+    """Return the comparison of the pairs, and the finding on the bar for this hardware."""
     bar = bars.bar(exercise.step, bars.hardware(runs.reference.setup), runs.arguments)
     known = runs.reference.start.get("instructions") or ["unknown instructions"]
     bar = replace(bar, source=bar.source.format(instructions=", ".join(known)))
@@ -403,7 +400,7 @@ def _speed(exercise, ended, runs, recorded) -> tuple[stats.Comparison | None, Fi
 
 
 def _unmeasured(bar, name, end) -> Finding:
-    """Return the finding of pairs one run of which did not complete."""
+    """Return the finding for pairs with a run that did not complete."""
     full = end.how == ending.How.OUT_OF_MEMORY
     todo = "submit with a smaller -b" if full else "check again"
     yours = f"{name} ran out of memory" if full else f"{name}: {end.text}"
@@ -411,7 +408,7 @@ def _unmeasured(bar, name, end) -> Finding:
 
 
 def _too_short(bar, summaries, error) -> Finding:
-    """Return the finding of pairs that completed, and yet have no speed."""
+    """Return the finding for pairs that completed without a measured speed."""
     if short := [s for s in summaries if not s.windows]:
         steps = short[0].arguments.get("test_nsteps", "its")
         yours = f"of {steps} steps the first are warm-up, the last is inspected: none is left"
@@ -420,7 +417,7 @@ def _too_short(bar, summaries, error) -> Finding:
 
 
 def _without_speed(bar, yours, todo) -> Finding:
-    """Return the finding of pairs without a speed: it fails wherever a bar asks for one."""
+    """Return the finding for pairs without a speed: it fails where a bar asks for one."""
     if bar.at_least is None:
         return Finding(*SPEED, State.NOT_ASKED, yours, f"no gain asked: {bar.source}")
     wanted = f"a measured speed: {todo}"
@@ -428,18 +425,18 @@ def _without_speed(bar, yours, todo) -> Finding:
 
 
 def _not_asked(exercise, bar, before, runs, recorded) -> str:
-    """Return why the speed is reported and nothing is asked of it; "" if a bar asks for it."""
+    """Return the reason why the speed is only reported; "" if a bar asks for it."""
     if fed := _is_fed(exercise, before, runs.reference):
         return f"no gain asked: {fed}"
     return f"no gain asked: {bar.source}{recorded}" if bar.at_least is None else ""
 
 
 def _asked(bar, found) -> Finding:
-    """Return whether a comparison clears a bar.
+    """Return the finding on a comparison that a bar asks for.
 
-    An interval that includes the bar leaves it open. Then a gain that was asked for is not proven,
-    and does not pass. Where only a loss is refused, a best estimate that is no loss is not held
-    against the trainer: that is neither passed nor failed. The next check measures again.
+    An interval that includes the bar leaves it open: a gain that was asked for does not pass. Where
+    the bar refuses only a loss, an estimate without one neither passes nor fails. The next check
+    measures again.
     """
     if bar.not_slower:
         which = FASTER, "speed", "not slower"
@@ -464,7 +461,7 @@ def _asked(bar, found) -> Finding:
 
 
 def _is_fed(exercise, before, run) -> str:
-    """Return why loading was not the bottleneck of the baseline runs; "" if it was."""
+    """Return the reason why loading was not the baseline's bottleneck; "" if it was."""
     waited = min(s.shares["data"] for s in before)
     loader, start = run.probe.loader, run.start
     together = (loader.num_workers or 0) + start.get("threads", 1)

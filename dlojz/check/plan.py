@@ -1,4 +1,4 @@
-"""The plan of a check: the runs that a verdict needs, where they run, and what to say of them."""
+"""The plan of a check: the runs that a verdict needs, their machine, and notes on them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,30 @@ from dlojz.launch import series
 from dlojz.machine import facts
 from dlojz.runs import log, stats
 
-# Flags of a job that its check leaves out, and how many words follow each: the runs of a check
-# begin at the first step, and write nothing.
+# Flags of a job that its check leaves out, each with its number of words: the runs of a check begin
+# at the first step, and write nothing.
 LEFT_OUT = {"--resume": 1, "--checkpoint": 1, "--checkpoint-every": 1}
 
 SPARE = 2  # updates: one may be kept in the window that its gradient scaler then skips
 SMALL_KEPT = 12  # updates of the run that is audited in place of those with a larger state
-LATER_KEPT = 8  # of a short run with two epochs: they have no more
-# Classes, and images of each for training and validation. Batches of 8 leave a smaller one, also of
-# the share of one of two processes, and it is not so small that batch normalization fails.
+LATER_KEPT = 8  # updates of a short run with two epochs, which has no more
+# Classes, and images of each for training and validation. Batches of 8 leave a smaller last one,
+# also in each of two processes, and it is large enough for batch normalization.
 FEW = {"classes": 3, "images_per_class": 9, "val_images_per_class": 3}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a check runs."""
+    """The runs of a check, and the machine that they need."""
 
     exercise: Exercise
     job: launch.Job
     entries: tuple[series.Entry, ...]
-    request: launch.Request  # of the job: its check runs where it ran
+    request: launch.Request  # the job's: its check runs where it ran
     hardware: tuple[str, str]  # where the job ran: its processor, and its GPU or ""
     seconds: float  # from the first line of the job's log to the last
-    compile_s: float  # of these: what torch.compile took. The runs find what it left in the caches
-    notes: tuple[str, ...] = ()  # what a trainee should know of its runs
+    compile_s: float  # torch.compile's share of them. The runs find its results in the caches
+    notes: tuple[str, ...] = ()  # for the trainee
 
 
 def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
@@ -122,15 +122,15 @@ def flags_of(job) -> list[str]:
 
 
 def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
-    """Return the series: the solution, what else the exercise needs, the pairs A B B A ...
+    """Return the series: the solution, the exercise's other runs, the pairs A B B A ...
 
     Where no gain is asked there are no pairs, only one run of the trainee's: a single ratio has no
-    spread. The trainee's runs are audited; in 16 bits one more of them, in float32, whose gradients
-    tell more. If a state takes over 5 GB, or the job would not fit in float32, whole updates are
-    kept of another run, with the exercise's small model and otherwise the same flags.
+    spread. The trainee's runs are audited; in 16 bits another run in float32 follows, whose
+    gradients tell more. If a state takes over 5 GB, or the job would not fit in float32, whole
+    updates are kept of another run, with the exercise's small model and otherwise the same flags.
 
-    In a band, the solution's weights are off by a rounding error. The bands come last: where the
-    losses agree, none is needed.
+    In a band, the solution's weights are off by a rounding error. Bands come last: none is needed
+    where the losses agree.
 
     run: the job's log.
     """
@@ -177,7 +177,7 @@ def _entry(role: Role, number: int, trainer, flags, **more) -> series.Entry:
 def short(extra, trainer, of_solution: bool = False) -> series.Entry:
     """Return an extra run, of the trainee's trainer or of the solution.
 
-    {images} among its flags is a folder with so few images that the run comes to the end of an
+    {images} among its flags is a folder with few images, so that the run reaches the end of an
     epoch.
     """
     name, flags = f"{extra.name}-solution", extra.flags
@@ -193,19 +193,19 @@ def short(extra, trainer, of_solution: bool = False) -> series.Entry:
 
 
 def few_images() -> Path:
-    """Return a folder with few images beside the runs, where all nodes see it; make them once."""
+    """Return a folder with few images beside the runs, visible to all nodes; make it once."""
     from dlojz import images  # only here: with PIL and NumPy
 
     return images.generate(course.base_folder() / "runs" / ".few", **FEW, workers=1, progress=False)
 
 
 def _in_float32(coarse) -> int:
-    """Return how many updates are kept of the run in float32."""
+    """Return the number of updates to keep of the run in float32."""
     return audit.AUDITED // 2 if coarse else 0
 
 
 def _beside(exercise, mine, solution, flags, coarse, large):
-    """Yield the runs that are audited beside the trainee's own: in small, and in float32."""
+    """Yield the other audited runs: with a small model, and in float32."""
     usual = Role.SOLUTION
     if large:
         flags, usual = [*flags, *exercise.small.split()], Role.SMALL_SOLUTION
@@ -217,21 +217,20 @@ def _beside(exercise, mine, solution, flags, coarse, large):
         yield audited(wide, _in_float32(coarse), UNTIMED)
 
 
-LEDGER = {"write": True}  # what an auditor keeps of the solution: every step, but no update
-BAND = {"validate": False}  # only the losses are read
-ALONE = {"middle": True}  # of a run that no gain is asked of: there is time for another look
-# Runs of which only the updates are read: cuDNN would try algorithms for minutes.
+LEDGER = {"write": True}  # for the solution's auditor: keep every step, but no update
+BAND = {"validate": False}
+ALONE = {"middle": True}  # a run without pairs has time for another look
+# For runs whose updates alone are read: cuDNN would try algorithms for minutes.
 UNTIMED = {"autotune": False, "validate": False}
 
 
 def audited(
     run: series.Entry, keep: int, more: dict | None = None, tuned: bool = True
 ) -> series.Entry:
-    """Return a run of the trainee's trainer, `keep` updates of which its reference then replays.
+    """Return a run of the trainee's trainer whose reference replays `keep` of its updates.
 
-    more: what else is asked of the auditor; tuned: the replay may have cuDNN try its algorithms, if
-    the run did. That takes seconds, and in TF32 and 16 bits they differ by less than the noise that
-    is allowed.
+    more: further wishes of the auditor; tuned: the replay may have cuDNN try its algorithms, if the
+    run did. That takes seconds, and in TF32 and 16 bits they differ by less than the allowed noise.
     """
     program = Path(find_spec("dlojz.watch.replay").origin)
     wish = {"keep": keep, "write": True} | (more or {})
@@ -241,7 +240,7 @@ def audited(
 
 
 def placed(run: series.Entry, elsewhere: Mapping[str, Path]) -> series.Entry:
-    """Return a run whose replay knows where its reference is: in the same job, or elsewhere."""
+    """Return a run whose replay knows its reference's folder, in the same job or `elsewhere`."""
     if not run.replay:
         return run
     place = str(elsewhere.get(run.reference, f"{{job}}/{run.reference}"))
@@ -249,7 +248,7 @@ def placed(run: series.Entry, elsewhere: Mapping[str, Path]) -> series.Entry:
 
 
 def without(flags: Sequence[str], unwanted: Mapping[str, int]) -> list[str]:
-    """Return the flags without `unwanted`, and without the words that follow each of them."""
+    """Return the flags without `unwanted` and the words that follow them."""
     kept, skip = [], 0
     for word in flags:
         name, assigned, _ = word.partition("=")
@@ -264,21 +263,21 @@ def without(flags: Sequence[str], unwanted: Mapping[str, int]) -> list[str]:
 
 
 def _meant(name: str, flags: Mapping[str, int]) -> str | None:
-    """Return which of these flags a word names: argparse takes its beginning, such as --resu."""
+    """Return the flag that a word names: argparse takes its beginning, such as --resu."""
     if name in flags or not re.match("--.", name):
         return name if name in flags else None
     return next((flag for flag in flags if flag.startswith(name)), None)
 
 
 def hardware_here(run) -> str:
-    """Return the hardware that the solution will compute on: this machine's GPU, if it has one."""
+    """Return the hardware that the solution will use: this machine's GPU, if it has one."""
     if presets.gpus() and not run.setup["device"].startswith("cuda"):
         return f"cuda: {facts.gpus()['cards'][0]['name']}"
     return bars.hardware(run.setup)
 
 
 def hardware_of(run) -> tuple[str, str]:
-    """Return the processor that a run had, and the GPU that it computed on, or ""."""
+    """Return a run's processor, and its GPU or ""."""
     on_gpu = run.setup.get("device", "").startswith("cuda")
     return run.start.get("cpu", ""), run.setup["device_name"] if on_gpu else ""
 
@@ -287,13 +286,13 @@ def hardware_of(run) -> tuple[str, str]:
 
 
 def standards(exercise: Exercise, job=None) -> judge.Standards:
-    """Return what the course's files hold for the judge of this exercise."""
+    """Return the judge's standards for this exercise, from the course's files."""
     name = Path(job.info["command"][0]).name if job else course.trainer().name
     return judge.Standards(_recorded(exercise), name)
 
 
 def _recorded(exercise):
-    """Return what the step gained on a GPU, for trainees who have none."""
+    """Return the step's recorded gain on a GPU, for trainees who have none."""
     folder = course.course_root() / "reference"
     files = [folder / name for name in exercise.recorded or ()]
     if not files or not all(file.exists() for file in files):
@@ -308,7 +307,7 @@ def _recorded(exercise):
 
 
 def notes(exercise: Exercise, job) -> list[str]:
-    """Return what a trainee should know of the job that was judged, besides the findings."""
+    """Return notes for the trainee on the job that was judged, besides the findings."""
     return [*_left_out(job), *_edited_since(job), *_still_to_do(exercise, job)]
 
 
@@ -339,7 +338,6 @@ def _still_to_do(exercise, job):
 
 
 def _texts(job) -> dict[Path, bytes]:
-    """Return the trainer that ran and the modules beside it, by their paths as submitted."""
     trainer, *modules = launch.sources(job.directory / "trainer.py").items()
     name = job.info["command"][0]
     file = launch.find_trainer(name) or course.course_root() / name

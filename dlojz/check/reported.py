@@ -1,6 +1,7 @@
-"""Does the log say of the training what the auditor saw of it: the losses, and the accuracy?
+"""The losses, the accuracy and the learning rates in the log, against those that were observed.
 
-The auditor computes them again, where the criterion is called: see `dlojz.watch.auditor`.
+The auditor computes losses and accuracy itself, where the criterion is called: see
+`dlojz.watch.auditor`.
 """
 
 import math
@@ -14,9 +15,9 @@ WHICH, HINT = (SAME, "told", "losses and accuracy in the log"), "told"
 RATES, RATE = (
     (SAME, "rates", "learning rates in the log"),
     1e-12,
-)  # of the rate: a long schedule moves 1e-9 a step
-LOSS = 1e-3  # of the loss: sums in float32
-ACCURACY = 0.002  # and an image: two classes may be equally likely
+)  # a share: a long schedule moves 1e-9 a step
+LOSS = 1e-3  # a share: sums in float32
+ACCURACY = 0.002  # plus one image: two classes may be equally likely
 
 
 def finding(
@@ -24,9 +25,8 @@ def finding(
 ) -> Finding:
     """Return a finding on the logs of all processes of a run.
 
-    every: what the replay of each found in every step, where a function computes the losses: they
-    are then those of the solution's criterion, for the trainee's logits; first: look at the first
-    epoch alone.
+    every: the replay's record of every step, for each process, if a function computes the losses;
+    they are then the solution's criterion's, for the trainee's logits. first: the first epoch only.
     """
     met = [rank.audit.met for rank in ranks]
     seen = all(m.get("train") for m in met)
@@ -44,7 +44,7 @@ def finding(
 
 
 def rates(mine: log.Run, reference: log.Run) -> Finding:
-    """Return a finding: are the learning rates in the log the solution's?"""
+    """Return a finding on the learning rates in the log, against the solution's."""
     pairs = zip(mine.steps.lr, reference.steps.lr, strict=False)
     for step, (told, usual) in enumerate(pairs):
         if not (abs(told - usual) <= RATE * usual or told == _rounded(usual)):
@@ -54,7 +54,7 @@ def rates(mine: log.Run, reference: log.Run) -> Finding:
 
 
 def _rounded(rate):
-    """Return a learning rate as a tensor of float32 keeps it."""
+    """Return a learning rate, rounded to float32."""
     return array("f", [rate])[0]
 
 
@@ -63,7 +63,7 @@ def _near(told, seen, tolerance):
 
 
 def _steps(ranks):
-    """Yield the loss of each step: the log's, (what was seen, tolerance), a name, the epoch."""
+    """Yield each step's loss: logged, (observed, tolerance), its name, the epoch."""
     for rank in ranks:
         seen = rank.audit.met["train"]
         each = max(1, len(seen) // max(1, len(ranks[0].epochs)))
@@ -72,7 +72,7 @@ def _steps(ranks):
 
 
 def _epochs(epochs, met):
-    """Yield the same for the metrics of each epoch, over all processes."""
+    """Yield such tuples for the metrics of each epoch, over all processes."""
     for mode in ("train", "val"):
         batches = [_by_epoch(m.get(mode, []), len(epochs)) for m in met]
         for number, parts in enumerate(zip(*batches, strict=False)):
@@ -89,7 +89,7 @@ def _epochs(epochs, met):
 
 
 def _replayed(ranks, every):
-    """Yield the same from replays: the losses that are known, and the accuracy."""
+    """Yield such tuples from replays: the known losses, and the accuracy."""
     epochs = ranks[0].epochs
     for rank, found in zip(ranks, every, strict=True):
         each = max(1, len(found.losses) // len(epochs))
@@ -110,6 +110,6 @@ def _replayed(ranks, every):
 
 
 def _by_epoch(batches, epochs):
-    """Return the batches of each epoch, which has as many as any other."""
+    """Return the batches, divided evenly among the epochs."""
     each = len(batches) // max(1, epochs)
     return [batches[i * each : (i + 1) * each] for i in range(epochs)] if each else []

@@ -21,22 +21,22 @@ from dlojz.check.verdict import CheckError
 from dlojz.course import presets, progress
 from dlojz.launch import series
 
-IMPORTS_S = 6  # of importing torch: once in a job, however many runs its series has
+IMPORTS_S = 6  # for importing torch, once in a job, however many runs its series has
 # A run of a check that takes longer, and ten times as long as its job, stands still.
 STANDS_STILL_S, COMPILES_S = 180, 1200
 FIRST, ALL = "first", "all"  # pairs
 PAIR = (Role.BEFORE, Role.AFTER)
 ENOUGH = "the first runs tell the check enough"
-CHECK_FILE = "check.json"  # in a job's folder: which check it belongs to
-# What decides what a run logs: runs of another version of these are not reused.
+CHECK_FILE = "check.json"  # in a job's folder: the check that it belongs to
+# The sources on which a run's log depends: runs of another version are not reused.
 MEASURING = ("course.py", "idr_torch.py", "jobs/*.py", "machine/*.py", "runs/*.py", "training/*.py")
 
 
 def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
     """Return the runs by name; submit those that no earlier check has completed.
 
-    If those so far tell enough, do not wait for the others. Raises CheckError for a
-    run that failed, and not because of the trainee's file.
+    Stop waiting once the finished ones are enough. Raises CheckError for a run that failed for
+    another reason than the trainee's file.
     """
     keys = keys_of(plan)
     found = known(plan, standards.trainer)
@@ -45,7 +45,7 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
     def told_already():
         stage = _stage(plan.entries, found)
         if stage == FIRST and stage in judged:
-            return None  # it told nothing: the next pairs are judged together
+            return None  # not enough: the next pairs are judged together
         judged.add(stage)
         return telling(plan, found, standards)
 
@@ -74,10 +74,10 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
 
 
 def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, EndedRun] | None:
-    """Return the runs so far if they tell enough, None if more must end.
+    """Return the finished runs if they are enough for a verdict, else None.
 
-    The first pair does if something is wrong in it, and else all pairs, unless the losses are too
-    far: the solution's may be as far. Then its first band is run, and the next ones as long as
+    The first pair is enough if something in it is wrong. Otherwise all pairs are, unless the losses
+    are too far: the solution's may be as far. Then bands are run, one after the other, as long as
     nothing but the losses fails.
     """
     last, stage = optional(plan.entries), _stage(plan.entries, found)
@@ -95,7 +95,7 @@ def telling(plan: Plan, found: Mapping[str, EndedRun], standards) -> dict[str, E
 
 
 def _stage(entries, found) -> str:
-    """Return what can be judged: the FIRST pair, or ALL runs; "" if nothing can yet."""
+    """Return the stage that can be judged: the FIRST pair, or ALL runs; "" for neither."""
     if {entry.name for entry in entries} - optional(entries) <= set(found):
         return ALL
     return FIRST if _first(entries) <= set(found) else ""
@@ -108,11 +108,11 @@ def _first(entries) -> set[str]:
 
 
 def refuse(found: Mapping[str, EndedRun]):
-    """Raise CheckError for a run that says nothing about the trainee's file: it is run again."""
+    """Raise CheckError for a run that failed for another reason than the trainee's file."""
     for name, run in found.items():
         role, end = run.entry.role, run.end
         if role in (Role.BEFORE, Role.BESIDE) and end.how == How.OUT_OF_MEMORY:
-            continue  # the judge says what to do
+            continue  # the judge reports it
         if end.how == How.KILLED or not (role.mine or end.completed):
             of = "step before" if role == Role.BEFORE else "solution"
             whose = "" if role.mine else f", of the {of},"
@@ -149,7 +149,7 @@ def keys_of(plan: Plan) -> dict[str, str]:
 
 
 def _text(trainer) -> bytes:
-    """Return a trainer's source, and those of the modules beside it with their paths."""
+    """Return the sources of a trainer and of the modules beside it, with their paths."""
     source, *modules = launch.sources(trainer).items()
     return b"\0".join([source[1], *(b"\0".join((path.encode(), text)) for path, text in modules)])
 
@@ -157,7 +157,7 @@ def _text(trainer) -> bytes:
 def _key(entry, text: bytes, pair: bytes, plan) -> str:
     """Return the key of a run of a trainer with this text.
 
-    pair: those of both sides; a run of a pair is compared with its partner only.
+    pair: the texts of both sides; a run of a pair is compared with its partner only.
     """
     request = plan.request
     where = [launch.launcher().name, request.n_gpu, request.account, request.module]
@@ -182,7 +182,7 @@ def _measuring(package: Path = Path(__file__).parent.parent) -> bytes:
 
 
 def _checks() -> Iterator[tuple[launch.Job, dict[str, str]]]:
-    """Yield the jobs that checks submitted, newest first, with the key of each run."""
+    """Yield the jobs of checks, newest first, with the key of each run."""
     for job in reversed(launch.jobs()):
         try:
             keys = course.read_table(job.directory / CHECK_FILE)
@@ -210,19 +210,19 @@ def _by_key(plan, keys) -> dict[str, series.Entry]:
 
 
 def _is_reusable(run, hardware) -> bool:
-    """Return whether a run and its replay completed, on the hardware that the job had."""
+    """Return whether a run and its replay completed, on the job's hardware."""
     if run.replay.folder.exists() and not run.replay.end.completed:
         return False
     return run.end.completed and same_hardware(hardware_of(run.log), hardware)
 
 
 def same_hardware(ran: tuple[str, str], wanted: tuple[str, str]) -> bool:
-    """Return whether the GPUs are the same; the processors, unless both have a GPU."""
+    """Return whether the GPUs are the same; without GPUs, whether the processors are."""
     return ran[1] == wanted[1] if ran[1] and wanted[1] else ran[0] == wanted[0]
 
 
 def _made(job, plan, keys, found: dict[str, EndedRun], trainer):
-    """Add to `found` the runs that have ended in this job, however they ended."""
+    """Add the runs of this job that have ended, in any way, to `found`."""
     wanted = _by_key(plan, keys)
     for own, key in course.read_table(job.directory / CHECK_FILE).items():
         folder, entry = job.directory / own, wanted.get(key)
@@ -276,11 +276,11 @@ def _submit(plan, missing: dict[str, str], found: Mapping[str, EndedRun]) -> lau
 
 
 def limited(entry: series.Entry, plan: Plan) -> series.Entry:
-    """Return an entry that is ended when it has taken much longer than the job, as has its replay.
+    """Return an entry with a time limit, far above the job's time, for it and its replay.
 
-    If a process leaves out a collective, the others wait for it, and no error is raised. The step
-    before may take longer, on a processor. And where the job found compiled code in its cache, its
-    check may not: an auditor has Inductor draw random numbers in another way.
+    If a process leaves out a collective, the others wait for it without an error. The limit is
+    generous: the step before may take longer on a processor, and the job's compiled code may not be
+    in the cache for its check, because an auditor has Inductor draw random numbers differently.
     """
     if not entry.role.mine:
         return entry
@@ -290,27 +290,27 @@ def limited(entry: series.Entry, plan: Plan) -> series.Entry:
 
 
 def optional(entries: Sequence[series.Entry]) -> set[str]:
-    """Return which runs may be left out: the bands, which come last."""
+    """Return the names of the runs that may be left out: the bands, which come last."""
     return {entry.name for entry in entries if entry.role == Role.BAND}
 
 
 def about_s(plan: Plan, entries: Sequence[series.Entry]) -> float:
-    """Return about how many seconds these runs of a plan take.
+    """Return an estimate of the seconds that these runs of a plan take.
 
-    They may have to compile what the job did not, once.
+    They may have to compile code, once, that the job found in its cache.
     """
     long = sum(1 + (entry.replay is not None) for entry in entries if not entry.rehearse)
     return IMPORTS_S + plan.compile_s + max(2.0, plan.seconds - plan.compile_s) * long
 
 
 def say(text: str):
-    """Print a line about the check, where it does not mix with the verdict."""
+    """Print a line about the check, apart from the verdict."""
     # In a terminal, stdout is for the verdict.
     print(text, file=sys.stdout if launch.in_a_notebook() else sys.stderr, flush=True)
 
 
 def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] | None:
-    """Wait until the job has ended, or `enough()` is not None: then end it, and return that."""
+    """Wait for the end of the job. Once `enough()` returns runs, end it and return them."""
     from tqdm.auto import tqdm
 
     entries, answer = series.entries(job), None
@@ -343,7 +343,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] |
 
 @contextmanager
 def _told_if_interrupted(job):
-    """Say that the job goes on, and how to end it, if somebody interrupts the wait for it."""
+    """Say that the job goes on, and how to end it, if the wait for it is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -353,7 +353,7 @@ def _told_if_interrupted(job):
 
 
 def doing(entries: Sequence[series.Entry], done: int) -> str:
-    """Return what runs now, in words: "solution", "rehearsal", "your trainer", "pair 3 of 6"."""
+    """Return the present run in words: "solution", "rehearsal", "your trainer", "pair 3 of 6"."""
     now = entries[min(done, len(entries) - 1)]
     if now.role not in PAIR:
         beside = now.role in (Role.EXTRA_SOLUTION, Role.SMALL_SOLUTION)

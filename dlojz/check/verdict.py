@@ -1,4 +1,4 @@
-"""The answer of a check: the verdict and its hints, as text and as a card in the notebook."""
+"""The verdict of a check and its hints, as text and as a card in the notebook."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ COLOURS |= dict.fromkeys((State.FAILED, State.UNMEASURED), BAD_INK)
 
 
 class CheckError(UserError):
-    """A job that can't be checked, with what to do instead."""
+    """A job that can't be checked, with the remedy."""
 
 
 @dataclass
@@ -32,13 +32,13 @@ class Verdict:
     findings: list[Finding]
     hints: dict  # of the exercise, by key, in order
     comparison: stats.Comparison | None = None
-    cautions: tuple[stats.Caution, ...] = ()  # of the comparison, those to be shown
+    cautions: tuple[stats.Caution, ...] = ()  # on the comparison, if they are to be shown
     notes: tuple[str, ...] = ()
     job: launch.Job | None = None  # the job that was judged
     reached: dict[str, Reached] = field(default_factory=dict)  # by step of the course, if it passed
     seconds: float = 0.0
     parts: tuple[str, ...] = PARTS
-    second_name: str = FASTER  # how the part of that name is called here
+    second_name: str = FASTER  # the displayed name of the part FASTER
     rung: int = field(default=0, repr=False)  # of the last hint that this verdict gave
 
     @property
@@ -123,14 +123,14 @@ class Verdict:
 
     @property
     def _said(self):
-        """Return the notes; of a verdict that passed, that nothing more is asked for."""
+        """Return the notes; if the verdict passed, add to a caution that nothing more is needed."""
         again = self.passed and any(caution.again for caution in self.cautions)
         more = "it passed all the same: measured again, the gain would only be known better"
         return (*self.notes, *map(str, self.cautions), *[more] * again)
 
     @property
     def _then(self):
-        """Return a sentence on the rows that have hints of their own, if there are any."""
+        """Return a sentence on other rows with hints of their own, or ""."""
         others = {f.hint for f in self.failing} - {self.hint_key, None}
         return " Then check again: the other rows marked ✗ may follow from this." if others else ""
 
@@ -143,14 +143,14 @@ class Verdict:
         return f" (job {self.job.id})" if self.job else ""
 
     def _head(self, part):
-        """Return the line of a part: its sign, its name, and why it neither passed nor failed."""
+        """Return the heading of a part: its sign, its name, and a remark if nothing was asked."""
         state, name = self.part(part), self.second_name if part == FASTER else part
         if any(f.open for f in self.findings if f.part == part):
             return f"? {name} (open)"
         return f"{SIGNS[state]} {name}" + " (nothing asked here)" * (state == State.NOT_ASKED)
 
     def _shown(self, part):
-        """Return what to print of a part: what fails or was not asked, and always the speed."""
+        """Return the findings of a part to print: those that did not pass, and always the speed."""
         found = [f for f in self.findings if f.part == part]
         return [f for f in found if f.state != State.PASSED or part == FASTER]
 
@@ -180,7 +180,6 @@ class Advice:
 
 
 def _code_html(text):
-    """Return plain text as HTML, with `code` set as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -201,7 +200,7 @@ def _card(verdict):
 
 
 def _part_html(verdict, part):
-    """Return a part: its state, the rows to look at, and the others folded away."""
+    """Return a part as HTML: its state, the rows to look at, and the others folded away."""
     shown = verdict._shown(part)
     others = [f for f in verdict.findings if f.part == part and f not in shown]
     folded = ""
@@ -214,7 +213,7 @@ def _part_html(verdict, part):
 
 
 def _rows(findings):
-    """Return findings as a table, whose columns are as wide in every part."""
+    """Return findings as a table, with the same column widths in every part."""
     if not findings:
         return ""
     head = (
@@ -227,7 +226,7 @@ def _rows(findings):
 
 
 def _is_report(finding):
-    """Return whether a finding only reports something: nothing was expected of it."""
+    """Return whether a finding only reports something, with nothing expected."""
     return finding.state == State.NOT_ASKED and not finding.open
 
 

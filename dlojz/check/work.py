@@ -1,8 +1,8 @@
-"""Does a step do the solution's work? Its convolutions and matrix products, by their sizes.
+"""The work of a step against the solution's: convolutions and matrix products, by their sizes.
 
-`watch.workload` counts them under the profiler. That is exact where values are not: in 16 bits
-a gradient may be mostly noise. More work than the solution's is no fraud, and the same work in
-another form is the same: what is missing must be outweighed by what is there in its place.
+`dlojz.watch.workload` counts them under the profiler. That is exact where values are not: in 16 bits
+a gradient may be mostly noise. More work than the solution's is allowed, and so is the same work
+in another form: missing operations must be outweighed by others in their place.
 """
 
 from collections import Counter
@@ -12,16 +12,16 @@ from dlojz.check.exercise import SAME, Finding, State
 from dlojz.runs import log
 
 WHICH, HINT = (SAME, "work", "work of a step"), "work"
-COMPUTED = ("forward", "backward")  # whether layers are computed again is the mechanism's business
+COMPUTED = ("forward", "backward")  # recomputed layers are judged by the mechanism
 # Compiled code may pad products, or make one of a convolution; what Inductor's autotuner generates
 # itself, or a CUDA graph replays, is not seen at all. It is then counted before it is compiled.
 COMPILED, UNSEEN = 0.05, ("max-autotune", "reduce-overhead")
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # any other: 1
-SHOWN = 2  # of what is missing
+SHOWN = 2  # missing operations in a message
 
 
 def finding(pairs: Sequence[tuple[log.Run, log.Run]]) -> Finding:
-    """Return a finding: is no convolution, no product of the solution's missing in a step?
+    """Return a finding that fails if a step lacks a convolution or product of the solution's.
 
     pairs: a run of the trainee's trainer and one of the solution, with the same work.
     """
@@ -46,7 +46,7 @@ def finding(pairs: Sequence[tuple[log.Run, log.Run]]) -> Finding:
 
 
 def _looks(mine, usual):
-    """Yield (where, the trainee's work, the solution's, the share that may be missing)."""
+    """Yield (place, the trainee's work, the solution's, the share that may be missing)."""
     place, compiled = f" in step {mine.last.step}", usual.last.compiled_regions
     if not (compiled or mine.last.compiled_regions):
         yield place, mine.last.work, usual.last.work, 0.0
@@ -59,19 +59,18 @@ def _looks(mine, usual):
 
 
 def _hidden(run):
-    """Return whether compiled code does work that the profiler cannot name."""
     modes = str(run.start["arguments"].get("compile"))
     graphs = any(c["why"].startswith("cudagraph") for c in run.compilation.seen)
     return graphs or modes.startswith(UNSEEN)
 
 
 def _merged(work):
-    """Return the work of compiled code: a convolution may have become a product."""
+    """Return compiled code's work, with convolutions as products: Inductor may make them so."""
     return [entry | {"kind": "operation"} for entry in work]
 
 
 def less(mine: list[dict], usual: list[dict], tolerance: float = 0.0) -> str:
-    """Return in words what is missing of the solution's work; "" if nothing is.
+    """Return the missing part of the solution's work in words; "" if nothing is missing.
 
     Convolutions and products are compared on their own, and both passes. A product in a narrower
     format than any of the solution's does not count.
@@ -104,7 +103,7 @@ def _of(group, work):
 
 
 def _counts(work) -> Counter:
-    """Return how many there are of the same sizes."""
+    """Return the number of operations of each size."""
     found = Counter()
     for entry in work:
         found[entry["of"], entry["flop"]] += entry["count"]
@@ -116,7 +115,7 @@ def _flop(counts) -> int:
 
 
 def _sum(work) -> str:
-    """Return how much work this is: "112 convolutions and 4 products, 0.31 GFLOP"."""
+    """Return a sum of work in words: "112 convolutions and 4 products, 0.31 GFLOP"."""
     done = [entry for entry in work if entry["when"] in COMPUTED]
     numbers = Counter()
     for entry in done:
