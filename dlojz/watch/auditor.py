@@ -1,7 +1,7 @@
-"""What a check keeps of a run, so that it can be replayed: see `dlojz.watch.replay`.
+"""The auditor: it keeps what `dlojz.watch.replay` needs of a run of a check.
 
-In a run of a check, $DLOJZ_AUDIT asks for an auditor. It takes nothing from the trainer's word:
-its hooks sit on the model, on the criterion and on all optimizers of the process.
+$DLOJZ_AUDIT asks for it. It does not trust the trainer: its hooks are on the model, on the
+criterion and on all optimizers of the process.
 
 every step    some pixels of each image as they enter the model; logits and their gradient; loss
 every update  learning rates and settings of the optimizer, weights without a gradient, some rows
@@ -9,13 +9,12 @@ every update  learning rates and settings of the optimizer, weights without a gr
 some updates  the whole state: weights, gradients and momenta as the optimizer begins, weights and
               momenta that followed, buffers and random generators before and after
 
-Which updates these are is drawn as their optimizer begins: a trainer has then done all that it
-could save on, and of the optimizer itself the rows are looked at in every update.
+They are drawn as their optimizer begins: by then the trainer can no longer skip any work; the
+optimizer is checked in every update, by its sampled rows.
 They stay on a GPU to the end of the run, if it has room for them. Otherwise the clocks stand still
 while one is written.
-The auditor also measures the speed, from forward pass to forward pass by its own clock, and counts
-an image where its gradient comes back. And it measures the peak of a GPU's memory, without what it
-keeps there itself.
+The auditor also measures the speed, from forward pass to forward pass by its own clock, counts the
+images that receive a gradient, and measures the peak of a GPU's memory, without its own tensors.
 """
 
 import atexit
@@ -51,29 +50,28 @@ from dlojz.watch import calls
 VARIABLE = "DLOJZ_AUDIT"
 PIXELS = 8  # of each image, at the same places in all runs
 ROWS = 6  # of the weights, drawn for each run
-ROOM = 8  # times the memory that the updates to keep take must be free, or they go to the disk
-# Bytes that the logits of a run and their gradients may take, and those of its last validation.
+ROOM = 8  # free memory that updates need, as a multiple of their size; else they go to the disk
+# Limits in bytes of the logits of a run and their gradients, and of its last validation.
 MOST_LOGITS, MOST_VALIDATED = 256 * 2**20, 64 * 2**20
 QUICK_S = 0.005  # about the tick of a file system's clock
-SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # what a scheduler writes into an optimizer's group
-# The tensors of an optimizer's state, of the shape of the weight.
+SCHEDULED = ("initial_lr", "max_lr", "min_lr")  # written into an optimizer's group by a scheduler
+# The tensors of an optimizer's state that have the shape of the weight.
 STATES = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
 MOMENTUM = ("momentum_buffer",)
-NAMED = ("params", "param_names")  # the weights, and their names where they were given with them
-HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # no change of the result
+NAMED = ("params", "param_names")  # the weights, and their names if the trainer gave them
+HOW = ("foreach", "fused", "capturable", "differentiable", *SCHEDULED)  # without effect on results
 
 
 def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
     """Return the auditor that $DLOJZ_AUDIT asks for, such as {"keep": 8, "write": true}, or None.
 
-    keep: how many updates, 0 if it is left out; watch: what a replay compares of every step, even
-    if no update is kept; write: into files (otherwise they are only copied);
-    memory: files without a name, which the job holds in memory, to write into if it has room;
-    perturb: move the initial weights by a rounding error, drawn with this seed; autotune: false
-    forbids cuDNN to try its algorithms, which in float32 can take minutes; validate: false ends the
-    run where its training ends; middle: true has the witness profile one more step, drawn from
-    those before the last; epochs: the witness looks at every step, and without another wish
-    there is no auditor.
+    keep: the number of updates, 0 by default; watch: keep every step for a replay, even without an
+    update; write: write the updates into files (otherwise they are only copied); memory: files
+    without a name, held in memory by the job, to write into if it has room; perturb: move the
+    initial weights by a rounding error, drawn with this seed; autotune: false forbids cuDNN to try
+    its algorithms, which in float32 can take minutes; validate: false ends the run with its
+    training; middle: true has the witness profile one more step, drawn from those before the last;
+    epochs: the witness looks at every step; if this is the only wish there is no auditor.
     """
     wish = wished()
     if wish.keys() == {"epochs"}:
@@ -86,34 +84,34 @@ def begin(run, training, args, witness, steps: int, loader) -> "Auditor | None":
 
 
 def wished() -> dict:
-    """Return what $DLOJZ_AUDIT asks for; {} if it is not set."""
+    """Return the wishes in $DLOJZ_AUDIT; {} if it is not set."""
     return json.loads(os.environ.get(VARIABLE, "{}"))
 
 
 def folder_of(run: Path) -> Path:
-    """Return where the auditor of a run writes."""
+    """Return the folder that a run's auditor writes to."""
     return Path(run) / "audit"
 
 
 def watched_file(run: Path, rank: int) -> Path:
-    """Return the file of what was kept of every step."""
+    """Return the file with the record of every step."""
     return folder_of(run) / f"watched.rank{rank}.pt"
 
 
 def plain(name: str) -> str:
-    """Return a weight's name without what DDP, torch.compile and checkpointing put into it."""
+    """Return a weight's name without the additions of DDP, torch.compile and checkpointing."""
     return name.replace("_checkpoint_wrapped_", "").replace("module.", "").replace("_orig_mod.", "")
 
 
 def around(model) -> str:
-    """Return what all weights' names begin with: "1." if the model is in a Sequential, else ""."""
+    """Return the common prefix of all weights: "1." if the model is in a Sequential, else ""."""
     first, *others = (plain(name).partition(".") for name, _ in model.named_parameters())
     inside = others and first[2] and all(other[0] == first[0] and other[2] for other in others)
     return f"{first[0]}." if inside else ""
 
 
 def plainly(model):
-    """Return a function from the name of a weight or buffer to what the solution calls it."""
+    """Return a function from the name of a weight or buffer to its name in the solution."""
     inside = around(model)
     return lambda name: plain(name).removeprefix(inside)
 
@@ -139,21 +137,21 @@ def rounding(precision: str | None, device) -> float:
 
 
 def _named_aside():
-    """Return a context that names what the auditor does in a profile, if one is being recorded."""
+    """Return a context that marks the auditor's work in a profile, if one is being recorded."""
     recorded = private.is_profiling()
     return torch.profiler.record_function(kinds.ASIDE) if recorded else nullcontext()
 
 
 @dataclass
 class Batch:
-    """What was seen of a batch, of the training or of the last validation; None: it was not."""
+    """The record of a batch, of the training or of the last validation; None: not observed."""
 
     pixels: torch.Tensor | None = None
-    layout: str | None = None  # of its images, in the training
-    images: torch.Tensor | None = None  # how many had a gradient
+    layout: str | None = None  # the images', in the training
+    images: torch.Tensor | None = None  # the number with a gradient
     logits: torch.Tensor | None = None
     gradient: torch.Tensor | None = None  # of the logits
-    too_many: bool = False  # logits, to keep those of this batch, too
+    too_many: bool = False  # no room to keep this batch's logits
     best: torch.Tensor | None = None  # the likeliest class of each image
     labels: torch.Tensor | None = None
     loss: torch.Tensor | None = None
@@ -161,34 +159,34 @@ class Batch:
 
 @dataclass
 class Facts:
-    """What else is known of an update than its tensors."""
+    """The facts of an update, besides its tensors."""
 
     update: int
-    scale: torch.Tensor | None = None  # of the gradient scaler
-    grad_scale: torch.Tensor | None = None  # what a fused optimizer divides by
+    scale: torch.Tensor | None = None  # the gradient scaler's
+    grad_scale: torch.Tensor | None = None  # a fused optimizer's divisor
     found_inf: torch.Tensor | None = None
     optimizer: str = ""
     lr: list = field(default_factory=list)  # of each group
     settings: list = field(default_factory=list)
     missing: list = field(default_factory=list)  # weights without a gradient
-    evaluating: int = 0  # layers that are not in training
-    rows: torch.Tensor | list | None = None  # of the weights that were drawn
-    random: list = field(default_factory=list)  # a digest of each generator
+    evaluating: int = 0  # layers in evaluation mode
+    rows: torch.Tensor | list | None = None  # the sampled rows of weights
+    random: list = field(default_factory=list)  # digests of the generators
 
 
 @dataclass
 class Watched:
-    """What an auditor kept of all steps and updates, and where whole updates lie."""
+    """An auditor's record of all steps and updates, and the files of whole updates."""
 
     steps: list[Batch] = field(default_factory=list)
     updates: list[Facts] = field(default_factory=list)
-    rows: list = field(default_factory=list)  # (weight, index) of those that were drawn
-    states: list = field(default_factory=list)  # of the optimizer, in each row
-    kept: list = field(default_factory=list)  # the updates that were written
-    files: list = field(default_factory=list)  # and where
+    rows: list = field(default_factory=list)  # (weight, index) of the sampled rows
+    states: list = field(default_factory=list)  # names of the optimizer's tensors in each row
+    kept: list = field(default_factory=list)
+    files: list = field(default_factory=list)  # the files of `kept`
     first_buffers: dict = field(default_factory=dict)
     validated: str | None = None  # the file of the model as the last validation began
-    validation: list[Batch] = field(default_factory=list)  # the last one
+    validation: list[Batch] = field(default_factory=list)
 
 
 torch.serialization.add_safe_globals([Batch, Facts, Watched])
@@ -217,24 +215,22 @@ class Copies:
 
 
 class State:
-    """An update: the state of a training as its optimizer begins, and the state that followed."""
+    """An update: the state of a training before and after its optimizer's step."""
 
     def __init__(self):
         self.before = {name: Copies() for name in BEFORE}
         self.after = {name: Copies() for name in AFTER}
-        self.reserved = False  # its memory was set aside: it stays on the device to the end
-        self.begun, self.buffers = None, None  # before its forward pass, and after it
-        self.facts = None  # what else is known of the update; None: there is none
+        self.reserved = False  # it has memory on the device until the end of the run
+        self.begun, self.buffers = None, None  # buffers before its forward pass, and after it
+        self.facts = None  # None: there is no update
 
 
 def _fill(copies: dict, tensors: dict):
-    """Copy the tensors of each part of a training, on the device."""
     for name, kept in copies.items():
         kept.take(tensors[name])
 
 
 def _nbytes(tensors: dict, *parts) -> int:
-    """Return the bytes of these parts of a training."""
     return sum(t.nbytes for names in parts for name in names for t in tensors[name].values())
 
 
@@ -249,42 +245,45 @@ class Auditor:
         self._watches = bool(self._keep or wish.get("watch"))
         self._accumulate = getattr(args, "accumulate", 1)
         self._precision = getattr(args, "precision", None)
-        self._profiled = "--profile" in sys.argv  # as the check asked, not as the trainer says
+        self._profiled = "--profile" in sys.argv  # the check's flag: args are the trainer's
         self._device = next(self._model.parameters()).device
         self._plain = plainly(self._model)
         self._names = {p: self._plain(name) for name, p in self._model.named_parameters()}
         self._modules = list(self._model.modules())
         self._draw = random.Random(_shared_secret())
-        self._lot = random.Random()  # of this process alone
+        self._lot = random.Random()  # differs between processes
         self._chosen = _choose(self._model, self._draw)
         self._parts = [sorted((self._draw.random(), self._draw.random())) for _ in self._names]
         self._places = None
         self._forwards = 0
-        self._state = State()  # of the update before
-        self._buffers, self._generators = None, ()  # as the update under way began
-        self._skipped = False  # no optimizer was called in the update before
-        self._same_buffers = None  # as validations began
-        self._validated = None  # the buffers as the last validation began
-        self._unchanged = []  # whether they were the same after it
-        self._weights = None  # their norms, after the last update of an epoch
+        self._state = State()  # the previous update's
+        self._buffers, self._generators = None, ()  # as the present update begins
+        self._skipped = False  # the previous update called no optimizer
+        self._same_buffers = None  # at the beginning of validations
+        self._validated = None  # the buffers at the beginning of the last validation
+        self._unchanged = []  # for each validation: it left them unchanged
+        self._weights = None  # norms after the last update of an epoch
         self._same_weights = None  # in all batches of the validations
         self._reserved = None  # memory of a GPU for the updates to keep; None: not looked at
         self._steps, self._per_epoch = steps, steps // getattr(args, "epochs", 1)
         self._last_update = steps // self._accumulate - 1
         self._kept, self._waiting, self._files = [], [], []
-        self._memory = {}  # of the CPU, by part: one update after the other is packed there
+        self._memory = {}  # on the CPU, by part: updates are packed there one after the other
         self._steps_seen, self._updates, self._val_losses = [], [], []
         self._val_outputs = []
-        self._model_file, self._validation = None, []  # of the last validation, and its batches
+        self._model_file, self._validation = (
+            None,
+            [],
+        )  # of the last validation: its file, its batches
         self._first_buffers = None
-        self._met = {"train": [], "val": []}  # what the metrics should say of each batch
+        self._met = {"train": [], "val": []}  # the expected metrics of each batch
         self._logit_bytes, self._with_logits, self._outputs = 0, [], 0
         self._foreign = 0
         self._windows, self._window = [], None
         self._paused_s, self._within_pause = 0.0, False
-        self._pauses_s = self._asides_s = 0.0  # of these: where it writes, and where it looks
+        self._pauses_s = self._asides_s = 0.0  # their parts for writing and for looking
         self._peak = 0  # bytes of a GPU, without what the auditor holds
-        self._held = self._most_held = 0  # bytes that it holds itself
+        self._held = self._most_held = 0  # bytes of the auditor's own
         on_gpu = self._device.type == "cuda"
         self._side_work = clocks.SideWork(clocks.CudaClock(self._device)) if on_gpu else None
         if seed := wish.get("perturb"):
@@ -300,12 +299,12 @@ class Auditor:
         ]
 
     def middle(self, last: int) -> int | None:
-        """Return a step before the last one for the witness to profile, too, drawn; None: none.
+        """Return a random step before the last one for the witness to profile, too, or None.
 
-        Half of a run comes before it. It is like the last one: of the batches of an update only
-        the last exchanges gradients, an epoch's last batch may be smaller than any other, and the
-        profile of its first step would hold the validation. In fp16 nobody knows when the first
-        update is made.
+        It comes after half of the run, and resembles the last step: only the last batch of an
+        update exchanges gradients, an epoch's last batch may be smaller than any other, and the
+        profile of its first step would hold the validation. In fp16 the first update can come at
+        any step.
         """
         as_any = self._per_epoch < len(self._loader) and self._precision != "fp16"
         if not self._wish.get("middle") or self._profiled or not as_any:
@@ -319,7 +318,7 @@ class Auditor:
 
     @contextmanager
     def pause(self):
-        """Stop all clocks of the run meanwhile; the device finishes its work before."""
+        """Stop all clocks of the run in this context; the device finishes its work first."""
         with _named_aside():
             self._wait()
             begin = perf_counter()
@@ -329,7 +328,7 @@ class Auditor:
 
     @contextmanager
     def _stopped(self):
-        """Stop all clocks of the run meanwhile. No other pause is left out of the window."""
+        """Stop all clocks of the run in this context; the window leaves no other pause out."""
         begin, within = perf_counter(), self._within_pause
         self._within_pause = True
         try:
@@ -341,9 +340,9 @@ class Auditor:
 
     @contextmanager
     def _aside(self):
-        """Keep what the auditor itself does out of the time that it measures.
+        """Keep the auditor's own work out of the time that it measures.
 
-        On a processor all clocks stand still. A GPU may work on: it is asked what it lost.
+        On a processor all clocks stand still. A GPU may work on: the time it lost is measured.
         """
         if self._side_work:
             with _named_aside(), self._side_work.during():
@@ -361,9 +360,8 @@ class Auditor:
     def _windows_at(self, step):
         """Open or close the measured window, as the forward pass of this step begins.
 
-        It is closed in a step that is profiled, and in that before it: on a GPU a profiler begins
-        slowly. And it closes at the last step of an epoch: the first batch of a validation may take
-        seconds.
+        It is closed in a profiled step and the one before: on a GPU a profiler begins slowly. And
+        it closes at the last step of an epoch: the first batch of a validation may take seconds.
         """
         last, middle = self._witness.last, self._witness.middle
         ends = last is not None and step >= last - 1
@@ -410,7 +408,7 @@ class Auditor:
 
     @contextmanager
     def _holding(self):
-        """Count what the auditor allocates meanwhile, to keep it to the end or for a step."""
+        """Count the memory that the auditor allocates in this context."""
         begin = self._note_peak()
         yield
         end, _ = _allocated(self._device)
@@ -421,10 +419,10 @@ class Auditor:
         self._most_held = max(self._most_held, self._held)
 
     def _note_peak(self) -> int:
-        """Note the peak until now; return what is allocated.
+        """Note the peak until now; return the allocated bytes.
 
-        All steps are alike, also those in which the auditor holds most. A peak before them, as the
-        model was made, was noted as it was.
+        Steps have equal peaks, so one in which the auditor holds most can stand for all. An earlier
+        peak, as the model was made, was noted before.
         """
         allocated, peak = _allocated(self._device)
         self._peak = max(self._peak, peak - self._most_held)
@@ -444,7 +442,7 @@ class Auditor:
             return
         self._windows_at(self._forwards)
         images = entered(args, kwargs)
-        # A subclass may have methods of its own, and what they do is the trainer's work.
+        # A subclass may have methods of its own, which count as the trainer's work.
         seen = None if type(images) is torch.Tensor else self._looked_at(images)
         with self._aside():
             if self._forwards % self._accumulate == 0:
@@ -458,7 +456,7 @@ class Auditor:
         return Batch(self._sample(images), layout(images))
 
     def _compare_buffers(self):
-        """Note, as a validation begins, whether its buffers are those of the training."""
+        """Note, as a validation begins, whether its buffers are the training's."""
         if self._skipped or not self._buffers:
             return
         now = {self._plain(name): buffer for name, buffer in _named_buffers(self._model)}
@@ -470,17 +468,17 @@ class Auditor:
         self._validated, self._buffers = self._buffers, None  # until the next update
 
     def _compare_validated(self):
-        """Note, as an epoch begins, whether the validation before left the buffers as they were."""
+        """Note, as an epoch begins, whether the last validation left the buffers unchanged."""
         buffers, self._validated = self._validated, None
         now = {self._plain(name): buffer for name, buffer in _named_buffers(self._model)}
         for name, buffer in buffers.items():
             other = now.get(name)
             alike = other is not None and other.shape == buffer.shape
-            # Read at the end: a GPU is not waited for.
+            # Read at the end, so that nothing waits for a GPU.
             self._unchanged.append(alike and (other.to(buffer.device) == buffer).all())
 
     def _see_validation(self, images):
-        """Keep what a batch of the last validation is given, and as it begins the model's state."""
+        """Keep the input of a batch of the last validation, and before the first one the model."""
         if not self._wish.get("write"):
             return
         if self._keep and not self._validation:
@@ -490,7 +488,7 @@ class Auditor:
             self._validation.append(Batch(self._sample(images)))
 
     def _write_model(self) -> str | None:
-        """Write weights and buffers; return the file, or None if there is no room for it."""
+        """Write weights and buffers; return the file, or None if there is no room."""
         parts = {
             "weights": {name: own(p) for p, name in self._names.items()},
             "buffers": self._copied_buffers(),
@@ -506,14 +504,14 @@ class Auditor:
         """Note whether a batch is validated with the weights that the last update left."""
         if self._weights is not None:
             bits = (norms.view(torch.int32) for norms in (self._weights, self._weight_norms()))
-            same = torch.equal(*bits)  # also of a weight that is not a number
+            same = torch.equal(*bits)  # bits, so that NaN equals NaN
             self._same_weights = same and self._same_weights is not False
 
     def _weight_norms(self):
-        """Return the norm of each weight and of some of its rows, without a wait.
+        """Return the norm of each weight and of some of its rows, without waiting for the device.
 
-        Of this process's shard. Other weights could be scaled to the same norm, but not to that of
-        rows that nobody can guess.
+        They are those of this process's shard. Other weights could be scaled to the same norm, but
+        not to that of unpredictable rows.
         """
         weights = [torch.atleast_1d(own(p.detach())) for p in self._names]
         rows = [
@@ -523,8 +521,8 @@ class Auditor:
         return torch.stack(private.norms([*weights, *rows])).float()
 
     def _end_run(self):
-        """End the process, as if the trainer had ended here. It may still have a `finally`."""
-        if self._same_weights is False:  # another model's are in their place, for the validation
+        """End the process as if the trainer ended here; its `finally` clauses still run."""
+        if self._same_weights is False:  # the validation has another model's weights
             self._state = State()
         self._run.end()
         atexit.register(world.leave_group)
@@ -534,14 +532,14 @@ class Auditor:
         """Return some pixels of each image, [N, PIXELS]."""
         if images.ndim != 4:
             return None
-        images = normalize(images)  # a model may do it itself
+        images = normalize(images)  # in case the model does it
         sizes = tuple(images.shape[1:])
         if self._places is None:
             draw = torch.Generator().manual_seed(0)
             places = (torch.randint(size, (PIXELS,), generator=draw) for size in sizes)
             self._places = sizes, [place.to(images.device) for place in places]
         expected, (channels, down, right) = self._places
-        if sizes != expected:  # an index outside of them would end a process on a GPU
+        if sizes != expected:  # an index out of range would end a process on a GPU
             return None
         return images.detach()[:, channels, down, right].float()
 
@@ -561,9 +559,9 @@ class Auditor:
         logits.register_hook(lambda gradient: self._on_logits_gradient(step, gradient))
 
     def _makes_room(self, step, nbytes) -> bool:
-        """Return whether to keep the logits of this step, perhaps in place of an earlier one's.
+        """Return whether to keep the logits of this step, perhaps in place of an earlier step's.
 
-        Once all room is taken, each step so far is as likely to be among those that are kept.
+        Once all room is taken, each step so far is equally likely to be kept.
         """
         self._outputs += 1
         if self._logit_bytes + nbytes <= MOST_LOGITS:
@@ -580,14 +578,14 @@ class Auditor:
         return dropped is not step
 
     def _best(self, logits, mode):
-        """Return the class of each image that the model thinks likeliest.
+        """Return the model's likeliest class of each image.
 
-        None: no classes, or the criterion is seen: then `_met` counts those that are right.
+        None without classes, or with an observed criterion: then `_met` counts the right ones.
         """
         return None if self._met[mode] or logits.ndim != 2 else logits.detach().argmax(1)
 
     def _keep_outputs(self, logits):
-        """Keep what the model makes of a batch of the last validation."""
+        """Keep the model's outputs for a batch of the last validation."""
         batches = self._validation
         if batches:
             with self._aside():
@@ -617,20 +615,19 @@ class Auditor:
     # Every update ------------------------------------------------------------------------------
 
     def _begin_update(self):
-        """Keep the generators, and the buffers unless the update before did."""
+        """Keep the generators, and the buffers unless the previous update did."""
         self._generators = torch.get_rng_state(), _cuda_generator(self._device)
         if not self._watches:
             return
-        if self._validated:  # which leaves them as they are
+        if self._validated:
             self._compare_validated()
         if self._buffers is None or self._skipped:
             self._buffers = self._copied_buffers()
         if self._first_buffers is None:
             self._first_buffers = self._buffers
-        self._skipped = True  # unless its optimizer is called: in fp16 it may not be
+        self._skipped = True  # until its optimizer is called: in fp16 it may not be
 
     def _copied_buffers(self) -> dict:
-        """Return copies of the buffers by name."""
         names, found = {}, {}
         for name, buffer in _named_buffers(self._model):
             names.setdefault((buffer.dtype, buffer.device), {})[self._plain(name)] = buffer
@@ -653,13 +650,13 @@ class Auditor:
                 self._weights = self._weight_norms()
 
     def _is_ours(self, optimizer) -> bool:
-        """Return whether an optimizer updates weights of the model alone."""
+        """Return whether an optimizer updates only weights of the model."""
         return {p for g in optimizer.param_groups for p in g["params"]} <= self._names.keys()
 
     def _is_skipped(self, optimizer) -> bool:
-        """Return whether a fused optimizer is about to skip this update: another is not called.
+        """Return whether a fused optimizer will skip this update: others are not called then.
 
-        Within the measured window a GPU is not asked, for that would make the host wait.
+        In the measured window this is not read from a GPU, because the host would wait.
         """
         told = getattr(optimizer, "found_inf", None)
         ask = told is not None and (self._window is None or told.device.type == "cpu")
@@ -681,7 +678,7 @@ class Auditor:
         )
         if self._reserved is None and facts.update:  # the optimizer has its momenta now
             self._reserved = self._reserve(optimizer)
-        # None: since a validation no update began, as the model was left in evaluation mode
+        # None: no update has begun since a validation, as the model was left in evaluation mode
         if self._watches and self._generators and self._buffers is not None:
             buffers = self._copied_buffers()
             left = self._last_update + 1 - facts.update
@@ -691,7 +688,7 @@ class Auditor:
         self._updates.append(replace(facts, rows=self._rows(optimizer)))
 
     def _copy(self, optimizer, facts, buffers):
-        """Keep this update, as its optimizer begins; buffers: after its forward passes."""
+        """Keep this update as its optimizer begins. buffers: those after its forward passes."""
         self._state = self._reserved.pop() if self._reserved else State()
         _fill(self._state.before, self._named(optimizer))
         self._state.facts = facts
@@ -700,7 +697,7 @@ class Auditor:
         self._state.buffers = buffers
 
     def _named(self, optimizer):
-        """Return the tensors of the training by name: weights, gradients, the optimizer's."""
+        """Return weights, gradients and the optimizer's tensors by name."""
         gradients = {n: own(p.grad) for p, n in self._names.items() if p.grad is not None}
         kept = {
             f"{name} {key}": own(value)
@@ -712,7 +709,7 @@ class Auditor:
         return {"weights": weights, "gradients": gradients, "optimizer": kept}
 
     def _rows(self, optimizer):
-        """Return weight, gradient and state of each row that was drawn, copied in one call."""
+        """Return weight, gradient and state of each sampled row, copied in one call."""
         found = []
         for p, row in self._chosen:
             states = (optimizer.state.get(p, {}).get(key) for key in states_of(optimizer))
@@ -724,7 +721,7 @@ class Auditor:
     # Some updates ------------------------------------------------------------------------------
 
     def _reserve(self, optimizer) -> list[State]:
-        """Set memory of the device aside for the updates to keep; [] if it has no room."""
+        """Reserve memory of the device for the updates to keep; [] if it has no room."""
         tensors, states = self._named(optimizer), []
         count = self._keep - len(self._kept)
         if _free(self._device) < ROOM * count * _nbytes(tensors, BEFORE, AFTER):
@@ -738,7 +735,7 @@ class Auditor:
         return states
 
     def _end_update(self):
-        """Keep what followed the update that was copied last, if it was."""
+        """Keep the state after the previous update, if that was copied."""
         state, self._state = self._state, State()
         if state.facts is None:
             return
@@ -750,10 +747,9 @@ class Auditor:
             return
         with self.pause():
             self._put_away(state, tensors)
-            del state  # its memory is freed in the pause, too
+            del state  # frees its memory in the pause, too
 
     def _put_away(self, state, after):
-        """Copy the update from the device, and write it if the check wants it."""
         before = {name: copies.tensors for name, copies in state.before.items()}
         by = self._device if state.reserved else "cpu"
 
@@ -772,7 +768,7 @@ class Auditor:
             _save(kept, self._files[-1])
 
     def _file(self, update: int, nbytes: int) -> Path:
-        """Return where this update is written: in memory if there is ample, or else on the disk."""
+        """Return the file for this update: in memory if there is ample room, else on the disk."""
         memory = machine.memory()
         room = min(memory.get(name, math.inf) for name in ("available_bytes", "limit_bytes"))
         places = self._wish.get("memory", ())[len(self._files) :]
@@ -782,7 +778,7 @@ class Auditor:
         return folder_of(self._run.folder) / name
 
     def finish(self):
-        """Write what was kept of every step, and log what the auditor measured."""
+        """Write the record of every step, and log the auditor's measurements."""
         for hook in self._hooks:
             hook.remove()
         self._close_window()
@@ -832,14 +828,14 @@ class Auditor:
 
 
 def entered(args, kwargs):
-    """Return what a model was given first, by its place or its name."""
+    """Return the first argument of a model, given by position or by name."""
     return next(iter((*args, *kwargs.values())))
 
 
 def layout(tensor) -> str:
     """Return the memory layout of a [N, C, H, W] tensor, by its strides and not its shape.
 
-    "any" if both layouts match, as for 1x1 images, or if there are not four dimensions.
+    "any" if both layouts match, as for 1x1 images, or for other than four dimensions.
     """
     if tensor.ndim != 4:
         return "any"
@@ -851,18 +847,18 @@ def layout(tensor) -> str:
 
 
 def given(args, kwargs):
-    """Return logits and labels as a criterion was given them, by their places or names."""
+    """Return a criterion's logits and labels, given by position or by name."""
     names = dict(zip(("input", "target"), (*args, *kwargs.values()), strict=False)) | kwargs
     return names["input"], names["target"]
 
 
 def sums(criterion) -> bool:
-    """Return whether a criterion says that it returns the sum of a batch's losses."""
+    """Return whether a criterion is set to return the sum of a batch's losses."""
     return getattr(criterion, "reduction", None) == "sum"
 
 
 def per_image(criterion, loss, images: int):
-    """Return the mean loss of a batch: a criterion may also return the sum, or each image's."""
+    """Return the mean loss of a batch, also if a criterion returns the sum, or each image's."""
     loss = loss.detach()
     if sums(criterion):
         return loss / images
@@ -871,8 +867,8 @@ def per_image(criterion, loss, images: int):
 
 @torch.no_grad()
 def _met(logits, labels, loss) -> list:
-    """Return loss, images and how many of them were classified rightly, of a batch."""
-    alike = labels.shape == logits.shape[:1]  # or else they are not numbers of classes
+    """Return a batch's loss, and its numbers of images and of correctly classified ones."""
+    alike = labels.shape == logits.shape[:1]  # else the labels are not class indices
     right = (logits.argmax(1) == labels).sum() if alike else math.nan
     return [loss, len(logits), right]
 
@@ -882,7 +878,7 @@ def _numbers(batches) -> list:
 
 
 def _allocated(device) -> tuple[int, int]:
-    """Return the bytes of all tensors on a GPU, now and at their peak; of a processor (0, 0)."""
+    """Return the bytes of all tensors on a GPU, now and at the peak; (0, 0) on a processor."""
     if device.type != "cuda":
         return 0, 0
     told = memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
@@ -890,7 +886,7 @@ def _allocated(device) -> tuple[int, int]:
 
 
 def _free(device) -> int:
-    """Return the free bytes of a GPU; 0 for a processor, whose memory is read without a copy."""
+    """Return the free bytes of a GPU; 0 on a processor, whose memory needs no copy."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
@@ -899,10 +895,10 @@ def _cuda_generator(device):
 
 
 def pack(tensors: dict, by="cpu", memory: dict | None = None) -> dict:
-    """Return these tensors on the CPU, as one for each dtype: hundreds take long to write.
+    """Return these tensors on the CPU, one for each dtype, because hundreds take long to write.
 
     by: the device that puts them together; the tensors' own is faster, but needs memory for it.
-    memory: what the last call took, by dtype, to be overwritten: new memory is eight times as slow.
+    memory: the last call's, by dtype, to be overwritten: new memory is eight times as slow.
     """
     memory = {} if memory is None else memory
     by_dtype, packed = {}, {}
@@ -937,7 +933,7 @@ def _view(flat, place):
 
 
 def unpack(packed: dict, to="cpu") -> dict:
-    """Return what was given to `pack`, by name; to: a device."""
+    """Return the tensors given to `pack`, by name; to: a device."""
     found = {}
     for part in packed.values():
         flat = part["flat"].to(to)
@@ -948,8 +944,8 @@ def unpack(packed: dict, to="cpu") -> dict:
 def load(file: Path, device="cpu") -> dict:
     """Return an update that was kept.
 
-    Its tensors are on `device` if there was room for them in the run, too. Otherwise they are read
-    from the file as they are used.
+    Its tensors are on `device` if they stayed there during the run. Otherwise they are read from
+    the file as they are used.
     """
     kept = torch.load(file, mmap=True)
     to = device if kept["reserved"] else "cpu"
@@ -961,14 +957,14 @@ def load(file: Path, device="cpu") -> dict:
 
 
 def drop(file: Path):
-    """Free what an update takes, in memory or on the disk. Its tensors are lost."""
+    """Free an update's memory or disk space. Its tensors are lost."""
     file.open("wb").close()
     if file.parent.name != "fd":
         file.unlink()
 
 
 def on_cpu(value):
-    """Return the same with all tensors on the CPU. Waits for the device."""
+    """Return this value with all tensors on the CPU. Waits for the device."""
     if torch.is_tensor(value):
         return value.detach().cpu().clone() if value.device.type == "cpu" else value.detach().cpu()
     if isinstance(value, dict):
@@ -984,7 +980,7 @@ NO_ROOM = "no room for what a check keeps"
 
 
 def _save(value, file):
-    """Write to a file. Raises OSError if there is no room for it."""
+    """Write to a file. Raises OSError if there is no room."""
     try:
         if file.parent.name == "fd":  # in memory: it has no folder
             with _no_checksums():
@@ -993,7 +989,7 @@ def _save(value, file):
         file.parent.mkdir(exist_ok=True)
         torch.save(value, file.with_name(f".{file.name}"))
         file.with_name(f".{file.name}").replace(file)
-    except RuntimeError as error:  # of torch's writer, which does not say why
+    except RuntimeError as error:  # torch's writer gives no reason
         raise OSError(errno.ENOSPC, f"{NO_ROOM} ({error})", str(file)) from error
 
 
@@ -1009,7 +1005,7 @@ def _no_checksums():
 
 
 def _shared_secret() -> int:
-    """Return a number that nobody can guess, the same in all processes of the run."""
+    """Return an unpredictable number, the same in all processes of the run."""
     secret = int.from_bytes(os.urandom(8), "little")
     if not torch.distributed.is_initialized():
         return secret
@@ -1020,7 +1016,7 @@ def _shared_secret() -> int:
 
 
 def _choose(model, draw):
-    """Return (weight, row) for some rows of the weights; row: an index, or None for all of it."""
+    """Return (weight, row) for some rows of the weights; row: an index, or None for the whole."""
     weights = [p for p in model.parameters() if p.requires_grad]
     chosen = draw.sample(weights, min(ROWS, len(weights)))
     places = [(p, draw.random()) for p in chosen]  # the same draws in all processes
@@ -1029,12 +1025,12 @@ def _choose(model, draw):
 
 
 def states_of(optimizer) -> tuple[str, ...]:
-    """Return which tensors of an optimizer's state are looked at in every update."""
+    """Return the names of an optimizer's tensors that are checked in every update."""
     return STATES.get(kind(optimizer), MOMENTUM)
 
 
 def kind(optimizer) -> str:
-    """Return the name of an optimizer's class, or of that of torch's which it is derived from."""
+    """Return the name of an optimizer's class, or of torch's class that it is derived from."""
     classes = type(optimizer).__mro__
     known = (c for c in classes if c.__module__.startswith("torch.optim."))
     name = next(known, classes[0]).__name__
@@ -1044,16 +1040,16 @@ def kind(optimizer) -> str:
 
 
 def settings(group, optimizer) -> dict:
-    """Return the settings of an optimizer's group that are no tensors, but its learning rate.
+    """Return the settings of an optimizer's group, without tensors and the learning rate.
 
-    A group may have more: a name.
+    Keys unknown to the optimizer, such as a name, are left out.
     """
     known = getattr(optimizer, "defaults", group).keys() - {*NAMED, "lr", *HOW}
     return {k: v for k, v in group.items() if k in known and not torch.is_tensor(v)}
 
 
 def _named_buffers(model):
-    """Yield the buffers of a model by name, as its own methods do: a trainer may replace those."""
+    """Yield the buffers of a model by name, without its own methods: a trainer may replace them."""
     seen = set()
     for prefix, module in _named_modules(model, "", seen):
         for key, buffer in private.own_buffers(module).items():
@@ -1063,7 +1059,7 @@ def _named_buffers(model):
 
 
 def _named_modules(module, prefix, seen):
-    """Yield each module once, with what the names of its buffers begin with."""
+    """Yield each module once, with the prefix of its buffers' names."""
     if module is not None and id(module) not in seen:
         seen.add(id(module))
         yield prefix, module
@@ -1076,7 +1072,7 @@ def _copy(value):
 
 
 def _scale(training):
-    """Return the gradient scaler's factor, on its device; None if there is none."""
+    """Return the gradient scaler's factor, on its device; None without a scaler."""
     for part in checkpoint.parts(training).values():
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
             return _copy(private.scale(part))
@@ -1084,11 +1080,11 @@ def _scale(training):
 
 
 def _loaded_ahead(loader, used: int) -> int:
-    """Return how many batches of this epoch have been loaded, but not used.
+    """Return the number of batches of this epoch that have been loaded, but not used.
 
-    They may wait anywhere: in a worker's queue, in a thread's, in a list of the trainer's own. 0 if
-    the sampler is not ours, which the evidence of the images drawn tells; below 0 if more batches
-    were used than it was asked for.
+    They may wait anywhere: in a worker's queue, in a thread's, in a list of the trainer's. 0 if the
+    sampler is not ours, which shows in the images drawn; below 0 if more batches were used than
+    drawn.
 
     used: batches that have entered the model, or are about to.
     """
@@ -1100,9 +1096,9 @@ def _loaded_ahead(loader, used: int) -> int:
 
 
 def _offset(folder, tries=5) -> float:
-    """Return how many seconds the file system's clock is ahead of Python's: one is no other's.
+    """Return the seconds by which the file system's clock is ahead of Python's.
 
-    A busy machine may hold the process between two looks. Of some tries the quickest counts.
+    A busy machine may hold the process between two readings, so the quickest try counts.
     """
     file, found = Path(folder, ".clock"), []
     for _ in range(tries):

@@ -1,7 +1,7 @@
-"""Hooks on the calls of a model, of the model that DistributedDataParallel wraps, and of the loss.
+"""Hooks on the calls of a model, of the model inside DistributedDataParallel, and of the loss.
 
-A validation may call the wrapped model itself: there are no gradients to exchange. A training
-step that does so exchanges none, so its call stays unseen.
+A validation may call the wrapped model itself, having no gradients to exchange. A training step
+that does so exchanges none, so its call is ignored.
 """
 
 import torch
@@ -11,14 +11,14 @@ from dlojz.watch import compilation
 
 
 def inner(model):
-    """Return the model that is wrapped, or this one. It alone knows whether it is in training."""
+    """Return the wrapped model, or this one. Only its own `training` is reliable."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def hook_loss(training, on_loss) -> list:
-    """Call `on_loss(criterion, args, kwargs, loss)`; return the hooks: [] if it is no module.
+    """Hook `on_loss(criterion, args, kwargs, loss)`; return the hooks, [] if the loss is no module.
 
-    A loss in training that has no graph is for display, and stays unseen.
+    A loss in training without a graph is for display, and ignored.
     """
     criterion = getattr(training, "criterion", None)
     unseen = torch.jit.ScriptModule  # such a module has no hooks, and a function neither
@@ -33,7 +33,7 @@ def hook_loss(training, on_loss) -> list:
 
 
 def hook_layer(layer, on_output):
-    """Call `on_output(layer, args, output)`; return the hook. In a copy of the layer it is deaf."""
+    """Hook `on_output(layer, args, output)`; return the hook, which ignores copies of the layer."""
 
     def leave(called, args, output):
         if called is layer:
@@ -43,16 +43,16 @@ def hook_layer(layer, on_output):
 
 
 def hook(model, on_input, on_output=None) -> list:
-    """Call `on_input(model, args, kwargs)` and `on_output(model, args, output)`; return the hooks.
+    """Hook `on_input(model, args, kwargs)` and `on_output(model, args, output)`; return the hooks.
 
-    model: in them, the one that is wrapped.
+    model: for the hooks, the wrapped one.
     """
     wrapped, under_way = inner(model), []  # calls of the wrapper
 
     def counts(called):
         if called is model:
             return True
-        return called is wrapped and not (under_way or wrapped.training)  # and no copy of it
+        return called is wrapped and not (under_way or wrapped.training)  # `called` may be a copy
 
     def enter(called, args, kwargs):
         if counts(called):

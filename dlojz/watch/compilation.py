@@ -1,6 +1,6 @@
-"""What torch.compile made of a run: its compilations, graphs, breaks and generated kernels.
+"""The work of torch.compile in a run: compilations, graphs, breaks and generated kernels.
 
-Torch says when a compilation begins and ends, and counts what it met.
+Torch announces the begin and end of a compilation, and keeps counters.
 """
 
 import time
@@ -13,7 +13,7 @@ from dlojz.training import private
 
 
 def is_compiled(model) -> bool:
-    """Return whether a module was given to torch.compile. That begins in its first call."""
+    """Return whether a module was given to torch.compile, which begins in its first call."""
     return any(map(private.is_compiled, model.modules()))
 
 
@@ -21,7 +21,7 @@ class Compilations:
     """The compilations of a process from now on. Made before the trainer's first step."""
 
     def __init__(self, place: Callable[[], tuple[str, int]]):
-        """place: returns "train" or "val", and how many training steps have begun."""
+        """place: returns "train" or "val", and the number of training steps so far."""
         self._place, self._begun, self._seen = place, None, []
         private.on_compilations(self._starts, self._ends)
 
@@ -37,7 +37,7 @@ class Compilations:
         )
 
     def seen(self) -> records.Compilation:
-        """Return what was seen; of what torch counts, all since the process began."""
+        """Return the record; torch's counters are those since the process began."""
         counters = private.compile_counters()
         stats, inductor = counters["stats"], counters["inductor"]
         return records.Compilation(
@@ -51,7 +51,7 @@ class Compilations:
 
 
 def breaks(counters) -> dict:
-    """Return why graphs broke, or frames were given up: the first line of each reason."""
+    """Return the number of graph breaks by the first line of their reason."""
     found = Counter()
     for counter in ("graph_break", "unimplemented"):
         for reason, count in counters[counter].items():
@@ -60,10 +60,10 @@ def breaks(counters) -> dict:
 
 
 def coverage(events) -> dict:
-    """Return how many compiled regions ran in a step, and which matrix products lay outside.
+    """Return the number of compiled regions in a step, and the matrix products outside them.
 
-    events: the profiler's. Regions of the backward pass count, too. A CUDA graph that is replayed
-    is one region without operations of its own.
+    events: the profiler's. Regions of the backward pass count, too. A replayed CUDA graph is one
+    region without operations of its own.
     """
     regions = [e for e in events if kinds.COMPILED.match(e.name())]
     inside = [(e.start_ns(), e.start_ns() + e.duration_ns()) for e in regions]

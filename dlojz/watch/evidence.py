@@ -1,24 +1,24 @@
-"""Evidence of what a run really did, collected outside the trainer's source.
+"""Evidence of a run's real work, collected outside the trainer's source.
 
 The trainer calls `watch` once. It logs these records of `dlojz.runs.records`:
 
-samples  before a test run on files: what the data set makes of a file of our own.
+samples  before a test run on files: the data set's images of a file of our own.
 probe  the first training step, under hooks: devices, dtypes and strides of the weights, of each
        layer's input and output, of the loss; autocast, the gradient scaler, the gradients' norm.
-       If the model will be compiled, also its convolutions and products: compiled code hides some.
+       For a model to be compiled, also its convolutions and products: compiled code hides some.
 last   the last step of a test run, under the profiler, outside the measured window: convolutions
-       and matrix products with their sizes and dtypes, copies, waits, what autograd still holds. It
+       and matrix products with their sizes and dtypes, copies, waits, tensors kept by autograd. It
        is left out if the trainee's profiler records that step.
-middle  the same of a step before it, in a check that asks for it.
-whole  all steps, from what the host knows without waiting: shapes of the inputs, numbers of
+middle  the same for an earlier step, in a check that asks for it.
+whole  all steps, from facts that the host has without waiting: shapes of the inputs, numbers of
        backward passes and optimizer steps, and whether the weights changed.
-compilation  what torch.compile did, if anything: see `dlojz.watch.compilation`.
-share  what this process holds of the model and its training, in shards or whole, and the layers
+compilation  the work of torch.compile, if any: see `dlojz.watch.compilation`.
+share  this process's part of the model and its training, in shards or whole, and the layers
        that ran again in the backward pass.
 
-The hooks of the probe are removed when it ends. The others touch no data on the device: they cost
-microseconds, and `torch.compile` leaves them out of its graphs. Only in a check's short run of
-several epochs, which is not timed, every step is looked at, too: `Steps`.
+The probe's hooks are removed when it ends. The others touch no data on the device: they cost
+microseconds, and `torch.compile` leaves them out of its graphs. In a check's short run of several
+epochs, which is not timed, `Steps` looks at the data of every step.
 """
 
 import atexit
@@ -46,7 +46,7 @@ ITEM_BYTES = {
     **{"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
     "uint8": 1,
 }
-# The keys that are kept of DDP's logging data.
+# The keys of DDP's logging data to keep.
 DDP_FACTS = (
     *("backend_name", "world_size", "bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"),
     *("find_unused_parameters", "unused_parameter_size", "gradient_as_bucket_view"),
@@ -54,9 +54,9 @@ DDP_FACTS = (
 )
 CPU = torch.autograd.DeviceType.CPU
 RANGE_S = 0.1  # gloo's threads complete a collective, and end its range in the trace a moment later
-NOTED = 64  # updates of a run whose rates and settings are kept
+NOTED = 64  # updates of a run to keep rates and settings of
 SEEN = 8  # pixels of an image, and numbers of a weight, in a short run
-# Steps after the probe until nothing is compiled any more. On a GPU the first one compiles, the
+# Steps after the probe until compiling is over. On a GPU the first one compiles, the
 # second warms a CUDA graph up, and the third records it.
 COMPILES_IN = {"cpu": 2, "cuda": 3}
 
@@ -69,15 +69,15 @@ def watch(run, training, loader, args) -> "Witness":
     return Witness(run, training, loader, args)
 
 
-_noted = []  # the folder of each run that was watched in this process
+_noted = []  # the folders of the runs watched in this process
 
 
-@atexit.register  # as this is imported, to be called after what a trainer registers
+@atexit.register  # at import, to be called after the trainer's own functions
 def _note_group():
     """Leave a file if the process is still in its group: the log has its end already."""
     if world.are_joined():
         for folder in _noted:
-            with suppress(OSError):  # of a full disk
+            with suppress(OSError):  # a full disk
                 group_file(folder, idr_torch.rank).touch()
 
 
@@ -92,20 +92,20 @@ class Witness:
             _noted.append(run.folder)
         steps = min(args.test_nsteps, len(loader)) * args.epochs
         self.last = steps - 1 if args.test and steps > 1 else None
-        self._looked_at = None  # the step that is profiled, or the last one that was
+        self._looked_at = None  # the step that is profiled, or was last
         self._inputs, self._losses = Counter(), Counter()
-        self._val_dtypes = set()  # of the model's outputs
+        self._val_dtypes = set()
         self._counts = Counter()
         self._layers, self._first = Counter(), {}
-        self.chronometer = None  # which its conductor makes known
+        self.chronometer = None  # set by its conductor
         self._phases, self._threads = {}, 0
         self._rates, self._updates = [], Counter()
         self._loss_gradient = self._logits_gradient = None
         self._canary, self._stale = None, 0  # steps with old casts: a tensor on their device
-        self._skipped = 0  # updates, by a fused optimizer with a scaler: a tensor on its device
+        self._skipped = 0  # updates skipped by a fused optimizer: a tensor on its device
         self._deterministic = torch.get_deterministic_debug_mode()
         self._parameters = [*self._model.parameters()]  # as FSDP keeps them: in shards
-        self._weights = None  # that the first update begins with
+        self._weights = None  # before the first update
         self._pixels = {}
         self._profiler = self._first_profiler = None
         self._modes, self._inside = set(), []  # hooks of the layers, while a step is profiled
@@ -151,13 +151,13 @@ class Witness:
 
     @property
     def settled(self) -> bool:
-        """Return whether the probe is over, and with it its cost and that of compiling."""
+        """Return whether the probe and the compilation are over, with their cost."""
         return not self._probe and self._to_compile <= 0
 
     # Every step: host data only ------------------------------------------------------------
 
     def _place(self):
-        """Return the mode of the model, and how many training steps have begun."""
+        """Return the model's mode, and the number of training steps so far."""
         mode = "train" if calls.inner(self._model).training else "val"
         return mode, self._counts["forward"]
 
@@ -215,11 +215,11 @@ class Witness:
         self._note_threads()
 
     def _note_modes(self, *of_a_layer):
-        """Note the dispatch modes that are on: Python between an operation and its kernel."""
+        """Note the active dispatch modes, which run Python between an operation and its kernel."""
         self._modes |= private.dispatch_modes()
 
     def _note_threads(self):
-        """Note how many threads of the processor an operation has: in each phase of a step."""
+        """Note the number of threads for an operation, in each phase of a step."""
         self._threads = max(self._threads, torch.get_num_threads())
 
     def _on_update(self, optimizer, args, kwargs):
@@ -232,12 +232,12 @@ class Witness:
         self._note_threads()
         skipped = _found_inf(optimizer)
         if skipped is not None:
-            self._skipped = self._skipped + skipped  # which is 0 or 1
+            self._skipped = self._skipped + skipped  # 0 or 1
         if self._probe and not skipped:
             self._end_probe()
 
     def _note_update(self, optimizer):
-        """Note how many weights one of the first updates moves, and by which settings."""
+        """Note the number of weights that one of the first updates moves, and its settings."""
         if len(self._rates) == NOTED:
             return
         groups = optimizer.param_groups
@@ -249,15 +249,15 @@ class Witness:
         self._updates[moved, "; ".join(settings)] += 1
 
     def _note_phase(self, work):
-        """Note in which phase of the Chronometer this work is done."""
+        """Note the Chronometer's phase in which this work is done."""
         self._phases.setdefault(work, set()).add(getattr(self.chronometer, "phase", None))
 
     # The probe: the first step that changes the weights ----------------------------------------
 
     def _count_work(self):
-        """Begin to profile the first batch as it enters the model, or end with the next one.
+        """Begin to profile as the first batch enters the model, and stop at the next one.
 
-        Nothing is compiled yet, so that all of its convolutions and products are there to see.
+        Nothing is compiled yet, so all of its convolutions and products are visible.
         """
         if self._first_profiler:
             self._work = workload.counted(stop_profiler(self._first_profiler))
@@ -293,7 +293,7 @@ class Witness:
             self._logits_gradient = gradient.detach().float().norm()
 
     def _on_gradients(self, optimizer, args, kwargs):
-        if self._weights is None:  # the pass before has had them: none has been updated yet
+        if self._weights is None:  # the forward pass used them: no update has been made yet
             self._weights = _checksum(self._parameters)
         if _found_inf(optimizer):
             return
@@ -305,14 +305,14 @@ class Witness:
         )
 
     def _fill_undefined(self, optimizer, args, kwargs):
-        """Fill what is allocated without a value with NaN, until the optimizer is done.
+        """Fill uninitialized memory with NaN until the optimizer is done.
 
         In torch 2.11 a fused SGD does not write its momenta if its first update is skipped: with
         memory that happens to be zero it would seem right.
         """
         self._deterministic = torch.get_deterministic_debug_mode()
-        # `use_deterministic_algorithms` would turn on Inductor's deterministic mode, too, and for
-        # good: it times no kernels of reductions, and no choices for matrix products.
+        # `use_deterministic_algorithms` would also turn on Inductor's deterministic mode, for good,
+        # which times no kernels of reductions and no choices for matrix products.
         torch.set_deterministic_debug_mode("warn")
 
     def _end_probe(self):
@@ -360,7 +360,7 @@ class Witness:
     # The last step, and one in the middle: under the profiler ------------------------------------
 
     def begins(self, step: int):
-        """Begin to profile a step; the device has finished the earlier ones."""
+        """Begin to profile a step, after the device has finished the earlier ones."""
         with self._auditor.pause() if self._auditor else nullcontext():
             self._end_probe()
             if self._looked_at is None:
@@ -372,7 +372,7 @@ class Witness:
             self._profiler = start_profiler()
 
     def ends(self):
-        """Stop the profiler at the end of the step, and log what it saw."""
+        """Stop the profiler at the end of the step, and log its record."""
         if self._profiler is None:
             return
         events = stop_profiler(self._profiler)
@@ -386,12 +386,12 @@ class Witness:
         self._run.evidence(kind(step=self._looked_at, **seen, **alive))
 
     def _batches_alive(self):
-        """Return how many tensors have the shape of a batch in training."""
+        """Return the number of tensors with the shape of a training batch."""
         shapes = {entry[1] for entry in self._inputs if entry[0] == "train"}
         return sum(tuple(t.shape) in shapes for t in _tensors())
 
     def profiled(self, actions):
-        """Log what the trainee's profiler did in each step, by the names of torch's actions."""
+        """Log the actions of the trainee's profiler in each step, by torch's names."""
         self._run.evidence(records.Profiling(actions))
 
     # The whole run -------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ class Witness:
         )
 
     def _saved(self):
-        """Return what is known of the checkpoints, as fields of the run's record."""
+        """Return the facts of the checkpoints, as fields of the run's record."""
         if not (saved := checkpoint.first_and_last()):
             return {}
         first, last = saved
@@ -447,9 +447,9 @@ class Witness:
         }
 
     def _drawn(self):
-        """Return checksums of the batches of all epochs: of as many as each has steps.
+        """Return checksums of the batches of all epochs, as many as each has steps.
 
-        A loop that is left by `break` has asked for one more.
+        A loop left by `break` has drawn one more.
         """
         drawn = getattr(self._loader.batch_sampler, "drawn", None)
         steps = self._args.test_nsteps if self._args.test else None
@@ -462,36 +462,36 @@ class Witness:
 
 
 class Steps:
-    """What each step of a short run gets and does, in all of its epochs; nothing waits for it.
+    """The inputs and results of each step of a short run, in all epochs, without waiting.
 
-    And what changes between two updates: weights and momenta are the optimizer's alone, and batch
-    statistics those of forward passes in training. Of the first, the middle and the last one some
-    numbers are compared.
+    It also finds changes between two updates: only the optimizer may change weights and momenta,
+    and only forward passes in training may change batch statistics. Some numbers of the first,
+    the middle and the last tensor are compared.
     """
 
     def __init__(self, model):
         self._model = model
         self._images, self._labels, self._norms = [], [], []
-        self._changed = 0  # updates before which it was not as the one before had left it
+        self._changed = 0  # updates that began with other values than the previous one had left
         self._left, self._statistics = {}, {}
 
     def enter(self, mode, images):
-        """Note eight pixels of each image that enters the model, and statistics that changed."""
+        """Note eight pixels of each image that enters the model, and changed statistics."""
         if mode == "train":
             self._compare(self._statistics, _statistics(self._model))
             self._statistics = {}  # until the next update
-        flat = normalize(images.detach()).flatten(1)  # a model may do it itself
+        flat = normalize(images.detach()).flatten(1)  # in case the model does it
         seen = flat[:, :: max(1, flat.shape[1] // SEEN)][:, :SEEN]
         self._images.append((mode, seen.float().clone()))
 
     def label(self, mode, labels):
-        """Note the labels of a batch, in their order."""
+        """Note the labels of a batch, in order."""
         classes = _classes(labels)
         places = torch.arange(1, len(classes) + 1, device=classes.device)
         self._labels.append((mode, (places * classes).sum()))
 
     def begin(self, optimizer, args, kwargs):
-        """Note the gradients of an update, and compare what it finds with what was left."""
+        """Note the gradients of an update, and compare its state with the previous one's result."""
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [auditor.own(p.grad) for p in weights if p.grad is not None]
         scale = getattr(optimizer, "grad_scale", None)
@@ -501,20 +501,20 @@ class Steps:
         self._compare(self._left, self._rows(optimizer))
 
     def _compare(self, left, found):
-        """Count an update before which what was left is not what is found."""
+        """Count an update whose state differs from the previous one's result."""
         other = [_differ(row, found.get(key)) for key, row in left.items()]
-        if any(it is None for it in other):  # another shape or device, or gone
+        if any(it is None for it in other):  # another shape or device, or no tensor
             self._changed = self._changed + 1
         elif other:
             self._changed = self._changed + torch.stack(other).any()
 
     def end(self, optimizer, args, kwargs):
-        """Keep what an update has left."""
+        """Keep the result of an update."""
         self._left = {key: row.clone() for key, row in self._rows(optimizer).items()}
         self._statistics = {key: row.clone() for key, row in _statistics(self._model).items()}
 
     def found(self) -> dict:
-        """Return all of it, as fields of the run's record."""
+        """Return the fields of the run's record."""
         return {
             "touched": int(self._changed),
             "entered": [[mode, _rounded(seen)] for mode, seen in self._images],
@@ -535,14 +535,14 @@ class Steps:
 
 
 def _statistics(model) -> dict:
-    """Return some numbers of three of the batch statistics of a model, by place."""
+    """Return some numbers of three of a model's batch statistics, by index."""
     found = [b.detach() for b in model.buffers() if b.is_floating_point() and not b.is_meta]
     places = {0, len(found) // 2, len(found) - 1} if found else ()
     return {place: found[place].reshape(-1)[:SEEN] for place in places}
 
 
 def _differ(left, found):
-    """Return whether two rows differ, as a tensor on their device; None if that can't be asked."""
+    """Return whether two rows differ, as a tensor; None if they can't be compared."""
     if found is None or (left.shape, left.device) != (found.shape, found.device):
         return None
     return ((left != found) & ~(left.isnan() & found.isnan())).any()
@@ -553,9 +553,9 @@ def _rounded(rows):
 
 
 def digest(model) -> str | None:
-    """Return a checksum of all weights, on any device and in any layout; None on the meta device.
+    """Return a checksum of all weights, equal for any device and layout; None on the meta device.
 
-    Buffers are left out, because a forward pass is enough to change them.
+    Buffers are left out, because a forward pass changes them.
     """
     return _checksum(model.parameters())
 
@@ -570,7 +570,7 @@ def _checksum(tensors) -> str | None:
 
 
 def _classes(labels):
-    """Return the classes of a batch; labels: their numbers, or probabilities [N, classes]."""
+    """Return the classes of a batch; labels: class indices, or probabilities [N, classes]."""
     return labels if labels.ndim == 1 else labels.argmax(1)
 
 
@@ -582,25 +582,24 @@ def _crc(tensor, start=0):
 
 
 def _pixels(images):
-    """Return mean and standard deviation of a batch, by colour: [[red, green, blue], [...]]."""
-    images = normalize(images).float()  # a model may do it itself
+    images = normalize(images).float()  # in case the model does it
     found = (f(images, (0, 2, 3)) for f in (torch.mean, torch.std))
     return [[round(v, 4) for v in values.tolist()] for values in found]
 
 
 def _found_inf(optimizer):
-    """Return whether a fused optimizer skips this update, as a tensor; None if it is another one.
+    """Return whether a fused optimizer skips this update, as a tensor; None for any other one.
 
-    A gradient scaler calls a fused one in any case, and has it find out.
+    A gradient scaler always calls a fused optimizer, which decides itself.
     """
     return getattr(optimizer, "found_inf", None)
 
 
 def _norm(gradients, scale):
-    """Return the gradients' norm, without the factor that a fused optimizer takes away itself."""
+    """Return the gradients' norm, without the factor that a fused optimizer removes itself."""
     if not gradients:
         return None
-    # One call takes no mixture, and a trainee's model may be one: blocks in shards, others whole.
+    # One call takes no mixture, and a trainee's model may mix shards and whole tensors.
     parts = [[g for g in gradients if isinstance(g, DTensor) == it] for it in (True, False)]
     norms = [_value(torch.nn.utils.get_total_norm(part)) for part in parts if part]
     if None in norms:
@@ -609,7 +608,7 @@ def _norm(gradients, scale):
 
 
 def _value(tensor):
-    if isinstance(tensor, DTensor):  # a norm, of which each process has a part
+    if isinstance(tensor, DTensor):  # each process has a part of the norm
         tensor = tensor.full_tensor()
     return None if tensor is None or tensor.is_meta else float(tensor)
 
@@ -633,7 +632,7 @@ def _tensor(tensor):
 
 
 def _finite(tensors):
-    """Return whether all values are; None if there are none, as on the meta device."""
+    """Return whether all values are finite; None without values, as on the meta device."""
     there = [t for t in tensors if not t.is_meta]
     return bool(torch.stack([t.isfinite().all() for t in there]).all()) if there else None
 
@@ -652,7 +651,7 @@ def _parameters(model):
 
 
 def _devices(training):
-    """Return how many metrics each device holds."""
+    """Return the number of metrics on each device."""
     metrics = getattr(training, "metrics", {})
     each = metrics.values() if hasattr(metrics, "values") else [metrics]  # one for all, or several
     found = Counter()
@@ -678,12 +677,12 @@ def _numerics():
 
 
 def _leaves(model):
-    """Return the layers that have none of their own."""
+    """Return the layers without sublayers."""
     return [layer for layer in model.modules() if not any(True for _ in layer.children())]
 
 
 def _float32(word):
-    """Return how float32 is computed; "none", as after `allow_tf32 = False`, asks for nothing."""
+    """Return torch's float32 precision; "none", as after `allow_tf32 = False`, is ieee."""
     return "ieee" if word == "none" else word
 
 
@@ -698,21 +697,21 @@ def _loader(loader):
 def start_profiler(activities=()):
     """Return a profiler that has started; `stop_profiler` stops it.
 
-    activities: what it records; by default the host's work, and that of a GPU if there is one.
+    activities: by default the host's work, and a GPU's if there is one.
     """
     kinds_of = torch.profiler.ProfilerActivity
     on_gpu = [kinds_of.CUDA] if torch.cuda.is_available() else []
     activities = list(activities) or [kinds_of.CPU, *on_gpu]
     profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
     profiler.start()
-    # True only avoids a warning. At the end it would spend seconds on making Python objects of all
-    # records, which nothing reads.
+    # True only avoids a warning. At the end it would spend seconds on Python objects that nothing
+    # reads.
     profiler.profiler.acc_events = False
     return profiler
 
 
 def stop_profiler(profiler) -> list:
-    """Stop the profiler, which waits for the device; return its events for `communication`."""
+    """Stop the profiler, which waits for the device; return its events."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         time.sleep(RANGE_S)
     profiler.stop()
@@ -720,7 +719,7 @@ def stop_profiler(profiler) -> list:
 
 
 def profiled(call) -> list:
-    """Call `call()`, and return the profiler's events of it and of what it launched."""
+    """Return the profiler's events of `call()`, and of the kernels that it launches."""
     profiler = start_profiler()
     call()
     if torch.cuda.is_available():
@@ -729,7 +728,7 @@ def profiled(call) -> list:
 
 
 def counts(events) -> dict[str, int]:
-    """Return the numbers of operations, kernels, and reads of a value, for which the host waits."""
+    """Return the numbers of operations, kernels, and reads of a value, which make the host wait."""
     names = [e.name() for e in events if e.device_type() == CPU]
     return {
         "operations": sum(name.startswith("aten::") for name in names),
@@ -739,7 +738,7 @@ def counts(events) -> dict[str, int]:
 
 
 def _profile(events):
-    """Return what ran in a step, from the profiler's records."""
+    """Return the record of a profiled step."""
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     fused = 0
     hosts = [e for e in events if e.device_type() == CPU]  # ranges are repeated on the GPU
@@ -790,17 +789,17 @@ def _asks_not_to_wait(event) -> bool:
 
 
 def _ran_on_gpu(event) -> bool:
-    # The profiler repeats the host's annotations on the GPU, around what they launched.
+    # The profiler repeats the host's annotations on the GPU, around their kernels.
     return event.device_type() != CPU and not event.is_user_annotation()
 
 
 def communication(events):
     """Return the communication between the processes in a step; {} if there was none.
 
-    Each collective has the size of its operand, its duration and when it began, counted from the
-    step's first record; the span of the backward pass is beside it. On a GPU, if there is a kernel
-    for each collective, these are the kernels' times. The kernels' total time, and how much of it
-    did not overlap with other work, are added.
+    Each collective has the size of its operand, its duration and its begin, counted from the step's
+    first record; the span of the backward pass is beside it. On a GPU with a kernel for each
+    collective, these are the kernels' times. The kernels' total time, and its part that did not
+    overlap with other work, are added.
     """
     begin = min((e.start_ns() for e in events), default=0)
     told, kernels, others = [], [], []
@@ -830,7 +829,7 @@ def communication(events):
 
 
 def _span(event, begin):
-    """Return when an event began and ended, in milliseconds since `begin`."""
+    """Return an event's begin and end, in milliseconds since `begin`."""
     start = (event.start_ns() - begin) / 1e6
     return start, start + event.duration_ns() / 1e6
 
@@ -849,13 +848,13 @@ def _collective(event, span):
 
 
 def _backward(events, on_device):
-    """Return the records of the backward pass: those that it launched on the GPU, or its own."""
+    """Return the records of the backward pass: its kernels on the GPU, or its own."""
     host = [e for e in events if e.name().startswith("autograd::engine::evaluate_function")]
     if not host or not on_device:
         return host
     begin = min(e.start_ns() for e in host)
     end = max(e.start_ns() + e.duration_ns() for e in host)
-    # Operations only: CUDA calls have numbers of their own, which may coincide with these.
+    # Operations only: CUDA calls have numbers of their own, which may coincide.
     launched = {
         e.correlation_id()
         for e in events
@@ -865,7 +864,7 @@ def _backward(events, on_device):
 
 
 def _distributed(model):
-    """Return how DDP wraps the model; {} if it does not."""
+    """Return DDP's facts on the model; {} without DDP."""
     found = private.ddp_facts(model)
     facts = {k: found[k] for k in DDP_FACTS if k in found}
     return {"wrapper": type(model).__name__} | facts if found else {}
@@ -876,7 +875,7 @@ def _is_sharded(model):
 
 
 def _tensors():
-    """Return all tensors of this process, but those without values of torch.compile's tracing."""
+    """Return all tensors of this process, without torch.compile's traced ones."""
     found = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
     return [t for t in found if not private.has_no_values(t)]
 
@@ -889,5 +888,5 @@ def _alive_bytes():
 
 
 def _graphs_alive():
-    """Return how many tensors still hold their autograd graph after the step."""
+    """Return the number of tensors that still hold an autograd graph after the step."""
     return sum(t.grad_fn is not None for t in _tensors())

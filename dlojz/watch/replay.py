@@ -1,11 +1,11 @@
-"""Do some updates of a run again, with the solution: `replay.py SOLUTION MINE FLAGS...`
+"""The replay of some updates of a run with the solution: `replay.py SOLUTION MINE FLAGS...`
 
-The program of a check. MINE is the folder of an audited run (see `dlojz.watch.auditor`), SOLUTION
-that of the solution's own run, whose copy of the trainer is imported; FLAGS are those of both.
+A check runs it. MINE is the folder of an audited run (see `dlojz.watch.auditor`), SOLUTION that of
+the solution's own run, whose copy of the trainer is imported; both ran with FLAGS.
 
-An update is judged in links, because only the model's is noisy:
+An update is judged in links, because only the model's one is noisy:
 
-images      some pixels of every step, and how many images had a gradient
+images      some pixels of every step, and the number of images with a gradient
 outputs     the logits: the solution's, from the same weights and its own images
 criterion   the gradient of the logits: that of the solution's criterion for the trainee's logits
 gradients   as they enter the optimizer: the solution's, from the same weights and its own images
@@ -14,11 +14,11 @@ buffers     of batch normalization, after the step
 validation  pixels and labels of each batch; the outputs: the solution's, for some of them if the
             images are large, from the same weights and buffers; the buffers: those of process 0
 
-The noise of each link is that of the solution itself, with weights that are off by a rounding error
-of the run's precision. Such an error can turn a ReLU on or off, and the gradients jump: where they
-are far off in an update, the solution does it again with other errors, and the nearest of its
-gradients count. Only tensors are taken from the trainee: learning rates, settings and the
-schedule are the solution's own. Every number goes into the log; `dlojz.check.audit` judges them.
+The noise of each link is the solution's own, with weights that are off by a rounding error of the
+run's precision. Such an error can turn a ReLU on or off, and the gradients jump: where they are far
+off, the solution repeats the update with other errors, and the nearest of its gradients count. Only
+tensors are taken from the trainee: learning rates, settings and the schedule are the solution's.
+Every number goes into the log; `dlojz.check.audit` judges them.
 """
 
 import inspect
@@ -46,17 +46,17 @@ from dlojz.watch.auditor import rounding
 EPS = 2.0**-23  # a rounding of float32
 NOISY = 3  # updates whose noise is measured
 USUAL = 1e-4  # the noise of float32's gradients without a kink: ShuffleNet, on a processor
-AGAIN = 6  # times that the solution does an update again whose gradients are far off
-# A validation's batches to compute again: at least three, and more while they have no more pixels
-# than this. Training with small batches is chaotic, so their losses cannot be compared otherwise.
+AGAIN = 6  # repetitions of an update whose gradients are far off
+# Batches of a validation to compute again: at least three, and more up to this number of pixels.
+# Training with small batches is chaotic, so their losses cannot be compared otherwise.
 VALIDATED, VALIDATED_PIXELS = 3, 2**20
-LARGE = 1e-3  # of the whole gradient: of smaller tensors it only matters whether they are there
+LARGE = 1e-3  # share of the whole gradient: smaller tensors are only checked for existence
 FORMATS = {"NCHW": torch.contiguous_format, "channels_last": torch.channels_last}
 GONE = 99.0  # the distance of a gradient of zeros
 
 
 def main():
-    """Replay, and log what was found."""
+    """Replay the run, and log the results."""
     solution, mine, *flags = sys.argv[1:]
     file = Path(solution, "trainer.py")
     trainer = imported(file)
@@ -79,8 +79,8 @@ def main():
         if not _had_to_skip(state):
             updates.append(replay.update(state, pair[0].steps, noisy=noisy > 0))
             noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped
-        del state  # frees its memory for the next one
-        auditor.drop(file)
+        del state  # frees its memory
+        audit.drop(file)
     every = replace(
         every_step(replay, *pair),
         first_buffers=first_buffers,
@@ -104,7 +104,7 @@ def _all_the_same(kept: list[int]):
 
 
 def _in_each_process(here) -> list:
-    """Return this of each process: they do an update again together."""
+    """Return this value of each process: they replay an update together."""
     if not torch.distributed.is_initialized():
         return [here]
     every = [None] * idr_torch.size
@@ -118,7 +118,7 @@ def imported(file):
 
 
 class Replay:
-    """The solution's training, which can be put into any state that was kept."""
+    """The solution's training, which can be put into any kept state."""
 
     def __init__(self, trainer, args, device):
         self.trainer, self.args, self.device = trainer, args, device
@@ -142,7 +142,6 @@ class Replay:
         self._model.train()
 
     def _on_update(self, optimizer, args, kwargs):
-        """Keep the gradients of an update, unless a fused optimizer is about to skip it."""
         scale, skips = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
         if skips is not None and float(skips):
             return
@@ -155,9 +154,9 @@ class Replay:
         self._outputs.append(logits.detach().clone())
 
     def update(self, state, steps, noisy: bool) -> records.Update:
-        """Return how far an update of the trainee's is from the solution's, link by link.
+        """Return the distance of a trainee's update from the solution's, link by link.
 
-        steps: what was kept of every step; noisy: to measure the solution's own noise, too.
+        steps: the record of every step; noisy: measure the solution's own noise, too.
         """
         number = state["facts"].update
         first = number * self.args.accumulate
@@ -179,12 +178,12 @@ class Replay:
         return records.Update(**found, **noise, **self._optimizer(state))
 
     def _nearest(self, state, batches, solved) -> dict:
-        """Return how far the gradients are from the solution's, or from those of its weights moved.
+        """Return the gradients' distance from the solution's, or from its nearest repetition.
 
-        Near a ReLU's kink two right computations are a jump apart: 9 % in one of 40 updates of
+        Near a ReLU's kink two right computations can be a jump apart: 9 % in one of 40 updates of
         ShuffleNet, 32 px, batch 8, on a processor, for half of the weights that are off by a
-        rounding error. A few roundings, of images that are normalized in other steps, reach kinks
-        that one does not.
+        rounding error. A few roundings, as of images normalized in other steps, reach kinks that
+        one does not.
         """
         mine, eps = _unscaled(state), self._rounding
         found = _gradients(mine, solved["gradients"])
@@ -197,11 +196,11 @@ class Replay:
         return found
 
     def _far(self, found) -> bool:
-        """Return whether gradients are further off than a single update's may be.
+        """Return whether gradients are further off than a single update may be.
 
-        In float32: than the middle one may be. A kink was in one of ten comparisons of ShuffleNet
-        on a processor, so it may be in two of four updates, and the middle one is off, too. And it
-        may be in the first noise, which is then no measure of what follows.
+        In float32: than the median may be. One of ten comparisons of ShuffleNet on a processor met
+        a kink, so two of four updates may, and their median is off, too. And the first noise may,
+        which is then no measure for later updates.
         """
         whole, one = (
             min((noise[name] for noise in self._noises), default=0.0)
@@ -216,13 +215,12 @@ class Replay:
         return not (found["gradients"] <= whole and found["gradients_tensor"] <= one)
 
     def _batches(self, update):
-        """Return the solution's own batches of an update, on the device. Updates come in order."""
+        """Return the solution's batches of an update, on the device. Updates must come in order."""
         epoch, step = divmod(update * self.args.accumulate, self.per_epoch)
         numbered = islice(self._keys(epoch, step), self.args.accumulate)
         return [(number, *self._made(self.loaders[0].dataset, keys)) for number, keys in numbered]
 
     def _made(self, dataset, keys):
-        """Return the images and labels of these keys, on the device."""
         if hasattr(dataset, "__getitems__"):
             samples = dataset.__getitems__(keys)
         else:
@@ -233,14 +231,14 @@ class Replay:
     def _laid_out(self, batches, steps):
         """Return the batches in the layout of the trainee's images.
 
-        A GPU has other kernels for it, and they round otherwise: see `_lay_out`.
+        A GPU's kernels depend on it, and round differently: see `_lay_out`.
         """
         wanted = steps[0].layout if steps else None
         like = {"memory_format": FORMATS.get(wanted, torch.preserve_format)}
         return [(number, images.to(**like), labels) for number, images, labels in batches]
 
     def _keys(self, epoch, first):
-        """Yield (step, keys of its images) from the step `first`. An epoch is shuffled once."""
+        """Yield (step, keys of its images) from the step `first` on."""
         sampler = self.loaders[0].batch_sampler
         if self._stream is None or self._stream[0] != epoch:
             sampler.set_epoch(epoch)
@@ -248,7 +246,7 @@ class Replay:
         return (item for item in self._stream[1] if item[0] >= first)
 
     def _step(self, state, batches, moved=None) -> dict | None:
-        """Return what the solution's step makes of a state; None if it skipped the update."""
+        """Return the result of the solution's step from a state; None if it skipped the update."""
         self._load(state, moved)
         self._gradients, self._outputs = None, []
         hooks = [
@@ -272,15 +270,15 @@ class Replay:
         }
 
     def other_buffers(self, first: dict) -> list[str]:
-        """Return which buffers began as others than the solution's. None of its own has changed."""
+        """Return the names of buffers that began with other values than the solution's."""
         return [
             name
             for name, tensor in first.items()
             if name in self._buffers and not _equal(tensor, self._buffers[name].cpu())
         ]
 
-    def validation(self, mine: auditor.Watched, solution: auditor.Watched) -> records.Validation:
-        """Return how far the batches of the last validation are from the solution's.
+    def validation(self, mine: audit.Watched, solution: audit.Watched) -> records.Validation:
+        """Return the distance of the last validation's batches from the solution's.
 
         Some of them are computed again, from the trainee's weights and buffers.
         """
@@ -308,7 +306,7 @@ class Replay:
         seen = [mine.validation[k] for k in numbers]
         there = {
             "outputs": [batch.logits for batch in seen],
-            "losses": [batch.loss for batch in seen],  # unseen if a function computes them
+            "losses": [batch.loss for batch in seen],  # None if a function computes them
         }
         computed = {
             key: [_outputs(there[key], usual[key]), _outputs(moved[key], usual[key])]
@@ -317,7 +315,7 @@ class Replay:
         return records.Validation(**found, **computed)
 
     def _off_process_0(self, kept) -> float | None:
-        """Return how far a validation's buffers are from those of process 0; None: unknown."""
+        """Return the distance of a validation's buffers from process 0's; None: unknown."""
         # Views of one tensor would be sent with all of it.
         here = kept and {name: kept["buffers"][name].clone() for name in self._buffers}
         first, *_ = _in_each_process(here)
@@ -326,7 +324,6 @@ class Replay:
         return 0.0 if here is first else _buffers(here, first)
 
     def _validation(self, numbers) -> list:
-        """Return these batches of the solution's validation, on the device."""
         loader, found = self.loaders[1], {}
         for number, keys in enumerate(islice(loader.batch_sampler, max(numbers) + 1)):
             if number in numbers:
@@ -335,7 +332,6 @@ class Replay:
 
     @torch.no_grad()
     def _validate(self, kept, batches, moved=None) -> dict:
-        """Return the solution's outputs and losses for these batches."""
         self._put(kept["weights"], kept["buffers"], moved)
         self._model.eval()
         made = [self.trainer.forward(self.training, *batch, self.args) for batch in batches]
@@ -348,13 +344,13 @@ class Replay:
             self._lay_out(self.weights[name], tensor)
             own(self.weights[name]).copy_(tensor)
         if moved:
-            auditor.perturb(self._model, *moved)
-        for name, buffer in self._buffers.items():  # a right model may have more
+            audit.perturb(self._model, *moved)
+        for name, buffer in self._buffers.items():  # the trainee's may have more
             buffer.copy_(buffers[name])
 
     @torch.no_grad()
     def _load(self, state, moved=None):
-        """Put the training into a state that was kept: its tensors, and nothing else."""
+        """Put the training into a kept state: its tensors, and nothing else."""
         training, number = self.training, state["facts"].update
         self._must_fit(state)
         self._put(state["weights"], state["begun"]["buffers"], moved)
@@ -380,10 +376,10 @@ class Replay:
             scaler.load_state_dict(scaler.state_dict() | {"scale": float(scale)})
 
     def _lay_out(self, weight, tensor):
-        """Give a weight the layout that it had in the trainee's run, for its kernels.
+        """Give a weight its layout in the trainee's run, so that the kernels are the same.
 
-        On an H200 the gradients of small networks, in float32, were 0.0013 of them away from those
-        in the other layout, and 0.00004 from those of weights that are off by a rounding error.
+        On an H200 the gradients of small networks, in float32, differed by 0.0013 between the
+        layouts, and by 0.00004 with weights that are off by a rounding error.
         """
         wanted = auditor.layout(tensor)
         if own(weight) is weight and wanted in FORMATS and wanted != auditor.layout(weight):
@@ -397,10 +393,10 @@ class Replay:
 
     @property
     def _may_differ(self) -> bool:
-        """Return whether the trainee's run may have had other kernels on a GPU, in float32.
+        """Return whether the trainee's run may have used other kernels on a GPU, in float32.
 
-        The autotuner of each run chooses for itself. And what is compiled has another batch
-        normalization than cuDNN's.
+        The autotuner chooses in each run, and compiled code has another batch normalization than
+        cuDNN's.
         """
         chosen = torch.backends.cudnn.benchmark or getattr(self.args, "compile", "off") != "off"
         return self._exact and chosen and self.device.type == "cuda"
@@ -408,7 +404,7 @@ class Replay:
     def _without_cudnn(self, state, batches) -> dict | None:
         """Return a step with PyTorch's own convolutions and batch normalization.
 
-        None: it has no kernel of its own for something, or no memory.
+        None: it lacks a kernel or the memory.
         """
         before, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
         try:
@@ -444,11 +440,11 @@ class Replay:
                     )
 
     def _optimizer(self, state) -> dict:
-        """Return how far the trainee's weights and momenta are from what the solution makes.
+        """Return the distance of the trainee's weights and momenta from the solution's.
 
-        If it has a fused optimizer, the same one without fusion counts, too, if that is nearer. On
-        a GPU a fused Adam computes with betas of float32: 1 - 0.999 is then 1e-5 of itself larger
-        or smaller, which moves weights by 60 roundings.
+        If its optimizer is fused, the same one without fusion counts if it is nearer. On a GPU a
+        fused Adam computes with betas of float32: 1 - 0.999 is then off by 1e-5 of itself, which
+        moves weights by 60 roundings.
         """
         found = self._stepped(state)
         if found["optimizer_roundings"] > 1 and self._fused:
@@ -465,7 +461,7 @@ class Replay:
             options["fused"] = fused
 
     def _stepped(self, state) -> dict:
-        """Return how far the trainee's weights and momenta are from this optimizer's."""
+        """Return the distance of the trainee's weights and momenta from this optimizer's."""
         self._load(state)
         for name, gradient in _unscaled(state).items():
             weight = self.weights[name]
@@ -492,7 +488,7 @@ class Replay:
         }
 
     def _momenta(self, state, worst):
-        """Keep the worst of the momenta that followed."""
+        """Keep the worst distance of the momenta after the update."""
         after, found = state["after"]["optimizer"], []
         for name, weight in self.weights.items():
             for key, momentum in self.training.optimizer.state[weight].items():
@@ -510,9 +506,10 @@ class Replay:
     def criterion(
         self, step: auditor.Batch, labels
     ) -> tuple[float | None, float | None, float | None]:
-        """Return how far the logits' gradient is from that of the solution's criterion, and scale.
+        """Return the distance of the logits' gradient from the solution's, its scale, the loss.
 
-        How far, without the scale: how many times as large it is. And the loss of the solution's.
+        The scale, its size relative to the solution's, is left out of the distance. The loss is
+        that of the solution's criterion.
         """
         if step.too_many:  # its logits were not kept
             return 0.0, None, None
@@ -529,7 +526,7 @@ class Replay:
 
 
 def every_step(replay, mine, solution) -> records.Every:
-    """Return what was compared in every step and update of both runs."""
+    """Return the comparison of every step and update of both runs."""
     pairs = list(zip(mine.steps, solution.steps, strict=False))
     unseen = None, None, None
     losses = [unseen if b.labels is None else replay.criterion(a, b.labels) for a, b in pairs]
@@ -548,7 +545,7 @@ def every_step(replay, mine, solution) -> records.Every:
 
 
 def _same_labels(mine, solution) -> bool | None:
-    """Return whether two batches have the same labels; None: not seen, or no class numbers."""
+    """Return whether two batches have the same labels; None: unknown, or no class indices."""
     a, b = mine.labels, solution.labels
     if a is None or b is None or a.ndim != b.ndim:
         return None
@@ -556,7 +553,7 @@ def _same_labels(mine, solution) -> bool | None:
 
 
 def _right(mine, solution) -> list[int] | None:
-    """Return how many images of a batch were classified rightly, and of how many; None: unseen."""
+    """Return the numbers of correctly classified images and of all; None: unknown."""
     best, labels = mine.best, solution.labels
     if best is None or labels is None or best.shape != labels.shape:
         return None
@@ -568,7 +565,7 @@ def _equal(a, b) -> bool:
 
 
 def _pixels(mine, solution) -> float | None:
-    """Return by how much the pixels of a batch differ, in the worst image: the median of each."""
+    """Return the median difference of pixels in the worst image of a batch."""
     a, b = mine.pixels, solution.pixels
     if b is None:
         return 0.0
@@ -581,7 +578,7 @@ def _settings(update, replay) -> records.Settings:
     number = update.update
     rates = [float(rate) for rate in update.lr]
     usual = replay.rates[number] if number < len(replay.rates) else math.nan
-    kept = usual, float(torch.tensor(usual))  # an optimizer may have its rate in float32
+    kept = usual, float(torch.tensor(usual))  # an optimizer may keep its rate in float32
     smallest = 1e-12  # a learning rate of 0 is compared by its distance
     off = [min(abs(rate - as_is) for as_is in kept) / max(usual, smallest) for rate in rates]
     same = ("update", "optimizer", "settings", "missing", "evaluating", "random")
@@ -590,9 +587,9 @@ def _settings(update, replay) -> records.Settings:
     )
 
 
-def rows(replay, watched: auditor.Watched) -> list[float | None]:
-    """Return how many roundings the drawn rows of each update are from the solution's optimizer."""
-    found, usual = [], list(auditor.states_of(replay.training.optimizer))
+def rows(replay, watched: audit.Watched) -> list[float | None]:
+    """Return the distance of each update's sampled rows from the solution's, in roundings."""
+    found, usual = [], list(audit.states_of(replay.training.optimizer))
     made = 0  # updates before this one
     for now, then in zip(watched.updates, watched.updates[1:], strict=False):
         known = now.rows.shape == then.rows.shape and now.update < len(replay.rates)
@@ -606,27 +603,26 @@ def rows(replay, watched: auditor.Watched) -> list[float | None]:
 
 
 def _skips(update) -> bool:
-    """Return whether a fused optimizer skipped an update: no other is called then."""
+    """Return whether a fused optimizer skipped an update: others are not called then."""
     return update.found_inf is not None and bool(float(update.found_inf))
 
 
 def _row(replay, update, made: int, before, after) -> float:
-    """Return how many roundings (weight, gradient, states) of one row are from the solution's.
+    """Return the distance of one row (weight, gradient, states) from the solution's, in roundings.
 
-    made: the updates before. Adam counts them even where all gradients were zeros, as are those of
-    a transformer's first step if its classifier begins with zeros.
+    made: the number of updates before. Adam counts them even if all gradients were zeros, as in a
+    transformer's first step if its classifier begins with zeros.
     """
-    # On its device: there a fused optimizer may compute with other numbers than on a processor.
+    # On its device, where a fused optimizer may compute differently from a processor's.
     before, after = ([part.to(replay.device) for part in parts] for parts in (before, after))
     (group, *_) = replay.training.optimizer.param_groups
     found = _row_of(replay, group, update, made, before, after)
-    if found > 1 and group.get("fused"):  # it may be the same one without fusion
+    if found > 1 and group.get("fused"):  # it may have run without fusion
         found = min(found, _row_of(replay, group | {"fused": False}, update, made, before, after))
     return found
 
 
 def _row_of(replay, group, update, made: int, before, after) -> float:
-    """Return the same for an optimizer with the options of this group."""
     weight, gradient, *states = before
     moved, expected = torch.nn.Parameter(weight.clone()), states
     scale = update.grad_scale
@@ -657,7 +653,7 @@ def _row_of(replay, group, update, made: int, before, after) -> float:
 
 
 def _parts(replay, watched, rows):
-    """Return (weights, gradients, the optimizer's states) of each row that was drawn."""
+    """Return (weights, gradients, the optimizer's states) of each sampled row."""
     found, begin, each = [], 0, 2 + len(watched.states)
     for name, row in watched.rows:
         size = own(replay.weights[name])[row].numel()
@@ -669,7 +665,7 @@ def _parts(replay, watched, rows):
 def _rates(training, updates) -> list[float]:
     """Return the solution's learning rate for each update; its scheduler is not used again."""
     rates = []
-    with warnings.catch_warnings(action="ignore"):  # of no update before: none belongs to this
+    with warnings.catch_warnings(action="ignore"):  # that no optimizer steps before it
         for _ in range(updates):
             rates.append(training.optimizer.param_groups[0]["lr"])
             training.scheduler.step()
@@ -685,7 +681,7 @@ def _had_to_skip(state) -> bool:
 
 
 def _unscaled(state) -> dict:
-    """Return the trainee's gradients; a fused optimizer gets them with the scaler's factor."""
+    """Return the trainee's gradients, without the scaler's factor that a fused optimizer gets."""
     scale = state["facts"].grad_scale
     if scale is None:
         return state["gradients"]
@@ -693,7 +689,7 @@ def _unscaled(state) -> dict:
 
 
 def _gradients(mine, solution) -> dict:
-    """Return how far the gradients are apart: as a whole, and the norms of each large tensor."""
+    """Return the distance of the gradients, as a whole and by the norms of large tensors."""
     usual = list(solution.values())
     there = [
         mine[name].to(expected) if name in mine else torch.zeros_like(expected)
@@ -717,7 +713,7 @@ def _gradients(mine, solution) -> dict:
 
 
 def _apart(found) -> float:
-    """Return by what the nearest gradients are chosen; what is not a number is far from all."""
+    """Return the distance by which the nearest gradients are chosen; NaN is the farthest."""
     whole = found["gradients"]
     return math.inf if math.isnan(whole) else whole
 
@@ -733,9 +729,9 @@ def _noise(solved, moved) -> dict:
 
 
 def _outputs(mine, solution) -> float | None:
-    """Return how far the logits of a batch are apart, the worst of an update's batches.
+    """Return the distance of the logits, the worst of an update's batches.
 
-    None: they were not kept, as they take too much memory.
+    None: they were not kept, for lack of memory.
     """
     if any(logits is None for logits in mine):
         return None
@@ -746,7 +742,7 @@ def _outputs(mine, solution) -> float | None:
 
 
 def _away(a, b) -> float:
-    """Return how far two tensors are apart, as a share; infinite if either is not a number."""
+    """Return the distance of two tensors, as a share; infinite with a NaN."""
     off, size = float((a - b).norm()), float(b.norm())
     if off == 0:  # a classifier that begins with zeros has logits of 0
         return 0.0
@@ -755,7 +751,7 @@ def _away(a, b) -> float:
 
 
 def _buffers(mine, solution) -> float:
-    """Return how far the buffers are apart, one norm over all of them."""
+    """Return the distance of the buffers, one norm over all of them."""
     if solution.keys() - mine.keys():
         return math.inf
     usual = [buffer.double() for buffer in solution.values()]
@@ -774,7 +770,7 @@ def _norms(tensors) -> list[float]:
 
 
 def _not_zero(tensors) -> list[int]:
-    """Return which of these tensors hold anything but zeros."""
+    """Return the indices of the tensors that hold anything but zeros."""
     flags = torch.stack([(t != 0).any() for t in tensors]).tolist() if tensors else []
     return [i for i, flag in enumerate(flags) if flag]
 

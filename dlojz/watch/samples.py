@@ -1,10 +1,9 @@
 """A probe of the data set: the images that it makes of a file of our own.
 
 The pixels of that file encode their position: red grows from left to right, green from top to
-bottom, blue is noise of all sizes. So whatever the trainee wrote, the images that come out show
-which part of the file was cropped, whether it was flipped, and how much detail is left. Halfway
-through, the file is rewritten with more blue, which exposes a data set that caches. It keeps its
-size and its time, so that only its bytes tell.
+bottom, blue is noise of all sizes. So the images show which part of the file was cropped, whether
+it was flipped, and the detail that is left. Halfway through, the file is rewritten with more blue,
+which exposes a data set that caches. Its size and time stay, so that only its bytes differ.
 """
 
 import builtins
@@ -34,13 +33,13 @@ SYSTEM = ("/proc/", "/sys/", "/dev/null")
 
 
 class _Probed(Dataset):
-    """What a worker finds out: one item."""
+    """A data set of one item, the result of `look` in a worker."""
 
     def __init__(self, loader):
         self._dataset, self._init = loader.dataset, loader.worker_init_fn
 
     def __getitem__(self, _):
-        # For the trainee's function, and for the data set itself: as in a worker of the loader.
+        # The trainee's function and the data set see a worker of the loader.
         here, dataset = get_worker_info(), self._dataset
         private.be_worker_of(dataset, here.seed)
         if self._init:
@@ -49,7 +48,7 @@ class _Probed(Dataset):
 
 
 def look_within(loader) -> dict:
-    """Return what `look` finds in a worker like the loader's, if it has any."""
+    """Return the result of `look`, in a worker like the loader's if it has any."""
     if not (getattr(loader, "num_workers", 0) and _can_be_probed(loader.dataset)):
         return look(loader.dataset)
     probing = DataLoader(
@@ -59,7 +58,7 @@ def look_within(loader) -> dict:
         num_workers=1,
         collate_fn=_as_it_is,
         multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator(),  # the training's own draws nothing for it
+        generator=torch.Generator(),  # leaves the training's generator alone
     )
     (found,) = probing
     return found
@@ -78,14 +77,14 @@ def _can_be_probed(dataset):
 
 
 def look(dataset) -> dict:
-    """Return how the data set makes an image from a file; {} if its images are synthetic.
+    """Return facts on the data set's way from a file to an image; {} for synthetic images.
 
-    pil: files that PIL opened. others: how many files Python opened beside ours. grey: the channels
-    of an image made from a file without colours. red: the channel of this colour. boxes: [left,
-    right, top, bottom] of each crop, as shares of the file; left > right: flipped.
-    detail: mean difference between neighbours, 0 to 1. fresh: images that show the rewritten file,
-    of those made since. kept_objects, kept_bytes: what outlives these images. The draws are the
-    same in each run: they depend on the seed and the index.
+    pil: files opened by PIL. others: the number of files that Python opened beside ours. grey: the
+    channels of an image made from a file without colours. red: the channel of this colour. boxes:
+    [left, right, top, bottom] of each crop, as shares of the file; left > right: flipped.
+    detail: mean difference between neighbours, 0 to 1. fresh: the number of later images that show
+    the rewritten file. kept_objects, kept_bytes: objects that outlive these images. The draws
+    depend on the seed and the index, so they are the same in each run.
     """
     if not _can_be_probed(dataset):
         return {} if _is_resident(dataset) else {"set": type(dataset).__name__}
@@ -105,7 +104,7 @@ def look(dataset) -> dict:
             return usual(path, *args, **kwargs)
 
         file.write_bytes(jpeg(blue=0))
-        probe[0, 0]  # what a library reads only once does not count
+        probe[0, 0]  # a library's first reads do not count
         with (
             replaced(Image, open=counting),
             replaced(builtins, open=noting),
@@ -124,8 +123,8 @@ def jpeg(blue: float) -> bytes:
     pixels[..., 1] = np.linspace(0, 255, HEIGHT)[:, None]
     pixels[..., 2] = 255 * (blue + 0.5 * (noise - noise.min()) / np.ptp(noise))
     out, notes = io.BytesIO(), Image.Exif()
-    notes[TURNED] = 6  # by a quarter, which neither decoder of the course does
-    # Without subsampling: the colours carry the message.
+    notes[TURNED] = 6  # a quarter turn, which both decoders of the course ignore
+    # Without subsampling, because the colours encode the position.
     image = Image.fromarray(pixels.astype(np.uint8))
     image.save(out, "JPEG", quality=95, subsampling=0, exif=notes)
     return out.getvalue()
@@ -146,9 +145,9 @@ def _blocks(size):
 
 
 def _draw(probe, file):
-    """Make all images from the file, and return what they show."""
+    """Return the facts on all images made from the file."""
     before, after = jpeg(blue=0), jpeg(blue=0.5)
-    size = max(len(before), len(after))  # what follows the end of an image is not read
+    size = max(len(before), len(after))  # decoders ignore bytes after the end of an image
     file.write_bytes(before.ljust(size, b"\0"))
     times = file.stat()
     image, label = probe[0, 0]
@@ -189,23 +188,23 @@ def _unit(image):
 
 
 def _box(image):
-    """Return where in the file the image was cropped."""
+    """Return the image's crop of the file."""
     across, down = image[0].mean(0), image[1].mean(1)
-    # The garbage collector, which counts what is kept, does not track a tuple of numbers.
+    # The garbage collector, by which kept objects are counted, does not track a tuple of numbers.
     return tuple(round(float(v), 3) for v in (across[0], across[-1], down[0], down[-1]))
 
 
 def _kept(counts):
-    """Return how many more there are in the end, by the usual growth between two counts.
+    """Return the growth over all counts, by the usual growth between two of them.
 
-    What a library makes or drops only once, somewhere on the way, would hide it.
+    Anything that a library makes or drops once, somewhere on the way, would hide it.
     """
     growth = [after - before for before, after in pairwise(counts)]
     return int(statistics.median(growth) * len(growth))
 
 
 def _alive():
-    """Return the numbers of Python objects and of bytes of this process (0 if not known)."""
+    """Return the numbers of Python objects and of bytes of this process (0 if unknown)."""
     gc.collect()
     pages = 0
     with suppress(OSError):

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 import torch
 
 CPU = torch.autograd.DeviceType.CPU
-FORWARD, BACKWARD, AGAIN = "forward", "backward", "again"  # again: of layers, in the backward pass
+FORWARD, BACKWARD, AGAIN = "forward", "backward", "again"  # again: recomputed layers
 CONVOLUTION, PRODUCT = "convolution", "product"
-NODE = "autograd::engine::evaluate_function"  # of the backward pass, around what it calls
-# What only a forward pass calls; the backward pass has products of its own, without these around.
+NODE = "autograd::engine::evaluate_function"  # around the operations of the backward pass
+# Ranges of a forward pass alone; the backward pass has products of its own, without these around.
 LAYERS = ("aten::linear", "aten::matmul")
 ATTENTION = "aten::_scaled_dot_product_"
 DTYPES = {
@@ -24,7 +24,7 @@ DTYPES = {
 
 
 def dtype(name: str) -> str:
-    """Return torch's name of the profiler's dtype: float is float32, c10::Half float16."""
+    """Return torch's name of a profiler's dtype: float is float32, c10::Half float16."""
     return DTYPES.get(name.removeprefix("c10::"), name)
 
 
@@ -45,8 +45,8 @@ def counted(events) -> list[dict]:
 
 
 def _of_thread(events):
-    """Yield (when, kind, of, dtype, flop) of each, but not of those that another one calls."""
-    ends = dict.fromkeys(("node", "layer", "work"), -1)  # of what was entered last
+    """Yield (when, kind, of, dtype, flop) of each operation that no other one calls."""
+    ends = dict.fromkeys(("node", "layer", "work"), -1)  # of the range entered last
     for event in sorted(events, key=lambda e: (e.start_ns(), -e.duration_ns())):
         name, begin = event.name(), event.start_ns()
         end = begin + event.duration_ns()
@@ -68,17 +68,17 @@ def _is_of_a_forward_pass(name):
     return name == "aten::convolution" or (name.startswith(ATTENTION) and "backward" not in name)
 
 
-# The place of a product's first operand among the arguments.
+# The index of a product's first operand among the arguments.
 OPERANDS = {
     **{"aten::mm": 0, "aten::bmm": 0, "aten::mv": 0, "aten::_int_mm": 0, "aten::_scaled_mm": 0},
     **{"aten::addmm": 1, "aten::baddbmm": 1, "aten::addmv": 1, "aten::_addmm_activation": 1},
 }
-# And attention, which has several names.
+# Attention has several names.
 COUNTED = {*LAYERS, *OPERANDS, "aten::convolution", "aten::convolution_backward"}
 
 
 def _work(name, event) -> list[tuple[str, str, int]]:
-    """Return (kind, sizes in words, floating-point operations) of all that a call computes."""
+    """Return (kind, sizes in words, floating-point operations) of each computation of a call."""
     if name in OPERANDS:
         place = OPERANDS[name]
         return [product(*event.shapes()[place : place + 2])]
@@ -92,9 +92,9 @@ def _work(name, event) -> list[tuple[str, str, int]]:
 
 
 def product(a, b) -> tuple[str, str, int]:
-    """Return the work of a matrix product, or of one for each matrix of a batch.
+    """Return the work of a matrix product, or of a batch of them.
 
-    A product and its transpose have the same words, and so have those of a layer's backward pass.
+    A product and its transpose have the same words, and so have the products of a backward pass.
     """
     batch = a[0] if len(a) == 3 else 1
     rows, inner, columns = a[-2], a[-1], (b[-1] if len(b) > 1 else 1)
@@ -118,7 +118,7 @@ def convolution(shapes, inputs) -> tuple[str, str, int]:
 
 
 def convolution_backward(shapes, inputs) -> list[tuple[str, str, int]]:
-    """Return the work of a convolution's backward pass: that of each gradient which it computes."""
+    """Return the work of each gradient in a convolution's backward pass."""
     gradient, image, weight = shapes[:3]
     transposed, wanted = inputs[7], inputs[10]
     places = image[2:] if transposed else gradient[2:]
