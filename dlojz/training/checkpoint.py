@@ -34,27 +34,27 @@ SAME_FLAGS = (
 LAST = "checkpoint.txt"  # in a run's folder: its latest checkpoint's path, for slurm/job.sbatch
 
 LATEST = "latest"  # in a folder of shards: the name of the folder that is complete
-SHARDED = ("model", "optimizer")  # the parts that are written in shards
+SHARDED = ("model", "optimizer")
 
-_made = []  # checksums of the states of this process, as they were made
-_saves = []  # of each checkpoint: a `Saved`
+_made = []  # checksums of this process's states, in the order in which they were made
+_saves = []  # a `Saved` for each checkpoint
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a check asks about a checkpoint."""
+    """The facts of a checkpoint that a check needs."""
 
-    states: list[str]  # a checksum of the state of each process, by rank; [] in shards
-    names: list[str]  # of the model's tensors; [] in shards
+    states: list[str]  # checksums of the processes' states, by rank; [] in shards
+    names: list[str]  # the model's tensors; [] in shards
     nbytes: int  # written by this process
 
 
 class CheckpointError(Exception):
-    """A checkpoint that can't be used or written: its file, what is wrong, what to type."""
+    """A checkpoint that can't be used or written: its file, the fault, the remedy."""
 
 
 def saves() -> int:
-    """Return how many checkpoints this process has written."""
+    """Return the number of checkpoints that this process has written."""
     return len(_saves)
 
 
@@ -64,15 +64,15 @@ def first_and_last() -> tuple[Saved, Saved] | None:
 
 
 def first_state() -> str | None:
-    """Return a checksum of this process's state, as it was made first."""
+    """Return the checksum of this process's first state."""
     return _made[0] if _made else None
 
 
 def prepare(args, run):
-    """Choose where this run keeps its checkpoint, and save on SIGUSR1 from now on.
+    """Choose the file of this run's checkpoint, and save on SIGUSR1 from now on.
 
     The signal announces a time limit; the checkpoint follows the present update. A test run keeps
-    none, unless --checkpoint says where.
+    none, unless --checkpoint names a file.
     """
     if args.checkpoint is None and not args.test:
         args.checkpoint = run.folder / "checkpoint.pt"
@@ -81,9 +81,9 @@ def prepare(args, run):
 
 
 def due(args, steps_done: int) -> bool:
-    """Return whether to save now, `steps_done` steps into the epoch; all processes agree.
+    """Return whether to save after `steps_done` steps of the epoch; all processes agree.
 
-    Only at the end of an update: a checkpoint holds no gradients.
+    That is only at the end of an update, because a checkpoint holds no gradients.
     """
     if args.checkpoint is None or steps_done % args.accumulate:
         return False
@@ -135,7 +135,7 @@ _WISH = _Wish()
 
 
 def own_state(training) -> dict:
-    """Return the state of this process alone: random generators, metrics, buffers of the model.
+    """Return this process's own state: random generators, metrics, buffers of the model.
 
     It is on the CPU, so that another process can read it. Waits for the device.
     """
@@ -152,7 +152,6 @@ def own_state(training) -> dict:
 
 
 def _checksum(state) -> str:
-    """Return a checksum of the tensors of a process's state."""
     tensors = [state["cpu_rng"], *state["metrics"].values(), *state["buffers"].values()]
     total = 0
     for tensor in tensors:
@@ -161,7 +160,7 @@ def _checksum(state) -> str:
 
 
 def save(training, states: list[dict], args, epoch: int, step: int):
-    """Write `args.checkpoint`: a resume begins at `step` of `epoch`. Waits for the device.
+    """Write `args.checkpoint`, to resume at `step` of `epoch`. Waits for the device.
 
     states: the `own_state` of each process, by rank.
     """
@@ -177,7 +176,7 @@ def save(training, states: list[dict], args, epoch: int, step: int):
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, temporary)
-        temporary.replace(file)  # atomic, so that a kill leaves the old file or the new one
+        temporary.replace(file)  # atomic: a kill leaves the old file or the new one
     except (OSError, RuntimeError) as error:  # torch's writer raises no subclass
         temporary.unlink(missing_ok=True)
         raise CheckpointError(
@@ -190,9 +189,9 @@ def save(training, states: list[dict], args, epoch: int, step: int):
 
 
 def save_shards(training, args, epoch: int, step: int):
-    """Write the folder `args.checkpoint`, in all processes together: each writes its own shards.
+    """Write the folder `args.checkpoint`: all processes together, each its own shards.
 
-    The one before stays until this one is complete.
+    The previous checkpoint stays until this one is complete.
     """
     folder, name = args.checkpoint, f"epoch-{epoch:04d}-step-{step:06d}"
     into, rank = folder / name, idr_torch.rank
@@ -220,7 +219,7 @@ def save_shards(training, args, epoch: int, step: int):
 
 
 def _facts(training, args, epoch, step) -> dict:
-    """Return what a checkpoint says of itself."""
+    """Return the metadata of a checkpoint."""
     promises = _promises(training, args)
     return {"epoch": epoch, "step": step, "promises": promises, "trainer": _trainer_sha256()}
 
@@ -256,7 +255,7 @@ def load(training, args) -> tuple[int, int]:
 
 
 def _load_shards(training, args) -> tuple[int, int]:
-    """Load a folder of shards; the number of processes may be another than it was written by."""
+    """Load a folder of shards, with any number of processes."""
     folder = _latest(args.resume)
     state = _read(folder / "rest.pt")
     now = _together(_promises(training, args))
@@ -285,9 +284,9 @@ def _load_shards(training, args) -> tuple[int, int]:
 
 
 def _own_of(folder, state) -> dict:
-    """Return the own state of this process: the sums of those that it goes on for.
+    """Return this process's own state: the sums of the processes that it continues.
 
-    With more processes than there were, the later ones begin with sums of zero.
+    With more processes than before, the new ones begin with sums of zero.
     """
     written = state["promises"]["world_size"]
     mine = range(idr_torch.rank, written, idr_torch.size)
@@ -299,7 +298,7 @@ def _own_of(folder, state) -> dict:
 
 
 def _together(promises) -> dict:
-    """Return the promises of a training in shards: only all processes together take a batch."""
+    """Return the promises of a sharded training: the processes' batches count together."""
     own = {"batch_size", "world_size"}
     images = promises["batch_size"] * promises["world_size"]
     rest = {name: value for name, value in promises.items() if name not in own}
@@ -316,14 +315,14 @@ def _resumed(state, args):
 
 
 def _latest(folder) -> Path:
-    """Return the folder of shards that is complete, which is inside `folder` itself."""
+    """Return the complete folder of shards inside `folder`."""
     try:
         with course.open_regular(folder / LATEST) as stream:
             name = stream.read().decode().strip()
         found = folder / name
         if found.resolve().parent != folder.resolve():
             raise ValueError(f"expected the name of a folder in it, found {name[:60]!r}")
-    except (OSError, ValueError, RuntimeError) as error:  # Python 3.11: for a loop of links
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop, Python 3.11
         raise CheckpointError(
             f"--resume {folder}: no checkpoint of this trainer ({LATEST}: "
             f"{_first_line(error)}); give a folder that it has saved, with --sharding fsdp"
@@ -401,9 +400,9 @@ def _promises(training, args):
 
 
 def parts(training) -> dict:
-    """Return the parts of a training by name, but for functions and None: a criterion may be one.
+    """Return the parts of a training by name, without None and functions, such as a criterion.
 
-    Anything else must have a state, or it would be lost in silence.
+    Any other part must have a state, which would be lost silently otherwise.
     """
     names = getattr(training, "__slots__", None) or vars(training)
     found = {name: getattr(training, name) for name in names}
@@ -424,7 +423,7 @@ def _is_empty(file):
 
 
 def _cause(error):
-    """Return what a process raised, if torch has gathered the errors of several."""
+    """Return one process's error, if torch has gathered the errors of several."""
     return next(iter(error.failures.values()))[0] if hasattr(error, "failures") else error
 
 

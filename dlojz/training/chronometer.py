@@ -17,8 +17,8 @@ and no call needs a matching one.
 
 On a GPU there are two clocks. The *host* clock (`time.perf_counter`) says when Python passed the
 mark; it runs ahead of the GPU. The *device* clock is an event put into the current stream at each
-mark; it says when the GPU passed it. Events are read once the GPU has reached them, and never
-waited for: nothing synchronises inside a step. On a CPU there is only the host clock.
+mark; it says when the GPU passed it. Events are read after the GPU has reached them, without a
+wait: nothing synchronises inside a step. On a CPU there is only the host clock.
 """
 
 from dlojz.training import clocks
@@ -36,15 +36,15 @@ FOLLOWS = {
     "idle": {"data", "validation", "stopped"},
     "stopped": set(),
 }
-MARK = {"data": "next_iter", "stopped": "stop"}  # where the names differ
+MARK = {"data": "next_iter", "stopped": "stop"}  # phases whose mark has another name
 
 
 class Chronometer:
     """The marks between the phases of a run; finished steps and windows go to `sink`.
 
     sink, clock, device_clock: passed to the `Ledger` that reads the marks; the run log is a sink.
-    witness: profiles one or two steps, which are then not measured: what `evidence.watch` returns.
-    conductor: decides which steps are measured, and which are profiled; by default for the witness.
+    witness: profiles one or two steps, which are then not measured: see `evidence.watch`.
+    conductor: chooses the steps to measure and to profile; by default it serves the witness.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Chronometer:
         self._conductor.follows(self)
         self._phase = None
         self._step = 0  # steps begun and finished since start()
-        self._validation = None  # when it began, in seconds
+        self._validation = None  # its begin, in seconds
         self._tac = None
 
     @property
     def phase(self) -> str | None:
-        """Return the phase under way; None before the start."""
+        """Return the present phase; None before the start."""
         return self._phase
 
     @property
@@ -86,8 +86,8 @@ class Chronometer:
     def next_iter(self, **values):
         """End a step (except at the first call) and begin the wait for the next batch.
 
-        values: what the log keeps of the step that ends, such as `images=32, loss=loss`; scalar
-            tensors are read once the device has computed them. Raises TypeError if one is a list.
+        values: numbers of the step for the log, such as `images=32, loss=loss`; scalar tensors are
+        read once the device has computed them. Raises TypeError for a list.
         """
         for name, value in values.items():
             if isinstance(value, str | list | tuple | dict):
@@ -113,7 +113,7 @@ class Chronometer:
             self._ledger.mark("data")
 
     def transfer(self):
-        """Begin the copy of the batch to the device; it has arrived in host memory."""
+        """Begin the copy of the batch, now in host memory, to the device."""
         if self._conductor.profiler:
             self._enter("transfer")
             if self._conductor.profiler_begins():
@@ -190,7 +190,7 @@ class Chronometer:
 
 
 class NoMarks:
-    """A stand-in for the Chronometer, for a step in which nothing is marked."""
+    """A stand-in for the Chronometer, for a step without marks."""
 
     def forward(self):
         """Begin the forward pass."""

@@ -13,15 +13,15 @@ from dlojz.training import private
 
 _paused = 0.0  # seconds that belong to no clock
 _depth = 0  # of pauses within pauses
-_unasked = 0.0  # seconds of pauses that were not the course's own
-_foreign = False  # a Chronometer was given another clock than `host`
+_unasked = 0.0  # seconds of the trainer's own pauses
+_foreign = False  # a Chronometer has another clock than `host`
 
 
 @contextmanager
 def pause(ours=False):
-    """Leave out what happens meanwhile of all times of this run.
+    """Leave this context out of all times of the run.
 
-    ours: the course's own: it reads sensors, or audits. A trainer has no reason to pause.
+    ours: the course pauses, to read sensors or to audit. A trainer has no reason to.
     """
     global _paused, _depth, _unasked
     begin, _depth = perf_counter(), _depth + 1
@@ -37,17 +37,17 @@ def pause(ours=False):
 
 
 def paused() -> float:
-    """Return how many seconds were left out so far."""
+    """Return the seconds left out so far."""
     return _paused
 
 
 def unasked() -> float:
-    """Return the seconds of all pauses so far that were not the course's own."""
+    """Return the seconds of the trainer's own pauses so far."""
     return _unasked
 
 
 def foreign() -> bool:
-    """Return whether a Chronometer of this process was given another clock than `host`."""
+    """Return whether a Chronometer of this process has another clock than `host`."""
     return _foreign
 
 
@@ -70,7 +70,7 @@ class CudaClock:
         return _event_type()(enable_timing=True)
 
     def record(self, event):
-        """Put `event` behind all work that the device has been given."""
+        """Queue `event` behind all work of the device."""
         event.record(torch.cuda.current_stream(self._device))
 
     def synchronize(self):
@@ -80,8 +80,8 @@ class CudaClock:
     def fetch(self, tensor):
         """Return a copy of a scalar in pinned memory, valid once a later event has passed.
 
-        It is copied now because CUDA graphs overwrite their outputs, and without the wait that
-        `.item()` would bring.
+        It is copied now because CUDA graphs overwrite their outputs, and without the wait of
+        `.item()`.
         """
         host = torch.empty((), dtype=torch.float32, pin_memory=True)
         return host.copy_(tensor.detach(), non_blocking=True)
@@ -90,8 +90,8 @@ class CudaClock:
 class SideWork:
     """The device's time that is lost to work beside the training, such as an auditor's.
 
-    While the device has work waiting, that is only the time of the kernels. Once it waits for the
-    host, all that the host does is lost. Two events around the work tell.
+    While the device has work queued, only the time of the kernels is lost. Once it waits for the
+    host, all of the host's time is. Two events around the work measure it.
     """
 
     def __init__(self, device_clock, clock=host):
@@ -100,7 +100,7 @@ class SideWork:
 
     @contextmanager
     def during(self):
-        """Note the time that passes meanwhile, on both clocks."""
+        """Note the time of this context, on both clocks."""
         begin = self._mark()
         yield
         self._pairs.append((begin, self._mark()))
@@ -120,7 +120,7 @@ class SideWork:
 
 
 class Ledger:
-    """The marks that the device has not yet passed; then they become steps and windows.
+    """The marks that the device has yet to pass, to become steps and windows.
 
     sink: receives `step(values, host_ms, device_ms, ahead_ms)`, `window_opens()`,
         `window(first_step, steps, wall_s)` and `validation(seconds)`; None discards all.
@@ -134,7 +134,7 @@ class Ledger:
         if device_clock is None and str(device).startswith("cuda"):
             device_clock = CudaClock(device)
         self._sink, self._clock, self._device_clock = sink, clock, device_clock
-        self.marks = []  # of the step under way: (phase that begins, seconds, event, paused)
+        self.marks = []  # of the present step: (phase that begins, seconds, event, paused)
         self._pending = deque()  # steps whose last event the device has not reached
         self._free_events = []
         self._window = None  # (first step, seconds, event, paused) of the measured window
@@ -176,7 +176,7 @@ class Ledger:
             self._sink.validation(seconds=self._clock() - begin)
 
     def open_window(self, step):
-        """Begin to measure at this step. The only wait for the device between two steps."""
+        """Begin to measure at this step: the only wait for the device between two steps."""
         self._synchronize()
         self.drain()
         self.marks = []
@@ -226,12 +226,12 @@ class Ledger:
 
 
 def _finished(step):
-    # The last mark first: it nearly always decides. Others may be on streams that are behind it.
+    # The last mark first, which nearly always decides. Others may be on streams behind it.
     return all(event is None or event.query() for _, _, event, _ in reversed(step[1]))
 
 
 def _number(value):
-    """Return a scalar tensor's value; NaN on the meta device, whose tensors have none."""
+    """Return a scalar tensor's value; NaN on the meta device, which has none."""
     if not hasattr(value, "detach"):
         return value
     return float("nan") if value.is_meta else value.item()

@@ -1,7 +1,7 @@
 """The choice for each step: measured, profiled for the evidence, or profiled by the trainee.
 
-The witness profiles the last step and, in a check, perhaps one in the middle, the trainee's
-profiler those of its schedule. That takes time, so such a step is not measured. The Chronometer
+The witness profiles the last step and, in a check, perhaps one in the middle; the trainee's
+profiler follows its schedule. Profiling takes time, so such a step is not measured. The Chronometer
 asks at each step's boundaries.
 """
 
@@ -23,10 +23,10 @@ class Conductor:
     def __init__(self, witness=None):
         self.profiler = None
         self._witness = witness
-        # Steps, by their numbers since start().
+        # Steps, numbered since start().
         self._last, self._middle = (getattr(witness, name, None) for name in ("last", "middle"))
         self._actions = []  # the profiler's action in each step
-        self._profiled = False  # the profiler records the step under way
+        self._profiled = False  # the profiler records the present step
         self._range = None
 
     def follows(self, chronometer):
@@ -35,7 +35,7 @@ class Conductor:
             self._witness.chronometer = chronometer
 
     def measures(self, step: int) -> bool:
-        """Return whether `step` may be measured: the run is warm, and nothing is profiled."""
+        """Return whether `step` may be measured: the run is warm, and no profiler is on."""
         over = self._last is not None and step >= self._last
         if self._profiled or over or step == self._middle:
             return False
@@ -58,7 +58,7 @@ class Conductor:
             self._witness.ends()
 
     def profiler_begins(self) -> bool:
-        """Note what the profiler does in this step; return whether it begins to record."""
+        """Note the profiler's action in this step; return whether it begins to record."""
         action = self.profiler.current_action.name
         self._actions.append(action)
         before, self._profiled = self._profiled, action != "NONE"

@@ -25,7 +25,7 @@ from dlojz.images import DataError, header, scan, unfinished
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet's red, green and blue, from 0 to 1, as in torchvision
 STD = (0.229, 0.224, 0.225)
-# What torchvision's decoder and PIL raise for a damaged file.
+# Errors of torchvision's decoder and PIL for a damaged file.
 UNREADABLE = (OSError, RuntimeError, ValueError, SyntaxError, Image.DecompressionBombError)
 CHECKED_BATCHES = 8  # first batches whose indices are checksummed, to compare two runs
 
@@ -42,7 +42,7 @@ def open_set(args, split: str, decode, transform):
 
 @contextmanager
 def draws_of(seed: int, epoch: int, index: int):
-    """Make torch's random draws on the CPU depend on these three numbers and on nothing else.
+    """Make torch's random draws on the CPU depend on these three numbers alone.
 
     It takes about 10 microseconds; `torch.manual_seed` would reseed every device as well.
     """
@@ -109,9 +109,9 @@ class Images(torchvision.datasets.ImageFolder):
 class Synthetic(torch.utils.data.Dataset):
     """Random uint8 images in memory, to measure training without the loading of its data.
 
-    It has as many classes and images as ImageNet, but only two batches are kept: each batch is a
-    view of them that starts at its first index. So nothing is decoded, copied or collated, and yet
-    batches differ. Nothing can be learned from them.
+    It has as many classes and images as ImageNet, but keeps only two batches: each batch is a view
+    of them that starts at its first index. So nothing is decoded, copied or collated, and yet
+    batches differ. They teach a model nothing.
     """
 
     resident = True  # already in memory: workers would only slow it down
@@ -149,7 +149,7 @@ class Synthetic(torch.utils.data.Dataset):
 
 
 def _random_bytes(shape, generator):
-    """Return uniform numbers as uint8, eight from each draw: `torch.randint` draws for each."""
+    """Return uniform uint8 numbers, eight from each draw; `torch.randint` draws for each one."""
     count = math.prod(shape)
     draws = torch.empty(-(-count // 8), dtype=torch.int64)
     draws.random_(-(2**63), None, generator=generator)
@@ -160,8 +160,8 @@ class Batches(torch.utils.data.Sampler):
     """Batches of (epoch, index) from a sampler of indices, beginning at any step of an epoch.
 
     sampler: a `DistributedSampler`, even for one process, so that the permutation is the same. It
-        repeats images so that all processes get equally many. One that does not shuffle is for
-        validation: there these images are left out, and each image counts once.
+    repeats images so that all processes get equal numbers. One without shuffling is for
+    validation, which leaves out the repeated images, so that each counts once.
     accumulate: the batches of an update are interleaved, as DistributedSampler interleaves those
         of several processes: one process that accumulates N batches sees the same N batches as N
         processes.
@@ -179,8 +179,8 @@ class Batches(torch.utils.data.Sampler):
                 * drop_last
             )
         self.epoch = self.first_step = 0
-        self.begun = 0  # batches of this epoch that a loader has asked for
-        self.drawn = []  # of each epoch: checksums of the indices in its first batches
+        self.begun = 0  # batches of this epoch requested by a loader
+        self.drawn = []  # for each epoch: checksums of the indices in its first batches
 
     def set_epoch(self, epoch: int, first_step: int = 0):
         """Choose the epoch and its first step. Earlier images are skipped, not decoded."""
@@ -204,12 +204,12 @@ class Batches(torch.utils.data.Sampler):
     def _batches(self):
         indices = list(self.sampler)
         steps = range(self.first_step, len(self))
-        for step in steps[:-2]:  # as they are asked for: all of ImageNet's take longer than a step
+        for step in steps[:-2]:  # lazily: all of ImageNet's take longer than a step
             yield self._batch(indices, step)
         last = [self._batch(indices, step) for step in range(len(self))[-2:]]
         if self._ends_with_a_repeated_image() and min(len(indices), self.batch_size) > 1:
             last[-1].pop()
-            if not last[-1]:  # all processes make equally many steps, in which they may meet
+            if not last[-1]:  # all processes make the same number of steps, in which they may meet
                 last[-1].append(last[-2].pop())
         yield from last[-len(steps) :] if steps else ()
 
@@ -227,19 +227,19 @@ class Batches(torch.utils.data.Sampler):
 
 
 def normalize(images):
-    """Return uint8 images as normalized floats, on the same device; floats are left as they are.
+    """Return uint8 images as normalized floats, on the same device; floats stay unchanged.
 
     images: [N, 3, H, W].
     """
     if images.dtype != torch.uint8:
         return images
     shift, scale = _line(images.device)
-    return torch.addcmul(shift, images, scale)  # one kernel: it reads bytes and writes floats
+    return torch.addcmul(shift, images, scale)  # one kernel, from bytes to floats
 
 
 @cache
 def _line(device):
     """Return shift and scale, so that (x / 255 - MEAN) / STD is shift + x * scale."""
-    # Cached, because a copy from the host in every step would make it wait for the GPU.
+    # Cached, because a copy in every step would make the host wait for the GPU.
     mean, std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (MEAN, STD))
     return -mean / std, 1 / (255 * std)

@@ -33,24 +33,24 @@ class Flag:
     names: tuple[str, ...]  # ("-b", "--batch-size")
     default: object
     help: str
-    kind: type = str  # of its value: bool for one that is there or not
+    kind: type = str  # of its value; bool: a switch
     choices: tuple = ()
     least: int | None = None  # of a whole number
     opposite: bool = False  # --x has --no-x
-    group: str = ""  # its title in --help; "" if it says what is trained, and not how
+    group: str = ""  # its title in --help; "" for the model and its training
 
     @property
     def label(self) -> str:
-        """Return its long name."""
+        """Return the flag's long name."""
         return max(self.names, key=len)
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Return all words that are this flag on a command line."""
+        """Return all spellings of this flag on a command line."""
         return (*self.names, *([f"--no-{self.label[2:]}"] if self.opposite else []))
 
     def words(self, value) -> list[str]:
-        """Return the words that give it this value; none for its default."""
+        """Return the words that set this value; none for the default."""
         if value == self.default or value is None or value == "":
             return []
         if self.kind is bool:
@@ -58,7 +58,7 @@ class Flag:
         return [self.names[0], str(value)]
 
     def add_to(self, parser):
-        """Add this flag to a parser, or to a group of it."""
+        """Add this flag to a parser or an argument group."""
         about = {"default": self.default, "help": self.help}
         if self.kind is bool:
             about["action"] = argparse.BooleanOptionalAction if self.opposite else "store_true"
@@ -105,7 +105,7 @@ TRAINING = (
     _flag("--wd", 5e-4, "weight decay"),
     _flag("--clip-norm", 0.0, "the largest norm of the gradients; 0: no limit"),
 )
-STEPS = (  # each is added by a step of the course, which says its name without the hyphens
+STEPS = (  # each is added by a step of the course, by its name without the hyphens
     _flag(
         "--precision",
         ByDevice("fp16", "fp32"),
@@ -190,7 +190,7 @@ def _running():
 
 
 def flags_of(trainer: Path) -> list[Flag]:
-    """Return the flags of a trainer: it is read, not run. Raise UserError if it has none."""
+    """Return the flags in a trainer's source. Raise UserError if it has none."""
     try:
         tree = ast.parse(trainer.read_text(encoding="utf-8"))
     except SyntaxError as error:
@@ -202,7 +202,7 @@ def flags_of(trainer: Path) -> list[Flag]:
 
 
 def is_ours(trainer: Path) -> bool:
-    """Return whether a trainer takes the flags of this course's, such as --model and --test."""
+    """Return whether a trainer takes the course's flags, such as --model and --test."""
     try:
         return bool(flags_of(trainer))
     except (OSError, ValueError):  # no file, or no Python
@@ -210,7 +210,7 @@ def is_ours(trainer: Path) -> bool:
 
 
 def parser(*words: str) -> argparse.ArgumentParser:
-    """Return the trainer's parser, with the flags that the steps of the course have added."""
+    """Return the trainer's parser, with the flags added by steps of the course."""
     parser = argparse.ArgumentParser(
         prog="dlojz.py",
         description="Train a torchvision classifier on ImageNet-shaped images, and log how fast.",
@@ -225,8 +225,8 @@ def parser(*words: str) -> argparse.ArgumentParser:
 
 
 def parse(*words: str) -> argparse.Namespace:
-    """Return the arguments of this command line. Sets what some of them ask of torch."""
-    import torch  # only in a trainer, which has loaded it
+    """Return the arguments of this command line. Applies some of them to torch."""
+    import torch  # loaded already, as a trainer calls this
 
     from dlojz.training import models
 
@@ -244,10 +244,10 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def keep_apart(precision: str):
-    """Let compiled code be found again only in the precision that it was compiled for.
+    """Keep cached compiled code apart by the precision that it was compiled for.
 
-    The key of torch 2.11's cache holds whether autocast is on, and not its dtype: a run in fp16
-    would take the code of an earlier one in bf16 (https://github.com/pytorch/pytorch/pull/181564).
+    The key of torch 2.11's cache holds whether autocast is on, but not its dtype: a run in fp16
+    would use the code of an earlier one in bf16 (https://github.com/pytorch/pytorch/pull/181564).
     """
     import torch
 
@@ -255,7 +255,7 @@ def keep_apart(precision: str):
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments if they are compatible; else exit with what to give instead."""
+    """Return the arguments if they are compatible; else exit with the remedy."""
     from dlojz.training import models
 
     if args.model not in models.names():

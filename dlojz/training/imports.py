@@ -1,4 +1,4 @@
-"""Modules that are loaded from a path, never searched for: two programs may have one of a name."""
+"""Modules loaded from a path instead of by name, which two programs may share."""
 
 import importlib.util
 import sys
@@ -23,14 +23,14 @@ def from_file(file: str | Path, name: str) -> ModuleType:
 def beside(program: str, name: str) -> ModuleType:
     """Return the module `name`.py in a program's folder: imports.beside(__file__, "optimizers").
 
-    Python's own search would depend on how the program is run, as `python -m dlojz.dlojz` looks in
-    the current folder; and a check imports the solution, whose module has the trainee's name.
+    Python's search would depend on the way the program is run: `python -m dlojz.dlojz` looks in the
+    current folder. And a check imports the solution, whose module has the trainee's name.
     """
     return from_file(course.file_beside(Path(program), f"{name}.py"), name)
 
 
 def trainer(file):
-    """Return the trainer as a module; one that is not ours is refused before it is run."""
+    """Return the trainer as a module. Refuse another program before it is run."""
     source.must_be_trainer(file)
     try:
         return from_file(file, "solution")
@@ -42,7 +42,7 @@ def trainer(file):
 
 
 def traceback_line(error, file) -> str:
-    """Return ", line 12" if an error arose in this file."""
+    """Return ", line 12" if an error arose in this file, else ""."""
     line, place = getattr(error, "lineno", None), error.__traceback__
     while place:
         if Path(place.tb_frame.f_code.co_filename) == Path(file):

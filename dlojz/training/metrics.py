@@ -1,4 +1,4 @@
-"""Loss and accuracy over an epoch, kept on the device: only reading them waits for it."""
+"""Loss and accuracy over an epoch, kept on the device, so that only reading them waits."""
 
 import torch
 
@@ -13,7 +13,7 @@ class Mean(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        for name in ("total", "images"):  # a checkpoint in the middle of an epoch holds them
+        for name in ("total", "images"):  # buffers, for a checkpoint in the middle of an epoch
             self.register_buffer(name, torch.zeros(()))
 
     def update(self, total, images: int):

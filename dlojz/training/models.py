@@ -21,15 +21,15 @@ class ViT(NamedTuple):
     mlp: int  # width of the layer inside each block
 
     def parameters(self, num_classes: int, image_size: int) -> int:
-        """Return how many it has."""
-        tokens, w = (image_size // self.patch) ** 2 + 1, self.width  # one is the class token
+        """Return the number of its parameters."""
+        tokens, w = (image_size // self.patch) ** 2 + 1, self.width  # with the class token
         # Queries, keys, values and output; the two layers of the MLP; two layer norms.
         block = 4 * w * (w + 1) + (2 * w * self.mlp + self.mlp + w) + 4 * w
         patches = (3 * self.patch**2 + 1) * w
         return patches + (tokens + 1) * w + self.layers * block + 2 * w + num_classes * (w + 1)
 
 
-LARGER = {  # than torchvision's, but for the first one. Heads of 64, 80, 128 and 128 channels
+LARGER = {  # than torchvision's, except the first one. Heads of 64, 80, 128 and 128 channels
     "vit_tiny": ViT(patch=16, layers=12, heads=3, width=192, mlp=768),  # DeiT's, for processors
     "vit_600m": ViT(patch=14, layers=32, heads=16, width=1280, mlp=5120),  # ViT-H/14
     "vit_2b": ViT(patch=14, layers=40, heads=16, width=2048, mlp=8192),
@@ -50,7 +50,7 @@ def larger(num_classes: int = 1000, image_size: int = 224) -> str:
 
 
 def unknown(name: str) -> str:
-    """Return why this is not a model, and what is."""
+    """Return an error on an unknown model, with known ones."""
     return (
         f"--model {name}: not in torchvision.models, and not one of {', '.join(LARGER)}; "
         "try resnet18 or resnet50"
@@ -60,7 +60,7 @@ def unknown(name: str) -> str:
 def build(name: str, num_classes: int, image_size: int):
     """Return a classifier with random weights, for square images of `image_size` pixels.
 
-    With `torch.device("meta")` it has no values yet: `draw` gives it the same ones.
+    With `torch.device("meta")` it has no values until `draw`, which gives it the same ones.
     """
     recipe = name, num_classes, image_size
     if name not in LARGER:
@@ -88,8 +88,8 @@ def _torchvisions(name, num_classes, image_size):
 def draw(model):
     """Return a model of `build` with random weights, in the memory that `model.to_empty` made.
 
-    Of a sharded one each process keeps its shards of the weights that a single process would draw.
-    Raises ValueError for any other model: only who made it knows how its weights begin.
+    Each process keeps its shards of the weights that a single process would draw. Raises
+    ValueError for any other model, whose initialization is unknown here.
     """
     recipe = getattr(model, "recipe", None)
     if recipe is None:
@@ -108,16 +108,16 @@ def draw(model):
     return model
 
 
-_made = []  # the bytes of each weight that this process made whole, and with values
+_made = []  # the bytes of each whole weight that this process made, with values
 
 
 def made_bytes() -> int:
-    """Return the bytes of all weights that this process made whole, and with values."""
+    """Return the bytes of all whole weights that this process made, with values."""
     return sum(_made)
 
 
 def _note(module, name, weight):
-    """Note a weight that a module is given; a shard, or what has no values, is not whole."""
+    """Note a module's new weight, unless it is a shard or has no values."""
     if weight is not None and not isinstance(weight, DTensor) and not weight.is_meta:
         _made.append(weight.nbytes)
 
@@ -126,14 +126,14 @@ register_module_parameter_registration_hook(_note)
 
 
 def _values(*recipe):
-    """Return the weights and buffers of one of torchvision's models, which fits anywhere."""
+    """Return the weights and buffers of one of torchvision's models, which are small."""
     return _torchvisions(*recipe).state_dict().items()
 
 
 def _weights(model):
     """Yield the name and the values of each weight of a transformer, drawn one by one.
 
-    Each has a seed of its own, and is gone before the next: none of them must fit together.
+    Each has a seed of its own, and is freed before the next, so they need not fit together.
     """
     generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu")
     for number, (name, weight) in enumerate(model.named_parameters()):
@@ -145,9 +145,9 @@ def _weights(model):
 
 @torch.no_grad()
 def initialize(name: str, weight, generator):
-    """Fill a weight much as the paper's program does, but for two things.
+    """Fill a weight as the paper's program does, with two exceptions.
 
-    The classifier does not begin with zeros, for then no other weight would learn in the first
+    The classifier does not begin with zeros, because then no other weight would learn in the first
     step; and all biases do. Source: https://github.com/google-research/vision_transformer
     """
     if name.endswith(("class_token", "bias")):
@@ -170,10 +170,10 @@ def recompute(block):
 
 
 def dimension(weight) -> Shard | None:
-    """Return which dimension of a weight to cut, for FSDP2; None: the first, as usual.
+    """Return the dimension of a weight to shard, for FSDP2; None: the first, as usual.
 
-    A single row can't be cut: it would be padded to one for each process. Its columns can, if each
-    process gets as many of them.
+    A single row can't be cut: it would be padded to one for each process. Its columns can, if
+    they divide evenly.
     """
     columns = weight.shape[-1] if weight.ndim > 1 else 1
     even = columns > 1 and columns % idr_torch.size == 0
@@ -183,8 +183,8 @@ def dimension(weight) -> Shard | None:
 def blocks(model) -> list[torch.nn.Module]:
     """Return the parts that a model repeats, [] if it has none: a ViT's layers, a ResNet's blocks.
 
-    They are of one class, not one of torch.nn's own, and no part of each other. Of several such
-    classes it is the one that holds most parameters.
+    They are of one class, not one of torch.nn's own, and not inside each other. Of several such
+    classes the one with most parameters counts.
     """
     own = [m for m in model.modules() if not type(m).__module__.startswith("torch.nn.")]
     count, held = Counter(map(type, own)), Counter()
@@ -195,7 +195,7 @@ def blocks(model) -> list[torch.nn.Module]:
 
 
 def outermost(module, kind) -> list[torch.nn.Module]:
-    """Return the modules of this class inside, without those inside one of them."""
+    """Return the outermost modules of this class in a module."""
     if isinstance(module, kind):
         return [module]
     return [found for child in module.children() for found in outermost(child, kind)]

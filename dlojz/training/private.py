@@ -44,7 +44,7 @@ def _sentence(feature, name):
 
 
 def otherwise(instead):
-    """Decorate a function with what is called instead where a name is missing, after a warning."""
+    """Decorate a function with a substitute, called after a warning if a name is missing."""
 
     def decorate(function):
         @functools.wraps(function)
@@ -64,7 +64,7 @@ def otherwise(instead):
 
 
 def dispatch_mode() -> type:
-    """Return the base class of a mode that sees each operation: it has no public name.
+    """Return the base class of modes that see each operation, which has no public name.
 
     Without it `dlojz estimate`, `dlojz worth` and notebook 04c end with a sentence.
     """
@@ -75,7 +75,7 @@ def dispatch_mode() -> type:
 def dispatch_modes() -> set[str]:
     """Return the names of the dispatch modes that are active.
 
-    Without it the evidence does not tell of a mode that the trainer runs under.
+    Without it a mode that the trainer runs under stays hidden from the evidence.
     """
     stack = named("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", "their list")
     return {type(mode).__name__ for mode in stack()}
@@ -90,7 +90,7 @@ def without_modes():
 
 
 def in_backward() -> bool:
-    """Return whether the operation under way belongs to a backward pass.
+    """Return whether the present operation belongs to a backward pass.
 
     Without it the check of notebook 04c ends with a sentence.
     """
@@ -98,7 +98,7 @@ def in_backward() -> bool:
 
 
 def tree_map(function, tree):
-    """Return lists, tuples and dicts within each other with a function of each leaf.
+    """Return nested lists, tuples and dicts with the function applied to each leaf.
 
     Without it `dlojz estimate` and `dlojz worth` end with a sentence.
     """
@@ -106,11 +106,11 @@ def tree_map(function, tree):
 
 
 def tree_leaves(tree) -> list:
-    """Return the leaves of lists, tuples and dicts within each other; see `tree_map`."""
+    """Return the leaves of nested lists, tuples and dicts; see `tree_map`."""
     return named("torch.utils._pytree:tree_leaves", "dlojz estimate and dlojz worth")(tree)
 
 
-# The memory of a step: where no more is said, `dlojz estimate` ends with a sentence without a name.
+# The memory of a step. By default, `dlojz estimate` ends with a sentence if a name is missing.
 
 ESTIMATE = "dlojz estimate"
 
@@ -127,7 +127,7 @@ def is_fake(value) -> bool:
 
 
 def forget(mode):
-    """Drop a fake mode's weak references to weights, because of which Module.to refuses to convert.
+    """Drop a fake mode's weak references to weights, with which Module.to refuses to convert.
 
     Without it only a trainer that converts its model, as to channels_last, ends with torch's error.
     """
@@ -136,20 +136,20 @@ def forget(mode):
 
 
 def join_fake_group(size: int):
-    """Join a process group as the first of its processes, of which the others are fake."""
+    """Join a process group as its first process; the others are fake."""
     store = named("torch.testing._internal.distributed.fake_pg:FakeStore", ESTIMATE)()
     torch.distributed.init_process_group("fake", store=store, rank=0, world_size=size)
 
 
 def first_buckets():
-    """Return a context in which DDP keeps its first buckets: new ones need values of tensors."""
+    """Return a context in which DDP keeps its first buckets, as new ones need tensors' values."""
     reducer = named("torch.distributed:Reducer", ESTIMATE)
     named("torch.distributed:Reducer._rebuild_buckets", ESTIMATE)
     return replaced(reducer, _rebuild_buckets=lambda _: False)
 
 
 def unseen_shapes():
-    """Return a context in which no mode sees how DTensor finds shapes: by running whole tensors."""
+    """Return a context that hides DTensor's search for shapes, which runs whole tensors."""
     owner = named("torch.distributed.tensor._sharding_prop:ShardingPropagator", ESTIMATE)
     name = "_propagate_tensor_meta_non_cached"
     shapes = named(f"{owner.__module__}:{owner.__name__}.{name}", ESTIMATE)
@@ -162,9 +162,9 @@ def unseen_shapes():
 
 
 def has_no_values(tensor) -> bool:
-    """Return whether a tensor is one of torch.compile's tracing, which takes no memory.
+    """Return whether a tensor is one of torch.compile's traced ones, which take no memory.
 
-    Its type has no public name. Under another one its bytes would be counted as if it had memory.
+    Their type has no public name. Without it their bytes would be counted as memory.
     """
     return type(tensor).__module__.startswith("torch._subclasses")
 
@@ -184,7 +184,7 @@ def is_compiled(module) -> bool:
 
 @otherwise(lambda: defaultdict(Counter))
 def compile_counters() -> dict:
-    """Return what torch.compile counts: graphs, breaks and their reasons, hits of its cache.
+    """Return torch.compile's counters: graphs, breaks by reason, hits of its cache.
 
     Without it all are 0: a run's log does not say that it compiled.
     """
@@ -193,7 +193,7 @@ def compile_counters() -> dict:
 
 @otherwise(lambda starts, ends: None)
 def on_compilations(starts, ends):
-    """Call these first as each compilation begins and ends, also after `torch.compiler.reset()`.
+    """Register first callbacks for each compilation, which survive `torch.compiler.reset()`.
 
     Without it a run's log has nothing of its compilations.
     """
@@ -203,16 +203,16 @@ def on_compilations(starts, ends):
 
 
 class _Kept(list):
-    """A list of callbacks whose first stays when `torch.compiler.reset()` clears it."""
+    """A list of callbacks whose first survives `torch.compiler.reset()`."""
 
     def clear(self):
         del self[1:]
 
 
 def compilations() -> list:
-    """Return what torch.compile noted of the compilations that ended with a graph.
+    """Return torch.compile's records of the compilations that ended with a graph.
 
-    Without it notebook 09 can't show which functions were compiled, and why again.
+    Without it notebook 09 can't show the compiled functions, and the reasons of recompilations.
     """
     noted = named("torch._dynamo.utils:get_compilation_metrics", "a list of compilations")()
     return [each for each in noted if each.has_guarded_code]
@@ -224,7 +224,7 @@ def forget_compilations():
 
 
 def explain(model, *inputs):
-    """Return why calling a model leaves the graph, and where. Without it notebook 09 can't say."""
+    """Return the places and reasons of a model's graph breaks, which notebook 09 shows."""
     return named("torch._dynamo:explain", "the reasons of graph breaks")(model)(*inputs)
 
 
@@ -234,7 +234,7 @@ def backend(name: str):
 
 
 def ignores_errors() -> bool:
-    """Return whether a failed compilation would silently run eager, as a repair may ask for.
+    """Return whether a failed compilation silently runs eager, as a repair may request.
 
     Without it the check of 09's repair ends with a sentence.
     """
@@ -264,19 +264,19 @@ def draw_as_eager():
 
 @otherwise(lambda tensors: [tensor.clone() for tensor in tensors])
 def copies(tensors: list) -> list:
-    """Return copies; without torch's one call for all, a hundred cost the host a millisecond."""
+    """Return copies by one call; without it a hundred cost the host a millisecond."""
     return named("torch:_foreach_mul", "a quick copy of many tensors")(tensors, 1)
 
 
 @otherwise(lambda into, source: [a.copy_(b) for a, b in zip(into, source, strict=True)])
 def copy_all(into: list, source: list):
-    """Copy tensors into others; without torch's one call for all it costs the host more time."""
+    """Copy tensors into others by one call; without it the host needs more time."""
     named("torch:_foreach_copy_", "a quick copy of many tensors")(into, source)
 
 
 @otherwise(lambda tensors: [tensor.norm() for tensor in tensors])
 def norms(tensors: list) -> list:
-    """Return the norm of each; without torch's one call for all it costs the host more time."""
+    """Return the norm of each by one call; without it the host needs more time."""
     return named("torch:_foreach_norm", "quick norms of many tensors")(tensors)
 
 
@@ -287,16 +287,16 @@ def norms(tensors: list) -> list:
 def is_profiling() -> bool:
     """Return whether a profile is being recorded.
 
-    Without it a profile does not name what the auditor does.
+    Without it a profile does not mark the auditor's work.
     """
     return named("torch.autograd.profiler:_is_profiler_enabled", "the auditor's name in a profile")
 
 
 @otherwise(lambda: torch.cuda.Event)
 def event_type() -> type:
-    """Return a type of CUDA events whose methods are those of C: no trainer can replace them.
+    """Return a type of CUDA events with methods in C, which no trainer can replace.
 
-    Without it they are those of torch.cuda.Event, which a trainer could replace.
+    Without it the type is torch.cuda.Event, whose methods a trainer could replace.
     """
     own = named("torch:_C._CudaEventBase", "a clock that no trainer can replace")
     methods = {name: getattr(own, name) for name in ("record", "query", "elapsed_time")}
@@ -307,7 +307,7 @@ def event_type() -> type:
 
 
 def own_buffers(module) -> dict:
-    """Return the buffers of a module itself, by name; a trainer may replace its methods.
+    """Return a module's own buffers by name, without its methods, which a trainer may replace.
 
     Without torch's dictionary the check of any run ends with a sentence.
     """
@@ -315,7 +315,7 @@ def own_buffers(module) -> dict:
 
 
 def children(module) -> dict:
-    """Return the modules in a module, by name; see `own_buffers`."""
+    """Return a module's direct children by name; see `own_buffers`."""
     return _kept_by(module, "_modules")
 
 
@@ -327,7 +327,7 @@ def _kept_by(module, name):
 
 
 def scale(scaler):
-    """Return a gradient scaler's factor as a tensor, without a wait for the device.
+    """Return a gradient scaler's factor as a tensor, without waiting for the device.
 
     Without torch's tensor it is a number, and each update waits.
     """
@@ -335,12 +335,12 @@ def scale(scaler):
 
 
 def ddp_facts(model) -> dict:
-    """Return what DDP logs of itself; {} of another model, or without this method."""
+    """Return DDP's logging data; {} for another model, or without this method."""
     return getattr(model, "_get_ddp_logging_data", dict)()
 
 
 def default_store():
-    """Return the store through which the processes of a run met, to leave notes in.
+    """Return the store through which the processes of a run met, for notes to each other.
 
     Without it the check of a run in several processes, and saving them on demand, end with a
     sentence.
@@ -361,9 +361,9 @@ def _iterators() -> list:
 
 @otherwise(lambda loader: 0)
 def in_work(loader) -> int:
-    """Return how many batches a loader's workers were given, and have not loaded.
+    """Return the number of batches that a loader's workers have yet to load.
 
-    Without it they count as loaded: as if loading had begun with a head start.
+    Without it they count as loaded ahead.
     """
     return sum(_not_loaded(i) for i in _iterators() if _of(i, "_dataset") is loader.dataset)
 
@@ -386,7 +386,7 @@ def _of(iterator, name):
 
 @otherwise(lambda: None)
 def end_workers():
-    """End the workers of all loaders, also of those that the frames of an error keep alive.
+    """End the workers of all loaders, also of those kept alive by an error's frames.
 
     Where memory is pinned and workers persist, torch waits for each as Python exits: up to 5 s.
     Without it the process takes that long to end.
@@ -397,9 +397,9 @@ def end_workers():
 
 @otherwise(lambda dataset, seed: None)
 def be_worker_of(dataset, seed: int):
-    """Make `get_worker_info` tell of the only worker of this data set.
+    """Make `get_worker_info` report this process as the data set's only worker.
 
-    Without it a probed data set sees that the loader has another one, of ours.
+    Without it a probed data set can recognize the probe, which has a loader of its own.
     """
     path = "torch.utils.data._utils.worker"
     make = named(f"{path}:WorkerInfo", "the probe of a data set in a worker")
@@ -432,7 +432,7 @@ def shard_fused_sgd():
     else:
         for each in fused:
             register(each)
-    # It is also missing for tensors without values: torch would make real ones, whole, to look.
+    # Tensors without values need it too: torch would make real, whole ones to find shapes.
     library = torch.library.Library("aten", "IMPL")
     for each in fused:
         library.impl(each, lambda *_, **__: None, "Meta")

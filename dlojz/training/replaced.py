@@ -1,4 +1,4 @@
-"""Attributes that have other values for a while, as a dry run of somebody's program needs them."""
+"""Temporary values of attributes, for a dry run of a program."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""A model in shards, of which each process holds one: what torch's FSDP2 and DTensor leave open."""
+"""Additions to torch's FSDP2 and DTensor, for a model in shards, one in each process."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ FUSED_SGD = private.shard_fused_sgd()  # registered as long as it is kept
 
 
 def own(tensor):
-    """Return what this process holds of a tensor: its shard, or all of one that is whole."""
+    """Return this process's part of a tensor: its shard, or the whole if it has no shards."""
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():  # else it would be a step of autograd
@@ -21,7 +21,7 @@ def own(tensor):
 
 
 def share(model, states: list[torch.Tensor]) -> dict:
-    """Return what this process holds of a model and its training, for evidence.
+    """Return this process's part of a model and its training, for evidence.
 
     states: the tensors of the optimizer, this process's shards of them.
     """
@@ -36,17 +36,17 @@ def share(model, states: list[torch.Tensor]) -> dict:
 
 
 def placement(tensor) -> str:
-    """Return how a tensor is spread over the processes: "whole", or such as "Shard(dim=0)"."""
+    """Return a tensor's placement over the processes: "whole", or such as "Shard(dim=0)"."""
     places = tensor.placements if isinstance(tensor, DTensor) else ()
     return ", ".join(map(repr, places)) or "whole"
 
 
 def shard(model, mesh, dtype=None, **options):
-    """Spread each block's parameters over the mesh, then those outside of all blocks.
+    """Shard each block's parameters over the mesh, then those outside of all blocks.
 
     It must come before the optimizer, which then holds the state of this process's shard only.
-    dtype: in which they are gathered. Without it autocast would keep a copy of all of them until
-        the forward pass ends, so that they are whole on each GPU.
+    dtype: that of gathered parameters. Without it autocast would keep a copy of all of them, whole,
+    on each GPU until the forward pass ends.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     for part in (*blocks(model), model):

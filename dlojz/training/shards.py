@@ -1,8 +1,8 @@
-"""The files of a checkpoint, read so that no code in them can run.
+"""The reader of a checkpoint's files, which runs no code in them.
 
-`torch.load` with `weights_only` reads tensors so. Of a folder of shards torch unpickles more: its
-index `.metadata`, and the plain values among the tensors, such as a learning rate. So the index is
-read here, with only the classes that it needs, and a plain value passes through `weights_only`.
+`torch.load` with `weights_only` is safe for tensors. In a folder of shards torch unpickles more:
+its index `.metadata`, and the plain values among the tensors, such as a learning rate. So the index
+is read here, with only the classes that it needs, and plain values are read with `weights_only`.
 """
 
 import io
@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from dlojz.course import open_regular
 
-# Each class by the name that torch writes, for some are private and may go.
+# Each class by the name that torch writes, because some are private and may go.
 CLASSES = {
     "torch": {"Size"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -25,17 +25,17 @@ CLASSES = {
         *("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
     },
 }
-# What torch would call, and what takes its place.
+# The functions that torch would call, and their substitutes.
 INSTEAD = {
     ("builtins", "getattr"): operator.getitem,  # the member of an enum
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
-    ("pathlib", "PosixPath"): lambda *_: None,  # where it was written
+    ("pathlib", "PosixPath"): lambda *_: None,  # the folder that it was written to
     ("pathlib._local", "PosixPath"): lambda *_: None,  # the same, by Python 3.13
 }
 
 
 def tensors(file):
-    """Return what `torch.save` wrote, on the CPU: tensors, numbers, texts, lists and dicts."""
+    """Return the content of a `torch.save` file on the CPU: tensors, plain values, lists, dicts."""
     with open_regular(file) as stream:
         return torch.load(stream, map_location="cpu", weights_only=True)
 

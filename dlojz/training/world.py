@@ -1,4 +1,4 @@
-"""The group of the processes of a run, and how a process leaves it."""
+"""The group of a run's processes."""
 
 import torch
 
@@ -11,17 +11,17 @@ def are_joined() -> bool:
 
 
 def keep_group():
-    """Keep the process group until the process ends, also when it was left.
+    """Keep the process group alive until the process ends, even after it was left.
 
-    Else a DDP model may hold the last reference to it. When that is freed it waits, with Python's
-    lock, for a thread of gloo that may need the lock to free a tensor: such a process hangs behind
-    the end of its log.
+    Otherwise a DDP model may hold the last reference. Freeing it waits, with Python's lock, for a
+    thread of gloo that may need the lock to free a tensor: the process hangs after the end of its
+    log.
     """
     if are_joined():
         _kept.append(torch.distributed.group.WORLD)
 
 
 def leave_group():
-    """Leave the process group, unless the trainer did."""
+    """Leave the process group, unless the trainer has left it."""
     if are_joined():
         torch.distributed.destroy_process_group()
