@@ -4,8 +4,8 @@
 
 It runs a few steps of the reader's own trainer, with its `build_training` and `train_step`, on
 tensors without memory (see `dlojz.estimate.storages`), as one of many GPUs whose others are fake.
---fits needs many of them: there, it runs two short versions of a model of many equal blocks, and
-adds the missing blocks.
+--fits needs many predictions: for a model of many equal blocks it runs two short versions, and adds
+the missing blocks.
 """
 
 import argparse
@@ -38,20 +38,20 @@ from dlojz.runs import memory
 from dlojz.training import data, imports, models, private, sharding
 from dlojz.training.replaced import replaced
 
-CLASSES, UPDATES = 1000, 100_000  # as the synthetic images, and as many updates as the schedule has
+CLASSES, UPDATES = 1000, 100_000  # those of the synthetic images, and the schedule's length
 STEPS = 2  # the second one begins with the first one's gradients and momentum
-SHORT = (4, 6)  # blocks of the short versions: the first and last ones differ from those between
-# Batches: those that are tried first, as batch normalization may refuse 1, and one that never is.
+SHORT = (4, 6)  # blocks of the short versions, whose first and last blocks differ from the others
+# Batches: the first to try, as batch normalization may refuse 1, and an upper limit.
 FIRST, SECOND, MOST = 2, 10, 1 << 16
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of --precision
-CPU = torch.device("cpu")  # that of the fake tensors
-# What experiments compare, by a short name: sharding and checkpointing.
+CPU = torch.device("cpu")  # of the fake tensors
+# The variants that experiments compare: sharding and checkpointing.
 WAYS = {"ddp": ("ddp", "off"), "fsdp": ("fsdp", "off"), "blocks": ("fsdp", "blocks")}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be trained, and how."""
+    """A training to predict: its model, its sizes and its options."""
 
     model: str
     gpus: int
@@ -60,7 +60,7 @@ class Plan:
     image_size: int
     checkpointing: str
     precision: str
-    flags: tuple[str, ...] = ()  # more of the trainer's
+    flags: tuple[str, ...] = ()  # further flags of the trainer
     copies: int = 1  # of the model in shards: HSDP, if there are several
 
 
@@ -74,7 +74,7 @@ def main():
     args = vars(parser.parse_args())
     into, file, fits = (args.pop(name) for name in ("into", "trainer", "fits"))
     plan = Plan(**args | {"flags": tuple(args["flags"])})
-    warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+    warnings.filterwarnings("ignore")  # DDP's on tensors without values
     try:
         trainer = imports.trainer(file)
         found = result(trainer, plan)
@@ -103,7 +103,7 @@ def result(trainer: ModuleType, plan: Plan, by_blocks=False) -> dict:
 
 
 def tell(what):
-    """Show what is going on; the result goes elsewhere."""
+    """Print the progress to stderr."""
     print(f"  {what} ...", file=sys.stderr, flush=True)
 
 
@@ -155,13 +155,13 @@ def has_precision(trainer) -> bool:
 
 
 def shards(trainer) -> bool:
-    """Return whether the trainer has the flags that TODO 11 adds: its own sharding is run, then."""
+    """Return whether the trainer has the flags that TODO 11 adds, and so its own sharding."""
     return '"sharding"' in Path(trainer.__file__).read_text(encoding="utf-8")
 
 
 @contextmanager
 def shown(plan):
-    """Turn what torch says about a size that can't be into a line for the reader."""
+    """Turn torch's error on an impossible size into a line for the reader."""
     try:
         yield
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -180,7 +180,7 @@ def shown(plan):
 def measured(trainer, plan: Plan, short: int | None = None) -> dict[str, memory.Peak]:
     """Return the peak of each phase of a step.
 
-    short: how many of the model's equal blocks are run, if not all.
+    short: the number of the model's equal blocks to run; None: all.
     """
     storages, _ = counted(trainer, plan, short)
     return memory.peaks(halved(storages.events), storages.parts)
@@ -211,7 +211,7 @@ def counted(
             trainer.train_step(step, training, images, labels, args, marks(storages))
             note(storages, training)
         last = range(begin, len(storages.events))
-    return storages, last  # later events are of the training that is given up here
+    return storages, last  # later events free the training
 
 
 def parsed(trainer, plan: Plan):
@@ -221,7 +221,7 @@ def parsed(trainer, plan: Plan):
     words += ["--data", "synthetic", *plan.flags]
     if shards(trainer):
         words += ["--sharding", plan.sharding, "--checkpointing", plan.checkpointing]
-    size = replaced(idr_torch, size=max(2, plan.gpus))  # one GPU may "share", too
+    size = replaced(idr_torch, size=max(2, plan.gpus))  # one GPU may shard, too
     with size, replaced(sys, argv=[trainer.__file__, *words]):
         args = trainer.parse_args()
     args.accumulate = 1
@@ -234,9 +234,9 @@ def parsed(trainer, plan: Plan):
 
 @contextmanager
 def group(gpus: int, copies: int = 1):
-    """Join a process group of this many GPUs, of which the others are fake. Yields its mesh.
+    """Join a process group of this many GPUs, all others fake. Yields its mesh.
 
-    copies: of the model in shards; with more than one the mesh has two dimensions.
+    copies: those of the model in shards; with more than one the mesh has two dimensions.
     """
     private.join_fake_group(gpus)
     names = ("copies", "shards")[copies == 1 :]
@@ -267,7 +267,7 @@ def build(trainer, plan, args, short, mesh):
 
     by_itself = shards(trainer)
     processes = plan.gpus if plan.sharding == "ddp" or by_itself else 1
-    # Their weights are not compared, as fake tensors have none.
+    # The processes' weights are not compared, as fake tensors have no values.
     wrapper = partial(DistributedDataParallel, init_sync=False)
     with (
         replaced(trainer, build_model=build_model),
@@ -283,7 +283,7 @@ def build(trainer, plan, args, short, mesh):
                 training.model, gradient_as_bucket_view=True, broadcast_buffers=False
             )
     if isinstance(training.model, DistributedDataParallel):
-        training.model.register_comm_hook(None, noop_hook)  # nothing is added up
+        training.model.register_comm_hook(None, noop_hook)  # no gradients are exchanged
     return training
 
 
@@ -303,7 +303,7 @@ def on_meta(build_model, plan, args, short=None):
 
 
 def marks(storages=None) -> SimpleNamespace:
-    """Return a stand-in for the Chronometer. It tells the storages, if any, which phase begins."""
+    """Return a stand-in for the Chronometer, which tells the storages the present phase."""
     told = storages or SimpleNamespace()
     phases = ("forward", "backward", "update")
     return SimpleNamespace(**{name: partial(setattr, told, "phase", name) for name in phases})
@@ -319,7 +319,7 @@ def note(storages, training):
 
 
 def note_gathered(storages, model):
-    """Register hooks that note the weights that FSDP2 gathers, as a module's pass begins."""
+    """Register hooks that note FSDP2's gathered weights, as a module's pass begins."""
 
     def note(module, _):
         whole = [p for p in module.parameters() if not isinstance(p, DTensor)]
@@ -331,10 +331,10 @@ def note_gathered(storages, model):
 
 
 def halved(events):
-    """Yield the events with the forward and the backward pass in two halves.
+    """Yield the events, with the forward and the backward pass each divided into halves.
 
-    Activations come while gathered weights go, or go while gradients come: the peak of a pass is at
-    one of its ends, and which one may depend on the number of blocks.
+    Activations grow while gathered weights are freed, or are freed while gradients grow: the peak
+    of a pass is at one of its ends, perhaps depending on the number of blocks.
     """
     for phase, run in groupby(events, key=itemgetter(2)):
         run = [*run]
@@ -347,7 +347,7 @@ def halved(events):
 
 
 def added_up(trainer, plan: Plan) -> dict[str, memory.Peak]:
-    """Return the peak of each phase of a step; of many equal blocks only a few are run."""
+    """Return the peak of each phase of a step, from a few of many equal blocks."""
     blocks = len(equal_blocks(on_meta(trainer.build_model, plan, parsed(trainer, plan))))
     if blocks <= 2 * SHORT[-1]:
         return measured(trainer, plan)
@@ -357,14 +357,14 @@ def added_up(trainer, plan: Plan) -> dict[str, memory.Peak]:
 
 
 def equal_blocks(model) -> list:
-    """Return the model's blocks if they are of equal shapes and one after the other; else []."""
+    """Return the model's blocks if they have equal shapes and are consecutive; else []."""
     found = models.blocks(model)
     shapes = {tuple(tuple(p.shape) for p in block.parameters()) for block in found}
     return found if len(shapes) == 1 and container(model) is not None else []
 
 
 def container(model):
-    """Return the torch.nn.Sequential or ModuleList of all the blocks, and of nothing else."""
+    """Return the torch.nn.Sequential or ModuleList that holds exactly the blocks."""
     found, lists = models.blocks(model), torch.nn.Sequential | torch.nn.ModuleList
     kept = (m for m in model.modules() if isinstance(m, lists) and [*m.children()] == found)
     return next(kept, None)
@@ -374,7 +374,7 @@ def container(model):
 
 
 def fitting(trainer, plan: Plan, limit: int) -> Iterator[dict]:
-    """Yield the largest batch that this memory holds, way by way, the cheapest first, for JSON."""
+    """Yield the largest batch that fits this memory for each plan, the cheapest first, for JSON."""
     for way in ways(trainer, plan):
         tell(f"looking for the largest batch: {memory.means(asdict(way))}")
         with shown(way):
@@ -383,7 +383,7 @@ def fitting(trainer, plan: Plan, limit: int) -> Iterator[dict]:
 
 
 def ways(trainer, plan: Plan) -> list[Plan]:
-    """Return what to try: the plan, then in 16 bits, then with checkpointing, then with FSDP."""
+    """Return the plans to try: this one, then in 16 bits, with checkpointing, with FSDP."""
     half = plan
     if plan.precision not in DTYPES and has_precision(trainer):
         half = replace(plan, precision="bf16")
@@ -396,7 +396,7 @@ def ways(trainer, plan: Plan) -> list[Plan]:
 
 
 def needed(trainer, plan: Plan, batch: int) -> dict[str, float]:
-    """Return the bytes that a batch of this size takes, by phase."""
+    """Return the bytes for a batch of this size, by phase."""
     found = added_up(trainer, replace(plan, batch=batch))
     return {phase: peak.bytes for phase, peak in found.items()}
 
@@ -404,14 +404,14 @@ def needed(trainer, plan: Plan, batch: int) -> dict[str, float]:
 def largest_batch(of: Callable[[int], dict], limit: float) -> tuple[int, float]:
     """Return the largest batch whose bytes are within the limit, with them; 0 if one is not.
 
-    A large one is found to 1 %.
+    A large one is exact to 1 %.
     of: the bytes of each phase by batch, which are nearly a line.
     """
     first = of(FIRST)
     if max(first.values()) > limit:
         try:
             one = max(of(1).values())
-        except ValueError:  # of batch normalization: one value has no variance
+        except ValueError:  # from batch normalization: one value has no variance
             return 0, max(first.values())
         return int(one <= limit), one
     at, low, high, guess, last = {FIRST: first}, FIRST, MOST, SECOND, FIRST
@@ -424,7 +424,7 @@ def largest_batch(of: Callable[[int], dict], limit: float) -> tuple[int, float]:
 
 
 def _ahead(before, now, limit, steps) -> int:
-    """Return how many more images lead to the limit, on a line through the last two sizes."""
+    """Return the number of additional images up to the limit, on a line through two sizes."""
     slope = (now - before) / steps
     return math.floor((limit - now) / slope) if slope > 0 else MOST
 

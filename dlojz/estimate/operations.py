@@ -1,8 +1,8 @@
 """The operations of training on one image, counted without a GPU, on tensors without memory.
 
-What counts is what a utilization needs: matrix products and convolutions, of which a
-multiplication and an addition are two operations. The products of attention are among them; as its
-two passes need 2 and 4 of them, and not as a kernel does that computes one of them again.
+As for a utilization, matrix products and convolutions count; a multiplication and an addition are
+two operations. Attention counts as 2 products in the forward and 4 in the backward pass, without
+the one that a kernel computes again.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ BATCH = 2  # batch normalization may refuse a single image
 
 
 def of_an_image(trainer: ModuleType, plan: estimate.Plan) -> dict[str, float]:
-    """Return the operations of an image: forward, backward, and again, which checkpointing repeats.
+    """Return the operations of an image: forward, backward, and again, repeated by checkpointing.
 
     They are those of the reader's own model, whatever its batch, precision and number of GPUs.
     """

@@ -1,7 +1,7 @@
-"""The order in which the tensors of a training step come and go, on a machine without a GPU.
+"""The lifetimes of the tensors of a training step, found on a machine without a GPU.
 
 In torch's fake mode a tensor has a shape, a dtype and a storage, but no memory: a step of a model
-of any size takes seconds. `Storages` writes down each new storage and its end.
+of any size takes seconds. `Storages` records each new storage and its end.
 
 The tensors are on a fake "cpu", since the backward pass of fake "cuda" tensors needs a driver. So
 `as_on_a_gpu` brings the choices that differ: autocast's list of float32 operations, and optimizers
@@ -20,9 +20,9 @@ from dlojz.training.replaced import replaced
 
 VALUE, CAST = "aten._local_scalar_dense.default", "aten._to_copy.default"  # operations
 COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of operations
-UNCLEAR = ("activations", "temporaries")  # parts by the moment only: a role counts more
-# What autocast computes in float32 on a GPU but leaves alone on a processor: its arguments are
-# cast, or, of those that have one, the argument dtype is given.
+UNCLEAR = ("activations", "temporaries")  # parts by the phase alone, which a role replaces
+# Operations that autocast computes in float32 on a GPU but not on a processor: it casts their
+# arguments, or sets their argument dtype, if there is one.
 WIDENED = (
     *("layer_norm", "native_layer_norm", "group_norm", "cosine_similarity", "norm.Scalar"),
     *("norm.ScalarOpt_dim", "exp", "expm1", "log", "log10", "log2", "log1p", "pow.Tensor_Scalar"),
@@ -41,20 +41,20 @@ class Storages(private.dispatch_mode()):
     """The storages of all tensors that are made while it is active.
 
     events: (number of a storage, its bytes, phase); negative bytes where it ends
-    parts: of each storage, one of dlojz.runs.memory.PARTS
+    parts: by storage, one of dlojz.runs.memory.PARTS
     """
 
     def __init__(self):
         super().__init__()
         self.events, self.parts, self.phase = [], {}, ""
         self._fake = private.fake_mode()
-        self._live = {}  # by number: bytes, and the weak reference that tells the end
+        self._live = {}  # by number: bytes, and the weak reference that reports the end
         self._context = ExitStack()
 
     def __enter__(self):
         resize = torch.UntypedStorage.resize_
 
-        def resized(storage, size):  # FSDP frees gathered weights so; no operation tells of it
+        def resized(storage, size):  # FSDP frees gathered weights this way, without an operation
             resize(storage, size)
             self._ended(getattr(storage, "dlojz_number", None))
             self._begun(storage)
@@ -69,9 +69,9 @@ class Storages(private.dispatch_mode()):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if DTensor in types:
-            return NotImplemented  # its shards come here one by one
+            return NotImplemented  # its shards follow one by one
         if str(function) == VALUE:
-            return 0.0  # of GradScaler: no infinity was found
+            return 0.0  # for GradScaler: no infinity was found
         out = function(*args, **(kwargs or {}))
         private.forget(self._fake)
         if not function.is_view:
@@ -104,11 +104,11 @@ class Storages(private.dispatch_mode()):
             self.events.append((number, -size, self.phase))
 
     def part(self, tensor) -> str:
-        """Return the part of memory that a tensor is in."""
+        """Return a tensor's part of memory."""
         return self.parts.get(getattr(tensor.untyped_storage(), "dlojz_number", None), "")
 
     def note(self, part: str, tree, over=UNCLEAR):
-        """Note the part of memory that these tensors are in, if it was one of `over` so far."""
+        """Note the part of memory of these tensors, if it was one of `over` so far."""
         for tensor in tensors(tree):
             self._begun(tensor.untyped_storage())
             if self.part(tensor) in over:
@@ -116,14 +116,14 @@ class Storages(private.dispatch_mode()):
 
 
 def tensors(tree) -> list[torch.Tensor]:
-    """Return the fake tensors of a tree; of a DTensor, this process's shard."""
+    """Return the fake tensors of a tree; for a DTensor, this process's shard."""
     leaves = (sharding.own(leaf) for leaf in private.tree_leaves(tree))
     return [leaf for leaf in leaves if private.is_fake(leaf)]
 
 
 @contextmanager
 def as_on_a_gpu():
-    """Make torch choose for tensors on the processor as it does for those on a GPU."""
+    """Make torch treat tensors on the processor as it would on a GPU."""
     library = torch.library.Library("aten", "IMPL")
     for name in WIDENED + WITH_DTYPE:
         packet, _, overload = name.partition(".")
@@ -134,7 +134,7 @@ def as_on_a_gpu():
         yield
     finally:
         foreach.remove()
-        del library  # which ends its implementations, also while an error holds this frame
+        del library  # ends its implementations, even if an error keeps this frame alive
 
 
 def in_float32(operation, with_dtype: bool):
@@ -152,7 +152,7 @@ def in_float32(operation, with_dtype: bool):
 
 
 def widened(leaf):
-    """Return a tensor of 16 bits in float32, and anything else as it is."""
+    """Return a tensor of 16 bits in float32, and anything else unchanged."""
     return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF else leaf
 
 
