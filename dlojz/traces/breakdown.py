@@ -1,10 +1,9 @@
-"""The breakdown of the time of a trace's steps: computed, waited for, and why.
+"""The breakdown of a trace's steps: the time of work, the idle time, and its causes.
 
-On a GPU the question is why it was idle. A gap has a reason on the host: before the call whose
-kernel ended it, the host did something else, see `runs.host`. `runs.whatif` replays host and device
-without each of these in turn: what the step gains is what the cause costs, in its own gap and in
-those that follow until the host is ahead again. Only what remains, when the host does nothing but
-launch, is called launch bound.
+A gap on a GPU has its cause on the host: before the call whose kernel ended it, the host did
+something else, see `traces.host`. `traces.whatif` replays host and device without each cause in
+turn: the step's gain is the cost of the cause, in its own gap and in the next ones until the host
+is ahead again. Only the rest, with a host that does nothing but launch, is called launch-bound.
 """
 
 import math
@@ -20,8 +19,8 @@ from dlojz.traces.trace import Event, Trace, TraceError
 
 LAUNCHES, PAUSES = "launches", "pauses between kernels"
 PYTHON = "Python between the operations"  # on a CPU, which launches nothing
-BOUND = 0.85  # a step that computes for more of its time than this is compute-bound
-FEW = 10  # kernels: their average tells nothing of the launches of a training
+BOUND = 0.85  # the share of computing above which a step is compute-bound
+FEW = 10  # kernels, too few for an average of a training's launches
 TOO_FEW = "too few kernels to tell what bounds them"
 WELL = "GPU bound", "processor bound"
 
@@ -44,12 +43,12 @@ class Wait(NamedTuple):
     """A place where the host waits for the device."""
 
     call: str
-    op: str  # the operation of torch that calls, if any
-    why: str  # the same, as it is written in a program
-    line: str  # of the trainee's file, if the trace has it
+    op: str  # torch's operation around the call, if any
+    why: str  # the operation, as it is written in a program
+    line: str  # the trainee's, if the trace has it
     count: int
     ms: float
-    idle_ms: float  # how long the device was idle because of it
+    idle_ms: float  # the device's idle time because of it
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,12 @@ class Reading:
     waits: list[Wait]
     pageable_ms: float  # copies of memory that was not pinned
     launches: float  # kernels per step
-    functions: bool = False  # whether Python's functions were recorded, which slows the host
-    unseen: str = ""  # which device worked that the trace does not show
+    functions: bool = False  # Python's functions were recorded, which slows the host
+    unseen: str = ""  # a device that worked, missing in the trace
 
     @property
     def lost(self) -> dict[str, float]:
-        """Return the shares of the step in which nothing is computed, by cause."""
+        """Return the shares of the step without computing, by cause."""
         found = Counter(self.idle)
         found[COMMUNICATION] += self.exposed_ms
         found[COPIES] += self.pageable_ms
@@ -85,7 +84,7 @@ class Reading:
         shares = Counter()
         for cause, share in self.lost.items():
             shares[WORDS[cause]] += share
-        if shares[WORDS[PAUSES]] <= 1 - BOUND:  # the device needs them, however early it was asked
+        if shares[WORDS[PAUSES]] <= 1 - BOUND:  # the device needs them, however early the launch
             del shares[WORDS[PAUSES]]
         if shares.total() <= 1 - BOUND:
             return WELL[0] if self.device else WELL[1]
@@ -98,12 +97,12 @@ class Reading:
 
     @property
     def few(self) -> bool:
-        """Return whether the steps have too few kernels for an average of them."""
+        """Return whether the steps have too few kernels for an average."""
         return self.launches * self.steps < FEW
 
 
 def analyse(trace: Trace) -> Reading:
-    """Return a trace's reading: the parts of its steps' time, none if its device is not in it."""
+    """Return a trace's reading: the parts of its steps' time, empty if it lacks the device."""
     if trace.unseen:
         ms = length(spans.of(trace.steps)) / len(trace.steps)
         return Reading(len(trace.steps), ms, None, {}, None, {}, 0, [], 0, 0, unseen=trace.unseen)
@@ -140,7 +139,7 @@ def _of_gpu(trace):
 def holes(trace: Trace) -> list[tuple[float, float]]:
     """Return the spans in which the device was idle, in the steps of a trace.
 
-    On a processor those in which no operation ran and nothing was exchanged.
+    On a processor: those without an operation or a communication.
     """
     if not trace.on_gpu:
         talking = (e for e in trace.ranges if host.GLOO.match(e.name))
@@ -158,10 +157,9 @@ def in_steps(trace: Trace) -> list[Event]:
 
 
 def _asked_in_the_steps(trace):
-    """Return the work launched since the first step began, and when the device was free for it.
+    """Return the work launched since the first step began, and the time the device was free for it.
 
-    As a trace begins, the device still works on an earlier step: the trace holds these kernels, but
-    not the calls that launched them.
+    As a trace begins, the device still works on an earlier step, whose launches the trace lacks.
     """
     begin = trace.steps[0].begin
     asked = {c.id: c.begin for c in trace.calls if c.id}
@@ -175,7 +173,7 @@ def _asked_in_the_steps(trace):
 
 
 def _share(matrix):
-    """Return the share of matrix kernels' time on tensor cores; None if no name tells."""
+    """Return the share of matrix kernels' time on tensor cores; None if no name indicates it."""
     total = sum(e.ms for e in matrix)
     if not total or not any(kinds.tells(e.name) for e in matrix):
         return None
@@ -211,9 +209,9 @@ def _causes(trace, work, free):
 
 
 def _paid(cause):
-    """Return the cause under which the replay takes a wait away.
+    """Return the cause that a wait is replayed under.
 
-    Waits for the device go together, and their cost is divided by how long they took: without the
+    Waits for the device are replayed together, and their cost is divided by duration: without the
     first of them the host would have waited at the next.
     """
     return READS if cause == SYNC else cause
@@ -224,10 +222,10 @@ def _calls_of(trace, work):
     calls = {c.id: c for c in trace.calls if c.id}
     found = []
     for e in work:
-        if (call := calls.get(e.id)) is None:  # the trace does not tell: as if asked in time
+        if (call := calls.get(e.id)) is None:  # unknown: as if launched in time
             found.append((e.begin, -math.inf, e.begin, e.end))
             continue
-        # Such a copy blocks the host: what precedes it on the device is the call.
+        # Such a copy blocks the host, so its call precedes it on the device.
         blocks = "Pageable" in e.name or PAGEABLE.match(e.name) or host.blocks(call, e.end)
         began = max(call.begin, min(e.begin, call.end)) if blocks else call.begin
         found.append((began, max(call.end, began), e.begin, e.end))
@@ -235,7 +233,7 @@ def _calls_of(trace, work):
 
 
 def _of_processor(trace):
-    """Return the reading of a process without a GPU, with the own time of each operation."""
+    """Return the reading of a process without a GPU, from each operation's own time."""
     whole, steps = [(trace.steps[0].begin, trace.steps[-1].end)], len(trace.steps)
     loading, collecting = host.loading(trace), spans.of(host.collections(trace))
     ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]

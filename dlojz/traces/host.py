@@ -1,7 +1,7 @@
-"""The host's time in the steps of a trace, other than for launching work.
+"""The host's time in a trace's steps, apart from launching.
 
-It waits for a batch or for the device, collects garbage, takes memory of the device, copies, or
-does something that the trace does not tell.
+It waits for a batch or for the device, collects garbage, allocates memory of the device, copies, or
+does something that is not in the trace.
 """
 
 import re
@@ -19,20 +19,20 @@ DATA, COLLECTOR, ALLOCATOR = "data", "garbage collector", "memory allocation"
 COPIES, READS, SYNC = "copies to the device", "results that the host reads", "synchronisation"
 AWAY = "the host, which does something else"
 LOADER = re.compile(r"^enumerate\(DataLoader\)|^data$")  # torch's range and the Chronometer's
-# How print(tensor) looks without Python's functions: what is finite and not zero is selected, and
-# then number after number is read. Only these operations come in between.
+# print(tensor) without Python's functions: it selects finite numbers that are not zero, and then
+# reads number after number, with only these operations in between.
 FINITE, SELECTS = "aten::isfinite", "aten::masked_select"
 FORMATS = re.compile(
     "^aten::(masked_select|item|is_nonzero|unbind|select|slice|detach|resolve_conj|resolve_neg"
     "|ceil|ne|eq|__and__|abs|to|min|max|div|gt|lt)$"
 )
-AWAY_MS = 3  # without a call of the runtime; a host that launches calls every 0.1 ms, at most 2.7
-AWAY_RECORDED_MS = 4  # if Python's functions are recorded, which slows it: 5.1, else at most 3.05
+AWAY_MS = 3  # without a call of the runtime; a launching host calls every 0.1 ms, at most 2.7
+AWAY_RECORDED_MS = 4  # with Python's functions, which slow it: 5.1, else at most 3.05
 MAYBE_PRINT = "print, it seems"
 SKEW_MS = 0.01  # between the clocks of host and device: at most 0.008 in traces of an MI300X
 LONG_MS = 0.05  # a copy that blocks the host for this long counts as a wait
-DDP = "DistributedDataParallel.forward"  # measures itself in its first steps, and waits for that
-ASKS = {  # operations that give the host a number, as they are written
+DDP = "DistributedDataParallel.forward"  # waits in its first steps, to measure itself
+ASKS = {  # operations that give the host a number, as written in a program
     "aten::is_nonzero": "if tensor",
     "aten::item": ".item()",
     "aten::_local_scalar_dense": ".item()",
@@ -77,7 +77,6 @@ def waits(trace: Trace) -> list[Asked]:
 
 
 def _asked(call, ops, lines, ranges, copy, printing):
-    """Return the cause of a wait; copy: the kind of the last copy before it."""
     cause, why, whole = READS, "", call
     ops = [e for e in ops if not e.name.startswith("autograd::")]
     formats = [e for e in lines if PRINTS in e.name]
@@ -99,14 +98,14 @@ def _asked(call, ops, lines, ranges, copy, printing):
 
 
 def _copies(trace, thread):
-    """Return the times at which a thread called for copies, and the names of these."""
+    """Return the times of a thread's calls for copies, and the names of the copies."""
     names = {e.id: e.name for e in trace.work if e.name.startswith("Memcpy")}
     found = [(c.begin, names[c.id]) for c in trace.calls if c.where == thread and c.id in names]
     return [begin for begin, _ in found], [name for _, name in found]
 
 
 def _printing(ops) -> set[float]:
-    """Return the beginnings of the operations that look as if a tensor was printed."""
+    """Return the begins of the operations that are likely a print of a tensor."""
     found, end, finite, selected = set(), 0.0, False, False
     for op in ops:
         if op.end <= end:
@@ -142,10 +141,10 @@ def _line(lines):
 
 
 def held_up(trace: Trace, waited: Sequence[Asked]) -> dict:
-    """Return the spans of the steps in which something kept the host from launching, by cause.
+    """Return the spans of the steps in which the host was kept from launching, by cause.
 
-    Those that name what the host did come before those that only tell that it did not launch, and
-    the waits for the device come last: while it waits, the device is usually busy.
+    Named activities of the host come before mere absences, and waits for the device come last,
+    because the device is usually busy meanwhile.
     """
     copies = [e for e in trace.ops if e.where == trace.thread and e.name == "aten::pin_memory"]
     found = {
@@ -164,7 +163,6 @@ def held_up(trace: Trace, waited: Sequence[Asked]) -> dict:
 
 
 def _launching(trace):
-    """Return the threads that launch: the training thread, and on a GPU the backward pass's."""
     done = {e.id for e in trace.work}
     return {trace.thread} | {c.where for c in trace.calls if c.id and c.id in done}
 
@@ -187,7 +185,7 @@ def synchronisations(trace: Trace) -> list[Event]:
 
 
 def blocks(call: Event, done: float) -> bool:
-    """Return whether a call is that of a copy, and returned when it was done."""
+    """Return whether a call is a copy's, and returned when the copy was done."""
     return bool(BLOCKING.match(call.name)) and call.end >= done - SKEW_MS
 
 
@@ -197,18 +195,18 @@ def collections(trace: Trace) -> list[Event]:
 
 
 def allocations(trace: Trace) -> list[Event]:
-    """Return the calls that take memory of the device or give it back; many wait for it."""
+    """Return the calls that allocate or free memory of the device; many wait for it."""
     threads = _launching(trace)
     return spans.outermost(c for c in trace.calls if c.where in threads and ALLOCATES.match(c.name))
 
 
 def absences(trace: Trace) -> list[Event]:
-    """Return the spans of the steps in which the host asks for nothing for long.
+    """Return the long spans of the steps without a request by the host.
 
-    On a GPU it calls nothing of its runtime then, on a processor it runs no operation. Without
-    Python's functions in the trace nothing tells a sleep from a garbage collection. The name is
-    that of the operation or the line that surrounds the span, if there is one. An optimizer that
-    sorts its parameters before its first call is launching.
+    On a GPU these have no call of its runtime, on a processor no operation. Without Python's
+    functions in the trace a sleep looks like a garbage collection. The name is that of the
+    operation or the line around the span, if any. An optimizer that sorts its parameters before its
+    first call counts as launching.
     """
     threads = _launching(trace)
     whole = [(trace.steps[0].begin, trace.steps[-1].end)]
@@ -224,14 +222,14 @@ def absences(trace: Trace) -> list[Event]:
 
 
 def phase_of(trace: Trace, span: Event) -> str:
-    """Return the innermost range in which the middle of a span is, such as "update", or ""."""
+    """Return the innermost range around the middle of a span, such as "update", or ""."""
     middle = (span.begin + span.end) / 2
     around = [e for e in trace.ranges if e.where == span.where and e.begin <= middle < e.end]
     return around[-1].name if around else ""
 
 
 def _place(trace, begin, end):
-    """Return the name of a span's place: an operation that lasts for most of it, or the line."""
+    """Return the name of a span's place: an operation that takes most of it, or the line."""
     most = [
         e.name
         for e in trace.ops

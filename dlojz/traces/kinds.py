@@ -1,4 +1,4 @@
-"""The kinds of GPU kernels, copies and operations of torch, told by their names."""
+"""The kinds of GPU kernels, copies and operations of torch, by their names."""
 
 import re
 from functools import cache
@@ -14,11 +14,11 @@ class Names(NamedTuple):
 
     calls: tuple[str, ...]  # the categories of its calls on the host
     waits: str  # calls in which the host waits for the device
-    copying: str  # copies: the host has waited in those that take long
-    blocking: str  # copies that return when they are done: it has waited in all
-    allocates: str  # calls that take memory, or give it back
+    copying: str  # copies: the host waits in the long ones
+    blocking: str  # copies that return when they are done: the host waits in all
+    allocates: str  # calls that allocate or free memory
     pageable: str  # copies from memory that is not pinned
-    kernels: dict[str, str]  # by kind; names that all makers share are in KINDS
+    kernels: dict[str, str]  # by kind; names shared by all makers are in KINDS
     tensor_cores: str  # parts of the names of matrix kernels that use them
     no_tensor_cores: str
 
@@ -77,19 +77,19 @@ MAKERS = {
 
 
 def _any(field):
-    """Return the pattern of this field that matches the names of all makers."""
+    """Return the pattern of this field for all makers."""
     return re.compile("|".join(f"(?:{p})" for m in MAKERS.values() if (p := getattr(m, field))))
 
 
 def _kernels(kind, shared):
-    """Return the pattern of a kind of kernel: what all makers share, and the names of each."""
+    """Return the pattern of a kind of kernel: shared names, and those of each maker."""
     return "|".join([shared, *(m.kernels[kind] for m in MAKERS.values() if kind in m.kernels)])
 
 
 def _unfused(pattern):
-    """Return a pattern that what Triton fused never matches, but for its templates ("tem").
+    """Return a pattern without Triton's fused kernels, except its templates ("tem").
 
-    Such a kernel is named after all that was fused, and computes it element by element.
+    A fused kernel is named after all its operations, and computes them element by element.
     """
     return rf"^(?!triton_(poi|red|per)_).*?({pattern})"
 
@@ -134,24 +134,24 @@ MATRIX_OPS = {
 }
 # A fused optimizer: one call for all weights of a device.
 FUSED = re.compile(r"aten::_fused_(sgd|adam|adamw|adagrad)_$")
-# What torch.compile made, as the profiler names it: a region of the forward or the backward pass.
+# Compiled code, as the profiler names it: a region of the forward or the backward pass.
 COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunctionBackward$")
-# What reads numbers of the host itself: a compiler's guards, an optimizer whose rate is a tensor,
+# Ranges that read the host's own numbers: a compiler's guards, an optimizer whose rate is a tensor,
 # the random crops of a loader without workers.
 OWN_READS = re.compile(r"TorchDynamo Cache Lookup$|Optimizer\.step#|enumerate\(DataLoader\)#")
 # A collective's name on the host, in the profiler, and on the GPU, as a kernel of NCCL.
 COLLECTIVE = re.compile(r"(gloo|nccl|xccl):(\w+)")
 NCCL_KERNEL = re.compile(r"nccl(Dev)?Kernel")
-# Operations whose result the host must know: a number, or the size of the next tensor.
+# Operations whose result the host needs: a number, or the size of the next tensor.
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_consecutive", "aten::_unique2")
 # Calls of a runtime on the host, to be matched from the first letter.
 WAITS, COPYING, BLOCKING, ALLOCATES = map(_any, ("waits", "copying", "blocking", "allocates"))
 PAGEABLE = _any("pageable")  # copies from memory that is not pinned
 TO_HOST = re.compile(r"^Memcpy (DtoH|D2[HMS])")
-# In its first ten steps and in every hundredth, DDP waits in its forward pass for the events by
-# which it times the step before (torch/csrc/distributed/c10d/logger.cpp).
+# In its first ten steps and in every hundredth, DDP waits in its forward pass for the events that
+# time the previous step (torch/csrc/distributed/c10d/logger.cpp).
 OWN_WAITS = re.compile("(cuda|hip)EventSynchronize"), "DistributedDataParallel.forward"
-ASIDE = "dlojz: audit"  # a range in the profile of what the auditor does
+ASIDE = "dlojz: audit"  # the range of the auditor's work in a profile
 
 
 @cache
@@ -162,11 +162,11 @@ def kind(name: str) -> str:
 
 @cache
 def on_tensor_cores(name: str) -> bool:
-    """Return whether the name of a matrix kernel says that tensor cores compute it."""
+    """Return whether a matrix kernel uses tensor cores, by its name."""
     return bool(TENSOR_CORES.search(name)) and not NO_TENSOR_CORES.search(name)
 
 
 def tells(name: str) -> str:
-    """Return the part of a matrix kernel's name that says so, either way; "" if none does."""
+    """Return the part of a matrix kernel's name that tells whether it uses tensor cores, or ""."""
     found = NO_TENSOR_CORES.search(name) or TENSOR_CORES.search(name)
     return found[0] if found else ""

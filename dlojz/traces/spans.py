@@ -18,7 +18,7 @@ def of(events) -> list[tuple[float, float]]:
 
 
 def outermost(events) -> list:
-    """Return the events that no earlier one of the same place surrounds."""
+    """Return the events that are not inside an earlier one of the same place."""
     kept, ends = [], {}
     for e in events:
         if e.end > ends.get(e.where, e.begin):

@@ -1,11 +1,11 @@
 """The fault of a training run, from its traces.
 
 Each rule looks for one piece of evidence. Its threshold lies about midway, on a logarithmic scale,
-between the weakest of that fault and all the others in reference/*/04-trace-fault-* and -open-*.
-Those called held-out, unseen and sealed are traces of other training runs, and no number is fitted
-to them, but for what was misread: the straggler must have a long hole, longer than those of
-held-out-none-x2, since unseen-none-x2 was one without that; and `host.AWAY_RECORDED_MS` came after
-sealed-11. The rules were tried on a simulated host and device (tests/simulated.py), too.
+between the weakest trace of that fault and all the others in reference/*/04-trace-fault-* and
+-open-*. Traces called held-out, unseen and sealed are of other training runs, and no number is
+fitted to them, with two exceptions after a wrong result: the straggler must have a longer hole than
+held-out-none-x2 has, since unseen-none-x2 was taken for one; and `host.AWAY_RECORDED_MS` was added
+after sealed-11. The rules were tried on a simulated host and device (tests/simulated.py), too.
 """
 
 import re
@@ -28,7 +28,7 @@ FAULTS = {
     "straggler": "the last process does something else for a while, in each step",
     "garbage": "Python's garbage collector visits a million objects, in each step",
 }
-# What a trace can show of each, in any training run; and causes outside the classes.
+# The trace's view of each, in any training run; and causes outside the classes.
 WORDS = {
     "none": "no fault was found",
     "item": "the host reads many numbers from the device",
@@ -56,7 +56,7 @@ RECORD_ALL = "record all processes: they may wait for one that is late, which is
 LOOK = "look at the trace in https://ui.perfetto.dev: another stream or process may hold it up"
 ALONE = "_SingleProcessDataLoaderIter"  # torch's range for a loader without workers
 SEVERAL = "_MultiProcessingDataLoaderIter"  # a loader with workers
-# A trace does not tell how fast operations could be.
+# A trace does not show the speed that operations could have.
 ON_A_PROCESSOR = (
     "train once with --data synthetic: if the step is shorter, the loader's workers take the cores "
     "from the training, and no trace shows that"
@@ -65,12 +65,12 @@ ON_A_PROCESSOR = (
 
 @dataclass(frozen=True)
 class Suspect:
-    """A fault that a trace points to, with the evidence for it."""
+    """A probable fault of a trace, with its evidence."""
 
     fault: str  # one of WORDS
-    share: float  # of the step, that it costs
+    share: float  # its cost, relative to the step
     evidence: str  # a sentence
-    settle: str = ""  # what to do if the evidence is no proof, else ""
+    settle: str = ""  # the next test if the evidence is no proof, else ""
 
     @property
     def sure(self) -> str:
@@ -101,18 +101,18 @@ NCHW = re.compile(
     r"|batch_norm_(backward|collect_statistics|transform_input)_kernel",
     re.I,
 )
-LATE_SHARE = 0.05  # by which one process waits longer in collectives: 0.08, but also 0.13 else
+LATE_SHARE = 0.05  # one process's longer wait in collectives: 0.08, but also 0.13 without the fault
 AWAY_SHARE = 0.045  # the longest hole of the straggler: 0.066, else 0.03
 EXCHANGE_SHARE = 0.1  # in the process that waits least: 0.033 where all are well
-LATE_EXCHANGE_SHARE = 0.2  # in that which waits most, if nothing else is found: 0.133
-WORKED_SHARE = 0.5  # of the time by which it is late, that its device worked longer: else 0.03
+LATE_EXCHANGE_SHARE = 0.2  # in the process that waits most, without other faults: 0.133
+WORKED_SHARE = 0.5  # longer work of its device, relative to its delay: else 0.03
 
 
 def suspects(traces: Sequence[trace.Trace]) -> list[Suspect]:
-    """Return the faults that the traces of all processes point to, the most expensive first.
+    """Return the faults in the traces of all processes, the most expensive first.
 
-    Small work comes last of those that cost much: it is what remains once the host does nothing but
-    launch. And what the straggler does instead is the reason that it is one, not another fault.
+    Small work comes last of the expensive ones: it remains once the host does nothing but launch.
+    And a straggler's other activity is the reason of its delay, not another fault.
     """
     witnesses = [Witness(t, breakdown.analyse(t)) for t in traces]
     late = _straggler(witnesses)
@@ -159,10 +159,10 @@ def _one_worker(witness) -> Suspect | None:
 
 
 def _reads(witness) -> Suspect | None:
-    """Return a suspect if the host reads results, named by how it reads most of them.
+    """Return a suspect if the host reads results, named by the most frequent way.
 
-    The share is that of all that it reads, since the first to be read costs most: then the host
-    loses its lead, and the others wait no longer for that.
+    The share is that of all reads, because the first one costs most: with it the host loses its
+    lead, and the others need not wait for that again.
     """
     found = witness.reading
     share = found.lost.get(host.READS, 0)
@@ -186,7 +186,7 @@ def _reads(witness) -> Suspect | None:
 
 
 def _waits(reading) -> Suspect | None:
-    """Return a suspect if the host waits for the device, for whatever reason."""
+    """Return a suspect if the host waits for the device, for any reason."""
     mine = [w for w in reading.waits if w.why not in ("a copy", host.DDP)]
     if not mine:
         return None
@@ -222,9 +222,9 @@ def _elsewhere(witness) -> Suspect | None:
 
 
 def _away_in_each_step(witness):
-    """Return the share of the step in which the host was busy elsewhere, in that with the least.
+    """Return the smallest share of a step in which the host was busy elsewhere.
 
-    A fault comes back in each step; another process that has the core for a moment does not.
+    A fault recurs in each step; another process that takes the core for a moment does not.
     """
     away = spans.of(host.absences(witness.trace))
     least = min(spans.common([(s.begin, s.end)], away) for s in witness.trace.steps)
@@ -273,8 +273,8 @@ def _unpinned(witness) -> Suspect | None:
 def _small_batch(witness) -> Suspect | None:
     """Return a suspect if the device waits for launches longer than it works.
 
-    Python's functions, if they are recorded, make a launch take up to twice as long: then as much
-    time would be lost with kernels twice as long, and it has to be more.
+    Recorded Python functions make a launch up to twice as long. Then as much time would be lost
+    with kernels twice as long, and the threshold is higher.
     """
     found = witness.reading
     if found.few:
@@ -333,10 +333,10 @@ RULES: tuple[Callable, ...] = (
 
 
 def _communication(witnesses, alone: bool) -> Suspect | None:
-    """Return a suspect if the processes exchange data for long while nothing is computed.
+    """Return a suspect if the processes exchange data for long without computing.
 
-    alone: whether nothing else was found. The process that waits least comes last to a collective,
-    so that only its time is the exchange's; the others wait for it as well.
+    alone: there is no other suspect. The process that waits least comes last to a collective, so
+    only its time is that of the exchange; the others wait for it as well.
     """
     exposed = [w.reading.lost.get(kinds.COMMUNICATION, 0) for w in witnesses]
     least, most = min(exposed), max(exposed)
@@ -356,10 +356,10 @@ def _communication(witnesses, alone: bool) -> Suspect | None:
 
 
 def _straggler(witnesses) -> Suspect | None:
-    """Return a suspect if the process that waits least in collectives was idle for long, or worked.
+    """Return a suspect if the last process in collectives was idle for long, or worked longer.
 
-    The last process to reach a collective waits least in it. A process whose every launch is slow
-    is late as well, but has many short holes.
+    The last process to reach a collective waits least in it. A process with only slow launches is
+    late as well, but has many short holes.
     """
     first = max(witnesses, key=lambda w: w.reading.exposed_ms)
     last = min(witnesses, key=lambda w: w.reading.exposed_ms)
@@ -388,7 +388,7 @@ def _why_late(first, last, late_ms):
 
 
 def _worked_ms(witness):
-    """Return the time that a device works in a step, without communication."""
+    """Return the device's time of work in a step, without communication."""
     return sum(ms for kind, ms in witness.reading.kinds.items() if kind != kinds.COMMUNICATION)
 
 
@@ -403,7 +403,7 @@ def _if(proven, fault, share, evidence, settle=""):
 
 
 def _nothing(witness):
-    """Return that no fault was found, and what bounds the step all the same."""
+    """Return the suspect "none", with the bottleneck of the step."""
     reading = witness.reading
     if reading.unseen or reading.verdict == breakdown.TOO_FEW:
         return Suspect("none", 0.0, f"this trace can't show one ({reading.verdict})")
@@ -420,7 +420,7 @@ def _nothing(witness):
 
 
 def sentence(suspect: Suspect) -> str:
-    """Return a suspect in words: the fault, the evidence, how sure that is and what settles it."""
+    """Return a suspect in words: the fault, its evidence, its certainty and the next test."""
     sure = f" ({suspect.sure})" if suspect.fault != "none" else ""
     words = f"{WORDS[suspect.fault]}{sure}: {suspect.evidence}"
     return f"{words}. To settle it: {suspect.settle}" if suspect.settle else words

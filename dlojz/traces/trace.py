@@ -9,10 +9,10 @@ A trace is Chrome's JSON, as `prof.export_chrome_trace("trace.json.gz")` writes 
       {"ph": "X", "cat": "kernel", "name": "sm90_xmma_fprop_implicit_gemm_bf16", "ts": 150.0,
        "dur": 80.0, "args": {"correlation": 7, "device": 0, "stream": 7}}]}
 
-Times there are microseconds; here they are milliseconds since the file's first event. Only the
-fields that are needed are kept of an event, so that a trace of 100 MB takes a fraction of the
-memory that its JSON would. Format: Kineto, https://github.com/pytorch/kineto. How the software of
-AMD and Intel names the same is in `kinds.MAKERS`.
+Times there are microseconds; here they are milliseconds since the file's first event. An event
+keeps only the fields that are needed, so that a trace of 100 MB takes a fraction of its JSON's
+memory. Format: Kineto, https://github.com/pytorch/kineto. The names of AMD's and Intel's software
+are in `kinds.MAKERS`.
 """
 
 import gzip
@@ -28,15 +28,15 @@ from typing import NamedTuple
 from dlojz.course import UserError
 from dlojz.traces import kinds
 
-CHUNK = 1 << 17  # characters read at a time: an error of JSON counts the lines of them all
-LONGEST = 1 << 15  # characters of an event with which reading goes on after a broken one
-# The end of an event and the begin of the next, and the end of the last of them.
+CHUNK = 1 << 17  # characters read at a time: an error of JSON counts their lines
+LONGEST = 1 << 15  # characters of the event to continue at after a broken one
+# The end of an event and the begin of the next, and the end of the last event.
 NEXT = re.compile(r'\}\s*,\s*(\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:)')
 LAST = re.compile(r'\}\s*\]\s*(,\s*"\w+"\s*:.*)?\}\s*$', re.DOTALL)
 STEP = re.compile(r"ProfilerStep#(\d+)")
-GARBAGE = "Python GC"  # how torch names a run of the garbage collector
-# The categories of events, some of them of old versions. Kineto has no others for a processor and
-# the GPUs of kinds.MAKERS (libkineto/src/ActivityType.cpp): another one is of another device.
+GARBAGE = "Python GC"  # torch's name of a run of the garbage collector
+# The categories of events, also from old versions. Kineto has no others for a processor and the
+# GPUs of kinds.MAKERS (libkineto/src/ActivityType.cpp): another category means another device.
 WORK = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 CALLS = {category for maker in kinds.MAKERS.values() for category in maker.calls}
 OPS = {"cpu_op", "operator"}
@@ -46,17 +46,17 @@ IGNORED = {
 }
 UNKNOWN = "a device that this reader does not know"
 NOT_RECORDED = "a device whose work is not in the trace"
-OF_A_DEVICE = re.compile(r"[hnrx]ccl:")  # collectives that only devices take part in
+OF_A_DEVICE = re.compile(r"[hnrx]ccl:")  # collectives between devices
 LAUNCHES = re.compile(r"\w*Launch")
-MOST = 0.5  # of the time of a trace: ranges that cover more of it are its steps
-# The files of torch and Python, which are not the trainee's.
+MOST = 0.5  # share of a trace's time: ranges that cover more of it are its steps
+# The files of torch and Python.
 FOREIGN = re.compile(r"^<|site-packages|dist-packages|/lib/python|^torch/|^threading|^contextlib")
 LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)")
-PRINTS = "torch/_tensor_str.py"  # the one file of torch that tells why a tensor is read
+PRINTS = "torch/_tensor_str.py"  # the one file of torch that explains a read of a tensor
 
 
 class TraceError(UserError):
-    """An error that says why a file is not a trace."""
+    """A file that is not a trace, with the reason."""
 
 
 class Event(NamedTuple):
@@ -87,7 +87,7 @@ class Trace:
     ranges: list[Event] = field(default_factory=list)  # named by `record_function`
     lines: list[Event] = field(default_factory=list)  # Python functions, except torch's own
     unknown: Counter = field(default_factory=Counter)  # events of categories that have no list
-    notes: list[str] = field(default_factory=list)  # what a reader of its figures has to know
+    notes: list[str] = field(default_factory=list)  # for the reader of its figures
 
     @property
     def on_gpu(self) -> bool:
@@ -96,7 +96,7 @@ class Trace:
 
     @property
     def unseen(self) -> str:
-        """Return the device whose work the trace does not show; "" if there is none."""
+        """Return the device whose work is missing in the trace; "" if there is none."""
         if self.work:
             return ""
         if self.unknown:
@@ -111,16 +111,16 @@ class Trace:
 
 
 class _Text:
-    """The text of a file from a place on, of which more is read when it is needed."""
+    """The text of a file from a place on, read piece by piece."""
 
     def __init__(self, file):
         self.file, self.text, self.at = file, "", 0
         self.line, self.column = 1, 1  # of the text's first character
 
     def more(self) -> bool:
-        """Read on, at least as much again as is left, and return whether there was anything.
+        """Read on, at least as much as is left, and return whether there was more.
 
-        So a text is searched a few times at most, however much of it has to be read at once.
+        So a text is searched a few times at most, however long it becomes.
         """
         rest = self.text[self.at :]
         added = self.file.read(max(CHUNK, len(rest)))
@@ -138,9 +138,9 @@ class _Text:
 def events(path: Path, broken: list):
     """Yield (head, event) for each event of a trace.
 
-    head: the fields of the file before its events. broken: takes an item for each place with events
-    that are not JSON, such as a quote in a name, which torch does not escape; the first item is its
-    line and column. Raises TraceError if the file is not a trace, or is truncated.
+    head: the fields of the file before its events. broken: gets an item for each place with events
+    that are not JSON, because torch does not escape a quote in a name; the first item is its line
+    and column. Raises TraceError if the file is not a trace, or is truncated.
     """
     scan, path = json.JSONDecoder(strict=False).scan_once, Path(path)
     try:
@@ -176,7 +176,7 @@ def events(path: Path, broken: list):
 
 
 def _after(text, scan) -> int | None:
-    """Return the place of the next whole event; None if more of the text has to be read."""
+    """Return the place of the next whole event; None if more text is needed."""
     for found in NEXT.finditer(text.text, text.at):
         begin = found.start(1)
         try:
@@ -189,7 +189,7 @@ def _after(text, scan) -> int | None:
 
 
 def _head(text, path):
-    """Return the fields before the events, and read on to the first of these."""
+    """Return the fields before the events, and read on to the first event."""
     while not (found := re.search(r'"traceEvents"\s*:\s*\[', text.text)):
         if not text.more():
             raise TraceError(
@@ -205,8 +205,8 @@ def _head(text, path):
 def read(path: Path, marked: bool = False) -> Trace:
     """Return the trace in this file. Raises TraceError.
 
-    marked: whether the program must have marked its steps, by `prof.step()`. Else a range that is
-    repeated is taken as a step, or the whole trace.
+    marked: require steps marked by `prof.step()`. Otherwise a repeated range is taken as a step, or
+    the whole trace.
     """
     trace, broken, left_out, origin = Trace(Path(path), None), [], 0, None
     for head, event in events(path, broken):
@@ -245,7 +245,7 @@ def _events(count):
 
 
 def _times(event) -> tuple[float, float] | None:
-    """Return the beginning and the duration of an event, in microseconds; None if it lacks them."""
+    """Return an event's begin and duration, in microseconds; None if it lacks them."""
     try:
         begin, us = float(event["ts"]), float(event["dur"])
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -262,7 +262,7 @@ def _device(head) -> str | None:
 
 
 def _sort(trace, event, begin, ms):
-    """Append an event to the list that it belongs to, or drop it."""
+    """Append an event to its list, or drop it."""
     kind, name, args = str(event.get("cat", "")).lower(), event["name"], event.get("args")
     args, where = args if isinstance(args, dict) else {}, str(event.get("tid"))
     if kind in WORK:
@@ -288,12 +288,12 @@ def _sort(trace, event, begin, ms):
 
 
 def _steps(trace) -> tuple[list[Event], str]:
-    """Return the ranges that stand for the steps of a trace without marks, and their name.
+    """Return the ranges to take as the steps of a trace without marks, and their name.
 
-    The outermost range that is repeated in one thread, if it covers most of the time, with any
-    number in its name; else all of the trace.
+    That is the outermost range repeated in one thread, with any number in its name, if it covers
+    most of the time; else the whole trace.
     """
-    # The profiler waits for the device at its end, which is no part of the program.
+    # The profiler waits for the device at its end, which does not belong to the program.
     calls = [c for c in trace.calls if not kinds.WAITS.match(c.name)]
     host = [*calls, *trace.ops, *trace.ranges]
     timed = host or trace.work
@@ -326,5 +326,5 @@ def _extent(found):
 
 
 def tells(name: str) -> bool:
-    """Return whether a trace is read for this Python function."""
+    """Return whether the reader keeps this Python function."""
     return LINE.match(name) and (PRINTS in name or not FOREIGN.search(name))

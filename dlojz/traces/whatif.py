@@ -1,18 +1,18 @@
-"""The idle time of a device, and how much of it there would be if its host had not been held up.
+"""The idle time of a device, and that with a host that had not been held up.
 
 A host asks a device for work, which the device does in that order. So work begins
 
     begin = max(asked + latency, free + pause)
 
-where `free` is when the device has done all that came before. If the host had asked before the
-device was free, the device did not wait for the host: from one kernel to the next it takes a pause
-of some microseconds. Otherwise it waited, and the latency is that from the call to the work.
+where `free` is the time at which the device has done all earlier work. If the host asked before
+that, the device did not wait for it, but paused for some microseconds between two kernels.
+Otherwise it waited, and the latency is that from the call to the work.
 
-Without a span in which the host was held up, it would have asked for all that follows so much
-sooner. The replay tells how long the device would be idle then. So a wait also answers for the
-gaps after it, until the host is ahead again, and it answers for nothing if the device had enough to
-do meanwhile. The steps are replayed twice in a row, since a training repeats them, and the second
-time counts: so a wait at the end of the last step is not lost, and there is no step without a past.
+Without a span in which the host was held up, it would have asked for all later work sooner by that
+span. The replay computes the idle time of the device in that case. So a wait also accounts for the
+gaps after it, until the host is ahead again, and for nothing if the device had enough work
+meanwhile. The steps are replayed twice in a row, since a training repeats them, and the second time
+counts: so a wait at the end of the last step is not lost, and no step lacks a predecessor.
 """
 
 from bisect import bisect_right
@@ -26,10 +26,10 @@ from dlojz.traces.spans import union, without
 class Task(NamedTuple):
     """A piece of work for a device; all times in ms."""
 
-    asked: float  # when the call of the host began
+    asked: float  # the begin of the host's call
     latency: float  # from the call to the work, if the device waited for the host
-    pause: float  # after the work before it, if the device did not
-    busy: float  # how much longer the device is busy because of it
+    pause: float  # after the previous work, if the device did not wait
+    busy: float  # the additional time that the device is busy
 
 
 class Replay(NamedTuple):
@@ -40,9 +40,9 @@ class Replay(NamedTuple):
 
 
 def tasks(work, free: float) -> list[Task]:
-    """Return the tasks of a device that is free from this moment on.
+    """Return the tasks of a device that is free from the time `free` on.
 
-    work: (when the call began and ended, when the work began and ended), in order of its begin.
+    work: (begin and end of the call, begin and end of the work), in order of the work's begin.
     """
     found = []
     for asked, returned, begin, end in work:
@@ -56,7 +56,7 @@ def tasks(work, free: float) -> list[Task]:
 def replay(found: Sequence[Task], free: float, steps: tuple[float, float], skipped) -> Replay:
     """Return the idle time of the steps, had the host not spent these spans.
 
-    steps: when the host began the first of them and ended the last. skipped: a union of spans.
+    steps: the begin of the first and the end of the last, on the host. skipped: a union of spans.
     """
     ends = [end for _, end in skipped]
     saved = [0.0, *accumulate(end - begin for begin, end in skipped)]
@@ -72,7 +72,7 @@ def replay(found: Sequence[Task], free: float, steps: tuple[float, float], skipp
             begin = max(asked + task.latency, free + task.pause)
             waits += begin - free - task.pause
             free = begin + task.busy
-        # The device is where it is; the host begins the same steps once more.
+        # The device continues; the host begins the same steps once more.
         free -= steps[1] - steps[0] - saved[-1]
     return Replay(pauses, waits)
 
@@ -80,8 +80,8 @@ def replay(found: Sequence[Task], free: float, steps: tuple[float, float], skipp
 def costs(found: Sequence[Task], free: float, steps, causes) -> tuple[dict, Replay]:
     """Return the cost of each cause, and the idle time that no cause explains, in ms.
 
-    causes: {name: union of the spans in which it held up the host}, taken away one after the other,
-    so that time with two causes counts for the first.
+    causes: {name: union of the spans in which it held up the host}, removed one after the other, so
+    that time with two causes counts for the first.
     """
     before, skipped, told = replay(found, free, steps, []), [], {}
     for name, spans in causes.items():
