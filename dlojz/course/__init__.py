@@ -23,21 +23,21 @@ from dlojz.course import presets  # noqa: F401  as course.presets
 MARKER = ".course-root"  # a file in the top folder of a clone
 
 # The steps that edit the trainer. Each solution is its predecessor with the step's TODOs done; the
-# first is the trainer as trainees get it.
+# first is the starter.
 CHAIN = (
     *("00_start", "01_gpu", "02_amp", "03_channels_last", "04_profiler", "05_dataloader"),
     *("06_ddp", "09_compile", "11_fsdp"),
 )
-# Exercises beside the trainer: a prepared file, of which the trainee edits a copy.
+# Exercises beside the trainer, each on the trainee's copy of a prepared file.
 PREPARED = {
     "00_cluster": "allocation.sbatch",
     "04_segments": "segments.py",
     "04_slow": "slow.py",
     "09_repair": "repair.py",
 }
-# And one without a verdict: a figure shows whether it is right.
+# One without a verdict: a figure shows whether it is right.
 COPIED = {**PREPARED, "06_batchnorm": "batchnorm.py"}
-# The chapters of these; that of a step has its name.
+# Their chapters; a step's chapter has the step's name.
 CHAPTERS = {
     "00_cluster": "n00c_cluster",
     "04_segments": "n04b_roofline",
@@ -45,13 +45,13 @@ CHAPTERS = {
     "06_batchnorm": "n06b_scaling",
     "09_repair": "n09_repair",
 }
-# A step's second file: trainees write it beside their trainer, which imports it by its path.
+# A step's second file, which trainees write beside their trainer. It imports it by its path.
 BESIDE: dict[str, str] = {}
 
 MEND = "repair it, or move it away to start afresh"  # a damaged file of a trainee's answers
-SMALL = 16 * 1024 * 1024  # bytes of a file that is read whole
-LOCK_S = 1.0  # for which a lock is waited for: another process may be stopped
-LARGE = 64 * SMALL  # of a notebook with its figures
+SMALL = 16 * 1024 * 1024  # the largest file to read whole, in bytes
+LOCK_S = 1.0  # the longest wait for a lock: another process may be stopped
+LARGE = 64 * SMALL  # for a notebook with its figures
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your disk quota is used up"}
 STARTER = Path(__file__).parents[1] / "dlojz.py"  # in a clone this may be the trainee's file
 
@@ -67,22 +67,22 @@ class UserError(ValueError):
 
 
 class NoRoomError(OSError, UserError):
-    """A full disk, or a quota that is used up: what was to be written, and how to make room."""
+    """A full disk or quota: the file to be written, and a way to make room."""
 
     def __str__(self):
         return self.strerror
 
 
 class MissingError(FileNotFoundError, UserError):
-    """A folder or file of the course that is not there: what was expected, and how to get it."""
+    """A missing folder or file of the course, and a way to get it."""
 
 
 class FileError(UserError):
-    """A file that can't be read: which one, and what is wrong with it."""
+    """A file that can't be read, and its fault."""
 
 
 def no_room(error: BaseException) -> str:
-    """Return what is full if that is why something could not be written, and what to do; or ""."""
+    """Return the full disk or quota that caused this error, with the remedy; or ""."""
     if not isinstance(error, OSError) or error.errno not in FULL:
         return ""
     return (
@@ -93,7 +93,7 @@ def no_room(error: BaseException) -> str:
 
 @contextmanager
 def needs_room(path: Path):
-    """Raise NoRoomError, which says what to do, where `path` can't be written on a full disk."""
+    """Raise NoRoomError, with the remedy, if `path` can't be written because a disk is full."""
     try:
         yield
     except NoRoomError:
@@ -107,8 +107,7 @@ def needs_room(path: Path):
 def course_root(start=".") -> Path:
     """Return the course's top folder, $DLOJZ_ROOT or at or above `start`.
 
-    Paths and runs/ are relative to it, because a notebook's kernel starts in notebooks/ and a job
-    anywhere.
+    Paths and runs/ are relative to it: a notebook's kernel starts in notebooks/ and a job anywhere.
     """
     if root := os.environ.get("DLOJZ_ROOT"):  # empty counts as unset
         return Path(root).resolve()
@@ -124,7 +123,7 @@ def course_root(start=".") -> Path:
 
 
 def in_a_clone() -> bool:
-    """Return whether there is a course folder; the package also runs jobs where there is none."""
+    """Return whether there is a course folder; the package runs jobs without one, too."""
     try:
         return course_root().is_dir()
     except FileNotFoundError:
@@ -132,7 +131,7 @@ def in_a_clone() -> bool:
 
 
 def base_folder() -> Path:
-    """Return where runs/ and data/ are: the course's folder, or without one the current one."""
+    """Return the folder of runs/ and data/: the course's, or without one the current one."""
     return course_root() if in_a_clone() else Path.cwd()
 
 
@@ -163,7 +162,7 @@ def chapter(name: str) -> str:
 
 
 def experiment(name: str) -> Path:
-    """Return this program of a chapter, such as "latency.py"."""
+    """Return a chapter's program, such as "latency.py"."""
     found = list(course_root().glob(f"dlojz/chapters/*/experiments/{name}"))
     if not found:
         raise LookupError(f"no chapter has an experiment {name!r}")
@@ -171,15 +170,15 @@ def experiment(name: str) -> Path:
 
 
 def prepared(name: str) -> Path:
-    """Return a file of an exercise, as it is handed out."""
+    """Return the original of an exercise's file."""
     folder = course_root() / "dlojz" / "chapters" / chapter(name) / "experiments"
     return folder / (COPIED | BESIDE)[name]
 
 
 def own(name: str) -> str:
-    """Return the path of the trainee's copy in the course's folder; make it if there is none.
+    """Return the path of the trainee's copy in the course's folder; make it if it is missing.
 
-    What is there is left as it is. To begin again, rename it.
+    An existing copy stays unchanged. To begin again, rename it.
     """
     copy = trainer().with_name(BESIDE[name]) if name in BESIDE else course_root() / COPIED[name]
     if not copy.exists():
@@ -188,7 +187,7 @@ def own(name: str) -> str:
 
 
 def files_beside(name: str | int) -> list[str]:
-    """Return the names of the files beside the trainer that it imports after this step."""
+    """Return the names of the files that the trainer imports after this step."""
     place = CHAIN.index(step(name))
     return [file for other, file in BESIDE.items() if CHAIN.index(other) <= place]
 
@@ -204,23 +203,23 @@ def file_beside(program: Path, name: str) -> Path:
 
 
 def solution(name: str | int) -> Path:
-    """Return the trainer as it is after this step, or a prepared file without its faults."""
+    """Return the trainer after this step, or a prepared file without its faults."""
     if name in COPIED:
         return course_root() / "solutions" / COPIED[name]
     return course_root() / "solutions" / f"dlojz_{step(name)}.py"
 
 
 def before(name: str | int) -> Path:
-    """Return the trainer as it is before this step: its starting point."""
+    """Return the trainer before this step: its starting point."""
     place = CHAIN.index(step(name))
     return solution(CHAIN[max(0, place - 1)])
 
 
 def catch_up(name: str | int) -> Path | None:
-    """Replace the trainee's trainer by the starting point of a step; return where it was saved.
+    """Replace the trainee's trainer by the starting point of a step; return its saved copy.
 
-    So are the files beside it that it imports, and the one that the step edits. None if there was
-    nothing to save: all were files of the course, unchanged.
+    The files beside it that it imports, and the one that the step edits, are replaced and saved,
+    too. None if all were unchanged files of the course.
     """
     start = {trainer().name: read_small(before(name))}
     for file in files_beside(name):
@@ -232,10 +231,10 @@ def catch_up(name: str | int) -> Path | None:
 
 
 def restore(name: str | None = None) -> tuple[Path, Path | None]:
-    """Make a saved file the trainer again; return it, and where the present trainer was saved.
+    """Make a saved file the trainer again; return it, and the saved copy of the present one.
 
     name: one of saved(); by default the newest that differs from the trainer and is not empty.
-    The files beside the trainer that were saved with it come back, too.
+    The files that were saved with it are restored, too.
     """
     mine = _present()
     known = {file.name: file for file in saved()}
@@ -276,7 +275,7 @@ def _solved(file):
 
 
 def _files() -> list[Path]:
-    """Return where the trainer is, and where the files that it may import are."""
+    """Return the paths of the trainer and of the files that it may import."""
     return [trainer(), *map(trainer().with_name, BESIDE.values())]
 
 
@@ -291,14 +290,14 @@ def _put_back(contents):
 
 
 def _saved_with(copy) -> dict[str, bytes]:
-    """Return the content of a saved trainer and of the files saved with it, by their own names."""
+    """Return the content of a saved trainer and of the files saved with it, by name."""
     when = copy.stem.removeprefix(trainer().stem)
     copies = {file.name: copy.with_stem(f"{file.stem}{when}") for file in _files()}
     return {name: read_small(file) for name, file in copies.items() if file.exists()}
 
 
 def _save() -> Path | None:
-    """Save the trainer, and what is beside it; return where. None if all are the course's."""
+    """Save the trainer and its files; return the copy. None if all are the course's."""
     mine = _present()
     known = {trainer().name: [solution(s) for s in CHAIN]}
     known |= {file: [prepared(other), _solved(file)] for other, file in BESIDE.items()}
@@ -322,9 +321,9 @@ def save_copy(*files: Path) -> Path:
 
 
 def open_regular(path: str | Path, links: bool = True) -> IO[bytes]:
-    """Return a file that anybody may have replaced, open for reading; raise FileError, or OSError.
+    """Return an open file that another user may have replaced; raise FileError, or OSError.
 
-    A pipe would wait for its writer, and a device has no end. links: whether a link is followed.
+    A pipe would wait for its writer, and a device has no end. links: follow a link.
     """
 
     def opener(name, flags):
@@ -338,7 +337,7 @@ def open_regular(path: str | Path, links: bool = True) -> IO[bytes]:
 
 
 def read_small(path: str | Path, most: int = SMALL, links: bool = True) -> bytes:
-    """Return the content of a small file that anybody may have replaced; raise as open_regular."""
+    """Return the content of a small file, opened by `open_regular`."""
     with open_regular(path, links) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -347,7 +346,7 @@ def read_small(path: str | Path, most: int = SMALL, links: bool = True) -> bytes
 
 
 def table_of(content: bytes) -> dict:
-    """Return the JSON object in `content`, whose numbers are finite; raise ValueError."""
+    """Return the JSON object in `content`, with finite numbers; raise ValueError."""
     try:
         found = json.loads(content, parse_constant=_number, parse_float=_number, parse_int=_number)
     except RecursionError:
@@ -368,7 +367,7 @@ def _number(text):
 def read_table(path: str | Path, most: int = SMALL, advice: str = "") -> dict:
     """Return the JSON object in a small file; {} if there is no file. Raises FileError.
 
-    advice: what to do with a file that can't be read, for the error.
+    advice: the remedy for a file that can't be read, for the error.
     """
     try:
         return table_of(read_small(path, most))
@@ -382,7 +381,7 @@ def read_table(path: str | Path, most: int = SMALL, advice: str = "") -> dict:
 
 @contextmanager
 def locked(path: Path, seconds: float | None = None) -> Iterator[str]:
-    """Hold a lock file; yield "", or which process holds it if it is not free in time."""
+    """Hold a lock file; yield "", or the process that holds it if it is not free in time."""
     with needs_room(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     end = time.monotonic() + (LOCK_S if seconds is None else seconds)
@@ -390,7 +389,7 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[str]:
         while not (free := _locks(handle)) and time.monotonic() < end:
             time.sleep(0.01)
         if free:
-            with suppress(OSError):  # a full disk: then it has no name
+            with suppress(OSError):  # a full disk: the lock has no name then
                 os.write(handle, f"{os.getpid():<20}".encode())
         yield "" if free else os.read(handle, 20).decode(errors="replace").strip() or "?"
     finally:
@@ -406,8 +405,8 @@ def _locks(handle) -> bool:
 
 
 def write_atomically(path: Path, content: str | bytes):
-    """Replace `path` in one step, so that a reader sees the old content or the new one."""
-    # The thread's id is in the name because other threads and processes may write at the same time.
+    """Replace `path` in one step, so that readers see the old content or the new one."""
+    # The name has the thread's id because other threads and processes may write at the same time.
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
     with needs_room(path):
         try:
@@ -420,10 +419,10 @@ def write_atomically(path: Path, content: str | bytes):
 
 
 def guard_compiled_code():
-    """Move this process's temporary folder if others can write to torch.compile's in it.
+    """Move this process's temporary folder if others can write to torch.compile's folder in it.
 
     In a shared /tmp another user may have made torchinductor_<user> before, and torch runs the code
-    that lies there. TORCHINDUCTOR_CACHE_DIR does not move all of it: precompiled headers stay.
+    in it. TORCHINDUCTOR_CACHE_DIR does not move all of it: precompiled headers stay.
     """
     try:
         name = getpass.getuser()
@@ -431,7 +430,7 @@ def guard_compiled_code():
         name = f"uid_{os.getuid()}"
     code = Path(tempfile.gettempdir(), f"torchinductor_{name}")
     with suppress(OSError):
-        if not _is_own(code.parent):  # now, or another may make it before torch does
+        if not _is_own(code.parent):  # now, before another user can make it
             code.mkdir(mode=0o700, exist_ok=True)
         if not os.path.lexists(code) or _is_own(code):
             return
@@ -468,7 +467,7 @@ class Diff(str):
 def diff(mine, step: str | int) -> Diff:
     """Return the differences between a job's trainer (or a file) and the solution of a step.
 
-    Those of the files beside it that the solution imports follow.
+    The differences of files that the solution imports follow.
     """
     path = Path(getattr(mine, "directory", mine))
     path = path / "trainer.py" if path.is_dir() else path
@@ -479,7 +478,7 @@ def diff(mine, step: str | int) -> Diff:
 
 
 def _differences(mine, theirs) -> list[str]:
-    """Return the lines of a unified diff; of a file beside the trainer there may be none yet."""
+    """Return the lines of a unified diff; `mine` may not exist yet."""
     lines = [
         read_small(file).decode(errors="replace").splitlines()
         if file.exists() or file.name not in BESIDE.values()

@@ -68,19 +68,19 @@ PRESETS = {
 
 @cache
 def gpus() -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that a job may use here; none without a driver."""
+    """Return the UUIDs of the GPUs that a job may use here; () without a driver."""
     return machine_gpus.visible()
 
 
 def cpus() -> int:
-    """Return how many CPUs a job may use here: those that a scheduler allows this process."""
+    """Return the number of CPUs that a job may use here: those allowed to this process."""
     return machine_cpus.count()
 
 
 def several() -> tuple[Preset, int]:
-    """Return a preset and a number of processes for a notebook on several: all GPUs, or 2.
+    """Return the preset and the number of processes for a notebook on several: all GPUs, or 2.
 
-    With a single GPU such a notebook and its jobs run on the CPU: the GPU is hidden from them.
+    With a single GPU such a notebook and its jobs run on the CPU, and the GPU is hidden.
     """
     if len(gpus()) == 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -101,7 +101,7 @@ def choose(name: str | None = None) -> Preset:
 
 
 def _is_a_login_node():
-    """Return whether jobs go to Slurm from here, as far as is seen without asking a controller."""
+    """Return whether jobs probably go to Slurm from here, without asking a controller."""
     chosen = os.environ.get("DLOJZ_LAUNCHER")
     configured = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").exists()
     return chosen == "slurm" or (chosen is None and bool(shutil.which("sbatch")) and configured)

@@ -1,4 +1,4 @@
-"""The record of what a trainee predicted, answered and passed, in progress.json.
+"""The record of a trainee's predictions, answers and verdicts, in progress.json.
 
 from dlojz.course import progress; progress.overview()     # a table; `dlojz progress` in a terminal
 """
@@ -17,29 +17,29 @@ from dlojz import course
 from dlojz.course import MEND, FileError, course_root
 from dlojz.table import Table
 
-# The calls with which a notebook asks for something, and the kind under which the answer is kept.
+# The calls with which a notebook asks for something, and the kind of the answer.
 KINDS = {"predict": "predictions", "check": "verdicts", "quiz": "quizzes", "accuse": "mysteries"}
-SHARE_S = 60  # between two looks at a job that waits or runs
+SHARE_S = 60  # between two reports of a job that waits or runs
 listeners: list[Callable[[Path], None]] = []  # `classroom` shares the file with the class
 _shared = {}  # folder of a job: the state that was shared, and when
 CALL = re.compile(rf"""^\s*(?:\w+ = |mysteries\.)?({"|".join(KINDS)})\(["']?([^"',)]+)""", re.M)
 
 
 def file() -> Path:
-    """Return the path of progress.json; other things that a trainee made are kept beside it."""
+    """Return the path of progress.json; a trainee's other records are beside it."""
     return Path(os.environ.get("DLOJZ_PROGRESS") or course_root() / "progress.json")
 
 
 def load(path: Path | None = None) -> dict:
-    """Return what is kept: {"predictions": {...}, "quizzes": {...}, ...}. Raises FileError."""
+    """Return the record: {"predictions": {...}, "quizzes": {...}, ...}. Raises FileError."""
     path = path or file()
     return _checked(path, course.read_table(path, advice=MEND))
 
 
 def change(path: Path, edit: Callable[[dict], object]) -> dict:
-    """Write a file as `edit` changes its content, under a lock; return the content.
+    """Change the content of a file by `edit`, under a lock; return the content.
 
-    A lock that a stopped process holds is not waited for. When that one goes on, it begins again.
+    It does not wait for a stopped process that holds the lock. Once that continues, it starts over.
     """
     with course.needs_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def change(path: Path, edit: Callable[[dict], object]) -> dict:
         while True:
             before = _version(path)
             edit(kept := course.read_table(path, advice=MEND))
-            text = json.dumps(kept, indent=1, allow_nan=False)  # or `load` would refuse the file
+            text = json.dumps(kept, indent=1, allow_nan=False)  # `load` refuses NaN
             if _version(path) == before:
                 course.write_atomically(path, text)
                 return kept
@@ -68,7 +68,7 @@ def _is_score(row):
     return isinstance(row["word"], str) and "name" in row and all(map(_is_number, numbers))
 
 
-FORMS = {  # of an entry, by kind: what any of the tables could show
+FORMS = {  # of an entry, by kind, as the tables can show it
     "predictions": lambda e: all(map(_is_number, e["value"].values())),
     "scores": lambda e: all(map(_is_score, e["value"])),
     "verdicts": lambda e: isinstance(e["value"]["passed"], bool),
@@ -80,7 +80,7 @@ FORMS = {  # of an entry, by kind: what any of the tables could show
 
 
 def _checked(path, kept):
-    """Return what is kept; raise FileError for a kind with an entry of another form."""
+    """Return the record; raise FileError for a kind with an entry of another form."""
     for kind, fits in FORMS.items():
         try:
             lists = [*kept.get(kind, {}).values()]
@@ -120,13 +120,13 @@ def keep(kind: str, key: str, value, **more):
 
 
 def share():
-    """Tell those who listen that there is something new."""
+    """Notify the listeners of a change."""
     for listener in listeners:
         listener(file())
 
 
 def share_state(job, state: str):
-    """Share a job's state if it is new, and once a minute, so that a board knows who waits."""
+    """Share a job's state if it is new, and once a minute, so that a board shows waiting jobs."""
     before, when = _shared.get(job.directory, (None, 0.0))
     if state != before or time.monotonic() - when > SHARE_S:
         _shared[job.directory] = (state, time.monotonic())
@@ -148,11 +148,11 @@ def passed() -> dict[str, dict]:
     return found
 
 
-# Progress: what is done and what is left --------------------------------------------------------
+# Progress ---------------------------------------------------------------------------------------
 
 
 def asked() -> list[tuple[str, str, str]]:
-    """Return (notebook, kind, key) of everything that the notebooks of this course folder ask."""
+    """Return (notebook, kind, key) of each request in the notebooks of this course folder."""
     found = []
     for path in sorted((course_root() / "notebooks").glob("[0-9]*.ipynb")):
         try:
@@ -166,7 +166,7 @@ def asked() -> list[tuple[str, str, str]]:
 
 
 def items() -> list[dict]:
-    """Return everything that is asked, with what the trainee gave, in types that JSON knows.
+    """Return each request with the trainee's answers, in JSON's types.
 
     done: a verdict passed, a prediction made, a quiz or a mystery answered correctly.
     """
@@ -212,7 +212,7 @@ _FACTS = {
 
 
 def overview() -> Table:
-    """Return a table of what is done and what is left, by notebook."""
+    """Return a table of completed and open requests, by notebook."""
     rows, before = [], None
     for (notebook, kind), group in groupby(
         sorted(items(), key=lambda i: (i["notebook"], list(_FACTS).index(i["kind"]))),
@@ -229,7 +229,7 @@ def _verdict_rows(found):
     for item in found:
         word = "passed" if item["done"] else "not yet" if item["attempts"] else ""
         done = f"{word}, job {item['job']}" if item["job"] else word
-        prepared = item["key"] in course.PREPARED  # beside the trainer, under its whole name
+        prepared = item["key"] in course.PREPARED  # shown by its whole name
         what = f"verdict {item['key']!r}" if prepared else "verdict"
         if file := course.BESIDE.get(item["key"]):
             what += f" with {file}"
@@ -275,7 +275,7 @@ def _count(found, of):
 
 
 def _left(found):
-    """Return what is left in a few words, so that a row fits a terminal."""
+    """Return the open requests in a few words, so that a row fits a terminal."""
     keys = [item["key"] for item in found if not item["done"]]
     short = len(keys) <= 2 and len(", ".join(keys)) <= 28
     others = 0 if short else len(keys) - 1
@@ -295,6 +295,6 @@ _ROWS = {
 
 
 def _when(*found):
-    """Return the latest time of these, in local time."""
+    """Return the latest of these times, in local time."""
     times = [item["time"] for item in found if item["time"]]
     return f"{datetime.fromisoformat(max(times)).astimezone():%d %b %H:%M}" if times else ""

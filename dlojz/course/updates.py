@@ -1,11 +1,11 @@
-"""What an update of the course did to a trainee's clone: what is new, and what stayed theirs.
+"""The changes of a course's update in a trainee's clone: new files, and the trainee's own.
 
     dlojz update            bring the course up to date, as the hub's link does, and report
     dlojz update --last     what the last update did
 
-nbgitpuller updates: it commits what the trainee has changed and merges the course, and where both
-have changed a file, the trainee's stays. It says so only in git's words, for a moment. This module
-reads its commits afterwards, and changes nothing.
+nbgitpuller updates: it commits the trainee's changes and merges the course's, and where both have
+changed a file, the trainee's stays. It reports only briefly, in git's words. This module reads its
+commits afterwards, and changes nothing.
 """
 
 import re
@@ -20,34 +20,34 @@ from dlojz import course
 from dlojz.course import UserError, course_root
 
 RENAMED = re.compile(r"(.+)__(\d{14})(\.[^.]*)?")  # by nbgitpuller: name__20260131120000.py
-MOST = 10  # files of a list that a notebook shows
-SEEN = "dlojz-update-seen"  # in .git: the update that the trainee has been shown
+MOST = 10  # files of a list in a notebook
+SEEN = "dlojz-update-seen"  # in .git: the last update shown to the trainee
 
 
 class UpdateError(UserError):
-    """A clone that can't be updated, or has no such file: what was found, and what to do."""
+    """A clone that can't be updated, or has no such file, with the remedy."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an update did; each list holds paths in the clone."""
+    """The result of an update; each list holds paths in the clone."""
 
     when: datetime
     commit: str  # the course's
-    updated: list[str] = field(default_factory=list)  # as the course has them now
+    updated: list[str] = field(default_factory=list)  # now the course's version
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)  # the trainee's, though the course's changed
-    merged: list[str] = field(default_factory=list)  # lines of both
-    renamed: list[str] = field(default_factory=list)  # the trainee's, in the way of a new file
+    kept: list[str] = field(default_factory=list)  # the trainee's, though the course's has changed
+    merged: list[str] = field(default_factory=list)  # with lines of both
+    renamed: list[str] = field(default_factory=list)  # the trainee's, named like a new file
     unfinished: bool = False  # fetched, but not merged
 
     def __str__(self) -> str:
-        """Return what is the trainee's in full, and the beginning of what is the course's."""
+        """Return the report with all of the trainee's files, and the first ones of the course's."""
         return self.text(MOST)
 
     def text(self, most: int | None = None) -> str:
-        """Return the report; most: how many of the course's files in a list."""
+        """Return the report; most: the number of the course's files in a list."""
         if self.unfinished:
             return f"An update of {self.when:%d %B at %H:%M} was not finished: dlojz update"
         lines = [f"The course was updated on {self.when:%d %B at %H:%M}."]
@@ -69,7 +69,7 @@ class Update:
 
 
 def update() -> str:
-    """Bring the clone up to date, as the hub's link does; return what git said."""
+    """Bring the clone up to date, as the hub's link does; return git's output."""
     root, branch = course_root(), _branch()
     address = _git("remote", "get-url", "origin").strip()
     command = [sys.executable, "-m", "nbgitpuller.pull", address, branch, str(root)]
@@ -86,12 +86,12 @@ def update() -> str:
 
 
 def last() -> Update | None:
-    """Return what the last update did; None if there was none since the clone was made."""
+    """Return the last update; None if there was none since the clone was made."""
     found = _last_fetch()
     if found is None:
         return None
     before, now, when = found
-    mine = merge = None  # the trainee's files, before and after; None where they had changed none
+    mine = merge = None  # commits of the trainee's files and of the merge, None without changes
     for line in _git("log", "--format=%H %P", f"{before}..HEAD").splitlines():
         commit, *parents = line.split()
         if now in parents[1:]:
@@ -112,7 +112,7 @@ def last() -> Update | None:
 
 
 def take(file: str) -> Path | None:
-    """Replace a file by the course's version; return where the trainee's was saved, if it was."""
+    """Replace a file by the course's version; return the saved copy of the trainee's, if any."""
     root = course_root()
     path = (Path.cwd() / file).resolve()
     path = path if path.is_relative_to(root) and path.exists() else root / file
@@ -128,11 +128,11 @@ def take(file: str) -> Path | None:
 
 
 def unseen() -> Update | None:
-    """Return the last update once: None if the trainee has been shown it, or it is unfinished."""
+    """Return the last update; None if the trainee has seen it, or it is unfinished."""
     with suppress(OSError, ValueError, UpdateError):
         seen = course_root() / ".git" / SEEN
         if not _log().exists() or (seen.exists() and _text(seen) == _last_line()):
-            return None  # two looks at files, no call of git
+            return None  # without a call of git
         found = last()
         if found and not found.unfinished:
             see()
@@ -141,13 +141,13 @@ def unseen() -> Update | None:
 
 
 def see():
-    """Remember that the trainee has been shown the last update."""
+    """Remember that the trainee has seen the last update."""
     with suppress(OSError, UpdateError):
         (course_root() / ".git" / SEEN).write_text(_last_line(), encoding="utf-8")
 
 
 def _last_fetch():
-    """Return the course's commits before and after its last change, and when; None before any."""
+    """Return the course's commits before and after its last change, and its time, or None."""
     if not (line := _last_line()):
         return None
     before, now, *_ = line.split()
@@ -156,7 +156,7 @@ def _last_fetch():
 
 
 def _log() -> Path:
-    """Return git's record of the course's commits in this clone."""
+    """Return the path of git's record of the course's commits in this clone."""
     folder = course_root() / ".git"
     if not folder.is_dir():
         raise UpdateError(f"{course_root()} is not a clone: expected a folder .git in it")
@@ -177,13 +177,13 @@ def _branch() -> str:
 
 
 def _blobs(commit) -> dict[str, str]:
-    """Return {path: what git calls its content} for the files of a commit."""
+    """Return {path: git's hash of the content} for the files of a commit."""
     lines = _git("ls-tree", "-r", "-z", commit).split("\0")[:-1]
     return {line.partition("\t")[2]: line.split()[2] for line in lines}
 
 
 def _renamed(added, when):
-    """Return the trainee's files that were in the way of these, and were renamed."""
+    """Return the trainee's files that were renamed because of these new ones."""
     found = []
     for file in _git("ls-files", "--others", "-z").split("\0")[:-1]:
         if match := RENAMED.fullmatch(Path(file).name):
@@ -194,7 +194,7 @@ def _renamed(added, when):
 
 
 def _git(*words) -> str:
-    about = {"encoding": "utf-8", "errors": "surrogateescape"}  # names as they are on the disk
+    about = {"encoding": "utf-8", "errors": "surrogateescape"}  # names exactly as on the disk
     done = subprocess.run(["git", *words], cwd=course_root(), capture_output=True, **about)
     if done.returncode:
         raise UpdateError(f"git {words[0]}: {done.stderr.strip()}")
