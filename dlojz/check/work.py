@@ -1,6 +1,6 @@
 """The work of a step against the solution's: convolutions and matrix products, by their sizes.
 
-`dlojz.watch.workload` counts them under the profiler. That is exact where values are not: in 16 bits
+`watch.workload` counts them under the profiler. That is exact where values are not: in 16 bits
 a gradient may be mostly noise. More work than the solution's is allowed, and so is the same work
 in another form: missing operations must be outweighed by others in their place.
 """

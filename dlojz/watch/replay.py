@@ -80,7 +80,7 @@ def main():
             updates.append(replay.update(state, pair[0].steps, noisy=noisy > 0))
             noisy -= updates[-1].gradients_noise is not None  # in fp16 a step may be skipped
         del state  # frees its memory
-        audit.drop(file)
+        auditor.drop(file)
     every = replace(
         every_step(replay, *pair),
         first_buffers=first_buffers,
@@ -277,7 +277,7 @@ class Replay:
             if name in self._buffers and not _equal(tensor, self._buffers[name].cpu())
         ]
 
-    def validation(self, mine: audit.Watched, solution: audit.Watched) -> records.Validation:
+    def validation(self, mine: auditor.Watched, solution: auditor.Watched) -> records.Validation:
         """Return the distance of the last validation's batches from the solution's.
 
         Some of them are computed again, from the trainee's weights and buffers.
@@ -344,7 +344,7 @@ class Replay:
             self._lay_out(self.weights[name], tensor)
             own(self.weights[name]).copy_(tensor)
         if moved:
-            audit.perturb(self._model, *moved)
+            auditor.perturb(self._model, *moved)
         for name, buffer in self._buffers.items():  # the trainee's may have more
             buffer.copy_(buffers[name])
 
@@ -587,9 +587,9 @@ def _settings(update, replay) -> records.Settings:
     )
 
 
-def rows(replay, watched: audit.Watched) -> list[float | None]:
+def rows(replay, watched: auditor.Watched) -> list[float | None]:
     """Return the distance of each update's sampled rows from the solution's, in roundings."""
-    found, usual = [], list(audit.states_of(replay.training.optimizer))
+    found, usual = [], list(auditor.states_of(replay.training.optimizer))
     made = 0  # updates before this one
     for now, then in zip(watched.updates, watched.updates[1:], strict=False):
         known = now.rows.shape == then.rows.shape and now.update < len(replay.rates)
