@@ -314,7 +314,7 @@ def test_a_stopped_process_holds_up_no_answer(sharing, folder, course_folder, ca
     """It holds both locks, and goes on later. No answer is lost, not even its own."""
     code = """
         import os, signal
-        from dlojz import course, progress
+        from dlojz import course; from dlojz.course import progress
         def stop(kept):
             if not kept:
                 print("holds", flush=True)

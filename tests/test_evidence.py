@@ -189,7 +189,7 @@ def test_the_older_switches_of_tf32_count_too(allowed, expected):
     """In a process of its own: torch does not let both kinds be mixed."""
     code = f"""
 import torch
-from dlojz.training import evidence
+from dlojz.watch import evidence
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}
 seen = evidence._numerics()
 print(seen.matmul_fp32, seen.conv_fp32)"""

@@ -330,7 +330,7 @@ def test_the_room_imports_neither_torch_nor_the_rest_of_dlojz():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert printed.stdout.strip() == str(
-        ["dlojz.images", "dlojz.images.draw", "dlojz.images.dataset"]
+        ["dlojz.images", "dlojz.images.dataset", "dlojz.images.draw"]
     )
 
 

@@ -375,9 +375,9 @@ def test_a_training_from_a_notebook_on_two_nodes_is_the_one_on_two_processes_her
 ):
     flags = f"{SMOKE} --data {images} --test --test-nsteps 4"
     figure = in_a_notebook(
-        "from dlojz.figures import ddp\nfrom dlojz.launch import submit",
+        "from dlojz.chapters import n06_ddp as n06\nfrom dlojz.launch import submit",
         f"job = submit('solutions/dlojz_06_ddp.py {flags}', n_gpu=4)\njob.wait()",
-        "ddp.plot_collectives(job);",
+        "n06.plot_collectives(job);",
     )
     assert "image/png" in figure
     far = latest()

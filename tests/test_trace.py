@@ -66,7 +66,7 @@ def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
     script = """
         import re, sys, time
         from pathlib import Path
-        from dlojz.runs import breakdown, trace
+        from dlojz.traces import breakdown, trace
         begin = time.process_time()
         breakdown.analyse(trace.read(sys.argv[1]))
         spent = time.process_time() - begin
