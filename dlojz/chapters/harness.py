@@ -1,4 +1,4 @@
-"""The shared parts of the jobs that examine a prepared file, which a trainee has repaired."""
+"""The shared parts of the jobs that examine a trainee's repaired file."""
 
 import argparse
 import math
@@ -14,9 +14,9 @@ from dlojz.course import UserError
 
 
 def parser(text: str) -> argparse.ArgumentParser:
-    """Return the parser of a job whose module has this docstring: with --seed."""
+    """Return the parser of a job whose module has this docstring, with --seed."""
     found = argparse.ArgumentParser(description=text.splitlines()[0])
-    seed = secrets.randbits(32)  # so each submission draws other cases
+    seed = secrets.randbits(32)  # each submission draws other cases
     found.add_argument("--seed", type=int, default=seed, help="seed of all random draws")
     return found
 
@@ -32,14 +32,14 @@ def complete(module, names):
 
 
 def short(error: Exception) -> str:
-    """Return an error in a trainee's lines, in short."""
+    """Return a short text of an error in a trainee's lines."""
     return f"{type(error).__name__}: {error}"[:200]
 
 
 def off(found, expected, scale=None) -> float:
-    """Return the largest difference of a tensor, as a share of the largest number expected.
+    """Return the largest difference of a tensor, relative to the largest number expected.
 
-    Infinity for another shape or no numbers. scale: what the share is of, if it is another number.
+    Infinity for another shape or no numbers. scale: another number to relate it to.
     """
     if found.shape != expected.shape:
         return math.inf
@@ -52,7 +52,7 @@ def off(found, expected, scale=None) -> float:
 
 @contextmanager
 def one_thread(device):
-    """Compute in one thread on a processor, where small operations would wait for the others."""
+    """Compute in one thread on a processor, where small operations would wait for other threads."""
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -63,7 +63,7 @@ def one_thread(device):
 
 
 def seconds(call: Callable, device, times: int = 1, clock: Callable = time.perf_counter) -> float:
-    """Return the mean time of a call, with all that it launches, over a few in a row."""
+    """Return the mean time of a call with its kernels, over a few in a row."""
     session.wait(device)
     begin = clock()
     for _ in range(times):

@@ -1,6 +1,6 @@
 """The shared parts of experiments: log, flags, precision, waiting, processes.
 
-The trainer does without them: it has its own code, in the paragraphs of steps 02 and 06a.
+The trainer has its own code for them, in the paragraphs of steps 02 and 06a.
 """
 
 import argparse
@@ -23,12 +23,12 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # autocast's, by --pre
 def begin(args, device: torch.device | None = None):
     """Begin the log of an experiment and end it; yield the log and the device.
 
-    device: this process's GPU, or else its processor, unless another one is given.
+    device: by default this process's GPU, or else its processor.
     """
     run, device = log.open_run(args), device or idr_torch.device()
     run.experiment(device)
     yield run, device
-    run.end()  # an error has ended it already: see RunLog
+    run.end()  # after an error it has ended already: see RunLog
 
 
 def add_sizes(parser: argparse.ArgumentParser, batch_size: int, precision: str = "fp32"):
@@ -48,7 +48,7 @@ def add_images(parser: argparse.ArgumentParser, count: int):
 
 
 def jpegs(args) -> list[Path]:
-    """Return those images, sorted by path. Raises SystemExit if there are none."""
+    """Return the images of `add_images`, sorted by path. Raises SystemExit if there are none."""
     found = sorted(
         path
         for path in Path(args.data, "train").rglob("*")
@@ -62,7 +62,7 @@ def jpegs(args) -> list[Path]:
 
 
 def set_float32(precision: str):
-    """Use TF32 for matrix products and convolutions in float32, unless "fp32" is asked for."""
+    """Use TF32 for matrix products and convolutions in float32, unless the precision is "fp32"."""
     float32 = "ieee" if precision == "fp32" else "tf32"
     torch.backends.cuda.matmul.fp32_precision = float32
     torch.backends.cudnn.conv.fp32_precision = float32
@@ -70,9 +70,9 @@ def set_float32(precision: str):
 
 
 def tell_the_older_switch():
-    """Set torch's older switch of TF32 by the newer one, which does not.
+    """Set torch's older switch of TF32 to the value of the newer one, which does not set it.
 
-    torch 2.11's max-autotune asks the older one, and raises an error if they differ:
+    torch 2.11's max-autotune reads the older one, and raises an error if they differ:
     https://github.com/pytorch/pytorch/issues/166387
     """
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -80,7 +80,7 @@ def tell_the_older_switch():
 
 
 def one_step(model, optimizer, images, labels, dtype):
-    """Train on a batch; in fp16 without a scaler, for only the time of the step matters."""
+    """Train on a batch; in fp16 without a scaler, because only the time of the step matters."""
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
     optimizer.zero_grad()
@@ -96,7 +96,7 @@ def wait(device):
 
 @contextmanager
 def process_group(device):
-    """Open a process group of all processes of this job, even of one alone, on `device`."""
+    """Open a process group of all processes of this job, even of a single one, on `device`."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
@@ -116,7 +116,7 @@ def process_group(device):
 def milliseconds(call: Callable, device, times: int = 1) -> float:
     """Return the mean milliseconds per call over `times` calls in a row, in the slowest process.
 
-    All processes begin together; a GPU is waited for once, after the last call.
+    All processes begin together, and wait for a GPU once, after the last call.
     """
     torch.distributed.barrier()
     wait(device)
@@ -130,7 +130,7 @@ def milliseconds(call: Callable, device, times: int = 1) -> float:
 
 
 def in_turn(calls: Mapping[str, Callable], device, rounds: int, times: int = 1) -> dict:
-    """Return the milliseconds of each call in each round. What disturbs one disturbs all."""
+    """Return the milliseconds of each call by round; a disturbance affects all calls."""
     spent = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

@@ -1,4 +1,4 @@
-"""The figure of notebook 00 that draws the training loop, from the trainer's own source."""
+"""The figure of the training loop in notebook 00, drawn from the trainer's source."""
 
 import ast
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LONGEST = 84  # characters of a line in the drawing
 
 @dataclass(frozen=True)
 class Line:
-    """A statement of a step: the phase that it is in, its function, and where it is."""
+    """A statement of a step: its phase, its function, and its place."""
 
     phase: str
     function: str
@@ -29,10 +29,10 @@ class Line:
 
 
 def lines(source: str) -> list[Line]:
-    """Return the statements of a training step in the order in which they run.
+    """Return the statements of a training step in the order of execution.
 
-    The trainer's own functions are followed; a call of `chrono` begins a phase. What comes when the
-    step has ended (a checkpoint) is left out.
+    The trainer's own functions are followed; a call of `chrono` begins a phase. Statements after
+    the step's end (a checkpoint) are left out.
     """
     functions = {f.name: f for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)}
     if FIRST not in functions:
@@ -48,14 +48,14 @@ def lines(source: str) -> list[Line]:
 
 
 class _Reader:
-    """The statements found so far, and the phase that has begun."""
+    """The statements so far, and the present phase."""
 
     def __init__(self, text, functions):
         self._text, self._functions = text, functions
         self.phase, self.found = "data", []
 
     def follow(self, body, function, depth) -> bool:
-        """Note the statements of a body; return False where the step has ended."""
+        """Note the statements of a body; return False at the end of the step."""
         for statement in body:
             called = list(_calls(statement))
             alone = isinstance(statement, ast.Expr)
@@ -77,7 +77,7 @@ class _Reader:
         return not own or self.follow(self._functions[own].body, own, depth + 1)
 
     def note(self, statement, function, depth):
-        """Note the first line of a statement, and what follows an `if` of two lines."""
+        """Note the first line of a statement, and the line after an `if` of two lines."""
         several = isinstance(statement, ast.If)
         text = self._text[statement.lineno - 1 : statement.lineno + several]
         line = " ".join(each.partition("  #")[0].strip() for each in text)
@@ -94,9 +94,9 @@ def _calls(statement):
 
 
 def plot_loop(recorded=None, trainer=None, ax=None):
-    """Draw a step as the trainer's file has it: each statement, coloured by its phase.
+    """Draw the statements of a step in the trainer's file, coloured by phase.
 
-    recorded: a run whose shares of the phases are drawn beside; trainer: a file, if not your own.
+    recorded: a run, to draw its phases' shares beside; trainer: a file, by default your own.
     """
     found = lines((trainer or course.trainer()).read_text(encoding="utf-8"))
     with report.style(grid="x"):

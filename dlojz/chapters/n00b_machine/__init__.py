@@ -1,4 +1,4 @@
-"""Notebook 00b: what this machine reaches."""
+"""Notebook 00b: the speed of this machine."""
 
 from dlojz.chapters import face
 

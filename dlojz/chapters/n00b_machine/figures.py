@@ -1,8 +1,8 @@
-"""Tables and figures of machines: what hardware is sold as, beside what was measured.
+"""Tables and figures of machines: the hardware's specifications beside its measured speed.
 
-What is sold comes from `dlojz.machine.hardware`, which the notebook hands over; what was measured,
-from the logs of experiments/roofline.py --ceilings, sizes.py and latency.py; what is in this
-machine, from the facts of the doctor.
+Specifications are rows of `dlojz.machine.hardware`, passed by the notebook; measurements are from
+the logs of experiments/roofline.py --ceilings, sizes.py and latency.py; the parts of this machine
+are from the doctor's facts.
 """
 
 import re
@@ -26,9 +26,9 @@ COLOURS = dict(
         strict=True,
     )
 )
-DRAWN = tuple(COLOURS)  # bf16 is as fast as fp16 where both are sold, int8 as fp8
+DRAWN = tuple(COLOURS)  # where a device has both, bf16 is as fast as fp16, and int8 as fp8
 INSTEAD = {"fp16": "bf16", "fp8": "int8"}
-INTENSITIES = (10, 100, 1000)  # operations per byte, of the figure's diagonals
+INTENSITIES = (10, 100, 1000)  # of the figure's diagonals, in operations per byte
 BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # of a name on a line
 NO_COMPILER = "no C++ compiler that works: the caches and the memory were not measured"
 
@@ -37,7 +37,7 @@ NO_COMPILER = "no C++ compiler that works: the caches and the memory were not me
 
 
 def _number(value, digits=3):
-    """Return a number with at most this many digits that count; "" if it is unknown."""
+    """Return a number with at most this many significant digits; "" if it is unknown."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 10**digits else f"{value:,.{digits}g}"
@@ -64,12 +64,12 @@ def speeds(rows: Sequence, found: Sequence[Measured] = ()) -> Table:
 
 
 def ridge(row) -> float | None:
-    """Return the ridge of a device in 16 bits; None if it sells none, or no memory."""
+    """Return the ridge of a device in 16 bits; None without 16 bits or memory."""
     return row.ridge("fp16") or row.ridge("bf16")
 
 
 def rest(rows: Sequence) -> Table:
-    """Return a table of what is around the arithmetic: sizes, links, power, units."""
+    """Return a table of the other specifications: sizes, links, power, units."""
     lines = []
     for row in rows:
         units = f"{row.units} of {row.units_full}" if row.units_full else _number(row.units)
@@ -80,9 +80,9 @@ def rest(rows: Sequence) -> Table:
 
 
 def shares(found: Measured, row) -> Table:
-    """Return a table of what was reached, beside what is sold of the same device, and the share.
+    """Return a table of measured speeds, beside the device's specifications, and their ratio.
 
-    row: of the same device, or None if it is in no table. torch sees one of several dies.
+    row: the device's, or None if it is in no table. torch sees one of several dies.
     """
     lines = []
     for name in FORMATS:
@@ -126,7 +126,7 @@ class Sources:
 
 
 def _linked(addresses):
-    """Return links that show where they lead, without the path."""
+    """Return links that show their host, without the path."""
     links = (f'<a href="{escape(a)}" target="_blank">{_host(a)}</a>' for a in addresses)
     return ", ".join(links)
 
@@ -140,7 +140,7 @@ def _host(address):
 
 
 class Readings(list):
-    """Sentences that say what to see in a figure, numbered."""
+    """Numbered sentences on the content of a figure."""
 
     def __repr__(self):
         return "\n".join(f"{i}. {text}" for i, text in enumerate(self, 1))
@@ -155,7 +155,7 @@ def _times(ratio):
 
 
 def readings(rows: Sequence) -> Readings:
-    """Return four things to see in `plot_ridges`; every number is computed from the rows.
+    """Return four readings of `plot_ridges`, with every number computed from the rows.
 
     The rows of NVIDIA's V100, A100, H100 and H200, and of AMD's MI250X, are expected among them.
     """
@@ -225,7 +225,7 @@ def _links(line):
 
 
 def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
-    """Draw TFLOP/s by format against the speed of memory, for devices as sold and as measured.
+    """Draw TFLOP/s by format against the speed of memory, for devices as specified and measured.
 
     On a diagonal, an operation with that many operations per byte keeps both equally busy.
     """
@@ -255,7 +255,7 @@ def plot_ridges(rows: Sequence, found: Sequence[Measured] = (), ax=None):
 
 
 class Column:
-    """The formats of one device, above each other in the figure."""
+    """The formats of one device, in a column of the figure."""
 
     def __init__(self, x, name, speed, derived=False, hollow=False):
         speeds = {f: speed(f) or speed(INSTEAD.get(f, f)) for f in DRAWN}
@@ -266,9 +266,9 @@ class Column:
 
 
 def _places(xs):
-    """Return the place of each column's name: the side on which it has no neighbour.
+    """Return the place of each column's name: on the side without a neighbour.
 
-    A column that nearly coincides with the next has its name beside its foot.
+    A column that nearly coincides with the next has its name at its foot.
     """
     apart = [np.inf, *(np.log10(b / a) for a, b in pairwise(xs)), np.inf]
     for left, right in pairwise(apart):
@@ -296,7 +296,7 @@ def _draw(ax, column, where):
 
 
 def _diagonals(ax):
-    """Draw lines of equal operations per byte, inside the limits that the points have set."""
+    """Draw lines of equal operations per byte, inside the limits set by the points."""
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
     left, high = left / 2, high * 2.5  # room for the names
     for intensity in INTENSITIES:
@@ -345,7 +345,7 @@ def _by_size(found, what):
 
 
 def distances(run, published: Sequence = ()) -> Table:
-    """Return a table of how far away data is: measured by experiments/latency.py, then published.
+    """Return a table of the latencies of data: measured by experiments/latency.py, then published.
 
     A cache's row is the fastest load from a block that fits it, and is twice the cache before it.
     """
@@ -389,7 +389,7 @@ def _size_text(count):
 
 
 def _time(ns):
-    """Return nanoseconds in the unit that a person would use; "" for None."""
+    """Return nanoseconds in a readable unit; "" for None."""
     if ns is None:
         return ""
     for size, unit in ((1e6, "ms"), (1e3, "µs")):
@@ -402,10 +402,10 @@ def _time(ns):
 
 
 def anatomy(facts: Mapping, sold, own=None) -> Table:
-    """Return a table of the parts of this machine's GPU, or processor, beside an H100 as sold.
+    """Return a table of the parts of this machine's GPU, or processor, beside an H100's.
 
-    facts: of an Examination by the doctor; sold: the row of the H100; own: that of this machine's
-    GPU, if it is sold in the table: neither torch nor the driver says all of it.
+    facts: the doctor's; sold: the row of the H100; own: the row of this machine's GPU, if it is in
+    the table, because neither torch nor the driver reports all of it.
     """
     here = _gpu_parts(facts, own) if facts["torch"].get("devices") else _cpu_parts(facts)
     parts = {

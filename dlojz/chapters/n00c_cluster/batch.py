@@ -1,4 +1,4 @@
-"""A batch script of the trainee's own, submitted as it is: the exercise 00_cluster.
+"""The exercise 00_cluster: the trainee's own batch script, submitted unchanged.
 
     job = sbatch(course.own("00_cluster"))     # on this cluster, or on a throw-away Slurm here
 
@@ -14,13 +14,13 @@ from dlojz.launch import request, slurm
 from dlojz.launch.job import Job
 
 EXERCISE = "00_cluster"
-HEARD = "heard"  # the file that the script makes when it is signalled
+HEARD = "heard"  # the file that the script makes upon a signal
 
 
 def sbatch(script: str, account: str | None = None) -> Job:
-    """Submit a batch script, and return its job; its tasks write what they see in its folder.
+    """Submit a batch script, and return its job; its tasks write their resources to its folder.
 
-    Without a Slurm, a throw-away one is started on this machine, if that is possible.
+    Without a Slurm, a throw-away one is started on this machine, if possible.
     """
     file = request.find_trainer(script)
     if not file:
@@ -37,7 +37,7 @@ def sbatch(script: str, account: str | None = None) -> Job:
 
 
 def command(run: Path) -> list[str]:
-    """Return the tasks' command: they write what they see, and wait for the script's answer."""
+    """Return the tasks' command: write their resources, and wait for the script's answer."""
     return [
         sys.executable,
         "-P",

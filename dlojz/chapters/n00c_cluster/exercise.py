@@ -1,4 +1,4 @@
-"""00_cluster: four tasks on two nodes, each with what it needs, and a script that hears signals."""
+"""00_cluster: four tasks on two nodes, each with its resources, and a script that hears signals."""
 
 import re
 from collections import Counter
@@ -9,24 +9,24 @@ from dlojz.chapters.n00c_cluster.seen import Task
 from dlojz.check.exercise import Finding, Prepared, State
 
 GOT, HEARD = "what the tasks got", "what the script hears"
-NODES, PER_NODE, CORES = 2, 2, 2  # what the script's first lines say is wanted
+NODES, PER_NODE, CORES = 2, 2, 2  # the request in the script's first lines
 TASKS = NODES * PER_NODE
 
 
 def read(folder: Path) -> dict[str, dict]:
-    """Return what the tasks of this job saw; {} if none began."""
+    """Return the resources of this job's tasks; {} if none began."""
     tasks = seen.read(folder)
     return {"tasks": {"seen": tasks}} if tasks else {}
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.chapters.n00c_cluster.seen` has written."""
+    """Return findings on the resources written by `dlojz.chapters.n00c_cluster.seen`."""
     tasks = cases["tasks"]["seen"]
     return [*_placed(tasks), *_cores(tasks), _gpus(tasks), *_environment(tasks), *_hears(tasks)]
 
 
 def _placed(tasks):
-    """Return findings on how many tasks there are, and where: in the step, and in the job."""
+    """Yield findings on the number of tasks on each node, and the job's cores there."""
     on = Counter(task.node for task in tasks)
     text = ", ".join(f"{n} on {node}" for node, n in sorted(on.items()))
     ok = len(on) == NODES and set(on.values()) == {PER_NODE}
@@ -46,7 +46,7 @@ def allocated(text: str) -> list[int]:
 
 
 def _cores(tasks):
-    """Return findings on the cores of the step, and on who shares them, where tasks are bound."""
+    """Yield findings on the cores of the step, and on their sharing where tasks are bound."""
     shares = [seen.share(task) for task in tasks]
     text = " and ".join(f"{n:g}" for n in sorted(set(shares)))
     ok = min(shares) >= CORES
@@ -72,10 +72,10 @@ def _by_node(tasks):
 
 
 def _of_its_own(tasks: list[Task]) -> int:
-    """Return how many tasks of a node have a GPU to themselves.
+    """Return the number of a node's tasks with a GPU of their own.
 
-    A node shows all its GPUs to each task, which takes the one of its number; or each task is shown
-    one, which a fence may call 0 for all: then the node's number of GPUs decides.
+    Either each task sees all GPUs of the node, and takes the one of its number; or each sees a
+    single one, perhaps called 0 in all tasks: then the node's number of GPUs decides.
     """
     shown = {gpu for task in tasks for gpu in task.gpu_list}
     fenced = all(len(task.gpu_list) == 1 for task in tasks)

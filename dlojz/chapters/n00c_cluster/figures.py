@@ -1,7 +1,7 @@
-"""Tables and figures of notebook 00c: a site, the queue, and what each line of a script is for.
+"""Tables and figures of notebook 00c: a site, the queue, and the lines of a job script.
 
 cluster.lines()      # recorded by tools/record_slurm.py, on a throw-away Slurm
-cluster.tasks(job)   # what the tasks of a job got
+cluster.tasks(job)   # the resources of a job's tasks
 """
 
 import json
@@ -28,13 +28,13 @@ def recorded(name: str) -> dict:
 
 
 def all_sites() -> list[sites_of.Site]:
-    """Return the sites of slurm/sites, but the generic one."""
+    """Return the sites of slurm/sites, except the generic one."""
     files = sorted((course_root() / "slurm" / "sites").glob("*.toml"))
     return [sites_of.read(file) for file in files if file.stem != "generic"]
 
 
 def nodes(*chosen: sites_of.Site) -> Table:
-    """Return the kinds of nodes of these sites; by default of all that the course knows."""
+    """Return a table of the kinds of nodes of these sites, by default of all known ones."""
     head = ("site", "nodes", "GPUs of a node", "cores for each", "host memory for each")
     head = (*head, "memory of a GPU", "at most", "an hour of one costs")
     rows = [row for site in chosen or all_sites() for row in _node_rows(site)]
@@ -68,7 +68,7 @@ def storage(site: sites_of.Site) -> Table:
 
 
 def plot_files(images: int = 1_281_167, per_shard: int = 1000, ax=None):
-    """Draw the number of files that a storage may hold, beside a data set as files and shards."""
+    """Draw the number of files that each storage admits, beside a data set as files and shards."""
     places = [
         (f"{site.name} {name}", place.files)
         for site in all_sites()
@@ -93,7 +93,7 @@ def plot_files(images: int = 1_281_167, per_shard: int = 1000, ax=None):
 
 # The queue ---------------------------------------------------------------------------------------
 
-# Why a job waits, in Slurm's word: what that means, and what to do.
+# Slurm's reasons for which a job waits: the meaning, and the remedy.
 REASONS = {
     "Resources": ("it is the next one, and waits for free nodes", "wait, or ask for less"),
     "Priority": ("others come first", "wait; a shorter job may fit in before them"),
@@ -160,7 +160,7 @@ class _Text(str):
 
 
 def waiting() -> list[tuple[str, str]]:
-    """Return the name of each recorded job that waits, and why, in Slurm's word."""
+    """Return the name of each recorded job that waits, and Slurm's reason."""
     found = []
     for name, text in recorded("queue")["queue"]["jobs"].items():
         state, reason = re.search(r"JobState=(\S+) Reason=(\S+)", text).groups()
@@ -171,13 +171,13 @@ def waiting() -> list[tuple[str, str]]:
 
 
 def reasons() -> Table:
-    """Return the reasons for which recorded jobs wait, and what to do about each."""
+    """Return a table of the reasons for which recorded jobs wait, with the remedies."""
     rows = [(reason, *REASONS.get(reason, (UNKNOWN, UNKNOWN)), name) for name, reason in waiting()]
     return Table(("reason", "it means", "what to do", "job"), rows, "<<<<")
 
 
 def plot_waits(ax=None):
-    """Draw the wait of a job behind a larger one, by the time limit that it asked for."""
+    """Draw the wait of a job behind a larger one, by the requested time limit."""
     waits = recorded("time")["time"]
     names = [f"asks for {minutes} min" for minutes in waits]
     with style(grid="x"):
@@ -191,7 +191,7 @@ def plot_waits(ax=None):
 
 # The script, line by line ------------------------------------------------------------------------
 
-LINES = {  # by the name of a line: what the recorded run shows, and how to say it
+LINES = {  # by the name of a line: the recorded effect, in words
     "--ntasks-per-node": (lambda r: f"tasks on the nodes: {_and(r['tasks'])}"),
     "--cpus-per-task": (lambda r: f"{r['tasks']} tasks, {r['state']} {r['says']}".strip()),
     "--gres": (lambda r: f"a task sees GPUs {r['gpus'][0] or 'none'}"),
@@ -213,7 +213,7 @@ LINES = {  # by the name of a line: what the recorded run shows, and how to say 
     "& wait": (lambda r: f"{r['heard']} of 4 tasks saw the script react while they ran"),
     "exit $code": (lambda r: f"a failed training is {r['state']}"),
 }
-WHERE = {  # the line that does it, as it stands in slurm/job.sbatch
+WHERE = {  # the line in slurm/job.sbatch
     "--export=ALL": "srun --export=ALL",
     "--kill-on-bad-exit": "srun --kill-on-bad-exit=1",
     "& wait": "srun ... & ... wait $step",
@@ -227,7 +227,7 @@ def _and(values):
 
 
 def lines() -> Table:
-    """Return a table of runs of slurm/job.sbatch: as it is, and without each of its lines."""
+    """Return a table of runs of slurm/job.sbatch: unchanged, and without each of its lines."""
     known = recorded("lines")["lines"]
     rows = [
         (WHERE.get(name, name), text(known[name]["with"]), text(known[name]["without"]))
@@ -237,14 +237,14 @@ def lines() -> Table:
 
 
 def processes() -> Table:
-    """Return the seconds after which four processes had begun on two nodes."""
+    """Return a table of the seconds until four processes had begun on two nodes."""
     known = recorded("lines")["lines"]["processes"]
     rows = [(name, f"{seconds:.1f} s") for name, seconds in known.items()]
     return Table(("started by", "all four had begun after"), rows, "<>")
 
 
 def plot_masks():
-    """Draw the cores to which Slurm binds two tasks of a node, by what was asked for."""
+    """Draw the cores to which Slurm binds two tasks of a node, by request."""
     known = recorded("masks")["masks"]
     with style():
         _, axes = plt.subplots(len(known), 1, figsize=(7, 0.75 * len(known)), layout="constrained")
@@ -255,7 +255,7 @@ def plot_masks():
 
 
 def _draw_mask(ax, threads, tasks):
-    """Draw a row of cores, in pieces for their threads; a task colours those that it may use."""
+    """Draw a row of cores, divided into threads, coloured by the task that may use them."""
     for cpu in range(8 * threads):
         who = [task for task, cpus in enumerate(tasks) if cpu in cpus]
         left = cpu / threads + 0.08 * (cpu % threads == 0)
@@ -273,7 +273,7 @@ def _draw_mask(ax, threads, tasks):
 
 
 def tasks(run=None) -> Table:
-    """Return a table of the resources that a job's tasks got; by default the recorded job's."""
+    """Return a table of the resources of a job's tasks, by default of the recorded job."""
     if run is None:
         found = [seen.Task(**task) for task in recorded("allocation")["allocation"]]
     else:
@@ -293,7 +293,7 @@ def tasks(run=None) -> Table:
 
 
 def cost(runs, images: int, epochs: int = 90) -> Table:
-    """Return a table of the GPU hours and the energy of this many epochs, from these runs."""
+    """Return a table of the GPU hours and the energy of `epochs` epochs, from these runs."""
     rows = []
     for run in map(summary, runs):
         seconds = images * epochs / run.images_per_s

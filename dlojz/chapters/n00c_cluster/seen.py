@@ -1,18 +1,18 @@
-"""The resources that the tasks of a Slurm job really got, written by each task to its own file.
+"""The actual resources of the tasks of a Slurm job, written by each task to its own file.
 
     srun python -P -m dlojz.chapters.n00c_cluster.seen FOLDER   # in a batch script, on a cluster
     python -m dlojz.chapters.n00c_cluster.seen FOLDER           # by hand: one task, this process
 
-A batch script says what was wanted. What came of it is in the task: the cores that it may use, the
-GPUs that it is shown, the variables that reached it. Slurm is asked how many cores the step has,
-because not every cluster binds its tasks. A file, `seen-3.json` of task 3:
+A batch script holds the request; the result shows in the task: the cores that it may use, the GPUs
+that it sees, its variables. The step's number of cores is Slurm's, because not every cluster binds
+its tasks. A file, `seen-3.json` of task 3:
 
     {"task": 3, "local": 1, "tasks": 4, "node": "node2", "cores": [4, 5], "host_cores": 64,
      "step_cores": 8, "gpus": "0,1", "began_s": 1.5, "environment": {"MASTER_ADDR": "node1"},
      "heard_s": 0.1, "ended": true}
 
-`heard_s`: how long the batch script took to react to a signal, where it was sent one. `ended` is
-written last: a task that was killed has none.
+`heard_s`: the time until the batch script reacted to a signal, if one was sent. `ended` is written
+last: a task that was killed has none.
 """
 
 import argparse
@@ -30,26 +30,26 @@ from pathlib import Path
 
 from dlojz.course import write_atomically
 
-# What a batch script sets for its tasks, and what Slurm says of the job.
+# The variables that a batch script sets for its tasks, and those that Slurm sets.
 VARIABLES = (
     *("MASTER_ADDR", "OMP_NUM_THREADS", "SLURM_EXPORT_ENV", "SLURM_CPUS_PER_TASK"),
     *("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_JOB_NODELIST"),
     *("SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT", "SLURM_CPU_BIND_LIST"),
 )
-PATIENCE_S = 5.0  # in which a batch script reacts to a signal
+PATIENCE_S = 5.0  # the longest wait for a batch script's reaction to a signal
 
 
 @dataclass(frozen=True)
 class Task:
-    """The cores, GPUs and variables that one task saw."""
+    """The cores, GPUs and variables of one task."""
 
     task: int
     local: int  # among the tasks of its node
     tasks: int
     node: str
-    cores: list[int]  # that it may use, by its affinity
+    cores: list[int]  # the task's, by its affinity
     host_cores: int
-    step_cores: int | None  # of all tasks together, as Slurm says; None if it can't be asked
+    step_cores: int | None  # of all tasks together, by Slurm; None if unknown
     gpus: str | None  # CUDA_VISIBLE_DEVICES, None if it is not set
     began_s: float  # in seconds since 1970
     environment: dict[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Task:
 
     @property
     def bound(self) -> bool:
-        """Return whether this task may use a part of the cores only, and they are real ones."""
+        """Return whether this task may use only some of the cores, and they are real."""
         claimed = int(self.environment.get("SLURM_CPUS_ON_NODE") or 0)
         return len(self.cores) < self.host_cores and claimed <= self.host_cores
 
@@ -81,13 +81,13 @@ def own_cores(task: Task, tasks: list[Task]) -> int | None:
 
 
 def read(folder: Path) -> list[Task]:
-    """Return the tasks of a job, by their number; [] if none began."""
+    """Return the tasks of a job, by number; [] if none began."""
     files = Path(folder).glob("seen-*.json")
     return sorted((Task(**json.loads(f.read_bytes())) for f in files), key=lambda task: task.task)
 
 
 def look() -> Task:
-    """Return this task, as it sees itself."""
+    """Return the present task."""
     env = os.environ
     return Task(
         # torchrun's names come first: each of its agents is one of Slurm's tasks.
@@ -105,7 +105,7 @@ def look() -> Task:
 
 
 def step_cores() -> int | None:
-    """Return the cores that Slurm gave to this step; None if it can't be asked."""
+    """Return the number of cores of this step, by Slurm; None if unknown."""
     step = "{SLURM_JOB_ID}.{SLURM_STEP_ID}"
     if not shutil.which("scontrol") or "SLURM_STEP_ID" not in os.environ:
         return None
@@ -125,8 +125,8 @@ def step_cores() -> int | None:
 def hear(file: Path, tasks: int) -> float | None:
     """Signal the batch script, as Slurm does near the time limit, and wait for its file.
 
-    Return how many seconds it took; None if the script did not react while the tasks ran. The
-    script is signalled once all tasks are there: its answer may be to end them.
+    Return the seconds that it took; None if the script did not react while the tasks ran. The
+    signal is sent once all tasks have begun, because the script may end them.
     """
     _until(lambda: len(read(file.parent)) >= tasks)
     started = time.monotonic()
@@ -137,7 +137,7 @@ def hear(file: Path, tasks: int) -> float | None:
 
 
 def _until(true) -> bool:
-    """Return whether this has become true in time."""
+    """Return whether `true()` holds in time."""
     end = time.monotonic() + PATIENCE_S
     while not (found := true()) and time.monotonic() < end:
         time.sleep(0.05)
@@ -162,7 +162,7 @@ def main(argv=None):
         sys.exit(7)
     if args.hears:
         found["heard_s"] = hear(args.folder / args.hears, found["tasks"])
-        time.sleep(1)  # in which a script that ends too early takes its tasks along
+        time.sleep(1)  # for a script that ends too early, and its tasks with it
     time.sleep(args.seconds)
     write_atomically(file, json.dumps(found | {"ended": True}))
 

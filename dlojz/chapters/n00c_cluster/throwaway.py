@@ -1,8 +1,8 @@
-"""A throw-away Slurm on this machine, to rehearse on where there is none: two nodes, made up.
+"""A throw-away Slurm on this machine, for a rehearsal without a cluster, with two nodes.
 
 It is a real Slurm, whose nodes claim 8 cores and 2 GPUs each. `slurm/throwaway.sh` starts it, as
-root, on Debian or Ubuntu with four packages; it ends after the process that started it, even if
-that was killed.
+root, on Debian or Ubuntu with four packages; it ends with the process that started it, even if
+that is killed.
 """
 
 import os
@@ -18,13 +18,13 @@ from dlojz.launch import slurm
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "pgrep")
 INSTALL = "apt-get install --no-install-recommends slurm-wlm munge iproute2 procps"
-CPUS = 8  # that a node claims: three tasks of two cores fit, where two were meant
+CPUS = 8  # claimed by a node: enough for three tasks of two cores, to show a wrong placement
 START_S = 60
-_folder: Path | None = None  # of the one that this process has started
+_folder: Path | None = None  # of the Slurm that this process has started
 
 
 def missing() -> str:
-    """Return the reason that no throw-away Slurm can be started; "" if one can."""
+    """Return the reason why no throw-away Slurm can be started; "" if one can."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     if absent := [name for name in PROGRAMS if not shutil.which(name, path=path)]:
         return f"no {', '.join(absent)} here: {INSTALL} (on Debian or Ubuntu, as root)"
@@ -46,7 +46,7 @@ def where() -> str:
 
 
 def start():
-    """Start one, and have this process use it. Raises SlurmError with its log."""
+    """Start one for this process. Raises SlurmError with its log."""
     global _folder
     if _folder:
         return
@@ -65,7 +65,7 @@ def start():
 
 
 def stop():
-    """End the one that this process has started, and all that runs on it."""
+    """End the one that this process has started, with its jobs."""
     global _folder
     if not _folder:
         return

@@ -1,8 +1,8 @@
 """01_gpu: model, batches and metrics are on the device.
 
 Without a GPU this is proven by a rehearsal on the meta device, whose tensors have a device and a
-shape but no values: what was left behind on the processor shows there just as on a GPU. The
-rehearsal is given --no-non-blocking as well, which the copies must follow; on a GPU a short run is.
+shape but no values: a tensor left on the processor shows there just as on a GPU. The rehearsal, or
+on a GPU a short run, has --no-non-blocking as well, which the copies must follow.
 """
 
 from dataclasses import replace
@@ -11,13 +11,13 @@ from dlojz.check.common import inputs, like, losses, no_brake, words
 from dlojz.check.exercise import MECHANISM, Exercise, Extra, Finding, Runs, State, shown
 
 REHEARSAL, WAITS = "rehearsal", "no-non-blocking"
-# On meta most of the time is that of batch normalization: of small models resnet18 has the fewest.
+# On meta batch normalization takes most of the time; of small models resnet18 has the fewest.
 SMALL = "--test --data synthetic --model resnet18 --image-size 32 -b 8 --test-nsteps 2 -e 2 "
 SMALL += "--deterministic"
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Return where everything was: on the GPU, or on meta in the rehearsal."""
+    """Return findings on the device of everything: the GPU, or meta in the rehearsal."""
     mine, reference = runs.extras.get(REHEARSAL, (runs.mine, runs.reference))
     kind = reference.setup["device"].split(":")[0]
     where = f" (rehearsed on {kind})" if kind == "meta" else ""
@@ -43,15 +43,15 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _why(mine, kind) -> str:
-    """Return the hint if weights were left behind: with everything else, or alone?"""
+    """Return the hint for weights left behind, with everything else or alone."""
     moved = [i["device"] for i in inputs(mine, "train")] + list(mine.probe.metrics_devices)
     return "model" if any(str(device).startswith(kind) for device in moved) else "nothing-moved"
 
 
 def _if_seen(found: Finding) -> Finding:
-    """Return the finding; nothing is asked of labels that the criterion's hook did not see.
+    """Return the finding, NOT_ASKED if the criterion's hook saw no labels.
 
-    A loss that a function computes has no hook. On a wrong device it would have failed.
+    A loss computed by a function has no hook, and fails on a wrong device.
     """
     if found.reached:
         return found
@@ -59,12 +59,12 @@ def _if_seen(found: Finding) -> Finding:
 
 
 def _copies(runs):
-    """Return findings: do the copies of a step wait if, and only if, the flag says so?"""
+    """Return findings on the copies of a step: they wait exactly if the flag says so."""
     extra = runs.extras.get(WAITS) or runs.extras.get(REHEARSAL)
     if extra and not extra[0].last:
-        return []  # it crashed: something was left behind, and how it is copied comes later
+        return []  # it crashed: something was left behind, which comes first
     on, enough = (run.last.non_blocking for run in (runs.mine, runs.reference))
-    if on is not None:  # what copies ahead has nothing left to copy in the last step
+    if on is not None:  # a trainer that copies ahead has no copy in the last step
         on = max(on, runs.mine.middle.non_blocking or 0)
     ok, least = None not in (on, enough) and on >= enough, f"at least {enough}"
     what, hint = "copies that do not wait", "non-blocking"
@@ -76,7 +76,7 @@ def _copies(runs):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run whose copies must wait: if there is no GPU, on the meta device."""
+    """Return a short run whose copies must wait, without a GPU on the meta device."""
     flags = (*SMALL.split(), "--no-non-blocking")
     return [Extra(WAITS, flags) if on_gpu else Extra(REHEARSAL, flags, rehearse=True)]
 

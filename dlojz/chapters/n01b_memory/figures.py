@@ -1,4 +1,4 @@
-"""Figures of notebook 01b: what is in memory in a step, and what the allocator holds for it.
+"""Figures of notebook 01b: the memory of a step, by part, and the allocator's reserve.
 
 They take runs of experiments (alive, accumulated, snapshot), and recorded training.
 """
@@ -19,8 +19,8 @@ from dlojz.runs.memory import PARTS
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
-WITHIN = 0.08  # of an update: a narrower phase has no name in the drawing
-LOW = 0.2  # of the common scale: what is lower is also drawn enlarged
+WITHIN = 0.08  # share of an update: a narrower phase has no name in the drawing
+LOW = 0.2  # share of the common scale: a lower panel is also drawn enlarged
 WORKSPACES = "#D55E00"
 HELD = "#C9C9D2"
 
@@ -29,9 +29,9 @@ HELD = "#C9C9D2"
 
 
 def plot_update(run, axes=None):
-    """Draw the parts of the memory during an update, moment by moment: a panel a case.
+    """Draw the parts of the memory during an update, moment by moment, a panel for each case.
 
-    run: of alive.py. The dashed line is what the allocator holds.
+    run: of alive.py. The dashed line is the allocator's reserve.
     """
     cases = _cases(run, "at", "alive.py")
     with report.style():
@@ -54,7 +54,7 @@ def plot_update(run, axes=None):
 
 
 def _cases(run, wanted, experiment):
-    """Return the cases of this experiment. Raises UserError if it is of another one."""
+    """Return the cases of a run. Raises UserError if it is of another experiment."""
     found = report.measured(run)
     if not found.cases or not all(wanted in case for case in found.cases.values()):
         raise UserError(f"{found.path}: nothing of this in it; expected a run of {experiment}")
@@ -78,7 +78,7 @@ def _plot_moments(ax, moments, events):
 
 
 def _plot_areas(ax, moments, events):
-    """Draw stacked areas; return where the moments are, {part: area}, and the sum of the parts."""
+    """Draw stacked areas; return the moments' places, {part: area}, and the sum of the parts."""
     x = [moment["event"] / events for moment in moments]
     there = [p for p in PARTS if any(m["parts"].get(p, 0) for m in moments) and p != "unsplit"]
     heights = np.array([[m["parts"].get(part, 0) / 1e9 for m in moments] for part in there])
@@ -87,7 +87,7 @@ def _plot_areas(ax, moments, events):
 
 
 def _name_phases(ax, moments, events):
-    """Draw a line where a phase begins, and its name if there is room."""
+    """Draw a line at the begin of each phase, and its name if there is room."""
     for phase, run in groupby(moments, key=lambda moment: moment["phase"]):
         begin, *_, end = [moment["event"] / events for moment in run] * 2
         if begin:
@@ -99,7 +99,7 @@ def _name_phases(ax, moments, events):
 
 
 def _enlarge(ax, moments, events, top):
-    """Draw a panel that is low again in the room above it, on a scale of its own."""
+    """Draw a low panel again in the room above it, on a scale of its own."""
     most = max(sum(moment["parts"].values()) for moment in moments) / 1e9
     if most > LOW * top:
         return
@@ -110,11 +110,11 @@ def _enlarge(ax, moments, events, top):
     inset.grid(False, axis="x")
 
 
-# What was counted, what was recorded, what was held ----------------------------------------------
+# Counted, recorded, held -------------------------------------------------------------------------
 
 
 def plot_held(counted, recorded: Mapping, ax=None):
-    """Draw the memory of recorded runs: the counted tensors, what came on top, what was held.
+    """Draw the memory of recorded runs: the counted tensors, the rest, and the reserve.
 
     counted: a run of alive.py with one case, of the same model and batch; None: without that part
     """
@@ -153,7 +153,7 @@ def plot_held(counted, recorded: Mapping, ax=None):
 
 
 def _held(run):
-    """Return the peak of the tensors, the most that was held, and the device's memory, in GB."""
+    """Return the peaks of the tensors and of the reserve, and the device's memory, in GB."""
     kept = log.read(run).memory
     if "device_reserved_bytes" not in kept:
         raise UserError(f"{log.read(run).path}: no memory of a GPU in it; give a run on a GPU")
@@ -162,7 +162,7 @@ def _held(run):
 
 
 def what_cuda_said(run) -> str:
-    """Return the error of a run that was out of memory, a sentence a line."""
+    """Return the error of a run that was out of memory, one sentence per line."""
     end = log.read(run).end
     if end.get("outcome") != "out_of_memory":
         raise UserError(f"{log.read(run).path}: it was not out of memory; give a run that was")
@@ -173,7 +173,7 @@ def what_cuda_said(run) -> str:
 
 
 def distances(run) -> Table:
-    """Return a table of how far accumulated parts are from one batch: loss, gradient."""
+    """Return a table of the distances of accumulated parts from one batch: loss, gradient."""
     found = {}
     for measure in report.measured(run).measures:
         found.setdefault(measure.what, {})[measure.variant] = f"{measure.value:.1g}"
@@ -185,7 +185,7 @@ def distances(run) -> Table:
 
 
 def plot_snapshot(run, ax=None):
-    """Draw the memory of a snapshot, entry by entry: of the tensors, and held by the allocator."""
+    """Draw the memory of a snapshot, entry by entry: the tensors, and the allocator's reserve."""
     [(how, case)] = _cases(run, "allocated", "snapshot.py").items()
     x = np.linspace(0, case["entries"], len(case["allocated"]))
     with report.style():

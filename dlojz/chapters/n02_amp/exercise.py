@@ -8,8 +8,8 @@ from dlojz.check.exercise import MECHANISM, SAME, Exercise, Extra, Finding, Runs
 
 FP16, FP32 = "fp16-clipped", "fp32-accumulates"
 BF16 = "bf16"
-CLIP_NORM = 0.7  # a number that nobody would write into a trainer
-SMALLER = 2**7  # times than the solution's: a scaler's factor changes by 2 at a time
+CLIP_NORM = 0.7  # unlikely to be written into a trainer
+SMALLER = 2**7  # factor below the solution's: a scaler's factor changes by 2 at a time
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 8"
 FORMATS = {"fp16": "float16", "bf16": "bfloat16"}
 LAYERS = "convolutions and linear layers, outputs"
@@ -18,7 +18,7 @@ MATMUL, CONV = (attrgetter(f"probe.numerics.{name}_fp32") for name in ("matmul",
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Return what was computed in which dtype."""
+    """Return the findings on the dtypes of the computation."""
     mine, reference, precision = runs.mine, runs.reference, runs.arguments["precision"]
     layers, expected = _outputs(mine), FORMATS.get(precision, "float32")
     looks = (
@@ -33,7 +33,7 @@ def mechanism(runs: Runs) -> list[Finding]:
     )
     return [
         flag(mine, "--precision", lambda p: p != "fp32", "tf32, fp16 or bf16", "which"),
-        # Not beside the solution's: a job that failed has nothing beside it.
+        # Without the solution's, which a failed job lacks.
         Finding(MECHANISM, "layers", LAYERS, layers == expected, layers, expected, _why(layers)),
         *alike(mine, reference, *((MECHANISM, *look) for look in looks)),
         *(_scaled(*runs.extras[FP16]) if FP16 in runs.extras else []),
@@ -44,7 +44,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _why(found):
-    """Return the hint for layers or operations that are not in the format that was asked for."""
+    """Return the hint for layers or operations that are not in the requested format."""
     return "format" if found in FORMATS.values() else "autocast"
 
 
@@ -73,14 +73,13 @@ def _on_cpu(run):
 
 
 def _scaled(mine, reference):
-    """Return findings: was the loss scaled in fp16, and were gradients unscaled to be clipped?"""
+    """Return findings on fp16: the loss is scaled, and gradients are unscaled before clipping."""
     scale, usual = _factor(mine, reference), reference.probe.loss_gradient
-    # A factor so small saves few gradients from underflow.
+    # A smaller factor saves few gradients from underflow.
     least = max(1, (usual or 1) / SMALLER)
     scaled = scale is not None and least < scale < math.inf
     why = "loss-dtype" if scale == math.inf else "scaler"  # fp16 ends at 65504, and it is 65536
     norm, expected = (r.probe.gradients.norm for r in (mine, reference))
-    # A scaler would have skipped the update.
     hint = "unscale" if norm is None or math.isfinite(norm) else "scaler-step"
     clipped = _near(norm, expected)
     return [
@@ -98,9 +97,9 @@ def _scaled(mine, reference):
 
 
 def _factor(mine, reference):
-    """Return the factor on the loss, from the logits if a function computed the loss.
+    """Return the factor on the loss; if a function computed the loss, from the logits.
 
-    Both begin with the same weights and images, so their logits' gradients differ by it alone.
+    Both runs begin with the same weights and images, so only it differs in the logits' gradients.
     """
     if mine.probe.loss_gradient is not None:
         return mine.probe.loss_gradient
@@ -109,7 +108,7 @@ def _factor(mine, reference):
 
 
 def _in_float32(mine, reference):
-    """Return findings: is fp32 really that, and is an update the mean of its batches?"""
+    """Return findings on fp32: nothing is in another format, and an update averages its batches."""
     factor = _factor(mine, reference)
     plain = factor is not None and factor <= 1.01
     norms = [r.probe.gradients.norm for r in (mine, reference)]
@@ -150,11 +149,11 @@ def _number(value):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return short runs on small images: in fp16 with clipping, in fp32 with two batches an update.
+    """Return short runs on small images: fp16 with clipping, fp32 with two batches per update.
 
-    That in fp32 has two epochs. Eight steps in fp16, because the scaler skips the first ones until
-    its scale is small enough. On a GPU also one in bf16: fp16 is autocast's own choice there, as
-    bf16 is on a processor.
+    The one in fp32 has two epochs. fp16 has eight steps, because the scaler skips the first ones
+    until its scale is small enough. On a GPU there is also one in bf16, because fp16 is autocast's
+    default there, as bf16 is on a processor.
     """
     kinds = {
         FP16: f"--test-nsteps 8 --precision fp16 --clip-norm {CLIP_NORM}",

@@ -1,4 +1,4 @@
-"""Figures of notebook 02: what number formats can represent, and what they gain and cost.
+"""Figures of notebook 02: the range and precision of number formats, their gain and cost.
 
 A format is described by its bits; the fate of a value in it is computed, not looked up.
 """
@@ -75,7 +75,7 @@ def points(run, unit: str) -> dict[str, tuple[list, list]]:
 
 @dataclass(frozen=True)
 class Fate:
-    """The fate of numbers in a format, as shares of those that are not zero."""
+    """The fate of numbers in a format, as shares of the nonzero ones."""
 
     zero: float
     subnormal: float  # they keep some of their bits
@@ -83,16 +83,16 @@ class Fate:
 
 
 def fate(counts: Mapping[int, int], number_format: Format, scale_exponent: int = 0) -> Fate:
-    """Return the fate of numbers that are scaled by 2^scale_exponent and then stored in a format.
+    """Return the fate of numbers scaled by 2^scale_exponent and then stored in a format.
 
-    counts: how many numbers lie in [2^e, 2^(e+1)), by e.
+    counts: the count of numbers in [2^e, 2^(e+1)), by e.
     """
     total = sum(counts.values())
 
     def share(low, high):
         return sum(n for e, n in counts.items() if low <= e + scale_exponent < high) / total
 
-    # Anything from half the smallest number is rounded up to it; below that it becomes zero.
+    # Numbers from half the smallest one are rounded up to it; below that they become zero.
     edge = number_format.subnormal - 1
     return Fate(
         share(-inf, edge),
@@ -107,7 +107,7 @@ def skipped(scales: Sequence[float]) -> list[int]:
 
 
 def dtypes(run) -> Table:
-    """Return a table of dtypes in a run's first step: into and out of each layer, and stored."""
+    """Return a table of dtypes in a run's first step: layers' inputs and outputs, and stored."""
     try:
         seen = log.read(run).probe
     except log.LogError:
@@ -161,7 +161,7 @@ def plot_formats(ax=None):
 
 
 def plot_underflow(run, scale_exponent: int = 16, axes=None):
-    """Draw the sizes of a step's gradients, as they are and scaled, above the formats' ranges."""
+    """Draw the sizes of a step's gradients, plain and scaled, above the formats' ranges."""
     run = log.read(run)
     found = {
         name: dict(zip(exponents, counts, strict=True))
@@ -203,13 +203,13 @@ def _plot_ranges(ax, hardware):
 
 
 def plot_scale(run, ax=None):
-    """Draw the loss scale from step to step, and the steps that were skipped."""
+    """Draw the loss scale from step to step, and the skipped steps."""
     run = log.read(run)
     scales = points(run, "loss scale")["scale"][1]
     lost = skipped(scales)
     with style():
         ax = ax or plt.subplots(figsize=(9, 3))[1]
-        used = np.log2(scales[:-1])  # the last one is what the next step would use
+        used = np.log2(scales[:-1])  # the last one is the next step's
         ax.step(range(len(used)), used, where="mid", color=COLOURS["fp16"])
         ax.plot(range(len(used)), used, ".", color=COLOURS["fp16"], label="taken")
         style_of_lost = {"color": PALETTE["failure"], "label": "skipped: a gradient was infinite"}
@@ -222,9 +222,9 @@ def plot_scale(run, ax=None):
 
 
 def plot_ways(run, ax=None):
-    """Draw the time of an update on host and device, in each way of experiments/updates.py.
+    """Draw the time of an update on host and device, for each way of experiments/updates.py.
 
-    The device's part is what the update added to the work that it was given before.
+    The device's part is the time that the update added to its earlier work.
     """
     run = measured(run)
     s = summary(run)
@@ -269,7 +269,7 @@ def _plot_lines(run, unit, ax):
     for name, (xs, values) in points(run, unit).items():
         colour = COLOURS[measures[name].what]
         mark = "o--" if measures[name].variant == "refused" else "o-"
-        shown = np.where(np.array(values) > 0, values, np.nan)  # an error of zero has no logarithm
+        shown = np.where(np.array(values) > 0, values, np.nan)  # zero has no logarithm
         ax.plot(np.array(xs, float), shown, mark, ms=3, color=colour, label=name)
     ax.set_ylabel(unit)
     ax.legend()
@@ -329,7 +329,7 @@ def plot_updates(formats_run, gradients_run, axes=None):
 
 
 def plot_footprint(run, axes=None):
-    """Draw bytes per parameter and bytes per image by precision; counted, not fitted."""
+    """Draw bytes per parameter and bytes per image by precision, as counted."""
     run = log.read(run)
     colours = (PALETTE["model"], PALETTE["backward"], PALETTE["update"], PALETTE["transfer"])
     images = points(run, "activations (bytes per image)")

@@ -1,4 +1,4 @@
-"""03_channels_last: weights, images and activations have their channels next to each other."""
+"""03_channels_last: weights, images and activations in channels_last."""
 
 from dlojz.check.common import alike, flag, inputs, like, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs
@@ -12,7 +12,7 @@ SMALL = (
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Return the layouts, by strides; "any" if a tensor's shape leaves no choice."""
+    """Return findings on the layouts, by strides; "any" if a tensor's shape leaves no choice."""
     mine, reference = runs.mine, runs.reference
     images, weights = _images(mine), _weights(mine)
     neither = WANTED not in (images, weights)
@@ -63,7 +63,7 @@ def _autotuner(run):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run that asks for NCHW, and for what the autotuner would break."""
+    """Return a short run that asks for NCHW, and for determinism, which the autotuner breaks."""
     return [Extra(OTHERWISE, (*SMALL.split(), "--no-channels-last", "--deterministic"))]
 
 

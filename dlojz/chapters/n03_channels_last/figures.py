@@ -1,4 +1,4 @@
-"""Figures of notebook 03: how the elements of a tensor lie in memory, and what it costs.
+"""Figures of notebook 03: the order of a tensor's elements in memory, and its cost.
 
 Each figure takes tensors, runs of experiments or recordings, and returns its axes.
 """
@@ -19,7 +19,7 @@ from dlojz.traces import kinds
 CHANNELS = ("#D55E00", "#009E73", "#0072B2")  # red, green and blue, as in an image
 NCHW, NHWC, WORSE = (report.PALETTE[name] for name in ("limit", "speed", "failure"))
 
-# The kinds that a layout affects, as these figures name them; all others are the rest.
+# The kinds affected by a layout, with their names in the figures; all others are the rest.
 NAMES = {
     kinds.LAYOUT: "change of layout",
     kinds.NORMALIZATION: "batch normalization",
@@ -42,7 +42,7 @@ def addresses(tensor) -> dict[int, tuple[int, ...]]:
 
 
 def plot_memory(tensors, axes=None):
-    """Draw each [N, C, H, W] tensor as it lies in memory, by channel, with shape and stride."""
+    """Draw each [N, C, H, W] tensor in its order in memory, by channel, with shape and stride."""
     with report.style(grid="x"):
         if axes is None:
             axes = plt.subplots(len(tensors), 1, figsize=(11, 2.1 * len(tensors)), squeeze=False)[1]
@@ -75,10 +75,10 @@ def _plot_strides(ax, tensor):
 
 
 def seen(run) -> Table:
-    """Return a table of the layouts in which tensors entered and left a run's layers."""
+    """Return a table of the layouts of a run's layers, of their inputs and outputs."""
     try:
         rows = log.read(run).probe.layers
-    except log.LogError:  # it failed before its first step was over
+    except log.LogError:  # it failed in its first step
         rows = []
     count = Counter()
     for row in rows:
@@ -90,7 +90,7 @@ def seen(run) -> Table:
 
 
 def kind_of(name: str) -> str:
-    """Return the purpose of a kernel or an operation, one of COLOURS, by its name."""
+    """Return the kind of a kernel or an operation, one of COLOURS, by its name."""
     kind = kinds.kind(name)
     if kind == kinds.REST and kinds.AROUND_CONVOLUTIONS.search(name):
         kind = kinds.MATRIX
@@ -103,7 +103,7 @@ def gain(case: dict, first: dict) -> float:
 
 
 def step_by_kind(case: dict, first: dict) -> dict[str, float]:
-    """Return the milliseconds of a median step by kind, split as the profiled step was."""
+    """Return the milliseconds of a median step by kind, divided like the profiled step."""
     spent = dict.fromkeys(COLOURS, 0.0)
     for name, ms in case["times_ms"].items():
         spent[kind_of(name)] += ms
@@ -112,7 +112,7 @@ def step_by_kind(case: dict, first: dict) -> dict[str, float]:
 
 
 def plot_kinds(runs, axes=None):
-    """Draw runs of experiments/layouts.py, a panel each: a step by case and kind of kernel."""
+    """Draw a step by case and kind of kernel, a panel for each run of experiments/layouts.py."""
     with report.style(grid="x"):
         if axes is None:
             size = (10, 0.5 + 2.2 * len(runs))
@@ -140,7 +140,7 @@ def plot_kinds(runs, axes=None):
 
 
 def plot_trace(run, cases=("neither", "both"), ax=None):
-    """Draw the first kernels of a step in time, by kind: what comes between convolutions."""
+    """Draw the first kernels of a step over time, by kind, to show those between convolutions."""
     run = report.measured(run)
     traces = [run.cases[case]["trace_ms"] for case in cases]
     with report.style(grid="x"):
@@ -198,7 +198,7 @@ def plot_autotuner(runs, axes=None):
                 ax.xaxis.get_major_locator().set_params(integer=True)
                 ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=9)
         steps = np.concatenate([line.get_ydata() for ax in axes for line in ax.lines])
-        if steps.max() > 5 * np.median(steps):  # else a logarithmic axis would only magnify noise
+        if steps.max() > 5 * np.median(steps):  # else a logarithmic axis only magnifies noise
             axes[0].set_yscale("log")
         else:
             axes[0].set_ylim(bottom=0)
@@ -210,7 +210,7 @@ def plot_autotuner(runs, axes=None):
 def plot_matrix(recordings, batch_size=256, axes=None):
     """Draw NCHW beside channels_last by model and precision: throughput and energy."""
     ran = [s for s in map(summary, recordings) if s.batch_size == batch_size]
-    ran = [s for s in ran if "channels_last" in s.arguments]  # leaves out the experiments
+    ran = [s for s in ran if "channels_last" in s.arguments]  # without the experiments
     table = {(s.model, *_variant(s)): s for s in ran}
     models = list(dict.fromkeys(s.model for s in ran))
     with report.style():

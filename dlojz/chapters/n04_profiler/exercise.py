@@ -11,22 +11,22 @@ SMALL = (
     "--precision fp32 --deterministic"
 )
 QUIET = "without-the-flag"
-MOST_STEPS = 10  # a trace of more steps is larger and tells nothing more
+MOST_STEPS = 10  # a trace of more steps is larger without telling more
 PHASES = {"transfer", "forward", "backward", "update"}
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Return what the profiler did in each step, and what the trace holds."""
+    """Return findings on the profiler's actions in each step, and on the trace."""
     mine, reference = runs.mine, runs.reference
     asked = bool(runs.arguments["profile"])
     found = [flag(mine, "--profile", bool, "True", "asked")]
-    # The last step is not looked at while a profiler runs: the solution's was still running.
+    # The evidence lacks the last step while a profiler runs: the solution's was still running.
     if reference.end.get("outcome") == "completed" and not reference.last:
         steps = f"{len(reference.steps)}"
         return [*found, Finding(MECHANISM, "steps", "steps", False, steps, "8 or more", "short")]
     if asked:
         actions = _actions(mine)
-        # What begins again writes its trace again, perhaps with no whole step.
+        # A profiler that begins again overwrites its trace, perhaps without a whole step.
         found += [*_schedule(actions), *([] if _begins_again(actions) else _trace(mine, actions))]
     if QUIET in runs.extras:
         which = "quiet", "without the flag"
@@ -35,7 +35,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _actions(run) -> list[str]:
-    """Return what torch's profiler did in each step: NONE, WARMUP, RECORD, RECORD_AND_SAVE."""
+    """Return the action of torch's profiler in each step: NONE, WARMUP, RECORD, RECORD_AND_SAVE."""
     return run.profiler.actions
 
 
@@ -44,7 +44,7 @@ def _quiet(run):
 
 
 def _schedule(actions):
-    """Return findings: were a few steps recorded, once, with a warm-up before them?"""
+    """Return findings on the schedule: a few steps are recorded, once, after a warm-up."""
     recorded = [i for i, a in enumerate(actions) if a.startswith("RECORD")]
     if not recorded:
         return []
@@ -64,13 +64,13 @@ def _schedule(actions):
 
 
 def _begins_again(actions):
-    """Return whether the profiler does anything after it has saved its first trace."""
+    """Return whether the profiler is on again after saving its first trace."""
     rest = actions[actions.index("RECORD_AND_SAVE") + 1 :] if "RECORD_AND_SAVE" in actions else []
     return set(rest) - {"NONE"} != set()
 
 
 def _trace(run, actions):
-    """Return a finding: is there a trace, with all phases of the training in each step?"""
+    """Return a finding on the trace: each step has all phases of the training."""
     recorded = any(a.startswith("RECORD") for a in actions)
     try:
         found = trace.read(_file(run), marked=True)
@@ -95,7 +95,7 @@ def _file(run: log.Run):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return a short run without --profile: then there must be no profiler."""
+    """Return a short run without --profile, which must have no profiler."""
     return [Extra(QUIET, tuple(SMALL.split()))]
 
 
@@ -109,6 +109,6 @@ EXERCISE = Exercise(
         (r"'NoneType' object has no attribute 'step'", "not-there"),
         (r"save_trace\(\) missing", "handler"),
     ),
-    # What is left on also keeps the Chronometer from measuring: the profiler is the cause.
+    # A profiler left on also keeps the Chronometer from measuring.
     first_hints=("images", "validation", "backward", "flag"),
 )

@@ -28,8 +28,8 @@ LOOK = {
     "else": "Find the longest gap. Does anything stand right above it that has a name?",
 }
 ANSWERS = FAULTS | {"else": "something is wrong that is not in this list"}
-# Recordings under reference/, in an order that gives nothing away. Some faults come twice, or not
-# at all, so that nothing can be concluded from the other answers. More of them: tools/cases.py.
+# Recordings under reference/, in an order that reveals nothing. Some faults occur twice, or not at
+# all, so that other answers do not help. More of them: tools/cases.py.
 MYSTERIES = {
     "A": "h100/04-trace-fault-small-batch",
     "B": "h100/04-trace-fault-print",
@@ -77,12 +77,12 @@ def truth(letter: str) -> str:
 
 
 def evidence(letter: str) -> str:
-    """Return the sentence that proves the fault of a mystery."""
+    """Return the sentence that proves a mystery's fault."""
     return suspects(traces_of(_folder(letter)))[0].evidence
 
 
 def hint(letter: str) -> str:
-    """Return a hint after a wrong answer: first where to look, then the evidence."""
+    """Return a hint after a wrong answer: first the place to look at, then the evidence."""
     true = truth(letter)
     wrong = sum(fault != true for fault in answers(letter))
     return LOOK[true] if wrong < 2 else f"The evidence: {evidence(letter)}."
@@ -98,14 +98,14 @@ def answer(letter: str, fault: str) -> bool:
 
 
 def answers(letter: str) -> list[str]:
-    """Return the answers that were given so far."""
+    """Return the answers so far."""
     return [entry["value"] for entry in progress.load().get(KIND, {}).get(letter, [])]
 
 
 def score() -> Table:
     """Return a table of the first answer to each mystery, and of the attempts needed.
 
-    A mystery that was solved after hints is counted apart from one that needed none.
+    A mystery solved after hints is counted apart from one that needed none.
     """
     rows, firsts, later = [], 0, 0
     for letter in MYSTERIES:
@@ -152,7 +152,7 @@ def accuse(letter: str):
 
 
 def _kept(letter):
-    """Return the last answer; None if there is none, or it can no longer be given."""
+    """Return the last answer; None if there is none, or it is no longer an option."""
     given = progress.last(KIND, letter)
     return given if given in ANSWERS else None
 

@@ -1,13 +1,13 @@
-"""The faults that were planted in recorded traces: what a detective should name.
+"""The planted faults of recorded traces: the right answers.
 
-Older recordings have the fault in their name, such as 04-trace-held-out-item. The names of the
-others are numbers, 04-trace-sealed-07, and a file beside them has the answers, so that rules can be
-written before anybody reads it. 04-trace-sealed.toml:
+Older recordings have the fault in their name, such as 04-trace-held-out-item. The others have
+numbers, 04-trace-sealed-07, and a file beside them with the answers, so that rules can be written
+before it is read. 04-trace-sealed.toml:
 
     [04-trace-sealed-07]
     fault = "garbage"
     strength = "weak"
-    functions = false  # whether Python's functions were recorded
+    functions = false  # with Python's functions recorded
     slower = 1.31  # than the same training without the fault
 """
 
@@ -16,7 +16,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-# Causes that are no class of their own: how `runs.suspects` calls what a trace shows of them.
+# Causes that are no class of their own, with their names in `traces.suspects`.
 SHOWN_AS = {
     "sleep": "elsewhere",
     "python": "elsewhere",
@@ -27,27 +27,27 @@ SHOWN_AS = {
 }
 IN_NAME = re.compile(r"^04-(?:trace-(?:fault|held-out|unseen)|cpu-trace)-(.+?)(?:-x\d+)?$")
 NUMBERED = re.compile(r"^(04-trace-(?:open|sealed))-\d+(?:-x\d+)?$")
-UNSEEN = 1.03  # a training that is less slower than this need not look ill
+UNSEEN = 1.03  # a smaller slow-down need not show
 
 
 def fault(folder: Path) -> str:
-    """Return the fault that was planted in a recorded run."""
+    """Return the planted fault of a recorded run."""
     return _label(folder)["fault"]
 
 
 def right(folder: Path) -> set[str]:
-    """Return the names that are right for a recorded run, as a trace can tell."""
+    """Return the right names for a recorded run, as far as a trace can show them."""
     label = _label(folder)
     names = {SHOWN_AS.get(label["fault"], label["fault"])}
     if label["fault"] == "garbage" and not label.get("functions", True):
-        names = {"elsewhere"}  # only the recording of Python's functions names the collector
+        names = {"elsewhere"}  # the collector has a name only with Python's functions recorded
     if label.get("slower", UNSEEN) < UNSEEN:
         names.add("none")
     return names
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder's name is that of a recording with a planted fault."""
+    """Return whether a folder is a recording with a planted fault, by its name."""
     return bool(IN_NAME.match(folder.name) or NUMBERED.match(folder.name))
 
 

@@ -7,15 +7,15 @@ from dlojz.runs import stats
 
 VALUES, FEW = "same values", "few operations"
 # On one thread of an Intel Xeon with AVX-512, a one for each row made the function 2.2 to 2.8 times
-# as fast, and scatter_reduce 3.1 to 3.4; the repaired one came out at 0.90 to 1.02. Twelve pairs
-# each, 15, 3 and 3 times, while other programs were busy.
+# as fast, and scatter_reduce 3.1 to 3.4; the repaired one reached 0.90 to 1.02. Twelve pairs each,
+# 15, 3 and 3 times, while other programs were busy.
 AT_LEAST = 1.3
-LARGE = 1e-4  # of the largest number: float32, with a hundred rows and more in a segment
-TOLERANCE = 1e-5  # of the largest number of a gradient
-GROWTH = 16  # operations more in a larger call; a loop has several for each of 112 segments more
-# What a result looks like says more of the cause than the case in which it is wrong.
+LARGE = 1e-4  # share of the largest number: float32, a hundred rows and more in a segment
+TOLERANCE = 1e-5  # share of the largest number of a gradient
+GROWTH = 16  # additional operations of a larger call; a loop has several for each of 112 segments
+# The form of a result tells more about the cause than the case in which it is wrong.
 SAYS_WHY = {key: key for key in ("form", "sums", "whole", "rounded")}
-CASES = (  # what, the cases, the hint for a result that is wrong only there
+CASES = (  # label, cases, the hint for a result that is wrong only there
     ("sorted ids", ("neighbours", "one segment"), "values"),
     ("float64", ("float64",), "form"),
     ("unsorted ids", ("unsorted", "blocks", "one row each"), "unsorted"),
@@ -34,7 +34,7 @@ LIKE = {
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.chapters.n04b_roofline.job` has logged."""
+    """Return findings on the log of `dlojz.chapters.n04b_roofline.job`."""
     looks = {look["case"]: look for look in cases["values"]["looks"]}
     speed = cases["speed"]
     return [
@@ -63,7 +63,7 @@ def _values(what, looks, hint):
 
 
 def _large(speed):
-    """Return the finding on the results of the calls that were timed."""
+    """Return the finding on the results of the timed calls."""
     which = VALUES, "long", "a long list"
     if "raised" in speed:
         return Finding(*which, False, speed["raised"], "a mean", "long")
@@ -127,7 +127,7 @@ def _speed(speed):
 
 
 def _compared(pairs) -> stats.Comparison:
-    """Return how much faster the trainee's calls are than the baseline's."""
+    """Return the comparison of the trainee's calls with the baseline's."""
     ratio, low, high, word = stats.judge([a / b for a, b in pairs], stats.MARGIN_CPU)
     return stats.Comparison(ratio, low, high, stats.MARGIN_CPU, len(pairs), word)
 

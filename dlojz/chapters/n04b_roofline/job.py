@@ -1,7 +1,7 @@
-"""The segment mean that a trainee repairs and makes faster, beside a reference and a baseline.
+"""The trainee's segment mean, repaired and made faster, beside a reference and a baseline.
 
-A repaired file ends with `segments.examine(segment_mean)`. What that logs is judged by
-`dlojz.chapters.n04b_roofline.exercise`. All cases are drawn, new ones in each run.
+A repaired file ends with `segments.examine(segment_mean)`, whose log is judged by
+`dlojz.chapters.n04b_roofline.exercise`. All cases are random, new ones in each run.
 """
 
 import math
@@ -16,12 +16,12 @@ import torch
 from dlojz.chapters import harness, session
 from dlojz.watch import evidence
 
-PAIRS, CALLS = 12, 5  # of the baseline and of the trainee's, and calls of each in a pair
-ROWS, FEATURES, SEGMENTS = 20_000, 32, 200  # of what is timed, and a few more
-# Of the largest number. A sum of thirty float32 is off by 1e-7, rounding to 16 bits by 5e-4.
+PAIRS, CALLS = 12, 5  # pairs of the baseline and the trainee's, and calls of each in a pair
+ROWS, FEATURES, SEGMENTS = 20_000, 32, 200  # of timed calls, and a few more
+# Shares of the largest number. A sum of thirty float32 is off by 1e-7, rounded to 16 bits by 5e-4.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-ROUNDED = 0.02  # at most; bf16 keeps 1/256 of a number, and a sum in it loses more
-# Rows, features and segments of the calls whose operations are counted: each has more of one.
+ROUNDED = 0.02  # at most; bf16 is exact to 1/256 of a number, and a sum in it to less
+# Rows, features and segments of the counted calls, each with more of one.
 COUNTED = ((256, 4, 16), (260, 4, 128), (264, 16, 16), (1024, 4, 16))
 
 
@@ -40,11 +40,11 @@ class Case(NamedTuple):
     x: torch.Tensor  # [rows, features]
     ids: torch.Tensor  # [rows]
     segments: int
-    gradient: bool = True  # whether x asks for one
+    gradient: bool = True  # of x
 
 
 def examine(mean):
-    """Log what this function computes, its operations and its speed.
+    """Log this function's results, operations and speed.
 
     mean: takes x, ids and the number of segments.
     """
@@ -61,7 +61,7 @@ def examine(mean):
 
 
 def drawn(draw, device) -> Iterator[Case]:
-    """Yield the cases. No two of them have equal shapes, unless one is the other one again."""
+    """Yield the cases, all of different shapes, except repetitions."""
 
     def case(name, lengths, shuffled=True, dtype=torch.float32):
         number = next(numbers)
@@ -83,17 +83,17 @@ def drawn(draw, device) -> Iterator[Case]:
     yield case("float64", _lengths(draw), shuffled=False, dtype=torch.float64)
     first = case("first", _lengths(draw))
     yield first
-    ids = (first.ids + 1) % first.segments  # so each segment gets the length of another one
+    ids = (first.ids + 1) % first.segments  # each segment gets the length of another one
     again = Case("same shapes", torch.randn_like(first.x), ids, first.segments)
     yield again
-    # The look at them is over. Now the same tensors get other numbers, and ask for no gradient.
+    # After the look at them, the same tensors get other numbers, without a gradient.
     again.x.detach_().normal_()
     again.ids.copy_((ids + 1) % first.segments)
     yield Case("same tensors", again.x, again.ids, again.segments, gradient=False)
 
 
 def _lengths(draw):
-    """Return the lengths of some segments, none of which is empty."""
+    """Return the lengths of some segments, all above 0."""
     return [draw.randrange(1, 30) for _ in range(draw.randrange(8, 30))]
 
 
@@ -105,20 +105,20 @@ def _with_empty(draw, lengths):
 
 
 def _in_blocks(case, draw):
-    """Return a case in which rows of a segment are neighbours, and segments in any order."""
+    """Return a case with neighbouring rows in a segment, and segments in any order."""
     names = draw.sample(range(case.segments), case.segments)
     renamed = torch.tensor(names[::-1] if names == sorted(names) else names)
     return case._replace(ids=renamed.to(case.ids.device)[case.ids])
 
 
 def look(mean, case) -> dict:
-    """Return how far the result of a call and its gradient are off, and what they look like."""
+    """Return the errors and the forms of a call's result and gradient."""
     x, ids = case.x.requires_grad_(case.gradient), case.ids
     before = x.detach().clone(), ids.clone()
     found = {"case": case.name}
     try:
         out = mean(x, ids, case.segments)
-    except Exception as error:  # whatever the trainee's lines may raise
+    except Exception as error:  # any, from the trainee's lines
         return found | {"raised": harness.short(error)}
     found["changed"] = not all(map(torch.equal, (x.detach(), ids), before))
     x, ids = before
@@ -141,12 +141,12 @@ def reference(x, ids, segments):
 
 
 def compared(out, expected, sums, counts, tolerance) -> dict:
-    """Return the largest error, as a share of the largest mean, and what the result looks like."""
+    """Return the largest error, relative to the largest mean, and the form of the result."""
     full = counts[:, 0] > 0
     off = partial(harness.off, scale=expected.abs().max().clamp(min=1e-6))
     error = off(out, expected)
     longest = counts.max().item()  # a sum may be larger than its mean by this factor
-    # By how much each row is longer than it should be, if it has the right direction.
+    # The factor by which each row is too long, if it has the right direction.
     factor = (out * expected).sum(1, True) / expected.square().sum(1, True).clamp(min=1e-12)
     likes = {
         "right": error <= tolerance,
@@ -161,13 +161,13 @@ def compared(out, expected, sums, counts, tolerance) -> dict:
 
 
 def gradient(out, x, ids, counts) -> float:
-    """Return how far the gradient of x is off, as a share of its largest number."""
+    """Return the error of the gradient of x, relative to its largest number."""
     weights = torch.randn_like(out)
     try:
         (found,) = torch.autograd.grad(out, x, weights)
     except RuntimeError:  # detached, or an operation has none, as a floor division
         return math.inf
-    expected = (weights.double() / counts.clamp(min=1))[ids]  # each row has its share of the mean
+    expected = (weights.double() / counts.clamp(min=1))[ids]  # each row's share of the mean
     return harness.off(found.double(), expected)
 
 
@@ -187,36 +187,36 @@ def _list(rows, features, segments, device):
 
 
 def counted(mean, device) -> list[dict]:
-    """Return the numbers of operations and of reads in calls of different sizes."""
+    """Return the counts of operations and reads in calls of different sizes."""
     found = []
     for sizes in COUNTED:
         call = partial(mean, *_list(*sizes, device), sizes[-1])
         try:
             counts = evidence.counts(evidence.profiled(call))
-        except Exception:  # the looks say what it raises
+        except Exception:  # reported by the looks
             return []
         found.append(dict(zip(("rows", "features", "segments"), sizes, strict=True)) | counts)
     return found
 
 
 def timed(mean, device, draw) -> dict:
-    """Return the milliseconds per call of the baseline and of `mean`, in pairs on the same data.
+    """Return the milliseconds per call of the baseline and `mean`, in pairs on the same data.
 
-    Both forward, and with the backward pass; and how far their results differ. On a processor it is
-    the time for which this process computed, in one thread, which other programs hardly change.
+    Calls are timed forward and with the backward pass, and their results are compared. On a
+    processor it is the process's CPU time, in one thread, which other programs disturb little.
     """
     seen = {"device": device.type, "forward": [], "backward": [], "errors": []}
     try:
         with harness.one_thread(device):
             for number in range(PAIRS):
                 _pair(mean, device, draw, number, seen)
-    except Exception as error:  # whatever the trainee's lines may raise
+    except Exception as error:  # any, from the trainee's lines
         seen["raised"] = harness.short(error)
     return seen
 
 
 def _pair(mean, device, draw, number, seen):
-    """Time one pair; which of the two begins takes turns."""
+    """Time one pair; the two begin in turns."""
     segments = SEGMENTS + draw.randrange(SEGMENTS // 10)
     rows = ROWS + 100 * number + draw.randrange(100)  # no two pairs have equal shapes
     x, ids = _list(rows, FEATURES, segments, device)

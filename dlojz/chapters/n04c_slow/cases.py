@@ -1,13 +1,13 @@
-"""The facts of the exercise 04_slow that its job, its check and its figures have in common."""
+"""Shared facts of the job, the check and the figures of the exercise 04_slow."""
 
 from collections.abc import Sequence
 
 from dlojz.runs import stats
 
 NAME = "04_slow"
-# The functions of the program that have a fault each, in the order in which they are repaired.
+# The functions of the program with a fault each, in the order of repair.
 FUNCTIONS = ("augmented", "normalised", "balanced_loss", "clip", "train_step", "evaluate")
-MARGIN = 0.03  # of the clean program's time
+MARGIN = 0.03  # share of the clean program's time
 LOOK = 6  # pairs of runs between two looks at their interval
 
 

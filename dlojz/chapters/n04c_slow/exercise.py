@@ -1,17 +1,17 @@
-"""04_slow: a slow program does the same work in the clean program's time, fault by fault."""
+"""04_slow: a slow program, repaired fault by fault, does its work in the clean program's time."""
 
 from dlojz.chapters.n04c_slow import cases as slow
 from dlojz.check.exercise import Finding, Prepared, State
 
 SAME, REPAIRED, FAST = "same work", "six repairs", "as fast"
-CLOSE = 1e-2  # as a share: right repairs differ by rounding, up to 3e-4, wrong ones by a tenth
+CLOSE = 1e-2  # a share: right repairs differ by rounding, up to 3e-4, wrong ones by a tenth
 FLIPS = 2  # answers that rounding may turn
-ONCE = 0.5  # times a step: what is done once in an epoch is not done in each step
+ONCE = 0.5  # times a step: work done once in an epoch is not done in each step
 NOT_LIKE = "a model that can be compared"
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.chapters.n04c_slow.job` has logged."""
+    """Return findings on the log of `dlojz.chapters.n04c_slow.job`."""
     file, times = cases["file"], cases["times"]
     unlike = file["unlike"]
     text = unlike or "as it was"
@@ -36,21 +36,21 @@ def _missing(part, yours, expected):
 
 
 class Side:
-    """What one of the two programs did in the run that was counted."""
+    """The counts of one of the two programs."""
 
     def __init__(self, seen, size):
         self.seen, self.size = seen, size
         given = seen["given"]
-        # How often: a function by its calls, what is outside of all of them by step or batch.
+        # Functions are counted by call, everything outside of them by step or batch.
         self._times = {"loop": given["train"] / size, "evaluate": given["validation"] / size}
 
     def per(self, place, what) -> float:
-        """Return how often something happened each time that the program was at this place."""
+        """Return the count of something for each time that the program was at this place."""
         times = self._times.get(place) or self.seen["calls"].get(place, 1)
         return self.seen["places"].get(place, {}).get(what, 0) / times
 
     def images(self, what) -> int:
-        """Return how many images did this, such as "passed in train"."""
+        """Return the number of images with this property, such as "passed in train"."""
         return self.seen["images"].get(what, 0)
 
 
@@ -58,7 +58,7 @@ class Side:
 
 
 def _same_work(file, seen, off):
-    """Return findings on the images, the values, and what is done outside of the timed calls."""
+    """Yield findings on the images, the values, and work outside of the timed calls."""
     same, left = file["same_data"], file["threads"]
     text = "as they were" if same else "changed"
     what = "images that make_data draws"
@@ -90,7 +90,7 @@ def _off(what, error):
 
 
 def _each_run(times):
-    """Return whether the values were right in every run that was timed, too."""
+    """Return a finding on the values of every timed run."""
     which = SAME, "timed", "values in the timed runs"
     differ = times["differ"]
     if not differ:
@@ -110,7 +110,7 @@ def _repaired(mine, clean):
     """Return a finding for each of the functions with a fault, and one for all other places."""
     yield _operators(mine, clean, "augmented", mine.size / 2, "images")
     yield _host(mine, clean)
-    # A loop over the classes would ask for 32 more, and as many in the backward pass.
+    # A loop over the classes would need 32 more, and as many in the backward pass.
     yield _operators(mine, clean, "balanced_loss", 16, "classes")
     yield _waits(mine, "clip", "norm")
     passed, trained = mine.images("passed in train"), max(1, mine.images("back in train"))
@@ -127,7 +127,7 @@ def _repaired(mine, clean):
 
 
 def _operators(mine, clean, place, more, hint):
-    """Return whether a function asks for about as many operators as the clean one, and no wait."""
+    """Return a finding on a function's operators and waits, against the clean one's."""
     found, wanted = (side.per(place, "operators") for side in (mine, clean))
     waits = mine.per(place, "waits")
     ok = found <= wanted + more and waits < ONCE
@@ -137,7 +137,7 @@ def _operators(mine, clean, place, more, hint):
 
 
 def _host(mine, clean):
-    """Return whether normalised stays on the device, in float32."""
+    """Return a finding on `normalised`: it stays on the device, in float32."""
     place = "normalised"
     left, made, wide = (mine.per(place, what) for what in ("left", "made", "float64"))
     many = mine.per(place, "operators") > clean.per(place, "operators") + mine.size / 2
@@ -149,7 +149,7 @@ def _host(mine, clean):
 
 
 def _waits(mine, place, hint):
-    """Return whether a function leaves all numbers where they are."""
+    """Return a finding on a function's reads: it moves no numbers between host and device."""
     waits, left, made = (mine.per(place, what) for what in ("waits", "left", "made"))
     ok = max(waits, left, made) < ONCE
     text = f"{waits:.3g} waits, {left:.3g} copies to the host, {made:.3g} numbers from Python"
@@ -157,7 +157,7 @@ def _waits(mine, place, hint):
 
 
 def _elsewhere(mine, clean):
-    """Return whether all other places do at most what they do in the clean program."""
+    """Return a finding on all other places: they do at most the clean program's work."""
     found = []
     for place in ("train_step", "loop", "evaluate", "model", "optimizer"):
         more = mine.per(place, "operators") - clean.per(place, "operators")
@@ -176,7 +176,7 @@ def _elsewhere(mine, clean):
 
 
 def _fast(times):
-    """Return whether the time is that of the clean program, within the margin."""
+    """Return a finding on the time: it is the clean program's, within the margin."""
     mine, clean = times["mine_s"], times["clean_s"]
     which = FAST, "time", "time of a run"
     expected = f"at most {1 + slow.MARGIN:g} times the clean program's"

@@ -1,4 +1,4 @@
-"""The table and the figure of notebook 04c: what a slow program asks for, what its faults cost."""
+"""The table and the figure of notebook 04c: a slow program's operators, and its faults' costs."""
 
 import statistics
 from collections import Counter
@@ -12,13 +12,13 @@ from dlojz.figures.timeline import open_trace
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
-PHASES = ("data", "forward", "backward", "update")  # of a step, as the job marks them
+PHASES = ("data", "forward", "backward", "update")  # of a step, by the job's marks
 NODE = "autograd::engine::evaluate_function: "  # before the name of a backward function
-SHOWN = 3  # operators that are named for each phase
+SHOWN = 3  # operators to name in each phase
 
 
 def operators(job) -> Table:
-    """Return a table of the phases of a step, and of the validation, with their operators."""
+    """Return a table of the phases of a step and of the validation, with their operators."""
     found, rows = open_trace(job), []
     steps, outermost = len(found.steps), [*_outermost(found.ops)]
     for phase in PHASES:
@@ -40,7 +40,7 @@ def operators(job) -> Table:
 
 
 def _outermost(ops):
-    """Yield the operators that no other one asks for."""
+    """Yield the operators that are not called by another one."""
     ends = {}
     for op in sorted(ops, key=lambda op: (op.begin, -op.end)):
         if op.begin >= ends.get(op.where, op.begin):
@@ -57,11 +57,11 @@ class Rung(NamedTuple):
 
     what: str
     ms: float  # of a run, median
-    alone: float | None  # the clean program with only this fault: times as long as without
+    alone: float | None  # the clean program with only this fault, relative to without it
 
 
 def ladder(job) -> list[Rung]:
-    """Return the program as it is repaired, fault by fault, from a job with --costs."""
+    """Return the rungs of the repair, fault by fault, from a job with --costs."""
     spent = {name: c["seconds"] for name, c in log.read(job).cases.items() if "seconds" in c}
     names, clean = slow.FUNCTIONS, spent[f"repaired {len(slow.FUNCTIONS)}"]
     texts = ["as it is handed out", *(f"{name} repaired" for name in names[:-1])]
@@ -76,7 +76,7 @@ def ladder(job) -> list[Rung]:
 
 
 def plot_costs(job, ax=None):
-    """Draw the time of a run as one fault after the other is repaired, and each fault alone."""
+    """Draw the time of a run by repair, one after the other, and each fault's alone."""
     found, rungs = log.read(job), ladder(job)
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 3.8))[1]

@@ -1,9 +1,9 @@
-"""The slow program that a trainee repairs, run beside the clean one: counted, profiled and timed.
+"""The trainee's slow program beside the clean one: counted, profiled and timed.
 
-A file of this exercise ends with `job.examine(__file__)`. What that logs is judged by
-the exercise of this folder. Both programs get the same weights and images, new ones in each run.
-Of the trainee's file only `build`, `train_epoch` and `evaluate` are called, and the last two are
-timed. The images come from the clean program.
+A file of this exercise ends with `job.examine(__file__)`, whose log is judged by the exercise of
+this folder. Both programs get the same weights and images, new ones in each run. Only `build`,
+`train_epoch` and `evaluate` of the trainee's file are called, and the last two are timed. The
+images are those of the clean program.
 """
 
 import functools
@@ -21,10 +21,10 @@ from dlojz.chapters.n04c_slow import cases
 from dlojz.training import imports, private
 
 WAIT, WARM_UP, RECORDED = 1, 1, 2  # steps of the trace
-# Operators whose result the host waits for on a GPU: a number, or a size not known in advance.
+# Operators whose result the host of a GPU waits for: a number, or a size not known in advance.
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "bincount"}
-INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by a mask, they wait, too
-# Calls with which numbers leave torch or its device, and with which they come from Python.
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # these wait, too, with a mask
+# Calls that move numbers out of torch or its device, and calls that create them from Python.
 LEAVE = {"numpy", "tolist", "__array__", "cpu"}
 MADE = {"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer"}
 COUNTS = ("right answers", "right answers in the validation")
@@ -32,7 +32,7 @@ RESULTS = ("losses", COUNTS[0], "loss in the validation", COUNTS[1], "change of 
 
 
 def examine(path):
-    """Log how this file trains beside the clean program. path: of the trainee's file."""
+    """Log the training of a trainee's file, at this path, beside the clean program's."""
     args = parsed()
     with session.begin(args) as (run, device), harness.one_thread(device):
         if args.costs:
@@ -61,7 +61,7 @@ def parsed():
 
 
 def same_model(mine, clean, device) -> str:
-    """Return how the weights of the two models differ; "" if they do not."""
+    """Return the difference of the two models' weights in words; "" if they are the same."""
     found, wanted = (
         {name: f"{tuple(t.shape)} {t.dtype}" for name, t in m.build(device)[0].state_dict().items()}
         for m in (mine, clean)
@@ -77,7 +77,7 @@ def same_model(mine, clean, device) -> str:
 
 
 class Job:
-    """A run that is prepared: images, a model, its optimizer. Both programs get equal ones."""
+    """A prepared run: images, a model, its optimizer. Both programs get equal ones."""
 
     def __init__(self, module, clean, args, seed, steps=None):
         self.module, self.device = module, idr_torch.device()
@@ -96,7 +96,7 @@ class Job:
         self._found = (losses, right)
 
     def validate(self):
-        """Validate what was trained."""
+        """Validate the model."""
         loss, right = self.module.evaluate(self.model, self._validation)
         self._found += (loss, right)
 
@@ -114,16 +114,16 @@ class Job:
 
 
 def as_tensor(value):
-    """Return numbers as a tensor of its own, in whatever form a program returns them."""
+    """Return numbers of any form as a new tensor."""
     if isinstance(value, list | tuple):
         value = torch.stack([torch.as_tensor(v) for v in value])
     return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True).flatten()
 
 
 def off(mine, clean) -> dict[str, float]:
-    """Return how far each result is from the clean program's; infinity: other shapes, no numbers.
+    """Return each result's distance from the clean program's; infinity: other shapes, no numbers.
 
-    Counts by how many answers, all others as a share.
+    Counts differ by a number of answers, all others by a share.
     """
     found = {}
     for name in RESULTS:
@@ -136,7 +136,7 @@ def off(mine, clean) -> dict[str, float]:
 
 
 def compared(run, mine, clean, args):
-    """Log what both programs compute and do, a trace of the trainee's, and pairs of times."""
+    """Log results and counts of both programs, a trace of the trainee's, and pairs of times."""
     threads = threading.active_count()
     sides = [counted(module, clean, args) for module in (mine, clean)]
     results, (seen, wanted) = zip(*sides, strict=True)
@@ -166,17 +166,17 @@ def equal_data(mine, clean, args) -> bool:
 
 
 class Operators(private.dispatch_mode()):
-    """The counts of operators, and of what else happens, by place."""
+    """The counts of operators and other events, by place."""
 
     def __init__(self):
         super().__init__()
         self.places, self.calls = defaultdict(Counter), Counter()
-        self.checks = False  # one_hot looks at its labels: on a processor only
+        self.checks = False  # one_hot checks its labels, on a processor only
         self._path = ["loop"]
 
     @contextmanager
     def at(self, place):
-        """Count what happens meanwhile for this place."""
+        """Count the events in this context for this place."""
         self.calls[place] += 1
         self._path.append(place)
         try:
@@ -185,11 +185,11 @@ class Operators(private.dispatch_mode()):
             self._path.pop()
 
     def here(self) -> Counter:
-        """Return the counts of the place where the program is."""
+        """Return the counts of the present place."""
         return self.places[self._path[-1]]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Count an operator, after a look at what it returns."""
+        """Count an operator, by its result."""
         out = func(*args, **(kwargs or {}))
         backward = private.in_backward()
         counts = self.places["backward"] if backward else self.here()
@@ -204,7 +204,7 @@ class Operators(private.dispatch_mode()):
 
 
 class Calls(TorchFunctionMode):
-    """A counter of calls with which numbers leave torch, or come from Python."""
+    """A counter of calls that move numbers out of torch, or create them from Python."""
 
     def __init__(self, operators):
         super().__init__()
@@ -229,7 +229,7 @@ def _to_the_host(args, kwargs):
 
 
 class Passes:
-    """The images that a model's last layer puts out, and what is kept for a backward pass."""
+    """The images that leave a model's last layer, and tensors kept for a backward pass."""
 
     def __init__(self, model):
         self.stage = "train"
@@ -238,7 +238,7 @@ class Passes:
         last.register_forward_hook(self._after)
 
     def keep(self, tensor):
-        """Count a tensor that is kept, and return it."""
+        """Count a kept tensor, and return it."""
         self.kept_bytes[self.stage] += tensor.nbytes
         return tensor
 
@@ -252,7 +252,7 @@ class Passes:
 
 @contextmanager
 def watched(job, at):
-    """Make each function with a fault, the model and the optimizer work in at(name), meanwhile."""
+    """Make each function with a fault, the model and the optimizer work in at(name)."""
     own = {name: getattr(job.module, name) for name in cases.FUNCTIONS}
     vars(job.module).update({name: at(name)(call) for name, call in own.items()})
     job.model.forward = at("model")(job.model.forward)
@@ -264,7 +264,7 @@ def watched(job, at):
 
 
 def counted(module, clean, args) -> tuple[dict, dict]:
-    """Return the results of a run, and what the program did in it, place by place."""
+    """Return the results of a run, and its counts by place."""
     job, operators = Job(module, clean, args, args.seed), Operators()
     passes = Passes(job.model)
     with (
@@ -289,20 +289,20 @@ def counted(module, clean, args) -> tuple[dict, dict]:
 # The trace, the times and the costs --------------------------------------------------------------
 
 
-# The phases of a step, by what they begin with; and those that begin when a function has returned.
+# The phases of a step, by their first function; and those that begin after a function.
 BEGIN = {"train_step": "data", "model": "forward", "balanced_loss": "forward"}
 BEGIN |= {"clip": "update", "optimizer": "update"}
 END = {"balanced_loss": "backward", "train_step": None}
 
 
 def profiled(run, module, clean, args):
-    """Save a trace of a few steps of training, and log how long a run's two parts take."""
+    """Save a trace of a few steps of training, and log the times of a run's two parts."""
     job = Job(module, clean, args, args.seed, WAIT + WARM_UP + RECORDED)
     profiler = torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=WAIT, warmup=WARM_UP, active=RECORDED, repeat=1),
         on_trace_ready=run.save_trace,
     )
-    phase = ExitStack()  # the range of the one that has begun
+    phase = ExitStack()  # the range of the present one
 
     def begin(phases, name):
         if name in phases:
@@ -330,7 +330,7 @@ def profiled(run, module, clean, args):
 def timed(mine, clean, args) -> dict:
     """Return the seconds of both programs in pairs of runs, each with images of its own.
 
-    It ends as soon as the interval of their ratio decides, or after as many pairs as were asked.
+    It ends as soon as the interval of their ratio decides, or after --pairs.
     """
     clean_s, mine_s, differ = [], [], []
     for pair in range(args.pairs):
@@ -349,19 +349,19 @@ def timed(mine, clean, args) -> dict:
 
 
 def mixed(faults):
-    """Return the clean program with these of its functions as slow as they were handed out."""
+    """Return the clean program with the faults of these functions."""
     files = (course.solution(cases.NAME), course.prepared(cases.NAME))
     clean, broken = (imports.from_file(file, "program") for file in files)
     chosen = {f: getattr(broken if f in faults else clean, f) for f in cases.FUNCTIONS}
-    vars(clean).update(chosen)  # a function looks for the others in the file that it is from
+    vars(clean).update(chosen)  # a function finds the others in its own file
     vars(broken).update(chosen)
     return clean
 
 
 def costs(run, args):
-    """Log the seconds of the slow program as it is repaired, and of the clean one with one fault.
+    """Log the seconds of the slow program, repair by repair, and of the clean one with one fault.
 
-    The programs take turns, so that what disturbs one disturbs all.
+    The programs take turns, so that a disturbance affects all.
     """
     names = cases.FUNCTIONS
     programs = {f"repaired {n}": mixed(names[n:]) for n in range(len(names) + 1)}

@@ -10,15 +10,15 @@ SMALL = (
     "--test --data {images} --model shufflenet_v2_x0_5 --image-size 32 -b 8 --test-nsteps 9 -e 2 "
     "--num-workers 1 --precision fp32 --deterministic"
 )
-NEAR = 0.03  # of the file: two ways of resizing put an edge this far apart
+NEAR = 0.03  # share of the file: the distance of an edge between two ways of resizing
 DETAIL = 0.04  # two decoders differ by a hundredth of it
-PIXELS = 0.02  # of a standard deviation; two decoders differ by a hundredth of it
+PIXELS = 0.02  # share of a standard deviation; two decoders differ by a hundredth of it
 SPREAD = 1.5  # two deviations, at most; without normalization they are 4 times apart
-KEPT_OBJECTS, KEPT_BYTES = 8, 2_000_000  # 16 images kept are an object each, or 9 MB
+KEPT_OBJECTS, KEPT_BYTES = 8, 2_000_000  # 16 kept images are an object each, or 9 MB
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Return what the data set makes of a file of ours, beside what the solution's makes of it."""
+    """Return findings on the data set's images of a file of ours, against the solution's."""
     mine, reference = runs.mine, runs.reference
     if runs.arguments["data"] == "synthetic":
         return [Finding(MECHANISM, "files", "images", False, "synthetic", "files", "files")]
@@ -35,9 +35,9 @@ def mechanism(runs: Runs) -> list[Finding]:
         (MECHANISM, "dtype", "type of an image", lambda r: r.samples.dtype, "uint8"),
     )
     found = alike(mine, reference, *looks)
-    # Not beside the solution's: a job that failed has nothing beside it.
+    # Without the solution's, which a failed job lacks.
     found.append(Finding(MECHANISM, "grey", "channels of a grey file", colours, grey, "3", "grey"))
-    if mine.samples.boxes and mine.samples.shape[0] == 3:  # the colours tell what was cropped
+    if mine.samples.boxes and mine.samples.shape[0] == 3:  # the colours encode the crop
         found += _cuts(mine.samples, reference.samples)
     found += [_entered(mine, reference, mode) for mode in ("train", "val")]
     return [*found, *no_brake(mine, reference)]
@@ -60,7 +60,7 @@ def _epoch(run):
 
 
 def _cuts(mine, reference):
-    """Return what was cropped, how much detail is left, and whether each image is decoded again."""
+    """Return findings on the crops, their detail, and whether each image is decoded again."""
     cuts, expected = (len(_different(seen.boxes)) for seen in (mine, reference))
     away = max(map(_away, mine.boxes, reference.boxes))
     detail = mine.detail / reference.detail - 1
@@ -91,15 +91,15 @@ def _cuts(mine, reference):
 
 
 def _why(boxes, expected):
-    """Return the hint for crops that are not the solution's."""
+    """Return the hint for crops that differ from the solution's."""
     if len(_different(boxes)) == 1:
         left, right, top, bottom = boxes[0]
         middle = left < right and max(abs(left + right - 1), abs(top + bottom - 1)) < NEAR
         return "augmentation" if middle else "same-crop"
     if any((b[0] > b[1]) != (e[0] > e[1]) for b, e in zip(boxes, expected, strict=True)):
-        return "augmentation"  # others are flipped
+        return "augmentation"  # other images are flipped
     alike = [_away(_size_of(b), _size_of(e)) < NEAR for b, e in zip(boxes, expected, strict=True)]
-    # Most are as large as the solution's, but elsewhere: cropped after the file was resized.
+    # Most have the solution's size at another place: cropped after the file was resized.
     return "detail" if sum(alike) > 0.75 * len(alike) else "augmentation"
 
 
@@ -123,7 +123,7 @@ def _different(boxes):
 
 
 def _entered(mine, reference, mode):
-    """Return the mean and standard deviation of what first enters the model, by colour."""
+    """Return a finding on mean and standard deviation of the model's first input, by colour."""
     what = {"train": "pixels that enter the model", "val": "pixels of the validation"}[mode]
     yours, expected = (r.whole.pixels.get(mode) for r in (mine, reference))
     near = bool(yours and expected) and all(
@@ -132,7 +132,7 @@ def _entered(mine, reference, mode):
     text, wanted = (
         f"mean {p[0]}, deviation {p[1]}" if p else Unseen.UNKNOWN for p in (yours, expected)
     )
-    # Images that are other ones, but normalized, spread about as much.
+    # Other images, if normalized, have about the same deviation.
     spread = yours[1][0] / expected[1][0] if yours and expected else math.inf
     other = "pixels" if 1 / SPREAD < spread < SPREAD else "normalize"
     hint = {"train": other, "val": "middle"}[mode]
@@ -140,7 +140,7 @@ def _entered(mine, reference, mode):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return a run of two whole epochs of few files: their last batches are smaller."""
+    """Return a run of two whole epochs of few files, whose last batches are smaller."""
     return [Extra(EPOCHS, tuple(SMALL.split()))]
 
 
@@ -149,7 +149,7 @@ EXERCISE = Exercise(
     own_flags={},
     mechanism=mechanism,
     extras=extras,
-    first_hints=(),  # what is wrong with the loading comes before what follows from it
+    first_hints=(),  # mistakes in loading come before their consequences
     errors=(
         (r"pic should be PIL|Input tensor should be a float", "half"),
         (r"found <class 'PIL", "decode"),

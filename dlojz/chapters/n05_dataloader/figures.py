@@ -1,4 +1,4 @@
-"""Figures of notebooks 05 and 05b: where a loader spends its time, and whether it keeps up."""
+"""Figures of notebooks 05 and 05b: a loader's time by task, and its speed against the demand."""
 
 import math
 import re
@@ -40,7 +40,7 @@ class Way(NamedTuple):
     kind: str  # one of KINDS
     name: str
     speeds: list[float]  # images per CPU-second; on the GPU per second of wall time
-    batch: int | None = None  # images that nvJPEG decodes at once
+    batch: int | None = None  # nvJPEG's
 
     @property
     def median(self) -> float:
@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 
 def ways(run) -> list[Way]:
-    """Return the ways that a run of experiments/decoders.py timed, in its order."""
+    """Return the timed ways of a run of experiments/decoders.py, in its order."""
     found = log.read(run)
     ways = [
         Way(
@@ -72,7 +72,7 @@ def _speeds(case):
 def ratio(run, name: str, to: str) -> tuple[float, float, float]:
     """Return the speed-up of one way over another, and the ends of its 95 % interval.
 
-    name, to: as in the table: "torchvision, v2, uint8", "PIL, v1, float32".
+    name, to: names in the table, such as "torchvision, v2, uint8".
     """
     found = {way.name: way.speeds for way in ways(run)}
     for asked in (name, to):
@@ -150,17 +150,17 @@ def _processor(run):
 
 # Trials ------------------------------------------------------------------------------
 
-READY = 0.3  # share of the steps: with more batches ready, a trial says little about its loader
+READY = 0.3  # share of the steps; with more batches ready, a trial tells little about its loader
 
 
 def trial_table(runs, like: dict | None = None) -> Table:
     """Return a table of the six knobs of each trial and its results, with the fastest marked.
 
-    Trials whose difference from the fastest is within the noise are marked, too.
+    Trials within the noise of the fastest are marked, too.
 
-    runs: jobs, or trials that were kept; `search.trials` also shows those of earlier sessions.
-    like: the trial that the others are compared with, by default the last. Those of other models,
-        sizes or machines are left out.
+    runs: jobs, or kept trials; `search.trials` also shows those of earlier sessions.
+    like: the trial to compare with, by default the last. Trials of other models, sizes or machines
+    are left out.
     """
     rows, code = _comparable(runs, like)
     best = _fastest([row for row in rows if row["code"] == code])
@@ -179,7 +179,7 @@ def _comparable(runs, like=None):
 
 
 def plot_trials(runs, ax=None):
-    """Draw the images per second of each trial, in order, annotated with what bars can't show."""
+    """Draw the images per second of each trial, in order, with notes on what bars can't show."""
     rows = [row for row in _comparable(runs)[0] if row["images_per_s"]]
     if not rows:
         raise UserError("no trial with a speed: give jobs; job.explain() says what stopped them")
@@ -213,9 +213,9 @@ def fastest(jobs):
 
 
 def _fastest(rows):
-    """Return the fastest trial, and those no further behind it than equal runs are apart.
+    """Return the fastest trial, and those behind it by less than equal runs differ.
 
-    Disturbed trials are left out: their speed is not known.
+    Disturbed trials are left out, because their speed is unknown.
     """
     done = [row for row in rows if row["state"] == "COMPLETED" and row["images_per_s"]]
     done = [row for row in done if not row.get("disturbance")]
@@ -236,7 +236,7 @@ def _trial_cells(row):
 
 
 def _trial_note(row, best, code):
-    """Return the caveats about a trial's speed; code: that of the last trial's trainer."""
+    """Return the caveats about a trial's speed; code: the last trial's trainer's."""
     if row["state"] != "COMPLETED":
         return row["state"]
     star = "★ fastest" if len(best) == 1 else "among the fastest"
@@ -314,9 +314,9 @@ def crowding(workers: int, threads: int, cores: int) -> str:
 
 @dataclass(frozen=True)
 class Supply:
-    """The images/s that a model consumes, and those that its loader delivers, by workers.
+    """The images/s of a model, and of its loader by number of workers.
 
-    Without workers the training process loads its images between its steps. That is slower than
+    Without workers the training process loads its images between its steps, which is slower than
     either alone, so it counts only if nothing else was tried.
     """
 
@@ -327,27 +327,27 @@ class Supply:
 
     @property
     def beside(self) -> dict[int, float]:
-        """Return the speeds of loaders that work in parallel with the training."""
+        """Return the speeds of loaders with workers, which run in parallel with the training."""
         return {w: speed for w, speed in sorted(self.given.items()) if w} or self.given
 
     @property
     def best(self) -> int:
-        """Return the number of workers that delivered most."""
+        """Return the number of workers with the highest speed."""
         return max(self.beside, key=self.beside.get)
 
     @property
     def bound(self) -> bool:
-        """Return whether the model waits for data with each number of workers that was tried."""
+        """Return whether the model waits for data with every tried number of workers."""
         return self.given[self.best] < self.consumed
 
     @property
     def together(self) -> float:
-        """Return the images/s of both together, if either alone would keep all cores busy."""
+        """Return the images/s of both together, if either keeps all cores busy."""
         return 1 / (1 / self.consumed + 1 / self.given[self.best])
 
     @property
     def enough(self) -> int:
-        """Return the fewest workers that feed the model, extrapolated from the best if need be."""
+        """Return the fewest workers that feed the model, perhaps extrapolated from the best."""
         fed = [workers for workers, speed in self.beside.items() if speed >= self.consumed]
         each = self.given[self.best] / max(1, self.best)
         return fed[0] if fed else math.ceil(self.consumed / each)
@@ -359,7 +359,7 @@ class Supply:
         return f"{'not ' * (not self.bound)}data bound, the loader gives up to {most}"
 
     def __str__(self):
-        beside = "in parallel, " * bool(self.best)  # in the figure, 0 workers may well give more
+        beside = "in parallel, " * bool(self.best)  # in the figure, 0 workers may give more
         workers = _knob_words("num_workers", self.best)
         most = f"{self.given[self.best]:,.0f} {beside}with {workers}"
         enough = _knob_words("num_workers", self.enough)
@@ -387,7 +387,7 @@ def supply(loader_run, model_run) -> Supply:
 
 
 def plot_supply(loader_runs, model_run, ax=None):
-    """Draw the model's demand for images against the loader's supply: is it data bound?
+    """Draw the model's demand for images against the loader's supply.
 
     loader_runs: a run of experiments/loader.py, or several by name: {"before": run, "after": run}.
     """
@@ -506,7 +506,7 @@ def _copies(run):
 
 
 def _cold_text(copies):
-    """Return the share of the files in memory as a cold pass began, in words."""
+    """Return the share of the files in memory at the begin of a cold pass, in words."""
     kept = [share for case in copies.values() for share in case["still_cached"]]
     if None in kept:
         return "this file system does not show whether a cold pass was cold"
@@ -536,7 +536,7 @@ def plot_metadata(run, images_per_s: float, gpus: int = 4, ax=None):
     run: one of experiments/storage.py; images_per_s: consumed by each of the `gpus` of a node.
     """
     nodes = 2.0 ** np.arange(8)
-    # The size of the images does not change the operations: one copy of each kind will do.
+    # The size of the images does not change the operations, so one copy of each kind is enough.
     kinds = {case["kind"]: _per_image(case) for case in _copies(run).values()}
     with style(grid="both"):
         ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
@@ -578,7 +578,7 @@ def task(names) -> str:
 
 
 def functions(run, most: int = 10) -> Table:
-    """Return a table of the functions in which a loader without workers spends most time.
+    """Return a table of the functions that take most of the time of a loader without workers.
 
     The times are cProfile's.
     """
@@ -597,7 +597,7 @@ def functions(run, most: int = 10) -> Table:
 
 
 def shares(run) -> dict[str, dict[str, float]]:
-    """Return the shares of the loading time by task, as each profiler saw them."""
+    """Return the shares of the loading time by task, by each profiler."""
     inside, outside = (_seen_by(who, run) for who in ("cProfile", "py-spy"))
     own, seen = Counter(), Counter()
     for name, _, own_s in inside["functions"]:

@@ -1,4 +1,4 @@
-"""A trainee's search for a faster loader: the knobs and results of each trial, kept for later."""
+"""A trainee's search for a faster loader: the knobs and results of each trial, in a file."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ SAME = ("model", "image_size", "batch_size", "size", "data", "device_name")
 
 
 def trial(run) -> dict:
-    """Return the knobs and figures of a trial that are kept, ready for JSON."""
+    """Return the knobs and figures of a trial to keep, for JSON."""
     s = stats.summary(run)
     knobs = {name: s.arguments.get(name) for name in KNOBS}
     if s.num_workers is not None:  # the trainer starts at most one for each CPU
@@ -40,15 +40,15 @@ def trial(run) -> dict:
 
 
 def ready(row: dict) -> int:
-    """Return the number of batches that the workers may have made before the clock began."""
+    """Return the number of batches that workers may have made before the clock started."""
     return (row["knobs"]["num_workers"] or 0) * (row["knobs"]["prefetch_factor"] or 0)
 
 
 def _while_workers_decode(run, ready, s):
-    """The speed and the share of waiting without the steps that the workers had already ended.
+    """Return the speed and the share of waiting, without the steps after the workers had ended.
 
-    At the end of an epoch there is nothing left to decode: the last batches come from the queue,
-    and on a processor the workers' cores are free for the training.
+    At the end of an epoch nothing is left to decode: the last batches are in the queue, and on a
+    processor the workers' cores are free for the training.
     """
     chosen, length = stats.measured(run), run.setup.get("steps_per_epoch") or len(run.steps) + ready
     kept = chosen[chosen % length < length - ready]
@@ -64,17 +64,17 @@ def _while_workers_decode(run, ready, s):
 
 
 def key(row: dict) -> str:
-    """Return the key of a trial. A run's number may come again, but not with the same time."""
+    """Return the key of a trial. A run's number may recur, but not with the same time."""
     return f"{row['name']} {row['started']}".strip()
 
 
 def began(row: dict) -> bool:
-    """Return whether a trial got as far as its log."""
+    """Return whether a trial has a log."""
     return row["model"] != "?"
 
 
 def of_one_training(rows, like: dict) -> list[dict]:
-    """Return the trials that are comparable with `like`, and those that never began."""
+    """Return the trials that are comparable with `like`, and those without a log."""
     setting = [like[name] for name in SAME]
     return [row for row in rows if not began(row) or [row[name] for name in SAME] == setting]
 
@@ -82,8 +82,8 @@ def of_one_training(rows, like: dict) -> list[dict]:
 def trials(jobs=(), file: Path | None = None) -> Table:
     """Return a table of the knobs of each trial and its results, earlier sessions first.
 
-    jobs: one or several. Ended ones are kept in `file`, by default beside
-        progress.json. Trials of other models, sizes or machines are kept, but not shown.
+    jobs: one or several. Ended ones are kept in `file`, by default beside progress.json. Trials of
+    other models, sizes or machines are kept, but not shown.
     """
     from dlojz.chapters.n05_dataloader import figures  # here, because it imports matplotlib
 

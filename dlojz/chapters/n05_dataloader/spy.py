@@ -1,8 +1,8 @@
 """The command line of py-spy, which samples a program from outside, and its output.
 
 py-spy reads the stack of each process some hundred times a second, without the program's help. In
-the format that it calls raw, a stack is a line: the functions from the outermost to the innermost,
-and how often it was seen:
+its raw format a stack is a line: the functions from the outermost to the innermost, and the
+number of samples:
 
 _worker_loop (torch/utils/data/_utils/worker.py:335);fetch (...);load (PIL/ImageFile.py:395) 57
 """
@@ -26,18 +26,18 @@ def program() -> str | None:
 
 
 def command(spy: str, output: Path, watched: Sequence[str]) -> list[str]:
-    """Return the command that runs `watched`, and all that it starts, as children of py-spy."""
+    """Return the command that runs `watched`, with its children, under py-spy."""
     options = f"record --format raw --subprocesses --function --rate {RATE} --output".split()
     return [spy, *options, str(output), "--", *watched]
 
 
 def missing() -> str:
-    """Return what to type if py-spy is not installed."""
+    """Return the remedy if py-spy is not installed."""
     return "py-spy was not found: type `pip install -c constraints.txt py-spy`, and try again"
 
 
 def trouble(stderr: str) -> str:
-    """Return why py-spy saw nothing and what to type, from what it printed."""
+    """Return the reason why py-spy saw nothing, with the remedy, from its output."""
     last = (stderr.strip().splitlines() or ["nothing"])[-1]
     if REFUSED.search(stderr):
         return (
@@ -48,9 +48,9 @@ def trouble(stderr: str) -> str:
 
 
 def innermost(text: str, within: str, depth: int = 3) -> list[tuple[list[str], int]]:
-    """Return (the innermost functions below `within`, how often they were seen), most often first.
+    """Return (the innermost functions below `within`, their samples), the most frequent first.
 
-    text: what py-spy wrote. In the result, the innermost function comes first.
+    text: py-spy's output. In the result, the innermost function comes first.
     """
     seen = Counter()
     for line in text.splitlines():

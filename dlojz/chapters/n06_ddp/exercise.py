@@ -7,7 +7,7 @@ from dlojz.check.common import alike, no_brake, words
 from dlojz.check.exercise import MECHANISM, SAME, WORK_FIRST, Exercise, Extra, Finding, Runs, Unseen
 from dlojz.runs.folder import group_file
 
-# Another seed than 0, which a sampler has without being asked.
+# Another seed than 0, a sampler's default.
 SMALL = "--test --model shufflenet_v2_x0_5 --image-size 32 -b 8 --seed 1 "
 SMALL += "--precision fp32 --deterministic"
 EPOCHS, ACCUMULATES = "two-epochs", "accumulates"
@@ -17,10 +17,10 @@ FIRST_STEPS, NEAR = 4, 1e-3  # the losses of the run that accumulates, against t
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Return which process drew which images, exchanged gradients, and wrote."""
+    """Return findings on the processes: their images, their exchanges, and their checkpoints."""
     pair = runs.mine.ranks, runs.reference.ranks
     count = len(pair[0])
-    # If the job's own images are others already, those of its extra runs have no cause of theirs.
+    # If the job's own images differ already, those of its extra runs have the same cause.
     dealt = _drawn(pair[0]) == _drawn(pair[1])
     return [
         Finding(MECHANISM, "processes", "processes", count > 1, str(count), "2 or more", "alone"),
@@ -45,7 +45,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _why_fewer(mine, reference):
-    """Return the hint for other bytes than the solution's: is something exchanged all the same?"""
+    """Return the hint for other bytes than the solution's, depending on any exchange."""
     same = _weights(mine) == _weights(reference)
     return "narrow" if same and 0 < sum(_bytes(mine)) < sum(_bytes(reference)) else "wrap"
 
@@ -64,7 +64,7 @@ def _two_epochs(mine, reference, dealt):
 def _accumulates(mine, reference, dealt):
     pair = mine.ranks, reference.ranks
     away = _away(*pair)
-    # Only up to the first updates: rounding has not grown yet.
+    # Only up to the first updates, before rounding grows.
     near = f"at most {NEAR:.1%} away in {FIRST_STEPS} batches"
     updates, images, rate, reduced = alike(
         *pair,
@@ -73,7 +73,7 @@ def _accumulates(mine, reference, dealt):
         (MECHANISM, "rate", "learning rate at the end", _last_rate, "schedule"),
         (MECHANISM, "no-sync", "reduced where no update follows", _reduced, "no-sync"),
     )
-    # If gradients are not exchanged where they should be, the losses differ for that reason.
+    # If gradients are not exchanged, the losses differ for that reason.
     hint = "mean" if dealt and not reduced.fails else None
     what = "losses of an update's batches"
     losses = Finding(SAME, "mean", what, away < NEAR, f"{away:.2g}", near, hint)
@@ -86,7 +86,7 @@ def _shares(ranks):
 
 
 def _val(ranks):
-    """Return how many processes begin their validation with images that no other one has."""
+    """Return the number of processes that begin their validation with images of their own."""
     found = [run.whole.pixels.get("val") for run in ranks]
     return Unseen.UNKNOWN if None in found else len(set(map(str, found)))
 
@@ -112,7 +112,7 @@ def _is_of_gradients(collective):
 
 
 def _hooks(ranks):
-    """Return what DDP hands its gradients to, in place of a sum: it may do so in some steps."""
+    """Return DDP's communication hooks, in place of a sum, perhaps only in some steps."""
     hooks = (run.last.comm_hook for run in ranks)
     return words("none" if hook is None else f"hook {hook}" for hook in hooks)
 
@@ -122,17 +122,17 @@ def _weights(ranks):
 
 
 def _buffers(ranks):
-    """Return how many processes agree on their buffers after the validation."""
+    """Return the number of processes with the same buffers after the validation."""
     return _agree(run.whole.buffers_after for run in ranks)
 
 
 def _agree(found):
-    """Return how many processes have the same value."""
+    """Return the number of processes with the same value."""
     return Counter(found).most_common(1)[0][1]
 
 
 def _away(mine, reference):
-    """Return how far the first losses are from the solution's: the largest share."""
+    """Return the largest relative distance of the first losses from the solution's."""
     pairs = zip(mine, reference, strict=False)
     losses = [(list(a.steps.loss), list(b.steps.loss)) for a, b in pairs]
     if any(len(a) < FIRST_STEPS or len(b) < FIRST_STEPS for a, b in losses):
@@ -161,7 +161,7 @@ def _unused(ranks):
 
 
 def _others(mine, reference):
-    """Return a finding: do processes meet in a step for anything but gradients and buffers?"""
+    """Return a finding on exchanges in a step other than gradients and buffers."""
     yours, usual = (
         max(sum(map(_is_small, run.last.collectives or ())) for run in ranks)
         for ranks in (mine, reference)
@@ -185,7 +185,7 @@ def _writers(ranks):
 
 
 def _states(ranks):
-    """Return the state of how many processes is in the checkpoint, in its place."""
+    """Return the number of processes whose state is at its place in the checkpoint."""
     saved = next((run.whole.saved_states for run in ranks if run.whole.saved_states), [])
     return sum(a == run.whole.own_state for a, run in zip(saved, ranks, strict=False))
 
@@ -195,7 +195,7 @@ def _named(ranks):
 
 
 def extras(on_gpu: bool) -> list[Extra]:
-    """Return two whole epochs of few images, and seven batches, the last of which ends no update.
+    """Return two whole epochs of few images, and seven batches, the last without an update.
 
     The first saves in the middle of an epoch, where each process has its own statistics.
     """

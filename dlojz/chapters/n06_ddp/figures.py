@@ -1,4 +1,4 @@
-"""Figures of notebooks 06 and 06b: how processes scale, what they exchange, what that costs."""
+"""Figures of notebooks 06 and 06b: the scaling of processes, their exchanges, and the cost."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ PALETTE, SERIES = report.PALETTE, report.SERIES
 
 
 def _ranks(run) -> list[log.Run]:
-    """Return the logs of an experiment's processes. Raises UserError if it did not end well."""
+    """Return the logs of an experiment's processes. Raises UserError if it failed."""
     found = log.read_ranks(run)
     for each in found:
         if each.end.get("outcome") != "completed":
@@ -101,10 +101,10 @@ def plot_scaling(runs, ax=None):
 
 
 def costs(runs, whole: int | None = None) -> list[tuple[int, float, float]]:
-    """Return (GPUs, images/s, J per image) of these runs: a mean for each number of GPUs.
+    """Return (GPUs, images/s, J per image) of these runs, as means by number of GPUs.
 
-    whole: the batch of an update, if the runs are of one GPU with a share of it: as many GPUs as
-        there are shares, if they sent nothing.
+    whole: the batch of an update, for runs of one GPU with a share of it: they stand for as many
+    GPUs as shares, without communication.
     """
     found = defaultdict(list)
     for s in map(stats.summary, runs):
@@ -177,7 +177,7 @@ class Link:
 
 
 def _all_reduces(run):
-    """Return the number of processes, the sizes in bytes, and the median milliseconds of each."""
+    """Return the number of processes, the sizes in bytes, and their median milliseconds."""
     found = defaultdict(list)
     for measure in run.measures:
         if measure.what == "all_reduce":
@@ -189,12 +189,12 @@ def _all_reduces(run):
 
 
 def link(run) -> Link:
-    """Return the latency and bandwidth that fit a run of experiments/all_reduce.py."""
+    """Return the link fitted to a run of experiments/all_reduce.py."""
     return _fitted(*_all_reduces(_read(run)))
 
 
 def _fitted(n, sizes, ms) -> Link:
-    """Fit by least squares of relative errors, so that small tensors count as much as large."""
+    """Fit by least squares of relative errors, so that small tensors count like large ones."""
     unit = Link(n, latency_s=0, bandwidth=1)
     terms = np.column_stack([np.ones(len(ms)), unit.sent(sizes)]) / (ms[:, None] / 1000)
     (latency, per_byte), _ = nnls(terms, np.ones(len(ms)))
@@ -221,15 +221,15 @@ def plot_link(runs, ax=None):
 
 
 def _added(case, first):
-    """Return the ms by which each round of a case was slower than the same round of the first."""
+    """Return the ms by which a case was slower than the first, round by round."""
     return np.subtract(case["step_ms"], first["step_ms"])
 
 
 def plot_variants(run, only=None, to=None, ax=None):
-    """Draw the time that each variant of a run of experiments/ddp.py adds to another's.
+    """Draw the additional time of each variant of a run of experiments/ddp.py.
 
     only: the variants to draw, by default all; to: the one to compare with, by default the first,
-        which does not communicate.
+    without communication.
     """
     run = _read(run)
     name, first = _cases(run, [to] if to else None)[0]
@@ -263,7 +263,7 @@ def plot_variants(run, only=None, to=None, ax=None):
 
 
 def calls(run, variants) -> Table:
-    """Return a table of what one process sends in a step of these variants, by operation."""
+    """Return a table of one process's messages in a step of these variants, by operation."""
     rows = []
     for name, case in _cases(_read(run), variants):
         sizes = defaultdict(list)
@@ -281,22 +281,22 @@ def calls(run, variants) -> Table:
 def updates(run) -> np.ndarray:
     """Return the losses of a run as an array [updates, batches of an update].
 
-    The batches of an update are those of all processes at one step, or those that one process
-    accumulated.
+    The batches of an update are those of all processes at one step, or those accumulated by one
+    process.
     """
     ranks = log.read_ranks(run)
     together = ranks[0].start["arguments"].get("accumulate", 1)
-    count = min(len(r.steps) for r in ranks)  # in a run that was stopped, one process may be ahead
+    count = min(len(r.steps) for r in ranks)  # in a stopped run one process may be ahead
     losses = np.stack([np.array(r.steps.loss[:count]) for r in ranks], axis=1)  # [steps, processes]
     whole = len(losses) // together * together
     return losses[:whole].reshape(-1, together * len(ranks))
 
 
 def _away(mine, theirs) -> np.ndarray:
-    """Return the relative distance of each update's losses from those of another run.
+    """Return the relative distance of each update's losses from another run's.
 
-    With equally many batches per update it is the largest over the batches, otherwise that of the
-    means.
+    With equal numbers of batches per update it is the largest over the batches, otherwise that of
+    the means.
     """
     if mine.shape[1] != theirs.shape[1]:
         mine, theirs = (losses.mean(1, keepdims=True) for losses in (mine, theirs))
@@ -342,7 +342,7 @@ def _losses(run, label):
 
 
 def plot_running_means(run, channels=16, ax=None):
-    """Draw the running mean of each channel, as each process has it after the same few steps."""
+    """Draw each process's running mean of each channel, after the same few steps."""
     ranks = _ranks(run)
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 3))[1]
@@ -401,7 +401,7 @@ def ranks(job) -> list[log.Run]:
 
 
 def collectives(job) -> Table:
-    """Return a table of the collectives of a step: what one process sends, and their time."""
+    """Return a table of the collectives of a step: one process's messages, and their time."""
     runs = ranks(job)
     count, size, times = Counter(), Counter(), defaultdict(lambda: [0.0] * len(runs))
     for rank, run in enumerate(runs):
@@ -426,7 +426,7 @@ def collectives(job) -> Table:
 
 
 def plot_collectives(job, axes=None):
-    """Draw the times and sizes of the buckets that each process sent in its last step."""
+    """Draw the times and sizes of each process's buckets in the last step."""
     runs = ranks(job)
     if not any(run.last.collectives for run in runs):
         raise UserError(
@@ -489,8 +489,8 @@ def _plot_bytes(ax, rank, run):
 def straggler(job) -> tuple[int, float]:
     """Return the straggler of a step: (rank, mean milliseconds that the others wait for it).
 
-    It enters a collective last, so its own collectives are the shortest: all others are waiting
-    there already. On a GPU it is NCCL's kernels that wait.
+    It enters a collective last, so its own collectives are the shortest: all others already wait
+    there. On a GPU NCCL's kernels wait.
     """
     return _straggler(ranks(job))
 
@@ -506,7 +506,7 @@ def _straggler(runs):
 
 
 def plot_ranks(job, ax=None):
-    """Draw the phases of a step for each process, its spread, and name the straggler."""
+    """Draw the phases of a step for each process, with its spread, and name the straggler."""
     runs = ranks(job)
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.4 + 0.5 * len(runs)))[1]

@@ -1,17 +1,17 @@
-"""Break-even: the number of steps after which a price that was paid once has paid for itself."""
+"""Break-even: the number of steps after which a price paid once has paid for itself."""
 
 import math
 from dataclasses import dataclass
 
 
 def steps(paid_s: float, step_ms: float, gain: float) -> float:
-    """Return the number of steps that pay for `paid_s`; infinity where nothing is gained."""
+    """Return the number of steps that pay for `paid_s`; infinity without a gain."""
     return 1000 * paid_s / (step_ms * (1 - 1 / gain)) if gain > 1 else math.inf
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """A price that is paid once, such as a compilation, against the gain in each step."""
+    """A price paid once, such as a compilation, against the gain in each step."""
 
     paid_s: float
     step_ms: float  # of a step without it
@@ -21,12 +21,12 @@ class BreakEven:
 
     @property
     def steps(self) -> float:
-        """Return the number of steps that pay for it; infinity if no gain is seen."""
+        """Return the number of steps that pay for it; infinity without a gain."""
         return self._after(self.gain)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return the least and the most steps, which the ends of the gain's interval give."""
+        """Return the least and the most steps, at the ends of the gain's interval."""
         return self._after(self.high), self._after(self.low)
 
     def _after(self, gain):

@@ -1,7 +1,7 @@
-"""What Dynamo makes of a small model, call by call: for the experiments of notebook 09.
+"""Dynamo's work on a small model, call by call, for the experiments of notebook 09.
 
 The backend aot_eager captures graphs and generates no code, so it takes seconds. It is wrapped in
-one of our own that counts: the graphs that Dynamo hands over, and the calls of each.
+one of our own that counts Dynamo's graphs, and the calls of each.
 """
 
 import linecache
@@ -14,12 +14,12 @@ import torch
 from dlojz.training import private
 
 OPERATOR = type(torch.ops.aten.add.Tensor)
-KNOWN = ("aten", "prims")  # namespaces of operators that a compiler has rules for
+KNOWN = ("aten", "prims")  # namespaces of operators known to a compiler
 WARNING = "torch._dynamo.convert_frame"  # the logger that reports the limit of graphs
 
 
 class Watch(logging.Handler):
-    """What Dynamo does from here on: graphs, calls of a compiled graph, its warnings."""
+    """Dynamo's work from here on: graphs, calls of a compiled graph, warnings."""
 
     def __init__(self):
         super().__init__()
@@ -37,11 +37,11 @@ class Watch(logging.Handler):
         logging.getLogger(WARNING).removeHandler(self)
 
     def emit(self, record):
-        """Keep the first line of a warning; the job's stderr.txt has all of it."""
+        """Keep the first line of a warning; the job's stderr.txt has it in full."""
         self.warnings.append(first_line(record.getMessage()))
 
     def backend(self, graph, inputs):
-        """Return a graph compiled by aot_eager, as a function that is counted when it runs."""
+        """Return a graph compiled by aot_eager, as a function that counts its calls."""
         self.graphs += 1
         self.opaque += opaque(graph)
         compiled = private.backend("aot_eager")(graph, inputs)
@@ -54,7 +54,7 @@ class Watch(logging.Handler):
 
     @property
     def frames(self) -> int:
-        """Return how many functions Dynamo has compiled."""
+        """Return the number of functions that Dynamo has compiled."""
         return private.compile_counters()["frames"]["ok"]
 
     @property
@@ -65,16 +65,16 @@ class Watch(logging.Handler):
 
 
 def opaque(graph) -> list[str]:
-    """Return what a graph calls and a compiler can't look into: custom operators, and `item`."""
+    """Return a graph's calls that are opaque to a compiler: custom operators, and `item`."""
     targets = [node.target for node in graph.graph.nodes if node.op.startswith("call_")]
     custom = [t.name() for t in targets if isinstance(t, OPERATOR) and t.namespace not in KNOWN]
     return custom + [f".{target}()" for target in targets if target in ("item", "tolist")]
 
 
 def compiled_functions() -> list[str]:
-    """Return the functions that were compiled since the metrics were cleared.
+    """Return the functions compiled since the metrics were cleared.
 
-    Those of torch are left out: `torch.cond` compiles a function of its own.
+    torch's own are left out: `torch.cond` compiles one.
     """
     own = str(Path(torch.__file__).parent)
     done = private.compilations()
@@ -82,7 +82,7 @@ def compiled_functions() -> list[str]:
 
 
 def breaks(model, x) -> list[dict]:
-    """Return why a first call leaves the graph, and on which lines, as Dynamo explains it."""
+    """Return the reasons and lines of the graph breaks in a first call, as Dynamo explains them."""
     torch.compiler.reset()
     explained = private.explain(model, x)
     places = {}  # a break in a function that forward calls is explained twice
@@ -99,11 +99,11 @@ def place(frame) -> dict:
 
 
 def guard(reason) -> str:
-    """Return the guard that failed, of Dynamo's reason: without its number, source and hint."""
+    """Return the failed guard in Dynamo's reason, without its number, source and hint."""
     found = re.sub(r"^\d+/\d+: ", "", first_line(reason))
     return re.split(r" # | \(HINT", re.sub(r"\s+", " ", found))[0].strip()
 
 
 def first_line(text) -> str:
-    """Return the first line of a message that has any text."""
+    """Return the first line of a message with text."""
     return next((line.strip() for line in str(text).splitlines() if line.strip()), "")

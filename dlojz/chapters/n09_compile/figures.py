@@ -1,4 +1,4 @@
-"""Figures of notebook 09: what a compiler makes of a model, what it brings, and what it costs.
+"""Figures of notebook 09: a compiler's result for a model, its gain, and its cost.
 
 Each takes runs of experiments (pointwise, graphs, compile_time) or recordings.
 """
@@ -27,7 +27,7 @@ WAYS = {  # of experiments/compile_time.py
     "block by block": report.PALETTE["update"],
 }
 RATIO = "x: how many times as fast it is compiled (the median of calls in turn)"
-# What Inductor's source surrounds a kernel with, in C++ and in Triton.
+# The marks around a kernel in Inductor's source, in C++ and in Triton.
 KERNELS = re.compile(r"async_compile\.(?:cpp\w*|triton)\(.*?r?'''\n(?P<source>.*?)'''", re.DOTALL)
 MOVES = re.compile(r"loadu?\(|\bstore\(|in_out_ptr\d+\[|\bin_ptr\d+\[|out_ptr\d+\[")
 COMPUTES = re.compile(r"\btmp\d+ = ")
@@ -64,7 +64,7 @@ def plot_pointwise(run, axes=None):
 
 
 def _plot_pair(ax, at, case, scale):
-    """Draw two bars, and how many times as fast the compiled one is; in red if it is slower."""
+    """Draw two bars, and the compiled one's speed-up, in red if it is slower."""
     ms = [statistics.median(case[f"{way}_ms"]) for way in ("eager", "compiled")]
     bars = ax.bar((at - 0.2, at + 0.2), np.multiply(ms, scale), 0.38, color=(EAGER, COMPILED))
     labels = [f"{v:,.0f}" if (v := scale * value) >= 99.95 else f"{v:.3g}" for value in ms]
@@ -91,7 +91,7 @@ def ratio(before_ms, after_ms) -> float:
 
 
 def _unit(ms):
-    """Return a unit of time that suits a value, and what to multiply milliseconds with."""
+    """Return a unit of time that suits a value, and the factor for milliseconds."""
     return ("ms", 1.0) if ms >= 1 else ("µs", 1000.0)
 
 
@@ -145,7 +145,7 @@ class Source(str):
 
 
 def kernel(run, function: str) -> Source:
-    """Return the kernel that was generated for a chain, such as "4 sin", on the longest tensor."""
+    """Return the generated kernel of a chain, such as "4 sin", on the longest tensor."""
     cases = [c for c in report.measured(run).cases.values() if c["function"] == function]
     if not cases:
         known = ", ".join(dict.fromkeys(c["function"] for c in report.measured(run).cases.values()))
@@ -159,7 +159,7 @@ def kernel(run, function: str) -> Source:
 
 
 def graphs(run) -> Table:
-    """Return a table of what became of each case of experiments/graphs.py."""
+    """Return a table of the results of experiments/graphs.py, by case."""
     cases = {name: case for name, case in report.measured(run).cases.items() if "calls" in case}
     rows = [
         (
@@ -181,7 +181,7 @@ def _fullgraph(said):
 
 
 def reasons(run) -> Table:
-    """Return a table of why: the line of each graph break, the guard of each recompilation."""
+    """Return a table of reasons: the line of each graph break, the guard of each recompilation."""
     rows = []
     for name, case in report.measured(run).cases.items():
         for found in case.get("breaks", ()):
@@ -217,7 +217,7 @@ def plot_calls(run, cases=("Python counter", "Python counter, repaired"), ax=Non
 
 
 def compiled_nothing(run) -> Table:
-    """Return a table of modules that were compiled in two ways, and what became of them."""
+    """Return a table of modules compiled in two ways, with the results."""
     rows = [
         (name, str(case["graphs"]), "compiled" if case["graphs_run"][-1] else "EAGER")
         for name, case in report.measured(run).cases.items()
@@ -228,7 +228,7 @@ def compiled_nothing(run) -> Table:
 
 
 def stale(run) -> Table:
-    """Return a table of processes with one cache: what each asked for, and what it got."""
+    """Return a table of processes with one cache: the request of each, and its result."""
     rows = [
         (
             name,
@@ -250,7 +250,7 @@ def stale(run) -> Table:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a model, against eager: what it brings in each step, and what it costs first."""
+    """A way to run a model, against eager: its gain in each step, and its cost before."""
 
     name: str
     step_ms: float
@@ -268,7 +268,7 @@ class Way:
 
     @property
     def told(self) -> str:
-        """Return the gain, its interval, and what it means."""
+        """Return the gain, its interval, and the conclusion, in words."""
         text = f"x {self.gain:.2f} ({self.low:.2f} to {self.high:.2f})"
         if self.low <= 1 <= self.high:
             return f"{text}: no difference seen"
@@ -278,7 +278,7 @@ class Way:
 def ways(run, only=WAYS) -> list[Way]:
     """Return the ways of a run of experiments/compile_time.py, eager first.
 
-    only: names of WAYS, such as ["whole model"]; eager is always among them.
+    only: names of WAYS, such as ["whole model"]; eager is always included.
     """
     cases = report.measured(run).cases
     eager = cases["eager"]["step_ms"]
@@ -300,20 +300,20 @@ def _way(name, case, eager):
 
 
 def median_interval(values) -> tuple[float, float]:
-    """Return the ends of an interval that has the median inside with 95 % or more.
+    """Return the ends of an interval around the median with 95 % or more.
 
-    It counts values on either side and does not care how far out they are: on a shared machine one
-    step in a hundred takes twenty times as long. Fewer than 6 values show nothing: 0 to infinity.
+    It counts values on either side, regardless of their distance: on a shared machine one step in a
+    hundred takes twenty times as long. Fewer than 6 values show nothing: 0 to infinity.
     """
     ranked, n = sorted(map(float, values)), len(values)
-    outside, cut = 0.0, -1  # values that may be left out on each side
+    outside, cut = 0.0, -1  # values to leave out on each side
     while (outside := outside + math.comb(n, cut + 1) / 2**n) <= 0.025:
         cut += 1
     return (ranked[cut], ranked[-1 - cut]) if cut >= 0 else (0.0, math.inf)
 
 
 def costs(run, only=WAYS) -> Table:
-    """Return a table of what each way costs and brings, with its break-even in steps."""
+    """Return a table of the cost and gain of each way, with its break-even in steps."""
     rows = [_cost_row(way) for way in ways(run, only)]
     head = ("", "graphs", "kernels", "cold", "warm", "step", "gain", "break-even", "warm cache")
     return Table(head, rows, "<>>>>><<<")
@@ -329,7 +329,7 @@ def _cost_row(way):
 
 
 def plot_break_even(run, axes=None, only=WAYS):
-    """Draw the time that training has taken by step, and how far each way is ahead of eager."""
+    """Draw the time of training by step, and each way's lead over eager."""
     run, found = report.measured(run), ways(run, only)
     eager, others = found[0], found[1:]
     steps = _steps_shown(eager, others)
@@ -354,9 +354,9 @@ def plot_break_even(run, axes=None, only=WAYS):
 
 
 def _steps_shown(eager, others):
-    """Return the steps of the axis: beyond the last crossing of the lines, seen or by chance.
+    """Return the steps of the axis: beyond the last possible crossing of the lines.
 
-    If there is none, or none that is near, until eager has taken three times as long as compiling.
+    Without a near one, until eager has taken three times as long as compiling.
     """
     least = 3000 * max(way.cold_s for way in others) / eager.step_ms
     even = [breakeven.steps(way.cold_s, eager.step_ms, way.gain) for way in others]
@@ -364,7 +364,7 @@ def _steps_shown(eager, others):
 
 
 def _plot_total(ax, way, steps):
-    """Draw a line that begins when the compilation ends, and one with a warm cache."""
+    """Draw a line from the end of the compilation on, and one with a warm cache."""
     caches = {f"{way.name}: {way.told}": way.cold_s, f"{way.name}, warm cache": way.warm_s}
     for (label, compile_s), look in zip(caches.items(), ({"lw": 2}, {"ls": ":"}), strict=True):
         ends = [compile_s, compile_s + steps * way.step_ms / 1000]
@@ -374,7 +374,7 @@ def _plot_total(ax, way, steps):
 
 
 def _plot_ahead(ax, way, eager, steps):
-    """Draw the seconds saved, less those that the compilation took; mark where they are even."""
+    """Draw the seconds saved minus those of the compilation, and mark the break-even."""
     median, *ends = (
         [-way.cold_s, -way.cold_s + steps * eager.step_ms * (1 - 1 / gain) / 1000]
         for gain in (way.gain, way.low, way.high)

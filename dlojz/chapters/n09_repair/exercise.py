@@ -1,15 +1,15 @@
-"""09_repair: a network computes what it did, and torch.compile makes one graph of it, once."""
+"""09_repair: a network keeps its values, and torch.compile makes one graph of it, once."""
 
 from dlojz.check.exercise import Finding, Prepared, State
 
 VALUES, GRAPH = "same values", "one graph"
 WARM = 10  # calls in which the counter may change the values
-SAME = 1e-5  # of the largest number; the branch and the counter change values by a tenth and more
+SAME = 1e-5  # of the largest number; branch and counter change values by a tenth and more
 NOT_COMPARED = (State.UNMEASURED, "not compared", "compiled calls without an error", "eager")
 
 
 def findings(cases: dict[str, dict]) -> list[Finding]:
-    """Return findings on what `dlojz.chapters.n09_repair.job` has logged."""
+    """Return findings on the log of `dlojz.chapters.n09_repair.job`."""
     file, eager, compiled = (cases[name] for name in ("file", "eager", "compiled"))
     return [
         *_values(file["large"], eager, compiled),
@@ -21,7 +21,7 @@ def findings(cases: dict[str, dict]) -> list[Finding]:
 
 
 def _values(large, eager, compiled):
-    """Return findings on the values of both ways; compiled, a call may have failed."""
+    """Yield findings on the values, eager and compiled, where a call may have failed."""
     calls = len(large)
     ways = [way for way in (eager, compiled) if "outputs" in way]
     looks = (
@@ -42,7 +42,7 @@ def _values(large, eager, compiled):
 
 
 def _sides(large, ways):
-    """Return findings on both sides of the branch: if each call is wrong, it is more than that."""
+    """Return findings on both sides of the branch, with another hint if each call is wrong."""
     late = range(WARM, len(large))
     sides = [
         [way["outputs"][call] for way in ways for call in late if large[call] == side]
@@ -71,7 +71,7 @@ def _printed(eager):
 
 
 def _settings(file):
-    """Return findings on what a file does besides defining a network."""
+    """Yield findings on the settings that a file changes."""
     ok = not file["suppressed"]
     text = "none" if ok else "suppress_errors"
     yield Finding(GRAPH, "suppressed", "errors hidden by", ok, text, "none", "suppressed")
@@ -80,7 +80,7 @@ def _settings(file):
 
 
 def _compiled(seen):
-    """Return findings on the calls of the network as it is compiled."""
+    """Yield findings on the calls of the compiled network."""
     graphs, ran = seen["graphs"], seen["graphs_run"]
     breaks = [
         f"line {found['line']}: {found['text']} ({found['reason']})" for found in seen["breaks"]

@@ -1,7 +1,7 @@
-"""The network that a trainee repairs for torch.compile, call by call beside the prepared one.
+"""The trainee's network, repaired for torch.compile, call by call beside the prepared one.
 
-A repaired file ends with `job.examine(Net)`. What that logs is judged by
-the exercise of this folder. Both networks get the same weights and inputs, new ones in each run.
+A repaired file ends with `job.examine(Net)`, whose log is judged by the exercise of this folder.
+Both networks get the same weights and inputs, new ones in each run.
 """
 
 import copy
@@ -19,15 +19,15 @@ from dlojz.training import imports, private
 
 NAME = "09_repair"
 WIDTH, BATCH = 16, 4
-LINE = 80  # characters of a printed line that are kept
+LINE = 80  # characters to keep of a printed line
 CALLS = 16
-# What the branch compares with 0.5, in small and in large inputs: near enough to tell another
-# condition, and too far for rounding to choose the other side.
+# Means that the branch compares with 0.5, in small and in large inputs: near enough to expose
+# another condition, and too far for rounding to choose the other side.
 MEANS = ((0.2, 0.45), (0.55, 2.0))
 
 
 def examine(make):
-    """Log what this network computes and how it is compiled. make: returns a network."""
+    """Log this network's results and compilation. make: returns a network."""
     args = harness.parser(__doc__).parse_args()
     with session.begin(args, torch.device("cpu")) as (run, _):
         torch.manual_seed(args.seed)
@@ -48,7 +48,7 @@ def examine(make):
 
 
 def drawn(seed, layer) -> list[tuple[bool, torch.Tensor]]:
-    """Return whether the input of each call is large, and the input. Small and large take turns.
+    """Return (is it large, input) for each call; small and large take turns.
 
     layer: before the branch.
     """
@@ -63,7 +63,7 @@ def drawn(seed, layer) -> list[tuple[bool, torch.Tensor]]:
 
 @torch.no_grad()
 def scaled(x, layer, mean):
-    """Return x times a factor with which this is the mean that the branch compares."""
+    """Return x times a factor, so that the branch compares this mean."""
     low, high = 0.0, 100.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -73,13 +73,13 @@ def scaled(x, layer, mean):
 
 
 def same_weights(network, prepared):
-    """Return a network with the weights of another one; a buffer of its own stays."""
+    """Return a network with the weights of another one, and its own buffers."""
     network.load_state_dict(prepared.state_dict(), strict=False)
     return network
 
 
 def called(network, run, calls) -> dict:
-    """Return the outputs of all calls, the gradients, what was printed, and what was counted.
+    """Return the outputs of all calls, the gradients, the printed lines, and the count.
 
     run: the network itself, or compiled.
     """
@@ -90,7 +90,7 @@ def called(network, run, calls) -> dict:
             out = run(x)
             out.square().sum().backward()
             outputs.append(out.detach().clone())
-            weights = sorted(network.named_parameters())  # in whatever order they were made
+            weights = sorted(network.named_parameters())  # independent of the order of creation
             gradients.append([w.grad.clone() for _, w in weights if w.grad is not None])
     return {
         "outputs": outputs,
@@ -101,33 +101,33 @@ def called(network, run, calls) -> dict:
 
 
 def counted(network) -> float | None:
-    """Return how many calls a network says that it had; None if it does not say."""
+    """Return a network's own count of its calls; None without one."""
     calls = getattr(network, "calls", None)
     one = calls.numel() == 1 if isinstance(calls, torch.Tensor) else isinstance(calls, int | float)
     return float(calls) if one else None
 
 
 def compared(found, expected) -> dict:
-    """Return how far each output and each gradient is off, as a share of the largest number."""
+    """Return the error of each output and gradient, relative to the largest number."""
     outputs = map(harness.off, found["outputs"], expected["outputs"])
     gradients = map(off, found["gradients"], expected["gradients"])
     return {"outputs": [*outputs], "gradients": [*gradients], "counted": found["counted"]}
 
 
 def said(found, expected) -> dict:
-    """Return how many lines were printed, and the first ones, cut: a loop may print megabytes."""
+    """Return the number of printed lines, and the first ones, cut: a loop may print megabytes."""
     lines = [[line[:LINE] for line in way["printed"][: CALLS + 1]] for way in (found, expected)]
     return {"printed": lines[0], "wanted": lines[1], "lines": len(found["printed"])}
 
 
 def off(found, expected) -> float:
-    """Return the largest difference of several tensors; infinity if there are more or fewer."""
+    """Return the largest difference of several tensors; infinity if their numbers differ."""
     same = len(found) == len(expected)
     return max(map(harness.off, found, expected)) if same else math.inf
 
 
 def watched(network, calls, expected) -> dict:
-    """Return what the network computes as Dynamo compiles it, and what became of each call."""
+    """Return the results of the compiled network, and Dynamo's work in each call."""
     untouched = copy.deepcopy(network)
     with Watch() as watch:
         run, ran, seen = torch.compile(network, backend=watch.backend), [], {}
@@ -149,7 +149,7 @@ def watched(network, calls, expected) -> dict:
 
 
 def in_one_graph(network, calls) -> dict:
-    """Return what fullgraph=True says in these calls: the first error, and in which call."""
+    """Return the first error of fullgraph=True in these calls, and its call."""
     torch.compiler.reset()
     run = torch.compile(network, backend="eager", fullgraph=True)
     with redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Figures of notebook 09b: runs as the rungs of a ladder, and what compiling brings at its top.
+"""Figures of notebook 09b: runs as the rungs of a ladder, and the gain of compiling at its top.
 
 modes.plot_rungs(runs.recordings("h200/09-ladder-*"))
 """
@@ -18,14 +18,14 @@ from dlojz.runs.stats import Summary, summary
 from dlojz.table import QUIET, Table
 
 MODES = ("off", "aot_eager", "default", "reduce-overhead", "max-autotune")
-PRECISIONS = {"tf32": "TF32"}  # all others are named as their flags are
+PRECISIONS = {"tf32": "TF32"}  # all others have the names of their flags
 # A bar that is longer than this share of the longest has room for a line of text.
 LONG = 0.8
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A run, and what it is compared with."""
+    """A run, and the runs to compare it with."""
 
     run: Summary
     first: Summary  # the slowest of its ladder
@@ -43,9 +43,9 @@ class Rung:
 
     @property
     def break_even(self) -> float | None:
-        """Return the step at which its compilation had paid for itself; None if that is not known.
+        """Return the step at which its compilation had paid for itself; None if unknown.
 
-        Code from a cache says nothing of the price, and without an eager run there is no gain.
+        Code from a cache hides the price, and without an eager run there is no gain.
         """
         if not self.run.compile_s or self.run.compile_cached or not self.eager:
             return None
@@ -102,7 +102,7 @@ def _tuned(s):
 
 
 def ladders(runs: Sequence) -> dict[str, list[Rung]]:
-    """Return the runs that can be compared, by model and batch: in the order of the course.
+    """Return the comparable runs, by model and batch, in the order of the course.
 
     A run that failed, or measured no step, is left out. Raises UserError if all are.
     """
@@ -125,7 +125,7 @@ def _rungs(some):
 
 
 def _eager(s, others):
-    """Return the eager run to compare a compiled one with: on the same host, if there is one."""
+    """Return the eager run to compare a compiled one with, if possible on the same host."""
     same = [
         other
         for other in others
@@ -148,8 +148,8 @@ def gain(runs: Sequence) -> float:
 def plot_rungs(runs: Sequence, axes=None):
     """Draw throughput and energy per image of runs, a pair of axes for each model and batch.
 
-    A compiled run says what that took, and after how many steps it was won back against the eager
-    run of the same precision and layout.
+    A compiled run has the cost of compiling, and the break-even against the eager run of the same
+    precision and layout.
     """
     found = ladders(runs)
     rows = [len(rungs) for rungs in found.values()]
@@ -210,13 +210,13 @@ def _finish(ax, right):
 
 
 def _say(ax, row, x, text, color=QUIET, fontsize=9, **where):
-    """Write a few words right of a point, or of what was written before."""
+    """Write a few words right of a point, or of earlier words."""
     look = {"textcoords": "offset points", "va": "center", "fontsize": fontsize, "color": color}
     return ax.annotate(text, (x, row), (5, 0), parse_math=False, **look, **where)
 
 
 def _caption(found):
-    """Return the lines below the figure: hardware, and how to read the ratios."""
+    """Return the lines below the figure: the hardware, and an explanation of the ratios."""
     every = [rung.run for rungs in found.values() for rung in rungs]
     hardware = sorted({f"{s.device_name}, torch {s.versions.get('torch')}" for s in every})
     dates = sorted({s.date for s in every})
@@ -232,7 +232,7 @@ def _caption(found):
 
 
 def hosts(runs: Sequence) -> Table:
-    """Return a table of runs with the cores of their hosts, and how far these were ahead."""
+    """Return a table of runs with the cores of their hosts, and the hosts' lead."""
     rows = [
         (
             f"batch {s.batch_size}",

@@ -4,7 +4,7 @@
         dlojz/dlojz.py --model resnet18 -b 8
 
 It takes the reader's own trainer, with its `build_model` and `train_step`, and trains on one
-synthetic batch that stays on the device. `worth` of this folder predicts from what is written here;
+synthetic batch that stays on the device. `worth` of this folder predicts from these measurements;
 with --measure the whole model is compiled as well, to compare.
 """
 
@@ -35,10 +35,10 @@ from dlojz.training.chronometer import NoMarks
 from dlojz.training.imports import first_line
 from dlojz.watch import compilation
 
-FIRST = 4  # steps that choose algorithms, take memory, or compile
-WINDOWS, WINDOW_S = 8, 0.1  # each window has at least one step, and takes at least this time
-UPDATES = 100_000  # of the learning rate's schedule: more than are made here
-LEAST = 8  # operations of a block that tells something
+FIRST = 4  # steps that choose algorithms, allocate memory, or compile
+WINDOWS, WINDOW_S = 8, 0.1  # each window takes at least one step and this time
+UPDATES = 100_000  # of the learning rate's schedule: more than needed here
+LEAST = 8  # operations of a block that is large enough to measure
 NO_ROOM = "No space left on device"
 NO_COMPILER = ("InvalidCxxCompiler", "No working C++ compiler", "Failed to find C compiler")
 
@@ -67,7 +67,7 @@ def main():
 
 
 def result(args) -> dict:
-    """Return the profile of a trainer with its flags, and what it was measured on."""
+    """Return the profile of a trainer with its flags, and the hardware."""
     if idr_torch.size > 1:
         raise UserError(f"{idr_torch.size} processes: run it in one, on one device")
     tell(f"building the training of {args.trainer}")
@@ -89,7 +89,7 @@ def result(args) -> dict:
 
 
 def tell(what):
-    """Show what is going on; the result goes elsewhere."""
+    """Print the progress to stderr."""
     print(f"  {what} ...", file=sys.stderr, flush=True)
 
 
@@ -102,7 +102,7 @@ def options(mode):
 
 
 class Training:
-    """The reader's training, on one batch that is there already, and not compiled."""
+    """The reader's training, on one batch on the device, and not compiled."""
 
     def __init__(self, file, flags):
         self.trainer = imports.trainer(file)
@@ -135,24 +135,24 @@ class Training:
 
 
 def is_of_memory(error) -> bool:
-    """Return whether there was too little memory, of a GPU or of the machine."""
+    """Return whether the memory of a GPU or of the machine was exhausted."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "allocate memory" in str(error)
     )
 
 
 def is_of_disk(error) -> bool:
-    """Return whether a temporary file could not be written; the profiler then writes none."""
+    """Return whether a temporary file could not be written, as by the profiler."""
     return isinstance(error, trace.TraceError) or NO_ROOM in str(error)
 
 
 def no_room() -> str:
-    """Return what to do where temporary files can't be written."""
+    """Return the remedy if temporary files can't be written."""
     return f"no room for files in {tempfile.gettempdir()}: set TMPDIR to a folder with space"
 
 
 class HostMarks(NoMarks):
-    """The host's own time: each part begins with a device that has nothing to do."""
+    """The host's own time: each part begins with an idle device."""
 
     def __init__(self, device):
         self.device, self.began = device, time.perf_counter()
@@ -167,7 +167,7 @@ class HostMarks(NoMarks):
 
 
 class TraceMarks(NoMarks):
-    """The range of the update in a trace. What was asked before it has ended before it."""
+    """The range of the update in a trace. Earlier work has ended before it."""
 
     def __init__(self, device):
         self.device, self.range = device, None
@@ -188,7 +188,7 @@ class TraceMarks(NoMarks):
 
 
 def profile(training: Training, compiling: dict) -> worth.Profile:
-    """Return where the time of an eager step goes, and what compiling a block takes."""
+    """Return the parts of an eager step's time, and the cost of compiling a block."""
     tell(f"timing eager steps on {training.device}")
     for _ in range(FIRST):
         training.step()
@@ -225,7 +225,7 @@ def windows(trainings, count: int = WINDOWS) -> list[list[float]]:
 
 
 def timed(call, device, times: int = 1) -> float:
-    """Return the seconds of these calls; the device is waited for once."""
+    """Return the seconds of these calls, with one wait for the device."""
     wait(device)
     begin = time.perf_counter()
     for _ in range(times):
@@ -235,7 +235,7 @@ def timed(call, device, times: int = 1) -> float:
 
 
 def host_times(training) -> dict:
-    """Return how long the host takes to ask for a step, if it never waits for the device."""
+    """Return the host's times to launch a step, if it never waits for the device."""
     seen = []
     for _ in range(WINDOWS):
         wait(training.device)
@@ -250,13 +250,13 @@ def host_times(training) -> dict:
 
 
 def traced(training) -> trace.Trace:
-    """Return a trace of one step, after one that warms the profiler up."""
+    """Return a trace of one step, after one to warm the profiler up."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         with torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=1),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
-            acc_events=True,  # else it warns of events that a second cycle would clear
+            acc_events=True,  # else it warns about events cleared by a second cycle
         ) as profiler:
             for _ in range(2):
                 marks = TraceMarks(training.device)
@@ -267,7 +267,7 @@ def traced(training) -> trace.Trace:
 
 
 def has_nchw(model) -> bool:
-    """Return whether a convolution's weights are laid out channel by channel."""
+    """Return whether a convolution has weights in NCHW."""
     return any(
         not module.weight.is_contiguous(memory_format=torch.channels_last)
         for module in model.modules()
@@ -293,7 +293,7 @@ class Calls(private.dispatch_mode()):
 
 
 def counted(training) -> tuple[list, dict]:
-    """Return the operations of a forward pass, and from where to where each part's go, by name."""
+    """Return the operations of a forward pass, and the range of each submodule's, by name."""
     calls, spans, hooks = Calls(), {}, []
     for name, module in training.model.named_modules():
 
@@ -315,9 +315,9 @@ def counted(training) -> tuple[list, dict]:
 
 
 def block_of(model, spans) -> str:
-    """Return the name of the part that tells most: the smallest of the outermost repeated ones.
+    """Return the submodule to compile as a sample: the smallest repeated top-level block.
 
-    Without such a part it is the smallest that has some operations; "" is the whole model.
+    Without one it is the smallest with some operations; "" is the whole model.
     """
     parts, size = dict(model.named_modules()), {n: end - begin for n, (begin, end) in spans.items()}
     fits = [n for n in spans if n and LEAST <= size[n] <= size[""] / 2]
@@ -329,13 +329,13 @@ def block_of(model, spans) -> str:
 
 
 def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block]:
-    """Return the seconds in which the compiler starts, and what a block's compilation took."""
+    """Return the seconds of the compiler's start, and the cost of compiling a block."""
     module, inputs, named, autocast = seen_by(training, name)
     block = copy.deepcopy(module)
 
     def run(part):
         with torch.autocast(training.device.type, **autocast):
-            # Cloned, since a part may change its inputs in place.
+            # Cloned, since a submodule may change its inputs in place.
             positional, by_name = private.tree_map(cloned, (inputs, named))
             out = private.tree_leaves(part(*positional, **by_name))
             total = sum(leaf.float().sum() for leaf in out if torch.is_tensor(leaf))
@@ -362,20 +362,20 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
 
 @contextmanager
 def empty_cache():
-    """Compile into an empty folder, which is removed even if that fails."""
+    """Compile into an empty folder, which is removed in the end."""
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with folder as path, private.empty_compile_cache(path):
         yield
 
 
 def started(device, compiling) -> float:
-    """Return the seconds of a first, tiny compilation: imports, and what is found out once."""
+    """Return the seconds of a first, tiny compilation, for imports and other one-time work."""
     tiny = torch.compile(torch.sin, **compiling)
     return timed(lambda: tiny(torch.ones(8, device=device)), device)
 
 
 def refusal(kind: str, error: Exception) -> str:
-    """Return why a block can't be compiled, and what to do."""
+    """Return the reason why a block can't be compiled, with the remedy."""
     text = f"{type(error).__name__}: {error}"
     if any(sign in text for sign in NO_COMPILER):
         return (
@@ -393,7 +393,7 @@ def refusal(kind: str, error: Exception) -> str:
 
 
 def seen_by(training, name):
-    """Return a part of the model, its inputs in a step, and the autocast that it runs under."""
+    """Return a submodule, its inputs in a step, and its autocast."""
     part, kind, found = training.model.get_submodule(name), training.device.type, {}
 
     def look(module, inputs, named):
@@ -409,12 +409,12 @@ def seen_by(training, name):
 
 
 def cloned(leaf):
-    """Return a copy of a tensor, which gradients flow through; anything else as it is."""
+    """Return a copy of a tensor that gradients flow through; anything else unchanged."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def detached(leaf):
-    """Return a copy of a tensor with the same layout, which gradients may flow to."""
+    """Return a detached copy of a tensor with the same layout, which may have a gradient."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
@@ -424,13 +424,13 @@ def detached(leaf):
 
 
 def measured(eager, args) -> dict:
-    """Return gain and compile time of the whole model, its steps timed in turn with eager ones.
+    """Return gain and compile time of the whole model, in turn with eager steps.
 
-    The compiler has started before: its start is in the profile.
+    The compiler's start is in the profile.
     """
     torch.compiler.reset()
     compiled = Training(args.trainer, args.flags)
-    # Not in place: that compiles nothing of a model whose class is one of torch.nn.
+    # Not in place, which would compile nothing of a model of a class of torch.nn.
     compiled.parts.model = torch.compile(compiled.model, **options(args.mode))
     try:
         with empty_cache():

@@ -1,23 +1,23 @@
-"""Whether compiling a model pays: a prediction from a short profile of its eager step.
+"""The prediction of the gain and cost of compiling a model, from a profile of its eager step.
 
-A compiler leaves the library's matrix products as they are. Of the time of other kernels, and of
-the time in which the host launches them, it keeps a part:
+A compiler leaves the library's matrix products unchanged. It keeps a part of the time of other
+kernels, and of the host's time to launch them:
 
     device = matrix + keeps["normalization"] * normalization + keeps["rest"] * rest + update
     host = keeps["host"] * launching + update's launching
     step = the longer of the two on a GPU, their sum on a processor, which is its own host
 
-The gain is this step with all `keeps` at 1, divided by the step with those of a fit. How well it
-is known depends on what decides the step, see `decides`: a GPU computes the same kernels in the
+The gain is this step with all `keeps` at 1, divided by the step with those of a fit. Its certainty
+depends on the side that decides the step, see `decides`: a GPU computes the same kernels in the
 same time, but its host may have other work. So each of the two has an interval of its own.
 
-The compile time is extrapolated from one block that was compiled:
+The compile time is extrapolated from one compiled block:
 
     seconds = start + block's seconds * (size of the model / size of the block) ** power
     size = operations + kernel * different operations
 
-What is different by operator or shape needs a kernel of its own. A fit (worth.toml) was made of
-models that were also compiled for real, see `fit`. It holds for its hardware.
+Operations that differ by operator or shape need kernels of their own. A fit (worth.toml) is based
+on models that were also compiled for real, see `fit`. It is valid for its hardware.
 """
 
 import math
@@ -38,22 +38,22 @@ FITS = Path(__file__).with_name("worth.toml")
 UPDATE = "dlojz: update"  # the range of the update in a trace
 MODES = ("default", "reduce-overhead", "max-autotune")  # of torch.compile
 PARTS = ("matrix", "normalization", "rest")  # of the device's time
-DEVICE, HOST = "device", "host"  # what decides a step
+DEVICE, HOST = "device", "host"  # the side that decides a step
 KEEPS_OF = {DEVICE: ("normalization", "rest"), HOST: ("host",)}
-NOTHING_DONE = {"normalization": 1.0, "rest": 1.0, "host": 1.0}  # what eager keeps
+NOTHING_DONE = {"normalization": 1.0, "rest": 1.0, "host": 1.0}  # `keeps` of eager
 FIRST_GUESS = {"normalization": 0.5, "rest": 0.5, "host": 0.5}
 FIRST_COSTS = {"kernel": 1.0, "power": 0.7}
-# How much a fit is held near the first guess, so that few or noisy models do not drive it to an
-# absurd end: a coefficient off by a factor of two weighs as much as one model off by 7 %.
+# The weight of the first guess in a fit, so that few or noisy models do not make it absurd: a
+# coefficient off by a factor of two weighs as much as one model off by 7 %.
 HELD = 0.01
-COVERED = 0.9  # the share of models whose measurement an interval is meant to hold
+COVERED = 0.9  # the share of measurements that an interval is meant to hold
 DISTURBED = 0.3  # eager steps that differ by more were disturbed
 PAYS, NEVER, OPEN = "it pays", "it does not pay", "too close to tell"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the model that was compiled with an empty cache."""
+    """A submodule that was compiled with an empty cache."""
 
     name: str
     operations: int  # of a forward pass
@@ -64,12 +64,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Profile:
-    """An eager training step: where its time goes, and how large the model is."""
+    """An eager training step: the parts of its time, and the size of the model."""
 
     on_gpu: bool
     step_ms: float
     device_ms: Mapping[str, float]  # forward and backward: "matrix", "normalization", "rest"
-    update_ms: float  # optimizer and metrics, which are not part of the model
+    update_ms: float  # optimizer and metrics, outside of the model
     host_ms: float  # to launch forward and backward; on a processor, Python between operations
     update_host_ms: float
     launches: Mapping[str, int]  # of the model's kernels, in the same parts; {} on a processor
@@ -88,7 +88,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients, and how far they were off for the models that they were made of."""
+    """Coefficients, and their errors for the models that they were fitted to."""
 
     device: str
     on_gpu: bool
@@ -96,10 +96,10 @@ class Fit:
     torch: str
     date: str
     models: int
-    decided: Mapping[str, int]  # of how many models DEVICE decided a step, of how many HOST
+    decided: Mapping[str, int]  # the number of models whose step DEVICE decided, or HOST
     keeps: Mapping[str, float]
     costs: Mapping[str, float]
-    gain_within: Mapping[str, float]  # by what decides, a factor: nine of ten are expected inside
+    gain_within: Mapping[str, float]  # by deciding side, a factor that holds nine of ten models
     compile_within: float
     command: str = ""
 
@@ -152,7 +152,7 @@ class Prediction:
 
 
 def split(trace: Trace) -> dict:
-    """Return the parts of a profile that a trace of one step holds; its update is a range in it."""
+    """Return the parts of a profile in a trace of one step, whose update is a range."""
     update = replace(trace, steps=[e for e in trace.ranges if e.name == UPDATE])
     whole, after = breakdown.analyse(trace), breakdown.analyse(update)
     found = {
@@ -191,7 +191,7 @@ def _minus(whole, part):
 
 
 def sides_ms(profile: Profile, keeps: Mapping[str, float]) -> dict[str, float]:
-    """Return the times of DEVICE and HOST for a step of which a compiler keeps these parts."""
+    """Return the times of DEVICE and HOST for a step, if a compiler keeps these parts."""
     parts = profile.device_ms
     others = keeps["normalization"] * parts["normalization"] + keeps["rest"] * parts["rest"]
     device = parts["matrix"] + others + profile.update_ms
@@ -199,13 +199,13 @@ def sides_ms(profile: Profile, keeps: Mapping[str, float]) -> dict[str, float]:
 
 
 def modelled_ms(profile: Profile, keeps: Mapping[str, float]) -> float:
-    """Return the time of a step of which a compiler keeps these parts."""
+    """Return the time of a step, if a compiler keeps these parts."""
     ms = sides_ms(profile, keeps).values()
     return max(ms) if profile.on_gpu else sum(ms)
 
 
 def decides(profile: Profile, keeps: Mapping[str, float]) -> str:
-    """Return DEVICE if it needs longer than its host, eager and compiled, or else HOST.
+    """Return DEVICE if it needs longer than its host, eager and compiled, else HOST.
 
     A processor is its own host, so it always decides.
     """
@@ -215,12 +215,12 @@ def decides(profile: Profile, keeps: Mapping[str, float]) -> str:
 
 
 def gain(profile: Profile, keeps: Mapping[str, float]) -> float:
-    """Return eager step / compiled step. What the model gets wrong in both cancels out."""
+    """Return eager step / compiled step. Errors of the model in both cancel out."""
     return modelled_ms(profile, NOTHING_DONE) / modelled_ms(profile, keeps)
 
 
 def compile_s(profile: Profile, costs: Mapping[str, float]) -> float:
-    """Return the seconds of compiling the whole model with an empty cache, once it has started."""
+    """Return the seconds of compiling the whole model with an empty cache, without the start."""
     whole, block = (
         part.operations + costs["kernel"] * part.different for part in (profile, profile.block)
     )
@@ -228,12 +228,12 @@ def compile_s(profile: Profile, costs: Mapping[str, float]) -> float:
 
 
 def total_s(row: Mapping) -> float:
-    """Return the seconds that compiling took for real, with the compiler's start."""
+    """Return the measured seconds of compiling, with the compiler's start."""
     return row["profile"]["start_s"] + row["measured"]["compile_s"]
 
 
 def measured_break_even(row: Mapping) -> float:
-    """Return the number of steps that really paid for compiling."""
+    """Return the measured break-even in steps."""
     eager_ms = statistics.median(row["measured"]["eager_ms"])
     return breakeven.steps(total_s(row), eager_ms, row["measured"]["gain"])
 
@@ -250,7 +250,7 @@ def predict(profile: Profile, fit: Fit) -> Prediction:
 
 
 def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
-    """Return a sentence on each thing that the prediction leaves out or guesses."""
+    """Return a sentence on each omission or guess of the prediction."""
     told = [
         "only one block was compiled: a graph break or a recompilation elsewhere costs more",
         "the batch was in memory: a training run that waits for its images gains less",
@@ -280,7 +280,7 @@ def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
 
 
 def fits() -> list[Fit]:
-    """Return the fits that were made so far. Raises UserError for a file that is damaged."""
+    """Return all fits. Raises UserError for a damaged file."""
     try:
         found = tomllib.loads(FITS.read_text(encoding="utf-8"))
         return [Fit(**fit) for fit in found.get("fit", ())]
@@ -299,7 +299,7 @@ def must_know(mode: str):
 
 
 def fit_for(device: str, on_gpu: bool, mode: str) -> Fit:
-    """Return the fit of this device, or else of one of its kind. Raises UserError."""
+    """Return the fit of this device, or of one of its kind. Raises UserError."""
     known = [fit for fit in fits() if fit.on_gpu == on_gpu]
     found = [fit for fit in known if fit.mode == mode]
     if not found:
@@ -316,10 +316,10 @@ def _unknown(mode, where, known):
 
 
 def fit(rows: Sequence[Mapping], command: str = "") -> Fit:
-    """Return the coefficients that suit these rows best, of one device and mode.
+    """Return the best coefficients for these rows, of one device and mode.
 
-    rows: what `training.worth --measure` has written. The error of a logarithm is minimised, so
-    that twice as much counts as half as much.
+    rows: the results of `measuring --measure`. The error of a logarithm is minimised, so that twice
+    as much counts like half as much.
     """
     last, on_gpu = rows[-1], rows[-1]["profile"]["on_gpu"]
     keeps, gain_within, decided = _fitted_by_side(rows, on_gpu)
@@ -330,11 +330,11 @@ def fit(rows: Sequence[Mapping], command: str = "") -> Fit:
 
 
 def _fitted_by_side(rows, on_gpu):
-    """Return `keeps`, and by what decides a step: the factor of the gain, the number of models.
+    """Return `keeps`, and by deciding side the factor of the gain and the number of models.
 
-    A first fit to all rows finds out what decides each. Then the device's `keeps` are fitted to the
-    rows that it decides, and the host's to the others, as a noisy host tells nothing of a GPU.
-    Where one of the two has too few models, the first fit remains.
+    A first fit to all rows finds the side that decides each. Then the device's `keeps` are fitted
+    to the rows that it decides, and the host's to the others, because a noisy host tells nothing
+    about a GPU. A side with too few models keeps the first fit.
     """
     keeps, within = _fitted(gain, FIRST_GUESS, rows, "gain")
     if not on_gpu:
@@ -360,10 +360,10 @@ def _models(rows):
 def _fitted(predicted, first, rows, name):
     """Return coefficients, none negative, and the factor within which they predict.
 
-    The factor is that of a prediction for another model: Student's t, for the degrees of freedom
-    that are left. The rows of one model count as one, since their errors have the same reasons.
+    The factor is that of a prediction for another model: Student's t, for the remaining degrees of
+    freedom. The rows of one model count as one, since their errors have the same causes.
     """
-    from scipy.optimize import minimize  # here, as it is slow to import
+    from scipy.optimize import minimize  # slow to import
     from scipy.special import stdtrit
 
     models = _models(rows)

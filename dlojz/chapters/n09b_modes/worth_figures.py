@@ -1,4 +1,4 @@
-"""Tables of `dlojz worth compile`: a prediction, and how well it did for models of torchvision."""
+"""Tables of `dlojz worth compile`: a prediction, and its errors for models of torchvision."""
 
 import json
 import math
@@ -33,7 +33,7 @@ HOST_VARIES = (
 
 
 def step(row: Mapping) -> Table:
-    """Return a table of where the time of an eager step goes, and what a compiler can do there.
+    """Return a table of the parts of an eager step's time, with a compiler's options for each.
 
     row: what `training.worth` has written.
     """
@@ -56,7 +56,7 @@ def _host_ms(profile):
 
 
 def about(row: Mapping) -> str:
-    """Return a table of measurements: the eager step, one block, the whole model if compiled.
+    """Return the measurements in words: the eager step, one block, the whole model if compiled.
 
     row: what `training.worth` has written.
     """
@@ -76,7 +76,7 @@ def about(row: Mapping) -> str:
 
 
 def answer(row: Mapping, steps: int | None) -> str:
-    """Return the prediction, what to conclude from it, and what it does not see."""
+    """Return the prediction, its conclusion, and its omissions."""
     profile, fit, found = _predicted(row)
     unseen = worth.unseen(profile, fit, row["device"], row["torch"])
     side, models = SIDES[found.decides], fit.decided[found.decides]
@@ -93,7 +93,7 @@ def answer(row: Mapping, steps: int | None) -> str:
 
 
 def to_dict(row: Mapping, steps: int | None) -> dict:
-    """Return measurements and predictions for JSON. A number of steps without end is None."""
+    """Return measurements and predictions for JSON. Infinite steps are None."""
     try:
         profile, fit, found = _predicted(row)
     except UserError as error:
@@ -119,7 +119,7 @@ def _predicted(row):
 
 
 def prediction(found: worth.Prediction, row: Mapping) -> Table:
-    """Return a table of gain, compile time and break-even, beside what was measured if it was."""
+    """Return a table of gain, compile time and break-even, beside any measured ones."""
     even = found.break_even
     rows = [
         ("gain", f"x {found.gain.value:.2f}", f"{found.gain.low:.2f} to {found.gain.high:.2f}"),
@@ -136,7 +136,7 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
 
 
 def decided(profile: worth.Profile, fit: worth.Fit) -> str:
-    """Return the side that decides a step on a GPU, or "" on a processor, which is its own host."""
+    """Return a sentence on the side that decides a step on a GPU; "" on a processor."""
     if not profile.on_gpu:
         return ""
     steps = [worth.sides_ms(profile, kept) for kept in (worth.NOTHING_DONE, fit.keeps)]
@@ -160,17 +160,17 @@ def _s(seconds):
 
 
 def steps_text(steps: float) -> str:
-    """Return "2,100 steps", with two digits that count, or "never"."""
+    """Return "2,100 steps", with two significant digits, or "never"."""
     return f"{_count(steps)} steps" if math.isfinite(steps) else _count(steps)
 
 
 def _count(steps):
-    """Return a number of steps with two digits that count, as more would pretend to be exact."""
+    """Return a number of steps with two significant digits, because more would look exact."""
     return "never" if math.isinf(steps) else f"{float(f'{steps:.2g}'):,.0f}"
 
 
 def sentence(found: worth.Prediction, steps: int | None) -> str:
-    """Return a conclusion, for a training run of this many steps if that is known."""
+    """Return a conclusion, for a training run of `steps` steps if given."""
     even = found.break_even
     if math.isinf(even.value):
         told = "Compiling is not expected to pay, however long you train"
@@ -200,9 +200,9 @@ def measured_text(measured: Mapping) -> str:
 
 
 def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
-    """Return the models that were measured, by device and mode.
+    """Return the measured models, by device and mode.
 
-    rows: of the JSON that tools/worth.py has written.
+    rows: from the JSON of tools/worth.py.
     """
     found = defaultdict(list)
     for row in rows:
@@ -212,7 +212,7 @@ def of_devices(rows: Sequence[Mapping]) -> dict[tuple[str, str], list]:
 
 
 def measured(file: Path, mode: str = "default") -> list[dict]:
-    """Return the models of a recording on one device that were measured in this mode.
+    """Return the models of a recording on one device, measured in this mode.
 
     file: such as reference/cpu/09-worth.json.
     """
@@ -226,9 +226,9 @@ def errors(file: Path, mode: str = "default") -> Table:
 
 
 def scores(rows: Sequence[Mapping]) -> Table:
-    """Return a table of what a fit of all other models predicts for each, beside what was measured.
+    """Return a table of each model's prediction by a fit of all others, beside its measurement.
 
-    rows: of one device and mode. What decides a step, and flags, are shown where they differ.
+    rows: of one device and mode. Deciding sides and flags are shown where they differ.
     """
     flags, held = _differing(rows), worth.leave_one_out(rows)
     found = [
@@ -245,7 +245,7 @@ def scores(rows: Sequence[Mapping]) -> Table:
 
 
 def _differing(rows):
-    """Return each row's flags that not all rows have."""
+    """Return each row's flags that differ between rows."""
     flags = [re.findall(r"-\S+(?: [^-]\S*)*", row["flags"]) for row in rows]
     common = set.intersection(*map(set, flags))
     return [" ".join(flag for flag in mine if flag not in common) for mine in flags]

@@ -25,13 +25,13 @@ UPDATES, COPIES = "two-batches", "copies"
 DDP = "beside-ddp"  # a run of the solution
 FIRST = "first weights of each process, checksum"
 PARTS = ["parameters", "gradients", "optimizer"]
-NEAR = 1e-3  # of a norm: rounding differs from process to process
-UNEVEN = 1.1  # times an equal share: blocks of weights are not cut evenly
-SAVED = 0.5  # of what is no longer held must be seen in the peak: gathered weights need room, too
+NEAR = 1e-3  # share of a norm: rounding differs between processes
+UNEVEN = 1.1  # factor on an equal share: blocks of weights are not cut evenly
+SAVED = 0.5  # share of the freed bytes that must show in the peak: gathered weights need room, too
 
 
 def mechanism(runs: Runs) -> list[Finding]:
-    """Return findings on what is sharded, gathered, reduced, computed again, and saved."""
+    """Return findings on shards, gathered weights, reductions, recomputation, and checkpoints."""
     mine, reference = runs.mine, runs.reference
     pair = mine.ranks, reference.ranks
     if len(mine.ranks) < 2:
@@ -64,7 +64,7 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _flags(mine, arguments):
-    """Return a finding for each flag of the step, with the value that the job gave it."""
+    """Yield a finding for each flag of the step, with the job's value."""
     usual = {"sharding": "fsdp", "checkpointing": "off", "optimizer": "sgd"}
     for name in usual:
         asked = arguments.get(name)
@@ -75,7 +75,7 @@ def _flags(mine, arguments):
 
 
 def _made(mine, reference):
-    """Return a finding: was the model built without values, as a whole one would not fit?"""
+    """Return a finding that fails if the model was built with values: a large one would not fit."""
     sizes = [[run.probe.made_bytes for run in ranks] for ranks in (mine, reference)]
     yours, most = max(sizes[0]), max(sizes[1])
     text, asked = (f"{size / 1e6:.1f} MB" for size in (yours, most))
@@ -89,7 +89,7 @@ def _first(ranks):
 
 
 def _known(of):
-    """Return a function of all processes that gives UNKNOWN for those that crashed too early."""
+    """Return a function of all processes that returns UNKNOWN if one crashed too early."""
 
     def get(ranks):
         return of(ranks) if all(run.share.placements for run in ranks) else Unseen.UNKNOWN
@@ -106,7 +106,7 @@ def _placements(ranks):
 
 
 def _cut(mine, reference):
-    """Return the hint for weights that are cut in another way."""
+    """Return the hint for weights with another placement."""
     whole, usual = (ranks[0].share.placements.get("whole", 0) for ranks in (mine, reference))
     return "shard" if whole > usual else "padding"
 
@@ -121,7 +121,7 @@ def _units_hint(mine):
 
 
 def _held(mine, reference):
-    """Yield a finding for each part of a training: what does a process hold of it, at most?"""
+    """Yield a finding for each part of a training, on the most that a process holds of it."""
     for part in PARTS:
         hint = _whole(mine) if part == "optimizer" else "shard"
         get = _known(partial(_most_of, part))
@@ -129,13 +129,13 @@ def _held(mine, reference):
 
 
 def _alive(mine, reference):
-    """Return a finding on all tensors of a process: a copy of the weights need not be a weight.
+    """Return a finding on all tensors of a process, among which may be a copy of the weights.
 
-    In a run without an auditor, which keeps copies itself.
+    It needs a run without an auditor, which keeps copies itself.
     """
     yours, usual = ([run.share.alive_bytes for run in ranks] for ranks in (mine, reference))
     if None in (*yours, *usual):
-        return []  # not sharded, which others tell
+        return []  # not sharded: another finding
     most = UNEVEN * max(usual)
     ok, asked = max(yours) <= most, f"at most {_mb(most)}"
     what = "tensors in a process"
@@ -160,7 +160,7 @@ def _devices(ranks):
 
 
 def _reduced(ranks):
-    """Return what is added up over the processes in a step: gloo has no reduce-scatter."""
+    """Return the reductions over the processes in a step; gloo has no reduce-scatter."""
     found = Counter()
     if not ranks[0].last.collectives:
         return Unseen.NONE
@@ -179,9 +179,9 @@ def _is_float(collective):
 
 
 def _gathered(mine, reference):
-    """Return a finding: is each block gathered as often as in the solution, and in its format?
+    """Return a finding on the gathered blocks: as often as the solution's, and in its format.
 
-    The last one may stay whole until its backward pass, which begins at once.
+    The last block may stay whole until its backward pass, which begins at once.
     """
     yours, usual = (
         Counter(c["dtype"] for c in ranks[0].last.collectives if "gather" in c["op"])
@@ -200,7 +200,7 @@ def _again(ranks):
 
 
 def _products(ranks):
-    """Return how many matrix products and convolutions ran again in the backward pass."""
+    """Return the number of matrix products and convolutions repeated in the backward pass."""
     if not ranks[0].last.work:
         return Unseen.UNKNOWN
     return words(sum(w["count"] for w in run.last.work if w["when"] == "again") for run in ranks)
@@ -234,7 +234,7 @@ def _writers(ranks):
 
 
 def _written(mine, reference):
-    """Return a finding: does no process write more than its share?"""
+    """Return a finding that fails if a process writes more than its share."""
     yours, usual = (max(r.whole.saved_bytes or 0 for r in ranks) for ranks in (mine, reference))
     ok = 0 < yours <= UNEVEN * usual
     what = "checkpoint, bytes that one process wrote"
@@ -251,7 +251,7 @@ def _copies(mine, reference):
 
 
 def smaller(runs: Runs) -> list[Finding]:
-    """Return findings on the memory of a process, beside that of the solution with DDP."""
+    """Return findings on the memory of a process, against the solution's with DDP."""
     which = FASTER, "held", "weights, gradients and states in a process"
     whole = runs.beside.get(DDP)
     if whole is None:
@@ -271,7 +271,7 @@ def _most(ranks):
 
 
 def _peak(mine, whole: Beside, less: float) -> list[Finding]:
-    """Return a finding on the peak of a GPU's memory. less: bytes that are no longer held."""
+    """Return a finding on the peak of a GPU's memory. less: bytes no longer held."""
     peaks = [run.audit.peak_bytes for run in mine]
     if None in peaks:
         return []
@@ -287,7 +287,7 @@ def _peak(mine, whole: Beside, less: float) -> list[Finding]:
 def extras(on_gpu: bool) -> list[Extra]:
     """Return a run that accumulates, clips and saves, and one that is not sharded.
 
-    On a GPU the trainer compiles by default: half a minute, of which the second shows nothing.
+    On a GPU the trainer compiles by default, for half a minute: the second run does without.
     """
     fsdp = "--sharding fsdp --accumulate 2 --clip-norm 0.1 --test-nsteps 7"
     saves = f"{SMALL} {fsdp} --checkpoint {{run}}/checkpoint"

@@ -1,4 +1,4 @@
-"""Figures of notebook 11: what sharding exchanges and holds, padding, checkpointing, what fits.
+"""Figures of notebook 11: exchanges and memory of shards, padding, checkpointing, predictions.
 
 Each takes a run of an experiment (sharding, padding, recompute, fits) or a recording.
 """
@@ -19,12 +19,12 @@ from dlojz.table import Table
 
 HELD = ("parameters", "gradients", "unreduced", "optimizer", "gathered")
 COLOURS = report.COLLECTIVES | {"reduce_scatter": report.PALETTE["update"]}
-MOVED = ("parameters", "gradients", "optimizer")  # to the host, by FSDP2's offload policy
+MOVED = ("parameters", "gradients", "optimizer")  # moved to the host by FSDP2's offload policy
 CARDS = {"80 GB": 80e9, "141 GB": 141e9}  # of an H100 and an H200
 
 
 def _measured(run, field, experiment) -> log.Run:
-    """Return the log of this experiment. Raises UserError if it is of another one."""
+    """Return the log of a run. Raises UserError if it is of another experiment."""
     found = report.measured(run)
     if not all(field in case for case in found.cases.values()) or not found.cases:
         raise UserError(f"{found.path}: nothing of this in it; expected a run of {experiment}.py")
@@ -35,14 +35,14 @@ def _where(run) -> str:
     return report.hardware_text(summary(run))
 
 
-# What is exchanged -------------------------------------------------------------------------------
+# Exchanges ---------------------------------------------------------------------------------------
 
 
 def exchanged(case: Mapping, processes: int) -> dict[tuple[str, str], tuple[int, float]]:
-    """Return the number of calls and the bytes that a process sends, by pass and operation.
+    """Return the numbers of calls and of bytes that a process sends, by pass and operation.
 
     In a ring each of n processes sends (n - 1) / n of the whole tensor to gather it, as much to
-    scatter its sum, and twice that for an all-reduce, which is one after the other.
+    scatter its sum, and twice that for an all-reduce, which does both.
     """
     found = defaultdict(lambda: (0, 0.0))
     for call in case["collectives"]:
@@ -53,16 +53,16 @@ def exchanged(case: Mapping, processes: int) -> dict[tuple[str, str], tuple[int,
 
 
 def _sent(call, processes):
-    """Return the bytes that a process sends in a collective of this many processes, or of fewer."""
+    """Return the bytes that a process sends in a collective of its group."""
     members = call.get("members", processes)
     rounds = 2 if call["op"] == "all_reduce" else 1
     return rounds * (members - 1) / members * call["bytes"]
 
 
 def collectives(run) -> Table:
-    """Return a table of the collectives in a step of each way, and the bytes that a process sends.
+    """Return a table of the collectives in a step of each way, and the bytes of a process.
 
-    As a ring sends them: gloo has no reduce-scatter, and reduces all to each process instead.
+    The bytes are those of a ring: gloo has no reduce-scatter, and reduces all to each process.
     """
     run, rows, first = _measured(run, "collectives", "sharding"), [], None
     for way, case in run.cases.items():
@@ -101,10 +101,10 @@ def plot_collectives(run, ax=None):
 
 
 def between(case: Mapping, processes: int, nodes: int) -> tuple[float, float]:
-    """Return the bytes that a node sends in a step: among its own processes, and to another node.
+    """Return the bytes that a node sends in a step: between its processes, and to another node.
 
-    A ring of all processes leaves each node once. The ring of those that hold the same shard
-    leaves it with each message, and each process of the node is in one of them.
+    A ring of all processes leaves each node once. The ring of the processes with the same shard
+    leaves it with each message, and each process of the node is in one such ring.
     """
     inside, outside, own = 0.0, 0.0, processes // nodes
     for call in case["collectives"]:
@@ -115,7 +115,7 @@ def between(case: Mapping, processes: int, nodes: int) -> tuple[float, float]:
 
 
 def nodes(run) -> int:
-    """Return the number of copies of the model in a run of HSDP: each counts as a node."""
+    """Return the number of copies of the model in a run of HSDP, each counted as a node."""
     run = _measured(run, "collectives", "sharding")
     calls = [call for case in run.cases.values() for call in case["collectives"]]
     found = {call["members"] for call in calls if call.get("group") == "copies"}
@@ -151,14 +151,14 @@ def plot_sent(run, ax=None):
 
 
 def norms(run) -> Table:
-    """Return a table of the gradients' norm: of all, as clipping has it, and in process 0."""
+    """Return a table of the gradients' norms: all, as for clipping, and process 0's."""
     run = _measured(run, "norm", "sharding")
     rows = [(way, f"{c['norm']:.4f}", f"{c['own_norm']:.4f}") for way, c in run.cases.items()]
     return Table(("", "norm of all gradients", "of what process 0 holds"), rows, "<>>")
 
 
 def equality(run) -> Table:
-    """Return a table of how far each way is from the first: losses, gradients, time of a step."""
+    """Return a table of each way's distance from the first: losses, gradients, time of a step."""
     run, rows = _measured(run, "losses", "sharding"), []
     first = np.array(next(iter(run.cases.values()))["losses"])
     for way, case in run.cases.items():
@@ -169,11 +169,11 @@ def equality(run) -> Table:
     return Table(head, rows, "<>>>")
 
 
-# What is held ------------------------------------------------------------------------------------
+# Memory ------------------------------------------------------------------------------------------
 
 
 def held(run) -> dict[str, Peak]:
-    """Return the bytes that each process holds in each way, by part; on a GPU with activations."""
+    """Return the bytes in each process for each way, by part; on a GPU with activations."""
     found = {}
     ranks = _measured(run, "bytes", "sharding").ranks
     for way in ranks[0].cases:
@@ -185,7 +185,7 @@ def held(run) -> dict[str, Peak]:
 
 
 def trained(jobs, labels) -> dict[str, Peak]:
-    """Return the bytes that each process of these jobs holds between its steps, by part."""
+    """Return the bytes in each process of these jobs between steps, by part."""
     found = {}
     for job, label in zip(jobs, labels, strict=True):
         for rank, run in enumerate(log.read_ranks(job)):
@@ -197,18 +197,18 @@ def trained(jobs, labels) -> dict[str, Peak]:
 
 
 def _with_the_rest(parts, peak_bytes) -> Peak:
-    """Return these parts, and as activations the rest of the peak, where it was measured."""
+    """Return these parts, and the rest of a measured peak as activations."""
     rest = max(0, peak_bytes - sum(parts.values())) if peak_bytes else 0
     return Peak(dict(parts) | ({"activations": rest} if peak_bytes else {}))
 
 
 def plot_held(run, ax=None):
-    """Draw the memory that each process holds in each way, by part."""
+    """Draw the memory of each process for each way, by part."""
     return _plot_held(held(run), _where(run), ax)
 
 
 def plot_trained(jobs, labels, ax=None):
-    """Draw the memory that each process of these jobs of the trainer holds, by part."""
+    """Draw the memory of each process of these jobs of the trainer, by part."""
     return _plot_held(trained(jobs, labels), _where(jobs[0]), ax)
 
 
@@ -225,7 +225,7 @@ def _plot_held(found, where, ax):
 
 
 def padded(run) -> dict[str, dict[int, int]]:
-    """Return the bytes that the root gathers, by placement and number of GPUs."""
+    """Return the root's gathered bytes, by placement and number of GPUs."""
     found = defaultdict(dict)
     for case in _measured(run, "placement", "padding").cases.values():
         size = sum(row["gathered"] for row in case["parameters"] if row["part"] == "root")
@@ -249,7 +249,7 @@ def padding(run) -> Table:
 
 
 def plot_padding(run, ax=None):
-    """Draw the bytes that the root gathers against the number of GPUs, by placement."""
+    """Draw the root's gathered bytes against the number of GPUs, by placement."""
     found, looks = padded(run), zip(report.SERIES[1::-1], ("o-", "s--"), strict=True)
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(7.5, 3.6))[1]
@@ -273,7 +273,7 @@ def run_model(run) -> str:
 
 
 def factors(run) -> dict[str, dict[str, float]]:
-    """Return kept bytes, operations and time of a step of each way, against the first."""
+    """Return kept bytes, operations and time of a step for each way, relative to the first."""
     cases = _measured(run, "kept_bytes", "recompute").cases
     first = next(iter(cases.values()))
     return {
@@ -287,7 +287,7 @@ def factors(run) -> dict[str, dict[str, float]]:
 
 
 def recomputed(run) -> Table:
-    """Return a table of what checkpointing keeps, and what it costs."""
+    """Return a table of checkpointing's kept bytes, and its cost."""
     cases, rows = _measured(run, "kept_bytes", "recompute").cases, []
     for way, factor in factors(run).items():
         case = cases[way]
@@ -307,7 +307,7 @@ def recomputed(run) -> Table:
 
 
 def plot_recompute(run, axes=None):
-    """Draw the activations that checkpointing keeps beside the time that it costs."""
+    """Draw the activations kept by checkpointing, beside its cost in time."""
     run = _measured(run, "kept_bytes", "recompute")
     cases, found = run.cases, factors(run)
     with report.style(grid="x"):
@@ -335,7 +335,7 @@ def plot_recompute(run, axes=None):
     return axes
 
 
-# What fits ---------------------------------------------------------------------------------------
+# Predictions -------------------------------------------------------------------------------------
 
 
 def predicted(run) -> dict[str, Peak]:
@@ -355,9 +355,9 @@ def _plan(plan):
 
 
 def offloaded(run, copy) -> Table:
-    """Return a table of the plans with FSDP, and of what is left if the host keeps the shards.
+    """Return a table of the plans with FSDP, and their memory if the host keeps the shards.
 
-    In a step the GPU gets its shard for each pass, in float32, and gives its gradients back.
+    In a step the GPU gets its shard for each pass, in float32, and returns its gradients.
     copy: a run of experiments/tensors.py on a GPU, for the speed of such a copy.
     """
     speed, rows = _copy_speed(copy), []

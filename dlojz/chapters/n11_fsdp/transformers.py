@@ -11,7 +11,7 @@ SMALL = models.ViT(patch=4, layers=4, heads=4, width=128, mlp=512)
 
 
 def add_flags(parser: argparse.ArgumentParser, on_gpu: bool):
-    """Add the flags of an experiment that trains one, with defaults that suit the device."""
+    """Add the flags of an experiment on one, with defaults that suit the device."""
     sizes = ("vit_600m", 224, 32, "bf16") if on_gpu else ("small", 32, 16, "fp32")
     model, image_size, batch_size, precision = sizes
     add = parser.add_argument

@@ -1,4 +1,4 @@
-"""Figures of recorded runs of large models: memory as predicted, and the share of the peak.
+"""Figures of recorded runs of large models: predicted memory, and the share of the peak speed.
 
 They take a run of `predicted.py`, an experiment of notebook 11, which names its recordings.
 """
@@ -6,7 +6,6 @@ They take a run of `predicted.py`, an experiment of notebook 11, which names its
 import matplotlib.pyplot as plt
 
 from dlojz import runs
-from dlojz.chapters.n11b_hybrid import flops
 from dlojz.course import UserError
 from dlojz.figures import peaks, plans, report
 from dlojz.runs import log
@@ -14,11 +13,11 @@ from dlojz.runs.memory import Peak
 from dlojz.runs.stats import Summary, summary
 from dlojz.table import Table
 
-AGAIN = "#A9CCE3"  # pale, as it is not the model's
+AGAIN = "#A9CCE3"  # pale: not the model's own operations
 
 
 def cases(run) -> list[tuple[Summary, dict]]:
-    """Return each recording and what was predicted of it, the smallest memory first."""
+    """Return each recording and its prediction, the smallest memory first."""
     found = log.read(run)
     if not found.cases or not all("operations" in case for case in found.cases.values()):
         raise UserError(f"{found.path}: nothing of this in it; expected a run of predicted.py")
@@ -44,7 +43,7 @@ def _compiled(s) -> bool:
 
 
 def _where(pairs) -> str:
-    """Return the hardware of the recordings, with their precision and the days when they ran."""
+    """Return the hardware of the recordings, with their precision and dates."""
     first, days = pairs[0][0], sorted({s.date for s, _ in pairs})
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     where = report.hardware_text(first).replace(first.date, when)
@@ -55,7 +54,7 @@ def _where(pairs) -> str:
 
 
 def plot_peaks(run, ax=None):
-    """Draw the predicted memory of each recording, by part, with what was measured as a mark."""
+    """Draw the predicted memory of each recording, by part, and mark the measured peak."""
     pairs = cases(run)
     limit = pairs[0][0].memory_limit_bytes
     with report.style(grid="x"):
@@ -87,16 +86,16 @@ def _words(s, peak):
 # Speed -------------------------------------------------------------------------------------------
 
 
-def used(run) -> list[tuple[Summary, flops.Utilization]]:
-    """Return each recording that has a speed with what it used of its GPU, the least first."""
-    found = [(s, flops.utilization(s, case["operations"])) for s, case in cases(run)]
+def used(run) -> list[tuple[Summary, Utilization]]:
+    """Return each recording with a speed and its utilization, the lowest first."""
+    found = [(s, utilization(s, case["operations"])) for s, case in cases(run)]
     return sorted(((s, u) for s, u in found if u), key=lambda pair: pair[1].tflops)
 
 
 def shares(run, product=None) -> Table:
     """Return a table of speed, and of the memory and the shares of the peak of each GPU.
 
-    product: a run of experiments/sizes.py or roofline.py, for what a bare product reaches.
+    product: a run of experiments/sizes.py or roofline.py, for the speed of a bare product.
     """
     pairs, rows = used(run), []
     peak, best = pairs[0][1].peak_tflops, _best(product, pairs)
@@ -114,7 +113,7 @@ def shares(run, product=None) -> Table:
 
 
 def _best(product, pairs) -> tuple[float, str] | None:
-    """Return the best speed of a product in the recordings' precision, and what it is."""
+    """Return the best speed of a product in the recordings' precision, and its name."""
     if product is None:
         return None
     found = peaks.measured(product)
@@ -126,7 +125,7 @@ def _best(product, pairs) -> tuple[float, str] | None:
 
 
 def plot_shares(run, product=None, ax=None):
-    """Draw the operations per second of each recording's GPUs, below what one is sold with.
+    """Draw the operations per second of each recording's GPUs, below the specified peak.
 
     product: as in `shares`.
     """
@@ -152,7 +151,7 @@ def plot_shares(run, product=None, ax=None):
 
 
 def _plot_used(pairs, ax) -> dict:
-    """Draw the bars of `plot_shares`; return what the legend says of them."""
+    """Draw the bars of `plot_shares`; return their handles for the legend."""
     own, again = [u.tflops for _, u in pairs], [u.again_tflops for _, u in pairs]
     names, blue = [run_name(s) for s, _ in pairs], report.PALETTE["backward"]
     known = any(u.mfu for _, u in pairs)

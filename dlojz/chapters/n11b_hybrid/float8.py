@@ -1,4 +1,4 @@
-"""Figures of matrix products in 8 bits: what they lose, and from which sizes on they are faster.
+"""Figures of matrix products in 8 bits: their errors, and the sizes for which they are faster.
 
 Each takes a run of `experiments/float8.py`, or a recording.
 """
@@ -28,7 +28,7 @@ def _cases(run, field) -> list[dict]:
 
 
 def lost(run) -> Table:
-    """Return a table of how far each recipe is from float32, without outliers."""
+    """Return a table of each recipe's distance from float32, without outliers."""
     cases = _cases(run, "away")
     first = [case for case in cases if case["outlier"] == cases[0]["outlier"]]
     rows = [(case["recipe"], *(f"{v:.2%}" for v in case["away"].values())) for case in first]
@@ -67,5 +67,5 @@ def break_even(run) -> Table:
 
 
 def _gain(ratio):
-    """Return a speed-up in words, with one more if it is a slow-down."""
+    """Return a speed-up in words, with "slower" for a slow-down."""
     return f"x {ratio:.2f}" + " slower" * (ratio < 1)

@@ -1,9 +1,9 @@
-"""The share of its peak at which a GPU has trained: model FLOPs utilization, MFU.
+"""The share of its peak speed that a training reached on a GPU: model FLOPs utilization, MFU.
 
 As the PaLM paper defines it (https://arxiv.org/abs/2204.02311, appendix B): the operations that the
-model needs for an image, forward and backward, times images per second, over what its GPUs are sold
-with. What is computed again does not count, for it trains nothing. With it, the share is called
-hardware FLOPs utilization, HFU; here that is what checkpointing repeats, and nothing else.
+model needs for an image, forward and backward, times images per second, over the specified peak of
+its GPUs. Recomputation does not count. With it, the share is called hardware FLOPs utilization,
+HFU; here only checkpointing recomputes.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from dlojz.runs import stats
 
 @dataclass(frozen=True)
 class Utilization:
-    """The TFLOP/s that each GPU of a run has computed."""
+    """The TFLOP/s of each GPU of a run."""
 
     tflops: float  # of the model's own operations
-    again_tflops: float  # of those that checkpointing repeats
-    peak_tflops: float | None  # as sold: dense, in the run's precision; None if not known
+    again_tflops: float  # of recomputation by checkpointing
+    peak_tflops: float | None  # as specified: dense, in the run's precision; None if unknown
 
     @property
     def mfu(self) -> float | None:
@@ -33,7 +33,7 @@ class Utilization:
 def utilization(run, operations: Mapping[str, float]) -> Utilization | None:
     """Return the TFLOP/s of each GPU of a run of the trainer; None if it has no speed.
 
-    operations: of an image, as `dlojz.estimate.operations` counts them.
+    operations: those of an image, by `dlojz.estimate.operations`.
     """
     s = stats.summary(run)
     if not s.images_per_s:
@@ -44,7 +44,7 @@ def utilization(run, operations: Mapping[str, float]) -> Utilization | None:
 
 
 def peak_tflops(run) -> float | None:
-    """Return the TFLOP/s that each GPU of a run is sold with; None if no table has it."""
+    """Return the specified TFLOP/s of each GPU of a run; None if no table has it."""
     s = stats.summary(run)
     row = hardware.same_as(s.device_name, hardware.sold())
     speed = row and row.speed(s.arguments.get("precision", "fp32"))

@@ -26,7 +26,7 @@ def main():
         model = torchvision.models.get_model(args.model, weights=None).eval()
         images = torch.randn(1, 3, args.image_size, args.image_size)
 
-        outputs = {}  # bytes that leave each stage
+        outputs = {}  # bytes of each stage's output
         for name, stage in model.named_children():
             stage.register_forward_hook(
                 lambda _, __, out, name=name: outputs.update({name: out.nbytes})

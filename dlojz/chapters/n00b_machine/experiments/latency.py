@@ -1,15 +1,15 @@
-"""How far away data is, measured: from the first cache to memory, then storage and a GPU.
+"""The latency of data, measured: from the first cache to memory, then storage and a GPU.
 
 Submitted by a notebook: submit("dlojz/chapters/n00b_machine/experiments/latency.py").
 
 A chain goes through a block of memory in random order: each cache line holds the address of the
-next, so the core can neither guess nor overlap, and every load takes the whole way. Blocks that are
-larger than a cache come from the next one. Beyond a few MB the way includes the look-up of the page
-(a miss of the TLB), as it does in any program. Then one core reads the same blocks in order.
+next, so the core can neither predict nor overlap loads, and each takes its full latency. A block
+larger than a cache is read from the next one. Beyond a few MB the latency includes the look-up of
+the page (a TLB miss), as in any program. Then one core reads the same blocks in order.
 
 Python is too slow for that, so the loops are C, compiled in the run's folder. Without a compiler
-only the storage and the GPU are measured. Storage is measured in the run's folder, as the doctor
-does it: 4 KiB files come from the page cache, a large file does not where the file system allows.
+only the storage and the GPU are measured. Storage is measured in the run's folder, as by the
+doctor: 4 KiB files from the page cache, a large file past it where the file system allows.
 """
 
 import argparse
@@ -40,18 +40,18 @@ extern "C" unsigned long total(const unsigned long *block, size_t count, size_t 
 """
 LINE = 64  # bytes of a cache line
 SMALLEST = 16 << 10
-LOADS, READ_BYTES = 1 << 18, 1 << 28  # of one timing
+LOADS, READ_BYTES = 1 << 18, 1 << 28  # in one timing
 COPY_BYTES, TINY_BYTES = 1 << 28, 8  # to a GPU
 
 
 def loops(folder):
-    """Return the compiled loops; None without a compiler that works."""
+    """Return the compiled loops; None without a working compiler."""
     compiler = facts.software(()).get("compiler")
     if not compiler:
         return None
     source, library = Path(folder, "loops.cpp").absolute(), Path(folder, "loops.so").absolute()
     source.write_text(SOURCE, "utf-8")
-    # O3 and the processor's own instructions: else a core adds more slowly than it reads.
+    # O3 and the processor's own instructions, or a core would add more slowly than it reads.
     flags = ["-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)]
     code, _, _ = facts.ask([compiler, *flags], timeout_s=60)
     if code != 0:
@@ -64,7 +64,7 @@ def loops(folder):
 
 
 def chain(size):
-    """Return a block of `size` bytes whose lines hold each other's addresses, in one circle."""
+    """Return a block of `size` bytes, whose lines hold each other's addresses in one cycle."""
     words = LINE // 8
     block = torch.zeros(size // 8, dtype=torch.int64)
     order = torch.randperm(size // LINE)
@@ -83,7 +83,7 @@ def sizes(largest):
 
 
 def nanoseconds(call, rounds):
-    """Return the fewest nanoseconds of a call, after one that warms up: what disturbs only adds."""
+    """Return the fewest nanoseconds of a call after a warm-up, because disturbances only add."""
     call()
     spent = []
     for _ in range(rounds):
@@ -98,7 +98,7 @@ def memory(run, found, largest, rounds):
     for size in sizes(largest):
         block = chain(size)
         loads = max(LOADS, 2 * size // LINE) if size < 1 << 22 else LOADS
-        # Each timing goes on where the last one ended, or a large block would stay cached.
+        # Each timing continues at the end of the last one, or a large block would stay cached.
         at = [block.data_ptr()]
 
         def follow(at=at, loads=loads):

@@ -28,7 +28,7 @@ class Kept:
 
 
 class Step:
-    """A forward pass on a fixed batch, with a count of what autograd keeps of it."""
+    """A forward pass on a fixed batch, with a count of autograd's kept tensors."""
 
     def __init__(self, args, device):
         self.model = torchvision.models.get_model(args.model, weights=None).to(device)
@@ -47,7 +47,7 @@ class Step:
         return kept
 
     def kept_bytes(self):
-        """Return the kept bytes, less the parameters; a shared storage counts once."""
+        """Return the kept bytes without the parameters; a shared storage counts once."""
         gc.collect()
         storages = [kept.tensor.untyped_storage() for kept in self._alive]
         sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}

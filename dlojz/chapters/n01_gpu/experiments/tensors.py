@@ -39,7 +39,7 @@ def main():
         ways["torch.zeros(..., device=device)"] = lambda: torch.zeros(shape, device=device)
         spent = {what: [] for what in ways}
         for _ in range(REPEATS + WARM_UP):
-            for what, make in ways.items():  # in turn: what disturbs one disturbs all
+            for what, make in ways.items():  # in turn, so that a disturbance affects all
                 spent[what].append(milliseconds(make))
         for what, found in spent.items():
             run.measure(what, statistics.median(found[WARM_UP:]), "ms")

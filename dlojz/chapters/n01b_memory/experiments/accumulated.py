@@ -1,4 +1,4 @@
-"""The loss and the gradient of one batch, beside those of its parts that were accumulated.
+"""The loss and the gradient of one batch, beside those accumulated from its parts.
 
 Submitted by a notebook:
 
@@ -6,8 +6,8 @@ Submitted by a notebook:
     -b 32 --accumulate 4
 
 
-Twice: with batch normalization as in training, where each part has statistics of its own, and with
-the running statistics, which are the same for all parts.
+Both are computed twice: with batch normalization as in training, where each part has its own
+statistics, and with the running statistics, which are the same for all parts.
 """
 
 import argparse

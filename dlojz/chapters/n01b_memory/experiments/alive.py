@@ -6,9 +6,9 @@ Submitted by a notebook:
     --model resnet50 -b 256
 
 
-No GPU is needed: the trainer's own step runs on tensors without memory, in the order in which a GPU
-would get them. With --accumulate 1 4 an update of the same images is counted in two ways, and with
---gpus 8 --ways ddp fsdp blocks as one of eight GPUs would hold its tensors.
+No GPU is needed: the trainer's own step runs on tensors without memory, in the order of a GPU. With
+--accumulate 1 4 an update of the same images is counted in two ways, and with --gpus 8 --ways ddp
+fsdp blocks for one of eight GPUs.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from dlojz.training import imports
 def main():
     args = parse_args()
     with session.begin(args, torch.device("cpu")) as (run, _):
-        warnings.filterwarnings("ignore")  # of the fake process group
+        warnings.filterwarnings("ignore")  # the fake process group's
         step = "01_gpu" if args.gpus == 1 else course.CHAIN[-1]
         trainer = imports.trainer(args.trainer or course.solution(step))
         for way, batches in product(args.ways, args.accumulate):
@@ -61,7 +61,7 @@ def parse_args():
 
 
 def planned(args, way, batches) -> estimate.Plan:
-    """Return what is counted: one batch of an update on one GPU."""
+    """Return the plan to count: one batch of an update on one GPU."""
     sharding, checkpointing = estimate.WAYS[way]
     if sharding == "fsdp" and args.gpus == 1:
         raise UserError(f"--ways {way}: expected --gpus 2 or more")
@@ -81,7 +81,7 @@ def planned(args, way, batches) -> estimate.Plan:
 
 
 def named(plan, batches) -> str:
-    """Return how an update gets its images: "4 x 64 images", and how it is spread over GPUs."""
+    """Return the name of a case: its images, "4 x 64 images", and the spread over GPUs."""
     batch = plan.batch
     images = f"{batch:,} images at once" if batches == 1 else f"{batches} x {batch:,} images"
     if plan.gpus == 1:

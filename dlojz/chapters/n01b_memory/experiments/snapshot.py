@@ -1,4 +1,4 @@
-"""A snapshot of the memory: each tensor that came and went in a few updates, and from which line.
+"""A snapshot of the memory: the lifetime of each tensor in a few updates, with its line.
 
 Submitted by a notebook:
 
@@ -8,7 +8,7 @@ Submitted by a notebook:
 
 It writes `snapshot.pickle` into the run's folder, for https://pytorch.org/memory_viz. On a GPU
 torch records it. Without one it is counted on tensors without memory, in the same format, with the
-phase of the step and the part of memory in place of the line.
+step's phase and the part of memory instead of the line.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from dlojz.estimate import estimate
 from dlojz.runs import memory
 from dlojz.training import imports
 
-ENTRIES = 200_000  # torch keeps the last ones; each takes some kB
-POINTS = 2000  # of a drawing
+ENTRIES = 200_000  # the last ones are kept; each takes some kB
+POINTS = 2000  # in a drawing
 
 
 def main():
     args = parse_args()
     with session.begin(args) as (run, device):
-        warnings.filterwarnings("ignore")  # of the fake process group
+        warnings.filterwarnings("ignore")  # the fake process group's
         trainer = imports.trainer(args.trainer or course.solution("01_gpu"))
         plan = estimate.Plan(
             args.model, 1, "ddp", args.batch_size, args.image_size, "off", precision="fp32"

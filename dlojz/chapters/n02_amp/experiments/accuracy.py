@@ -1,4 +1,4 @@
-"""Whole trainings of a small task, clean and with one thing changed: what it costs in accuracy.
+"""Whole training runs of a small task, clean and with one change: its cost in accuracy.
 
 Submitted by a notebook:
 
@@ -39,10 +39,10 @@ from dlojz.training.data import draws_of
 from dlojz.training.replaced import replaced
 from dlojz.watch import replay
 
-MARGIN = 1.25  # the images that are kept, by the crop's side
+MARGIN = 1.25  # side of the stored images, relative to the crop's
 VAL_BATCH = 250
 RATIO = (3 / 4, 4 / 3)  # of RandomResizedCrop's boxes, as torchvision has it
-# Defaults of the flags, with which the clean training ends between 60 and 90 %. On a processor it
+# Defaults of the flags, with which the clean variant ends between 60 and 90 %. On a processor it
 # takes about half a minute.
 ON_GPU = {"image_size": 48, "batch_size": 64, "epochs": 10, "lr": 0.1}
 ON_GPU |= {"classes": 24, "images_per_class": 60, "val_per_class": 100}
@@ -55,7 +55,7 @@ ON_CPU |= {"classes": 8, "images_per_class": 50, "val_per_class": 25}
 
 
 def after_building(change):
-    """Return a patch that calls `change` with the training's parts when they have been built."""
+    """Return a patch that calls `change` with the training's parts once they are built."""
 
     def patch(trainer):
         build = trainer.build_training
@@ -71,7 +71,7 @@ def after_building(change):
 
 
 def pure_bf16(trainer):
-    """Keep the weights in bf16, and with them gradients and momenta."""
+    """Keep weights, gradients and momenta in bf16."""
     build = trainer.build_model
 
     def build_model(args, num_classes):
@@ -93,7 +93,7 @@ def not_unscaled(training, device):
 
 
 def loss_outside(training, device):
-    """Compute the loss outside autocast, from the fp16 logits as they are."""
+    """Compute the loss outside autocast, from the fp16 logits."""
     criterion = training.criterion
 
     def outside(logits, labels):
@@ -115,7 +115,7 @@ def training_only(trainer):
 
 
 def fresh_scaler(trainer):
-    """Begin with another scaler at half time, as a resume from a checkpoint without it would."""
+    """Begin with another scaler at half time, like a resume from a checkpoint without it."""
     train = trainer.train_one_epoch
 
     def train_one_epoch(epoch, loader, training, device, args, chrono):
@@ -127,9 +127,9 @@ def fresh_scaler(trainer):
 
 
 def longer_warm_up(training, device):
-    """Warm up for half of the updates instead of 30 %, on a line (Goyal et al., 2017).
+    """Warm up for half of the updates instead of 30 %, linearly (Goyal et al., 2017).
 
-    It begins at the learning rate of the small batch, 25 / 4 times as high as the trainer's begins.
+    It begins at the learning rate of the small batch, 25 / 4 times as high as the trainer's first.
     """
     clean = training.scheduler
     training.scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -155,7 +155,7 @@ def synchronised(trainer):
 
 @dataclass(frozen=True)
 class Crop:
-    """How a training image is cut out of one on the device."""
+    """The crop of a training image from one on the device."""
 
     flips: bool = True
     moves: bool = True  # anywhere in the image; False: its middle
@@ -169,14 +169,14 @@ class Variant:
     title: str
     flags: str = "--precision fp32"
     patch: Callable | None = None
-    train: str = "usual"  # the way in which these images are made, of small.WAYS
+    train: str = "usual"  # one of small.WAYS to make these images
     val: str = "usual"
     crop: Crop = Crop()
     trainer: str = "03"  # the solution of this step
     shared: bool = False  # each process gets its share of every batch
 
     def wants(self, device, processes: int) -> str:
-        """Return what this variant needs and does not find: "" if it can be trained here."""
+        """Return this variant's missing requirement; "" if it can be trained here."""
         if self.shared and processes < 2:
             return "several processes: submit it with n_gpu=2"
         if self.patch is synchronised and device.type != "cuda":
@@ -273,9 +273,9 @@ class Resident:
     """A loader of images that are on the device: uint8 [N, 3, side, side], and their labels."""
 
     def __init__(self, images, labels, size, batch_size, seed=None, crop=Crop(), share=(0, 1)):
-        """seed: of order, crops and flips; None: the middles, in their order.
+        """seed: for order, crops and flips; None: the middles, in order.
 
-        batch_size: in all processes. share: rank and number of the processes that share a batch.
+        batch_size: over all processes. share: rank and number of the processes that share a batch.
         """
         self.images, self.labels = images, labels
         self.size, self.batch_size, self.seed = size, batch_size, seed
@@ -289,10 +289,10 @@ class Resident:
         return math.ceil(batches) if self.seed is None else math.floor(batches)
 
     def draws(self):
-        """Return this epoch's [N] of each: order, top, left and flip. Seed and epoch determine it.
+        """Return order, top, left and flip for this epoch, [N] each, from seed and epoch alone.
 
-        They are drawn on the CPU, since each device draws other numbers; and all of them, whatever
-        the crop, so that each crop has the same order.
+        They are drawn on the CPU, since each device draws other numbers; and all for any crop, so
+        that each has the same order.
         """
         count, room = len(self.images), self.images.shape[-1] - self.size
         generator = torch.Generator().manual_seed(1_000_003 * (self.seed or 0) + self.epoch)
@@ -322,7 +322,7 @@ class Resident:
             rank, processes = self.share
             here = slice(step * self.batch_size + rank, (step + 1) * self.batch_size, processes)
             if self.crop.area:
-                images = self.resized(order[here])  # on the CPU: the device is not waited for
+                images = self.resized(order[here])  # on the CPU, without waiting for the device
             else:
                 images = crops(self.images, index[here], top[here], left[here], self.size)
             flipped = torch.where(flip[here, None, None, None], images.flip(-1), images)
@@ -330,7 +330,7 @@ class Resident:
 
 
 def draw(args, device):
-    """Return {split: (images, labels)} on the device; the images by the way they are made."""
+    """Return {split: (images, labels)} on the device, with images by way."""
     side, found = round(MARGIN * args.image_size), {}
     counts = {"train": args.images_per_class, "val": args.val_per_class}
     total, quiet = args.classes * sum(counts.values()), not idr_torch.is_master
@@ -379,7 +379,7 @@ def arguments(trainer, variant: Variant, args, seed: int):
     b, lr = args.batch_size, args.lr
     more = {"clip": args.clip_norm, "quarter": b // 4, "share": b // idr_torch.size}
     more |= {"fourfold": 4 * b, "fourfold_lr": 4 * lr}
-    # As many updates as in the clean training. An epoch leaves out what is less than a batch.
+    # The clean variant's number of updates. An epoch leaves out an incomplete batch.
     images = args.classes * args.images_per_class
     more["more_epochs"] = round(args.epochs * (images // b) / max(1, images // (4 * b)))
     words = f"--model {args.model} --image-size {args.image_size} -e {args.epochs} --seed {seed}"
@@ -389,7 +389,7 @@ def arguments(trainer, variant: Variant, args, seed: int):
 
 
 def loaders(variant: Variant, given, data):
-    """Return the loaders of this variant: of its training, and of its validation."""
+    """Return the loaders of this variant, for training and validation."""
     size, (ways, labels), (val_ways, val_labels) = given.image_size, data["train"], data["val"]
     images, batch, share = ways[variant.train], given.batch_size, (0, 1)
     if variant.shared:
@@ -400,7 +400,7 @@ def loaders(variant: Variant, given, data):
 
 
 def train(variant: Variant, args, seed: int, data, device) -> dict:
-    """Train once, and return what it came to."""
+    """Train once, and return the results."""
     trainer = copy_of_trainer(variant)
     given = arguments(trainer, variant, args, seed)
     trainer.set_numerics(given)
@@ -424,7 +424,7 @@ def train(variant: Variant, args, seed: int, data, device) -> dict:
 
 
 def parse_args(device):
-    """Return the arguments; the sizes that are not given suit the device."""
+    """Return the arguments, with default sizes that suit the device."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -456,7 +456,7 @@ def parse_args(device):
     wanted = args.variants
     if "all" in wanted:
         wanted = [name for name in VARIANTS if not missing[name]]
-    # The clean training is always there, since all others are compared with it.
+    # The clean variant is always there, since all others are compared with it.
     clean = next(iter(VARIANTS))
     args.variants = list(dict.fromkeys([clean, *wanted]))
     images, largest = args.classes * args.images_per_class, args.batch_size

@@ -27,7 +27,7 @@ def size(tensors):
 
 
 def kept_bytes(model, recipe, shape):
-    """Return the loss of one batch, and the bytes that autograd keeps for it, less the weights."""
+    """Return the loss of one batch, and the bytes that autograd keeps for it, without weights."""
     images = torch.randn(shape)
     labels = torch.zeros(shape[0], dtype=int)
     kept = {}
@@ -52,7 +52,7 @@ def main():
     with session.begin(args, torch.device("cpu")) as (run, _):
         shape = (3, args.image_size, args.image_size)
         for recipe in RECIPES:
-            # It applies to all weights and images that are made from here on.
+            # It applies to all weights and images from here on.
             torch.set_default_dtype(torch.bfloat16 if recipe == "pure bf16" else torch.float32)
             with torch.device("meta"):  # torch 2.15 looks at the initial weights that it draws
                 model = torchvision.models.get_model(args.model, weights=None)

@@ -1,4 +1,4 @@
-"""The loss scale of a real training run in fp16, step by step, from one that is far too large.
+"""The loss scale of a real training run in fp16, step by step, beginning far too large.
 
 Submitted by a notebook: submit("dlojz/chapters/n02_amp/experiments/scaling.py"). The network and
 the images are small, so that a CPU can run it too.

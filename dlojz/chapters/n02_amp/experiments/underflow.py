@@ -21,7 +21,7 @@ FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def by_exponent(tensor):
-    """Return how many numbers lie in [2^e, 2^(e+1)), by e; zeros are left out."""
+    """Return the count of numbers in [2^e, 2^(e+1)), by e, without zeros."""
     numbers = tensor.detach().abs()
     exponents = torch.frexp(numbers[numbers > 0]).exponent - 1  # frexp's mantissa is below 1
     counts = torch.bincount(exponents - LOWEST).tolist()
@@ -29,7 +29,7 @@ def by_exponent(tensor):
 
 
 def unchanged(weights, gradients, lr, dtype):
-    """Return the share of the weights with a gradient that w - lr * g leaves as they were."""
+    """Return the share of the weights with a gradient that w - lr * g does not change."""
     same = total = 0
     for w, g in zip(weights, gradients, strict=True):
         w, g = w[g != 0].to(dtype), g[g != 0].to(dtype)

@@ -1,9 +1,9 @@
-"""An update of all weights, one by one, in groups and fused: launches, and does the host wait?
+"""An update of all weights, one by one, in groups and fused: its launches, and the host's wait.
 
 Submitted by a notebook: submit("dlojz/chapters/n02_amp/experiments/updates.py --model resnet50").
 
-In each round a GPU gets other work first, which stands for the backward pass. An update that asks
-the GPU for a number returns only when that work is done, too. All ways take turns.
+In each round a GPU gets other work first, in place of the backward pass. An update that asks the
+GPU for a number returns only when that work is done, too. All ways take turns.
 """
 
 import argparse
@@ -53,14 +53,14 @@ def main():
 
 
 def update(model, device, how, scaled):
-    """Return a call that updates the weights of a model by gradients that stay as they are."""
+    """Return a call that updates the weights of a model by constant gradients."""
     weights = list(torchvision.models.get_model(model).to(device).parameters())
     optimizer = torch.optim.SGD(weights, 0.1, 0.9, weight_decay=5e-4, **how)
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
     scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-    scaler.scale(torch.ones((), device=device))  # as the loss was
+    scaler.scale(torch.ones((), device=device))  # in place of the loss
     return partial(take, optimizer, scaler)
 
 
@@ -71,7 +71,7 @@ def take(optimizer, scaler):
 
 
 def work_for(device):
-    """Return a call that keeps a GPU busy for some milliseconds; on a processor it does nothing."""
+    """Return a call that keeps a GPU busy for some milliseconds, and a processor not at all."""
     if device.type != "cuda":
         return lambda: None
     a = torch.randn(WORK, WORK, device=device)

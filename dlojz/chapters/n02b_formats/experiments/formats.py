@@ -16,7 +16,7 @@ UPDATES, UPDATE = 500, 1e-3  # steps of a weight that begins at 1
 
 
 def sum_in(dtype, terms):
-    """Add the columns of `terms` one by one, rounding each time; yield the sums at TERMS."""
+    """Add the columns of `terms` one by one, with rounding; yield the sums at TERMS."""
     total = torch.zeros(len(terms), dtype=dtype)
     for count, column in enumerate(terms.T, 1):
         total = (total.float() + column).to(dtype)
@@ -46,12 +46,12 @@ def measure_updates(run):
 
 
 def measure_reductions(run, device):
-    """Measure a few long dot products, whose sums a GPU splits into parts that it adds up."""
+    """Measure a few long dot products, whose sums a GPU splits into parts."""
     flags, unit = torch.backends.cuda.matmul, "relative error of a matrix product"
     for terms in (2**n for n in range(10, 21, 2)):
         for name in ("fp16", "bf16"):
             x = torch.rand(16, terms, device=device).to(FORMATS[name])
-            # The products add up to about 256, whatever their number: fp16 ends at 65,504.
+            # The products add up to about 256 for any number of them: fp16 ends at 65,504.
             y = torch.rand(terms, 16, device=device).to(FORMATS[name]) * (1024 / terms)
             exact = x.double() @ y.double()
             for word, allowed in (("allowed", True), ("refused", False)):

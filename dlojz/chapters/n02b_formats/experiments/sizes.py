@@ -41,7 +41,7 @@ def main():
         for name in names:
             dtype, torch.backends.cuda.matmul.fp32_precision = FORMATS[name]
             pairs = [[torch.randn(n, n, device=device).to(dtype) for _ in "xy"] for n in sizes]
-            # All sizes in turn, in several rounds: what disturbs one disturbs all.
+            # All sizes in turn, in several rounds, so that a disturbance affects all.
             rounds = [[seconds(device, *pair) for pair in pairs] for _ in range(WARM_UP + ROUNDS)]
             for size, times in zip(sizes, zip(*rounds[WARM_UP:], strict=True), strict=True):
                 speed = 2 * size**3 / statistics.median(times)

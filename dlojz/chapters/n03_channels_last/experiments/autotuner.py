@@ -19,7 +19,7 @@ import torchvision
 
 from dlojz.chapters import session
 
-SIZES, APART = 6, 16  # how many sizes of images, and the pixels between two of them
+SIZES, APART = 6, 16  # the number of sizes of images, and the pixels between two of them
 
 
 def main():

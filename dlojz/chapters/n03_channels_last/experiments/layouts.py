@@ -1,4 +1,4 @@
-"""Hidden changes of layout: what a training step spends its time on, in five cases.
+"""Hidden changes of layout: the parts of a training step's time, in five cases.
 
 Submitted by a notebook:
 
@@ -6,8 +6,8 @@ Submitted by a notebook:
     --model resnet18 -b 32
 
 
-Whole steps are timed first, the cases in turn, so that what disturbs one disturbs all. Then one
-step of each is profiled: kernels on a GPU, operations on a CPU.
+Whole steps are timed first, the cases in turn, so that a disturbance affects all. Then one step of
+each is profiled: kernels on a GPU, operations on a CPU.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torchvision
 from dlojz.chapters import session
 from dlojz.watch import auditor
 
-CASES = {  # weights in channels_last?, images?, and a .contiguous() before each stage?
+CASES = {  # weights in channels_last, images in channels_last, .contiguous() before each stage
     "neither": (False, False, False),
     "images only": (False, True, False),
     "weights only": (True, False, False),
@@ -31,7 +31,7 @@ CASES = {  # weights in channels_last?, images?, and a .contiguous() before each
     "both, and .contiguous()": (True, True, True),
 }
 TRACED = 60  # first kernels of the step, kept with their times
-SHORT_US = 20  # a kernel or operation that is too short to be seen in a trace
+SHORT_US = 20  # a kernel or operation too short to be visible in a trace
 NAME = 160  # letters kept of a kernel's name
 
 
@@ -81,8 +81,8 @@ def training(args, device, weights_last, images_last, interrupted):
 
 
 def profile(step, device):
-    """Return what one step spends its time on, by name; its first kernels; the layouts it saw."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # without a GPU it complains on stderr
+    """Return the time of one step by name, its first kernels, and the layouts."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else it warns on stderr without a GPU
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -103,7 +103,7 @@ def profile(step, device):
         on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
         if event.is_user_annotation or on_gpu != (device.type == "cuda"):
             continue
-        # A CPU operation contains those that it calls: count its own time only, not their spans.
+        # A CPU operation contains those that it calls, so only its own time counts.
         span = event.time_range.elapsed_us()
         own = span if on_gpu else event.self_cpu_time_total
         times[event.name[:NAME]] += own / 1000

@@ -6,7 +6,7 @@ Submitted by a notebook:
     --channels 64 -b 8
 
 
-All sizes are timed in turn, in rounds, so that what disturbs one disturbs all; the median counts.
+All sizes are timed in turn, in rounds, so that a disturbance affects all; the median counts.
 """
 
 import argparse
@@ -43,14 +43,14 @@ def main():
 
 
 def channels(args, device):
-    """Yield a 3 x 3 convolution of 28 x 28 pixels, as in mid-ResNet, by its channels."""
+    """Yield a 3 x 3 convolution of 28 x 28 pixels, as in mid-ResNet, by channels."""
     for c in range(args.channels - 8, args.channels + 9):
         layer = torch.nn.Conv2d(c, c, 3, padding=1, bias=False)
         yield ("channels", c), layer, (args.batch_size, c, 28, 28), 6e-9 * 9 * c * c * 28 * 28
 
 
 def batches(args, device):
-    """Yield the whole model, by its batch size."""
+    """Yield the whole model, by batch size."""
     model = torchvision.models.get_model(args.model, weights=None).to(device)
     for offset in (-6, -4, -2, -1, 0, 1, 2, 4, 8):
         batch = args.batch_size + offset
@@ -58,14 +58,14 @@ def batches(args, device):
 
 
 def classes(args, device):
-    """Yield the last layer alone, by its classes: of images, or the words of a language."""
+    """Yield the last layer alone, by classes: those of images, or the words of a language."""
     for count in args.classes:
         layer = torch.nn.Linear(FEATURES, count)
         yield ("classes", count), layer, (args.rows, FEATURES), 6e-9 * FEATURES * count
 
 
 def rates(sizes, args, device):
-    """Return the work per second of a forward and a backward pass, from that of an image or row."""
+    """Return the speed of a forward and a backward pass, from the work of an image or row."""
     steps, work = {}, {}
     for what, layer, shape, for_each in sizes:
         last = torch.channels_last if len(shape) == 4 else torch.contiguous_format

@@ -6,8 +6,8 @@ Submitted by a notebook:
     --fault unpinned
 
 
-Without a fault: images in pinned memory, channels_last, a batch that fills the device, nothing read
-back. Each fault changes one thing. Nothing is learned here, so fp16 needs no scaler.
+Without a fault: images in pinned memory, channels_last, a batch that fills the device, no reads by
+the host. Each fault changes one thing. The model need not learn, so fp16 has no scaler.
 """
 
 import argparse
@@ -26,14 +26,14 @@ from dlojz import idr_torch
 from dlojz.chapters import session
 
 WAIT, WARM_UP = 3, 2  # steps before the trace: cuDNN picks kernels, the profiler starts
-# How much of a fault is planted if it is weak, and if it is strong.
+# The size of each fault, weak and strong.
 MUCH = {
     "item": (8, 1),  # every eighth gradient is read
     "unpinned": (torch.uint8, torch.float32),
     "one-worker": (500, 1000),  # pixels of a photo's width
     "small-batch": (8, 2),  # images
     "nchw": (2, 1),  # the last half of the convolutions, or all
-    "print": (4, 1000),  # of the logits
+    "print": (4, 1000),  # logits
     "straggler": (0.008, 0.02),  # seconds
     "garbage": (200_000, 1_000_000),  # objects
     "sleep": (0.008, 0.03),  # seconds
@@ -46,7 +46,7 @@ MUCH = {
 
 
 class Prepared(torch.utils.data.Dataset):
-    """Batches that are ready in memory, in uint8 or float32."""
+    """Ready batches in memory, in uint8 or float32."""
 
     def __init__(self, shape, dtype):
         generator = torch.Generator().manual_seed(0)
@@ -61,7 +61,7 @@ class Prepared(torch.utils.data.Dataset):
 
 
 class Decoded(torch.utils.data.Dataset):
-    """A photo of this width that PIL decodes, crops and flips for each image."""
+    """A photo of this width, decoded, cropped and flipped by PIL for each image."""
 
     def __init__(self, size, width):
         image = torch.randint(256, (3, 3 * width // 4, width), dtype=torch.uint8)
@@ -113,7 +113,7 @@ def loader(args, much, size):
 
 
 def build_model(args, device, much):
-    """Return the model, in the layout of the fault, and synchronising if that is the fault."""
+    """Return the model, in the fault's layout, with synchronisations if that is the fault."""
     size = {"image_size": args.image_size} if args.model.startswith("vit") else {}
     model = torchvision.models.get_model(args.model, weights=None, **size)
     model = model.to(device, memory_format=torch.channels_last)
@@ -130,7 +130,7 @@ def build_model(args, device, much):
 
 
 def train(args, device, run, several):
-    """Train for a few steps and profile the last of them, then time others without a profiler."""
+    """Train for a few steps and profile the last ones, then time others without a profiler."""
     torch.manual_seed(0)
     much = MUCH[args.fault][args.strength == "strong"] if args.fault in MUCH else None
     model = build_model(args, device, much)
@@ -162,7 +162,7 @@ def train(args, device, run, several):
 
 
 def one_step(args, much, batch, model, optimizer, device, held):
-    """Train on one batch, with the parts of the faults that come in between."""
+    """Train on one batch, with the parts of the faults inside a step."""
     images, labels = batch
     layout = torch.channels_last
     if args.fault == "nchw" and much == 1:
@@ -194,18 +194,18 @@ def one_step(args, much, batch, model, optimizer, device, held):
 
 
 def plant(fault, much, model, loss, logits, held):
-    """Run the part of the fault that comes at the end of a step."""
+    """Run the part of the fault at the end of a step."""
     if fault == "item":
         max(float(p.grad.norm()) for p in list(model.parameters())[::much])
     if fault == "print":
         print(f"loss {loss}, logits {logits[0, :much] if much < 1000 else logits}")
     if fault == "garbage":
-        held[0] = [held]  # a cycle, which only the collector can free
+        held[0] = [held]  # a cycle, freed only by the collector
         gc.collect()
     if fault == "sleep":
         time.sleep(much)
     if fault == "python":
-        for i in range(much):  # without a call, which the recording of functions would slow
+        for i in range(much):  # without a call, which recording would slow
             i % 7
     if fault == "empty-cache":
         torch.cuda.empty_cache()

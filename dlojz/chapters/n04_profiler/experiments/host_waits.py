@@ -1,10 +1,10 @@
-"""Operations for which the host must wait for a GPU, and their neighbours for which it need not.
+"""Operations that make the host wait for a GPU, and similar ones that do not.
 
 Submitted by a notebook: submit("dlojz/chapters/n04_profiler/experiments/host_waits.py").
 
 On a GPU each one runs under `torch.cuda.set_sync_debug_mode("error")`, which raises where the host
-waits. Everywhere, each one runs on tensors with a shape and no values, too: it fails if the host
-needs a value, to have a number or to know a size. These tensors can't tell of copies.
+waits. On any machine each one runs on tensors with a shape and no values, too: it fails if the host
+needs a value, for a number or a size. These tensors show no copies.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def operands(device):
 
 
 def needed(operation) -> str:
-    """Return what the host must know of the values: "a number", "a size" or "nothing"."""
+    """Return the host's need of values: "a number", "a size" or "nothing"."""
     with FakeTensorMode():
         try:
             operation(*operands(torch.device("cpu")))
@@ -77,10 +77,10 @@ def needed(operation) -> str:
 
 
 def waits(operation, device) -> bool:
-    """Return whether torch says that the host has waited."""
+    """Return whether the host has waited, by torch's debug mode."""
     with_values = operands(device)
     torch.cuda.synchronize()
-    with warnings.catch_warnings():  # that the mode is a prototype
+    with warnings.catch_warnings():  # the mode is a prototype
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:

@@ -6,8 +6,8 @@ Submitted by a notebook:
     --model resnet18 -b 32
 
 
-It is `key_averages` of a torch.profiler with `record_shapes` and `profile_memory`. Times are of the
-device that computes, memory is what an operation itself allocates and frees.
+It is `key_averages` of a torch.profiler with `record_shapes` and `profile_memory`. Times are those
+of the computing device; memory is allocated and freed by the operation itself.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def training(args, device):
 
 
 def averages(profiler, by_shape: bool, clock: str) -> list[dict]:
-    """Return the operations that take most time themselves, for a step, the longest first."""
+    """Return the operations with most time of their own in a step, the longest first."""
     rows = [
         {
             "op": row.key,

@@ -1,4 +1,4 @@
-"""The roofline of a model: the speed of each layer, beside what this machine could reach.
+"""The roofline of a model: the speed of each layer, beside this machine's limits.
 
 Submitted by a notebook:
 
@@ -23,7 +23,7 @@ import torchvision
 from dlojz.chapters import session
 from dlojz.machine import facts
 
-TIMES = 5  # calls in a row, of a round
+TIMES = 5  # calls in a row, in a round
 COPY_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # larger than the caches
 MATRIX = {"cpu": 1536, "cuda": 8192}
 # Approximate operations per output element, for layers that are not matrix products.
@@ -58,7 +58,7 @@ def median_ms(call, device, rounds):
 
 
 def formats(device):
-    """Return the formats in which this device multiplies matrices itself, without emulation."""
+    """Return the formats in which this device multiplies matrices without emulation."""
     if torch.version.hip:
         return ("fp32", "fp16", "bf16")
     if device.type == "cuda":
@@ -85,7 +85,7 @@ def product(run, device, name, rounds, **where):
 
 
 def layers(args, device, dtype):
-    """Return the layers of the model with their input shapes, and how often each occurs."""
+    """Return the model's layers with their input shapes, and the count of each."""
     model = torchvision.models.get_model(args.model, weights=None).to(device, dtype)
     model = model.to(memory_format=torch.channels_last)
     found, known = Counter(), {}

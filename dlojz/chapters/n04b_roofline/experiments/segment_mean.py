@@ -3,7 +3,7 @@
 Submitted by a notebook: submit("dlojz/chapters/n04b_roofline/experiments/segment_mean.py").
 
 The rows of x belong to segments of different lengths, like the atoms of molecules or the words of
-sentences. Each way is checked against the first, timed in turn, alone and with its backward pass,
+sentences. Each way is checked against the first, timed in turn, forward and with its backward pass,
 and profiled once.
 """
 
@@ -19,24 +19,24 @@ from dlojz.watch import evidence
 
 
 def segment_reduce(x, ids, segments):
-    """Return the means by one operation on neighbours; equal ids must be neighbours, in order."""
+    """Return the means by one operation on neighbouring rows; ids must be sorted."""
     return torch.segment_reduce(x, "mean", lengths=torch.bincount(ids, minlength=segments))
 
 
 def sorted_first(x, ids, segments):
-    """Return the means by a sort and one operation on neighbours; ids come in any order."""
+    """Return the means by a sort and one operation on neighbouring rows; ids in any order."""
     order = ids.argsort(stable=True)
     return segment_reduce(x[order], ids[order], segments)
 
 
 def scatter_reduce(x, ids, segments):
-    """Return the means by one operation that sends rows, in any order, to their segments."""
+    """Return the means by one operation that scatters rows to their segments; ids in any order."""
     out, where = x.new_zeros(segments, x.shape[1]), ids[:, None].expand_as(x)
     return out.scatter_reduce(0, where, x, "mean", include_self=False)
 
 
 def scatter_add(x, ids, segments):
-    """Return sums divided by counts; equal ids must be neighbours, in order, and none is empty."""
+    """Return sums divided by counts; ids must be sorted, and no segment empty."""
     sums = x.new_zeros(segments, x.shape[1]).scatter_add_(0, ids[:, None].expand_as(x), x)
     return sums / torch.unique_consecutive(ids, return_counts=True)[1][:, None]
 

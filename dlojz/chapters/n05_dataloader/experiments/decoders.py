@@ -2,8 +2,8 @@
 
 Submitted by a notebook: submit("dlojz/chapters/n05_dataloader/experiments/decoders.py").
 
-Each way takes the same bytes, already in memory, in one thread: first the decoder alone, then the
-whole road to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed in seconds of
+Each way takes the same bytes, already in memory, in one thread: first the decoder alone, then all
+steps to a random crop of 224 x 224 pixels, as float32 or as uint8. It is timed in seconds of
 processor time, so that other users of the machine disturb it less. All ways are timed in turn. On a
 GPU nvJPEG decodes too, one by one and in batches; it is timed in wall time.
 """
@@ -36,7 +36,7 @@ def torchvision(jpeg):
 
 
 def simplejpeg(jpeg):
-    """Return the same, decoded by simplejpeg, which is an optional package."""
+    """Return a uint8 tensor, [3, H, W], decoded by the optional package simplejpeg."""
     from simplejpeg import decode_jpeg as decode
 
     return torch.from_numpy(decode(jpeg)).permute(2, 0, 1)
@@ -45,8 +45,8 @@ def simplejpeg(jpeg):
 class RandomResizedCrop(v2.RandomResizedCrop):
     """torchvision's transform, but the crop is first copied to channels_last.
 
-    The image is the same, bit for bit. A crop that is a view of the decoded image is resized by a
-    slower path of torch, which puts each channel into a plane of its own.
+    The image is the same, bit for bit. torch resizes a view of the decoded image by a slower path,
+    which puts each channel into a plane of its own.
     """
 
     def transform(self, image, params):

@@ -6,9 +6,9 @@ Submitted by a notebook:
     --trainer dlojz/dlojz.py --workers 0 1 2 -- -b 32
 
 
-The loader is the one that the trainer's `build_loaders` makes, from the flags behind the `--`. Its
-batches are taken as fast as they come, and thrown away. The clock starts when each worker has
-delivered two of them; the time to the first batch is logged apart.
+The loader is made by the trainer's `build_loaders`, from the flags behind the `--`. Its batches are
+read as fast as possible, and dropped. The clock starts when each worker has delivered two of them;
+the time to the first batch is logged apart.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from dlojz.runs import source
 
 
 def module(path):
-    """Return the trainer in this file, as a module; another program is not run."""
+    """Return the trainer in this file as a module. Refuse another program."""
     source.must_be_trainer(path)
     spec = importlib.util.spec_from_file_location("trainer", path)
     found = importlib.util.module_from_spec(spec)
@@ -80,7 +80,7 @@ def main():
                 batch_size=arguments.batch_size,
                 first_batch_s=found[0][0],
                 images_per_s=[speed for _, speed in found],
-                **sensors.window(),  # with the CPUs that others used
+                **sensors.window(),  # with other programs' CPUs
             )
             del batches  # its workers end
 

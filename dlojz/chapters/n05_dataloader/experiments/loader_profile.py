@@ -2,8 +2,8 @@
 
 Submitted by a notebook: submit("dlojz/chapters/n05_dataloader/experiments/loader_profile.py").
 
-cProfile sees one process, so the loader has no workers there, and prepares the images in that
-process. py-spy sees all processes, so a second loader has workers. Both load the trainer's images.
+cProfile sees one process, so its loader has no workers, and prepares the images itself. py-spy
+sees all processes, so a second loader has workers. Both load the trainer's images.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--num-workers", type=int, default=2, help="workers that py-spy watches")
     parser.add_argument("--watched", action="store_true", help="only load: py-spy watches")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # as a worker has
+    torch.set_num_threads(1)  # like a worker
     if args.watched:
         load(build_loader(args, args.num_workers), args.batches)
         return
@@ -80,7 +80,7 @@ def inside(args):
 
 
 def outside(output):
-    """Return the stacks of the workers that py-spy saw, or why it saw none."""
+    """Return the workers' stacks by py-spy, or the reason why there are none."""
     if (program := spy.program()) is None:
         return {"trouble": spy.missing()}
     watched = [sys.executable, *sys.argv, "--watched"]

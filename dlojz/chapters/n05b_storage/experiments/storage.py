@@ -8,9 +8,9 @@ of them in random order (shards: in random order, through a buffer), and then re
 decodes. Before a cold pass the kernel is asked to drop the files from its cache
 (POSIX_FADV_DONTNEED); the share that stays cached is logged.
 
-Python's audit hook counts its metadata operations: files opened, and folders listed. It sees
-neither what these bring along (on Linux, `open` in Python adds an fstat, a seek and a close, as
-`strace` shows) nor files that a library opens without Python.
+Python's audit hook counts its metadata operations: files opened, and folders listed. It misses
+the system calls that follow them (on Linux, Python's `open` adds an fstat, a seek and a close, as
+`strace` shows) and files that a library opens without Python.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Metadata:
             self.counts[OPERATIONS[event]] += 1
 
     def count(self, folder, call):
-        """Return what `call()` returns, and the operations below `folder` meanwhile."""
+        """Return the result of `call()`, and the number of its operations below `folder`."""
         self.folder, self.counts = str(folder), Counter()
         result = call()
         self.folder = None
@@ -56,7 +56,7 @@ class Metadata:
 
 
 def write_files(sources, folder, side):
-    """Write the images as files, in a folder for each class; `side`: makes them smaller."""
+    """Write the images as files, in a folder for each class, perhaps with a smaller `side`."""
     for source in sources:
         target = folder / source.parent.name / source.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,9 +105,9 @@ def decode(jpeg):
 
 
 def forget(folder):
-    """Make the kernel drop these files from its cache; return the share of them that it kept.
+    """Make the kernel drop these files from its cache; return the share that it kept.
 
-    None if it can't be known.
+    None if unknown.
     """
     kept = []
     for path in (p for p in folder.rglob("*") if p.is_file()):
@@ -119,9 +119,9 @@ def forget(folder):
 
 
 def cached(file):
-    """Return whether the file's beginning is cached; None if it can't be known.
+    """Return whether the file's beginning is cached; None if unknown.
 
-    mincore says so: a read that must not wait (RWF_NOWAIT) would make the kernel fetch it.
+    It uses mincore: a read that must not wait (RWF_NOWAIT) would make the kernel fetch the file.
     """
     libc, answer = ctypes.CDLL(None, use_errno=True), ctypes.c_ubyte()
     try:

@@ -1,4 +1,4 @@
-"""The time that processes take to sum a tensor, by its size, and so the speed of their link.
+"""The time of an all-reduce by the size of its tensor, and the speed of the link.
 
 Submitted by a notebook: submit("dlojz/chapters/n06_ddp/experiments/all_reduce.py", n_gpu=2).
 """

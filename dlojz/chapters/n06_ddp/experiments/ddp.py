@@ -1,4 +1,4 @@
-"""The cost of DistributedDataParallel, and which of its options change it: a step in many variants.
+"""The cost of DistributedDataParallel and of its options: a step in many variants.
 
 Submitted by a notebook:
 
@@ -6,8 +6,8 @@ Submitted by a notebook:
     --model resnet18
 
 
-All variants live in the same processes and are timed in turn, so that what disturbs one disturbs
-all. Then one step of each is profiled.
+All variants live in the same processes and are timed in turn, so that a disturbance affects all.
+Then one step of each is profiled.
 """
 
 import argparse
@@ -35,13 +35,13 @@ OPTIONS = {
     "buffers not sent": {"broadcast_buffers": False},
     "both": {"gradient_as_bucket_view": True, "broadcast_buffers": False},
 }
-COMPILED = {  # what is asked with --compile: the same, and how the graph is cut at buckets
+COMPILED = {  # with --compile also these, for the cuts of the graph at buckets
     "both, buckets of 50 MB": OPTIONS["both"] | {"bucket_cap_mb": 50},
     "both, graph not cut": OPTIONS["both"],
     "both, static graph": OPTIONS["both"] | {"static_graph": True},
     "both, compiled autograd": OPTIONS["both"],
 }
-PYTHON = "python_reducer"  # DDP's messages from hooks in Python, which compiled autograd follows
+PYTHON = "python_reducer"  # DDP's messages from Python hooks, which compiled autograd follows
 ACCUMULATED = 4
 VARIANTS = (
     *("no communication", *OPTIONS, "gradients travel as bf16", "stream of high priority"),
@@ -123,19 +123,19 @@ def training(name, args, device):
         if name in ("metrics summed in each step", "loss read in each step"):
             sums.tolist()  # waits for the device
 
-    if args.compile != "off":  # now, for it is said once for all how graphs are cut
+    if args.compile != "off":  # now, because the way of cutting graphs is global
         with torch._dynamo.config.patch(optimize_ddp=cut):
             step()
     return step
 
 
 def how_cut(name) -> bool | str:
-    """Return whether Dynamo cuts graphs at DDP's buckets, or else how DDP exchanges gradients."""
+    """Return the setting of Dynamo for DDP: cut graphs at its buckets, or another exchange."""
     return PYTHON if "compiled autograd" in name else "not cut" not in name
 
 
 def compiled_backward(mode):
-    """Return a context in which the whole backward pass is one graph, with DDP's messages in it.
+    """Return a context in which the whole backward pass is one graph, with DDP's messages.
 
     Source: https://docs.pytorch.org/tutorials/intermediate/compiled_autograd_tutorial.html
     """
@@ -147,9 +147,9 @@ def asked(mode) -> dict:
 
 
 def compile_alone(name, model, mode):
-    """Compile a model in place, with code of its own: code that is there is used again.
+    """Compile a model in place, with code of its own, because existing code is reused.
 
-    Torch keeps it for the model's class, and does not ask whether it was cut for DDP's buckets.
+    torch keeps it for the model's class, even if it was cut for other buckets.
     """
     model.__class__ = type(name, (type(model),), {})
     model.compile(**asked(mode))

@@ -3,7 +3,7 @@
 Submitted by a notebook: submit("dlojz/chapters/n06b_scaling/experiments/unused.py", n_gpu=2).
 
 `two heads` uses one head in each step, so the other's weights get no gradient. `stochastic depth`
-drops random blocks, but by a factor of 0, and a gradient of 0 is a gradient.
+drops random blocks by a factor of 0, so their weights get a gradient of 0.
 """
 
 import argparse

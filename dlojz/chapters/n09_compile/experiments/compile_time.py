@@ -1,10 +1,10 @@
-"""What compiling a model costs and brings: cold, warm, time per step, whole or block by block.
+"""The cost and gain of compiling a model: cold, warm, time per step, whole or block by block.
 
 Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/compile_time.py").
 
-Each way is compiled with an empty cache, then by a second process with what the first left in its
-caches. The steps of all ways are timed in turn, so that what disturbs one disturbs all. By default
-the model is a small one, made of ResNet's blocks, which a processor compiles in seconds.
+Each way is compiled with an empty cache, then by a second process with the first one's caches. The
+steps of all ways are timed in turn, so that a disturbance affects all. By default the model is a
+small one, made of ResNet's blocks, which a processor compiles in seconds.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from dlojz.chapters import session
 
 EAGER, WHOLE, BLOCKS = "eager", "whole model", "block by block"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-FIRST = 4  # steps that may compile: the first, and those in which CUDA graphs are recorded
+FIRST = 4  # steps that may compile: the first, and those that record CUDA graphs
 WIDTH, DEPTH = 32, 3  # of the small model
 
 
@@ -68,7 +68,7 @@ def main():
 
 
 def with_empty_caches(args, device, folder):
-    """Return a training step for each way, and what compiling it took; gather the caches."""
+    """Return a training step and the cost of compiling for each way; gather the caches."""
     steps, found = {EAGER: training(args, EAGER, device)}, {}
     [steps[EAGER]() for _ in range(FIRST)]
     with fresh_cache():
@@ -77,13 +77,13 @@ def with_empty_caches(args, device, folder):
         with fresh_cache(dir=str(folder), delete=False):
             step, seen = compiled(args, way, device)
             shutil.copytree(os.environ[CACHE], folder / "cache", dirs_exist_ok=True)
-        if seen["graphs"]:  # a model without repeated blocks has none block by block
+        if seen["graphs"]:  # none block by block for a model without repeated blocks
             steps[way], found[way] = step, seen
     return steps, found
 
 
 def in_a_second_process(folder):
-    """Return what compiling takes with those caches."""
+    """Return the cost of compiling in a second process, with those caches."""
     into = folder / "warm.json"
     command = [sys.executable, __file__, *sys.argv[1:], "--warm", str(into)]
     subprocess.run(command, check=True, env=os.environ | {CACHE: str(folder / "cache")})
@@ -91,18 +91,18 @@ def in_a_second_process(folder):
 
 
 def again(args, device):
-    """Return what compiling each way takes, with the caches as they are."""
+    """Return the cost of compiling each way, with the present caches."""
     begun = {"start_s": start(args, device)}
     return begun | {way: compiled(args, way, device)[1] for way in ways(args)}
 
 
 def ways(args):
-    """Return the ways in which this run compiles."""
+    """Return this run's ways to compile."""
     return (WHOLE,) if args.whole else (WHOLE, BLOCKS)
 
 
 def start(args, device):
-    """Return the seconds of a first, tiny compilation: imports, and what is found out once."""
+    """Return the seconds of a first, tiny compilation, for imports and other one-time work."""
     begin = time.perf_counter()
     torch.compile(torch.sin, backend=args.backend)(torch.ones(8, device=device))
     session.wait(device)
@@ -110,7 +110,7 @@ def start(args, device):
 
 
 def compiled(args, way, device):
-    """Return a training step that is compiled in this way, and what that took."""
+    """Return a training step compiled in this way, and its cost."""
     torch.compiler.reset()
     counters.clear()
     metrics.reset()
@@ -134,7 +134,7 @@ def timed(step, device):
 
 
 def training(args, way, device):
-    """Return step(), a training step of a model that is compiled in this way."""
+    """Return step(), a training step of a model compiled in this way."""
     torch.manual_seed(0)
     model = build(args.model).to(device)
     shape = (args.batch_size, 3, args.image_size, args.image_size)
@@ -167,7 +167,7 @@ def build(name):
 def blocks(model):
     """Return the outermost parts of a model that occur repeatedly, and are not torch.nn's own.
 
-    What inherits its forward from torch.nn would stay as it is: compile() leaves it alone.
+    compile() ignores modules that inherit their forward from torch.nn.
     """
     count = Counter(type(module) for module in model.modules())
     found, inside = [], [*model.children()]

@@ -1,10 +1,10 @@
-"""One small model with planted faults: what torch.compile makes of each, and of its repair.
+"""One small model with planted faults: torch.compile's result for each, and for its repair.
 
 Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/graphs.py").
 
 The backend aot_eager captures graphs and generates no code, so nothing here takes long.
-`dlojz.training.graphs` counts what Dynamo hands over, and the calls of each graph. The
-recording has the numbers of lines in this file: an edit that moves them asks for a new one.
+`dlojz.chapters.n09_compile.dynamo` counts Dynamo's graphs, and the calls of each. The recording
+has the numbers of lines in this file: an edit that moves them needs a new one.
 """
 
 import argparse
@@ -21,7 +21,7 @@ CALLS = 12  # of each model
 
 
 class Clean(nn.Module):
-    """Two layers and what is between them, which each fault replaces."""
+    """Two layers with a part between them, which each fault replaces."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Clean(nn.Module):
         return self.last(self.between(torch.relu(self.first(x))))
 
     def between(self, x):
-        """Return what the second layer gets."""
+        """Return the second layer's input."""
         return x
 
 
@@ -45,7 +45,7 @@ class Branch(Clean):
 
 
 class Print(Clean):
-    """It says what shape it sees."""
+    """The shape is printed."""
 
     def between(self, x):
         print("between:", x.shape)
@@ -135,7 +135,7 @@ def main():
 
 
 def watched(make, calls, options, device):
-    """Return what Dynamo made of a model in these calls."""
+    """Return Dynamo's work on a model in these calls."""
     torch.manual_seed(0)
     model = make().to(device)
     with Watch() as watch:
@@ -170,7 +170,7 @@ def perform(model, call, device):
 
 
 def fullgraph(make, calls, options, device):
-    """Return what fullgraph=True says in these calls: the first error, and in which call."""
+    """Return the first error of fullgraph=True in these calls, and its call."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model = make().to(device)
@@ -184,7 +184,7 @@ def fullgraph(make, calls, options, device):
 
 
 def both_ways(make, device):
-    """Return what two ways to compile a module make of it, which look the same."""
+    """Return the results of two ways to compile a module, which look the same."""
     x, found = torch.randn(BATCH, 3, WIDTH, device=device), {}
     for way in (".compile()", "torch.compile()"):
         with Watch() as watch:

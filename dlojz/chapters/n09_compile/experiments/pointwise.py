@@ -3,7 +3,7 @@
 Submitted by a notebook: submit("dlojz/chapters/n09_compile/experiments/pointwise.py").
 
 Each chain is timed on a long tensor, where moving its elements takes the time, and on a short one,
-where only the calls do. All calls of one size take turns, so that what disturbs one disturbs all.
+where only the calls do. All calls of one size take turns, so that a disturbance affects all.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from dlojz.watch import evidence
 LONG, SHORT = {"cpu": 2**22, "cuda": 2**27}, 2**10  # elements
 FLOATS_PER_S = 2e9  # a rough guess, for the number of calls between two readings of the clock
 READING_S, MOST_CALLS = 0.02, 200
-# What Inductor's source says where a kernel begins, in C++ and in Triton.
+# The begin of a kernel in Inductor's source, in C++ and in Triton.
 KERNEL = re.compile(r"^\w+ = async_compile\.(?:cpp\w*|triton)\(", re.M)
 
 
 class Operations(TorchDispatchMode):
-    """The eager operations that are called, and the bytes that they read and write."""
+    """The called eager operations, and the bytes that they read and write."""
 
     count = moved = 0
 
@@ -89,7 +89,7 @@ def main():
 
 
 def case(name, function, x):
-    """Return a function, eager and compiled, and what is known of it without a clock."""
+    """Return a function, eager and compiled, and its figures apart from time."""
     torch.compiler.reset()  # each chain is compiled alone, for one size
     compiled = torch.compile(function, dynamic=False)
     begin = time.perf_counter()
@@ -107,14 +107,14 @@ def case(name, function, x):
             "eager": launched(function, x) if x.is_cuda else operations.count,
             "compiled": launched(compiled, x) if x.is_cuda else kernels,
         },
-        # A kernel that holds the values in between in registers reads its input, writes its output.
+        # A kernel that keeps values in registers only reads its input and writes its output.
         "bytes": {"eager": operations.moved, "compiled": size(x) + size(out)},
         "source": "\n".join(sources),
     }
 
 
 def launched(call, x):
-    """Return how many kernels the profiler sees on the GPU in one call."""
+    """Return the number of the GPU's kernels in one call."""
     call(x)
     return evidence.counts(evidence.profiled(lambda: call(x)))["kernels"]
 

@@ -1,10 +1,10 @@
-"""A cache of compiled code, and a run that asks it for another precision.
+"""A cache of compiled code, and a run with another precision.
 
 Submitted by a notebook: submit("dlojz/chapters/n09b_modes/experiments/stale.py").
 
-Three processes compile the same small model, one after the other, with one cache. It is empty at
-first. The first process runs under autocast in bf16, the second in fp16, and the third in fp16 with
-a tag of its own in the cache's key.
+Three processes compile the same small model, one after the other, with one cache, empty at first.
+The first process runs under autocast in bf16, the second in fp16, and the third in fp16 with a tag
+of its own in the cache's key.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main():
 
 
 def in_a_process(precision, tag, folder):
-    """Return what a process with this cache has computed."""
+    """Return the results of a process with this cache."""
     command = [sys.executable, __file__, "--process", precision, tag]
     own = os.environ | {CACHE: str(folder)}
     done = subprocess.run(command, env=own, stdout=subprocess.PIPE, encoding="utf-8", check=True)
@@ -48,7 +48,7 @@ def in_a_process(precision, tag, folder):
 
 
 def computed(precision, tag, device):
-    """Compile a model, run it once, and return what came out beside the eager result in fp64."""
+    """Compile a model, run it once, and return its distance from the eager result in fp64."""
     torch.compiler.config.cache_key_tag = tag
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, device=device) for _ in range(2)))

@@ -3,7 +3,7 @@
 Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/fits.py --model vit_6b").
 
 No GPU is needed. Each prediction runs steps of two short versions of the model, on tensors without
-memory, and adds the missing blocks: they are all equal.
+memory, and adds the missing blocks, which are all equal.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from dlojz.training import imports, models
 def main():
     args = parse_args()
     with session.begin(args, torch.device("cpu")) as (run, _):
-        warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+        warnings.filterwarnings("ignore")  # DDP's on tensors without values
         trainer = imports.trainer(args.trainer or course.solution(course.CHAIN[-1]))
         for plan in dict.fromkeys(plans(args)):
             begin = time.perf_counter()
@@ -51,7 +51,7 @@ def parse_args():
 
 
 def plans(args):
-    """Yield what is predicted: on one GPU there is nothing to shard."""
+    """Yield the plans to predict, without shards on one GPU."""
     for gpus, way, copies in product(args.gpus, args.ways, args.copies):
         sharding, checkpointing = estimate.WAYS[way]
         sharding = sharding if gpus > 1 else "ddp"

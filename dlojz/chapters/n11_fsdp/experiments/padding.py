@@ -1,10 +1,10 @@
-"""The padding of FSDP2: bytes that are gathered of each parameter, by the number of processes.
+"""The padding of FSDP2: the gathered bytes of each parameter, by number of processes.
 
 Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/padding.py").
 
 FSDP2 cuts each parameter along one dimension, and all parts get the size of the largest one. A
-process group whose other members are fake, and tensors without memory, show what FSDP2 itself
-allocates: on one machine, for any number of processes. The model has two blocks, as all are equal.
+process group with fake members, and tensors without memory, show FSDP2's own allocations for any
+number of processes on one machine. The model has two blocks, as all are equal.
 """
 
 import argparse
@@ -23,9 +23,9 @@ MODELS = {"vit_l_14": models.ViT(14, 24, 16, 1024, 4096), **models.LARGER}
 
 
 def even(gpus, parameter) -> Shard:
-    """Return a placement without padding: along the first dimension that can be cut evenly.
+    """Return a placement without padding, along the first evenly divisible dimension.
 
-    If there is none it is dimension 0, as by default: FSDP2 refuses to cut another one unevenly.
+    Without one it is dimension 0, the default: FSDP2 refuses to cut another one unevenly.
     """
     return Shard(next((dim for dim, size in enumerate(parameter.shape) if size % gpus == 0), 0))
 
@@ -51,7 +51,7 @@ def main():
 
 
 def parameters(args, gpus, placement):
-    """Return what each parameter of the root and of a block takes: whole, gathered, in its part."""
+    """Return the bytes of each parameter of the root and of a block: whole, gathered, its part."""
     patch, _, *sizes = MODELS[args.model]
     with torch.device("meta"):
         model = torchvision.models.VisionTransformer(args.image_size, patch, 2, *sizes)

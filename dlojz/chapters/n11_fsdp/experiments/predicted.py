@@ -1,9 +1,9 @@
-"""What `dlojz estimate` predicts of recorded runs, and the operations of an image in each of them.
+"""The predictions of `dlojz estimate` for recorded runs, and the operations of an image in each.
 
 Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/predicted.py").
 
-No GPU is needed: the steps of the trainer that was recorded run on tensors without memory. For a
-compiled run that is the same run without compiling.
+No GPU is needed: the steps of the recorded trainer run on tensors without memory, for a compiled
+run without compiling.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--recordings", default="h200/11-vit_*", help="(default: %(default)s)")
     args = parser.parse_args()
     with session.begin(args, torch.device("cpu")) as (run, _):
-        warnings.filterwarnings("ignore")  # of DDP, about tensors that nobody will compute with
+        warnings.filterwarnings("ignore")  # DDP's on tensors without values
         for path in runs.recordings(args.recordings):
             begin, start = time.perf_counter(), log.read(path).start
             trainer = imports.trainer(course.course_root() / start["command"].split()[0])

@@ -1,10 +1,10 @@
-"""Activation checkpointing: what it keeps, what it computes again, and the time of a step.
+"""Activation checkpointing: kept bytes, recomputed operations, and the time of a step.
 
 Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/recompute.py").
 
 A vision transformer trains without it, with it on each block, and with it on each block except for
 the matrix products, whose results are kept. Kept bytes are those that a forward pass allocates and
-does not free, less what it returns: hooks on saved tensors would not see what the last way keeps.
+does not free, minus its result: hooks on saved tensors would miss those of the last way.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def parse_args(on_gpu):
 
 
 class Training:
-    """A model that keeps its activations in one of the ways, its optimizer and a batch."""
+    """A model with one of the ways to keep activations, its optimizer and a batch."""
 
     def __init__(self, way, args, device):
         torch.manual_seed(0)
@@ -98,7 +98,7 @@ class Training:
         self.optimizer.step()
 
     def seen(self):
-        """Return the bytes that are kept, the peak of a step, and the operations of a step.
+        """Return the kept bytes, the peak of a step, and the operations of a step.
 
         It begins with a second step, as the first one makes the optimizer's state.
         """
@@ -119,9 +119,9 @@ class Training:
 
 
 def growth(call, device) -> tuple[int, int]:
-    """Return by how many bytes the tensors' memory has grown after a call, and at most during it.
+    """Return the growth of the tensors' memory in bytes, after a call and at most during it.
 
-    On a GPU these are the allocator's own numbers, else those of the profiler.
+    On a GPU these are the allocator's numbers, else the profiler's.
     """
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)

@@ -2,10 +2,9 @@
 
 Submitted by a notebook: submit("dlojz/chapters/n11_fsdp/experiments/sharding.py", n_gpu=2).
 
-Each way trains the same model on the same images. Kept of each: its losses, its gradients after
-these steps against those of the first way, and their norm, the collectives of a step in the order
-of their calls, the bytes that a process holds, and the time of a step. The model and its sizes suit
-the device.
+Each way trains the same model on the same images. Its record has its losses, its last gradients
+against those of the first way, and their norm, the collectives of a step in the order of their
+calls, the bytes in a process, and the time of a step. The model and its sizes suit the device.
 """
 
 import argparse
@@ -29,18 +28,18 @@ from dlojz.watch import evidence
 
 @dataclass(frozen=True)
 class Way:
-    """How a model is spread over the processes, and how a step goes."""
+    """A way to spread a model over the processes, and to make a step."""
 
     ddp: bool = False
     root_only: bool = False
-    options: Mapping = field(default_factory=dict)  # of fully_shard, for each block and the root
+    options: Mapping = field(default_factory=dict)  # fully_shard's, for each block and the root
     copies: int = 1  # of the model in shards (HSDP)
-    ahead: int = 0  # blocks that are gathered ahead of time, if it is said at all
-    parts: int = 1  # of the images, one after the other
-    each: bool = True  # gradients are exchanged after each part, or after the last one only
+    ahead: int = 0  # blocks to gather ahead of time; 0: FSDP2's default
+    parts: int = 1  # consecutive parts of the images
+    each: bool = True  # exchange gradients after each part, not only after the last one
 
 
-PINNED = torch.cuda.is_available()  # without a GPU no memory can be
+PINNED = torch.cuda.is_available()  # pinning needs a GPU
 WAYS = {
     "DDP": Way(ddp=True),
     "FSDP2": Way(),
@@ -63,8 +62,8 @@ COMPARISONS = {
     "parts": ("DDP, in 2 parts", "FSDP2, in 2 parts", "FSDP2, in 2 parts, one exchange"),
 }
 BACKWARD = "pass: backward"  # its name in the profiler's record
-# What the operations of torch's dispatcher are called. What runs may differ: gloo has no
-# reduce-scatter, and sums all of the tensor in each process.
+# Names of the operations of torch's dispatcher. The implementation may differ: gloo has no
+# reduce-scatter, and sums the whole tensor in each process.
 CALLED = {
     "c10d::allreduce_": "all_reduce",
     "c10d::_allgather_base_": "all_gather",
@@ -104,7 +103,7 @@ def parse_args(on_gpu):
 
 
 def check(args):
-    """Raise UserError for ways that these sizes do not allow."""
+    """Raise UserError for ways that are impossible with these sizes."""
     for name in COMPARISONS[args.compare]:
         way = WAYS[name]
         if idr_torch.size % way.copies:
@@ -116,7 +115,7 @@ def check(args):
 
 
 class Training:
-    """A model that is wrapped in one of the ways, its optimizer, and this process's images."""
+    """A model wrapped in one of the ways, its optimizer, and this process's images."""
 
     def __init__(self, way, args, device):
         self.way, self.device, self.before = way, device, allocated(device)
@@ -148,17 +147,17 @@ class Training:
         return total
 
     def exchange(self, now: bool):
-        """Say whether the next backward pass exchanges its gradients."""
+        """Set whether the next backward pass exchanges its gradients."""
         if self.way.ddp:
             self.model.require_backward_grad_sync = now
         elif self.way.parts > 1:
             self.model.set_requires_gradient_sync(now)
 
     def begin(self, steps):
-        """Train, and return what was found, and the whole gradients of the last step.
+        """Train, and return the record, and the whole gradients of the last step.
 
-        Not of the first step: torchvision's last layer begins with zeros, so that all gradients but
-        its own are 0 there.
+        In the first step all gradients but the last layer's are 0, because torchvision's last layer
+        begins with zeros.
         """
         losses = [self.step()]
         if self.device.type == "cuda":
@@ -172,14 +171,14 @@ class Training:
         return found, [whole(p.grad).cpu() for p in self.model.parameters()]
 
     def held(self):
-        """Return the bytes that this process holds from one step to the next, on its device."""
+        """Return the bytes that this process holds between steps, on its device."""
         state = [v for each in self.optimizer.state.values() for v in each.values()]
         if sharding.own(next(self.model.parameters())).device != self.device:
             return {}  # the host holds them
         return sharding.share(self.model, [sharding.own(value) for value in state])["held"]
 
     def norms(self) -> tuple[float, float]:
-        """Return the norm of all gradients, as clipping has it, and of what this process holds."""
+        """Return the norm of all gradients, as for clipping, and of this process's part."""
         gradients = [p.grad for p in self.model.parameters()]
         norm = whole(torch.nn.utils.get_total_norm(gradients))
         own = torch.nn.utils.get_total_norm([sharding.own(g) for g in gradients])
@@ -187,7 +186,7 @@ class Training:
 
 
 def wrapped(way, model, device, dtype):
-    """Return the model as this way spreads it over the processes."""
+    """Return the model, spread over the processes in this way."""
     if way.ddp:
         ids = [device] if device.type == "cuda" else None
         options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
@@ -206,7 +205,7 @@ def wrapped(way, model, device, dtype):
 
 
 def gather_ahead(blocks, number):
-    """Set how many blocks ahead each block asks for weights, in both passes."""
+    """Set the number of blocks to gather ahead of each block, in both passes."""
     for place, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[place + 1 :][:number])
         block.set_modules_to_backward_prefetch(blocks[:place][::-1][:number])
@@ -218,7 +217,7 @@ def allocated(device) -> int:
 
 
 def whole(tensor):
-    """Return a tensor with the parts of all processes; those call this together."""
+    """Return a tensor with the parts of all processes, which must all call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
@@ -230,10 +229,10 @@ def mean(loss) -> float:
 
 @contextmanager
 def gathered(model):
-    """Yield the most bytes that were whole at a time, as seen inside the blocks.
+    """Yield the most whole bytes at a time, as counted inside the blocks.
 
-    gathered: weights, those on their way among them
-    unreduced: gradients of earlier parts of the images that have not been exchanged yet
+    gathered: weights, also those being gathered
+    unreduced: gradients of earlier parts of the images, before their exchange
     """
     states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
     groups = [state._fsdp_param_group for state in states if state._fsdp_param_group]
@@ -260,7 +259,7 @@ def gathered(model):
 def kept(group) -> int:
     """Return the bytes of the whole gradients of an FSDP group, each counted once.
 
-    Those of earlier parts are apart in torch 2.11. In 2.15 they are the parameters' own.
+    In torch 2.11 those of earlier parts are separate. In 2.15 they are the parameters' own.
     """
     added = [p.unsharded_accumulated_grad for p in group.fsdp_params]
     new = [getattr(p, "_unsharded_param", None) for p in group.fsdp_params]
@@ -269,10 +268,10 @@ def kept(group) -> int:
 
 
 def seen(step, way):
-    """Return the collectives of a step in the order of their calls, as called, with their pass.
+    """Return the collectives of a step, in the order of their calls, with their pass.
 
     group: "all", or with several copies of the model the processes of one ("shards"), or those
-        that hold the same shard ("copies"); members: how many they are
+    with the same shard ("copies"); members: their number
     """
     shards = idr_torch.size // way.copies
     torch.distributed.barrier()

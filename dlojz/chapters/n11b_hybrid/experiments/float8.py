@@ -1,11 +1,11 @@
-"""Matrix products in 8 bits: what they lose, and on a GPU from which sizes on they are faster.
+"""Matrix products in 8 bits: their errors, and on a GPU the sizes for which they are faster.
 
 Submitted by a notebook: submit("dlojz/chapters/n11b_hybrid/experiments/float8.py").
 
 It needs torchao, an optional package, whose recipes scale a tensor by one number (tensorwise) or
-each of its rows by its own (rowwise). Lost is the relative distance from float32, of a linear layer
-whose input has one value that is much larger than all others. A processor emulates 8 bits: its
-numbers are those of a GPU, its times are not, so sizes are timed only where they are asked for.
+each of its rows by its own (rowwise). The error is the relative distance from float32 of a linear
+layer whose input has one value that is much larger than all others. A processor emulates 8 bits:
+its numbers are those of a GPU, its times are not, so sizes are timed only on request.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from dlojz.chapters import session
 from dlojz.course import UserError
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")  # the last: weights' gradients in bf16
-ROWS, WIDTH = 256, 512  # of the layer that shows what is lost
+ROWS, WIDTH = 256, 512  # of the layer with the errors
 OUTLIERS = (1, 1e2, 1e3, 1e4, 1e5, 1e6)
 SIZES = [(m, k, 4 * k) for m in (1024, 4096, 16384) for k in (1024, 4096)]
 SINCE = (8, 9)  # CUDA's compute capability: Ada and Hopper have products in 8 bits
@@ -50,7 +50,7 @@ def main():
 
 
 def size(text) -> tuple[int, ...]:
-    """Return the three numbers of "1024x1024x4096", multiples of 16, as products in 8 bits need."""
+    """Return the numbers of "1024x1024x4096": products in 8 bits need multiples of 16."""
     found = tuple(int(word) for word in text.split("x") if word.isdigit())
     if len(found) != 3 or any(number < 16 or number % 16 for number in found):
         raise argparse.ArgumentTypeError(
@@ -75,7 +75,7 @@ def linear(recipe, shape, device, able):
 
 
 def lost(outlier, device, able):
-    """Return for each recipe how far output and gradients are from float32.
+    """Return the distance of output and gradients from float32, by recipe.
 
     outlier: a value in the input's first row. That row is left out of the output's distance.
     """
@@ -92,7 +92,7 @@ def lost(outlier, device, able):
 
 
 def passes(layer, x, gradient):
-    """Return the output but its first row, and the gradients of input and weights, in float32."""
+    """Return the output without its first row, and both gradients, in float32."""
     x = x.clone().requires_grad_()
     output = layer(x)
     output.backward(gradient)
