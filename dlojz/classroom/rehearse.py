@@ -50,7 +50,7 @@ def find(name: str) -> Path:
 
 
 def card_minutes(path: Path) -> int:
-    """Return how long a notebook takes a trainee, as its card says."""
+    """Return a trainee's minutes for a notebook, from its card."""
     return int(CARD.search(path.read_text(encoding="utf-8"))[1])
 
 
@@ -147,7 +147,7 @@ def restore(names: dict, file: str):
 
 
 def kept(path: Path) -> dict:
-    """Return what is known of a notebook: where, when, its cells, jobs and verdicts; or {}."""
+    """Return the record of a notebook: machine, time, cells, jobs and verdicts; {} without one."""
     return course.read_table(folder() / f"{path.stem}.json")
 
 
@@ -208,7 +208,7 @@ def has_gpu(on: str) -> bool:
 
 
 def _job(job):
-    """Return how many devices a job had, and for how long."""
+    """Return the number of a job's devices, and its seconds."""
     status = job.status
     begin = status.get("started")
     seconds = (status.get("ended") or time.time()) - begin if begin else 0
@@ -216,7 +216,7 @@ def _job(job):
 
 
 def _verdicts(path, begun):
-    """Return by step whether the check of this notebook passed since the rehearsal has begun."""
+    """Return {step: passed} for the checks of this notebook since the rehearsal began."""
     asked = {key for book, kind, key in progress.asked() if (book, kind) == (path.stem, "verdicts")}
     given = progress.load(folder() / "progress.json").get("verdicts", {})
     last = {step: given[step][-1] for step in sorted(asked & set(given))}
@@ -250,7 +250,7 @@ def _minutes(seconds):
 
 
 def problems(found: Mapping) -> list[str]:
-    """Return what a class would stumble over, in words: failures, and cells that take long."""
+    """Return the problems of a class, in words: failures, and slow cells."""
     return failures(found) + [
         f"cell {cell['cell']} takes {_minutes(cell['seconds'])}"
         for cell in found["cells"]
@@ -259,7 +259,7 @@ def problems(found: Mapping) -> list[str]:
 
 
 def failures(found: Mapping) -> list[str]:
-    """Return what kept a notebook from running whole, with each check passed, in words."""
+    """Return the failures of a notebook's run and of its checks, in words."""
     said = [f"cell {c['cell']}: {c['error']}" for c in found["cells"] if c["error"]]
     done = {cell["cell"] for cell in found["cells"]}
     if not said and (left := [cell for cell in found["code_cells"] if cell not in done]):

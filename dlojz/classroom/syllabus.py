@@ -43,7 +43,7 @@ class Day:
 
     @property
     def times(self) -> list[int]:
-        """Return when each part begins, and when the last one ends."""
+        """Return the begin of each part, and the end of the last one."""
         return list(accumulate((part.minutes for part in self.parts), initial=self.begin))
 
     @property
@@ -146,7 +146,7 @@ def _listed(numbers):
 
 
 def problems(days: Sequence[Day]) -> list[str]:
-    """Return what a class would stumble over: days that are too long, notebooks out of order."""
+    """Return the problems of a class: days that are too long, notebooks out of order."""
     said = []
     for number, day in enumerate(days, 1):
         if (end := day.times[-1]) > day.end:
@@ -177,7 +177,7 @@ def _needed(name):
 
 
 def timetable(day: Day) -> Table:
-    """Return when each part of a day begins, how long it takes, and what it is."""
+    """Return the parts of a day: begin, duration and name."""
     rows = [
         (_clock(time), f"{part.minutes} min", part.kind, _said(part))
         for time, part in zip(day.times, day.parts, strict=False)

@@ -34,7 +34,7 @@ DISK_FULL_S = 600.0  # how long it waits for room to write the final state
 
 
 class Cause(StrEnum):
-    """Why a job has its state, where something is decided by it: its reason is for people."""
+    """The causes of a job's state that decisions depend on; a reason is for people."""
 
     LOST = "lost"  # nobody keeps it; its keeper may still find out more
     ENOUGH = "enough"  # it was cancelled, and had done what it was submitted for

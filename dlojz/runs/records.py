@@ -322,7 +322,7 @@ class Audit(Record):
 
 @dataclass(frozen=True)
 class Update(Record):
-    """How far an update was from the solution's, link by link, as shares of the solution's values.
+    """An update's distance from the solution's, link by link, as shares of the solution's values.
 
     None: the solution skipped it, or its noise was not measured. The gradients are compared as a
     whole, and by the logarithms of the norms of each large tensor; an optimizer in roundings.
@@ -351,7 +351,7 @@ class Update(Record):
 
 @dataclass(frozen=True)
 class Settings(Record):
-    """By which settings an update was made, and of what."""
+    """The settings of an update, and its weights."""
 
     update: int
     optimizer: str = ""
@@ -365,7 +365,7 @@ class Settings(Record):
 
 @dataclass(frozen=True)
 class Validation(Record):
-    """How far the batches of the last validation were from the solution's."""
+    """The distance of the last validation's batches from the solution's."""
 
     pixels: list = field(default_factory=list)
     labels: list = field(default_factory=list)  # whether they were the same; None: not seen
@@ -377,14 +377,14 @@ class Validation(Record):
 
     @property
     def known(self) -> list[str]:
-        """Return which of the two that were computed again can be compared."""
+        """Return the recomputed ones that can be compared, of outputs and losses."""
         both = {"outputs": self.outputs, "losses": self.losses}
         return [name for name, off in both.items() if off and None not in off]
 
 
 @dataclass(frozen=True)
 class Every(Record):
-    """What was compared in every step and update of a run."""
+    """The comparison of every step and update of a run."""
 
     steps: list = field(default_factory=list)  # how many: the trainee's, and the solution's
     images: list = field(default_factory=list)  # with a gradient, of both, in each step
