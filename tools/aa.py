@@ -1,4 +1,4 @@
-"""The rate of false alarms: how often a trainer differs from itself, A/A.
+"""The rate of false alarms: comparisons in which a trainer differs from itself, A/A.
 
     python tools/aa.py record reference/cpu [--runs 40] [--trainer FILE] [flags of the trainer]
     python tools/aa.py alarms reference/cpu/aa.jsonl
@@ -59,7 +59,7 @@ def record(folder: Path, trainer: Path, flags: list[str], runs: int) -> Path:
 
 
 def recording(runs: list[Path], command: str) -> str:
-    """Return the log of a recording: what all runs share, and a measure for each."""
+    """Return the log of a recording: the runs' common facts, and a measure for each."""
     first, last = log.read(runs[0]), log.read(runs[-1])
     events = [first.start, first.setup, *map(_measure, map(stats.summary, runs)), last.end]
     return anonymous("\n".join(map(json.dumps, events)), command)
@@ -78,7 +78,7 @@ def speeds(run: log.Run) -> list[float]:
 
 
 def alarms(speeds: list[float], pairs: int, margin: float, trials: int = TRIALS) -> int:
-    """Return in how many trials a difference is shown between a trainer and itself.
+    """Return the number of trials that show a difference between a trainer and itself.
 
     Each trial takes consecutive runs, pairs neighbours, and picks one of each pair as "before" at
     random.
@@ -120,7 +120,7 @@ def alarm_table(run: log.Run) -> Table:
 
 
 def describe(run: log.Run) -> str:
-    """Return what was recorded, and how much equal runs differed."""
+    """Return the contents of a recording in words, with the spread of equal runs."""
     values = speeds(run)
     spread = statistics.stdev(values) / statistics.fmean(values)
     return (

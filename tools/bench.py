@@ -31,7 +31,7 @@ from dlojz.watch import auditor as audit
 from dlojz.watch import evidence, replay
 
 MARKS_PER_STEP = 5
-# What is asked of an auditor: nothing, a look at each step, and the four updates of a GPU's check.
+# An auditor's tasks: none, a look at each step, and the four updates of a GPU's check.
 WISHES = {"off": None, "looks": {"write": False}, "audit": {"keep": 4}}
 
 
@@ -184,7 +184,7 @@ def profiler_outside_its_window(pairs=11):
 def audit_on_a_cpu(pairs=16, steps=12):
     """Time the loop of 03 with and without an auditor on a CPU, in one process, in turn.
 
-    The clocks stand still while the auditor works, so what is left is what it does to the caches.
+    The clocks stand still while the auditor works, so only its effect on the caches is left.
     """
     size = "--model resnet18 --image-size 64 -b 32 --precision fp32"
     return _audits(size, pairs, steps, bound=0.99)
@@ -194,15 +194,14 @@ def audit_on_a_gpu(pairs=6, steps=40):
     """Time the loop of 03 with and without an auditor on a GPU, in one process, in turn.
 
     In fp16 the gradient scaler waits for the device in each step, so that the device then waits for
-    the auditor: what it measures must not contain that. Between processes the speed varies by more
-    than the bound.
+    the auditor, which must not count. Between processes the speed varies by more than the bound.
     """
     sizes = "--model resnet50 --image-size 224 -b 256 --precision"
     return all([_audits(f"{sizes} {p}", pairs, steps, bound=0.998) for p in ("bf16", "fp16")])
 
 
 def _audits(size, pairs, steps, bound):
-    """Print what an auditor does to the speed that it tells, and what it takes; does it hold?"""
+    """Print an auditor's effect on its measured speed, and its time; return whether it holds."""
     flags = f"--test --data synthetic --test-nsteps {steps} {size}".split()
     loop = _solution_loop(course.solution("03_channels_last"), flags, steps)
     loop(None)
@@ -217,9 +216,9 @@ def _audits(size, pairs, steps, bound):
 
 
 def _audit_holds(speeds, lost, hardware, size, bound):
-    """Print the speeds with an auditor by those without one; return whether they hold.
+    """Print the speeds with an auditor relative to those without; return whether they hold.
 
-    lost: the share of the time that each auditor took, and left out of the speed.
+    lost: each auditor's share of the time, which its speed leaves out.
     """
     holds = True
     for name in ("looks", "audit"):
@@ -236,10 +235,9 @@ def _audit_holds(speeds, lost, hardware, size, bound):
 
 
 def _solution_loop(solution, flags, steps):
-    """Return a function from what is asked of an auditor to the solution's steps a second.
+    """Return a function from an auditor's tasks to the solution's steps a second.
 
-    Of an audited loop, they are the auditor's. It also returns the share of the time that the
-    auditor took.
+    For an audited loop they are the auditor's. It also returns the auditor's share of the time.
     """
     trainer = replay.imported(solution)
     sys.argv = [str(solution), *flags]
@@ -337,7 +335,7 @@ def _step_seconds(device, model, batch, size):
 
 
 def reading_a_log(sizes=(100_000, 1_000_000)):
-    """Time reading a log of two lengths: the time may not grow faster than the length."""
+    """Time reading logs of two lengths: the time may not grow faster than the length."""
     sample = next(s for s in log.__doc__.splitlines() if s.startswith('{"event": "step"'))
     event, seconds = json.loads(sample), []
     with tempfile.TemporaryDirectory() as folder:
@@ -398,7 +396,7 @@ def importing(times=5, bound_s=2.5):
 def submitting(pairs=12, bound_s=0.3):
     """Time the launcher beside the same program run by hand, in pairs of wall times.
 
-    The program does nothing: what a trainer does takes as long either way, and varies by more.
+    The program does nothing: a trainer's work takes as long either way, and varies by more.
     """
     added = []
     with tempfile.TemporaryDirectory() as folder:
@@ -419,7 +417,7 @@ def submitting(pairs=12, bound_s=0.3):
 
 
 def waiting(counts=(50, 100, 200), sweep=500, seconds=35, bound=0.01):
-    """Measure what jobs take of a core while they wait: alone, and as one sweep."""
+    """Measure the share of a core that waiting jobs take: single ones, and one sweep."""
     holds = True
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"DLOJZ_ROOT": folder, "DLOJZ_QUEUE": f"{folder}/queue"}
@@ -443,7 +441,7 @@ def _asleep(jobs, what, seconds, bound):
     time.sleep(5)  # until the last one has begun
     waiters = {json.loads((job.directory / "keeper.json").read_text())["pid"] for job in jobs}
     before = sum(map(_seconds_of_a_core, waiters))
-    time.sleep(seconds)  # more than there are between two signs of life
+    time.sleep(seconds)  # longer than between two signs of life
     cores = (sum(map(_seconds_of_a_core, waiters)) - before) / seconds
     memory = sum(psutil.Process(pid).memory_full_info().pss for pid in waiters) / 1e6
     verdict = "holds" if cores <= bound else "FAILS"

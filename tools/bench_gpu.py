@@ -29,15 +29,15 @@ PAIRS, STEPS, BATCH, SIZE = 12, 30, 256, 224
 
 @dataclass(frozen=True)
 class Setting:
-    """What is compared."""
+    """A comparison: the solution's settings, timm's, and the goal."""
 
     step: str  # of the solution
     precision: str
     channels_last: bool = True
     mode: str = ""  # of torch.compile, in our solution; "": not compiled
-    timms: str = ""  # in timm's training
+    timms: str = ""  # the mode of timm's training
     timms_precision: str = "bf16"  # if it is compiled
-    tuned: bool = False  # Inductor tries neighbours of the tiles of each of our kernels
+    tuned: bool = False  # Inductor tries neighbouring tile sizes for each of our kernels
     goal: float = 1.00
 
 
@@ -160,12 +160,12 @@ def _seconds(loop, steps):
 
 
 def outcome(low: float, high: float, goal: float = 1.0) -> str:
-    """Return what an interval of ratios says about a goal: nothing, if it includes the goal."""
+    """Return the conclusion of an interval of ratios on a goal: none, if it includes the goal."""
     return "reached" if low >= goal else "MISSED" if high < goal else "cannot tell"
 
 
 def compare(name, args) -> bool:
-    """Time one setting, print the ratio, and return whether the goal is reached for certain."""
+    """Time one setting, print the ratio, and return whether the goal is certainly reached."""
     setting = SETTINGS[name]
     synthetic = SimpleNamespace(seed=0, batch_size=args.batch, image_size=SIZE, pin_memory=True)
     images, labels = data.Synthetic("train", synthetic).__getitems__([(0, 0)] * args.batch)
@@ -207,7 +207,7 @@ def main():
     import timm
     from torch._functorch import config
 
-    config.enable_autograd_cache = False  # it would give code for bf16 to fp16: notebook 09b
+    config.enable_autograd_cache = False  # it would reuse bf16's code for fp16: notebook 09b
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, timm {timm.__version__}")
     wanted = args.which or list(SETTINGS)
     sys.exit(not all([compare(name, args) for name in wanted]))

@@ -2,7 +2,7 @@
 
     python tools/bench_imagenet.py main.py data
 
-A is main.py as it comes, B the solution of notebook 09, compiled; they run in turn, A B B A ...
+A is main.py, unchanged, B the solution of notebook 09, compiled; they run in turn, A B B A ...
 Both train resnet50 at 224 px on random crops of the same JPEG files, with the same batch size and
 number of workers. main.py prints how far it is: the clock runs between two of these lines, and then
 it is stopped. The result is the ratio of the speeds, ours over main.py's, with its 95 % interval;
@@ -36,7 +36,7 @@ PROGRESS = re.compile(r"Epoch: \[0\]\[ *(\d+)/")
 def speed(lines: Iterable[tuple[float, str]], batch: int, last: int) -> float:
     """Return images per second between two lines of main.py's progress.
 
-    lines: each with the second at which it came, up to that of batch `last` or a later one.
+    lines: each with its arrival in seconds, up to that of batch `last` or a later one.
     """
     begin = None
     for at, line in lines:
@@ -51,7 +51,7 @@ def speed(lines: Iterable[tuple[float, str]], batch: int, last: int) -> float:
 
 
 def theirs(args) -> float:
-    """Run main.py until it has done enough batches; return its images per second."""
+    """Run main.py for enough batches; return its images per second."""
     command = [sys.executable, "-u", str(args.main.resolve()), str(args.data.resolve())]
     command += ["-a", args.model, "-b", str(args.batch), "-j", str(args.workers), "-p", "5"]
     with tempfile.TemporaryDirectory() as folder, open(Path(folder, "errors"), "w+") as errors:

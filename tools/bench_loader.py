@@ -46,8 +46,7 @@ def experiment():
 def dali(jpegs):
     """Return DALI's pipeline on the processor, in one thread, to be called once for each image.
 
-    It decodes only the part that is cropped. Every BATCHth call does a whole batch, the others
-    nothing.
+    It decodes only the crop. Every BATCHth call does a whole batch, the others nothing.
     """
     from nvidia.dali import fn, pipeline_def, types
 
@@ -78,7 +77,7 @@ def dali(jpegs):
 
 
 def judge(name, ratios, goal) -> bool:
-    """Print a ratio beside its goal; return whether the goal is reached for certain."""
+    """Print a ratio beside its goal; return whether the goal is certainly reached."""
     mean, low, high = stats.interval(ratios)
     word = outcome(low, high, goal)
     print(

@@ -1,9 +1,9 @@
 """Record traces of planted faults under numbers: `python tools/cases.py reference/h200 --gpus 1`.
 
 Each fault is planted at two strengths. Of the two recordings, drawn at random, one is called
-04-trace-open-NN and the other 04-trace-sealed-NN. Which fault is in which is in two files beside
-them, 04-trace-open.toml and 04-trace-sealed.toml, and nowhere else: neither in what this prints nor
-in the logs. The rules of `dlojz.traces.suspects` are written with the open half only. Then
+04-trace-open-NN and the other 04-trace-sealed-NN. Only two files beside them name the faults,
+04-trace-open.toml and 04-trace-sealed.toml: neither the output nor the logs do. The rules of
+`dlojz.traces.suspects` are written with the open half only. Then
 
     python tools/confusion.py --only sealed
 
@@ -25,7 +25,7 @@ from dlojz.launch import Request, series
 from dlojz.runs import log, stats
 
 HALVES = ("open", "sealed")
-# Sizes for which the host is a little faster than an H200, so that it pays for what holds it up.
+# Sizes for which the host is a little faster than an H200, so that a delay of the host costs time.
 SIZES = {
     "vit": "--model vit_b_16 -b 48 --precision bf16 --image-size 224",
     "swin": "--model swin_t -b 64 --precision bf16 --image-size 224",
@@ -35,7 +35,7 @@ SIZES = {
     "mobilenet": "--model mobilenet_v3_large -b 128 --precision fp16 --image-size 192",
     "resnet": "--model resnet50 -b 96 --precision tf32 --image-size 192",
 }
-# Each is recorded weak and strong, of these models. With "functions", Python's are recorded too.
+# Each is recorded weak and strong, with these models. "functions": Python's are recorded, too.
 ONE_GPU = (
     ("item", "vit", "functions"),
     ("item", "mobilenet", ""),
@@ -75,7 +75,7 @@ def cases(gpus: int) -> list[list[dict]]:
 
 
 def draw(pairs, gpus: int, rng) -> dict[str, dict]:
-    """Return the cases by their numbered names; which of a pair is sealed is drawn at random."""
+    """Return the cases by their numbered names; a random one of each pair is sealed."""
     halves = {half: [] for half in HALVES}
     for pair in pairs:
         for half, case in zip(rng.sample(HALVES, 2), pair, strict=False):
@@ -100,7 +100,7 @@ def command(case: dict) -> str:
 
 
 def labelled(named: dict[str, dict], steps_ms: dict[str, float]) -> dict[str, dict]:
-    """Return the cases with how much slower each is than the same training without a fault."""
+    """Return the cases with their slow-down against the same training without a fault."""
     healthy = {
         (c["model"], c["functions"]): steps_ms[name]
         for name, c in named.items()
@@ -110,7 +110,7 @@ def labelled(named: dict[str, dict], steps_ms: dict[str, float]) -> dict[str, di
     for name, case in named.items():
         usual = healthy.get((case["model"], case["functions"]))
         if name in steps_ms and usual:
-            # A small batch is a smaller step; its fault is what it does to the device.
+            # A small batch is a smaller step; its fault is the device's low utilization.
             slower = steps_ms[name] / usual if case["fault"] != "small-batch" else UNSEEN
             found[name] = case | {"slower": round(slower, 3)}
     return found
@@ -126,7 +126,7 @@ def toml(labels: dict[str, dict]) -> str:
 
 
 def keep(name: str, run: Path, folder: Path) -> float:
-    """Copy a run's traces and its log, without what was asked for; return its step's ms."""
+    """Copy a run's traces and its log, without its command; return the ms of its step."""
     measured = [m.value for m in log.read(run).measures if m.what == "step"]
     record.keep(name, run, folder, "tools/cases.py")
     for file in (folder / name).glob("events*.jsonl"):
@@ -138,7 +138,7 @@ def keep(name: str, run: Path, folder: Path) -> float:
 
 
 def last_line(file: Path) -> str:
-    """Return the last line of a file, or why there is none."""
+    """Return the last line of a file, or the reason why there is none."""
     lines = file.read_text().split("\n") if file.exists() else []
     return next((line for line in reversed(lines) if line.strip()), "it said nothing")
 
@@ -153,7 +153,7 @@ def main():
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     named = draw(cases(args.gpus), args.gpus, random.SystemRandom())
-    # Those without a fault first: without them the others have nothing to be compared with.
+    # First those without a fault, with which all others are compared.
     order = sorted(named, key=lambda name: (named[name]["fault"] != "none", name.split("-")[3]))
     entries = []
     for name in order:

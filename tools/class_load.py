@@ -1,9 +1,9 @@
-"""Submit a job from many clones at once, as a class does: is any lost, and what does waiting cost?
+"""Submit a job from many clones at once, as a class does, and count lost jobs and memory.
 
 python tools/class_load.py --trainees 30
 
 Each trainee has a course folder of their own, and all share one queue of this machine. The jobs
-sleep: what is measured are the launcher's own processes, one for each job that waits or runs.
+sleep, so only the launcher's own processes are measured, one for each job that waits or runs.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def submit(clone, queue):
 
 
 def status(clone) -> dict:
-    """Return what the launcher has written of a clone's job; {} before it begins."""
+    """Return the launcher's status of a clone's job; {} before it begins."""
     found = sorted(clone.glob("runs/[0-9]*/state.json"))
     return json.loads(found[0].read_text()) if found else {}
 
@@ -74,7 +74,7 @@ def state(clone) -> str:
 
 
 def overlaps(clones) -> int:
-    """Return how many jobs began before the one before them had ended."""
+    """Return the number of jobs that began before the previous one had ended."""
     times = sorted((s["started"], s["ended"]) for s in map(status, clones) if "ended" in s)
     return sum(before[1] > after[0] for before, after in pairwise(times))
 

@@ -1,8 +1,8 @@
 """The faults that `traces.suspects` names in the recorded traces: `python tools/confusion.py`.
 
-Prints, for each set of traces, how often each planted fault was named as each fault. The thresholds
-were chosen on the traces called fault; those called held-out and unseen are of other training runs,
-cpu of a processor. Those called open and sealed are numbered, and their faults are in a file.
+Prints a table for each set of traces: planted faults against named ones. The thresholds were chosen
+on the traces called fault; those called held-out and unseen are of other training runs, cpu of a
+processor. Those called open and sealed are numbered, and their faults are in a file.
 """
 
 import argparse
@@ -30,23 +30,23 @@ def which_set(folder: Path) -> str:
 
 
 def named(folder: Path) -> list[suspects.Suspect]:
-    """Return the faults that the traces of a recording point to, the likeliest first."""
+    """Return the suspects in the traces of a recording, the likeliest first."""
     return suspects.suspects(suspects.traces_of(folder))
 
 
 def confusion(folders) -> Counter:
-    """Return how often each (set, planted fault, named fault) was seen.
+    """Return the count of each (set, planted fault, named fault).
 
-    A name that a trace cannot contradict counts as the fault's, see `right`.
+    Any right name counts as the fault's, see `right`.
     """
     return Counter((which_set(f), *_pair(f, named(f)[0].fault)) for f in folders)
 
 
 def right(folder: Path) -> set[str]:
-    """Return the names that are right for a recording.
+    """Return the right names for a recording.
 
-    If no fault was planted, or none that shows, only the launches can keep the device from working.
-    Where that takes more than half of the step, "small-batch" says no less than the truth.
+    Without a visible fault only the launches can keep the device from working. Where they take more
+    than half of the step, "small-batch" is right, too.
     """
     names = planted.right(folder)
     if "none" in names and any(map(_idles_for_half, suspects.traces_of(folder))):

@@ -1,8 +1,8 @@
 """The course in a few minutes, from scratch: `make demo`.
 
 Makes a small set of images. Runs the slow program of notebook 04c beside its repaired copy, which
-is a gain on any machine. Then submits the trainer as it is handed out and the solution of its first
-step, and shows what their logs say and the verdict on the solution.
+is faster on any machine. Then submits the starter and the solution of its first step, and shows
+their results and the verdict on the solution.
 """
 
 import os
@@ -61,7 +61,7 @@ def make_images(preset):
 
 
 def run_trainers(preset) -> list:
-    """Return the jobs of the trainer as it is handed out, and of the solution of step 01."""
+    """Return the jobs of the starter, and of the solution of step 01."""
     sizes = presets.PRESETS["smoke"]  # enough where both train on the processor
     if presets.gpus():
         sizes = replace(preset, batch_size=preset.batch_size // 2, nsteps=min(8, preset.nsteps))
@@ -102,13 +102,13 @@ def seconds(job) -> dict[str, list[float]]:
 
 
 def gain_text(job) -> tuple[str, str]:
-    """Return how many times as fast the repaired program is, and the interval of that."""
+    """Return the repaired program's speed-up, and its interval, in words."""
     times, low, high = cases.ratio(*seconds(job).values())
     return f"{times:.1f} times as fast", f"95 % interval {low:.1f} to {high:.1f}"
 
 
 def plot_gain(job):
-    """Draw the time of a run before and after the repairs: the median as a bar, a dot for each."""
+    """Draw the time of a run before and after the repairs: medians as bars, runs as dots."""
     found, (gain, interval) = seconds(job), gain_text(job)
     with report.style(grid="x"):
         ax = plt.subplots(figsize=(8.4, 3.2))[1]

@@ -2,17 +2,16 @@
 
     python tools/estimate.py reference/h100 reference/h200 --models resnet50 vit_2b
 
-It takes each recorded run of these models on a GPU, with the trainer that ran. Two kinds have a
-note, and no bound. In float32, cuDNN's autotuner tries algorithms in the first steps whose
-workspaces take gigabytes. And what a compiled run keeps, the compiler decides: the prediction is
-that of the same run without it. Of all others the tool says which are not within 5 % or 64 MB, or,
-out of memory, were predicted to fit. It is one in float32 on an H100, for a workspace of cuDNN's of
-0.6 GB, without the autotuner.
+It takes each recorded run of these models on a GPU, with its trainer. Two kinds have a note, and no
+bound. In float32, cuDNN's autotuner tries algorithms in the first steps whose workspaces take
+gigabytes. And a compiler decides what to keep: the prediction is that of the same run without it.
+Of all others the tool lists those beyond 5 % and 64 MB, or out of memory and predicted to fit. It
+is one in float32 on an H100, for a workspace of cuDNN's of 0.6 GB, without the autotuner.
 
-Of several GPUs it takes the one that needed most. With DDP that may be all gradients more than
-predicted: as the second step begins there are new buckets, and the first ones if NCCL still has
+Of several GPUs it takes the one that needed most. With DDP it may exceed the prediction by all
+gradients: as the second step begins there are new buckets, and the first ones if NCCL still holds
 them. "Next time we execute ProcessGroupNCCL's methods on main thread, we clear" them:
-https://github.com/pytorch/pytorch/pull/150079. One of two H200 had both, the other one had not.
+https://github.com/pytorch/pytorch/pull/150079. One of two H200 had both, the other had not.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from dlojz.training import imports
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("resnet50", "resnet152", "vit_600m", "vit_2b", "vit_6b")
-WITHIN, WITHIN_BYTES = 0.05, 64e6  # whichever is more
+WITHIN, WITHIN_BYTES = 0.05, 64e6  # the larger counts
 AUTOTUNED, COMPILED = "autotuned in float32", "compiled, predicted without"
 NEW_BUCKETS = "with DDP's first buckets"
 
@@ -81,7 +80,7 @@ def compare(file: Path) -> dict:
 
 
 def note(run, plan) -> str:
-    """Return why the prediction of a run has no bound; "" if it has one."""
+    """Return the reason why the prediction of a run has no bound; "" if it has one."""
     if run.start["arguments"].get("compile", "off") != "off":
         return COMPILED
     tuned = run.probe.numerics.cudnn_benchmark and plan.precision in ("fp32", "tf32")
@@ -89,7 +88,7 @@ def note(run, plan) -> str:
 
 
 def within(row: dict) -> bool:
-    """Return whether a prediction is as near as it must be."""
+    """Return whether a prediction is within its bound."""
     if row["recorded"] is None:
         return row["predicted"] > row["limit"]
     error = abs(row["predicted"] - row["recorded"])

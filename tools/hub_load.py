@@ -1,4 +1,4 @@
-"""A class on a JupyterHub: many trainees log in at once, and each runs a check. What does it cost?
+"""The cost of a class on a JupyterHub: many trainees log in at once, and each runs a check.
 
 make hub                                               # prints the password
 python tools/hub_load.py PASSWORD --trainees 30
@@ -23,7 +23,7 @@ import websocket
 
 from dlojz import course
 
-KINDS = {  # the first word that is in a command tells what it is
+KINDS = {  # the first of these words in a command decides
     "dlojz.jobs.waiter": "launcher",
     "ipykernel": "kernels",
     "share/dlojz/server.py": "servers",
@@ -79,7 +79,7 @@ class Trainee:
         return answer
 
     def start(self, within_s: float = 90, **options) -> float:
-        """Start the server, and wait until it answers; return how long it took, in seconds."""
+        """Start the server, and wait until it answers; return the seconds."""
         begin = time.monotonic()
         self.ask("POST", f"/hub/api/users/{self.name}/server", within_s, json=options)
         while time.monotonic() < begin + within_s:
@@ -92,7 +92,7 @@ class Trainee:
         raise RuntimeError(f"the server of {self.name} is not ready after {within_s} s")
 
     def pull(self, repository: str, branch: str = "main", within_s: float = 60) -> str:
-        """Pull the course, as its link does; return what is shown."""
+        """Pull the course, as its link does; return the output."""
         options = {"repo": repository, "branch": branch, "targetpath": "dlojz"}
         path = f"/user/{self.name}/git-pull/api"
         text = self.ask("GET", path, within_s, params=options).text
@@ -102,7 +102,7 @@ class Trainee:
         return "".join(event.get("output", "") for event in found)
 
     def kernel(self, within_s: float = 60) -> "Kernel":
-        """Start a kernel as a notebook of the course has it; return how to run code in it."""
+        """Start a kernel like that of a notebook of the course, and return it."""
         path = f"/user/{self.name}/api/kernels"
         where = {"path": "dlojz/notebooks/00_start.ipynb"}
         kernel = self.ask("POST", path, within_s, json=where).json()
@@ -123,7 +123,7 @@ class Kernel:
         )
 
     def __call__(self, code: str) -> str:
-        """Run code, and return what it prints."""
+        """Run code, and return its output."""
         header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "session": "t"}
         header |= {"username": "", "date": "2000-01-01T00:00:00Z", "version": "5.3"}
         message = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell"}
@@ -140,13 +140,13 @@ class Kernel:
                 return said
 
 
-# What it costs -----------------------------------------------------------------------------------
+# The cost ----------------------------------------------------------------------------------------
 
 
 def memory() -> dict[str, dict[int, int]]:
     """Return the memory (PSS, bytes) of each process of a hub and its trainees, by kind and pid.
 
-    A trainee's processes have a name in their environment that their server had from the hub.
+    A trainee's processes have a name in their environment, which the hub gave to their server.
     """
     kinds = defaultdict(dict)
     for process in psutil.process_iter(["cmdline"]):
@@ -159,7 +159,7 @@ def memory() -> dict[str, dict[int, int]]:
 
 
 def said_of(kinds: dict[str, dict[int, int]]) -> str:
-    """Return what each kind of process takes: how many, and GiB."""
+    """Return the number and GiB of each kind of process, in words."""
     order = ("hub", "servers", "kernels", "launcher", "jobs")
     parts = [
         f"{kind} {len(kinds[kind])}: {total(kinds[kind]) / 2**30:.2f} GiB"
@@ -174,7 +174,7 @@ def total(found: dict[int, int]) -> int:
 
 
 def largest(seen: list[dict[str, dict[int, int]]]) -> dict[str, dict[int, int]]:
-    """Return of each kind the moment in which it took most."""
+    """Return the processes of each kind at the moment of its largest memory."""
     kinds = {kind for each in seen for kind in each}
     return {kind: max((each.get(kind, {}) for each in seen), key=total) for kind in kinds}
 
@@ -201,7 +201,7 @@ def main():
 
 
 def crowd(args) -> int:
-    """Let all trainees work at once, print what it costs; return how many got no verdict."""
+    """Let all trainees work at once, print the cost; return the number without a verdict."""
     within, begin = 60 * args.minutes, time.monotonic()
     with ThreadPoolExecutor(args.trainees) as pool:
         log_in_as = partial(Trainee, args.url, password=args.password)
@@ -236,13 +236,13 @@ def _begun(trainee, within):
 
 
 def _checked(kernel, code, within):
-    """Run the check. The server drops a channel that is not read, as while others began."""
+    """Run the check. The server may have dropped the channel, which was not read meanwhile."""
     kernel.connect(within)
     return kernel(code)
 
 
 def _end(verdict):
-    """Return what came of a check: "passed", or what was said."""
+    """Return the result of a check: "passed", or its output."""
     said = verdict.result() if not verdict.exception() else str(verdict.exception())
     if "VERDICT True" in said:
         return "passed"

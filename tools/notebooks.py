@@ -1,7 +1,7 @@
 """Derive notebooks/ from the solved ones in solutions/: `tools/notebooks.py write | check`.
 
 Outputs are stripped. A line `solved  # exercise: as handed out` becomes `as handed out`. A cell
-with the tag `exercise-raises` needs code that the trainee has yet to write, so it may raise there.
+with the tag `exercise-raises` needs code that the trainee has yet to write, so it may raise.
 A difference, in a fence ```diff, becomes HTML: JupyterLab would show it without colours.
 Only numbered notebooks are handed out: what has another name, such as instructor.ipynb, is stripped
 where it is. The card's row "Last verified on" comes from reference/verified.json, which
@@ -27,7 +27,7 @@ HANDED_OUT = re.compile(r"^(\s*).*?  # exercise: (.*)$", re.M)
 
 
 def stripped(notebook):
-    """Return the notebook without outputs, counts, and what editors leave behind."""
+    """Return the notebook without outputs, counts, and editors' metadata."""
     for number, cell in enumerate(notebook.cells):
         cell.metadata = {k: v for k, v in cell.metadata.items() if k == "tags"}
         cell.id = f"cell-{number:02d}"
@@ -65,7 +65,7 @@ def stamped(notebook, name, verified):
 
 
 def wanted() -> dict[Path, str]:
-    """Return what each notebook file should hold, by its path."""
+    """Return the right content of each notebook file, by path."""
     files = {}
     verified = json.loads((course_root() / "reference" / "verified.json").read_text())
     for path in sorted((course_root() / "solutions").glob("*.ipynb")):
@@ -81,7 +81,7 @@ def wanted() -> dict[Path, str]:
 
 
 def check() -> list[str]:
-    """Return the notebooks that differ from what they should be."""
+    """Return the notebooks that differ from their right content."""
     return [str(p) for p, text in wanted().items() if not p.exists() or p.read_text() != text]
 
 

@@ -1,13 +1,13 @@
-"""Run the tests of what was changed, in less than a minute: `make quick`.
+"""Run the tests of the changed files, in less than a minute: `make quick`.
 
-Changed is what differs from where this branch left main, what is not committed, and what is new.
+Changed files differ from the point where this branch left main, are not committed, or are new.
 Its tests are in the file named like the module, or else like the nearest folder of a module
 (`widgets/quiz.py`: test_widgets.py), and in the files that import it, unless those are many. A
 chapter is one module. A file outside of dlojz/ has the tests that mention it, too. An answer, a
 solution or the exercise of a step has the tests of all steps, of which that step's are run.
 
-Left out, and listed, are tests marked `slow`, except of such a step, and what the minute was not
-enough for.
+Left out, and listed, are tests marked `slow`, except those of such a step, and tests for which the
+minute was not enough.
 """
 
 import ast
@@ -41,7 +41,7 @@ def _git(*words):
 
 
 def imported(source: str) -> set[str]:
-    """Return all dotted names that this source imports, wherever it does."""
+    """Return all dotted names that this source imports, at any place."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -52,7 +52,7 @@ def imported(source: str) -> set[str]:
 
 
 def module(path: str) -> tuple[str, ...]:
-    """Return the parts of the module's name that this file is, or a part of."""
+    """Return the parts of the name of this file's module."""
     parts = Path(path).with_suffix("").parts
     if path.endswith(".ipynb"):
         return "notebooks", parts[-1]
@@ -88,10 +88,10 @@ def tests_of(path: str, tests: dict[str, str]) -> tuple[list[str], list[str]]:
 
 
 class Minute:
-    """Leave out what is slow or of other steps, and all that would begin after the minute."""
+    """Leave out slow tests, tests of other steps, and all that would begin after the minute."""
 
     def __init__(self, whole, steps):
-        self.whole, self.steps = whole, steps  # files; steps, whose tests of all steps are run
+        self.whole, self.steps = whole, steps  # files to run; steps to run of tests for all steps
         self.begin, self.slow, self.late = time.monotonic(), set(), set()
 
     def pytest_collection_modifyitems(self, config, items):
@@ -129,7 +129,7 @@ def plan(paths, tests):
 
 
 def main():
-    """Say which tests are run and why, run them, and say what was left out."""
+    """Print the tests to run and the reasons, run them, and print those left out."""
     tests = {p.name: p.read_text() for p in sorted((REPOSITORY / "tests").glob("test_*.py"))}
     paths = changed()
     whole, many, none = plan(paths, tests)

@@ -1,6 +1,6 @@
-"""Draw the README's figure from what is recorded: `python tools/readme_figure.py`.
+"""Draw the README's figure from recorded runs: `python tools/readme_figure.py`.
 
-The picture carries its own words. A test compares them with those of today.
+The picture holds its own words, which a test compares with the present ones.
 """
 
 import matplotlib as mpl

@@ -4,8 +4,8 @@
 
 Runs a step's solution over models and batch sizes on this machine, as one job, and copies each log,
 without the machine's name. Existing recordings are kept: to make one again, remove it first. A run
-out of memory is a result and is kept. A name with -x4 is a run of four processes: its recording is
-a folder with a log of each. One with -trace- is a folder, too: the log and the profiler's trace.
+out of memory is a result and is kept. The recording of a name with -x4, a run of four processes, is
+a folder with their logs. One with -trace- is a folder, too: the log and the profiler's trace.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from dlojz.traces import trace
 SYNTHETIC = "--image-size 224 --test --data synthetic"
 WARM_UP_AND_LAST = 4  # steps of a test run that are not measured
 WINDOW_S = 2.4  # the energy counter needs windows of seconds
-# Rough speeds in the better layout, which say how long a window must be: the upper two on an H200.
+# Rough speeds in the better layout, for the lengths of windows: the upper two on an H200.
 IMAGES_PER_S = {
     "resnet50": {"fp32": 1100, "tf32": 3200, "fp16": 6400, "bf16": 5000},
     "resnet152": {"fp32": 460, "tf32": 1400, "fp16": 2800, "bf16": 2300},
@@ -49,7 +49,7 @@ LADDERS = {  # rough speeds on an H200: in fp32, and at the end
     "vit_b_16": (400, 3400),
 }
 ARROWS = ("ac2g", "fwdbwd")  # drawn from a call to its kernel, from forward to backward
-TOLD = ("correlation", "device", "stream")  # the fields of an event that are kept
+TOLD = ("correlation", "device", "stream")  # the fields of an event to keep
 IDLE_CALLS = re.compile(  # calls of CUDA that neither launch nor wait, many for each kernel
     "^cuda(PeekAtLastError|GetErrorString|GetLastError|FuncGetAttributes|FuncSetAttribute"
     "|DeviceGetAttribute|StreamIsCapturing|OccupancyMaxActive.*)$"
@@ -103,9 +103,9 @@ def _matrix_03():
 
 
 def _traces_04():
-    """Yield a trace of each fault, and of the same faults in models that no threshold is fitted to.
+    """Yield a trace of each fault, and of the same faults in models that no threshold depends on.
 
-    Those called "unseen" are from another machine, too (reference/h200). The straggler needs two
+    Traces called "unseen" are from another machine, too (reference/h200). The straggler needs two
     processes.
     """
     flags = {
@@ -187,7 +187,7 @@ def _speeds_09():
         for step, how in (("03", "--precision bf16"), ("09", f"{compiled} default")):
             flags = _steps("resnet50", 6600, batch)
             yield f"09-batch-resnet50-{step}-b{batch:04d}", f"{_solution(step)} {flags} {how}"
-    for again in (1, 2):  # how far the speed of one host differs from run to run
+    for again in (1, 2):  # the variation of one host's speed
         flags = f"--model resnet50 -b 32 --test-nsteps 330 {SYNTHETIC} {compiled} default"
         yield f"09-compiled-resnet50-b0032-{again}", f"{_solution('09')} {flags}"
     # From files, 60,000 or more in $DLOJZ_DATA; few batches are ready as the window opens.
@@ -223,7 +223,7 @@ def _sharding_11():
 
 
 def _transformers_11():
-    """Yield the transformers on one GPU, up to where its memory ends; compiled for the speed."""
+    """Yield the transformers on one GPU, up to the limit of its memory, compiled for the speed."""
     sizes = {
         "vit_600m": ((64, "off"), (256, "off"), (64, "blocks"), (512, "blocks")),
         "vit_2b": ((32, "off"), (96, "off"), (256, "off"), (32, "blocks"), (256, "blocks")),
@@ -258,7 +258,7 @@ def _sharded_11():
 
 
 def _on_a_processor():
-    """Yield what texts quote of a processor: 1,000 images of 64 px or more in $DLOJZ_DATA."""
+    """Yield a processor's runs that texts quote: 1,000 images of 64 px or more in $DLOJZ_DATA."""
     for fault in ("none", "sleep", "garbage --stack"):
         yield (
             f"04-cpu-trace-{fault.split()[0]}",
@@ -266,7 +266,7 @@ def _on_a_processor():
             f"--steps 2 --fault {fault}",
         )
     sizes = "--model resnet18 --image-size 64 -b 32"
-    # What oneDNN, which computes convolutions, may use of the processor.
+    # The instructions that oneDNN, which computes convolutions, may use.
     most = {"avx512-bf16": "AVX512_CORE_BF16", "avx512": "AVX512_CORE", "avx2": "AVX2"}
     for name, isa in most.items():
         for precision in ("fp32", "bf16"):
@@ -380,7 +380,7 @@ def processes(name: str) -> int:
 
 
 def variables(command: str) -> str:
-    """Return the variables that a command begins with, as a shell takes them: "A=1 B=2 "."""
+    """Return the variables at the begin of a command, as in a shell: "A=1 B=2 "."""
     return re.match(r"(\w+=\S* )*", command)[0]
 
 
@@ -398,14 +398,14 @@ def anonymous(log_text: str, command: str) -> str:
         if event["event"] == "start":
             event["hostname"] = "recorded"
             event["command"] = command
-        if "folder" in event:  # of the storage that was measured
+        if "folder" in event:  # of the measured storage
             event["folder"] = "recorded"
         lines.append(json.dumps(event))
     return "\n".join(lines) + "\n"
 
 
 def anonymous_trace(packed: bytes) -> bytes:
-    """Return a trace without the paths of its machine, and without what `runs.trace` ignores."""
+    """Return a trace without its machine's paths and the events that `traces.trace` ignores."""
     text = gzip.decompress(packed).decode()
     text = text.replace(f"{course.course_root()}/", "")
     whole = json.loads(re.sub(r'[^"]*/(site|dist)-packages/', "", text))
@@ -423,7 +423,7 @@ def _is_read(event):
 
 
 def _slim(event, origin):
-    """Return an event with what is read of it; times from 0, in hundredths of a microsecond."""
+    """Return an event with the needed fields; times from 0, in hundredths of a microsecond."""
     if event.get("ph") != "X":  # names of processes and threads
         return {key: value for key, value in event.items() if key != "ts"}
     event = event | {"args": {k: v for k, v in event.get("args", {}).items() if k in TOLD}}
@@ -432,7 +432,7 @@ def _slim(event, origin):
 
 
 def keep(recording: str, run: Path, folder: Path, command: str):
-    """Copy the logs of a run that is complete."""
+    """Copy the logs of a complete run."""
     target = place(folder, recording)
     if target.suffix == ".jsonl":
         text = anonymous((run / "events.jsonl").read_text(), command)
@@ -452,7 +452,7 @@ def record(
 ) -> list[str]:
     """Run the commands as one job, and keep each log as soon as it is complete.
 
-    most_s: when the job is ended. Return those that failed; a failure does not stop the others.
+    most_s: the job's time limit. Return the failed ones; a failure does not stop the others.
     """
     with tempfile.TemporaryDirectory(prefix="dlojz-") as caches:
         entries = [_entry(recording, wanted[recording], caches) for recording in wanted]
@@ -469,9 +469,9 @@ def record(
 
 
 def _entry(recording, command, caches):
-    """Return a run with an empty cache of its own: code that it found would have no price.
+    """Return a run with an empty cache of its own, because cached code would have no price.
 
-    Runs that are repeated for their speed share one.
+    Runs repeated for their speed share one.
     """
     trainer, *flags = shlex.split(command.removeprefix(variables(command)))
     code = re.sub(r"(-compiled-.*)-\d$", r"\1", recording)
@@ -489,7 +489,7 @@ def main():
     end = time.monotonic() + 60 * args.minutes
     args.folder.mkdir(parents=True, exist_ok=True)
     plan = {n: c for n, c in RECORDINGS[args.step].items() if any(part in n for part in args.only)}
-    wanted = defaultdict(dict)  # by what a job has: processes, and variables that torch reads once
+    wanted = defaultdict(dict)  # by a job's processes, and variables that torch reads once
     for name, command in plan.items():
         if not place(args.folder, name).exists():
             wanted[processes(name), variables(command)][name] = command

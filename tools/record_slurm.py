@@ -1,15 +1,15 @@
-"""Record what each line of slurm/job.sbatch is for, and why jobs wait, on a throw-away Slurm.
+"""Record the effect of each line of slurm/job.sbatch, and jobs that wait, on a throw-away Slurm.
 
     tools/record_slurm.py reference/slurm            # all of it: about 10 minutes
     tools/record_slurm.py reference/slurm --only lines
 
-lines: the script is run as it is and without one of its lines, by tasks that write what they see.
+lines: the script runs unchanged, and without each line, with tasks that write their resources.
 masks: the cores to which Slurm binds each task, on nodes made up of 8 cores, as the node's daemon
 logs them. That this host may lack these cores only keeps the tasks from starting.
 queue: squeue, sprio, sshare and scontrol of jobs that wait, each for another reason.
-time: what starts earlier, a job that asks for a minute or for an hour.
+time: the wait of a job that asks for a minute, and for an hour.
 
-Needs root and Debian's packages, as slurm/throwaway.sh says; the queue needs those of its DBD, too.
+It needs root and Debian's packages, see slurm/throwaway.sh; the queue needs those of its DBD, too.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SRUN = """srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" \
 
 @contextmanager
 def cluster(**settings):
-    """Start a throw-away Slurm with these settings; all programs ask it until it is stopped."""
+    """Start a throw-away Slurm with these settings, for all programs until it is stopped."""
     with tempfile.TemporaryDirectory(prefix="dlojz-record-", dir="/tmp") as folder:
         env = {"SLURM_FIXTURE_DIR": folder, "SLURM_FIXTURE_PORT": str(PORT), **SMALL, **settings}
         os.environ |= env
@@ -55,7 +55,7 @@ def cluster(**settings):
 
 
 def ask(*words, seconds=60, fails=False) -> str:
-    """Return what a program prints; its errors too, if it may fail."""
+    """Return a program's output, with its errors if it may fail."""
     done = subprocess.run(
         [str(w) for w in words],
         capture_output=True,
@@ -76,7 +76,7 @@ def show(number) -> dict[str, str]:
 
 
 def until(true, seconds=90):
-    """Wait until this is true; raise TimeoutError if it does not become so."""
+    """Wait until `true()` holds; raise TimeoutError if it does not in time."""
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:
@@ -121,7 +121,7 @@ class Run:
         return self
 
     def begun(self, tasks=4) -> "Run":
-        """Wait until its tasks have written what they see."""
+        """Wait until its tasks have written their resources."""
         until(lambda: len(self.tasks) == tasks)
         return self
 
@@ -131,7 +131,7 @@ class Run:
         return file.read_text() if file.exists() else ""
 
 
-# What each line is for ---------------------------------------------------------------------------
+# The effect of each line -------------------------------------------------------------------------
 
 
 def _placed(changes=(), options=FOUR):
@@ -222,7 +222,7 @@ COUNTS = (' --ntasks-per-node="$SLURM_NTASKS_PER_NODE"', "")
 FOREGROUND = (
     ('2>>"$DLOJZ_RUN/stderr.txt" &\nstep=$!\nwait $step\n', '2>>"$DLOJZ_RUN/stderr.txt"\nstep=\n'),
 )
-LINES = {  # by name: (how it is with the line, how without)
+LINES = {  # by name: (with the line, without it)
     "--ntasks-per-node": (
         _placed,
         lambda: _placed((("#SBATCH --ntasks-per-node=1\n", ""), COUNTS), SUM),
@@ -258,7 +258,7 @@ LINES = {  # by name: (how it is with the line, how without)
 
 
 def lines() -> dict:
-    """Return what came of the script with and without each line."""
+    """Return the effects of the script with and without each line."""
     found = {}
     with cluster():
         for name, (whole, cut) in LINES.items():
@@ -270,7 +270,7 @@ def lines() -> dict:
 
 
 def processes() -> dict:
-    """Return after how many seconds four processes have begun: by srun, and by torchrun."""
+    """Return the seconds until four processes have begun, by srun and by torchrun."""
     agent = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2")
     meet = ("--rdzv-backend=c10d", "--rdzv-endpoint=node1:23456", "--rdzv-id=1", "--no-python")
     ways = {"srun": FOUR, "torchrun": (*_without("ntasks"), "--ntasks-per-node=1")}
@@ -285,7 +285,7 @@ def processes() -> dict:
     return found
 
 
-# Which cores -------------------------------------------------------------------------------------
+# The cores of tasks ------------------------------------------------------------------------------
 
 HARDWARE = "pack:2 core:{cores} pu:{threads}"  # as hwloc describes a machine
 
@@ -333,11 +333,11 @@ def _bound(folder, header, step) -> list[list[int]]:
     return [[b for b in range(64) if mask >> b & 1] for mask in masks]
 
 
-# How long to ask for -----------------------------------------------------------------------------
+# The time limit ----------------------------------------------------------------------------------
 
 
 def asked() -> dict:
-    """Return how long a job waits behind a larger one, by the time limit that it asks for."""
+    """Return the wait of a job behind a larger one, by its time limit."""
     found = {}
     with cluster():
         for minutes in (1, 60):
@@ -362,7 +362,7 @@ def _sleeps(name, seconds, *options):
     ).strip()
 
 
-# Why jobs wait -----------------------------------------------------------------------------------
+# Reasons to wait ---------------------------------------------------------------------------------
 
 ACCOUNTING = """AccountingStorageEnforce=limits,qos
 PriorityType=priority/multifactor
@@ -453,11 +453,11 @@ def _told(number) -> str:
     return "\n".join(x for x in text.rstrip().splitlines() if not x.strip().startswith(own))
 
 
-# What is to be repaired --------------------------------------------------------------------------
+# The exercise ------------------------------------------------------------------------------------
 
 
 def allocation() -> list[dict]:
-    """Return what the tasks of the exercise's script see, as it is handed out."""
+    """Return the resources of the tasks of the exercise's script, before any repair."""
     script = course.experiment("allocation.sbatch")
     with cluster(), tempfile.TemporaryDirectory() as folder:
         words = (*("-P", "-m", "dlojz.chapters.n00c_cluster.seen", folder), *("--hears", "heard"))
@@ -473,7 +473,7 @@ PARTS = {"allocation": allocation, "lines": lines, "masks": masks, "time": asked
 
 
 def main():
-    """Record all parts, or those that are named."""
+    """Record all parts, or the named ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -483,7 +483,7 @@ def main():
     if os.geteuid():
         parser.error("needs root: slurm/throwaway.sh starts a Slurm")
     args.into.mkdir(parents=True, exist_ok=True)
-    os.environ.pop("PYTHONUNBUFFERED", None)  # the script sets it, or not
+    os.environ.pop("PYTHONUNBUFFERED", None)  # the script decides
     for name in args.only or PARTS:
         version = ask("slurmctld", "-V").split()[-1]
         found = {"slurm": version, "command": f"tools/record_slurm.py {args.into} --only {name}"}

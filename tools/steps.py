@@ -2,8 +2,8 @@
 
 A step edits marked paragraphs: from a comment `# TODO 01: ...` (solved: `# 01: ...`) to the next
 blank line. Several steps may edit one: `# 06c: ...; TODO 11d: ...`, or `# 02, TODO 03: ...`.
-`check` reports where a solution differs from its predecessor anywhere else. `carry` takes an edit
-of dlojz/dlojz.py through all solutions, by a three-way merge each.
+`check` reports any other difference of a solution from its predecessor. `carry` takes an edit of
+dlojz/dlojz.py through all solutions, by a three-way merge each.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def skeleton(source: str, step: str) -> list[str]:
 
 
 def problems(before: str, after: str, step: str) -> list[str]:
-    """Return what a solution changes outside its step's paragraphs; empty if nothing."""
+    """Return the changes of a solution outside its step's paragraphs."""
     strayed = list(
         difflib.unified_diff(skeleton(before, step), skeleton(after, step), "before", "after", n=0)
     )
@@ -55,7 +55,7 @@ def check() -> list[str]:
 
 
 def carry():
-    """Bring the starter's edit into every solution; writes all of them, or none."""
+    """Carry the starter's edit into every solution; write all of them, or none."""
     old, new = course.solution(0).read_text(), course.trainer().read_text()
     results = {course.solution(0): new}
     for step in course.CHAIN[1:]:

@@ -1,11 +1,11 @@
 """A test of the verdict itself: `python tools/verify.py --minutes 9`, again until nothing is left.
 
-Checks the solutions, which must pass, over seeds, models and sizes, and every wrong answer, none of
-which may pass and each of which must get its own hint. Every verdict has fresh runs. It is appended
-to a file as soon as it is made: a later call goes on where the last one stopped. --summary adds up.
+Checks the solutions, which must pass, over seeds, models and sizes, and every wrong answer, which
+must fail with its own hint. Every verdict has fresh runs. It is appended to a file as soon as it is
+made: a later call goes on where the last one stopped. --summary adds up.
 
-On a GPU each step has the notebook's size first, small ones after that, and of the wrong answers
-only those whose hint depends on the device.
+On a GPU each step has the notebook's size first, then small ones, and only those wrong answers
+whose hint depends on the device.
 """
 
 import argparse
@@ -73,11 +73,11 @@ class Case:
 
     step: str
     kind: str  # "solution", "wrong", "museum", "right"
-    name: str  # of the answer, or which of the solution's verdicts
+    name: str  # of the answer, or of the solution's verdict
     seed: int
     model: str
     sizes: str  # flags
-    device: str  # "processor", of whichever make, or "1 x NVIDIA H200"
+    device: str  # "processor", of any make, or "1 x NVIDIA H200"
     expected: str | None  # a hint; None: it must pass
 
     @property
@@ -88,13 +88,13 @@ class Case:
 
 
 def device() -> str:
-    """Return what computes here: "processor", or such as "2 x NVIDIA H200"."""
+    """Return the device that computes here: "processor", or such as "2 x NVIDIA H200"."""
     cards = presets.gpus()
     return f"{len(cards)} x {facts.gpus()['cards'][0]['name']}" if cards else "processor"
 
 
 def hardware() -> str:
-    """Return what computes here, with the make of a processor."""
+    """Return the device that computes here, with the make of a processor."""
     return device() if presets.gpus() else f"{cpus.count()} x {cpus.name()}"
 
 
@@ -112,13 +112,13 @@ def _model(step, i):
 
 
 def _filled(flags, on_gpu, half):
-    """Return the flags with what suits the device; half: 16 bits on a processor."""
+    """Return the flags, completed for the device; half: 16 bits on a processor."""
     mode = "default" if on_gpu else "aot_eager"
     return flags.format(half="fp16" if on_gpu else half, mode=mode)
 
 
 def solutions(steps: Sequence[str], times: int, on_gpu: bool, here: str) -> list[Case]:
-    """Return `times` verdicts of each step. Seeds, models and sizes change from one to the next.
+    """Return `times` verdicts of each step, with different seeds, models and sizes.
 
     As 5, 3 and 2 have no common factor, 30 verdicts of a step have all combinations.
     """
@@ -171,7 +171,7 @@ def museum(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
 
 
 def read(file: Path) -> list[dict]:
-    """Return the verdicts in a file; [] if there is none. A line that was cut off is not there."""
+    """Return the verdicts in a file, without a line that was cut off; [] if there is no file."""
     if not file.exists():
         return []
     whole, _, _ = file.read_text().rpartition("\n")
@@ -185,7 +185,7 @@ def read(file: Path) -> list[dict]:
 
 
 def append(file: Path, row: dict):
-    """Add a verdict to a file, in place of what is left of a line that was cut off."""
+    """Add a verdict to a file, in place of a line that was cut off."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+b") as stream:
         stream.seek(0)
@@ -194,9 +194,9 @@ def append(file: Path, row: dict):
 
 
 def go_on(cases: Sequence[Case], file: Path, minutes: float, make, clock=time.monotonic) -> int:
-    """Make the verdicts that `file` lacks until the time is over; return how many are left.
+    """Make the verdicts that `file` lacks until the time is over; return the number left.
 
-    make: from a case to what its verdict said, as a dict. No verdict begins after `minutes`.
+    make: from a case to its verdict as a dict. No verdict begins after `minutes`.
     """
     known = {tuple(row[f.name] for f in fields(Case)) for row in read(file)}
     left = [case for case in cases if astuple(case) not in known]
@@ -215,9 +215,9 @@ def go_on(cases: Sequence[Case], file: Path, minutes: float, make, clock=time.mo
 
 
 def verdict_on(case: Case, pairs: int | None = None) -> dict:
-    """Return what the verdict on a case is, with fresh runs.
+    """Return the verdict on a case as a dict, with fresh runs.
 
-    pairs: for a solution; None: as many as its bar asks for.
+    pairs: for a solution; None: the number that its bar asks for.
     """
     folders = {
         "wrong": wrong.FOLDER / case.step,
@@ -249,7 +249,7 @@ def commit() -> str | None:
 
 
 def trainees_job(case: Case, source: str) -> launch.Job:
-    """Return a job as a trainee would have submitted it, with this trainer."""
+    """Return a trainee's job with this trainer, submitted."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Path(folder, "dlojz.py")
         trainer.write_text(source)
@@ -260,9 +260,9 @@ def trainees_job(case: Case, source: str) -> launch.Job:
 
 
 def forget():
-    """Forget the runs of earlier checks, so that the next verdict makes its own.
+    """Forget the runs of earlier checks, so that the next verdict has fresh ones.
 
-    Those under way stay: another verdict waits for them.
+    Unfinished ones stay, because another verdict waits for them.
     """
     for job in launch.jobs():
         if job.state.final:
@@ -270,19 +270,19 @@ def forget():
 
 
 def is_false(row: dict) -> bool:
-    """Return whether a verdict should have been another one."""
+    """Return whether a verdict is wrong."""
     return row["passed"] != (row["expected"] is None) or row["hint"] != row["expected"]
 
 
 def told(row: dict) -> str:
-    """Return a false verdict in full, and what was expected."""
+    """Return a false verdict in full, with the expected one."""
     job = f"{row['step']} {row['kind']} {row['name']}: --model {row['model']} --seed {row['seed']}"
     expected = row["expected"] or "to pass"
     return f"{job} {row['sizes']}\nFALSE, expected {expected}, got {row['hint']}:\n{row['text']}\n"
 
 
 def summary(rows: Sequence[dict]) -> Table:
-    """Return how many verdicts were made and how many were false, by step and hardware."""
+    """Return a table of all verdicts and of the false ones, by step and hardware."""
     groups = {}
     for row in rows:
         key = row["hardware"], row["kind"], row["step"]
@@ -328,7 +328,7 @@ def main():
 
 
 def too_few_images(folder: Path = FOLDER) -> str:
-    """Return what is missing of the images of 05's small jobs, and what to type; "" if nothing."""
+    """Return the lack of images for 05's small jobs, with the remedy; "" if there are enough."""
     _, largest, _ = SMALL["05_dataloader"]
     wanted, found = 8 * largest, sum(file.is_file() for file in folder.glob("train/*/*"))
     if found >= wanted:

@@ -44,7 +44,7 @@ def main():
 def stamp(found):
     """Note that a notebook ran whole on this hardware.
 
-    An older note of it is replaced, and one of any processor by that of another.
+    It replaces an older note, and a processor's note replaces any processor's.
     """
     file = course.course_root() / "reference" / "verified.json"
     verified = json.loads(file.read_text())
@@ -56,7 +56,7 @@ def stamp(found):
 
 
 def kind(run) -> str:
-    """Return the GPU of a run, or that it had none."""
+    """Return the GPU of a run, or "CPU"."""
     return run["on"] if rehearse.has_gpu(run["on"]) else "CPU"
 
 

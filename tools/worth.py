@@ -5,7 +5,7 @@
 
 The first adds each model to the file, and goes on where it stopped when it is called again. The
 second fits the coefficients of each device and mode to these models, writes them to the chapter's
-worth.toml, and prints for each model what a fit of all the others predicts.
+worth.toml, and prints for each model the prediction by a fit of all others.
 
 A GPU and its host are fitted apart, each to the steps that it decides. So measure some models with
 large batches, which keep the GPU busy, and some with small ones.
@@ -24,7 +24,7 @@ from dlojz import course
 from dlojz.chapters.n09b_modes import worth
 from dlojz.chapters.n09b_modes import worth_figures as figures
 
-MODELS = (  # the quick ones first, and neighbours of different kinds
+MODELS = (  # the quick ones first, with kinds mixed
     *("resnet50", "vit_b_16", "convnext_tiny", "mobilenet_v3_large", "vgg16", "resnet18"),
     *("squeezenet1_1", "regnet_y_1_6gf", "shufflenet_v2_x1_0", "swin_t", "mnasnet1_0"),
     *("resnext50_32x4d", "densenet121", "efficientnet_v2_s", "resnet152"),
@@ -53,7 +53,7 @@ def main():
 
 
 def measure(args, file):
-    """Add each model that the file does not have yet."""
+    """Add each model that the file lacks."""
     end, rows = time.monotonic() + 60 * args.minutes, read(file)
     done = {(row["model"], row["mode"], row["flags"]) for row in rows}
     for model in args.models:
@@ -69,7 +69,7 @@ def measure(args, file):
 
 
 def measured(model, args, left) -> dict | None:
-    """Return what a process of its own measures of a model; None if the time is over."""
+    """Return the measurements of a model, from a new process; None if the time is over."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "worth.json"
         program = (
@@ -111,7 +111,7 @@ def fit(rows):
 
 
 def command(row) -> str:
-    """Return what measures a model, and all that were measured like it."""
+    """Return the command that measures a model, and all with the same flags."""
     threads = f"OMP_NUM_THREADS={row['threads']} " if row["threads"] else ""
     return f"{threads}python tools/worth.py FILE --mode {row['mode']} --flags '{row['flags']}'"
 

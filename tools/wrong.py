@@ -1,15 +1,13 @@
 """Wrong answers of the exercises: `python tools/wrong.py check | rebase | museum | show FILE`.
 
 Each is a unified diff against the exercise's solution, tests/wrong/<step>/<name>.diff, after two
-lines: `expect: <the hint that it must get>`, `why: <what it stands for>`. There may be more:
-`caught-by: <finding>`, the evidence that must fail; `flags: <of its runs>`; `on-gpu: <hint>`, if it
-is another one there; and `needs: gpu`, if it is not wrong on a processor, or `needs: time`: only
-`make verify` judges those. In the folder museum are tricks that suit any step, each against the
-solution that its diff names.
+lines: `expect: <its hint>`, `why: <its meaning>`. There may be more: `caught-by: <finding>`, the
+evidence that must fail; `flags: <its runs' own>`; `on-gpu: <hint>`, if it differs there; and
+`needs: gpu`, if it is right on a processor, or `needs: time`: only `make verify` judges those. The
+folder museum has tricks that suit any step, each against the solution that its diff names.
 
-`check` reports which no longer apply. `rebase` carries those over an edit of the solution, by a
-three-way merge with the solution as it was when the diff was last committed. `museum` writes the
-museum's page.
+`check` reports those that no longer apply. `rebase` carries them over an edit of the solution, by a
+three-way merge with the solution at the diff's last commit. `museum` writes the museum's page.
 """
 
 import argparse
@@ -25,7 +23,7 @@ from dlojz import course
 from dlojz.course import presets
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "wrong"
-# Folders of answers that suit any step: their diffs name it.
+# Folders of answers that suit any step, which their diffs name.
 MUSEUM, RIGHT = "museum", "right"
 
 
@@ -37,7 +35,7 @@ class Wrong:
     expect: str  # the hint that must come first
     why: str
     caught_by: str = ""  # the finding that must fail; "": any
-    flags: str = ""  # of its runs, besides those of all
+    flags: str = ""  # additional ones of its runs
     needs_gpu: bool = False
     needs_time: bool = False  # only `make verify` judges it
     on_gpu: str = ""  # the hint that must come first there; "": the same
@@ -54,7 +52,7 @@ class Wrong:
 
 
 def read(path: Path) -> Wrong:
-    """Return the wrong answer in this file. Raises ValueError if its first lines say too little."""
+    """Return the wrong answer in this file. Raises ValueError if its first lines are incomplete."""
     head = path.read_text().partition("--- a/")[0]
     known = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
     if not {"expect", "why"} <= known.keys():
@@ -82,7 +80,7 @@ def right() -> list[Wrong]:
 
 
 def every(step: str = "*") -> list[Wrong]:
-    """Return all wrong answers, or those of one step; the museum's only if it is named."""
+    """Return all wrong answers, or those of one step; the museum's only by name."""
     return [
         read(path)
         for path in sorted(FOLDER.glob(f"{step}/*.diff"))
@@ -128,7 +126,7 @@ def write(wrong: Wrong, solution: str, changed: str):
 
 
 def rebase(wrong: Wrong):
-    """Carry a diff over what happened to its solution since the diff was committed."""
+    """Carry a diff over the edits of its solution since the diff was committed."""
     solution = course.solution(wrong.step)
     commit = _git("log", "-1", "--format=%H", "--", str(wrong.path)).strip()
     if not commit:

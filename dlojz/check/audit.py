@@ -1,4 +1,4 @@
-"""The comparison of a training with the solution's, step by step, from audited runs and replays.
+"""The comparison with the solution's training, step by step, from audited runs and replays.
 
 `dlojz.watch.auditor` keeps what a run did, `dlojz.watch.replay` does some of its updates again
 with the solution. Both log numbers; here they meet their tolerances.

@@ -23,7 +23,7 @@ ACCURACY = 0.002  # plus one image: two classes may be equally likely
 def finding(
     ranks: Sequence[log.Run], every: Sequence[records.Every] = (), first: bool = False
 ) -> Finding:
-    """Return a finding on the logs of all processes of a run.
+    """Return a finding on the losses and the accuracy in the logs of all processes of a run.
 
     every: the replay's record of every step, for each process, if a function computes the losses;
     they are then the solution's criterion's, for the trainee's logits. first: the first epoch only.
