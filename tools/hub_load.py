@@ -229,7 +229,6 @@ def crowd(args) -> int:
 
 
 def _begun(trainee, within):
-    """Return a kernel in which the first cell has run."""
     kernel = trainee.kernel(within)
     kernel(FIRST_CELL)
     return kernel

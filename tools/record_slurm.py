@@ -418,7 +418,6 @@ def _accounts():
 
 
 def _waiting(failed) -> dict[str, str]:
-    """Submit the jobs, and return their numbers by name."""
     physics = ("--account=physics", "--time=20")
     found = {}
     ask("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=maintenance")

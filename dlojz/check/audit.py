@@ -124,7 +124,6 @@ def too_large(run: log.Run, by: float = 1.0) -> str:
 
 
 def _state(run) -> int:
-    """Return the bytes of weights, gradients and momenta in a process of this run."""
     return sum(run.share.held.values()) or 3 * run.setup.get("parameter_bytes", 0)
 
 
@@ -357,7 +356,6 @@ def _random(runs):
 
 
 def _updates(runs):
-    """Return the findings on the updates that were replayed."""
     updates = [u for r in runs for u in r.updates]
     solved = [u for u in updates if u.solved]
     if not solved:
@@ -698,7 +696,6 @@ def _stock(windows, loader):
 
 
 def _profiled(run):
-    """Return the number of steps until the trainer's own profiler was off."""
     actions = run.profiler.actions if run.start.get("arguments", {}).get("profile") else []
     return max((step for step, action in enumerate(actions, 1) if action != "NONE"), default=0)
 

@@ -155,7 +155,6 @@ def _read(exercise, ended) -> tuple[Runs, list[Finding]]:
 
 
 def _beside(run) -> Beside:
-    """Return a run of the solution with more flags, which may have run out of memory."""
     return Beside(run.log, run.end.how == ending.How.OUT_OF_MEMORY)
 
 
@@ -282,7 +281,6 @@ def _audit(exercise, ended, runs, timed) -> list[Finding]:
 
 
 def _looks(ended, solution) -> list[Finding]:
-    """Return the findings on the auditor's own time in the pairs."""
     after, before = (
         [run.log for run in _of(ended, role) if run.end.completed]
         for role in (Role.AFTER, Role.BEFORE)
@@ -364,7 +362,6 @@ def _later(run, solution, validated) -> Finding:
 
 
 def _work(ended, runs) -> Finding:
-    """Return the finding on the work of each profiled step, against the solution's."""
     beside = runs.extras[Role.SMALL][1] if Role.SMALL in runs.extras else runs.reference
     usual = {Role.AFTER: runs.reference, Role.SMALL: beside, Role.FLOAT32: beside}
     done = [r for r in _of(ended, Role.AFTER, Role.SMALL, Role.FLOAT32) if r.end.completed]

@@ -170,7 +170,6 @@ def entries(exercise: Exercise, job, pairs, run: log.Run) -> list[series.Entry]:
 
 
 def _entry(role: Role, number: int, trainer, flags, **more) -> series.Entry:
-    """Return a run whose folder is named by its role."""
     return series.Entry(role.named(number), trainer, flags, role=role, number=number, **more)
 
 
@@ -200,7 +199,6 @@ def few_images() -> Path:
 
 
 def _in_float32(coarse) -> int:
-    """Return the number of updates to keep of the run in float32."""
     return audit.AUDITED // 2 if coarse else 0
 
 

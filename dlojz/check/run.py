@@ -102,7 +102,6 @@ def _stage(entries, found) -> str:
 
 
 def _first(entries) -> set[str]:
-    """Return the runs up to the first pair."""
     last = max(i for i, entry in enumerate(entries) if entry.role in PAIR and entry.number == 1)
     return {entry.name for entry in entries[: 1 + last]}
 

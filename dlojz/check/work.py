@@ -103,7 +103,6 @@ def _of(group, work):
 
 
 def _counts(work) -> Counter:
-    """Return the number of operations of each size."""
     found = Counter()
     for entry in work:
         found[entry["of"], entry["flop"]] += entry["count"]

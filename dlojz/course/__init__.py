@@ -275,12 +275,10 @@ def _solved(file):
 
 
 def _files() -> list[Path]:
-    """Return the paths of the trainer and of the files that it may import."""
     return [trainer(), *map(trainer().with_name, BESIDE.values())]
 
 
 def _present() -> dict[str, bytes]:
-    """Return the content of the trainer and of the files beside it, by name."""
     return {file.name: read_small(file) for file in _files() if file.exists()}
 
 

@@ -295,6 +295,5 @@ _ROWS = {
 
 
 def _when(*found):
-    """Return the latest of these times, in local time."""
     times = [item["time"] for item in found if item["time"]]
     return f"{datetime.fromisoformat(max(times)).astimezone():%d %b %H:%M}" if times else ""

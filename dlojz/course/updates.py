@@ -156,7 +156,6 @@ def _last_fetch():
 
 
 def _log() -> Path:
-    """Return the path of git's record of the course's commits in this clone."""
     folder = course_root() / ".git"
     if not folder.is_dir():
         raise UpdateError(f"{course_root()} is not a clone: expected a folder .git in it")

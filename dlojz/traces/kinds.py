@@ -77,7 +77,6 @@ MAKERS = {
 
 
 def _any(field):
-    """Return the pattern of this field for all makers."""
     return re.compile("|".join(f"(?:{p})" for m in MAKERS.values() if (p := getattr(m, field))))
 
 

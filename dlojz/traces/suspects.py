@@ -388,12 +388,10 @@ def _why_late(first, last, late_ms):
 
 
 def _worked_ms(witness):
-    """Return the device's time of work in a step, without communication."""
     return sum(ms for kind, ms in witness.reading.kinds.items() if kind != kinds.COMMUNICATION)
 
 
 def _longest_hole(witness):
-    """Return the longest hole of a step, on average, in ms."""
     steps = witness.reading.steps
     return sum(sorted(e - b for b, e in breakdown.holes(witness.trace))[-steps:]) / steps
 

@@ -255,14 +255,12 @@ def _times(event) -> tuple[float, float] | None:
 
 
 def _device(head) -> str | None:
-    """Return the name of the first GPU in the head of a trace."""
     found = head.get("deviceProperties")
     names = [d.get("name") for d in found if isinstance(d, dict)] if isinstance(found, list) else []
     return next((name for name in names if isinstance(name, str)), None)
 
 
 def _sort(trace, event, begin, ms):
-    """Append an event to its list, or drop it."""
     kind, name, args = str(event.get("cat", "")).lower(), event["name"], event.get("args")
     args, where = args if isinstance(args, dict) else {}, str(event.get("tid"))
     if kind in WORK:

@@ -219,7 +219,6 @@ def save_shards(training, args, epoch: int, step: int):
 
 
 def _facts(training, args, epoch, step) -> dict:
-    """Return the metadata of a checkpoint."""
     promises = _promises(training, args)
     return {"epoch": epoch, "step": step, "promises": promises, "trainer": _trainer_sha256()}
 

@@ -353,7 +353,6 @@ def default_store():
 
 
 def _iterators() -> list:
-    """Return the iterators of this process's loaders that have workers."""
     path = "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter"
     kind = named(path, "the workers of loaders")
     return [thing for thing in gc.get_objects() if type(thing) is kind]

@@ -380,7 +380,6 @@ class Auditor:
             self._window = (step, pauses, perf_counter(), offset, ahead)
 
     def _close_window(self):
-        """End the measured window, if one is open."""
         if self._window is None:
             return
         self._wait()
@@ -529,7 +528,6 @@ class Auditor:
         sys.exit()
 
     def _sample(self, images):
-        """Return some pixels of each image, [N, PIXELS]."""
         if images.ndim != 4:
             return None
         images = normalize(images)  # in case the model does it
@@ -650,7 +648,6 @@ class Auditor:
                 self._weights = self._weight_norms()
 
     def _is_ours(self, optimizer) -> bool:
-        """Return whether an optimizer updates only weights of the model."""
         return {p for g in optimizer.param_groups for p in g["params"]} <= self._names.keys()
 
     def _is_skipped(self, optimizer) -> bool:
@@ -697,7 +694,6 @@ class Auditor:
         self._state.buffers = buffers
 
     def _named(self, optimizer):
-        """Return weights, gradients and the optimizer's tensors by name."""
         gradients = {n: own(p.grad) for p, n in self._names.items() if p.grad is not None}
         kept = {
             f"{name} {key}": own(value)

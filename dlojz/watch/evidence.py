@@ -157,7 +157,6 @@ class Witness:
     # Every step: host data only ------------------------------------------------------------
 
     def _place(self):
-        """Return the model's mode, and the number of training steps so far."""
         mode = "train" if calls.inner(self._model).training else "val"
         return mode, self._counts["forward"]
 
@@ -386,7 +385,6 @@ class Witness:
         self._run.evidence(kind(step=self._looked_at, **seen, **alive))
 
     def _batches_alive(self):
-        """Return the number of tensors with the shape of a training batch."""
         shapes = {entry[1] for entry in self._inputs if entry[0] == "train"}
         return sum(tuple(t.shape) in shapes for t in _tensors())
 
@@ -620,7 +618,6 @@ def _word(value):
 
 
 def _rows(counter, names):
-    """Return a dict for each key of the counter, with its count."""
     return [
         dict(zip(names.split(), map(_word, key), strict=True)) | {"count": count}
         for key, count in counter.items()
@@ -651,7 +648,6 @@ def _parameters(model):
 
 
 def _devices(training):
-    """Return the number of metrics on each device."""
     metrics = getattr(training, "metrics", {})
     each = metrics.values() if hasattr(metrics, "values") else [metrics]  # one for all, or several
     found = Counter()
@@ -677,7 +673,6 @@ def _numerics():
 
 
 def _leaves(model):
-    """Return the layers without sublayers."""
     return [layer for layer in model.modules() if not any(True for _ in layer.children())]
 
 
@@ -738,7 +733,6 @@ def counts(events) -> dict[str, int]:
 
 
 def _profile(events):
-    """Return the record of a profiled step."""
     matrix, calls, copies, kernels = Counter(), Counter(), Counter(), Counter()
     fused = 0
     hosts = [e for e in events if e.device_type() == CPU]  # ranges are repeated on the GPU
@@ -864,7 +858,6 @@ def _backward(events, on_device):
 
 
 def _distributed(model):
-    """Return DDP's facts on the model; {} without DDP."""
     found = private.ddp_facts(model)
     facts = {k: found[k] for k in DDP_FACTS if k in found}
     return {"wrapper": type(model).__name__} | facts if found else {}

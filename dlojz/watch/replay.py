@@ -427,7 +427,6 @@ class Replay:
         return bool(self.training.optimizer.defaults.get("fused"))
 
     def _must_fit(self, state):
-        """Raise SystemExit if the trainee's model is not the solution's."""
         there = {"weight": state["weights"], "buffer": state["begun"]["buffers"]}
         here = {"weight": self.weights, "buffer": self._buffers}
         for kind, tensors in here.items():
@@ -456,12 +455,10 @@ class Replay:
         return found
 
     def _fuse(self, fused: bool):
-        """Let the optimizer update all weights with one kernel, or with several."""
         for options in (self.training.optimizer.defaults, *self.training.optimizer.param_groups):
             options["fused"] = fused
 
     def _stepped(self, state) -> dict:
-        """Return the distance of the trainee's weights and momenta from this optimizer's."""
         self._load(state)
         for name, gradient in _unscaled(state).items():
             weight = self.weights[name]
@@ -488,7 +485,6 @@ class Replay:
         }
 
     def _momenta(self, state, worst):
-        """Keep the worst distance of the momenta after the update."""
         after, found = state["after"]["optimizer"], []
         for name, weight in self.weights.items():
             for key, momentum in self.training.optimizer.state[weight].items():

@@ -145,7 +145,6 @@ def _blocks(size):
 
 
 def _draw(probe, file):
-    """Return the facts on all images made from the file."""
     before, after = jpeg(blue=0), jpeg(blue=0.5)
     size = max(len(before), len(after))  # decoders ignore bytes after the end of an image
     file.write_bytes(before.ljust(size, b"\0"))
@@ -188,7 +187,6 @@ def _unit(image):
 
 
 def _box(image):
-    """Return the image's crop of the file."""
     across, down = image[0].mean(0), image[1].mean(1)
     # The garbage collector, by which kept objects are counted, does not track a tuple of numbers.
     return tuple(round(float(v), 3) for v in (across[0], across[-1], down[0], down[-1]))

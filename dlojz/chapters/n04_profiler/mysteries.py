@@ -165,7 +165,6 @@ def _text(letter):
 
 
 def _reply(letter, right) -> tuple[str, str]:
-    """Return a word and a sentence on an answer."""
     return ("Yes:", f"{evidence(letter)}.") if right else ("Not quite.", hint(letter))
 
 

@@ -63,7 +63,6 @@ def _values(what, looks, hint):
 
 
 def _large(speed):
-    """Return the finding on the results of the timed calls."""
     which = VALUES, "long", "a long list"
     if "raised" in speed:
         return Finding(*which, False, speed["raised"], "a mean", "long")
@@ -127,7 +126,6 @@ def _speed(speed):
 
 
 def _compared(pairs) -> stats.Comparison:
-    """Return the comparison of the trainee's calls with the baseline's."""
     ratio, low, high, word = stats.judge([a / b for a, b in pairs], stats.MARGIN_CPU)
     return stats.Comparison(ratio, low, high, stats.MARGIN_CPU, len(pairs), word)
 

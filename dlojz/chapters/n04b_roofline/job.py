@@ -238,6 +238,5 @@ def _and_back(call, x):
 
 
 def _milliseconds(calls, device) -> dict:
-    """Return the mean milliseconds of each call, over a few in a row."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     return {w: 1000 * harness.seconds(c, device, CALLS, clock) for w, c in calls.items()}

@@ -90,7 +90,6 @@ def _off(what, error):
 
 
 def _each_run(times):
-    """Return a finding on the values of every timed run."""
     which = SAME, "timed", "values in the timed runs"
     differ = times["differ"]
     if not differ:
@@ -157,7 +156,6 @@ def _waits(mine, place, hint):
 
 
 def _elsewhere(mine, clean):
-    """Return a finding on all other places: they do at most the clean program's work."""
     found = []
     for place in ("train_step", "loop", "evaluate", "model", "optimizer"):
         more = mine.per(place, "operators") - clean.per(place, "operators")
@@ -176,7 +174,6 @@ def _elsewhere(mine, clean):
 
 
 def _fast(times):
-    """Return a finding on the time: it is the clean program's, within the margin."""
     mine, clean = times["mine_s"], times["clean_s"]
     which = FAST, "time", "time of a run"
     expected = f"at most {1 + slow.MARGIN:g} times the clean program's"

@@ -60,7 +60,6 @@ def _epoch(run):
 
 
 def _cuts(mine, reference):
-    """Return findings on the crops, their detail, and whether each image is decoded again."""
     cuts, expected = (len(_different(seen.boxes)) for seen in (mine, reference))
     away = max(map(_away, mine.boxes, reference.boxes))
     detail = mine.detail / reference.detail - 1
@@ -91,7 +90,6 @@ def _cuts(mine, reference):
 
 
 def _why(boxes, expected):
-    """Return the hint for crops that differ from the solution's."""
     if len(_different(boxes)) == 1:
         left, right, top, bottom = boxes[0]
         middle = left < right and max(abs(left + right - 1), abs(top + bottom - 1)) < NEAR
@@ -114,7 +112,6 @@ def _away(box, other):
 
 
 def _different(boxes):
-    """Return the boxes that are not near an earlier one."""
     found = []
     for box in boxes:
         if all(_away(box, other) > NEAR for other in found):

@@ -429,7 +429,6 @@ def _plot_given(ax, cases, colour):
 
 
 def _others_text(cases, cpus):
-    """Return the disturbance of a loader, for the legend."""
     most = max(case.get("others_cpu", 0) for case in cases)
     crowded = cpus and most > stats.OTHERS_CPU * cpus
     return f"\n({stats.crowd_text(most, cpus, at_most=True)})" if crowded else ""

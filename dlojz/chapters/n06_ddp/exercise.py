@@ -45,7 +45,6 @@ def mechanism(runs: Runs) -> list[Finding]:
 
 
 def _why_fewer(mine, reference):
-    """Return the hint for other bytes than the solution's, depending on any exchange."""
     same = _weights(mine) == _weights(reference)
     return "narrow" if same and 0 < sum(_bytes(mine)) < sum(_bytes(reference)) else "wrap"
 
@@ -122,17 +121,14 @@ def _weights(ranks):
 
 
 def _buffers(ranks):
-    """Return the number of processes with the same buffers after the validation."""
     return _agree(run.whole.buffers_after for run in ranks)
 
 
 def _agree(found):
-    """Return the number of processes with the same value."""
     return Counter(found).most_common(1)[0][1]
 
 
 def _away(mine, reference):
-    """Return the largest relative distance of the first losses from the solution's."""
     pairs = zip(mine, reference, strict=False)
     losses = [(list(a.steps.loss), list(b.steps.loss)) for a, b in pairs]
     if any(len(a) < FIRST_STEPS or len(b) < FIRST_STEPS for a, b in losses):

@@ -29,7 +29,6 @@ def _ranks(run) -> list[log.Run]:
 
 
 def _read(run) -> log.Run:
-    """Return the first process's log."""
     return _ranks(run)[0]
 
 

@@ -96,7 +96,6 @@ def _again(run):
 
 
 def _late(run):
-    """Return the compilations in steps that the Chronometer measured."""
     first = min((w["first_step"] for w in run.windows), default=0)
     seen = [c for c in run.compilation.in_training if c["step"] > first]
     return [f"graph {c['id']} in step {c['step'] - 1}" for c in seen]
@@ -130,7 +129,6 @@ def _pieces(mine: log.Run, reference: log.Run) -> list[Finding]:
 
 
 def _off(mine, reference):
-    """Return a finding of the run with --compile off."""
     which = "graphs-off", "graphs, --compile off"
     return [like(MECHANISM, *which, mine, reference, lambda r: r.compilation.graphs, "not-asked")]
 

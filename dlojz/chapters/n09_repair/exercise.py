@@ -71,7 +71,6 @@ def _printed(eager):
 
 
 def _settings(file):
-    """Yield findings on the settings that a file changes."""
     ok = not file["suppressed"]
     text = "none" if ok else "suppress_errors"
     yield Finding(GRAPH, "suppressed", "errors hidden by", ok, text, "none", "suppressed")
@@ -80,7 +79,6 @@ def _settings(file):
 
 
 def _compiled(seen):
-    """Yield findings on the calls of the compiled network."""
     graphs, ran = seen["graphs"], seen["graphs_run"]
     breaks = [
         f"line {found['line']}: {found['text']} ({found['reason']})" for found in seen["breaks"]

@@ -73,7 +73,6 @@ def _mode(s):
 
 
 def _step(s):
-    """Return the notebook whose step this run shows."""
     if _mode(s) != "off":
         return "09"
     if s.arguments.get("channels_last"):

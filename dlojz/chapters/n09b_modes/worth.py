@@ -168,7 +168,6 @@ def split(trace: Trace) -> dict:
 
 
 def _in_parts(kinds):
-    """Return the milliseconds of each of PARTS, from those by kind."""
     found = dict.fromkeys(PARTS, 0.0)
     for name, ms in kinds.items():
         found[_part(name)] += ms

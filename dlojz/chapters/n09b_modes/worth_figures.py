@@ -245,7 +245,6 @@ def scores(rows: Sequence[Mapping]) -> Table:
 
 
 def _differing(rows):
-    """Return each row's flags that differ between rows."""
     flags = [re.findall(r"-\S+(?: [^-]\S*)*", row["flags"]) for row in rows]
     common = set.intersection(*map(set, flags))
     return [" ".join(flag for flag in mine if flag not in common) for mine in flags]

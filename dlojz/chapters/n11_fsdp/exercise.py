@@ -106,7 +106,6 @@ def _placements(ranks):
 
 
 def _cut(mine, reference):
-    """Return the hint for weights with another placement."""
     whole, usual = (ranks[0].share.placements.get("whole", 0) for ranks in (mine, reference))
     return "shard" if whole > usual else "padding"
 
@@ -200,14 +199,12 @@ def _again(ranks):
 
 
 def _products(ranks):
-    """Return the number of matrix products and convolutions repeated in the backward pass."""
     if not ranks[0].last.work:
         return Unseen.UNKNOWN
     return words(sum(w["count"] for w in run.last.work if w["when"] == "again") for run in ranks)
 
 
 def _two_batches(mine, reference):
-    """Return findings on a short run that accumulates, clips, and writes a checkpoint."""
     pair = mine.ranks, reference.ranks
     norms = [run.probe.gradients.norm or math.nan for run in (mine, reference)]
     near = abs(norms[0] / norms[1] - 1) < NEAR

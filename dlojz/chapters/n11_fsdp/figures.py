@@ -374,7 +374,6 @@ def offloaded(run, copy) -> Table:
 
 
 def _copy_speed(run):
-    """Return the bytes per second of a copy from pinned memory to the GPU."""
     found = report.measured(run)
     ms = next((m.value for m in found.measures if m.what.startswith("the copy alone")), None)
     if ms is None:
