@@ -1,7 +1,7 @@
 """The chapters: one lesson of the course, whole, in one folder.
 
     from dlojz.chapters import n03_channels_last as n03
-    n03.plot_strides(images)          # from figures.py of that folder
+    n03.plot_memory(tensor)           # from figures.py of that folder
 
 A folder has all that only its notebook uses: exercise.py and hints.toml (its check),
 quiz.toml, answers.toml, figures.py, job.py (which runs a prepared file), experiments/.

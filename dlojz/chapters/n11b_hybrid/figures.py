@@ -6,6 +6,7 @@ They take a run of `predicted.py`, an experiment of notebook 11, which names its
 import matplotlib.pyplot as plt
 
 from dlojz import runs
+from dlojz.chapters.n11b_hybrid import flops
 from dlojz.course import UserError
 from dlojz.figures import peaks, plans, report
 from dlojz.runs import log
@@ -86,9 +87,9 @@ def _words(s, peak):
 # Speed -------------------------------------------------------------------------------------------
 
 
-def used(run) -> list[tuple[Summary, Utilization]]:
+def used(run) -> list[tuple[Summary, flops.Utilization]]:
     """Return each recording with a speed and its utilization, the lowest first."""
-    found = [(s, utilization(s, case["operations"])) for s, case in cases(run)]
+    found = [(s, flops.utilization(s, case["operations"])) for s, case in cases(run)]
     return sorted(((s, u) for s, u in found if u), key=lambda pair: pair[1].tflops)
 
 
