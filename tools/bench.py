@@ -388,8 +388,8 @@ def importing(times=5, bound_s=2.5):
     best = min(seen, key=sum)  # on a core that others use too, the same work takes longer
     parts = ", ".join(f"{name} {s:.2f}" for name, s in zip(names, best, strict=True))
     holds = sum(best) <= bound_s
-    said = f"bound {bound_s} s: {'holds' if holds else 'FAILS'}"
-    print(f"imports: {sum(best):.2f} s of a core ({parts}), best of {times}; {said}")
+    text = f"bound {bound_s} s: {'holds' if holds else 'FAILS'}"
+    print(f"imports: {sum(best):.2f} s of a core ({parts}), best of {times}; {text}")
     return holds
 
 
@@ -445,8 +445,8 @@ def _asleep(jobs, what, seconds, bound):
     cores = (sum(map(_seconds_of_a_core, waiters)) - before) / seconds
     memory = sum(psutil.Process(pid).memory_full_info().pss for pid in waiters) / 1e6
     verdict = "holds" if cores <= bound else "FAILS"
-    said = f"{100 * cores:.2f} % of a core, {memory:.0f} MB in {len(waiters)} processes"
-    print(f"waiting: {what}: {said}; bound {100 * bound:.0f} %: {verdict}")
+    text = f"{100 * cores:.2f} % of a core, {memory:.0f} MB in {len(waiters)} processes"
+    print(f"waiting: {what}: {text}; bound {100 * bound:.0f} %: {verdict}")
     return cores <= bound
 
 

@@ -82,10 +82,10 @@ class Sink:
 
 def flags(setting: Setting, batch: int) -> str:
     """Return the flags of our solution."""
-    said = f"--test --data synthetic --model resnet50 -b {batch} --precision {setting.precision}"
+    words = f"--test --data synthetic --model resnet50 -b {batch} --precision {setting.precision}"
     if setting.channels_last:
-        said += " --channels-last"
-    return f"{said} --compile {setting.mode}" if setting.mode else said
+        words += " --channels-last"
+    return f"{words} --compile {setting.mode}" if setting.mode else words
 
 
 def ours(setting, images, labels, batch):

@@ -242,10 +242,10 @@ def _checked(kernel, code, within):
 
 def _end(verdict):
     """Return the result of a check: "passed", or its output."""
-    said = verdict.result() if not verdict.exception() else str(verdict.exception())
-    if "VERDICT True" in said:
+    output = verdict.result() if not verdict.exception() else str(verdict.exception())
+    if "VERDICT True" in output:
         return "passed"
-    return said.strip()
+    return output.strip()
 
 
 def told(begin, text):

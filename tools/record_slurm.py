@@ -397,7 +397,7 @@ def queue() -> dict:
             "squeue": ask("squeue", "--sort=i", "-o", COLUMNS),
             "sprio": ask("sprio", "-o", "%.6i %.9r %.10Y %.8A %.10F %.9J %.8Q", fails=True),
             "sshare": ask("sshare", "-a", "-o", SHARES, fails=True),
-            "jobs": {name: _told(number) for name, number in jobs.items()},
+            "jobs": {name: _text_of(number) for name, number in jobs.items()},
         }
         ask("scancel", "--user=root", fails=True)
     print(found["squeue"], found["sprio"], found["sshare"], sep="\n", flush=True)
@@ -445,7 +445,7 @@ def _waiting(failed) -> dict[str, str]:
     return found
 
 
-def _told(number) -> str:
+def _text_of(number) -> str:
     """Return scontrol's text of a job, without this machine's paths."""
     text = re.sub(r" AllocNode:Sid=\S+", "", ask("scontrol", "show", "job", number))
     own = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Power=")

@@ -86,9 +86,9 @@ def _crashed(exercise, job):
 def _end(job, trainer) -> ending.Ending:
     """Return the ending of a job that failed. trainer: the name of the trainee's file."""
     status = job.status
-    said = ending.error(job.directory, trainer) or status.get("reason") or "no error"
+    message = ending.error(job.directory, trainer) or status.get("reason") or "no error"
     cause = ending.Cause.TOO_LONG if status["state"] == launch.State.TIMEOUT else None
-    return ending.Ending(ending.How.FAILED, f"{status['state']}: {said}", cause)
+    return ending.Ending(ending.How.FAILED, f"{status['state']}: {message}", cause)
 
 
 def _timed(exercise, job, pairs):

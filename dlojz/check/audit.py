@@ -296,9 +296,9 @@ def _settings(runs):
             for name in ("optimizer", "settings"):
                 mine, expected = getattr(update, name), getattr(usual, name)
                 if mine != expected:
-                    yours = f"{_said(mine)} in update {update.update}"
-                    return _finding("settings", False, yours, _said(expected), "settings")
-    return _finding("settings", True, _said(usual.settings), "the solution's")
+                    yours = f"{_in_words(mine)} in update {update.update}"
+                    return _finding("settings", False, yours, _in_words(expected), "settings")
+    return _finding("settings", True, _in_words(usual.settings), "the solution's")
 
 
 def _as_one(update):
@@ -307,7 +307,7 @@ def _as_one(update):
     return replace(update, settings=[g for i, g in enumerate(groups) if g not in groups[:i]])
 
 
-def _said(value):
+def _in_words(value):
     if not isinstance(value, list):
         return str(value)
     return "; ".join(", ".join(_setting(*kv) for kv in group.items() if kv[1]) for group in value)
@@ -461,7 +461,7 @@ def losses(
     if not every:
         return _unmeasured(LOSSES, "no loss was seen", steps="")
     _, there, *moved = zip(*every, strict=True)
-    noises = [list(accumulate(map(_away, those, there), max)) for those in moved]
+    noises = [list(accumulate(map(_away, band, there), max)) for band in moved]
     for step, (loss, usual, *_) in enumerate(every):
         later = min(step + LATER, len(every) - 1)
         allowed = [by * noise[later] for by, noise in zip(DRIFTS, noises, strict=False)]
@@ -574,8 +574,8 @@ def computed_again(runs: Sequence[Audited]) -> int:
 
 def _judged_again(found, run) -> int:
     noises = [getattr(found, key)[1] for key in found.known]
-    told = any(_may_be_off(noise, run.precision) < 1 for noise in noises)
-    return found.again if told else 0
+    telling = any(_may_be_off(noise, run.precision) < 1 for noise in noises)
+    return found.again if telling else 0
 
 
 def _may_be_off(noise, precision) -> float:
@@ -642,12 +642,12 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
     asked = f"at most {CLOCKS:.0%} or {1000 * CLOCKS_S:.0f} ms from the file system's"
     text = f"{max(apart):.2g} s off" if run.audit.own_clock else "not the Chronometer's own"
     found.append(_finding("clock", steady, text, asked, "clock"))
-    told, measured = _told_speed(run), _speed(windows)
+    reported, measured = _reported_speed(run), _speed(windows)
     # A busy machine may hold a process between the auditor's mark and the Chronometer's.
     least_s = _wall_s(windows) / (1 + CHRONOMETER) - CHRONOMETER_S
     most = _counted(windows) / least_s if least_s > 0 else math.inf
-    ok = told is not None and told <= most
-    text = "nothing" if told is None else f"{told:,.0f} images/s"
+    ok = reported is not None and reported <= most
+    text = "nothing" if reported is None else f"{reported:,.0f} images/s"
     asked = f"{measured:,.0f} images/s, as the auditor measured, or up to {most:,.0f}"
     found.append(_finding("marks", ok, text, asked, "marks"))
     return [*found, _stock(windows, reference.probe.loader)]
@@ -717,7 +717,7 @@ def _parts(run, begins):
     return f"steps: {windows}; validations: {len(run.validations)}"
 
 
-def _told_speed(run):
+def _reported_speed(run):
     """Return the images per second by the Chronometer, or None if it has measured nothing.
 
     In a short run one slow step is a large part of a window, and the auditor's windows are not

@@ -115,24 +115,24 @@ def of(folder: Path, trainer: str = "dlojz.py") -> Ending:
     if series.TOO_LONG in codes:
         text = f"TIMEOUT: {Cause.TOO_LONG}{_stood(folder, trainer)}"
         return Ending(How.FAILED, text, Cause.TOO_LONG)
-    said = error(folder, trainer)
+    message = error(folder, trainer)
     if "out_of_memory" in outcomes:
-        return Ending(How.OUT_OF_MEMORY, f"out of memory: {said}")
-    if FULL.search(said):
-        return Ending(How.KILLED, f"{Cause.NO_ROOM}: {said}", Cause.NO_ROOM)
+        return Ending(How.OUT_OF_MEMORY, f"out of memory: {message}")
+    if FULL.search(message):
+        return Ending(How.KILLED, f"{Cause.NO_ROOM}: {message}", Cause.NO_ROOM)
     alone = max(codes) <= 0 or outcome.only_waited(folder)
     if alone and -min(codes) in FROM_OUTSIDE:
         return Ending(How.KILLED, f"killed by {_name(-min(codes))}")
     if max(codes) <= 0:
         return Ending(How.FAILED, f"ended by {_name(-min(codes))}")
-    cause = Cause.UNKNOWN_FLAG if Cause.UNKNOWN_FLAG in said else None
-    return Ending(How.FAILED, said or f"exit code {max(codes)}", cause)
+    cause = Cause.UNKNOWN_FLAG if Cause.UNKNOWN_FLAG in message else None
+    return Ending(How.FAILED, message or f"exit code {max(codes)}", cause)
 
 
 def _stood(folder, trainer):
     """Return the trainer's lines in which its processes stood, by their stacks, in words."""
-    said = outcome.tail(folder / "stderr.txt")
-    _, *stacks = re.split(r"^(?:Current )?[Tt]hread 0x.*$", said, flags=re.M)
+    text = outcome.tail(folder / "stderr.txt")
+    _, *stacks = re.split(r"^(?:Current )?[Tt]hread 0x.*$", text, flags=re.M)
     lines = [re.search(r'File ".*/trainer\.py", line (\d+) in (\w+)', each) for each in stacks]
     found = dict.fromkeys(f"{trainer}:{line[1]} ({line[2]})" for line in lines if line)
     return f", and stood at {' and '.join(found)}" if found else ""
@@ -147,13 +147,13 @@ def _name(number):
 def error(folder: Path, trainer: str = "dlojz.py") -> str:
     """Return the error of a run or job in one line, with the line of the trainer that raised it."""
     errors = outcome.errors(folder)
-    told = {rank: str(e["error"]) for rank, e in enumerate(_ends(folder)) if e.get("error")}
+    last = {rank: str(e["error"]) for rank, e in enumerate(_ends(folder)) if e.get("error")}
     # A process that only waited comes last.
-    rank = min(told, key=lambda rank: bool(re.search(outcome.GONE, told[rank])), default=None)
-    said = told.get(rank, "")
-    if not said:
-        said = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
-    words = harmless(" ".join(said.split()))
+    rank = min(last, key=lambda rank: bool(re.search(outcome.GONE, last[rank])), default=None)
+    message = last.get(rank, "")
+    if not message:
+        message = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
+    words = harmless(" ".join(message.split()))
     words = words if len(words) <= MOST else f"{words[:MOST]} ..."
     return ", at ".join(filter(None, (words, _place(errors, trainer, rank))))
 

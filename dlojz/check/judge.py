@@ -87,9 +87,9 @@ def judge(
     # A single pair has no spread to warn about, and the caller asked for no more.
     pairs = len(_of(ended, Role.AFTER))
     cautions = comparison.cautions if comparison else ()
-    told = tuple(c for c in cautions if _tells(c, pairs, exercise))
+    shown = tuple(c for c in cautions if _tells(c, pairs, exercise))
     findings += [faster, *price]
-    return Verdict(exercise.step, findings, exercise.hints, comparison, told, second_name=name)
+    return Verdict(exercise.step, findings, exercise.hints, comparison, shown, second_name=name)
 
 
 def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
@@ -97,14 +97,14 @@ def repaired(exercise: Prepared, folder: Path, failed: str) -> Verdict:
     cases, findings = {}, []
     with suppress(log.LogError):
         cases = exercise.read(folder)
-    told = failed or "it logged nothing to compare: are the file's last two lines still there?"
+    why = failed or "it logged nothing to compare: are the file's last two lines still there?"
     if not failed and exercise.last in cases:
         try:
             findings = list(exercise.findings(cases))
-        except (LookupError, TypeError, log.LogError) as error:
-            told = f"its log was written by something else, too: {error!r}. Leave that to the job"
+        except (LookupError, TypeError) as error:
+            why = f"its log was written by something else, too: {error!r}. Leave that to the job"
     if not findings:
-        ended = Finding(exercise.parts[0], "job", "job", State.FAILED, told, "completed", "failed")
+        ended = Finding(exercise.parts[0], "job", "job", State.FAILED, why, "completed", "failed")
         missing = replace(NOT_JUDGED, expected="a job that completes")
         findings = [ended, *(replace(missing, part=part) for part in exercise.parts)]
     return Verdict(exercise.step, findings, exercise.hints, parts=exercise.parts)

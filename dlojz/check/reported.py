@@ -35,10 +35,10 @@ def finding(
     if not ranks[0].epochs:
         return Finding(*WHICH, False, "no epoch", "`run.epoch(...)` after each", HINT)
     looks = [*_steps(ranks), *_epochs(ranks[0].epochs, met)] if seen else _replayed(ranks, every)
-    for told, seen, what in [(t, s, w) for t, s, w, epoch in looks if epoch == 0 or not first]:
-        if told is None or not _near(told, *seen):
-            asked = f"{seen[0]:.5g}, which is what the auditor saw"
-            text = f"{what}: {'nothing' if told is None else f'{told:.5g}'}"
+    for logged, expected, what, epoch in looks:
+        if (epoch == 0 or not first) and (logged is None or not _near(logged, *expected)):
+            asked = f"{expected[0]:.5g}, which is what the auditor saw"
+            text = f"{what}: {'nothing' if logged is None else f'{logged:.5g}'}"
             return Finding(*WHICH, False, text, asked, HINT)
     return Finding(*WHICH, True, "what the auditor saw", "the same")
 
@@ -46,9 +46,9 @@ def finding(
 def rates(mine: log.Run, reference: log.Run) -> Finding:
     """Return a finding on the learning rates in the log, against the solution's."""
     pairs = zip(mine.steps.lr, reference.steps.lr, strict=False)
-    for step, (told, usual) in enumerate(pairs):
-        if not (abs(told - usual) <= RATE * usual or told == _rounded(usual)):
-            text = f"{told:.12g} in step {step}"
+    for step, (logged, usual) in enumerate(pairs):
+        if not (abs(logged - usual) <= RATE * usual or logged == _rounded(usual)):
+            text = f"{logged:.12g} in step {step}"
             return Finding(*RATES, False, text, f"{usual:.12g}", HINT)
     return Finding(*RATES, True, "the solution's", "the same")
 
@@ -58,17 +58,17 @@ def _rounded(rate):
     return array("f", [rate])[0]
 
 
-def _near(told, seen, tolerance):
-    return abs(told - seen) <= tolerance or math.isnan(seen) or told == seen
+def _near(logged, observed, tolerance):
+    return abs(logged - observed) <= tolerance or math.isnan(observed) or logged == observed
 
 
 def _steps(ranks):
     """Yield each step's loss: logged, (observed, tolerance), its name, the epoch."""
     for rank in ranks:
-        seen = rank.audit.met["train"]
-        each = max(1, len(seen) // max(1, len(ranks[0].epochs)))
-        for step, (told, (loss, *_)) in enumerate(zip(rank.steps.loss, seen, strict=False)):
-            yield told, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
+        observed = rank.audit.met["train"]
+        each = max(1, len(observed) // max(1, len(ranks[0].epochs)))
+        for step, (logged, (loss, *_)) in enumerate(zip(rank.steps.loss, observed, strict=False)):
+            yield logged, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
 
 
 def _epochs(epochs, met):
@@ -76,37 +76,37 @@ def _epochs(epochs, met):
     for mode in ("train", "val"):
         batches = [_by_epoch(m.get(mode, []), len(epochs)) for m in met]
         for number, parts in enumerate(zip(*batches, strict=False)):
-            seen = [batch for part in parts for batch in part]
-            images = sum(n for _, n, _ in seen)
-            loss = sum(loss * n for loss, n, _ in seen) / images
-            accuracy = sum(right for _, _, right in seen) / images
+            observed = [batch for part in parts for batch in part]
+            images = sum(n for _, n, _ in observed)
+            loss = sum(loss * n for loss, n, _ in observed) / images
+            accuracy = sum(right for _, _, right in observed) / images
             for name, value, most in (
                 ("loss", loss, LOSS * abs(loss)),
                 ("accuracy", accuracy, ACCURACY + 1 / images),
             ):
-                told = epochs[number].get(f"{mode}_{name}")
-                yield told, (value, most), f"{mode} {name}", number
+                logged = epochs[number].get(f"{mode}_{name}")
+                yield logged, (value, most), f"{mode} {name}", number
 
 
 def _replayed(ranks, every):
     """Yield such tuples from replays: the known losses, and the accuracy."""
     epochs = ranks[0].epochs
-    for rank, found in zip(ranks, every, strict=True):
-        each = max(1, len(found.losses) // len(epochs))
-        for step, (told, loss) in enumerate(zip(rank.steps.loss, found.losses, strict=False)):
+    for rank, record in zip(ranks, every, strict=True):
+        each = max(1, len(record.losses) // len(epochs))
+        for step, (logged, loss) in enumerate(zip(rank.steps.loss, record.losses, strict=False)):
             if loss is not None:
-                yield told, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
-    train = [_by_epoch(found.right, len(epochs)) for found in every]
+                yield logged, (loss, LOSS * abs(loss)), f"loss of step {step}", step // each
+    train = [_by_epoch(record.right, len(epochs)) for record in every]
     parts = [
         ("train", number, [batch for own in each for batch in own])
         for number, each in enumerate(zip(*train, strict=True))
     ]
-    last = [batch for found in every for batch in found.validation.right]
+    last = [batch for record in every for batch in record.validation.right]
     for mode, number, batches in [*parts, ("val", len(epochs) - 1, last)]:
         if batches and None not in batches:
             images = sum(count for _, count in batches)
-            seen = sum(right for right, _ in batches) / images, ACCURACY + 1 / images
-            yield epochs[number].get(f"{mode}_accuracy"), seen, f"{mode} accuracy", number
+            expected = sum(right for right, _ in batches) / images, ACCURACY + 1 / images
+            yield epochs[number].get(f"{mode}_accuracy"), expected, f"{mode} accuracy", number
 
 
 def _by_epoch(batches, epochs):

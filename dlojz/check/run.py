@@ -42,7 +42,7 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
     found = known(plan, standards.trainer)
     judged = set()
 
-    def told_already():
+    def enough_so_far():
         stage = _stage(plan.entries, found)
         if stage == FIRST and stage in judged:
             return None  # not enough: the next pairs are judged together
@@ -52,22 +52,22 @@ def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:
     def enough():
         _made(job, plan, keys, found, standards.trainer)
         refuse(found)
-        return told_already()
+        return enough_so_far()
 
     if len(found) == len(keys):
         return found
-    told = told_already()
+    runs = enough_so_far()
     missing = {name: key for name, key in keys.items() if name not in found}
     job = under_way(plan, keys, missing.values())
-    if told:
+    if runs:
         if job:  # of a check that was interrupted
             job.end_early(ENOUGH)
-        return told
+        return runs
     job = job or _submit(plan, missing, found)
-    if told := _wait(job, plan.exercise.step, enough):
-        return told
-    if told := enough():
-        return told
+    if runs := _wait(job, plan.exercise.step, enough):
+        return runs
+    if runs := enough():
+        return runs
     if lost := [name for name in keys if name not in found]:
         raise CheckError(f"the check's job ended without {', '.join(lost)}: {job.explain()}")
     return found
@@ -316,7 +316,7 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] |
     silent = False if launch.in_a_notebook() else None
     sure = len(entries) - len(optional(entries))
     with (
-        _told_if_interrupted(job),
+        _reported_if_interrupted(job),
         tqdm(total=sure or len(entries), unit="run", leave=False, disable=silent) as bar,
     ):
         while not (state := job.state).final:
@@ -341,13 +341,13 @@ def _wait(job, step, enough: Callable[[], dict | None]) -> dict[str, EndedRun] |
 
 
 @contextmanager
-def _told_if_interrupted(job):
+def _reported_if_interrupted(job):
     """Say that the job goes on, and how to end it, if the wait for it is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
-        told = f"job {job.id} of this check goes on, and the next check finds it"
-        say(f"{told}: `dlojz cancel {job.id}` ends it")
+        text = f"job {job.id} of this check goes on, and the next check finds it"
+        say(f"{text}: `dlojz cancel {job.id}` ends it")
         raise
 
 

@@ -116,13 +116,13 @@ class Verdict:
                 lines.append(f"      {_sign(f)} {f.what}: {f.yours}")
                 if f.state != State.PASSED:
                     lines.append(f"        {'' if _is_report(f) else 'expected: '}{f.expected}")
-        lines += [f"  note: {text}" for text in self._said]
+        lines += [f"  note: {text}" for text in self._all_notes]
         if self.hint_key:
             lines.append(f"  next: {self.hints[self.hint_key].nudge}{self._then}")
         return "\n".join(lines)
 
     @property
-    def _said(self):
+    def _all_notes(self):
         """Return the notes; if the verdict passed, add to a caution that nothing more is needed."""
         again = self.passed and any(caution.again for caution in self.cautions)
         more = "it passed all the same: measured again, the gain would only be known better"
@@ -191,7 +191,7 @@ def _card(verdict):
         nudge = _code_html(verdict.hints[verdict.hint_key].nudge + verdict._then)
         hint = f"<div><b>Next:</b> {nudge} <i>More: <code>verdict.hint()</code></i></div>"
     parts = "".join(_part_html(verdict, name) for name in verdict.parts)
-    notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict._said)
+    notes = "".join(f"<div>Note: {_code_html(text)}</div>" for text in verdict._all_notes)
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 12px;max-width:860px;'
         f'line-height:1.5"><b>{verdict.step}</b> <span style="{chip}">{verdict._word}</span>'

@@ -74,15 +74,15 @@ def update() -> str:
     address = _git("remote", "get-url", "origin").strip()
     command = [sys.executable, "-m", "nbgitpuller.pull", address, branch, str(root)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
-    said = done.stdout + done.stderr
-    if "No module named" in said:
+    output = done.stdout + done.stderr
+    if "No module named" in output:
         raise UpdateError(
             "no nbgitpuller here: expected the hub's environment; "
             "type `git pull`, or `pip install nbgitpuller` and again"
         )
     if done.returncode:
-        raise UpdateError(f"{address} could not be pulled:\n{said.strip()[-600:]}")
-    return said
+        raise UpdateError(f"{address} could not be pulled:\n{output.strip()[-600:]}")
+    return output
 
 
 def last() -> Update | None:

@@ -304,9 +304,9 @@ def on_meta(build_model, plan, args, short=None):
 
 def marks(storages=None) -> SimpleNamespace:
     """Return a stand-in for the Chronometer, which tells the storages the present phase."""
-    told = storages or SimpleNamespace()
+    target = storages or SimpleNamespace()
     phases = ("forward", "backward", "update")
-    return SimpleNamespace(**{name: partial(setattr, told, "phase", name) for name in phases})
+    return SimpleNamespace(**{name: partial(setattr, target, "phase", name) for name in phases})
 
 
 def note(storages, training):

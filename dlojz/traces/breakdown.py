@@ -200,12 +200,12 @@ def _causes(trace, work, free):
         if wait.cause == SYNC:  # which is paid together with what the host reads
             idle[SYNC] += lost / steps
             idle[READS] -= lost / steps
-    told = [
+    waited = [
         Wait(*place, len(each), sum(ms for ms, _ in each), sum(lost for _, lost in each))
         for place, each in places.items()
     ]
     idle = {cause: ms for cause, ms in idle.items() if ms > 1e-9}
-    return idle, sorted(told, key=lambda w: (-w.idle_ms, -w.ms))
+    return idle, sorted(waited, key=lambda w: (-w.idle_ms, -w.ms))
 
 
 def _paid(cause):

@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
 def waits(trace: Trace) -> list[Asked]:
     """Return the host's waits for the device, in chronological order."""
-    told = []
+    every = []
     asked = synchronisations(trace)
     for thread in {c.where for c in asked}:
         mine = [c for c in asked if c.where == thread]
@@ -72,8 +72,8 @@ def waits(trace: Trace) -> list[Asked]:
             if BLOCKING.match(call.name) and of[0][-1:] == of_next[0][-1:] != []:
                 continue  # a copy whose operation goes on to synchronise: it waits once
             copy = copies[1][bisect_right(copies[0], call.begin) - 1] if copies[0] else ""
-            told.append(_asked(call, *of, copy, printing))
-    return sorted(told, key=lambda wait: wait.begin)
+            every.append(_asked(call, *of, copy, printing))
+    return sorted(every, key=lambda wait: wait.begin)
 
 
 def _asked(call, ops, lines, ranges, copy, printing):

@@ -83,11 +83,11 @@ def costs(found: Sequence[Task], free: float, steps, causes) -> tuple[dict, Repl
     causes: {name: union of the spans in which it held up the host}, removed one after the other, so
     that time with two causes counts for the first.
     """
-    before, skipped, told = replay(found, free, steps, []), [], {}
+    before, skipped, gains = replay(found, free, steps, []), [], {}
     for name, spans in causes.items():
         mine = without(spans, skipped)
         skipped = union([*skipped, *mine])
         after = replay(found, free, steps, skipped) if mine else before
-        told[name] = before.waits - after.waits
+        gains[name] = before.waits - after.waits
         before = after
-    return told, before
+    return gains, before

@@ -103,7 +103,7 @@ class _Wish:
     def __init__(self):
         self.heard = threading.Event()
         self._updates = self._granted = 0
-        self._said = False
+        self._announced = False
 
     def granted(self) -> bool:
         """Return whether to save after this update. Called once per update."""
@@ -113,7 +113,7 @@ class _Wish:
         if torch.distributed.is_initialized() and not self._all_are_there():
             return False
         self._granted += 1
-        self._said = False
+        self._announced = False
         self.heard.clear()
         return True
 
@@ -121,8 +121,8 @@ class _Wish:
         store = private.default_store()
         key = f"dlojz/save/{self._granted}"
         keys = [f"{key}/{rank}" for rank in range(torch.distributed.get_world_size())]
-        if not self._said:
-            self._said = True
+        if not self._announced:
+            self._announced = True
             store.set(keys[torch.distributed.get_rank()], str(self._updates))
         if torch.cuda.is_available():
             torch.cuda.synchronize()

@@ -368,11 +368,11 @@ def in_work(loader) -> int:
 
 
 def _not_loaded(iterator) -> int:
-    told = _of(iterator, "_task_info").values()
-    arrived = sum(len(task) > 1 for task in told)
+    tasks = _of(iterator, "_task_info").values()
+    arrived = sum(len(task) > 1 for task in tasks)
     # one and the same, unless memory is pinned
     queues = {_of(iterator, "_worker_result_queue"), _of(iterator, "_data_queue")}
-    return len(told) - arrived - sum(queue.qsize() for queue in queues)
+    return len(tasks) - arrived - sum(queue.qsize() for queue in queues)
 
 
 def _of(iterator, name):

@@ -30,7 +30,7 @@ def share(model, states: list[torch.Tensor]) -> dict:
     parts = {"parameters": weights, "gradients": gradients, "optimizer": states}
     return {
         "placements": dict(Counter(map(placement, weights))),
-        "held": {part: sum(own(t).nbytes for t in those) for part, those in parts.items()},
+        "held": {part: sum(own(t).nbytes for t in tensors) for part, tensors in parts.items()},
         "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
     }
 

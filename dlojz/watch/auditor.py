@@ -629,8 +629,8 @@ class Auditor:
         names, found = {}, {}
         for name, buffer in _named_buffers(self._model):
             names.setdefault((buffer.dtype, buffer.device), {})[self._plain(name)] = buffer
-        for those in names.values():  # in one call each: a hundred cost the host a millisecond
-            found |= zip(those, private.copies(list(those.values())), strict=True)
+        for alike in names.values():  # in one call each: a hundred cost the host a millisecond
+            found |= zip(alike, private.copies(list(alike.values())), strict=True)
         return found
 
     def _on_update(self, optimizer, args, kwargs):
@@ -655,9 +655,9 @@ class Auditor:
 
         In the measured window this is not read from a GPU, because the host would wait.
         """
-        told = getattr(optimizer, "found_inf", None)
-        ask = told is not None and (self._window is None or told.device.type == "cpu")
-        return ask and bool(told)
+        found_inf = getattr(optimizer, "found_inf", None)
+        ask = found_inf is not None and (self._window is None or found_inf.device.type == "cpu")
+        return ask and bool(found_inf)
 
     def _take(self, optimizer):
         groups = optimizer.param_groups
@@ -810,7 +810,7 @@ class Auditor:
                 losses=[None if s.loss is None else float(s.loss) for s in steps],
                 val_losses=[float(loss) for loss in self._val_losses],
                 val_outputs=[float(size) for size in self._val_outputs],
-                met={mode: _numbers(those) for mode, those in self._met.items()},
+                met={mode: _numbers(batches) for mode, batches in self._met.items()},
                 same_buffers=self._same_buffers and all(map(bool, self._unchanged)),
                 same_weights=self._same_weights,
                 updates=len(self._updates),
@@ -877,8 +877,8 @@ def _allocated(device) -> tuple[int, int]:
     """Return the bytes of all tensors on a GPU, now and at the peak; (0, 0) on a processor."""
     if device.type != "cuda":
         return 0, 0
-    told = memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
-    return told["current"], told["peak"]
+    stats = memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    return stats["current"], stats["peak"]
 
 
 def _free(device) -> int:
@@ -900,14 +900,14 @@ def pack(tensors: dict, by="cpu", memory: dict | None = None) -> dict:
     by_dtype, packed = {}, {}
     for name, tensor in tensors.items():
         by_dtype.setdefault(tensor.dtype, {})[name] = tensor.detach()
-    for dtype, those in by_dtype.items():
-        total = sum(tensor.numel() for tensor in those.values())
+    for dtype, alike in by_dtype.items():
+        total = sum(tensor.numel() for tensor in alike.values())
         if dtype not in memory or len(memory[dtype]) != total:
             memory[dtype] = torch.empty(total, dtype=dtype)
         kept = memory[dtype]
         flat = kept if torch.device(by).type == "cpu" else torch.empty_like(kept, device=by)
         places, offset = [], 0
-        for name, tensor in those.items():
+        for name, tensor in alike.items():
             place = _place(name, tensor, offset)
             _view(flat, place).copy_(tensor)
             places.append(place)

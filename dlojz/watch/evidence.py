@@ -796,20 +796,20 @@ def communication(events):
     overlap with other work, are added.
     """
     begin = min((e.start_ns() for e in events), default=0)
-    told, kernels, others = [], [], []
+    collectives, kernels, others = [], [], []
     for event in events:
         if _ran_on_gpu(event):
             (kernels if kinds.NCCL_KERNEL.match(event.name()) else others).append(event)
         elif kinds.COLLECTIVE.fullmatch(event.name()) and event.device_type() == CPU:
-            told.append(event)
-    if not told:
+            collectives.append(event)
+    if not collectives:
         return {}
-    told.sort(key=lambda e: e.start_ns())
+    collectives.sort(key=lambda e: e.start_ns())
     kernels.sort(key=lambda e: e.start_ns())
-    one_each = len(kernels) == len(told)  # then both are in the same order
-    times = [_span(event, begin) for event in (kernels if one_each else told)]
+    one_each = len(kernels) == len(collectives)  # then both are in the same order
+    times = [_span(event, begin) for event in (kernels if one_each else collectives)]
     found = {
-        "collectives": [_collective(e, s) for e, s in zip(told, times, strict=True)],
+        "collectives": [_collective(e, s) for e, s in zip(collectives, times, strict=True)],
         "timed_on": "gpu" if one_each else "host",
     }
     if backward := _backward(events, others if one_each else []):

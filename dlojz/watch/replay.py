@@ -472,7 +472,7 @@ class Replay:
         )
         expected = [own(self.weights[name].detach()) for name in names]
         steps, off = _minus(expected, before), _minus(after, expected)
-        moved, wrong = (math.hypot(*_norms(those)) for those in (steps, off))
+        moved, wrong = (math.hypot(*_norms(tensors)) for tensors in (steps, off))
         worst = {"roundings": 0.0}
         for i in _not_zero(off):
             scale = EPS * (before[i].abs() + steps[i].abs())
@@ -756,8 +756,8 @@ def _buffers(mine, solution) -> float:
     return off / size if size else 0.0
 
 
-def _minus(these, those) -> list:
-    return [a - b for a, b in zip(these, those, strict=True)]
+def _minus(minuends, subtrahends) -> list:
+    return [a - b for a, b in zip(minuends, subtrahends, strict=True)]
 
 
 def _norms(tensors) -> list[float]:

@@ -38,8 +38,8 @@ def counted(events) -> list[dict]:
         name = event.name()
         if (name in COUNTED or name.startswith((NODE, ATTENTION))) and event.device_type() == CPU:
             threads[event.start_thread_id()].append(event)
-    for those in threads.values():
-        found.update(_of_thread(those))
+    for thread in threads.values():
+        found.update(_of_thread(thread))
     names = ("when", "kind", "of", "dtype", "flop")
     return [dict(zip(names, key, strict=True)) | {"count": n} for key, n in found.items()]
 
@@ -114,7 +114,7 @@ def convolution(shapes, inputs) -> tuple[str, str, int]:
             (size + 2 * pad - hop * (width - 1) - 1) // step + 1
             for size, width, step, pad, hop in zip(image[2:], weight[2:], *sizes, strict=True)
         ]
-    return CONVOLUTION, _said(image, weight), _flop(image[0], places, weight)
+    return CONVOLUTION, _sizes(image, weight), _flop(image[0], places, weight)
 
 
 def convolution_backward(shapes, inputs) -> list[tuple[str, str, int]]:
@@ -123,12 +123,12 @@ def convolution_backward(shapes, inputs) -> list[tuple[str, str, int]]:
     transposed, wanted = inputs[7], inputs[10]
     places = image[2:] if transposed else gradient[2:]
     flop = _flop(image[0], places, weight)
-    of = _said(image, weight)
+    of = _sizes(image, weight)
     named = zip(("images", "weights"), wanted, strict=False)  # and the biases: no convolution
     return [(CONVOLUTION, f"{of} for the {name}", flop) for name, yes in named if yes]
 
 
-def _said(image, weight):
+def _sizes(image, weight):
     return " by ".join("x".join(map(str, shape)) for shape in (image, weight))
 
 

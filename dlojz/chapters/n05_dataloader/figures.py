@@ -279,10 +279,10 @@ def _knob_words(name, value):
 
 def oversubscribed(jobs) -> str:
     """Return lines that name the jobs with more busy workers and threads than cores."""
-    told = {}
+    by_text = {}
     for job in jobs:
-        told.setdefault(oversubscription(job) or "enough cores for all", []).append(job.id)
-    return "\n".join(fill(f"{', '.join(ids)}: {text}", 100) for text, ids in told.items())
+        by_text.setdefault(oversubscription(job) or "enough cores for all", []).append(job.id)
+    return "\n".join(fill(f"{', '.join(ids)}: {text}", 100) for text, ids in by_text.items())
 
 
 def oversubscription(run) -> str:
@@ -394,14 +394,14 @@ def plot_supply(loader_runs, model_run, ax=None):
     named = loader_runs if isinstance(loader_runs, dict) else {"the loader gives": loader_runs}
     with style():
         ax = ax or plt.subplots(figsize=(9, 3.6))[1]
-        said, shown, model = [], {}, summary(model_run)
+        sentences, shown, model = [], {}, summary(model_run)
         for (name, run), colour in zip(named.items(), SERIES, strict=False):
             run = log.read(run)
             cases = _loader_cases(run)
             label = name + _others_text(cases, run.start.get("cpu_count"))
             shown[label] = _plot_given(ax, cases, colour)
             found = supply(run, model)
-            said += wrap(f"{name}: {found.short}" if len(named) > 1 else str(found), 105)
+            sentences += wrap(f"{name}: {found.short}" if len(named) > 1 else str(found), 105)
         line = {"color": PALETTE["failure"], "linestyle": "--"}
         band = SERIES[0] if len(named) == 1 else PALETTE["limit"]
         shown["all rounds"] = Patch(color=band, alpha=0.2, lw=0)
@@ -410,8 +410,8 @@ def plot_supply(loader_runs, model_run, ax=None):
         ax.set_xlabel(
             "workers (hollow, 0: the training loads images itself, in turn with its steps)"
         )
-        said += _model_disturbed(model)
-        ax.set_title("\n".join(said), fontsize=9, fontweight="normal")
+        sentences += _model_disturbed(model)
+        ax.set_title("\n".join(sentences), fontsize=9, fontweight="normal")
         legend(ax, shown, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 

@@ -23,8 +23,8 @@ def _ranks(run) -> list[log.Run]:
     found = log.read_ranks(run)
     for each in found:
         if each.end.get("outcome") != "completed":
-            said = each.end.get("error", "it has not ended: wait for it, with job.wait()")
-            raise UserError(f"{each.path}: {said}")
+            error = each.end.get("error", "it has not ended: wait for it, with job.wait()")
+            raise UserError(f"{each.path}: {error}")
     return found
 
 

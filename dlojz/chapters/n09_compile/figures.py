@@ -176,8 +176,8 @@ def graphs(run) -> Table:
     return Table(head, rows, "<>>><<")
 
 
-def _fullgraph(said):
-    return f"call {said['call'] + 1}: {said['error']}" if said else "nothing"
+def _fullgraph(error):
+    return f"call {error['call'] + 1}: {error['error']}" if error else "nothing"
 
 
 def reasons(run) -> Table:

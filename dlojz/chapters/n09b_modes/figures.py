@@ -59,13 +59,13 @@ class Rung:
         if not self.run.graphs:
             return "" if _mode(self.run) == "off" else "nothing was compiled"
         cores = f" on {self.run.cpus} cores" * bool(self.run.cpus)
-        told = f"compiled in {self.run.compile_s:.0f} s{cores}"
+        compiled = f"compiled in {self.run.compile_s:.0f} s{cores}"
         if self.run.compile_cached:
-            return f"{told}; the code for training was in a cache"
+            return f"{compiled}; the code for training was in a cache"
         if self.break_even is None:
-            return told
+            return compiled
         even = steps_text(self.break_even)
-        return f"{told}, {'never won back' if even == 'never' else f'won back after {even}'}"
+        return f"{compiled}, {'never won back' if even == 'never' else f'won back after {even}'}"
 
 
 def _mode(s):
@@ -220,11 +220,11 @@ def _caption(found):
     hardware = sorted({f"{s.device_name}, torch {s.versions.get('torch')}" for s in every})
     dates = sorted({s.date for s in every})
     data = "synthetic data, " if all(s.synthetic for s in every) else ""
-    told = (
+    text = (
         f"{'; '.join(hardware)}, {' and '.join(dates)}: {data}one run each. "
         "Grey: eager; blue: compiled. ×: compared with the first bar."
     )
-    return "\n".join(wrap(told, 170))
+    return "\n".join(wrap(text, 170))
 
 
 # Hosts -------------------------------------------------------------------------------------------

@@ -355,9 +355,9 @@ def compiled_block(training, name, calls, compiling) -> tuple[float, worth.Block
             raise
         raise UserError(refusal(kind, error)) from error
     eager, compiled = (statistics.median(each) for each in zip(*ms, strict=True))
-    told = f"{name} ({kind})" if name else kind
+    label = f"{name} ({kind})" if name else kind
     size = (len(calls), len(set(calls)))
-    return start_s, worth.Block(told, *size, seconds, eager / compiled)
+    return start_s, worth.Block(label, *size, seconds, eager / compiled)
 
 
 @contextmanager

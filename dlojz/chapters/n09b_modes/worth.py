@@ -250,29 +250,29 @@ def predict(profile: Profile, fit: Fit) -> Prediction:
 
 def unseen(profile: Profile, fit: Fit, device: str, torch: str) -> list[str]:
     """Return a sentence on each omission or guess of the prediction."""
-    told = [
+    notes = [
         "only one block was compiled: a graph break or a recompilation elsewhere costs more",
         "the batch was in memory: a training run that waits for its images gains less",
         "one process: DDP cuts the graph where its buckets end",
     ]
     decided = decides(profile, fit.keeps)
     if (models := fit.decided[decided]) <= len(KEEPS_OF[decided]):
-        told.insert(
+        notes.insert(
             0,
             f"the {decided} decides here, as it did for {models} of the models that were measured: "
             "the interval of the gain is a guess",
         )
     if device != fit.device:
-        told.insert(0, f"the coefficients are of {fit.device}: for {device} they are a guess")
+        notes.insert(0, f"the coefficients are of {fit.device}: for {device} they are a guess")
     if torch != fit.torch:
-        told.insert(0, f"the coefficients are of torch {fit.torch}, and this is {torch}")
+        notes.insert(0, f"the coefficients are of torch {fit.torch}, and this is {torch}")
     if profile.varied > DISTURBED:
-        told.insert(
+        notes.insert(
             0, f"the eager steps differed by {100 * profile.varied:.0f} %: what else runs here?"
         )
     if profile.nchw:
-        told.append("weights in NCHW: the compiler changes the layout, which may gain much more")
-    return told
+        notes.append("weights in NCHW: the compiler changes the layout, which may gain much more")
+    return notes
 
 
 # The fits ----------------------------------------------------------------------------------------

@@ -63,16 +63,16 @@ def about(row: Mapping) -> str:
     profile = worth.Profile.of(row["profile"])
     block, threads = profile.block, row["threads"]
     where = f"{row['device']}{f', threads: {threads}' if threads else ''}, torch {row['torch']}"
-    told = [
+    lines = [
         f"{row['command']}\n{where}, mode {row['mode']}: {profile.step_ms:.2f} ms a step, eager",
         f"\n{step(row)}\n",
         f"one block: {block.name}, {block.operations} of {profile.operations} operations, compiled "
         f"in {block.compile_s:.0f} s, alone x {block.gain:.2f}",
     ]
     if "measured" in row:
-        told.append(f"the whole model, measured: {measured_text(row['measured'])}")
-        told.append(f"won back after: {steps_text(worth.measured_break_even(row))}, measured")
-    return "\n".join(told)
+        lines.append(f"the whole model, measured: {measured_text(row['measured'])}")
+        lines.append(f"won back after: {steps_text(worth.measured_break_even(row))}, measured")
+    return "\n".join(lines)
 
 
 def answer(row: Mapping, steps: int | None) -> str:
@@ -83,13 +83,13 @@ def answer(row: Mapping, steps: int | None) -> str:
     like = f", of {models} where the {side} decides," if profile.on_gpu else ""
     origin = f"{fit.models} models{like} on {fit.device}, torch {fit.torch}, {fit.date}."
     not_seen = "\n".join(f"- {text}" for text in unseen)
-    told = (
+    lines = (
         prediction(found, row),
         decided(profile, fit),
         sentence(found, steps),
         f"Coefficients of {origin}\nLeft out, or guessed:\n{not_seen}",
     )
-    return "\n\n".join(str(text) for text in told if text)
+    return "\n\n".join(str(text) for text in lines if text)
 
 
 def to_dict(row: Mapping, steps: int | None) -> dict:
@@ -129,8 +129,8 @@ def prediction(found: worth.Prediction, row: Mapping) -> Table:
     head, align = ("", "predicted", "interval (90 %)"), "<>>"
     if measured := row.get("measured"):
         steps = steps_text(worth.measured_break_even(row))
-        told = (f"x {measured['gain']:.2f}", _s(worth.total_s(row)), steps)
-        rows = [(*row, value) for row, value in zip(rows, told, strict=True)]
+        measurements = (f"x {measured['gain']:.2f}", _s(worth.total_s(row)), steps)
+        rows = [(*row, value) for row, value in zip(rows, measurements, strict=True)]
         head, align = (*head, "measured"), align + ">"
     return Table(head, rows, align)
 
@@ -173,19 +173,19 @@ def sentence(found: worth.Prediction, steps: int | None) -> str:
     """Return a conclusion, for a training run of `steps` steps if given."""
     even = found.break_even
     if math.isinf(even.value):
-        told = "Compiling is not expected to pay, however long you train"
+        text = "Compiling is not expected to pay, however long you train"
     else:
         likely = "may pay," if math.isinf(even.high) else "should pay"
-        told = (
+        text = (
             f"Compiling {likely} after about {steps_text(even.value)} ({_interval(even, _count)})"
         )
     if steps is None and math.isinf(even.value):
-        return f"{told}."
+        return f"{text}."
     if steps is None:
-        return f"{told}. Give --steps, and this says whether your training run is long enough."
+        return f"{text}. Give --steps, and this says whether your training run is long enough."
     answer = found.answer(steps)
     more = " (--measure compiles the whole model)" if answer == worth.OPEN else ""
-    return f"{told}. You train {steps:,} steps: {answer}{more}."
+    return f"{text}. You train {steps:,} steps: {answer}{more}."
 
 
 def measured_text(measured: Mapping) -> str:
@@ -250,13 +250,13 @@ def _differing(rows):
     return [" ".join(flag for flag in mine if flag not in common) for mine in flags]
 
 
-def _score(row, told):
+def _score(row, prediction):
     """Yield gain, seconds to compile and break-even, each predicted and measured."""
     gain, seconds = row["measured"]["gain"], worth.total_s(row)
     for expected, value, text in (
-        (told.gain, gain, "{:.2f}".format),
-        (told.compile_s, seconds, "{:.0f}".format),
-        (told.break_even, worth.measured_break_even(row), _count),
+        (prediction.gain, gain, "{:.2f}".format),
+        (prediction.compile_s, seconds, "{:.0f}".format),
+        (prediction.break_even, worth.measured_break_even(row), _count),
     ):
         yield f"{text(expected.value)} ({_interval(expected, text)})"
         yield text(value) if value in expected else f"{text(value)} (outside)"

@@ -166,10 +166,10 @@ def _reduced(ranks):
     for collective in ranks[0].last.collectives:
         if "reduce" in collective["op"] and collective["bytes"] > 8 and _is_float(collective):
             found[collective["dtype"]] += 1
-    return _said(found) or "nothing"
+    return _in_words(found) or "nothing"
 
 
-def _said(found):
+def _in_words(found):
     return ", ".join(f"{count} x {dtype}" for dtype, count in found.items())
 
 
@@ -188,7 +188,7 @@ def _gathered(mine, reference):
     )
     alike = yours.keys() == usual.keys()
     ok = alike and usual.total() - 1 <= yours.total() <= usual.total()
-    text, asked = (_said(found) or Unseen.NONE for found in (yours, usual))
+    text, asked = (_in_words(found) or Unseen.NONE for found in (yours, usual))
     hint = "blocks" if alike else "policy"
     return Finding(MECHANISM, "gathered", "weights gathered in a step", ok, text, asked, hint)
 

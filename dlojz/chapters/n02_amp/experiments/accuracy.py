@@ -483,8 +483,8 @@ def train_all(run, args, device):
             for name in args.variants:
                 bar.set_description(f"{name}, seed {seed}")
                 found = train(VARIANTS[name], args, seed, data, device)
-                said = {"variant": name, "title": VARIANTS[name].title, "seed": seed}
-                run.case(f"{name}, seed {seed}", **said, **found)
+                about = {"variant": name, "title": VARIANTS[name].title, "seed": seed}
+                run.case(f"{name}, seed {seed}", **about, **found)
                 bar.set_postfix(accuracy=f"{found['accuracy']:.1%}")
                 bar.update()
 
