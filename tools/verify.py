@@ -158,7 +158,7 @@ def museum(steps: Sequence[str], on_gpu: bool, here: str) -> list[Case]:
         right = answer.path.parent.name == wrong.RIGHT
         if answer.step in steps and (right or answer.needs_gpu == on_gpu):
             _, _, own = SMALL[answer.step]
-            own = _filled(own, on_gpu, "tf32")  # which is float32 on a processor
+            own = _filled(own, on_gpu, "tf32")  # float32 on a processor
             sizes = f"--image-size 32 -b 8 --test-nsteps 12 {own} {answer.flags}"
             kind, expected = ("right", None) if right else ("museum", answer.expect)
             found.append(

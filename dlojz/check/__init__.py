@@ -30,9 +30,9 @@ def check(step: str | int, job=None, pairs: int | None = None) -> Verdict:
     step: of the chain, or a prepared exercise such as "09_repair", which needs no further runs.
     job: a Job or its number, or a sweep, of which the last counts; by default the last one that
         was submitted.
-    pairs: runs before and after; by default 6 where a gain is asked for, else none. If 6 leave it
-        open whether the gain is large enough, and everything else is right, 6 more are run, once.
-        A speed that did not pass is measured again by the next check.
+    pairs: runs before and after; by default 6 where a bar asks for a gain, else none. If 6 leave
+    only the gain undecided, 6 more are run, once. The next check measures a speed that did not
+    pass again.
 
     Wait for the runs that it needs, with a progress bar. Raise CheckError for a job that can't be
     checked: it has not ended, or is not a test run.

@@ -1,7 +1,7 @@
 """The comparison with the solution's training, step by step, from audited runs and replays.
 
-`dlojz.watch.auditor` keeps what a run did, `dlojz.watch.replay` does some of its updates again
-with the solution. Both log numbers; here they meet their tolerances.
+`dlojz.watch.auditor` records a run, `dlojz.watch.replay` repeats some of its updates with the
+solution. Both log numbers; here they meet their tolerances.
 """
 
 import math
@@ -219,7 +219,7 @@ def links(runs: Sequence[Audited]) -> list[Finding]:
 
 
 def _images(runs):
-    """Compare the images of each step, counted where their gradient comes back."""
+    """Compare the number of images with a gradient in each step."""
     for run in runs:
         counts, steps = run.every.images, run.every.steps
         wrong = [k for k, (mine, usual) in enumerate(counts) if mine != usual]
@@ -656,9 +656,9 @@ def clocks(run: log.Run, reference: log.Run) -> list[Finding]:
 def looks(after: Sequence[log.Run], before: Sequence[log.Run], solution: log.Run) -> list[Finding]:
     """Return a finding if the auditor's looks took longer in the trainee's runs than elsewhere.
 
-    Its clocks stand still meanwhile. A tensor or a module may have methods of its own, which work
-    as they are looked at. On a GPU that waits for the host, as it may in the trainee's runs alone,
-    all of the host's time counts.
+    Its clocks stand still meanwhile, and a trainer's tensor or module may have methods that work
+    while it is looked at. On a GPU that waits for the host, perhaps only in the trainee's runs, all
+    of the host's time counts.
     """
     sides = [[w for run in runs for w in run.audit.windows] for runs in (after, before)]
     devices = {run.setup.get("device", "").partition(":")[0] for run in (*after, *before)}

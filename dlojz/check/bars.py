@@ -1,6 +1,6 @@
 """The bars of the verdict: the speed-up that each step must reach, by hardware.
 
-A bar is well below what was recorded: it asks for the gain, not for our machine. Where no gain is
+A bar is well below the recorded speed: it asks for the gain, not for our machine. Where no gain is
 expected there is no bar, and the verdict says why. The first row that fits counts.
 """
 

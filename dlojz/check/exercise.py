@@ -19,7 +19,7 @@ from dlojz.runs import log, stats
 
 SAME, FASTER, MECHANISM = "same training", "faster", "mechanism"
 PARTS = (SAME, FASTER, MECHANISM)
-# What is not the same work comes first, then what was not measured honestly, or has no flag.
+# Hints on different work come first, then those on dishonest measurements and missing flags.
 WORK_FIRST = (
     *("called", "eval-mode", "train-mode", "images", "validation"),
     *("momentum", "backward", "clock", "marks", "flag"),
@@ -62,7 +62,7 @@ class Finding:
     state: State  # True and False become PASSED and FAILED
     yours: str
     expected: str  # if UNMEASURED: the remedy
-    hint: str | None = None  # which hint helps, if it fails
+    hint: str | None = None  # the name of the hint, if it fails
     open: bool = False  # measured, and uncertain
     precision: str = ""  # of the run, where several runs have a finding with this key
 
@@ -115,7 +115,7 @@ class Beside:
     """A run of the solution with the flags of the job, and some more."""
 
     log: log.Run
-    out_of_memory: bool = False  # which may be an answer, too
+    out_of_memory: bool = False  # a possible answer, too
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Prepared:
         return read_hints(self.step)
 
 
-STEPS = CHAIN[1:]  # those that have an exercise
+STEPS = CHAIN[1:]  # the ones with an exercise
 
 
 def read_hints(step: str) -> dict[str, Hint]:

@@ -186,7 +186,7 @@ def _pairs(ended) -> list[tuple[EndedRun, EndedRun]]:
 
 
 def crashed(exercise: Exercise, folder: Path, end: ending.Ending) -> Verdict:
-    """Return the verdict on a job that did not complete, from what it logged until then."""
+    """Return the verdict on a job that did not complete, from its log so far."""
     run = EndedRun(folder)
     return _with_evidence(exercise, run, run, _ended(exercise, folder, end, "job", "failed"))
 
@@ -431,7 +431,7 @@ def _not_asked(exercise, bar, before, runs, recorded) -> str:
 def _asked(bar, found) -> Finding:
     """Return the finding on a comparison that a bar asks for.
 
-    An interval that includes the bar leaves it open: a gain that was asked for does not pass. Where
+    An interval that includes the bar leaves it open: a gain does not pass then. Where
     the bar refuses only a loss, an estimate without one neither passes nor fails. The next check
     measures again.
     """

@@ -280,7 +280,7 @@ def hardware_of(run) -> tuple[str, str]:
     return run.start.get("cpu", ""), run.setup["device_name"] if on_gpu else ""
 
 
-# What the judge needs, and what the trainee reads ------------------------------------------------
+# For the judge and the trainee -------------------------------------------------------------------
 
 
 def standards(exercise: Exercise, job=None) -> judge.Standards:

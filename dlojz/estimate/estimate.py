@@ -38,7 +38,7 @@ from dlojz.runs import memory
 from dlojz.training import data, imports, models, private, sharding
 from dlojz.training.replaced import replaced
 
-CLASSES, UPDATES = 1000, 100_000  # those of the synthetic images, and the schedule's length
+CLASSES, UPDATES = 1000, 100_000  # of the synthetic images, and of the schedule
 STEPS = 2  # the second one begins with the first one's gradients and momentum
 SHORT = (4, 6)  # blocks of the short versions, whose first and last blocks differ from the others
 # Batches: the first to try, as batch normalization may refuse 1, and an upper limit.
@@ -370,7 +370,7 @@ def container(model):
     return next(kept, None)
 
 
-# What fits ---------------------------------------------------------------------------------------
+# The largest batch -------------------------------------------------------------------------------
 
 
 def fitting(trainer, plan: Plan, limit: int) -> Iterator[dict]:

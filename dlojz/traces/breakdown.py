@@ -197,7 +197,7 @@ def _causes(trace, work, free):
     for wait in waits:
         lost = found[_paid(wait.cause)] * wait.ms / total[_paid(wait.cause)]
         places[wait.call, wait.op, wait.why, wait.line].append((wait.ms, lost))
-        if wait.cause == SYNC:  # which is paid together with what the host reads
+        if wait.cause == SYNC:  # replayed together with the host's reads
             idle[SYNC] += lost / steps
             idle[READS] -= lost / steps
     waited = [

@@ -1,8 +1,8 @@
 """All private names of torch that the course uses, each behind a public name of ours.
 
-A private name may go with any version of torch. So each function says what it is for and what
-happens without it. Either it raises `MissingNameError`, which names the feature that needs it, or
-it is decorated with what happens `otherwise`, after a warning. tests/test_private.py tries each
+A private name may go with any version of torch. So each function tells its purpose and the effect
+of a missing name. Either it raises `MissingNameError`, which names the feature that needs it, or
+it is decorated with a substitute, `otherwise`, after a warning. tests/test_private.py tries each
 both ways, and refuses private names of torch in any other module. Nothing is imported before a
 call.
 """

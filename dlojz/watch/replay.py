@@ -661,7 +661,7 @@ def _parts(replay, watched, rows):
 def _rates(training, updates) -> list[float]:
     """Return the solution's learning rate for each update; its scheduler is not used again."""
     rates = []
-    with warnings.catch_warnings(action="ignore"):  # that no optimizer steps before it
+    with warnings.catch_warnings(action="ignore"):  # no optimizer steps before it
         for _ in range(updates):
             rates.append(training.optimizer.param_groups[0]["lr"])
             training.scheduler.step()

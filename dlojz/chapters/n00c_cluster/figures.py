@@ -269,7 +269,7 @@ def _draw_mask(ax, threads, tasks):
     ax.spines[:].set_visible(False)
 
 
-# What tasks got ----------------------------------------------------------------------------------
+# The resources of tasks --------------------------------------------------------------------------
 
 
 def tasks(run=None) -> Table:

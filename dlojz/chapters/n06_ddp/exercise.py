@@ -211,7 +211,7 @@ EXERCISE = Exercise(
     mechanism=mechanism,
     extras=extras,
     recorded=("h200/06-resnet50-bf16-x1-1.jsonl", "h200/06-resnet50-bf16-x2-1"),
-    # Whose images these are comes before which they are.
+    # The division of the images comes before their order.
     first_hints=("share", *WORK_FIRST),
     waited="together",
     errors=(
