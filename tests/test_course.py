@@ -319,6 +319,13 @@ def test_the_table_of_imports_has_no_circle():
         done |= free
 
 
+def test_each_room_is_a_package_that_says_what_it_holds():
+    """Else a wheel leaves it out. Experiments are run from a clone, by path."""
+    folders = {file.parent for file in (REPOSITORY / "dlojz").rglob("*.py")}
+    rooms = [folder for folder in folders if folder.name != "experiments"]
+    assert [str(room) for room in rooms if not (room / "__init__.py").exists()] == []
+
+
 def test_no_name_of_a_module_stands_in_two_rooms():
     """But those that each chapter has."""
     stems = Counter(

@@ -1,4 +1,4 @@
-"""Tables and figures: `report` shows runs, and each notebook's subject has a module of its own.
+"""Tables and figures: `report` shows runs; what one notebook draws is in its chapter.
 
 They read jobs, folders and recordings, and write nothing.
 """

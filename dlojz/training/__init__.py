@@ -1,3 +1,3 @@
-"""The parts of the trainer, and the evidence that they leave: all that runs inside a job.
+"""The modules that the trainer imports.
 
-It imports torch when it is loaded, except flags.py, which the launcher reads."""
+They import torch when they are loaded, except flags.py, which the launcher reads."""

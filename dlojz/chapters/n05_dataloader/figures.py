@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import fill, wrap
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from dlojz.chapters.n05_dataloader import search
 from dlojz.chapters.n05_dataloader.search import KNOBS, began, of_one_training, ready, trial
 from dlojz.course import UserError
 from dlojz.figures import report
@@ -153,12 +155,20 @@ def _processor(run):
 READY = 0.3  # share of the steps; with more batches ready, a trial tells little about its loader
 
 
+def trials(jobs=(), file: Path | None = None) -> Table:
+    """Return a table of the knobs of each trial and its results, earlier sessions first.
+
+    Trials of other models, sizes or machines are kept, but not shown: see `search.kept`.
+    """
+    return trial_table(*search.kept(jobs, file))
+
+
 def trial_table(runs, like: dict | None = None) -> Table:
     """Return a table of the six knobs of each trial and its results, with the fastest marked.
 
     Trials within the noise of the fastest are marked, too.
 
-    runs: jobs, or kept trials; `search.trials` also shows those of earlier sessions.
+    runs: jobs, or kept trials; `trials` also shows those of earlier sessions.
     like: the trial to compare with, by default the last. Trials of other models, sizes or machines
     are left out.
     """

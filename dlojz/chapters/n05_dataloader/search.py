@@ -4,7 +4,6 @@ from pathlib import Path
 
 from dlojz.course import progress
 from dlojz.runs import log, stats
-from dlojz.table import Table
 
 KNOBS = {
     "num_workers": "workers",
@@ -79,18 +78,15 @@ def of_one_training(rows, like: dict) -> list[dict]:
     return [row for row in rows if not began(row) or [row[name] for name in SAME] == setting]
 
 
-def trials(jobs=(), file: Path | None = None) -> Table:
-    """Return a table of the knobs of each trial and its results, earlier sessions first.
+def kept(jobs=(), file: Path | None = None) -> tuple[list[dict], dict | None]:
+    """Keep the trials of these jobs that have ended; return all trials, and the last one.
 
-    jobs: one or several. Ended ones are kept in `file`, by default beside progress.json. Trials of
-    other models, sizes or machines are kept, but not shown.
+    jobs: one or several. Ended ones are kept in `file`, by default beside progress.json.
     """
-    from dlojz.chapters.n05_dataloader import figures  # here, because it imports matplotlib
-
     rows = map(trial, jobs if isinstance(jobs, list | tuple) else [jobs])
     new = {key(row): row for row in rows}
     ended = {k: row for k, row in new.items() if row["ended"] and began(row)}
     file = file or progress.file().with_name("trials.json")
     kept = progress.change(file, lambda kept: kept.update(ended))
     known = [row for row in list(new.values()) or list(kept.values()) if began(row)]
-    return figures.trial_table(list({**kept, **new}.values()), like=known[-1] if known else None)
+    return list({**kept, **new}.values()), known[-1] if known else None

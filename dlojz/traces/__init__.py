@@ -1,0 +1,1 @@
+"""Profilers' traces: their spans and kinds of work, what limits a step, and which fault it has."""
