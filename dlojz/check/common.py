@@ -308,7 +308,7 @@ def _threads(run):
 
 
 def _piled_up(mine, reference):
-    """Return a finding that fails if batches of earlier steps, used by no loader, are alive."""
+    """Return a finding that fails if batches are alive that neither step nor loader needs."""
     found, usual = (r.last.batches_alive for r in (mine, reference))
     loader = mine.probe.loader
     ready = (loader.num_workers or 0) * (loader.prefetch_factor or 0)

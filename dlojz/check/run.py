@@ -216,7 +216,7 @@ def _is_reusable(run, hardware) -> bool:
 
 
 def same_hardware(ran: tuple[str, str], wanted: tuple[str, str]) -> bool:
-    """Return whether the GPUs are the same; without GPUs, whether the processors are."""
+    """Return whether the GPUs are the same; unless both have one, whether the processors are."""
     return ran[1] == wanted[1] if ran[1] and wanted[1] else ran[0] == wanted[0]
 
 
