@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import made
@@ -602,6 +603,14 @@ def test_only_the_first_pair_is_judged_by_itself(monkeypatch):
         judged.clear()
         run.finished(planned, judge.Standards())
         assert judged == [max(3, known), 5, 6]
+
+
+def test_what_measures_is_the_trainer_and_all_rooms_that_it_imports():
+    package = Path(course.__file__).parents[1]
+    assert [p for p in run.MEASURING if not [*package.glob(p)]] == []
+    measuring = {file for pattern in run.MEASURING for file in package.glob(pattern)}
+    for room in ("training", "watch", "runs", "traces"):
+        assert measuring >= {*(package / room).glob("*.py")}
 
 
 def test_a_run_of_another_version_of_what_measures_is_not_used_again(tmp_path, monkeypatch):
