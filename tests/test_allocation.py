@@ -209,7 +209,7 @@ def test_one_is_started_where_there_is_none_and_ends_after_its_process(prepared,
     (prepared / "slurm").symlink_to(REPOSITORY / "slurm")
     program = """
 import os, signal
-from dlojz.chapters.n00c_cluster import throwaway
+from dlojz.chapters.n00c_cluster import batch, throwaway
 assert throwaway.where() == "throw-away"
 job = batch.sbatch("solutions/allocation.sbatch")
 job.wait(120)

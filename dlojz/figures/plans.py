@@ -39,7 +39,7 @@ PAPER = {"facecolor": "white", "pad": 2, "lw": 0}  # behind a text, so that no l
 def highest(row: Mapping) -> tuple[str, Peak]:
     """Return the phase of the step with the most memory, and what it is made of.
 
-    row: what `training.estimate` has written.
+    row: what `estimate.estimate` has written.
     """
     found = {phase: Peak(parts) for phase, parts in row["peaks"].items()}
     phase = max(found, key=lambda name: found[name].bytes)
