@@ -67,11 +67,15 @@ def _wrong_other(file):
         with Image.open(file) as image:
             if image.mode[0] in "IF":
                 return f"numbers of more than 8 bits (PIL's mode {image.mode})"
-            return "an animation" if getattr(image, "is_animated", False) else ""
+            if getattr(image, "is_animated", False):
+                return "an animation"
+            image.verify()  # the checksums of a PNG: torchvision 0.29 crashes on a damaged one
+            return ""
     except Image.DecompressionBombError:
         raise
     except Exception:  # a damaged file makes PIL raise nearly anything: the decoder says what
-        return ""
+        file.seek(0)
+        return "a damaged PNG" if file.read(len(PNG)) == PNG else ""
 
 
 def _wrong_size(width, height):
