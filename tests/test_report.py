@@ -408,11 +408,6 @@ def test_on_a_processor_there_is_no_copy_to_be_measured(train, tmp_path):
     assert not any("pinned" in label for label in labels)
 
 
-def test_the_accuracy_of_each_epoch_is_drawn(tmp_path):
-    ax = report.plot_epochs([write_log(tmp_path / "r.jsonl")])
-    assert list(ax.lines[0].get_ydata()) == [0.4]
-
-
 def test_diff_shows_the_difference_and_nothing_else(course_folder):
     text = course.diff(course.trainer(), "01")
     assert "+    device = idr_torch.device()" in text

@@ -15,7 +15,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from dlojz.course import UserError
 from dlojz.runs import labels, log, outcome, stats
@@ -689,29 +689,6 @@ def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
                 )
                 ax.set_axis_off()
     return axes
-
-
-def plot_epochs(runs, ax=None):
-    """Draw the validation and training accuracy after each epoch."""
-    runs = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
-    with style():
-        ax = ax or plt.subplots(figsize=(6, 3.6))[1]
-        for run, colour in zip(runs, SERIES * len(runs), strict=False):
-            s = summary(run)
-            epochs = [e["epoch"] + 1 for e in s.epochs]
-            ax.plot(
-                epochs,
-                [e["val_accuracy"] for e in s.epochs],
-                "o-",
-                color=colour,
-                label=f"{s.name}: {s.model}, batch {s.batch_size}, {duration_text(s.seconds)}",
-            )
-            ax.plot(epochs, [e["train_accuracy"] for e in s.epochs], ":", color=colour)
-        ax.set(xlabel="epoch", ylabel="accuracy (dotted: training)", ylim=(0, 1))
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.legend()
-    return ax
 
 
 def save_figure(runs: Sequence, path) -> Path:

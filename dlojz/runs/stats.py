@@ -312,14 +312,6 @@ def _told_speed(ranks):
     return images, max(_wall_s(r) for r in ranks)
 
 
-def told_images_per_s(run: log.Run) -> float | None:
-    """Return the speed that a run's Chronometer reports, also of a run that was audited."""
-    if not run.windows:
-        return None
-    images, wall_s = _told_speed([run])
-    return images / wall_s
-
-
 def _wall_s(run):
     if run.windows:
         return sum(w["wall_s"] for w in run.windows)
