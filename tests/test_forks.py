@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
@@ -150,3 +152,16 @@ def test_forked_jobs_draw_different_numbers(script):
 def test_the_kernels_of_notebooks_are_forked(manager, kernel):
     """Else they only take longer: each imports torch, and all that draws."""
     assert manager().get_kernel_spec(kernel).argv[0] == os.environ["DLOJZ_PYTHON"]
+
+
+def test_what_is_imported_before_a_fork_asks_for_no_gpu():
+    """A fork can't use a GPU for which its parent has asked."""
+    code = (
+        "import torch\n"
+        "def asked(): raise SystemExit('asked')\n"
+        "torch._C._cuda_getDeviceCount = asked\n"
+        "from dlojz.jobs import forks\n"
+        "forks.prepare()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -31,7 +31,7 @@ def prepare():
 
     import dlojz.runs.log  # noqa: F401
 
-    torch.compiler.reset()  # imports what the first optimizer would
+    torch.compiler.list_backends()  # imports what the first optimizer would, and asks no GPU
     # The collector then skips what was imported: each fork would copy that memory by touching it,
     # and search all of it for tensors that are still alive.
     gc.freeze()
