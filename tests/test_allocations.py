@@ -37,11 +37,12 @@ PARTS = {0: "parameters", 1: "activations", 2: "activations"}
 
 
 def test_moments_are_what_is_alive_after_each_event():
-    found = memory.over_time(EVENTS, PARTS, range(1, 5))
+    alive = load("alive")
+    found = alive.over_time(EVENTS, PARTS, range(1, 5))
     assert [moment["event"] for moment in found] == [0, 1, 2, 3]
     assert [moment["phase"] for moment in found] == ["forward"] * 2 + ["backward"] * 2
-    alive = [moment["parts"].get("activations", 0) / MIB for moment in found]
-    assert alive == [8, 10, 8, 0]
+    kept = [moment["parts"].get("activations", 0) / MIB for moment in found]
+    assert kept == [8, 10, 8, 0]
     assert all(moment["parts"]["parameters"] == 4 * MIB for moment in found)
     assert all(moment["parts"]["cublas"] == memory.CUBLAS_BYTES for moment in found)
     held = [moment["reserved"] for moment in found]
@@ -49,8 +50,9 @@ def test_moments_are_what_is_alive_after_each_event():
 
 
 def test_of_many_moments_the_highest_are_kept(monkeypatch):
-    monkeypatch.setattr(memory, "POINTS", 2)
-    found = memory.over_time(EVENTS, PARTS, range(6))
+    alive = load("alive")
+    monkeypatch.setattr(alive, "POINTS", 2)
+    found = alive.over_time(EVENTS, PARTS, range(6))
     assert [moment["event"] for moment in found] == [2, 3]
     assert max(sum(m["parts"].values()) for m in found) == 14 * MIB + memory.CUBLAS_BYTES
 
@@ -58,7 +60,7 @@ def test_of_many_moments_the_highest_are_kept(monkeypatch):
 def test_a_trace_counts_tensors_and_segments():
     trace = [("segment_alloc", 20), ("alloc", 6), ("alloc", 3), ("free_requested", 6)]
     trace += [("free_completed", 6), ("segment_free", 20)]
-    found = memory.traced({"action": action, "size": size} for action, size in trace)
+    found = load("snapshot").traced({"action": action, "size": size} for action, size in trace)
     assert [allocated for _, allocated, _ in found] == [0, 6, 9, 9, 3, 3]
     assert [reserved for _, _, reserved in found] == [20] * 5 + [0]
 

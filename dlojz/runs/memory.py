@@ -8,7 +8,7 @@ with what it is made of.
 import re
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dlojz.course import UserError
@@ -183,7 +183,7 @@ def peaks(events: Iterable[tuple], parts: Mapping[int, str]) -> dict[str, Peak]:
     for (_, size, phase), live, allocator in moments(events, parts):
         if size > 0 and phase and allocator.allocated > found.get(phase, (0,))[0]:
             found[phase] = allocator.allocated, dict(live)
-    return {phase: _peak(allocated, live) for phase, (allocated, live) in found.items()}
+    return {phase: peak_of(allocated, live) for phase, (allocated, live) in found.items()}
 
 
 def moments(
@@ -201,52 +201,7 @@ def moments(
         yield event, live, allocator
 
 
-def _peak(allocated, live):
+def peak_of(allocated: int, live: Mapping[str, int]) -> Peak:
+    """Return the memory of a moment, from the allocated bytes and the live bytes of each part."""
     more = {"unsplit": allocated - sum(live.values()), "cublas": CUBLAS_BYTES}
     return Peak({part: size for part, size in {**live, **more}.items() if size})
-
-
-# The memory of an update, moment by moment --------------------------------------------------------
-
-POINTS = 400  # of a drawing
-
-
-def over_time(events: Sequence[tuple], parts: Mapping[int, str], shown: range) -> list[dict]:
-    """Return some moments of these events, in their order, the highest ones among them.
-
-    shown: the places of the events that are looked at. Of each moment: event (its place among
-        them), phase, reserved, and parts, in bytes, as those of a peak.
-    """
-    seen = [
-        (allocator.allocated, place, event[-1], allocator.reserved, dict(live))
-        for place, (event, live, allocator) in enumerate(moments(events[: shown.stop], parts))
-        if place in shown
-    ]
-    each = max(1, -(-len(seen) // POINTS))
-    highest = (max(seen[at : at + each]) for at in range(0, len(seen), each))
-    return [
-        {
-            "event": place - shown.start,
-            "phase": phase,
-            "reserved": reserved + CUBLAS_BYTES,
-            "parts": dict(_peak(allocated, live).parts),
-        }
-        for allocated, place, phase, reserved, live in highest
-    ]
-
-
-def traced(entries: Iterable[Mapping]) -> list[tuple[str, int, int]]:
-    """Return (action, allocated, reserved) after each entry of a snapshot's `device_traces`.
-
-    Both are counted from 0 as the recording begins: what was there before is not in it.
-    """
-    signs = {"alloc": (1, 0), "free_completed": (-1, 0)}
-    signs |= {"segment_alloc": (0, 1), "segment_free": (0, -1)}
-    allocated = reserved = 0
-    found = []
-    for entry in entries:
-        tensors, segments = signs.get(entry["action"], (0, 0))
-        allocated += tensors * entry["size"]
-        reserved += segments * entry["size"]
-        found.append((entry["action"], allocated, reserved))
-    return found

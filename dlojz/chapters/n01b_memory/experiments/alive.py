@@ -13,6 +13,7 @@ fsdp blocks for one of eight GPUs.
 
 import argparse
 import warnings
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from dlojz.course import UserError
 from dlojz.estimate import estimate
 from dlojz.runs import memory
 from dlojz.training import imports
+
+POINTS = 400  # of a drawing
 
 
 def main():
@@ -37,7 +40,7 @@ def main():
             estimate.check(trainer, plan)
             with estimate.shown(plan):
                 storages, last = estimate.counted(trainer, plan, accumulate=batches)
-            moments = memory.over_time(storages.events, storages.parts, last)
+            moments = over_time(storages.events, storages.parts, last)
             of = {"precision": args.precision, "events": len(last)}
             run.case(named(plan, batches), **of, at=moments)
             most = max(sum(moment["parts"].values()) for moment in moments)
@@ -78,6 +81,31 @@ def planned(args, way, batches) -> estimate.Plan:
         checkpointing=checkpointing,
         precision=args.precision,
     )
+
+
+def over_time(events: Sequence[tuple], parts: Mapping[int, str], shown: range) -> list[dict]:
+    """Return some moments of these events, in their order, the highest ones among them.
+
+    shown: the places of the events that are looked at. Of each moment: event (its place among
+        them), phase, reserved, and parts, in bytes, as those of a peak.
+    """
+    moments = memory.moments(events[: shown.stop], parts)
+    seen = [
+        (allocator.allocated, place, event[-1], allocator.reserved, dict(live))
+        for place, (event, live, allocator) in enumerate(moments)
+        if place in shown
+    ]
+    each = max(1, -(-len(seen) // POINTS))
+    highest = (max(seen[at : at + each]) for at in range(0, len(seen), each))
+    return [
+        {
+            "event": place - shown.start,
+            "phase": phase,
+            "reserved": reserved + memory.CUBLAS_BYTES,
+            "parts": dict(memory.peak_of(allocated, live).parts),
+        }
+        for allocated, place, phase, reserved, live in highest
+    ]
 
 
 def named(plan, batches) -> str:

@@ -14,6 +14,7 @@ step's phase and the part of memory instead of the line.
 import argparse
 import pickle
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ def main():
         on_gpu = device.type == "cuda"
         found = recorded(trainer, plan, device) if on_gpu else counted(trainer, plan)
         (run.folder / "snapshot.pickle").write_bytes(pickle.dumps(found))
-        curve = memory.traced(next(filter(None, found["device_traces"])))
+        curve = traced(next(filter(None, found["device_traces"])))
         every = max(1, -(-len(curve) // POINTS))
         most = [max(curve[i : i + every], key=lambda c: c[1]) for i in range(0, len(curve), every)]
         run.case(
@@ -58,6 +59,23 @@ def parse_args():
     parser.add_argument("-b", "--batch-size", type=int, default=64, help="images")
     parser.add_argument("--trainer", type=Path, help="trainer to take (default: solution 01)")
     return parser.parse_args()
+
+
+def traced(entries: Iterable[Mapping]) -> list[tuple[str, int, int]]:
+    """Return (action, allocated, reserved) after each entry of a snapshot's `device_traces`.
+
+    Both are counted from 0 as the recording begins: what was there before is not in it.
+    """
+    signs = {"alloc": (1, 0), "free_completed": (-1, 0)}
+    signs |= {"segment_alloc": (0, 1), "segment_free": (0, -1)}
+    allocated = reserved = 0
+    found = []
+    for entry in entries:
+        tensors, segments = signs.get(entry["action"], (0, 0))
+        allocated += tensors * entry["size"]
+        reserved += segments * entry["size"]
+        found.append((entry["action"], allocated, reserved))
+    return found
 
 
 def recorded(trainer, plan, device) -> dict:
