@@ -11,7 +11,7 @@ import torch
 
 from dlojz import course, launch
 from dlojz.figures import report
-from dlojz.runs import log, records, stats
+from dlojz.runs import log, origin, records, stats
 from dlojz.runs.folder import events_file
 
 SAMPLES = [line for line in log.__doc__.splitlines() if line.startswith("{")]
@@ -141,7 +141,7 @@ def test_a_job_that_was_ended_needs_no_note_on_a_missing_end(file, job):
 
 def test_only_the_first_process_asks_git(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.excepthook", None)
-    monkeypatch.setattr(log, "_git_state", lambda: "abc")
+    monkeypatch.setattr(origin, "_git_state", lambda: "abc")
     for rank in (0, 1):
         monkeypatch.setattr(log.idr_torch, "rank", rank)
         monkeypatch.setattr(log.idr_torch, "is_master", rank == 0)

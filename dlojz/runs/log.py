@@ -25,37 +25,32 @@ ahead of the device. A window's last fields are what may have disturbed it, and 
 as Python's json does: a loss that diverged must not look like a missing one.
 """  # noqa: E501  a sample line must stay one line: a test parses these very lines
 
-import hashlib
 import io
 import json
 import os
-import platform
-import socket
 import sys
-import time
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
 from dlojz import course, idr_torch
-from dlojz.machine import cpus, facts, meters
+from dlojz.machine import cpus, meters
 from dlojz.runs import outcome, records
 from dlojz.runs.advice import advice
+from dlojz.runs.console import Progress
 from dlojz.runs.folder import events_file, new_run, path_of, trace_file
+from dlojz.runs.origin import origin
 
 SCHEMA = 2
 PHASES = ("data", "transfer", "forward", "backward", "update")  # of a step, in their order
 # Steps that are not measured: cuDNN picks kernels, the allocator grows, workers start. The warm-up
 # lasts longer, up to the second number, until an update is seen: a gradient scaler skips the first.
 WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
-EVENTS = (
-    *("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory", "measure"),
-    *("case", "end"),
-)
+EVENTS = ("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory")
+EVENTS += ("measure", "case", "end")
 
 # The fields that readers compute with, by event; those of `start` may be missing.
 TEXT, COUNT, NUMBER = (str, "text"), (int, "a whole number"), ((int, float), "a number")
@@ -64,8 +59,6 @@ FIELDS = {
     "window": {"first_step": COUNT, "steps": COUNT, "wall_s": NUMBER},
     "validation": {"seconds": NUMBER},
     "measure": {"what": TEXT, "value": NUMBER, "unit": TEXT},
-    "case": {"case": TEXT},
-    "evidence": {"when": TEXT},
     "end": {"outcome": TEXT},
 }
 # The errors that a malformed event raises in a reader.
@@ -119,9 +112,9 @@ class RunLog:
         self._last_words = []  # calls that log something before the end
         self._ended = False
         self._memory = {}
-        self._progress = _Progress() if idr_torch.is_master else None
+        self._progress = Progress() if idr_torch.is_master else None
         sys.excepthook = self._on_error
-        self._write("start", schema=SCHEMA, time=_now(), **_origin(), arguments=vars(args))
+        self._write("start", schema=SCHEMA, time=_now(), **origin(), arguments=vars(args))
 
     def setup(self, device, training, train_loader, val_loader):
         """Write the model, the device and the data of this run, and how many steps it takes."""
@@ -195,9 +188,8 @@ class RunLog:
 
     def note_memory(self):
         """Keep the process's peak memory so far: what follows is not part of the training."""
-        self._memory = {
-            "process_peak_bytes": meters.peak_memory(self._device).get("process_peak_bytes")
-        }
+        peak = meters.peak_memory(self._device).get("process_peak_bytes")
+        self._memory = {"process_peak_bytes": peak}
 
     def experiment(self, device):
         """Write the device of a small experiment, in place of `setup`."""
@@ -280,46 +272,6 @@ def _rounded(durations):
     return {phase: round(ms, 4) for phase, ms in durations.items()}
 
 
-def _origin():
-    """Return the origin of this run: the exact source, the versions, the machine."""
-    trainer = Path(sys.argv[0])
-    source = trainer.read_bytes() if trainer.is_file() else b""
-    packages = ("torch", "torchvision", "numpy", "pillow")
-    return {
-        "rank": idr_torch.rank,
-        "size": idr_torch.size,
-        "hostname": socket.gethostname(),
-        "pid": os.getpid(),
-        "trainer": trainer.name,
-        "trainer_sha256": hashlib.sha256(source).hexdigest()[:16],
-        "git": _git_state() if idr_torch.is_master else None,  # one process that asks git is enough
-        "versions": {"python": platform.python_version()} | {p: _version(p) for p in packages},
-        "cpu": cpus.name(),
-        "cpu_count": cpus.count(),
-        "instructions": facts.cpu().get("instructions", []),
-        "threads": _threads(),
-    }
-
-
-def _threads():
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else None
-
-
-def _version(package):
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_state():
-    """Return the commit of the course's code, `-dirty` if edited; None outside a clone."""
-    command = ["git", "describe", "--always", "--dirty"]
-    _, out, _ = facts.ask(command, timeout_s=5, cwd=Path(__file__).parent)
-    return out.strip() or None
-
-
 def _named(optimizer) -> str:
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return type(optimizer).__name__ + (", fused" if fused else "")
@@ -331,35 +283,6 @@ def _device_name(device):
     import torch
 
     return torch.cuda.get_device_name(device)
-
-
-class _Progress:
-    """The progress of a run in text: a live line per step in a terminal, a line per epoch."""
-
-    def __init__(self):
-        self._live, self._shown, self._begin = sys.stderr.isatty(), 0.0, None
-
-    def step(self, fields):
-        now = time.monotonic()
-        if self._live and now - self._shown > 0.2:
-            self._shown = now
-            rate = 1000 * fields["images"] / sum(fields["host_ms"].values())
-            print(
-                f"\repoch {fields['epoch']} step {fields['step'] + 1}: loss {fields['loss']:.3f}, "
-                f"{rate:,.0f} images/s \033[K",
-                end="",
-                file=sys.stderr,
-            )
-
-    def epoch(self, fields):
-        if self._live:
-            print("\r\033[K", end="", file=sys.stderr)
-        print(
-            f"epoch {fields['epoch']}: "
-            f"train loss {fields['train_loss']:.3f}, accuracy {fields['train_accuracy']:.1%}; "
-            f"validation loss {fields['val_loss']:.3f}, accuracy {fields['val_accuracy']:.1%}",
-            flush=True,
-        )
 
 
 # Reading ------------------------------------------------------------------------------------
@@ -543,8 +466,7 @@ def _take(run, event):
     if kind == "step":
         run.steps.append(event)
     elif kind == "window":
-        first = event["first_step"] + run.first_step
-        run.windows.append({**event, "first_step": first})
+        run.windows.append(event | {"first_step": event["first_step"] + run.first_step})
     elif kind in ("validation", "epoch"):
         getattr(run, kind + "s").append(event)
     elif kind == "measure":
