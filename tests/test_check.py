@@ -22,7 +22,7 @@ from dlojz.check.exercise import MECHANISM, SAME, Finding, State
 from dlojz.check.verdict import Verdict
 from dlojz.course import progress
 from dlojz.launch import series
-from dlojz.runs import log, stats
+from dlojz.runs import derived, log, stats
 from dlojz.runs.folder import events_file
 
 SMALL = "--test --data synthetic --model shufflenet_v2_x0_5 --image-size 32 -b 4 --test-nsteps 8"
@@ -841,7 +841,7 @@ def test_the_progress_bar_says_what_runs():
 
 def test_what_a_job_compiled_is_compiled_once_in_its_check(job, monkeypatch):
     """A job that compiled for minutes does not make its check an hour long."""
-    monkeypatch.setattr(stats, "compile_seconds", lambda run: run.seconds - 10)
+    monkeypatch.setattr(derived, "compile_seconds", lambda run: run.seconds - 10)
     found = plan.of(exercises.find("01_gpu"), job)
     assert found.seconds - found.compile_s == 10
     entries = [series.Entry("before-1", "t", []), series.Entry("after-1", "t", [])]

@@ -30,7 +30,7 @@ def test_the_planted_fault_is_named(folder):
 def test_without_pythons_functions_nothing_wrong_is_named(fault, named):
     """As if the same trace had been recorded without them."""
     (folder,) = (f for f in FOLDERS if f.name == f"04-trace-held-out-{fault}")
-    (found,) = suspects.traces_of(folder)
+    (found,) = trace.open_traces(folder)
     found.lines = []
     found.ranges = [r for r in found.ranges if r.name != trace.GARBAGE]
     (only,) = suspects.suspects([found])

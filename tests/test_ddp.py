@@ -20,7 +20,7 @@ from dlojz import runs as recorded
 from dlojz.chapters.n06_ddp import figures
 from dlojz.course import UserError
 from dlojz.launch import Request, series
-from dlojz.runs import log, stats
+from dlojz.runs import derived, log, stats
 from dlojz.runs.folder import events_file
 from dlojz.runs.log import PHASES
 from dlojz.widgets.answer import ANSWERS
@@ -309,9 +309,9 @@ def test_what_two_gpus_with_half_the_batch_lose_is_as_notebook_06b_says():
     steps, leads, passes = [], [], {"forward": [], "backward": []}
     for path in recorded.recordings("h200/06-strong-resnet50-bf16-x2-*"):
         run = log.read(path)
-        measured, times = stats.measured(run), stats.step_times(run)[1]
+        measured, times = derived.measured(run), derived.step_times(run)[1]
         steps.append(f"{np.median(sum(times.values())[measured]):.1f}")
-        leads.append("{:.0f} and {:.0f}".format(*map(stats.lead_ms, run.ranks)))
+        leads.append("{:.0f} and {:.0f}".format(*map(derived.lead_ms, run.ranks)))
         for phase, medians in passes.items():
             medians.append(f"{np.median(times[phase][measured]):.1f}")
         backward = times["backward"][measured]

@@ -3,7 +3,8 @@ import gzip
 import pytest
 
 from dlojz import runs
-from dlojz.figures import kernels
+from dlojz.chapters import n02b_formats as n02b
+from dlojz.chapters.n04b_roofline import kernels
 from dlojz.traces import kinds
 
 HEAD = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
@@ -96,12 +97,12 @@ def test_the_recorded_reading_is_of_a_gpu_and_names_no_machine():
 def test_the_names_of_recorded_kernels_say_whether_they_use_tensor_cores():
     named = {p: runs.recorded(f"h200/03-resnet50-{p}-nchw-b0256") for p in ("fp32", "tf32", "bf16")}
     named |= {"cpu": runs.recorded("h100/00-resnet50-cpu-b0032")}
-    found = kernels.by_name(named)
+    found = n02b.by_name(named)
     assert [row[0] for row in found.rows] == ["fp32"] * 2 + ["tf32"] * 2 + ["bf16"] * 2
     for precision, name, says, cores in found.rows:
         assert says in name
         assert cores == ("no" if precision == "fp32" else "yes")
-        assert len(name) <= kernels.WIDTH + 1
+        assert len(name) <= n02b.figures.WIDTH + 1
 
 
 def test_most_names_agree_with_what_was_measured():

@@ -18,7 +18,7 @@ from dlojz.chapters.n09b_modes import figures, worth
 from dlojz.chapters.n09b_modes import worth_figures as tables
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs import stats
+from dlojz.runs import derived
 from dlojz.runs.log import PHASES, read
 from dlojz.runs.stats import summary
 
@@ -328,7 +328,7 @@ def test_what_notebook_09b_says_of_small_batches_is_so():
 def phase(name, part, share):
     """Return the quantile of a part of the steps of a recording, in ms of the device."""
     run = read(runs.recorded(f"h200/{name}"))
-    return np.quantile(np.array(stats.step_times(run)[1][part])[stats.measured(run)], share)
+    return np.quantile(np.array(derived.step_times(run)[1][part])[derived.measured(run)], share)
 
 
 @claims("09b_modes")
@@ -382,7 +382,7 @@ def test_what_notebook_09b_says_of_the_trainer_on_two_gpus_is_so():
     yield f"{shares.min():.1f} to {shares.max():.1f} % of twice as much"
     yield f"{kept - shares.mean():.0f} % less than in the figure"
     leads = [
-        [stats.lead_ms(run) for run in read(runs.recorded(f"h200/{name.format(n, pair)}")).ranks]
+        [derived.lead_ms(run) for run in read(runs.recorded(f"h200/{name.format(n, pair)}")).ranks]
         for n in (1, 2)
         for pair in (1, 2, 3)
     ]

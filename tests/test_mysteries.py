@@ -16,10 +16,10 @@ from dlojz.traces import breakdown, suspects, trace
 def unread(monkeypatch):
     """Recordings whose traces are not read, which takes seconds."""
 
-    def traces_of(folder):
+    def open_traces(folder):
         return [trace.Trace(file, None) for file in trace_files(folder)]
 
-    monkeypatch.setattr(mysteries, "traces_of", traces_of)
+    monkeypatch.setattr(mysteries, "open_traces", open_traces)
 
 
 def test_no_mystery_is_solved_by_exclusion_and_no_name_tells(unread):

@@ -9,7 +9,7 @@ import pytest
 import record
 
 from dlojz import course
-from dlojz.figures import report, timeline
+from dlojz.figures import report
 from dlojz.traces import trace
 
 REPOSITORY = Path(__file__).parent.parent
@@ -92,7 +92,7 @@ def test_a_trace_is_recorded_with_its_log(tmp_path, course_folder):
     command = f"{FAULTS} --fault none {small}"
     record.record({"04-trace-fault-none": command}, tmp_path, "record-04", 1)
     folder = tmp_path / "04-trace-fault-none"
-    assert len(timeline.open_trace(folder).steps) == 2
+    assert len(trace.open_trace(folder).steps) == 2
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[0])["command"] == command
     assert "COMPLETED" in str(report.compare_runs([folder]))
 

@@ -14,11 +14,13 @@ from programs import experiment_file
 
 mpl.use("Agg")
 
-from dlojz import course, launch
+from dlojz import cli, course, launch
+from dlojz.chapters import n01_gpu as n01
+from dlojz.chapters import n04b_roofline as n04b
 from dlojz.chapters.n06_ddp import figures
 from dlojz.chapters.n11_fsdp import figures as sharding
 from dlojz.course import UserError
-from dlojz.figures import report, timeline
+from dlojz.figures import batch_sweep, report, timeline
 from dlojz.runs import log, recorded
 from dlojz.runs.stats import summary
 from dlojz.table import BAD_INK, GOOD_INK, QUIET_INK, Table
@@ -243,7 +245,7 @@ def test_no_sensor_is_said_and_not_zero(tmp_path):
 
 
 def test_a_batch_sweep_draws_each_point_and_marks_what_did_not_fit(sweep):
-    axes = report.plot_batch_sweep(sweep)
+    axes = batch_sweep.plot(sweep)
     assert len(axes) == 3, "energy is known"
     line = axes[0].lines[0]
     assert list(line.get_xdata()) == [8, 16, 32]
@@ -264,16 +266,16 @@ def legend_of(figure):
 
 
 def test_sweeps_stand_side_by_side_in_one_figure(sweep):
-    axes = report.plot_batch_sweep({"yours": sweep, "recorded": sweep[:2]})
+    axes = batch_sweep.plot({"yours": sweep, "recorded": sweep[:2]})
     assert legend_of(axes[0].figure)[:3] == ["yours", "recorded", "80 % of the steps"]
     middles = {round(p.get_x() + p.get_width() / 2, 3) for p in axes[1].patches}
     assert middles == {2.81, 3.81, 4.81, 3.19, 4.19}
     with pytest.raises(ValueError, match="no runs of recorded to draw"):
-        report.plot_batch_sweep({"yours": sweep, "recorded": []})
+        batch_sweep.plot({"yours": sweep, "recorded": []})
 
 
 def test_the_legend_of_a_sweep_lies_on_nothing(sweep):
-    axes = report.plot_batch_sweep(sweep)
+    axes = batch_sweep.plot(sweep)
     figure = axes[0].figure
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
@@ -283,7 +285,7 @@ def test_the_legend_of_a_sweep_lies_on_nothing(sweep):
 
 @pytest.mark.parametrize("label", [r"a$\frac{$", "_hidden", "$x$"])
 def test_a_label_is_text_and_no_formula(sweep, label, tmp_path):
-    axes = report.plot_batch_sweep({label: sweep})
+    axes = batch_sweep.plot({label: sweep})
     axes[0].figure.savefig(tmp_path / "f.png")
     assert legend_of(axes[0].figure)[0] == label
     report.plot_phases(sweep[:1], labels=[label]).figure.savefig(tmp_path / "f.png")
@@ -305,14 +307,14 @@ def test_a_disturbed_run_is_named_wherever_its_speed_is_shown(tmp_path):
         repr(report.compare_runs([calm, busy])),
         report.plot_steps(busy).get_title("left"),
         report.plot_phases([calm, busy]).get_xlabel(),
-        report.plot_batch_sweep([busy])[0].figure.get_suptitle(),
+        batch_sweep.plot([busy])[0].figure.get_suptitle(),
     ]
     assert [sentence in text for text in shown] == [True] * len(shown)
     assert "disturbed" not in repr(report.inspect_run(calm))
     assert "disturbed" not in repr(report.compare_runs([calm]))
     words = [text.get_text() for text in report.plot_phases([calm, busy]).texts]
     assert ["disturbed" in word for word in words] == [False, True]
-    both = report.plot_batch_sweep([calm, busy])[0].figure.get_suptitle()
+    both = batch_sweep.plot([calm, busy])[0].figure.get_suptitle()
     assert both.endswith(f"disturbed (busy): {sentence}")
 
 
@@ -333,12 +335,12 @@ def test_the_rows_of_a_comparison_are_told_apart(tmp_path):
 
 
 def test_a_sweep_without_energy_has_two_panels(tmp_path):
-    assert len(report.plot_batch_sweep([write_log(tmp_path / "r.jsonl")])) == 2
+    assert len(batch_sweep.plot([write_log(tmp_path / "r.jsonl")])) == 2
 
 
 def test_a_job_without_a_log_spoils_no_sweep(sweep, tmp_path):
     cancelled = dataclasses.replace(summary(sweep[0]), state="CANCELLED", batch_size=0)
-    axes = report.plot_batch_sweep([*sweep, cancelled])
+    axes = batch_sweep.plot([*sweep, cancelled])
     assert axes[0].get_xlim()[0] > 1
 
 
@@ -353,7 +355,7 @@ def test_thousands_of_steps_are_drawn_in_seconds(tmp_path):
 def test_a_recording_says_that_it_is_one():
     run = recorded("h100/01-resnet50-fp32-b0256")
     assert "recorded on NVIDIA H100" in report.hardware_text(summary(run))
-    assert "recorded on" in report.plot_clocks(run).get_xlabel()
+    assert "recorded on" in n01.plot_clocks(run).get_xlabel()
 
 
 def test_a_recording_from_before_the_fused_optimizer_says_so(tmp_path):
@@ -379,7 +381,7 @@ def test_recordings_of_one_machine_and_series_have_one_optimizer():
 
 def test_an_empty_sweep_says_what_to_give():
     with pytest.raises(ValueError, match="no runs to draw"):
-        report.plot_batch_sweep([])
+        batch_sweep.plot([])
 
 
 def test_the_steps_are_stacked_by_phase(tmp_path):
@@ -424,7 +426,8 @@ def test_the_phases_of_runs_stand_side_by_side(sweep, tmp_path):
     assert "064 has no measured step: OUT_OF_MEMORY" in ax.get_xlabel(), "why it has no bar"
     ax = report.plot_phases(sweep[2:], labels=["before", "after $"])
     assert "after $ has no measured step: OUT_OF_MEMORY" in ax.get_xlabel()
-    assert report.save_figure(sweep[:1], tmp_path / "one.png").stat().st_size > 10_000
+    assert cli.main(["report", str(sweep[0]), "--png", str(tmp_path / "one.png")]) == 0
+    assert (tmp_path / "one.png").stat().st_size > 10_000
 
 
 def test_of_runs_on_different_hardware_it_is_said_which_ran_where(sweep):
@@ -460,13 +463,13 @@ def test_every_recording_can_be_read_and_names_no_machine():
 
 
 def test_a_label_with_dollars_is_shown_as_it_is(tmp_path):
-    axes = report.plot_batch_sweep({r"a$\frac{$": [write_log(tmp_path / "r.jsonl")]})
+    axes = batch_sweep.plot({r"a$\frac{$": [write_log(tmp_path / "r.jsonl")]})
     axes[0].figure.canvas.draw()  # where matplotlib would look for a formula
     bars = report.plot_phases([write_log(tmp_path / "r.jsonl")], labels=[r"a$\frac{$"])
     bars.figure.canvas.draw()
 
 
-@pytest.mark.parametrize("figure", [report.plot_steps, report.plot_clocks])
+@pytest.mark.parametrize("figure", [report.plot_steps, n01.plot_clocks])
 def test_a_figure_reads_a_log_once(figure, tmp_path, monkeypatch):
     read, files = log._read, []
 
@@ -482,7 +485,7 @@ def test_a_figure_reads_a_log_once(figure, tmp_path, monkeypatch):
 
 FIGURES = {  # by which of its logs a job left before it failed
     "none": [report.plot_steps, report.plot_measures, sharding.plot_fits, figures.collectives],
-    "cut": [report.plot_measures, sharding.plot_fits, timeline.plot_roofline],
+    "cut": [report.plot_measures, sharding.plot_fits, n04b.plot_roofline],
     "no trace": [timeline.plot_step, timeline.waits],
 }
 

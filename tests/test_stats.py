@@ -12,6 +12,7 @@ import made
 import pytest
 from logs import write_log
 
+from dlojz.figures import batch_sweep
 from dlojz.figures.report import inspect_run
 from dlojz.runs import stats
 from dlojz.runs.folder import events_file, recordings
@@ -130,10 +131,10 @@ def test_the_memory_that_does_not_grow_with_the_batch_is_found(tmp_path):
         )
         for b in (4, 16, 64)
     ]
-    fit = stats.fit_memory(runs)
+    fit = batch_sweep.fit_memory(runs)
     assert fit.fixed_bytes == pytest.approx(1000)
     assert fit.per_image_bytes == pytest.approx(30)
-    assert stats.fit_memory(runs[:1]) is None
+    assert batch_sweep.fit_memory(runs[:1]) is None
 
 
 def test_what_disturbed_a_run_is_that_of_its_worst_window(tmp_path):

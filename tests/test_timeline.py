@@ -13,6 +13,8 @@ from programs import load
 from traces import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
 
 from dlojz import cli, course, runs
+from dlojz.chapters import n04b_roofline as n04b
+from dlojz.chapters.n04_profiler import figures
 from dlojz.figures import peaks, report, timeline
 from dlojz.runs import log, stats
 from dlojz.runs.folder import trace_file
@@ -183,7 +185,7 @@ def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
     file = write_log(tmp_path / "events.jsonl", steps=0, window=None)
     with open(file, "a") as out:
         out.writelines(json.dumps(e) + "\n" for e in events)
-    ax = timeline.plot_roofline(file)
+    ax = n04b.plot_roofline(file)
     convolution, relu = ax.collections
     assert convolution.get_offsets().tolist() == [[200, 500]], "FLOP for a byte, GFLOP/s"
     assert relu.get_offsets().tolist() == [[0.125, 0.5]]
@@ -196,14 +198,14 @@ def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
 
 def test_a_roofline_of_many_kinds_leaves_none_out():
     layers = [{"kind": f"L{i}", "count": 1, "ms": 10.0 - i} for i in range(9)]
-    kinds = timeline._by_kind(layers)
+    kinds = n04b.figures._by_kind(layers)
     assert list(kinds) == ["L0", "L1", "L2", "L3", "L4", "others"]
     assert sum(map(len, kinds.values())) == 9
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(tmp_path):
     with pytest.raises(trace.TraceError, match="submitted with --profile"):
-        timeline.open_trace(tmp_path)
+        trace.open_trace(tmp_path)
 
 
 def test_the_command_tells_and_draws(file, tmp_path, capsys):
@@ -231,7 +233,7 @@ def test_the_operations_that_wait_are_those_that_need_a_value_or_a_copy(tmp_path
     monkeypatch.setattr(sys, "argv", ["host_waits"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     load("host_waits").main()
-    needs = dict(timeline.host_waits(tmp_path).rows)
+    needs = dict(figures.host_waits(tmp_path).rows)
     assert needs["x.sum().item()"] == needs["if x.sum() > 0:"] == "a number"
     assert needs["x[mask]"] == needs["x.unique()"] == needs["torch.where(mask)"] == "a size"
     assert needs["torch.where(mask, x, 0.0)"] == needs["x.masked_fill(mask, 0.0)"] == "nothing"
@@ -258,7 +260,7 @@ def test_on_a_gpu_torch_says_where_the_host_waits(monkeypatch, error, waited):
 
 def test_what_a_gpu_said_of_each_operation_is_a_column(tmp_path):
     cases = {"a": {"needs": "a number", "waits": True}, "b": {"needs": "nothing", "waits": False}}
-    rows = timeline.host_waits(with_cases(tmp_path / "waits.jsonl", cases)).rows
+    rows = figures.host_waits(with_cases(tmp_path / "waits.jsonl", cases)).rows
     assert rows == [("a", "a number", "waits"), ("b", "nothing", "goes on")]
 
 
@@ -299,7 +301,7 @@ def test_what_notebook_04b_says_of_the_recorded_averages_is_so():
     yield f"a *whole* step with as many images takes {step:.1f} ms"
     first, last = sides[224] + sides[56], sides[14] + sides[7]
     assert first == pytest.approx(last, rel=0.1), "neither guess is right"
-    shown = timeline.averages(recorded, by_shape=True, only="convolution").rows
+    shown = n04b.averages(recorded, by_shape=True, only="convolution").rows
     assert all("convolution" in name for name, *_ in shown)
     assert len(shown) == 8
 
@@ -328,9 +330,9 @@ def test_operations_are_summed_up_by_name_and_by_shapes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", flags)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     load("averages").main()
-    by_name = {row[0]: row[1:] for row in timeline.averages(tmp_path, most=200).rows}
+    by_name = {row[0]: row[1:] for row in n04b.averages(tmp_path, most=200).rows}
     assert by_name["native_batch_norm"][0] == "20", "of a ResNet-18, in a step"
-    by_shape = timeline.averages(tmp_path, by_shape=True, most=200).rows
+    by_shape = n04b.averages(tmp_path, by_shape=True, most=200).rows
     forward = [row for row in by_shape if row[0] == "native_batch_norm"]
     assert sum(float(calls) for _, _, calls, *_ in forward) == 20
     assert "2x64x16x16 64" in [inputs for _, inputs, *_ in forward], "the first one"

@@ -19,7 +19,7 @@ from dlojz.chapters.n11b_hybrid.flops import Utilization, utilization
 from dlojz.course import UserError
 from dlojz.estimate import estimate, operations
 from dlojz.figures import peaks
-from dlojz.runs import log, stats
+from dlojz.runs import derived, log
 from dlojz.runs.stats import Summary
 from dlojz.training import imports, models
 from dlojz.widgets.quiz import QUIZZES
@@ -306,7 +306,7 @@ def test_what_notebook_11_says_of_two_gpus_is_so():
 @claims("11_fsdp")
 def test_what_notebook_11_says_of_late_hosts_is_so():
     lead = {
-        name: [stats.lead_ms(run) for run in log.read_ranks(runs.recorded(f"h200/11-{name}-x2"))]
+        name: [derived.lead_ms(run) for run in log.read_ranks(runs.recorded(f"h200/11-{name}-x2"))]
         for name in ("vit_600m-b0064-off-ddp", "vit_600m-b0064-off-fsdp", "vit_6b-b0064-off-fsdp")
     }
     both, (_, late), large = lead.values()

@@ -13,7 +13,7 @@ from pathlib import Path
 from dlojz import course
 from dlojz.chapters.n04_profiler import planted
 from dlojz.table import Table
-from dlojz.traces import breakdown, spans, suspects
+from dlojz.traces import breakdown, spans, suspects, trace
 
 SETS = ("fault", "held-out", "unseen", "cpu", "open", "sealed")
 
@@ -31,7 +31,7 @@ def which_set(folder: Path) -> str:
 
 def named(folder: Path) -> list[suspects.Suspect]:
     """Return the suspects in the traces of a recording, the likeliest first."""
-    return suspects.suspects(suspects.traces_of(folder))
+    return suspects.suspects(trace.open_traces(folder))
 
 
 def confusion(folders) -> Counter:
@@ -49,7 +49,7 @@ def right(folder: Path) -> set[str]:
     than half of the step, "small-batch" is right, too.
     """
     names = planted.right(folder)
-    if "none" in names and any(map(_idles_for_half, suspects.traces_of(folder))):
+    if "none" in names and any(map(_idles_for_half, trace.open_traces(folder))):
         names.add("small-batch")
     return names
 

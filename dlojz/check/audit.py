@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlojz.check.exercise import SAME, Finding, State
-from dlojz.runs import log, records, stats
+from dlojz.runs import derived, log, records
 
 # Updates in a verdict with one run. A share p of wrong ones is missed with (1 - p) ** 8: of one in
 # twenty 66 %, with twelve updates 54 %, with 24, as six pairs on a GPU have, 29 %.
@@ -730,7 +730,7 @@ def _reported_speed(run):
     spans, own = ([_steps(w) for w in windows] for windows in (run.audit.windows, run.windows))
     if not own or max(span.stop for span in spans + own) > len(run.steps):
         return None
-    times = stats.step_times(run)[1]
+    times = derived.step_times(run)[1]
     steps_s = sum(times.values()) / 1000
     computing_s = (times["forward"] + times["backward"] + times["update"]) / 1000
     forward_s = [*steps_s.cumsum() - computing_s, steps_s.sum()]

@@ -14,7 +14,7 @@ from dlojz.check.verdict import CheckError
 from dlojz.course import presets
 from dlojz.launch import series
 from dlojz.machine import facts
-from dlojz.runs import log, stats
+from dlojz.runs import derived, log, stats
 
 # Flags of a job that its check leaves out, each with its number of words: the runs of a check begin
 # at the first step, and write nothing.
@@ -52,7 +52,7 @@ def of(exercise: Exercise, job: launch.Job, pairs: int | None = None) -> Plan:
     run = log_of(job)
     found = tuple(entries(exercise, job, pairs, run))
     notes = tuple(_audited_small(exercise, run))
-    request, times = launch.request_of(job), (run.seconds, stats.compile_seconds(run))
+    request, times = launch.request_of(job), (run.seconds, derived.compile_seconds(run))
     return Plan(exercise, job, found, request, hardware_of(run), *times, notes)
 
 

@@ -9,6 +9,7 @@ from dlojz.launch import series, sites
 from dlojz.runs.folder import events_file
 from dlojz.table import harmless
 from dlojz.traces import breakdown, suspects
+from dlojz.traces.trace import open_traces
 
 
 def add(command):
@@ -112,7 +113,21 @@ def _show(runs, png=None):
 
     print(report.inspect_run(runs[0]) if len(runs) == 1 else report.compare_runs(runs))
     if png:
-        print(f"wrote {report.save_figure(runs, png)}")
+        _figure(runs).savefig(png, dpi=150)
+        print(f"wrote {png}")
+
+
+def _figure(runs):
+    """Return the figure that fits the runs: one run's steps, a sweep of batch sizes, or phases."""
+    from dlojz.figures import batch_sweep, report
+    from dlojz.runs.stats import summary
+
+    if len(runs) == 1:
+        return report.plot_steps(runs[0]).figure
+    found = [summary(run) for run in runs]
+    if len({s.batch_size for s in found}) == len(found):
+        return batch_sweep.plot(found)[0].figure
+    return report.plot_phases(found).figure
 
 
 def _runs_of(job):
@@ -145,7 +160,7 @@ def _trace(args):
     from dlojz.figures import timeline
 
     run = _run(args.job) if args.job else last()
-    traces = timeline.open_traces(run)
+    traces = open_traces(run)
     found = traces[0]
     print(f"{breakdown.analyse(found).verdict}: {found.path}")
     for note in dict.fromkeys(note for each in traces for note in each.notes):

@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from dlojz.course import UserError
-from dlojz.runs import labels, log, outcome, stats
+from dlojz.runs import derived, labels, log, outcome
 from dlojz.runs.folder import path_of
 from dlojz.runs.log import PHASES
 from dlojz.runs.stats import Summary, summary
@@ -118,11 +115,6 @@ def duration_text(seconds: float | None) -> str:
 def speed_text(images_per_s: float) -> str:
     """Return images per second without decimals, or with one if there are only a few."""
     return f"{images_per_s:,.0f}" if images_per_s >= 9.95 else f"{images_per_s:.1f}"
-
-
-def plain(text: str) -> str:
-    """Return this text escaped for matplotlib, which reads dollars as mathematics."""
-    return text.replace("$", r"\$")
 
 
 def setting_text(s: Summary) -> str:
@@ -226,7 +218,7 @@ class Inspection:
 def inspect_run(run) -> Inspection:
     """Return the report of a job, a run's folder or a recording."""
     s = summary(run)
-    if s.reason == outcome.NO_CHRONOMETER:
+    if s.foreign:
         return Inspection(s, _output(path_of(run) / "stdout.txt"))
     failed = hasattr(run, "explain") and s.state not in ("COMPLETED", "RUNNING", "QUEUED")
     # The first line of explain() is the state, which the report shows already.
@@ -304,16 +296,12 @@ def _energy_text(s):
 
 def _bar_html(s):
     """Return the shares of a step as one bar, with its legend."""
-    bar = "".join(
-        f'<div title="{p} {share:.1%}" style="width:{100 * share:.2f}%;background:{PALETTE[p]}">'
-        "</div>"
-        for p, share in s.shares.items()
-    )
-    legend = " ".join(
-        f'<span style="white-space:nowrap"><span style="color:{PALETTE[p]}">■</span> '
-        f"{p} {share:.1%}</span>"
-        for p, share in s.shares.items()
-    )
+    bar = legend = ""
+    for phase, share in s.shares.items():
+        text, colour = f"{phase} {share:.1%}", PALETTE[phase]
+        bar += f'<div title="{text}" style="width:{100 * share:.2f}%;background:{colour}"></div>'
+        square = f'<span style="color:{colour}">■</span>'
+        legend += f'<span style="white-space:nowrap">{square} {text}</span> '
     if not bar:
         return ""
     return (
@@ -330,7 +318,8 @@ def compare_runs(runs: Sequence) -> Table:
 
     Its column "flags" holds those that not all runs share and that have no column of their own.
     """
-    rows = [_row(summary(run), run, own) for run, own in zip(runs, _own_flags(runs), strict=True)]
+    own = labels.apart(labels.command(run) for run in runs)
+    rows = [_row(summary(run), run, flags) for run, flags in zip(runs, own, strict=True)]
     kept = [c for c in COLUMNS if c in ALWAYS or any(row[c] not in ("", "-") for row in rows)]
     cells = [tuple(row[column] for column in kept) for row in rows]
     return Table(kept, cells, "".join(COLUMNS[c] for c in kept), "no runs")
@@ -366,13 +355,6 @@ ALWAYS = ("run", "model", "batch", "images/s", "step", "state")
 IN_A_COLUMN = ("-b", "--batch-size", "--image-size", "--model", "--precision")
 
 
-def _own_flags(runs):
-    """Return each run's flags that not all have and that no other column shows."""
-    own = labels.apart(labels.command(run) for run in runs)
-    shown = [[f for f in flags if re.split("[ =]", f)[0] not in IN_A_COLUMN] for flags in own]
-    return [" ".join(flags) for flags in shown]
-
-
 def _row(s, run, flags):
     return {
         "run": s.name,
@@ -381,7 +363,7 @@ def _row(s, run, flags):
         "px": str(s.image_size or "-"),
         "precision": s.arguments.get("precision") or "-",
         "batch": f"{s.batch_size} x {s.size}" if s.size > 1 else str(s.batch_size or "-"),
-        "flags": flags,
+        "flags": " ".join(f for f in flags if re.split("[ =]", f)[0] not in IN_A_COLUMN),
         "images/s": speed_text(s.images_per_s) if s.images_per_s else "-",
         "step": f"{s.step_ms:,.1f} ms" if s.step_ms else "-",
         "peak memory": bytes_text(s.peak_memory_bytes) if s.completed else "-",
@@ -393,49 +375,6 @@ def _row(s, run, flags):
 
 
 # Figures --------------------------------------------------------------------------------------
-
-
-def plot_batch_sweep(runs, axes=None):
-    """Draw throughput, memory and (where known) energy against batch size; return the axes.
-
-    runs: those of one model, one for each batch size; or several such sweeps, as {label: runs}.
-        Runs out of memory are marked.
-    """
-    sweeps = _sweeps(runs)
-    everything = [s for found in sweeps.values() for s in found]
-    energy = any(s.energy_per_image_j for s in everything)
-    with style():
-        if axes is None:
-            _, axes = plt.subplots(1, 2 + energy, figsize=(4.0 * (2 + energy), 4.2))
-            axes[0].figure.suptitle(_sweep_title(everything), fontsize=10, x=0.01, ha="left")
-        shown = _plot_speeds(sweeps, axes[0]) | _plot_memory(sweeps, axes[1])
-        if energy and len(axes) > 2:
-            _plot_energy(sweeps, axes[2])
-        place = {"loc": "outside lower center", "ncols": min(6, len(shown))}
-        legend(axes[0].figure, shown, **place, fontsize=9)
-    return axes
-
-
-def _sweeps(runs):
-    """Return {label: summaries by batch size}, without the runs that have no log."""
-    several = isinstance(runs, Mapping)
-    found = {}
-    for label, some in runs.items() if several else [(None, runs)]:
-        known = sorted((s for s in map(summary, some) if s.batch_size), key=lambda s: s.batch_size)
-        if not known:
-            of = f" of {label}" if several else ""
-            raise UserError(
-                f"no runs{of} to draw: give the list that submit() returned, once they ran"
-            )
-        found[label if several else known[0].model] = known
-    return found
-
-
-def _sweep_title(found):
-    s = next((s for s in found if s.completed), found[0])
-    data = ", synthetic data" if s.synthetic else ""
-    processes = f", {s.size} processes" if s.size > 1 else ""
-    return f"{s.image_size} px{data}{processes}; {hardware_text(s)}{disturbed_text(found)}"
 
 
 def disturbed_text(found: Sequence[Summary]) -> str:
@@ -453,94 +392,10 @@ def _which(some, found):
     return f" ({', '.join(s.name for s in some)})" if len(found) > 1 else ""
 
 
-def _plot_speeds(sweeps, ax):
-    """Draw the throughput with the spread of the steps; return {label: handle}."""
-    shown = {}
-    for (label, found), colour in zip(sweeps.items(), SERIES * len(sweeps), strict=False):
-        done = [s for s in found if s.completed and s.images_per_s]
-        batches = [s.batch_size for s in done]
-        rates = np.array([s.images_per_s for s in done])
-        (shown[label],) = ax.plot(batches, rates, "o-", color=colour)
-        low, high = np.array([s.step_ms_spread for s in done]).reshape(-1, 2).T
-        ends = (rates * np.array([s.step_ms for s in done]) / end for end in (high, low))
-        ax.fill_between(batches, *ends, color=colour, alpha=0.2, lw=0)
-    _batch_axis(ax, sweeps, "throughput (images/s)")
-    return shown | {"80 % of the steps": Patch(color=PALETTE["limit"], alpha=0.35, lw=0)}
-
-
-def _plot_memory(sweeps, ax):
-    """Draw bars of peak memory: the fitted part that does not grow with the batch, and the rest."""
-    shown, lines, width = {}, [], 0.76 / len(sweeps)
-    for i, (label, found) in enumerate(sweeps.items()):
-        fit = stats.fit_memory(found)
-        for s in found:
-            at = np.log2(s.batch_size) + (i - (len(sweeps) - 1) / 2) * width
-            shown |= _plot_peak(ax, s, at, width, fit, SERIES[i % len(SERIES)])
-        if fit:
-            lines.append(f"{label}: {_fit_text(fit)}")
-            shown["does not grow with the batch"] = Patch(color=PALETTE["model"])
-    everything = [s for found in sweeps.values() for s in found]
-    if limit := next((s.memory_limit_bytes for s in everything if s.memory_limit_bytes), None):
-        line = {"color": PALETTE["limit"], "linestyle": "--", "linewidth": 1}
-        shown["the device's memory"] = ax.axhline(limit / 1e9, **line)
-    batches = sorted({s.batch_size for s in everything})
-    ax.set_xticks(np.log2(batches), batches)
-    ax.set_xlim(np.log2(batches[0]) - 0.6, np.log2(batches[-1]) + 0.6)
-    of = "on the device" if any(s.memory_of == "device" for s in everything) else "of the process"
-    label = ax.set_xlabel("\n".join(["batch size (images)", *lines]))
-    label.set_parse_math(False)
-    ax.set(ylabel=f"peak memory {of} (GB)", ylim=(0, 1.1 * max(ax.get_ylim()[1], 1e-3)))
-    return shown
-
-
-def _plot_peak(ax, s, at, width, fit, colour):
-    """Draw the bar of one run, or a mark if it was out of memory; return {label: mark}."""
-    if s.state == "OUT_OF_MEMORY":
-        look = {"marker": "X", "ms": 8, "mec": "white", "ls": "", "color": PALETTE["failure"]}
-        # Above the axis by a constant distance, whatever its scale.
-        mark = ax.plot(at, 0.03, transform=ax.get_xaxis_transform(), **look)
-        return {"out of memory": mark[0]}
-    if s.completed and s.peak_memory_bytes:
-        total = s.peak_memory_bytes / 1e9
-        fixed = min(fit.fixed_bytes / 1e9 if fit else 0, total)
-        ax.bar(at, fixed, 0.95 * width, color=PALETTE["model"])
-        ax.bar(at, total - fixed, 0.95 * width, fixed, color=colour)
-    return {}
-
-
-def _fit_text(fit):
-    fixed, each = bytes_text(fit.fixed_bytes), bytes_text(max(0, round(fit.per_image_bytes)))
-    return f"{fixed} + {each} an image"
-
-
-def _plot_energy(sweeps, ax):
-    for found, colour in zip(sweeps.values(), SERIES * len(sweeps), strict=False):
-        done = [s for s in found if s.energy_per_image_j]
-        batches = [s.batch_size for s in done]
-        ax.plot(batches, [s.energy_per_image_j for s in done], "o-", color=colour)
-        for s in done[:: max(1, -(-len(done) // 4))]:
-            at = (s.batch_size, s.energy_per_image_j)
-            look = {"xytext": (1, 6), "fontsize": 8.5}
-            ax.annotate(f"{s.power_w:.0f} W", at, textcoords="offset points", **look)
-    _batch_axis(ax, sweeps, "energy (J per image)")
-
-
-def _batch_axis(ax, sweeps, ylabel):
-    batches = sorted({s.batch_size for found in sweeps.values() for s in found})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(batches, batches)
-    ax.minorticks_off()
-    ax.set(xlabel="batch size (images)", ylabel=ylabel, ylim=(0, 1.1 * ax.get_ylim()[1]))
-    ax.set_xlim(batches[0] / 1.5, batches[-1] * 1.5)
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda v, _: f"{v:,.3g}" if v < 100 else f"{v:,.0f}")
-    )
-
-
 def plot_steps(run, ax=None):
     """Draw each step as a bar of its phases, which shows whether the model waits for data."""
     read = log.read(run)
-    clock, times = stats.step_times(read)
+    clock, times = derived.step_times(read)
     warmup = read.setup.get("warmup_steps", 0)
     with style():
         ax = ax or plt.subplots(figsize=(9, 3.4))[1]
@@ -597,10 +452,7 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(shown)))[1]
         for row, (s, _) in enumerate(shown):
-            left = 0.0
-            for phase, width in s.phase_ms.items():
-                ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
-                left += width
+            left = phase_bar(ax, row, s.phase_ms)
             but = ", disturbed" * bool(s.disturbance) + ", loss not finite" * bool(s.divergence)
             ax.text(left, row, f"  {speed_text(s.images_per_s)} images/s{but}", va="center")
         ax.set_yticks(range(len(shown)), [label for _, label in shown], parse_math=False)
@@ -618,28 +470,13 @@ def plot_phases(runs: Sequence, ax=None, labels: Sequence[str] | None = None):
     return ax
 
 
-def plot_clocks(run, ax=None):
-    """Draw the phases of one run by its two clocks, the host's and the device's."""
-    read = log.read(run)
-    chosen = stats.measured(read)
-    clocks = {"host: Python passed the mark": read.steps.host_ms}
-    if len(read.steps.device_ms["data"]) == len(read.steps):
-        clocks["device: the GPU passed it"] = read.steps.device_ms
-    with style(grid="x"):
-        ax = ax or plt.subplots(figsize=(9, 1.3 + 0.6 * len(clocks)))[1]
-        for row, times in enumerate(clocks.values()):
-            left = 0.0
-            for phase in PHASES:
-                width = np.asarray(times[phase])[chosen].mean()
-                label = phase if not row else None
-                ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=label)
-                left += width
-        what = setting_text(summary(read)).split("; ")  # too long for one line
-        ax.set_yticks(range(len(clocks)), list(clocks))
-        ax.invert_yaxis()
-        ax.set(xlabel="\n".join(["mean step (ms)", *what]), xlim=(0, None))
-        ax.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
-    return ax
+def phase_bar(ax, row: int, phase_ms: Mapping[str, float]) -> float:
+    """Draw a mean step as one bar, by phase; return its length."""
+    left = 0.0
+    for phase, width in phase_ms.items():
+        ax.barh(row, width, 0.6, left, color=PALETTE[phase], label=phase if not row else "")
+        left += width
+    return left
 
 
 def plot_measures(run, ax=None):
@@ -648,60 +485,16 @@ def plot_measures(run, ax=None):
     if not read.measures:
         raise UserError(f"{read.path}: nothing was measured; job.explain() says why")
     values = np.array([m.value for m in read.measures])
-    unit = read.measures[0].unit
-    scale, name = 1, unit
+    scale, unit = 1, read.measures[0].unit
     if unit == "bytes":
-        scale, name = (1e9, "GB") if values.max() >= 1e9 else (1e6, "MB")
+        scale, unit = (1e9, "GB") if values.max() >= 1e9 else (1e6, "MB")
+    texts = [m.name if m.x is None else f"{m.name} / {m.x}" for m in read.measures]
     with style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 0.9 + 0.42 * len(values)))[1]
-        rows = np.arange(len(values))
-        ax.barh(rows, values / scale, 0.6, color=PALETTE["speed"])
-        for row, value in zip(rows, values / scale, strict=True):
-            ax.text(value, row, f"  {value:,.3g}", va="center", fontsize=9)
-        ax.set_yticks(rows, [_measure_text(m) for m in read.measures])
+        bars = ax.barh(range(len(values)), values / scale, 0.6, color=PALETTE["speed"])
+        ax.bar_label(bars, fmt="  {:,.3g}", fontsize=9)
+        ax.set_yticks(range(len(values)), texts)
         ax.invert_yaxis()
         ax.margins(x=0.15)
-        ax.set(xlabel=f"{name}; {hardware_text(summary(read))}", xlim=(0, None))
+        ax.set(xlabel=f"{unit}; {hardware_text(summary(read))}", xlim=(0, None))
     return ax
-
-
-def _measure_text(measure):
-    return measure.name if measure.x is None else f"{measure.name} / {measure.x}"
-
-
-def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
-    """Draw some training images of the first classes, with their dimensions and file sizes."""
-    from PIL import Image
-
-    found = sorted(p for p in (Path(folder) / "train").iterdir() if p.is_dir())[:classes]
-    with style():
-        if axes is None:
-            size = (1.9 * len(found), 1.75 * per_class)
-            _, axes = plt.subplots(per_class, len(found), figsize=size, squeeze=False)
-        for column, directory in enumerate(found):
-            for row, file in enumerate(sorted(directory.iterdir())[:per_class]):
-                ax = axes[row][column]
-                with Image.open(file) as image:
-                    size = f"{image.width} x {image.height}"
-                    ax.imshow(image.convert("RGB"))
-                ax.set_title(
-                    f"{size}, {file.stat().st_size / 1e3:.0f} kB", fontsize=7, loc="center"
-                )
-                ax.set_axis_off()
-    return axes
-
-
-def save_figure(runs: Sequence, path) -> Path:
-    """Write the figure that fits the runs to `path`: a sweep, the phases, or one run's steps."""
-    path = Path(path)
-    found = [summary(r) for r in runs] if len(runs) > 1 else []
-    if len(runs) == 1:
-        ax = plot_steps(runs[0])
-    elif len({s.batch_size for s in found}) == len(found):
-        ax = plot_batch_sweep(found)[0]
-    else:
-        ax = plot_phases(found)
-    figure = ax.figure
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path

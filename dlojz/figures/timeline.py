@@ -1,20 +1,18 @@
 """Figures and tables of a trace: where the time of a step goes, and one step drawn.
 
-Each takes a trace as `dlojz.traces.trace.read` returns it, its file, or a job that has written one.
+Each takes whatever `open_trace` takes: a trace, its file, or a job that has written one.
 """
 
 from collections import defaultdict
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs import log, stats
-from dlojz.runs.folder import path_of, trace_file, trace_files
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
-from dlojz.traces import breakdown, host, kinds, spans, trace
+from dlojz.traces import breakdown, host, kinds, spans
+from dlojz.traces.trace import open_trace
 
 # Different from the phases', which are drawn above. (Paul Tol's "muted", colour-blind safe.)
 COLOURS = {
@@ -40,35 +38,7 @@ LOST = {
     breakdown.PAUSES: "#C8C8D0",
 }
 IDLE = "nothing is computed"  # where the trainee is to find out why
-ROOF_COLOURS = (*list(COLOURS.values())[:5], report.PALETTE["limit"])  # the last for the others
 NO_CALLS = "this trace does not tell where the host waits"
-COUNTED = ("operations", "kernels", "reads")  # per call, as dlojz.watch.evidence counts them
-
-
-def open_trace(of) -> trace.Trace:
-    """Return the trace of a file, or of the first process of a job or of a run's folder.
-
-    A trace is returned as it is. Raises TraceError.
-    """
-    if isinstance(of, trace.Trace):
-        return of
-    path = path_of(of)
-    if not path.is_dir():
-        return trace.read(path)
-    file = trace_file(path)
-    if not file.exists():
-        raise trace.TraceError(
-            f"{path}: no {file.name} in it; was the run submitted with --profile, and has it ended?"
-        )
-    return trace.read(file)
-
-
-def open_traces(of) -> list[trace.Trace]:
-    """Return the traces of all processes of a job or of a run's folder, or the one of a file."""
-    first = open_trace(of)
-    path = path_of(of) if first is not of else None
-    others = trace_files(path)[1:] if path and path.is_dir() else []
-    return [first, *map(trace.read, others)]
 
 
 def times(of, causes=True) -> Table:
@@ -120,108 +90,6 @@ def waits(of, causes=True) -> Table:
     head = ("asked by", "in", "times a step", "host waits (ms)", "device idle after it (ms)")
     hidden = found.unseen or (opened.on_gpu and not opened.calls)
     return Table(head, rows, "<<>>>", NO_CALLS if hidden else "the host waits nowhere")
-
-
-def averages(run, by_shape=False, most: int = 8, only: str = "") -> Table:
-    """Return a table of a run of experiments/averages.py: the operations that take most time.
-
-    by_shape: whether those with inputs of other shapes have rows of their own.
-    only: a word that is in the names of those to be shown, such as "convolution".
-    """
-    cases = report.measured(run).cases
-    rows = cases["by name and shapes" if by_shape else "by name"]["rows"]
-    rows = [row for row in rows if only in row["op"]][:most]
-    cells = [
-        (
-            row["op"].removeprefix("aten::"),
-            " ".join("x".join(map(str, shape)) for shape in row["shapes"][:2]),
-            f"{row['calls']:.3g}",
-            f"{row['ms']:.2f}",
-            ("-" if row["bytes"] < 0 else "") + report.bytes_text(abs(row["bytes"])),
-        )
-        for row in rows
-    ]
-    head = ("operation", "its first inputs", "calls", "ms", "memory")
-    table = [cell if by_shape else (cell[0], *cell[2:]) for cell in cells]
-    return Table(head if by_shape else (head[0], *head[2:]), table, "<" * (1 + by_shape) + ">>>")
-
-
-def host_waits(run) -> Table:
-    """Return a table of a run of experiments/host_waits.py: what the host must know, and waits."""
-    cases = report.measured(run).cases
-    on_gpu = any("waits" in case for case in cases.values())
-    said = {True: "waits", False: "goes on", None: "-"}
-    rows = [(name, case["needs"], said[case.get("waits")]) for name, case in cases.items()]
-    head = ("operation", "the host needs", "on this GPU the host")
-    if not on_gpu:
-        return Table(head[:2], [row[:2] for row in rows], "<<")
-    return Table(head, rows, "<<<")
-
-
-def ways(run) -> Table:
-    """Return a table of a run of experiments/segment_mean.py: each way, its times, its calls.
-
-    An older run does not know how long a way takes with its backward pass.
-    """
-    cases = log.read(run).cases
-    times = {"ms": "median ms", "and_backward_ms": "and backward"}
-    times = {what: head for what, head in times.items() if all(what in c for c in cases.values())}
-    rows = [
-        (
-            name,
-            *(f"{np.median(case[what]):.3g}" for what in times),
-            *(f"{case[what]}" for what in COUNTED),
-        )
-        for name, case in cases.items()
-    ]
-    head = ("way", *times.values(), "operations", "kernels", "results the host waits for")
-    align = "<" + ">" * (len(head) - 1)
-    return Table(head, rows, align, "the run has not ended well: job.explain() says why")
-
-
-def plot_roofline(run, ax=None):
-    """Draw a run of experiments/roofline.py: each layer under the roof of this machine.
-
-    Left of the bend a layer is limited by memory, right of it by arithmetic.
-    """
-    found = log.read(run)
-    best = {m.what: m.value for m in found.measures}
-    layers = found.cases["layers"]["layers"]
-    memory, matrix = best["memory"] * 1e9, best["matrix product"] * 1e12
-    with report.style(grid="both"):
-        ax = ax or plt.subplots(figsize=(9, 4.2))[1]
-        x = np.geomspace(0.03, 3000, 200)
-        ax.plot(x, np.minimum(memory * x, matrix) / 1e9, color="black", label="what is possible")
-        for (kind, mine), colour in zip(_by_kind(layers).items(), ROOF_COLOURS, strict=False):
-            speed = [a["flops"] / a["ms"] / 1e6 for a in mine]
-            size = [20 + 400 * a["count"] * a["ms"] / _total(layers) for a in mine]
-            intensity = [a["flops"] / a["bytes"] for a in mine]
-            share = _total(mine) / _total(layers)
-            look = {"s": size, "color": colour, "alpha": 0.75, "label": f"{kind}: {share:.0%}"}
-            ax.scatter(intensity, speed, **look)
-        ax.set(xscale="log", yscale="log", ylabel="GFLOP/s")
-        ax.set_xlabel("arithmetic intensity (operations per byte moved)")
-        where = report.hardware_text(stats.summary(found))
-        name = found.start["arguments"]["model"]
-        title = f"{name}, {best['memory']:,.0f} GB/s, {1000 * best['matrix product']:,.0f} GFLOP/s"
-        ax.set_title(f"{title}; {where}", fontsize=9, fontweight="normal")
-        ax.legend(title="share of the forward time", loc="upper left", bbox_to_anchor=(1, 1))
-    return ax
-
-
-def _by_kind(layers) -> dict[str, list]:
-    """Return the layers of each of the kinds that take the most time, and the others together."""
-    found = defaultdict(list)
-    for layer in layers:
-        found[layer["kind"]].append(layer)
-    order = sorted(found, key=lambda kind: -_total(found[kind]))
-    most, others = order[: len(ROOF_COLOURS) - 1], order[len(ROOF_COLOURS) - 1 :]
-    kept = {kind: found[kind] for kind in most}
-    return kept | ({"others": [a for kind in others for a in found[kind]]} if others else {})
-
-
-def _total(layers):
-    return sum(a["count"] * a["ms"] for a in layers)
 
 
 def plot_shares(traces, verdicts=True, ax=None):

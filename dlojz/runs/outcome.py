@@ -9,8 +9,6 @@ from dlojz.course import FileError, open_regular, read_table
 from dlojz.runs import by_hand, source
 from dlojz.runs.folder import events_file
 
-NO_CHRONOMETER = "no Chronometer in it: no figures"  # of a program that is not a trainer of ours
-
 # Errors are for people to read: only the end of a long file, and the beginning of a long line.
 MOST_BYTES, MOST_CHARACTERS = 2**20, 500
 # Sequences that would steer a reader's terminal: colours, moves of the cursor, titles.
@@ -69,14 +67,19 @@ def _early(run):
     except FileError as error:
         return str(error)
     except OSError:
-        if (run / "plan.json").exists():  # a series: the logs are those of its runs
-            return None
-        if not source.writes_log(run / "trainer.py"):
-            return NO_CHRONOMETER
-        return "it wrote no log: did it end before it trained?"
+        if is_foreign(run):
+            return "no Chronometer in it: no figures"
+        series = (run / "plan.json").exists()  # the logs are those of its runs
+        return None if series else "it wrote no log: did it end before it trained?"
     if not last or last.get("event") != "end":
         return "its log has no end: was run.end() left out, or os._exit() called?"
     return None
+
+
+def is_foreign(run: Path) -> bool:
+    """Return whether a job is of a program without our Chronometer, which writes no log."""
+    ours = (events_file(run), run / "plan.json")
+    return not any(map(Path.exists, ours)) and not source.writes_log(run / "trainer.py")
 
 
 def _first_to_fail(run, said, failed):

@@ -6,18 +6,12 @@ All tables, figures and checks take their numbers from here. `summary` returns o
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dlojz.course import UserError
-from dlojz.runs import log, outcome
+from dlojz.runs import derived, log, outcome
 from dlojz.runs.folder import events_file, path_of
-from dlojz.runs.log import PHASES
-
-MIN_ENERGY_WINDOW_S = 2.0  # the counter moves every 100 ms: 5 % of this
 
 MIN_PAIRS = 6  # with fewer, an interval says more about Student's t than about the runs
 # Two identical runs can differ by this much, so a ratio this close to 1 counts as no difference.
@@ -44,6 +38,7 @@ class Summary:
     state: str
     reason: str | None = None  # of a state other than COMPLETED
     notes: tuple[str, ...] = ()
+    foreign: bool = False  # a program without our Chronometer, which writes no log
     model: str = "?"
     data: str = "?"
     image_size: int = 0  # pixels
@@ -138,10 +133,13 @@ class Summary:
         if unusual := [why for why in self.throttled if why != POWER_CAP]:
             found.append(f"the GPU had lowered its clock ({', '.join(unusual)})")
         elif self.sm_clock_mhz and not self.throttled:
-            top, low = self.sm_clock_mhz
-            if low < (1 - CLOCK_FALL) * top:
-                found.append(f"the GPU's clock fell from {top} to {low} MHz")
-        return "; ".join(found)
+            found.append(_clock_text(*self.sm_clock_mhz))
+        return "; ".join(filter(None, found))
+
+
+def _clock_text(top, low):
+    """Return by how much a GPU's clock fell, in words; "" if that is normal."""
+    return f"the GPU's clock fell from {top} to {low} MHz" if low < (1 - CLOCK_FALL) * top else ""
 
 
 def crowd_text(busy: float, cpus: int, at_most: bool = False) -> str:
@@ -163,7 +161,7 @@ def summary(run) -> Summary:
     except log.LogError as error:
         if status is None:
             raise
-        return _without_log(path_of(run).name, status, error)
+        return _without_log(path_of(run), status, error)
     first, path = ranks[0], ranks[0].path
     recording = path != events_file(path.parent)
     states = {"completed": "COMPLETED", "out_of_memory": "OUT_OF_MEMORY", None: "RUNNING"}
@@ -174,29 +172,30 @@ def summary(run) -> Summary:
         reason=(status or {}).get("reason") or first.end.get("error"),
         notes=_notes(first, status),
         **_identity(first),
-        **_speed(ranks),
-        **_memory(ranks),
-        **_compiled(first),
-        first_load_s=_first_load_s(ranks),
-        **_disturbance(ranks),
+        **derived.speed(ranks),
+        **derived.memory(ranks),
+        **derived.compiled(first),
+        first_load_s=derived.first_load_s(ranks),
+        **derived.disturbance(ranks),
         epochs=tuple(first.epochs),
-        divergence=_divergence(ranks),
+        divergence=derived.divergence(ranks),
         scale=first.whole.scale,
-        skipped=_skipped(first),
+        skipped=derived.skipped(first),
     )
 
 
-def _without_log(name, status, error):
+def _without_log(folder, status, error):
     """Return the summary of a job without a log: what its keeper saw from outside."""
-    state, reason = status["state"], status.get("reason")
-    expected = state != "COMPLETED" or reason == outcome.NO_CHRONOMETER
-    notes = () if expected and isinstance(error, log.NoLogError) else (str(error),)
+    completed = status["state"] == "COMPLETED"
+    foreign = completed and outcome.is_foreign(folder)
+    expected = (foreign or not completed) and isinstance(error, log.NoLogError)
     times = [status[name] for name in ("started", "ended") if status.get(name)]
     return Summary(
-        name,
-        state,
-        reason,
-        notes,
+        folder.name,
+        status["state"],
+        status.get("reason"),
+        () if expected else (str(error),),
+        foreign=foreign,
         peak_memory_bytes=status.get("peak_memory_bytes"),
         memory_of="largest process",
         cpu_s=status.get("cpu_s"),
@@ -211,219 +210,22 @@ def _notes(run, status):
 
 
 def _identity(run):
-    arguments, setup = run.start.get("arguments", {}), run.setup
+    start, setup = run.start, run.setup
+    arguments = start.get("arguments", {})
     return {
-        "model": arguments.get("model", "?"),
-        "data": arguments.get("data", "?"),
-        "image_size": arguments.get("image_size", 0),
-        "batch_size": arguments.get("batch_size", 0),
-        "size": run.start.get("size", 1),
-        "device": setup.get("device", "?"),
-        "device_name": setup.get("device_name", "?"),
-        "optimizer": setup.get("optimizer", "?"),
-        "versions": run.start.get("versions", {}),
-        "started": run.start.get("time", ""),
-        "arguments": arguments,
-        "trainer_sha256": run.start.get("trainer_sha256"),
+        **_known(arguments, "model", "data", "image_size", "batch_size"),
+        **_known(setup, "device", "device_name", "optimizer", "parameter_bytes", "train_images"),
+        **_known(start, "size", "versions", "arguments", "trainer_sha256", "command"),
+        "started": start.get("time", ""),
         "num_workers": run.probe.loader.num_workers,
-        "command": run.start.get("command"),
-        "parameter_bytes": setup.get("parameter_bytes"),
-        "cpus": run.start.get("cpu_count"),
-        "windows": len(run.audit.windows if _is_audited(run) else run.windows),
-        "train_images": setup.get("train_images"),
+        "cpus": start.get("cpu_count"),
+        "windows": len(run.audit.windows if derived.is_audited(run) else run.windows),
         "validation_s": run.validations[-1]["seconds"] if run.validations else None,
     }
 
 
-def measured(run) -> np.ndarray:
-    """Return the indices of the measured steps: in the windows or, if none, after the warm-up."""
-    if run.windows:
-        spans = [(w["first_step"], w["first_step"] + w["steps"]) for w in run.windows]
-        return np.concatenate([np.arange(a, min(b, len(run.steps))) for a, b in spans])
-    return np.arange(run.first_step + run.setup.get("warmup_steps", 0), len(run.steps))
-
-
-def step_times(run) -> tuple[str, dict[str, np.ndarray]]:
-    """Return the clock ("device" where there is one) and its milliseconds, by phase and step."""
-    clock = "device" if len(run.steps.device_ms["data"]) == len(run.steps) > 0 else "host"
-    times = run.steps.device_ms if clock == "device" else run.steps.host_ms
-    return clock, {phase: np.asarray(times[phase]) for phase in PHASES}
-
-
-def lead_ms(run):
-    """Return the lead of a process over its device in a measured step, in ms; None if unknown."""
-    ahead = np.asarray(run.steps.ahead_ms)[measured(run)]
-    known = ahead[~np.isnan(ahead)]  # NaN before the window
-    return float(np.median(known)) if len(known) else None
-
-
-def _speed(ranks):
-    first = ranks[0]
-    chosen = measured(first)
-    seconds = sum(sum(first.steps.host_ms[p]) for p in PHASES) / 1000
-    if len(chosen) == 0:
-        return {"seconds": seconds}
-    clock, times = step_times(first)
-    times = {phase: values[chosen] for phase, values in times.items()}
-    steps_ms = sum(times.values())
-    images, wall_s = _audited_speed(ranks) if _is_audited(first) else _told_speed(ranks)
-    if not (wall_s and images and 0 < steps_ms.sum() < math.inf):
-        return {"seconds": seconds}
-    found = {
-        "steps": len(chosen),
-        "clock": clock,
-        "images_per_s": images / wall_s,
-        "step_ms": float(np.median(steps_ms)),
-        "step_ms_spread": tuple(np.percentile(steps_ms, (10, 90)).tolist()),
-        "phase_ms": {p: float(v.mean()) for p, v in times.items()},
-        "shares": {p: float(v.sum() / steps_ms.sum()) for p, v in times.items()},
-        "seconds": seconds,
-    }
-    if first.setup.get("train_images"):
-        found["epoch_s"] = first.setup["train_images"] / found["images_per_s"]
-    if clock == "device":
-        found["device_images_per_s"] = 1000 * images / steps_ms.sum()
-        if ahead := [ms for rank in ranks if (ms := lead_ms(rank)) is not None]:
-            found["ahead_ms"] = min(ahead)
-    long_enough = wall_s >= MIN_ENERGY_WINDOW_S
-    if long_enough and first.windows and all("energy_j" in w for r in ranks for w in r.windows):
-        energy = sum(w["energy_j"] for r in ranks for w in r.windows)
-        images, wall_s = _told_speed(ranks)  # the sensors' window, which an auditor's is not
-        found["energy_per_image_j"] = energy / images
-        found["power_w"] = energy / wall_s
-    return found
-
-
-def _is_audited(run):
-    """Return whether an auditor measured the speed: in a check's runs, but for those profiled."""
-    return bool(run.audit) and run.audit.timed
-
-
-def _audited_speed(ranks):
-    """Return the images and seconds of the windows that the auditors measured."""
-    windows = [r.audit.windows for r in ranks]
-    images = sum(w["images"] for own in windows for w in own)
-    return images, max(sum(w["wall_s"] for w in own) for own in windows)
-
-
-def _told_speed(ranks):
-    """Return the images and seconds of the Chronometer's windows."""
-    images = sum(int(np.asarray(r.steps.images)[measured(r)].sum()) for r in ranks)
-    return images, max(_wall_s(r) for r in ranks)
-
-
-def _wall_s(run):
-    if run.windows:
-        return sum(w["wall_s"] for w in run.windows)
-    host = sum(np.asarray(run.steps.host_ms[p])[measured(run)].sum() for p in PHASES)
-    return host / 1000
-
-
-def _compiled(run):
-    seen = run.compilation
-    if not seen.graphs:
-        return {}
-    breaks, seconds = sum(seen.breaks.values()), compile_seconds(run)
-    return {
-        "compile_s": seconds,
-        # The log's times are whole seconds.
-        "compile_share": min(1.0, seconds / run.seconds) if run.seconds else None,
-        "compile_cached": seen.cached,
-        "graphs": seen.graphs,
-        "graph_breaks": breaks,
-    }
-
-
-def compile_seconds(run: log.Run) -> float:
-    """Return the seconds of compiling, in training and validation.
-
-    Of a step it is what the compiler says, or what the step took longer than others: the compiler
-    counts neither the kernels that it tries before it chooses one, nor how they are loaded.
-    """
-    host = np.add(run.steps.host_ms["forward"], run.steps.host_ms["backward"])
-    told = Counter()
-    for one in run.compilation.seen:
-        told[one["mode"], run.first_step + one["step"] - 1] += one["seconds"]
-    longer = ((host - np.median(host)) / 1000).tolist() if len(host) else []
-    return sum(
-        max(seconds, longer[step]) if mode == "train" and 0 <= step < len(longer) else seconds
-        for (mode, step), seconds in told.items()
-    )
-
-
-def _first_load_s(ranks):
-    found = [r.steps.host_ms["data"][r.first_step] for r in ranks if len(r.steps) > r.first_step]
-    return max(found) / 1000 if found else None
-
-
-def _memory(ranks):
-    memories = [r.memory for r in ranks if r.memory]
-    kind = "device" if any("device_peak_bytes" in m for m in memories) else "process"
-    peaks = [m[f"{kind}_peak_bytes"] for m in memories if f"{kind}_peak_bytes" in m]
-    held = [[w["host_memory_bytes"] for w in r.windows if "host_memory_bytes" in w] for r in ranks]
-    return {
-        "host_memory_bytes": sum(map(max, held)) if all(held) else None,
-        "memory_of": kind,
-        "peak_memory_bytes": max(peaks, default=None),
-        "memory_limit_bytes": next((m.get("device_total_bytes") for m in memories), None),
-    }
-
-
-def _disturbance(ranks):
-    windows = [w for r in ranks for w in r.windows]
-    clocks = [w["sm_clock_mhz"] for w in windows if "sm_clock_mhz" in w]
-    return {
-        "others_cpu": max((w["others_cpu"] for w in windows if "others_cpu" in w), default=None),
-        "sm_clock_mhz": (max(map(max, clocks)), min(c[1] for c in clocks)) if clocks else None,
-        "throttled": tuple(dict.fromkeys(word for w in windows for word in w.get("throttled", ()))),
-    }
-
-
-def _divergence(ranks):
-    """Return the training's loss and its first step, in words, if it is not finite; else ""."""
-    if ranks[0].setup.get("device") == "meta":  # whose tensors have no values
-        return ""
-    steps = min(len(rank.steps) for rank in ranks)
-    losses = np.array([np.asarray(rank.steps.loss)[:steps] for rank in ranks])
-    wrong = ~np.isfinite(losses)
-    lost = wrong.any(axis=0)
-    if not lost.any():
-        return ""
-    first, count = int(lost.argmax()), int(lost.sum())
-    if count == steps - first:
-        value = losses[wrong[:, first], first][0]
-        return f"{value} from step {first + 1} of {steps} on"
-    return f"not finite in {count} of {steps} steps, first in step {first + 1}"
-
-
-def _skipped(run):
-    """Return the number of updates that a gradient scaler skipped, and of those that were due."""
-    made, accumulate = run.whole.optimizer_steps, run.start.get("arguments", {}).get("accumulate")
-    if run.whole.scale is None or made is None:
-        return None
-    steps = np.asarray(run.steps.step)[run.first_step :]
-    due = int(((steps + 1) % (accumulate or 1) == 0).sum())
-    return max(0, due - made), due
-
-
-@dataclass(frozen=True)
-class MemoryFit:
-    """A straight line of peak memory over batch size: bytes = fixed + per_image * images."""
-
-    fixed_bytes: float  # the model, its gradients, its optimizer and, on a CPU, the process
-    per_image_bytes: float  # what the forward pass keeps for the backward pass
-
-
-def fit_memory(summaries) -> MemoryFit | None:
-    """Return a least-squares fit of the completed runs; None with fewer than two batch sizes."""
-    points = {s.batch_size: s.peak_memory_bytes for s in summaries if s.completed}
-    points = {b: m for b, m in points.items() if m}
-    if len(points) < 2:
-        return None
-    # Weighted by 1/batch: it is the small batches that determine the fixed part.
-    batches = np.array(list(points), float)
-    slope, fixed = np.polyfit(batches, np.array(list(points.values()), float), 1, w=1 / batches)
-    return MemoryFit(max(0.0, fixed), slope)
+def _known(event, *names):
+    return {name: event[name] for name in names if name in event}
 
 
 # Paired comparison --------------------------------------------------------------------------
@@ -454,24 +256,31 @@ class Comparison:
     margin: float  # a ratio within a factor of 1 + margin of 1 counts as 1
     pairs: int
     word: str  # FASTER, SLOWER or NO_DIFFERENCE
-    comparable: bool = True  # the same training on the same hardware, apart from the change
     cautions: tuple[Caution, ...] = ()
+
+    @property
+    def comparable(self) -> bool:
+        """Return whether it is the same training on the same hardware, apart from the change."""
+        return all(caution.kind != Caution.NOT_COMPARABLE for caution in self.cautions)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(map(str, self.cautions))
 
     def __str__(self):
-        count = f"{self.pairs} pair{'s' if self.pairs > 1 else ''}"
-        digits, interval = 2, ""
+        digits, interval, word = 2, "", self.word
         if self.low is not None:
             digits = 3 if self.high - self.low < 0.02 else 2
             interval = f"95 % interval {self.low:.{digits}f} to {self.high:.{digits}f}, "
+            if word == NO_DIFFERENCE and not self.low <= 1 <= self.high:
+                word = f"no difference of over {100 * self.margin:.0f} % shown"
         but = "" if self.comparable else ", but the runs are not comparable"
-        word = self.word
-        if word == NO_DIFFERENCE and self.low is not None and not self.low <= 1 <= self.high:
-            word = f"no difference of over {100 * self.margin:.0f} % shown"
-        return f"{self.ratio:.{digits}f} times as fast ({interval}{count}): {word}{but}"
+        times = f"{self.ratio:.{digits}f} times as fast"
+        return f"{times} ({interval}{_pairs_text(self.pairs)}): {word}{but}"
+
+
+def _pairs_text(count):
+    return f"{count} pair{'s' * (count > 1)}"
 
 
 def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = True) -> Comparison:
@@ -491,23 +300,11 @@ def compare(before_runs: Sequence, after_runs: Sequence, same_hardware: bool = T
         )
     before = [_measured_run(r, "before") for r in before_runs]
     after = [_measured_run(r, "after") for r in after_runs]
-    pairs = list(zip(before, after, strict=True))
     margin = MARGIN_GPU if all(s.on_gpu for s in before + after) else MARGIN_CPU
-    ratio, low, high, word = judge([a.images_per_s / b.images_per_s for b, a in pairs], margin)
-    different = [
-        *_differences(pairs, same_hardware),
-        *_diverged(before, "before"),
-        *_diverged(after, "after"),
-    ]
-    cautions = (
-        *_too_few(len(pairs)),
-        *different,
-        *_disturbed(before, "before"),
-        *_disturbed(after, "after"),
-        *_data_bound(before, "before"),
-        *_data_bound(after, "after"),
-    )
-    return Comparison(ratio, low, high, margin, len(pairs), word, not different, cautions)
+    ratios = [a.images_per_s / b.images_per_s for b, a in zip(before, after, strict=True)]
+    ratio, low, high, word = judge(ratios, margin)
+    cautions = tuple(_cautions(before, after, same_hardware))
+    return Comparison(ratio, low, high, margin, len(ratios), word, cautions)
 
 
 def judge(ratios: Sequence[float], margin: float) -> tuple[float, float | None, float | None, str]:
@@ -538,17 +335,12 @@ def half_width(values: Sequence[float]) -> float:
 def _measured_run(run, side):
     """Return the summary of a run that has a speed to compare. Raises UserError."""
     s = summary(run)
-    if s.state in ("QUEUED", "RUNNING"):
-        raise UserError(
-            f"run {s.name} ({side}) is {s.state}, expected COMPLETED: wait for it, job.wait(), or "
-            "submit it again if it was killed"
-        )
     if not s.completed:
+        todo = "see its stderr.txt, then submit it again"
+        if s.state in ("QUEUED", "RUNNING"):
+            todo = "wait for it, job.wait(), or submit it again if it was killed"
         why = f" ({s.reason})" if s.reason else ""
-        raise UserError(
-            f"run {s.name} ({side}) is {s.state}{why}, expected COMPLETED: see its "
-            "stderr.txt, then submit it again"
-        )
+        raise UserError(f"run {s.name} ({side}) is {s.state}{why}, expected COMPLETED: {todo}")
     if not s.windows or not s.images_per_s:
         raise UserError(
             f"run {s.name} ({side}) measured nothing: all its steps are warm-up; submit it again "
@@ -557,13 +349,15 @@ def _measured_run(run, side):
     return s
 
 
-def _too_few(pairs):
-    if pairs < MIN_PAIRS:
-        yield Caution(
-            Caution.TOO_FEW,
-            f"{pairs} pair{'s' if pairs > 1 else ''}, {MIN_PAIRS} are needed for an "
-            f"interval; submit {MIN_PAIRS - pairs} more",
-        )
+def _cautions(before, after, same_hardware):
+    """Yield what makes this comparison less sure than it looks."""
+    if (missing := MIN_PAIRS - len(before)) > 0:
+        text = f"{_pairs_text(len(before))}, {MIN_PAIRS} are needed for an interval"
+        yield Caution(Caution.TOO_FEW, f"{text}; submit {missing} more")
+    yield from _differences(before, after, same_hardware)
+    for rule in (_diverged, _disturbed, _data_bound):
+        yield from rule(before, "before")
+        yield from rule(after, "after")
 
 
 COMPARED = {
@@ -576,14 +370,13 @@ COMPARED = {
 }
 
 
-def _differences(pairs, same_hardware):
-    found = {}
-    for b, a in pairs:
-        for name, text in COMPARED.items():
-            was, now = getattr(b, name), getattr(a, name)
-            if was != now and (same_hardware or name != "device_name"):
-                found.setdefault(name, f"{text} {was} before, {now} after; submit both alike")
-    return [Caution(Caution.NOT_COMPARABLE, text) for text in found.values()]
+def _differences(before, after, same_hardware):
+    for name, text in COMPARED.items():
+        values = ((getattr(b, name), getattr(a, name)) for b, a in zip(before, after, strict=True))
+        differ = next(((was, now) for was, now in values if was != now), None)
+        if differ and (same_hardware or name != "device_name"):
+            text = f"{text} {differ[0]} before, {differ[1]} after; submit both alike"
+            yield Caution(Caution.NOT_COMPARABLE, text)
 
 
 def _diverged(runs, side):
@@ -601,17 +394,13 @@ def _disturbed(runs, side):
         text = f"the speeds {side} spread by {spread:.1%}, more than the {limit:.0%} of a quiet "
         text += "machine; measure again when nothing else runs"
         yield Caution(Caution.DISTURBED, text, again=True)
-    throttled = [s for s in runs if s.throttled]
-    if throttled:
+    if throttled := [s for s in runs if s.throttled]:
         why = ", ".join(dict.fromkeys(word for s in throttled for word in s.throttled))
         count = f"{len(throttled)} of {len(runs)} runs {side}"
         yield Caution(Caution.DISTURBED, f"the GPU had lowered its clock in {count} ({why})")
     clocks = [s.sm_clock_mhz for s in runs if s.sm_clock_mhz]
-    if clocks:
-        top, low = max(c[0] for c in clocks), min(c[1] for c in clocks)
-        if low < (1 - CLOCK_FALL) * top:
-            text = f"the GPU's clock fell from {top} to {low} MHz in the runs {side}"
-            yield Caution(Caution.DISTURBED, text)
+    if clocks and (text := _clock_text(max(c[0] for c in clocks), min(c[1] for c in clocks))):
+        yield Caution(Caution.DISTURBED, f"{text} in the runs {side}")
     if crowded := [s for s in runs if s.crowded]:
         worst = max(crowded, key=lambda s: s.others_cpu)
         busy = crowd_text(worst.others_cpu, worst.cpus, at_most=True)

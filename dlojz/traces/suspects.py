@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dlojz.runs.folder import path_of, trace_file, trace_files
 from dlojz.traces import breakdown, host, kinds, spans, trace
 
 # The classes of the mysteries of notebook 04, which its faults.py plants.
@@ -422,9 +421,3 @@ def sentence(suspect: Suspect) -> str:
     sure = f" ({suspect.sure})" if suspect.fault != "none" else ""
     words = f"{WORDS[suspect.fault]}{sure}: {suspect.evidence}"
     return f"{words}. To settle it: {suspect.settle}" if suspect.settle else words
-
-
-def traces_of(run) -> list[trace.Trace]:
-    """Return the traces of all processes of a job or of a run's folder. Raises TraceError."""
-    folder = path_of(run)
-    return [trace.read(file) for file in trace_files(folder) or [trace_file(folder)]]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlojz.course import UserError
+from dlojz.runs.folder import path_of, trace_files
 from dlojz.traces import kinds
 
 CHUNK = 1 << 17  # characters read at a time: an error of JSON counts their lines
@@ -108,6 +109,28 @@ class Trace:
     def thread(self) -> str:
         """Return the host's training thread."""
         return self.steps[0].where
+
+
+def open_trace(of) -> Trace:
+    """Return the trace of a file, or of the first process of a job or of a run's folder.
+
+    A trace is returned as it is. Raises TraceError.
+    """
+    return of if isinstance(of, Trace) else read(_files(of)[0])
+
+
+def open_traces(of) -> list[Trace]:
+    """Return the traces of all processes of a job or of a run's folder, or the one of a file."""
+    return [of] if isinstance(of, Trace) else [*map(read, _files(of))]
+
+
+def _files(of):
+    path = path_of(of)
+    if files := trace_files(path) if path.is_dir() else [path]:
+        return files
+    raise TraceError(
+        f"{path}: no trace in it; was the run submitted with --profile, and has it ended?"
+    )
 
 
 class _Text:

@@ -1,8 +1,9 @@
-"""The figure of the training loop in notebook 00, drawn from the trainer's source."""
+"""The figures of notebook 00: the training loop, drawn from its source, and some images."""
 
 import ast
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch
@@ -131,3 +132,25 @@ def _plot_phase(ax, phase, top, bottom, share):
     ax.text(0.0375, (top + bottom) / 2, phase, color="white", ha="center", **look)
     if share is not None:
         ax.text(0.99, (top + bottom) / 2, f"{share:.1%}", color=colour, ha="right", **look)
+
+
+def plot_images(folder, classes: int = 6, per_class: int = 2, axes=None):
+    """Draw some training images of the first classes, with their dimensions and file sizes."""
+    from PIL import Image
+
+    found = sorted(p for p in (Path(folder) / "train").iterdir() if p.is_dir())[:classes]
+    with report.style():
+        if axes is None:
+            size = (1.9 * len(found), 1.75 * per_class)
+            _, axes = plt.subplots(per_class, len(found), figsize=size, squeeze=False)
+        for column, directory in enumerate(found):
+            for row, file in enumerate(sorted(directory.iterdir())[:per_class]):
+                ax = axes[row][column]
+                with Image.open(file) as image:
+                    size = f"{image.width} x {image.height}"
+                    ax.imshow(image.convert("RGB"))
+                ax.set_title(
+                    f"{size}, {file.stat().st_size / 1e3:.0f} kB", fontsize=7, loc="center"
+                )
+                ax.set_axis_off()
+    return axes

@@ -292,7 +292,8 @@ def _draw(ax, column, where):
     if where == "foot":
         text |= {"ha": "right", "va": "center", "bbox": BEHIND}
     place = (column.x, low if where == "foot" else high)
-    ax.annotate(report.plain(column.name), place, at, textcoords="offset points", **text)
+    named = ax.annotate(column.name, place, at, textcoords="offset points", **text)
+    named.set_parse_math(False)
 
 
 def _diagonals(ax):

@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from dlojz.course import UserError
+from dlojz.figures import batch_sweep
 from dlojz.figures.report import PALETTE, SERIES, disturbed_text, hardware_text, measured, style
-from dlojz.runs import log, stats
+from dlojz.runs import log
 from dlojz.runs.stats import summary
 from dlojz.table import Table
 
@@ -363,7 +364,7 @@ def plot_memory(runs_of: Mapping[str, Sequence], batch_size: int = 256, ax=None)
         ax = ax or plt.subplots(figsize=(9, 0.9 + 0.5 * len(runs_of)))[1]
         for row, (name, runs) in enumerate(runs_of.items()):
             found = [summary(r) for r in runs]
-            fit = stats.fit_memory(found)
+            fit = batch_sweep.fit_memory(found)
             if fit is None:
                 raise UserError(f"{name}: expected completed runs of two batch sizes or more")
             fixed, images = fit.fixed_bytes / 1e9, fit.per_image_bytes * batch_size / 1e9

@@ -11,7 +11,8 @@ from dlojz.chapters.n04_profiler import planted
 from dlojz.course import UserError, course_root, progress
 from dlojz.table import BAD_INK, GOOD_INK, Table
 from dlojz.traces import trace
-from dlojz.traces.suspects import FAULTS, suspects, traces_of
+from dlojz.traces.suspects import FAULTS, suspects
+from dlojz.traces.trace import open_traces
 from dlojz.widgets.box import Row
 
 # A hint for each fault, which does not name it.
@@ -53,7 +54,7 @@ KIND = "mysteries"  # the kind of entry in dlojz.course.progress
 
 def mystery(letter: str, process: int = 0) -> trace.Trace:
     """Return a recorded trace with a planted fault, under a name that does not reveal it."""
-    found = traces_of(_folder(letter))
+    found = open_traces(_folder(letter))
     if not 0 <= process < len(found):
         raise UserError(f"no process {process} of mystery {letter}: it has {len(found)}, from 0")
     return replace(found[process], path=Path(f"mystery {letter}"))
@@ -63,7 +64,7 @@ def mysteries() -> dict[str, trace.Trace]:
     """Return all traces by letter and process, as `timeline.plot_shares` expects them."""
     found = {}
     for letter in MYSTERIES:
-        traces = traces_of(_folder(letter))
+        traces = open_traces(_folder(letter))
         for process, each in enumerate(traces):
             name = letter if len(traces) == 1 else f"{letter}, process {process}"
             found[name] = replace(each, path=Path(f"mystery {letter}"))
@@ -78,7 +79,7 @@ def truth(letter: str) -> str:
 
 def evidence(letter: str) -> str:
     """Return the sentence that proves a mystery's fault."""
-    return suspects(traces_of(_folder(letter)))[0].evidence
+    return suspects(open_traces(_folder(letter)))[0].evidence
 
 
 def hint(letter: str) -> str:

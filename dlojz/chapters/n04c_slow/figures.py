@@ -8,9 +8,9 @@ import matplotlib.pyplot as plt
 
 from dlojz.chapters.n04c_slow import cases as slow
 from dlojz.figures import report
-from dlojz.figures.timeline import open_trace
 from dlojz.runs import log, stats
 from dlojz.table import Table
+from dlojz.traces.trace import open_trace
 
 PHASES = ("data", "forward", "backward", "update")  # of a step, by the job's marks
 NODE = "autograd::engine::evaluate_function: "  # before the name of a backward function

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dlojz.course import progress
-from dlojz.runs import log, stats
+from dlojz.runs import derived, log, stats
 
 KNOBS = {
     "num_workers": "workers",
@@ -49,11 +49,12 @@ def _while_workers_decode(run, ready, s):
     At the end of an epoch nothing is left to decode: the last batches are in the queue, and on a
     processor the workers' cores are free for the training.
     """
-    chosen, length = stats.measured(run), run.setup.get("steps_per_epoch") or len(run.steps) + ready
+    chosen = derived.measured(run)
+    length = run.setup.get("steps_per_epoch") or len(run.steps) + ready
     kept = chosen[chosen % length < length - ready]
     if not 0 < len(kept) < len(chosen):
         return {}
-    _, times = stats.step_times(run)
+    _, times = derived.step_times(run)
     all_ms = sum(times.values())
     return {
         "images_per_s": s.images_per_s * float(all_ms[chosen].mean() / all_ms[kept].mean()),

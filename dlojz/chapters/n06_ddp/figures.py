@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 from dlojz.course import UserError
 from dlojz.figures import report
-from dlojz.runs import log, stats
+from dlojz.runs import derived, log, stats
 from dlojz.runs.log import PHASES
 from dlojz.table import Table
 
@@ -510,8 +510,8 @@ def plot_ranks(job, ax=None):
     with report.style(grid="x"):
         ax = ax or plt.subplots(figsize=(9, 1.4 + 0.5 * len(runs)))[1]
         for rank, run in enumerate(runs):
-            clock, times = stats.step_times(run)
-            chosen = stats.measured(run)
+            clock, times = derived.step_times(run)
+            chosen = derived.measured(run)
             left = 0.0
             for phase in PHASES:
                 mean = float(np.mean(times[phase][chosen]))

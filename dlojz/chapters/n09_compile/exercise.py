@@ -17,7 +17,7 @@ from dlojz.check.exercise import (
     Timed,
     Unseen,
 )
-from dlojz.runs import log, stats
+from dlojz.runs import derived, log
 
 OTHERWISE, BACKEND = "not-compiled", "aot_eager"
 SMALL = (
@@ -145,7 +145,7 @@ def extras(on_gpu: bool) -> list[Extra]:
 def price(timed: Timed) -> list[Finding]:
     """Return the break-even step, which is reported and never fails."""
     which = FASTER, "break-even", "break-even", State.NOT_ASKED
-    paid_s = statistics.median(map(stats.compile_seconds, timed.after))
+    paid_s = statistics.median(map(derived.compile_seconds, timed.after))
     if not paid_s:
         return [Finding(*which, "none", "nothing was compiled")]
     job = f"your job has {len(timed.after[0].steps):,} steps"

@@ -1,4 +1,4 @@
-"""Tables and the figure of single kernels: by name, and as NVIDIA Nsight Compute measured them.
+"""The table and the figure of single kernels, as NVIDIA Nsight Compute measured them.
 
 Its file is ncu's: `ncu --csv --log-file ncu.csv --metrics ... python trainer.py` writes a line for
 each metric of each kernel, between messages that begin with "==". A recording begins
@@ -12,7 +12,6 @@ import csv
 import gzip
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,6 @@ import matplotlib.pyplot as plt
 from dlojz.course import course_root
 from dlojz.figures import report
 from dlojz.figures.timeline import COLOURS
-from dlojz.runs import log
 from dlojz.table import Table
 from dlojz.traces import kinds
 
@@ -33,7 +31,6 @@ METRICS = {
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor",
 }
 UNITS_PER_US = {"ns": 1e3, "nsecond": 1e3, "us": 1.0, "usecond": 1.0, "ms": 1e-3, "msecond": 1e-3}
-WIDTH = 58  # characters of a kernel's name
 LONG = 0.05  # share of the measured time from which the figure names a kernel
 WORDS = {
     "max_pool_backward": "max pooling, backward",
@@ -113,33 +110,12 @@ def recorded() -> Path:
     return course_root() / "reference/h100/04-nsight-compute.csv.gz"
 
 
-def by_name(named: Mapping, most: int = 2) -> Table:
-    """Return a table of the longest matrix kernels of runs on a GPU: do they use tensor cores?
+def by_kind(path=None) -> Table:
+    """Return a table of the time of each kind of kernel, and its mean use of the device.
 
-    named: training runs, as {label: run}; a run on a processor has no kernels, and no rows.
+    path: ncu's log; None: the recorded one.
     """
-    rows = []
-    for label, run in named.items():
-        us = log.read(run).last.kernels_us
-        found = [n for n in sorted(us, key=us.get, reverse=True) if kinds.kind(n) == kinds.MATRIX]
-        for name in found[:most]:
-            part = kinds.tells(name)
-            cores = "yes" if kinds.on_tensor_cores(name) else "no"
-            rows.append((label, _clipped(name, part), part.strip("<"), cores))
-    head = ("run", "kernel", "says so", "tensor cores")
-    return Table(head, rows, "<<<<", "no kernel of a GPU in these runs")
-
-
-def _clipped(name, part):
-    """Return a name without what follows the part that tells, but with its first words at least."""
-    name = re.sub(r"^void |\(.*", "", name)
-    end = max(WIDTH, name.find(part) + len(part))
-    return name if len(name) <= end + 1 else name[:end] + "…"
-
-
-def by_kind(path) -> Table:
-    """Return a table of the time of each kind of kernel, and its mean use of the device."""
-    found = read(path)
+    found = read(path or recorded())
     rows = []
     for kind, mine in _by_kind(found):
         us = sum(k.us for k in mine)
@@ -158,9 +134,12 @@ def _by_kind(found):
     return sorted(mine.items(), key=lambda item: -sum(k.us for k in item[1]))
 
 
-def plot_kernels(path, ax=None):
-    """Draw each kernel by its use of tensor cores and of memory; larger ones took longer."""
-    found = read(path)
+def plot_kernels(path=None, ax=None):
+    """Draw each kernel by its use of tensor cores and of memory; larger ones took longer.
+
+    path: ncu's log; None: the recorded one.
+    """
+    found = read(path or recorded())
     with report.style(grid="both"):
         ax = ax or plt.subplots(figsize=(9, 5))[1]
         for kind, mine in _by_kind(found):
