@@ -24,6 +24,13 @@ def file(tmp_path):
     return path
 
 
+@pytest.fixture
+def writer(tmp_path, monkeypatch):
+    """The log of a run in this process."""
+    monkeypatch.setattr("sys.excepthook", None)
+    return log.RunLog(tmp_path, SimpleNamespace())
+
+
 def test_the_samples_of_the_docstring_show_every_event():
     assert {json.loads(s)["event"] for s in SAMPLES} == set(log.EVENTS)
 
@@ -152,17 +159,15 @@ def test_only_the_first_process_asks_git(tmp_path, monkeypatch):
     assert asked == ["abc", None]
 
 
-def test_evidence_is_read_as_it_was_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.excepthook", None)
-    run = log.RunLog(tmp_path, SimpleNamespace())
+def test_evidence_is_read_as_it_was_written(tmp_path, writer):
     probe = records.Probe(
         weights="00ff",
         gradients=records.Gradients({"float32": 2}, 0, 1.5),
         layers=[{"in": "float32"}],
     )
-    run.evidence(probe)
-    run.measure("bf16", 1.0, "ms", x=8)
-    run.case("both", step_ms=[1.0])
+    writer.evidence(probe)
+    writer.measure("bf16", 1.0, "ms", x=8)
+    writer.case("both", step_ms=[1.0])
     found = log.read(tmp_path)
     assert found.probe == probe
     assert found.probe
@@ -201,23 +206,20 @@ def test_a_run_that_goes_on_after_a_cut_line_can_be_read(file, monkeypatch):
         MemoryError(),
     ],
 )
-def test_all_ways_to_run_out_of_memory_are_one_outcome(error, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.excepthook", None)
-    run = log.RunLog(tmp_path, SimpleNamespace())
-    run._on_error(type(error), error, None)
+def test_all_ways_to_run_out_of_memory_are_one_outcome(error, tmp_path, writer, capsys):
+    writer._on_error(type(error), error, None)
     assert log.read(tmp_path).end["outcome"] == "out_of_memory"
 
 
-def test_a_log_ends_once(tmp_path, monkeypatch):
+def test_a_log_ends_once(tmp_path, writer):
     """A check may end it before the trainer's `finally` does."""
-    monkeypatch.setattr("sys.excepthook", None)
-    run, calls = log.RunLog(tmp_path, SimpleNamespace()), []
-    run.before_end(lambda: calls.append("before the end"))
-    run.end()
-    run.end()
+    calls = []
+    writer.before_end(lambda: calls.append("before the end"))
+    writer.end()
+    writer.end()
     written = (tmp_path / "events.jsonl").read_text()
     assert (written.count('"end"'), len(calls)) == (1, 1)
-    run._on_error(RuntimeError, RuntimeError("after its end"), None)
+    writer._on_error(RuntimeError, RuntimeError("after its end"), None)
     assert log.read(tmp_path).end["outcome"] == "failed"
     assert len(calls) == 1
 
@@ -253,7 +255,7 @@ def test_all_ranks_are_read(tmp_path):
     assert [run.start["rank"] for run in log.read_ranks(tmp_path)] == [0, 1, 2]
 
 
-def test_a_window_tells_what_the_sensors_saw_between_its_ends(tmp_path, monkeypatch):
+def test_a_window_tells_what_the_sensors_saw_between_its_ends(tmp_path, writer, monkeypatch):
     class Sensors:
         def __init__(self, device, size):
             self.seen = {"others_cpu": 0.25, "throttled": [], "of": [device, size]}
@@ -261,12 +263,10 @@ def test_a_window_tells_what_the_sensors_saw_between_its_ends(tmp_path, monkeypa
         def window(self):
             return self.seen
 
-    monkeypatch.setattr("sys.excepthook", None)
     monkeypatch.setattr(log.meters, "Sensors", Sensors)
-    run = log.RunLog(tmp_path, SimpleNamespace())
-    run._device = "cpu"
-    run.window_opens()
-    run.window(first_step=3, steps=9, wall_s=1.5)
+    writer._device = "cpu"
+    writer.window_opens()
+    writer.window(first_step=3, steps=9, wall_s=1.5)
     window = log.read(tmp_path).windows[0]
     assert (window["wall_s"], window["others_cpu"], window["throttled"]) == (1.5, 0.25, [])
     assert window["of"] == ["cpu", 1]

@@ -10,6 +10,12 @@ def nothing(machine):
     pass
 
 
+def synchronizes(machine):
+    """Before many short kernels, for which the host then has no lead."""
+    machine.synchronize()
+    machine.train(TINY)
+
+
 def training(model, plant, functions=False, steps=5):
     """Return the machine after a training that does `plant` at the end of each step."""
     machine = Machine(functions, warm_up=steps - 2)
@@ -24,64 +30,21 @@ def reading(machine, folder):
     return breakdown.analyse(trace.read(machine.write(folder / "trace.json")))
 
 
-def sleeps(machine):
-    machine.sleep(30)
+COSTS = {
+    "a sleep": (lambda machine: machine.sleep(30), nothing, host.AWAY),
+    "a short sleep": (lambda machine: machine.sleep(8), nothing, host.AWAY),
+    "garbage": (lambda machine: machine.collect(10), nothing, host.COLLECTOR),
+    "a wait": (synchronizes, lambda machine: machine.train(TINY), host.SYNC),
+    "an emptied cache": (lambda machine: machine.empty_cache(50), nothing, host.ALLOCATOR),
+    "a small cache": (lambda machine: machine.empty_cache(12), nothing, host.ALLOCATOR),
+    "pinning": (lambda machine: machine.pin(8), nothing, host.COPIES),
+    "loading": (lambda machine: machine.load(20), lambda machine: machine.load(0), host.DATA),
+}
+MODELS = pytest.mark.parametrize("model", [LARGE, MIDDLE, TINY], ids=["large", "middle", "tiny"])
 
 
-def sleeps_a_little(machine):
-    machine.sleep(8)
-
-
-def collects(machine):
-    machine.collect(10)
-
-
-def synchronizes(machine):
-    """Before many short kernels, for which the host then has no lead."""
-    machine.synchronize()
-    machine.train(TINY)
-
-
-def runs_on(machine):
-    machine.train(TINY)
-
-
-def empties_the_cache(machine):
-    machine.empty_cache(50)
-
-
-def empties_a_small_cache(machine):
-    machine.empty_cache(12)
-
-
-def pins(machine):
-    machine.pin(8)
-
-
-def loads(machine):
-    machine.load(20)
-
-
-def loads_at_once(machine):
-    machine.load(0)
-
-
-COSTS = [
-    (sleeps, nothing, host.AWAY),
-    (sleeps_a_little, nothing, host.AWAY),
-    (collects, nothing, host.COLLECTOR),
-    (synchronizes, runs_on, host.SYNC),
-    (empties_the_cache, nothing, host.ALLOCATOR),
-    (empties_a_small_cache, nothing, host.ALLOCATOR),
-    (pins, nothing, host.COPIES),
-    (loads, loads_at_once, host.DATA),
-]
-
-
-@pytest.mark.parametrize("model", [LARGE, MIDDLE, TINY], ids=["large", "middle", "tiny"])
-@pytest.mark.parametrize(
-    ("plant", "without", "cause"), COSTS, ids=lambda value: getattr(value, "__name__", None)
-)
+@MODELS
+@pytest.mark.parametrize(("plant", "without", "cause"), COSTS.values(), ids=COSTS)
 def test_a_cause_costs_what_the_training_is_slower_with_it(tmp_path, model, plant, without, cause):
     """Also if it costs nothing, since the device has enough to do meanwhile."""
     slower = training(model, plant, True, 12).step_ms - training(model, without, True, 12).step_ms
@@ -89,9 +52,10 @@ def test_a_cause_costs_what_the_training_is_slower_with_it(tmp_path, model, plan
     assert found.idle.get(cause, 0) == pytest.approx(slower, abs=0.25)
 
 
-@pytest.mark.parametrize("plant", [sleeps, synchronizes, empties_the_cache])
-@pytest.mark.parametrize("model", [LARGE, MIDDLE, TINY], ids=["large", "middle", "tiny"])
-def test_work_and_idle_time_make_the_step(tmp_path, model, plant):
+@MODELS
+@pytest.mark.parametrize("fault", ["a sleep", "a wait", "an emptied cache"])
+def test_work_and_idle_time_make_the_step(tmp_path, model, fault):
+    plant = COSTS[fault][0]
     machine = training(model, plant)
     found = reading(machine, tmp_path)
     assert found.step_ms == pytest.approx(training(model, plant, steps=12).step_ms, rel=0.01)
