@@ -16,7 +16,7 @@ FOLDERS = [
 
 def test_each_fault_is_recorded_in_three_trainings():
     found = {(confusion.which_set(folder), planted.fault(folder)) for folder in FOLDERS}
-    assert found >= {(s, fault) for s in confusion.SETS[:3] for fault in suspects.FAULTS}
+    assert found >= {(s, fault) for s in confusion.SETS[:3] for fault in planted.FAULTS}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -43,4 +43,4 @@ def test_the_table_has_the_planted_fault_in_its_row_and_the_named_one_in_its_col
     counts = confusion.Counter({("unseen", "item", "print"): 2})
     text = str(confusion.table(counts, "unseen"))
     row = next(line for line in text.splitlines() if line.startswith("item"))
-    assert row.split()[1 + list(suspects.FAULTS).index("print")] == "2"
+    assert row.split()[1 + list(planted.FAULTS).index("print")] == "2"

@@ -545,7 +545,7 @@ def test_the_autotuner_is_no_reason_to_leave_out_16_bits(monkeypatch):
     rows = [{"name": "a", "predicted": 1.06e9, "recorded": 1e9, "note": ""}]
     assert tool.within(rows[0])
     assert not tool.within(rows[0] | {"predicted": 1.07e9})
-    assert "+6.00 %" in str(figures.errors(rows))
+    assert "+6.00 %" in str(tool.errors(rows))
 
 
 def test_a_recorded_run_is_planned_as_it_was_submitted():
@@ -582,7 +582,7 @@ def test_a_run_out_of_memory_must_be_predicted_to_need_more_than_there_is(monkey
 
     too_much, too_little = (row("h200/11-vit_2b-b0256-off", size) for size in (151e9, 150e9))
     assert (tool.within(too_much), tool.within(too_little)) == (True, False)
-    text = str(figures.errors([too_much, too_little]))
+    text = str(tool.errors([too_much, too_little]))
     assert "out of memory  of 150 GB  does not fit" in text
     assert text.splitlines()[2].endswith("fits")
     assert row("h200/11-vit_2b-b0064-off-compiled", 1)["note"] == tool.COMPILED

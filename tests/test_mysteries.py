@@ -5,11 +5,11 @@ from collections import Counter
 import matplotlib.pyplot as plt
 import pytest
 
-from dlojz.chapters.n04_profiler import mysteries
+from dlojz.chapters.n04_profiler import mysteries, planted
 from dlojz.course import progress
 from dlojz.figures import timeline
 from dlojz.runs.folder import trace_files
-from dlojz.traces import breakdown, suspects, trace
+from dlojz.traces import breakdown, trace
 
 
 @pytest.fixture
@@ -88,5 +88,5 @@ def test_the_score_counts_first_answers(course_folder):
     assert lines["B"].split()[-2:] == ["yes", "1"]
     assert lines["C"].split()[-2:] == ["no", "2"]
     assert lines["D"].split()[-3:] == ["no", "not", "yet"]
-    assert suspects.FAULTS["garbage"] not in lines["D"], "what is not found yet stays a mystery"
+    assert planted.FAULTS["garbage"] not in lines["D"], "what is not found yet stays a mystery"
     assert progress.load()["mysteries"]["C"][0]["value"] == "none"

@@ -2,6 +2,7 @@ import pytest
 from simulated import BALANCED, LARGE, MIDDLE, TINY, Machine, simulated
 from traces import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, steps
 
+from dlojz.chapters.n04_profiler import planted
 from dlojz.traces import suspects, trace
 
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>"
@@ -254,7 +255,7 @@ def test_on_processors_too_the_last_to_reach_a_collective_is_the_straggler(tmp_p
 
 
 def test_a_suspect_in_words_says_how_sure_it_is_and_what_settles_it():
-    assert set(suspects.FAULTS) < set(suspects.WORDS)
+    assert set(planted.FAULTS) < set(suspects.WORDS)
     probable = suspects.Suspect("elsewhere", 0.2, "seen", "record again")
     words = "the host does something else for a while (probable): seen. To settle it: record again"
     assert suspects.sentence(probable) == words

@@ -72,7 +72,7 @@ def table(counts: Counter, which: str) -> Table:
     Causes that were neither planted nor named are left out.
     """
     seen = {name for of, *names in counts for name in names if of == which}
-    faults = [name for name in suspects.WORDS if name in suspects.FAULTS or name in seen]
+    faults = [name for name in suspects.WORDS if name in planted.FAULTS or name in seen]
     rows = [(true, *(str(counts[which, true, said] or "·") for said in faults)) for true in faults]
     return Table((which, *faults), rows, "<" + ">" * len(faults))
 

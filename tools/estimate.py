@@ -17,12 +17,14 @@ https://github.com/pytorch/pytorch/pull/150079. One of two H200 had both, the ot
 import argparse
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dlojz.estimate import estimate
-from dlojz.figures import plans as figures
+from dlojz.figures import plans
+from dlojz.figures.report import bytes_text
 from dlojz.runs import log
+from dlojz.table import Table
 from dlojz.training import imports
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +45,7 @@ def main():
         where = ", ".join(map(str, args.folder))
         sys.exit(f"{where}: no run of {', '.join(args.models)} on a GPU; try reference/h200")
     rows = [compare(file) for file in files]
-    print(figures.errors(rows))
+    print(errors(rows))
     bound = [row for row in rows if row["note"] in ("", NEW_BUCKETS)]
     far = [row["name"] for row in bound if not within(row)]
     print(f"{len(bound) - len(far)} of {len(bound)} as near as they must be; not: {far or 'none'}")
@@ -64,7 +66,7 @@ def compare(file: Path) -> dict:
     ranks = log.read_ranks(file.parent if file.stem == "events" else file)
     run, plan = ranks[0], estimate.planned(ranks[0].start)
     trainer = imports.trainer(ROOT / run.start["command"].split()[0])
-    found = figures.highest(estimate.result(trainer, plan))[1]
+    found = plans.highest(estimate.result(trainer, plan))[1]
     peak, why, more = max(rank.memory["device_peak_bytes"] for rank in ranks), note(run, plan), 0
     lost = run.end.get("outcome") == "out_of_memory"
     several = plan.sharding == "ddp" and plan.gpus > 1
@@ -93,6 +95,26 @@ def within(row: dict) -> bool:
         return row["predicted"] > row["limit"]
     error = abs(row["predicted"] - row["recorded"])
     return error <= max(WITHIN * row["recorded"], WITHIN_BYTES)
+
+
+def errors(rows: Sequence[Mapping]) -> Table:
+    """Return a table of predictions beside recorded runs.
+
+    rows: name, predicted and recorded bytes, and a note, of each. A run that was out of memory has
+        recorded=None, and as limit the bytes of its GPU.
+    """
+    found = [(row["name"], bytes_text(row["predicted"]), *_error(row), row["note"]) for row in rows]
+    return Table(("run", "predicted", "recorded", "error", "", ""), found, "<>>>><")
+
+
+def _error(row):
+    """Return the recorded memory, and the error of its prediction in bytes and as a share."""
+    if row["recorded"] is None:
+        fits = "fits" if row["predicted"] <= row["limit"] else "does not fit"
+        return "out of memory", f"of {bytes_text(row['limit'])}", fits
+    error = row["predicted"] - row["recorded"]
+    share = f"{100 * error / row['recorded']:+.2f} %"
+    return bytes_text(row["recorded"]), f"{error / 1e6:+,.0f} MB", share
 
 
 if __name__ == "__main__":

@@ -140,23 +140,3 @@ def label(ax, x, y, text, points=6, **look):
     """Write a text beside the end of a bar, and interrupt the lines behind it."""
     look = {"textcoords": "offset points", "va": "center", "bbox": PAPER} | look
     ax.annotate(text, (x, y), (points, 0), **look)
-
-
-def errors(rows: Sequence[Mapping]) -> Table:
-    """Return a table of predictions beside recorded runs.
-
-    rows: name, predicted and recorded bytes, and a note, of each. A run that was out of memory has
-        recorded=None, and as limit the bytes of its GPU.
-    """
-    found = [(row["name"], bytes_text(row["predicted"]), *_error(row), row["note"]) for row in rows]
-    return Table(("run", "predicted", "recorded", "error", "", ""), found, "<>>>><")
-
-
-def _error(row):
-    """Return the recorded memory, and the error of its prediction in bytes and as a share."""
-    if row["recorded"] is None:
-        fits = "fits" if row["predicted"] <= row["limit"] else "does not fit"
-        return "out of memory", f"of {bytes_text(row['limit'])}", fits
-    error = row["predicted"] - row["recorded"]
-    share = f"{100 * error / row['recorded']:+.2f} %"
-    return bytes_text(row["recorded"]), f"{error / 1e6:+,.0f} MB", share

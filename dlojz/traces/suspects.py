@@ -15,19 +15,7 @@ from dataclasses import dataclass, replace
 
 from dlojz.traces import breakdown, host, kinds, spans, trace
 
-# The classes of the mysteries of notebook 04, which its faults.py plants.
-FAULTS = {
-    "none": "nothing is wrong",
-    "item": "the host reads the norm of each gradient, in each step",
-    "unpinned": "the images arrive as float32 in pageable memory, and the host waits for the copy",
-    "one-worker": "one process prepares all images",
-    "small-batch": "a batch has only two images",
-    "nchw": "autocast with the layout NCHW",
-    "print": "loss and logits are printed in each step",
-    "straggler": "the last process does something else for a while, in each step",
-    "garbage": "Python's garbage collector visits a million objects, in each step",
-}
-# The trace's view of each, in any training run; and causes outside the classes.
+# What a trace shows, in any training run: the faults of notebook 04's mysteries, and others.
 WORDS = {
     "none": "no fault was found",
     "item": "the host reads many numbers from the device",

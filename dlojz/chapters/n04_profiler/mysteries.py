@@ -8,10 +8,11 @@ import ipywidgets
 from IPython.display import display
 
 from dlojz.chapters.n04_profiler import planted
+from dlojz.chapters.n04_profiler.planted import FAULTS
 from dlojz.course import UserError, course_root, progress
 from dlojz.table import BAD_INK, GOOD_INK, Table
 from dlojz.traces import trace
-from dlojz.traces.suspects import FAULTS, suspects
+from dlojz.traces.suspects import suspects
 from dlojz.traces.trace import open_traces
 from dlojz.widgets.box import Row
 

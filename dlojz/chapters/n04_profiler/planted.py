@@ -16,6 +16,18 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+# The classes of the mysteries, which faults.py plants.
+FAULTS = {
+    "none": "nothing is wrong",
+    "item": "the host reads the norm of each gradient, in each step",
+    "unpinned": "the images arrive as float32 in pageable memory, and the host waits for the copy",
+    "one-worker": "one process prepares all images",
+    "small-batch": "a batch has only two images",
+    "nchw": "autocast with the layout NCHW",
+    "print": "loss and logits are printed in each step",
+    "straggler": "the last process does something else for a while, in each step",
+    "garbage": "Python's garbage collector visits a million objects, in each step",
+}
 # Causes that are no class of their own, with their names in `traces.suspects`.
 SHOWN_AS = {
     "sleep": "elsewhere",
