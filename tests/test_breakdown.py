@@ -1,5 +1,5 @@
 import pytest
-from traces import LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, with_a_wait
+from traces import CONV, LOADER, NCCL, PAGEABLE, PINNED, RELU, Made, busy, steps, with_a_wait
 
 from dlojz.traces import breakdown, host, kinds, trace
 
@@ -8,33 +8,43 @@ def reading(made, path):
     return breakdown.analyse(trace.read(made.write(path / "trace.json")))
 
 
-def test_a_device_that_always_computes_is_gpu_bound(tmp_path):
-    found = reading(busy(), tmp_path)
-    assert found.verdict == "GPU bound"
-    assert found.step_ms == pytest.approx(10)
-    assert found.kinds[kinds.MATRIX] == pytest.approx(10)
-    assert found.tensor_cores == 1
-    assert found.launches == 5
+def with_a_pinned_copy():
+    made = busy()
+    made.launch(0, 0, 4, PINNED, stream=8)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict", "figures"),
+    [
+        (busy(), "GPU bound", {"step_ms": 10, "tensor_cores": 1, "launches": 5}),
+        (
+            steps((PAGEABLE, 0, 5), (CONV, 5, 10)),
+            "held up by copies to the device",
+            {"pageable_ms": 5},
+        ),
+        (with_a_pinned_copy(), "GPU bound", {"pageable_ms": 0}),
+        (steps((CONV, 0, 5), (NCCL, 3, 10)), "communication bound", {"exposed_ms": 5}),
+        (
+            steps((CONV, 0, 1), (CONV, 9, 10), host=[("Python GC", 1, 9)]),
+            "held up by Python's garbage collector",
+            {},
+        ),
+    ],
+    ids=["computes", "pageable", "pinned", "communicates", "garbage"],
+)
+def test_a_step_is_bound_by_what_the_device_waits_for(tmp_path, made, verdict, figures):
+    found = reading(made, tmp_path)
+    assert found.verdict == verdict
+    assert {name: getattr(found, name) for name in figures} == pytest.approx(figures)
 
 
 def test_gaps_while_the_host_launches_are_launch_bound(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        made.step(step, 10 * step, 10 * step + 10)
-        for i in range(10):
-            at = 10 * step + i
-            made.launch(at, at + 0.1, at + 0.3, RELU)
+    made = steps(*[(RELU, i + 0.1, i + 0.3) for i in range(10)])
     found = reading(made, tmp_path)
     assert found.verdict == "launch bound"
-    assert found.idle[breakdown.LAUNCHES] == pytest.approx(7.6, abs=0.5)
+    assert found.idle[breakdown.LAUNCHES] == pytest.approx(7.9, abs=0.2)
     assert found.tensor_cores is None, "no matrix products"
-
-
-def test_launches_that_are_slowed_by_the_recording_of_functions_say_so(tmp_path):
-    made = Made()
-    for i in range(20):
-        made.launch(i, i + 0.1, i + 0.3, RELU)
-    made.step(1, 0, 20)
     made.host("python_function", "trainer.py(3): main", 0, 20)
     words = "launch bound, while Python's functions are recorded"
     assert reading(made, tmp_path).verdict == words
@@ -73,68 +83,15 @@ def test_a_wait_counts_in_the_threads_that_launch(tmp_path, launches, seen):
             event["tid"] = 2
         if launches and event["name"] == "cudaLaunchKernel":
             event["tid"] = 2
-    found = reading(made, tmp_path)
-    assert len(found.waits) == seen
-    assert [w.why for w in found.waits] == [".item()"] * seen
+    assert [w.why for w in reading(made, tmp_path).waits] == [".item()"] * seen
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_a_device_without_images_is_data_bound(tmp_path, steps):
-    made = Made()
-    for step in range(steps):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.host("user_annotation", LOADER, begin, begin + 6)
-        made.launch(begin + 6, begin + 6, begin + 10)
-    found = reading(made, tmp_path)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_device_without_images_is_data_bound(tmp_path, count):
+    found = reading(steps((CONV, 6, 10), host=[(LOADER, 0, 6)], count=count), tmp_path)
     assert found.verdict == "data bound"
     assert found.step_ms == pytest.approx(10)
     assert found.idle == {host.DATA: pytest.approx(6)}, "in each step, also in the first"
-
-
-def test_pageable_copies_count_as_lost(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.launch(begin, begin, begin + 5, PAGEABLE)
-        made.launch(begin + 1, begin + 5, begin + 10)
-    found = reading(made, tmp_path)
-    assert found.pageable_ms == pytest.approx(5)
-    assert found.verdict == "held up by copies to the device"
-    assert found.kinds["copies"] == pytest.approx(5)
-
-
-def test_pinned_copies_do_not(tmp_path):
-    made = busy()
-    made.launch(0, 0, 4, PINNED, stream=8)
-    found = reading(made, tmp_path)
-    assert found.pageable_ms == 0
-    assert found.verdict == "GPU bound"
-
-
-def test_communication_that_nothing_hides(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.launch(begin, begin, begin + 5)
-        made.launch(begin, begin + 3, begin + 10, NCCL, stream=20)
-    found = reading(made, tmp_path)
-    assert found.exposed_ms == pytest.approx(5)
-    assert found.verdict == "communication bound"
-
-
-def test_the_garbage_collector_is_caught(tmp_path):
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.host("python_function", "Python GC", begin + 1, begin + 9)
-        made.launch(begin, begin, begin + 1)
-        made.launch(begin + 9.1, begin + 9.1, begin + 10)
-    found = reading(made, tmp_path)
-    assert found.verdict == "held up by Python's garbage collector"
 
 
 def test_what_was_asked_before_the_trace_began_is_not_of_its_steps(tmp_path):
@@ -162,3 +119,41 @@ def test_steps_that_ask_for_nothing_are_no_trace_of_a_training(tmp_path):
     made.step(1, 0, 10)
     with pytest.raises(trace.TraceError, match="no step in it asked the GPU"):
         reading(made, tmp_path)
+
+
+# On a processor ------------------------------------------------------------------------------
+
+
+def processor(*ops, host=()):
+    """A step of 10 ms on a processor, with these operations and ranges."""
+    made = Made()
+    made.step(0, 0, 10)
+    for name, begin, end in ops:
+        made.host("cpu_op", f"aten::{name}", begin, end)
+    for name, begin, end in host:
+        made.host("user_annotation", name, begin, end)
+    return made
+
+
+def test_a_processor_has_operations_and_no_kernels(tmp_path):
+    ops = [("conv2d", 0, 6), ("copy_", 1, 2), ("batch_norm", 7, 10)]
+    found = reading(processor(*ops, host=[("forward", 0, 5)]), tmp_path)
+    times = {kinds.MATRIX: 5, kinds.NORMALIZATION: 3, kinds.LAYOUT: 1}
+    assert found.kinds == pytest.approx(times)
+    assert found.idle[breakdown.PYTHON] == pytest.approx(1)
+    assert found.verdict == "processor bound"
+
+
+def test_on_a_processor_gloo_is_communication_and_not_python(tmp_path):
+    made = processor(("conv2d", 0, 6), host=[("gloo:all_reduce", 5, 9)])
+    made.events[-1]["tid"] = 7  # a thread of its own
+    found = reading(made, tmp_path)
+    assert found.exposed_ms == pytest.approx(3)
+    assert found.idle[breakdown.PYTHON] == pytest.approx(1)
+    assert found.verdict == "communication bound"
+
+
+def test_images_that_the_training_thread_loads_are_no_computation(tmp_path):
+    found = reading(processor(("copy_", 1, 5), ("conv2d", 6, 10), host=[(LOADER, 0, 6)]), tmp_path)
+    assert found.verdict == "data bound"
+    assert found.kinds == {kinds.MATRIX: pytest.approx(4)}

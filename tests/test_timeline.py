@@ -10,7 +10,7 @@ import pytest
 from claims import claims
 from logs import with_cases, write_log
 from programs import load
-from traces import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, with_a_wait
+from traces import CONV, LOADER, NCCL, PAGEABLE, RELU, Made, busy, steps, with_a_wait
 
 from dlojz import cli, course, runs
 from dlojz.chapters import n04b_roofline as n04b
@@ -83,13 +83,7 @@ def test_each_kind_has_a_colour_of_its_own():
 
 
 def test_the_shares_of_a_step_make_one(tmp_path, file):
-    made = Made()
-    for step in (0, 1):
-        begin = 10 * step
-        made.step(step, begin, begin + 10)
-        made.host("user_annotation", LOADER, begin, begin + 2)
-        made.launch(begin + 2, begin + 2, begin + 6)
-        made.launch(begin + 2, begin + 4, begin + 10, NCCL, stream=20)
+    made = steps((CONV, 2, 6), (NCCL, 4, 10), host=[(LOADER, 0, 2)])
     path = made.write(tmp_path / "t.json")
     for each in (file, path):
         found = breakdown.analyse(trace.read(each))
@@ -104,10 +98,7 @@ def test_the_shares_of_a_step_make_one(tmp_path, file):
 
 
 def test_a_copy_that_is_waited_for_is_lost_and_not_drawn_as_work_too(tmp_path):
-    made = Made()
-    made.step(0, 0, 10)
-    made.launch(0, 0, 5, PAGEABLE)
-    made.launch(1, 5, 10)
+    made = steps((PAGEABLE, 0, 5), (CONV, 5, 10))
     found = breakdown.analyse(trace.read(made.write(tmp_path / "t.json")))
     assert timeline._computed(found) == {kinds.MATRIX: pytest.approx(0.5), "copies": 0}
 
@@ -126,49 +117,14 @@ def test_the_tables_tell_what_the_trace_shows(tmp_path, file):
     assert "the host waits nowhere" in str(timeline.waits(tmp_path / "t.json"))
 
 
-def test_a_processor_has_operations_and_no_kernels(tmp_path):
+def test_on_a_processor_the_operations_are_below_the_host(tmp_path):
     made = Made()
     made.step(0, 0, 10)
-    made.host("user_annotation", "forward", 0, 5)
     made.host("cpu_op", "aten::conv2d", 0, 6)
-    made.host("cpu_op", "aten::copy_", 1, 2)
-    made.host("cpu_op", "aten::batch_norm", 7, 10)
-    path = made.write(tmp_path / "t.json")
-    found = breakdown.analyse(trace.read(path))
-    assert found.kinds == {
-        kinds.MATRIX: pytest.approx(5),
-        "normalization": pytest.approx(3),
-        "changes of layout or dtype": pytest.approx(1),
-    }
-    assert found.idle[breakdown.PYTHON] == pytest.approx(1)
-    assert found.verdict == "processor bound"
-    ax = timeline.plot_step(path)
+    ax = timeline.plot_step(made.write(tmp_path / "t.json"))
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "operations"]
     assert bars(ax, 1, kinds.MATRIX) == [(0, pytest.approx(6))]
     plt.close()
-
-
-def test_on_a_processor_gloo_is_communication_and_not_python(tmp_path):
-    made = Made()
-    made.step(0, 0, 10)
-    made.host("cpu_op", "aten::conv2d", 0, 6)
-    made.host("user_annotation", "gloo:all_reduce", 5, 9)
-    made.events[-1]["tid"] = 7  # a thread of its own
-    found = breakdown.analyse(trace.read(made.write(tmp_path / "t.json")))
-    assert found.exposed_ms == pytest.approx(3)
-    assert found.idle[breakdown.PYTHON] == pytest.approx(1)
-    assert found.verdict == "communication bound"
-
-
-def test_images_that_the_training_thread_loads_are_no_computation(tmp_path):
-    made = Made()
-    made.step(0, 0, 10)
-    made.host("user_annotation", LOADER, 0, 6)
-    made.host("cpu_op", "aten::copy_", 1, 5)
-    made.host("cpu_op", "aten::conv2d", 6, 10)
-    found = breakdown.analyse(trace.read(made.write(tmp_path / "t.json")))
-    assert found.verdict == "data bound"
-    assert found.kinds == {kinds.MATRIX: pytest.approx(4)}
 
 
 def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):

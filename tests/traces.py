@@ -76,10 +76,10 @@ def with_a_wait(op, call="cudaStreamSynchronize"):
     return made
 
 
-def steps(*work, host=()):
-    """Two steps of 10 ms, each with this work (name, begin, end) and these events of the host."""
+def steps(*work, host=(), count=2):
+    """Steps of 10 ms, each with this work (name, begin, end) and these events of the host."""
     made = Made()
-    for begin in (0, 10):
+    for begin in range(0, 10 * count, 10):
         made.step(begin, begin, begin + 10)
         for name, a, b in work:
             made.launch(begin + a, begin + a, begin + b, name, 20 if name == NCCL else 7)
