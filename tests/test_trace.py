@@ -53,13 +53,13 @@ def test_a_file_that_is_not_there_or_cut_in_its_zip_says_so(tmp_path):
         trace.read(file)
 
 
-def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
+def test_30_mb_are_read_in_3_s_and_300_mb(tmp_path):
     made = busy()
     one = ",".join(json.dumps(e) for e in made.events[1:11])
     file = tmp_path / "large.json"
     with open(file, "w") as out:
         out.write('{"traceEvents": [' + json.dumps(made.events[0]))
-        while out.tell() < 100e6:
+        while out.tell() < 30e6:
             out.write("," + ",".join([one] * 1000))
         out.write("]}")
     # Not ru_maxrss: a process inherits that from the one that started it.
@@ -77,5 +77,5 @@ def test_100_mb_are_read_in_10_s_and_1_gb(tmp_path):
         [sys.executable, "-c", textwrap.dedent(script), file], capture_output=True, text=True
     )
     seconds, gigabytes = map(float, done.stdout.split())
-    assert seconds < 10
-    assert gigabytes < 1
+    assert seconds < 3
+    assert gigabytes < 0.3
