@@ -115,20 +115,21 @@ def _of_gpu(trace):
     steps = len(trace.steps)
     by_kind = defaultdict(list)
     for e in work:
-        by_kind[kind(e.name)].append((e.begin, e.end))
-    compute = union(s for k, found in by_kind.items() if k != COMMUNICATION for s in found)
-    pageable = union((e.begin, e.end) for e in work if PAGEABLE.match(e.name))
-    others = union((e.begin, e.end) for e in work if kind(e.name) != kinds.COPIES)
+        by_kind[kind(e.name)].append(e)
+    compute = spans.of(e for e in work if kind(e.name) != COMMUNICATION)
+    talking = spans.of(by_kind.get(COMMUNICATION, ()))
+    pageable = spans.of(e for e in work if PAGEABLE.match(e.name))
+    others = spans.of(e for e in work if kind(e.name) != kinds.COPIES)
     idle, waits = _causes(trace, work, free)
     busy = length(spans.of(work))
     return Reading(
         steps=steps,
         step_ms=busy / steps + sum(idle.values()),
         device=trace.device or "GPU",
-        kinds={k: length(union(found)) / steps for k, found in by_kind.items()},
-        tensor_cores=_share([e for e in work if kind(e.name) == MATRIX]),
+        kinds={k: length(spans.of(found)) / steps for k, found in by_kind.items()},
+        tensor_cores=_share(by_kind.get(MATRIX, ())),
         idle=idle,
-        exposed_ms=length(without(union(by_kind[COMMUNICATION]), compute)) / steps,
+        exposed_ms=length(without(talking, compute)) / steps,
         waits=waits,
         pageable_ms=length(without(pageable, others)) / steps,
         launches=len(work) / steps,
@@ -239,19 +240,10 @@ def _of_processor(trace):
     ops = [e for e in trace.ops if common([(e.begin, e.end)], whole) > 0]
     # Operations that load images in this thread are not part of the training.
     ops = [e for e in ops if not any(begin <= e.begin < end for begin, end in loading)]
-    own = Counter()
-    for thread in {e.where for e in ops}:
-        stack = []
-        for e in (e for e in ops if e.where == thread):
-            while stack and stack[-1].end <= e.begin:
-                stack.pop()
-            own[kind(e.name)] += e.ms
-            if stack:
-                own[kind(stack[-1].name)] -= e.ms
-            stack.append(e)
-    computing = union((e.begin, e.end) for e in ops)
-    talking = union((e.begin, e.end) for e in trace.ranges if host.GLOO.match(e.name))
+    computing = spans.of(ops)
+    talking = spans.of(e for e in trace.ranges if host.GLOO.match(e.name))
     exposed = common(whole, without(talking, union([*computing, *loading])))
+    own = _own_times(ops)
     own[COMMUNICATION] = exposed
     away = spans.of(host.absences(trace))
     named = union([*loading, *collecting, *computing, *talking, *away])
@@ -274,3 +266,17 @@ def _of_processor(trace):
         launches=len(ops) / steps,
         functions=bool(trace.lines),
     )
+
+
+def _own_times(ops):
+    """Return the time of each kind of operation, without that of the operations inside of it."""
+    own, stacks = Counter(), defaultdict(list)
+    for e in ops:
+        stack = stacks[e.where]
+        while stack and stack[-1].end <= e.begin:
+            stack.pop()
+        own[kind(e.name)] += e.ms
+        if stack:
+            own[kind(stack[-1].name)] -= e.ms
+        stack.append(e)
+    return own
