@@ -21,11 +21,11 @@ mpl.use("Agg")
 
 from dlojz import course, runs
 from dlojz.chapters import session
+from dlojz.chapters.n02_amp import accuracy as figures
 from dlojz.course import UserError
-from dlojz.figures import accuracy as figures
 from dlojz.images import draw, small
 from dlojz.launch import Request, State, series
-from dlojz.runs import log, seeds
+from dlojz.runs import log
 from dlojz.training import data as training_data
 
 FILE = experiment_file("accuracy.py")
@@ -517,7 +517,7 @@ def test_seeds_are_interleaved_and_each_training_is_logged(experiment, data, mon
 
 def test_a_difference_is_paired_by_seed():
     """Pairs -2, -4, -6: mean -4, deviation 2, Student's t of 2 degrees 4.3027."""
-    told = seeds.difference({0: 80, 1: 70, 2: 90, 3: 10}, {0: 78, 1: 66, 2: 84})
+    told = figures.difference({0: 80, 1: 70, 2: 90, 3: 10}, {0: 78, 1: 66, 2: 84})
     assert (told.mean, told.seeds) == (-4, 3)
     assert told.half == pytest.approx(4.302653 * 2 / math.sqrt(3))
     assert told.word == "no difference shown"
@@ -536,11 +536,11 @@ def test_a_difference_is_paired_by_seed():
 def test_a_difference_has_a_word(pairs, word):
     clean = dict.fromkeys(range(len(pairs)), 50.0)
     other = {seed: 50 + pair for seed, pair in enumerate(pairs)}
-    assert seeds.difference(clean, other).word == word
+    assert figures.difference(clean, other).word == word
 
 
 def test_without_a_common_seed_nothing_is_compared():
-    assert seeds.difference({0: 1.0}, {1: 1.0}) is None
+    assert figures.difference({0: 1.0}, {1: 1.0}) is None
 
 
 # The figure --------------------------------------------------------------------------------------
@@ -692,7 +692,7 @@ def test_two_variants_that_a_notebook_compares_differ_as_it_says():
     _, large, small_before = figures.rows(
         runs.recorded("h200/05-accuracy"), only=["resized-crop", "small-copies"]
     )
-    told = seeds.difference(large.accuracies, small_before.accuracies)
+    told = figures.difference(large.accuracies, small_before.accuracies)
     assert told.word == "no difference shown"
     quoted = f"between the two only {100 * told.half:.1f} points"
     assert quoted in (course.course_root() / "solutions/05b_storage.ipynb").read_text()

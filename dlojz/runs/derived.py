@@ -146,7 +146,7 @@ def memory(ranks) -> dict:
 
 
 def disturbance(ranks) -> dict:
-    """Return what the sensors saw in the worst window."""
+    """Return the readings of the sensors in the worst window."""
     windows = [w for r in ranks for w in r.windows]
     clocks = [w["sm_clock_mhz"] for w in windows if "sm_clock_mhz" in w]
     return {
@@ -174,7 +174,7 @@ def divergence(ranks) -> str:
 
 
 def skipped(run) -> tuple[int, int] | None:
-    """Return how many updates a gradient scaler skipped, and how many were due."""
+    """Return the numbers of updates that a gradient scaler skipped, and of those due."""
     made, accumulate = run.whole.optimizer_steps, run.start.get("arguments", {}).get("accumulate")
     if run.whole.scale is None or made is None:
         return None

@@ -68,17 +68,13 @@ def means(plan: Mapping) -> str:
     """Return a plan in a few words: "bf16, FSDP over 8 GPUs, checkpointing"."""
     found = [plan["precision"]]
     if plan["sharding"] == "fsdp":
-        found.append(f"FSDP over {plan['gpus']:,} GPUs{_copies(plan)}")
+        copies = f" in {plan['copies']} copies" if plan.get("copies", 1) > 1 else ""
+        found.append(f"FSDP over {plan['gpus']:,} GPUs{copies}")
     elif plan["gpus"] > 1:
         found.append(f"DDP on {plan['gpus']:,} GPUs")
     if plan["checkpointing"] != "off":
         found.append("checkpointing")
     return ", ".join(found)
-
-
-def _copies(plan):
-    copies = plan.get("copies", 1)
-    return f" in {copies} copies" if copies > 1 else ""
 
 
 # The caching allocator ---------------------------------------------------------------------------

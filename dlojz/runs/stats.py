@@ -138,7 +138,7 @@ class Summary:
 
 
 def _clock_text(top, low):
-    """Return by how much a GPU's clock fell, in words; "" if that is normal."""
+    """Return the fall of a GPU's clock in words; "" if it is normal."""
     return f"the GPU's clock fell from {top} to {low} MHz" if low < (1 - CLOCK_FALL) * top else ""
 
 
@@ -350,7 +350,7 @@ def _measured_run(run, side):
 
 
 def _cautions(before, after, same_hardware):
-    """Yield what makes this comparison less sure than it looks."""
+    """Yield the reasons why this comparison is less sure than it looks."""
     if (missing := MIN_PAIRS - len(before)) > 0:
         text = f"{_pairs_text(len(before))}, {MIN_PAIRS} are needed for an interval"
         yield Caution(Caution.TOO_FEW, f"{text}; submit {missing} more")

@@ -1,6 +1,7 @@
-"""The accuracy that a change costs: the figure of `accuracy.py` of notebook 02."""
+"""The accuracy that a change costs: whole trainings, compared by pairs of the same seed."""
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import fill
 
@@ -10,17 +11,47 @@ from matplotlib.transforms import blended_transform_factory
 
 from dlojz.course import UserError
 from dlojz.figures.report import PALETTE, SERIES, hardware_text, measured, style
-from dlojz.runs import seeds
-from dlojz.runs.seeds import BETTER, EQUAL, TOO_FEW, WORSE, Difference
-from dlojz.runs.stats import summary
+from dlojz.runs.stats import NO_DIFFERENCE, half_width, summary
 from dlojz.table import QUIET, Table
 
+BETTER, WORSE, EQUAL, TOO_FEW = "better", "worse", "equal in every seed", "too few seeds"
 PROGRAM = "dlojz/chapters/n02_amp/experiments/accuracy.py"
 COLOURS = {WORSE: PALETTE["failure"], BETTER: SERIES[0]}
 WIDE = 38  # characters of a title in a line
 LINEAR = 10.0  # points up to which the scale is linear: a collapse must not hide the rest
 USEFUL = (0.6, 0.9)  # accuracies of the clean training at which a loss or a gain can be seen
 TICKS = (-80, -40, -10, -5, 0, 5, 10, 40, 80)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of a variant's accuracy from the clean run's, over the seeds of both."""
+
+    mean: float
+    # Half the width of the 95 % interval, and so the smallest mean that would have been seen; None
+    # with fewer than two seeds.
+    half: float | None
+    seeds: int
+
+    @property
+    def word(self) -> str:
+        """Return the conclusion, in a word."""
+        if self.half is None:
+            return TOO_FEW
+        if self.mean == self.half == 0:
+            return EQUAL
+        if abs(self.mean) <= self.half:
+            return NO_DIFFERENCE
+        return BETTER if self.mean > 0 else WORSE
+
+
+def difference(clean: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    """Return the difference of accuracies that are given by seed; None if they share no seed."""
+    pairs = [other[seed] - clean[seed] for seed in clean if seed in other]
+    if not pairs:
+        return None
+    half = half_width(pairs) if len(pairs) > 1 else None
+    return Difference(statistics.fmean(pairs), half, len(pairs))
 
 
 @dataclass(frozen=True)
@@ -47,7 +78,7 @@ def rows(run, only=None) -> list[Row]:
     for name in dict.fromkeys([first, *(found if only is None else _known(only, found, run.path))]):
         title, by_seed = found[name]
         points = [by_seed[seed] - clean[seed] for seed in clean if seed in by_seed]
-        told = seeds.difference(clean, by_seed)
+        told = difference(clean, by_seed)
         if told:
             made.append(Row(title, {s: a / 100 for s, a in by_seed.items()}, points, told))
     return made
