@@ -187,44 +187,46 @@ def test_the_dearest_fault_comes_first(tmp_path):
     assert found[1].share == pytest.approx(0.1)
 
 
-def test_who_waits_least_and_was_away_is_the_straggler(tmp_path):
-    first = steps((CONV, 0, 4), (NCCL, 4, 10))
-    late = steps((CONV, 5.8, 9.8), (NCCL, 9.8, 10))
-    (only,) = accused(tmp_path, first, late)
-    assert only.fault == "straggler"
-    assert only.share == pytest.approx(0.58)
-    assert "process 0 waited 5.8 ms longer" in only.evidence
-    assert "than process 1" in only.evidence
+def in_pieces(length):
+    """Work of a device with many small holes in it."""
+    return [(CONV, i / 4, i / 4 + length) for i in range(39)]
 
 
-def test_who_waits_least_and_worked_longer_is_the_straggler_too(tmp_path):
-    first = steps((CONV, 0, 4), (NCCL, 4, 10))
-    busier = steps((CONV, 0, 9.8), (NCCL, 9.8, 10))
-    (only,) = accused(tmp_path, first, busier)
-    assert only.fault == "straggler"
-    assert "than process 1, the straggler, whose device worked 5.8 ms longer" in only.evidence
+FIRST = steps((CONV, 0, 4), (NCCL, 4, 10))
+PROCESSES = {  # the first process, the second, and what is said of them
+    "was away": (
+        FIRST, steps((CONV, 5.8, 9.8), (NCCL, 9.8, 10)), "straggler", 0.58,
+        "process 0 waited 5.8 ms longer in the collectives of a step than process 1",
+    ),
+    "worked longer": (
+        FIRST, steps((CONV, 0, 9.8), (NCCL, 9.8, 10)), "straggler", 0.58,
+        "than process 1, the straggler, whose device worked 5.8 ms longer",
+    ),
+    "equal": (FIRST, FIRST, "communication", 0.6, "the process spends 6.0 ms, 60% of it"),
+    "late by many small holes": (
+        steps((CONV, 0, 7), (NCCL, 7, 10)), steps(*in_pieces(0.18), (NCCL, 9.8, 10)),
+        "communication", 0.3, "process 0 spends 3.0 ms, 30% of it, in collectives",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fault", "share", "told"), PROCESSES.values(), ids=PROCESSES
+)
+def test_who_waits_least_was_away_or_worked_longer_or_all_wait_for_the_link(
+    tmp_path, first, second, fault, share, told
+):
+    (only,) = accused(tmp_path, first, second)
+    assert (only.fault, only.share) == (fault, pytest.approx(share))
+    assert told in only.evidence
+    late = fault == "communication" and first is not second
+    assert ("compare the processes" in only.settle) == late
+    assert only.sure == ("probable" if late else "certain")
 
 
 def test_who_is_late_by_many_small_holes_was_not_away(tmp_path):
-    first = steps((CONV, 0, 5), (NCCL, 5, 10))
-    slow = steps(*[(CONV, i / 4, i / 4 + 0.13) for i in range(39)], (NCCL, 9.8, 10))
-    assert "straggler" not in faults(tmp_path, first, slow)
-
-
-def test_equal_processes_wait_for_the_link_and_not_for_each_other(tmp_path):
-    both = steps((CONV, 0, 4), (NCCL, 4, 10))
-    (only,) = accused(tmp_path, both, both)
-    assert (only.fault, only.sure) == ("communication", "certain")
-    assert only.share == pytest.approx(0.6)
-
-
-def test_who_waits_for_a_process_that_is_late_by_little_things_says_so(tmp_path):
-    first = steps((CONV, 0, 7), (NCCL, 7, 10))
-    slow = steps(*[(CONV, i / 4, i / 4 + 0.18) for i in range(39)], (NCCL, 9.8, 10))
-    (only,) = accused(tmp_path, first, slow)
-    assert only.fault == "communication"
-    assert "process 0 spends 3.0 ms, 30% of it, in collectives" in only.evidence
-    assert "compare the processes" in only.settle
+    slow = steps(*in_pieces(0.13), (NCCL, 9.8, 10))
+    assert "straggler" not in faults(tmp_path, steps((CONV, 0, 5), (NCCL, 5, 10)), slow)
 
 
 def test_on_a_processor_there_are_no_kernels_to_accuse(tmp_path):
