@@ -2,10 +2,8 @@ import json
 import math
 import re
 import statistics
-import sys
 from collections import Counter
 
-import matplotlib.pyplot as plt
 import pytest
 from claims import claims
 from logs import with_cases, write_log
@@ -44,7 +42,6 @@ def test_a_step_is_drawn_from_its_begin_with_the_host_above_the_device(file):
     assert bars(ax, 1, kinds.MATRIX) == [(pytest.approx(0.3), pytest.approx(5.7))]
     assert bars(ax, 0, "the host waits") == [(pytest.approx(1.1), pytest.approx(5))]
     assert "synchronisation bound; NVIDIA H100" in ax.get_title(loc="left")
-    plt.close()
 
 
 def test_what_a_step_asked_for_is_its_own_whenever_it_is_done(tmp_path):
@@ -56,7 +53,6 @@ def test_what_a_step_asked_for_is_its_own_whenever_it_is_done(tmp_path):
     path = made.write(tmp_path / "t.json")
     assert bars(timeline.plot_step(path, 0), 1, kinds.MATRIX) == [(7, 2)]
     assert bars(timeline.plot_step(path, 1), 1, kinds.MATRIX) == [(4, 3)]
-    plt.close("all")
 
 
 def test_a_step_that_is_not_there_is_an_error(file):
@@ -72,7 +68,6 @@ def test_holes_are_drawn_as_holes(tmp_path):
     ax = timeline.plot_step(made.write(tmp_path / "t.json"))
     for kind in (kinds.MATRIX, kinds.REST):
         assert sum(width for _, width in bars(ax, 1, kind)) == pytest.approx(2.5)
-    plt.close()
 
 
 def test_each_kind_has_a_colour_of_its_own():
@@ -94,7 +89,6 @@ def test_the_shares_of_a_step_make_one(tmp_path, file):
     read = "waits: results that the host reads"
     assert {read, "waits: data", "waits: communication"} <= set(labels(ax))
     assert "communication bound" in {t.get_text() for t in ax.texts}
-    plt.close()
 
 
 def test_a_copy_that_is_waited_for_is_lost_and_not_drawn_as_work_too(tmp_path):
@@ -124,7 +118,6 @@ def test_on_a_processor_the_operations_are_below_the_host(tmp_path):
     ax = timeline.plot_step(made.write(tmp_path / "t.json"))
     assert [t.get_text() for t in ax.get_yticklabels()] == ["host", "operations"]
     assert bars(ax, 1, kinds.MATRIX) == [(0, pytest.approx(6))]
-    plt.close()
 
 
 def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
@@ -149,7 +142,6 @@ def test_a_roofline_has_each_layer_at_its_intensity(tmp_path):
     roof = ax.lines[0]
     assert roof.get_ydata().max() == pytest.approx(50)
     assert roof.get_ydata()[0] == pytest.approx(10 * roof.get_xdata()[0])
-    plt.close()
 
 
 def test_a_roofline_of_many_kinds_leaves_none_out():
@@ -184,12 +176,8 @@ def test_many_causes_leave_the_bars_their_room():
     assert ax.get_position().width > 0.6
 
 
-def test_the_operations_that_wait_are_those_that_need_a_value_or_a_copy(tmp_path, monkeypatch):
-    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["host_waits"])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    load("host_waits").main()
-    needs = dict(figures.host_waits(tmp_path).rows)
+def test_the_operations_that_wait_are_those_that_need_a_value_or_a_copy(ran):
+    needs = dict(figures.host_waits(ran("host_waits")).rows)
     assert needs["x.sum().item()"] == needs["if x.sum() > 0:"] == "a number"
     assert needs["x[mask]"] == needs["x.unique()"] == needs["torch.where(mask)"] == "a size"
     assert needs["torch.where(mask, x, 0.0)"] == needs["x.masked_fill(mask, 0.0)"] == "nothing"
@@ -280,15 +268,11 @@ def test_what_notebook_04b_says_of_the_recorded_segments_is_so():
     assert loop > 100
 
 
-def test_operations_are_summed_up_by_name_and_by_shapes(tmp_path, monkeypatch):
-    flags = "averages --model resnet18 --image-size 32 -b 2".split()
-    monkeypatch.setenv("DLOJZ_RUN", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", flags)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    load("averages").main()
-    by_name = {row[0]: row[1:] for row in n04b.averages(tmp_path, most=200).rows}
+def test_operations_are_summed_up_by_name_and_by_shapes(ran):
+    run = ran("averages", *"--model resnet18 --image-size 32 -b 2".split())
+    by_name = {row[0]: row[1:] for row in n04b.averages(run, most=200).rows}
     assert by_name["native_batch_norm"][0] == "20", "of a ResNet-18, in a step"
-    by_shape = n04b.averages(tmp_path, by_shape=True, most=200).rows
+    by_shape = n04b.averages(run, by_shape=True, most=200).rows
     forward = [row for row in by_shape if row[0] == "native_batch_norm"]
     assert sum(float(calls) for _, _, calls, *_ in forward) == 20
     assert "2x64x16x16 64" in [inputs for _, inputs, *_ in forward], "the first one"
