@@ -14,7 +14,7 @@ from programs import experiment_file
 
 mpl.use("Agg")
 
-from dlojz import cli, course, launch
+from dlojz import course, launch
 from dlojz.chapters import n01_gpu as n01
 from dlojz.chapters import n04b_roofline as n04b
 from dlojz.chapters.n06_ddp import figures
@@ -403,7 +403,7 @@ def test_diff_shows_the_difference_and_nothing_else(course_folder):
     assert "rgba" in text._repr_html_()
 
 
-def test_the_phases_of_runs_stand_side_by_side(sweep, tmp_path):
+def test_the_phases_of_runs_stand_side_by_side(sweep):
     ax = report.plot_phases(sweep)
     assert [t.get_text().split("\n")[0] for t in ax.get_yticklabels()] == ["008", "016", "032"]
     assert max(p.get_x() + p.get_width() for p in ax.patches) == pytest.approx(100)
@@ -411,17 +411,13 @@ def test_the_phases_of_runs_stand_side_by_side(sweep, tmp_path):
     assert "064 has no measured step: OUT_OF_MEMORY" in ax.get_xlabel(), "why it has no bar"
     ax = report.plot_phases(sweep[2:], labels=["before", "after $"])
     assert "after $ has no measured step: OUT_OF_MEMORY" in ax.get_xlabel()
-    assert cli.main(["report", str(sweep[0]), "--png", str(tmp_path / "one.png")]) == 0
-    assert (tmp_path / "one.png").stat().st_size > 10_000
 
 
 def test_of_runs_on_different_hardware_it_is_said_which_ran_where(sweep):
     ran = report.plot_phases(sweep[:2], labels=["off", "on"]).get_xlabel()
     assert ran.count("X1") <= 1
     other = dataclasses.replace(summary(sweep[1]), device_name="another")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "summary", lambda run: other if run is sweep[1] else summary(run))
-        ran = report.plot_phases(sweep[:2], labels=["off", "on"]).get_xlabel()
+    ran = report.plot_phases([sweep[0], other], labels=["off", "on"]).get_xlabel()
     assert re.search(r"\noff: .*\non: another", ran)
 
 
