@@ -46,8 +46,8 @@ from dlojz.runs.origin import origin
 
 SCHEMA = 2
 PHASES = ("data", "transfer", "forward", "backward", "update")  # of a step, in their order
-# Steps that are not measured: cuDNN picks kernels, the allocator grows, workers start. The warm-up
-# lasts longer, up to the second number, until an update is seen: a gradient scaler skips the first.
+# Steps that the Chronometer leaves out: cuDNN picks kernels, the allocator grows, workers start. It
+# waits on, up to the second number, until an update is seen: a gradient scaler skips the first.
 WARMUP_STEPS, MOST_WARMUP_STEPS = 3, 12
 EVENTS = ("start", "setup", "evidence", "step", "window", "validation", "epoch", "memory")
 EVENTS += ("measure", "case", "end")

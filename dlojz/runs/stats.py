@@ -71,7 +71,7 @@ class Summary:
     epoch_s: float | None = None  # all training images at images_per_s
     train_images: int | None = None
     validation_s: float | None = None  # the last validation
-    compile_s: float | None = None  # what torch.compile took: see `compile_seconds`
+    compile_s: float | None = None  # what torch.compile took: see derived.py
     compile_share: float | None = None  # of the time from the log's first line to its last
     compile_cached: bool = False  # the code for training came from an earlier process
     graphs: int = 0  # that it made
