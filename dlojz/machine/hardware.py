@@ -1,25 +1,17 @@
 """The vendors' figures of hardware: GPUs and processors of hardware.toml, with their documents.
 
 Notebook 00b shows it beside what was measured. Nothing here is measured, and a figure
-that no document gives is None. TIERS is a second table: how far away data can be.
+that no document gives is None. tiers.toml is a second table: how far away data can be.
 """
 
 import datetime
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
-FILE = Path(__file__).with_name("hardware.toml")
-TIERS = Path(__file__).with_name("tiers.toml")
-BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8}
-FORMATS = tuple(BITS)  # the order of all tables
-KINDS = ("gpu", "cpu")
-
-
-class HardwareError(ValueError):
-    """An error in a table of hardware: the file, the key, what was found and what was expected."""
+FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")  # the order of all tables
 
 
 @dataclass(frozen=True)
@@ -81,14 +73,14 @@ class Tier:
     note: str = ""
 
 
-def sold(path: Path = FILE) -> list[Hardware]:
-    """Return the devices of a file, in its order. Raises HardwareError."""
-    return _rows(path, Hardware)
+def sold() -> list[Hardware]:
+    """Return the devices of hardware.toml, in its order."""
+    return [Hardware(**row) for row in _rows("hardware.toml")]
 
 
-def tiers(path: Path = TIERS) -> list[Tier]:
-    """Return the places of data in a file, in its order. Raises HardwareError."""
-    return _rows(path, Tier)
+def tiers() -> list[Tier]:
+    """Return the places of data of tiers.toml, in its order."""
+    return [Tier(**row) for row in _rows("tiers.toml")]
 
 
 def same_as(device_name: str, rows: Sequence[Hardware]) -> Hardware | None:
@@ -96,55 +88,6 @@ def same_as(device_name: str, rows: Sequence[Hardware]) -> Hardware | None:
     return next((row for row in rows if re.search(row.match, device_name)), None)
 
 
-def _rows(path, kind):
-    try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path}: {error}; expected TOML") from error
-    return [_row(kind, f"{path}: [{key}]", table) for key, table in tables.items()]
-
-
-def _row(kind, where, table):
-    """Return one checked row; `where` begins each error."""
-    known = {f.name: f for f in fields(kind)}
-    if not isinstance(table, dict):
-        raise HardwareError(f"{where} is {table!r}; expected a table")
-    for key in table:
-        if key not in known:
-            raise HardwareError(f"{where} {key}: unknown; expected one of {', '.join(known)}")
-    for key, f in known.items():
-        if key not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise HardwareError(f"{where} {key}: missing")
-    for key, value in table.items():
-        _check(f"{where} {key}", key, value)
-    row = kind(**table)
-    if kind is Hardware and row.derived and not (row.units and row.clock_mhz):
-        raise HardwareError(f"{where} per_cycle: expected units and clock_mhz beside it")
-    return row
-
-
-def _check(where, key, value):
-    if key in ("sources", "seen"):
-        good = isinstance(value, list) and value and all(_is_link(v) for v in value)
-        expected = "a list of https:// addresses"
-    elif key == "read":
-        good, expected = type(value) is datetime.date, "a date, such as 2026-11-23"
-    elif key == "kind":
-        good, expected = value in KINDS, f"one of {', '.join(KINDS)}"
-    elif key in ("tflops", "per_cycle"):
-        good = isinstance(value, dict) and all(n in BITS and _above_0(v) for n, v in value.items())
-        expected = f"numbers above 0, by format: {', '.join(FORMATS)}"
-    elif key in ("name", "note", "match"):
-        good, expected = isinstance(value, str) and bool(value), "a text"
-    else:
-        good, expected = _above_0(value), "a number above 0"
-    if not good:
-        raise HardwareError(f"{where} is {value!r}; expected {expected}")
-
-
-def _is_link(value):
-    return isinstance(value, str) and value.startswith("https://")
-
-
-def _above_0(value):
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def _rows(name):
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return tomllib.loads(text).values()
