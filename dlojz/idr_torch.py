@@ -105,40 +105,20 @@ def from_environment(env: Mapping[str, str], cpus: int = 1) -> Ranks:
 def _from_torchrun(env: Mapping[str, str], cpus: int) -> Ranks:
     size, local_size = _number(env, "WORLD_SIZE", 1), _number(env, "LOCAL_WORLD_SIZE", 1)
     nodes = _number(env, "GROUP_WORLD_SIZE", 1) if "GROUP_WORLD_SIZE" in env else size // local_size
-    nodelist, hostnames = _hosts(env, nodes, "SLURM_STEP_NODELIST")
-    return Ranks(
-        rank=_number(env, "RANK"),
-        local_rank=_number(env, "LOCAL_RANK"),
-        size=size,
-        local_size=local_size,
-        num_nodes=nodes,
-        cpus_per_task=max(1, cpus // local_size),
-        gpu_ids=_gpu_ids(env),
-        nodelist=nodelist,
-        hostnames=hostnames,
-        master_addr=_text(env, "MASTER_ADDR"),
-        master_port=_number(env, "MASTER_PORT"),
-    )
+    place = _number(env, "RANK"), _number(env, "LOCAL_RANK"), size, local_size, nodes
+    hosts = _hosts(env, nodes, "SLURM_STEP_NODELIST")
+    master = _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT")
+    return Ranks(*place, max(1, cpus // local_size), _gpu_ids(env), *hosts, *master)
 
 
 def _from_srun(env: Mapping[str, str], cpus: int) -> Ranks:
     nodelist = _text(env, "SLURM_STEP_NODELIST")
-    hostnames = expand_nodelist(nodelist)
-    local_size = _tasks_of_node(env)
-    master_addr, master_port = _master(env, hostnames[0], _step_port(env))
-    return Ranks(
-        rank=_number(env, "SLURM_PROCID"),
-        local_rank=_number(env, "SLURM_LOCALID"),
-        size=_number(env, "SLURM_STEP_NUM_TASKS"),
-        local_size=local_size,
-        num_nodes=len(hostnames),
-        cpus_per_task=_cpus_of_task(env, max(1, cpus // local_size)),
-        gpu_ids=_gpu_ids(env),
-        nodelist=nodelist,
-        hostnames=hostnames,
-        master_addr=master_addr,
-        master_port=master_port,
-    )
+    hostnames, local_size = expand_nodelist(nodelist), _tasks_of_node(env)
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+    place = *(_number(env, name) for name in names), local_size, len(hostnames)
+    cpus = _cpus_of_task(env, max(1, cpus // local_size))
+    master = _master(env, hostnames[0], _step_port(env))
+    return Ranks(*place, cpus, _gpu_ids(env), nodelist, hostnames, *master)
 
 
 def _started_several(env: Mapping[str, str], launchers) -> tuple[str, ...] | None:
@@ -152,29 +132,19 @@ def _from_mpi(env: Mapping[str, str], cpus: int, names: tuple[str, ...]) -> Rank
     if names[2] in env:
         local_rank, local_size = _number(env, names[2]), _number(env, names[3], 1)
     nodes = -(-size // local_size)
-    nodelist, hostnames = _hosts(env, nodes, "SLURM_JOB_NODELIST")
+    hosts = _hosts(env, nodes, "SLURM_JOB_NODELIST")
     run = next((env[name] for name in RUN_IDS if env.get(name)), "")
-    first = ALONE[0] if nodes == 1 else next(iter(hostnames), "")
-    master_addr, master_port = _master(env, first, FIRST_PORT + zlib.crc32(run.encode()) % PORTS)
-    if not master_addr:
+    first = ALONE[0] if nodes == 1 else next(iter(hosts[1]), "")
+    master = _master(env, first, FIRST_PORT + zlib.crc32(run.encode()) % PORTS)
+    if not master[0]:
         raise ValueError(
             f"MASTER_ADDR is not set, and {size} processes on {nodes} nodes must agree where to "
             "meet: on the first node, `export MASTER_ADDR=$(hostname)`, and have the others get "
             "it, as with mpirun -x MASTER_ADDR, or mpiexec -genvlist MASTER_ADDR"
         )
-    return Ranks(
-        rank=rank,
-        local_rank=local_rank,
-        size=size,
-        local_size=local_size,
-        num_nodes=nodes,
-        cpus_per_task=_cpus_of_task(env, max(1, cpus // local_size)),
-        gpu_ids=_gpu_ids(env),
-        nodelist=nodelist,
-        hostnames=hostnames,
-        master_addr=master_addr,
-        master_port=master_port,
-    )
+    place = rank, local_rank, size, local_size, nodes
+    cpus = _cpus_of_task(env, max(1, cpus // local_size))
+    return Ranks(*place, cpus, _gpu_ids(env), *hosts, *master)
 
 
 def _hosts(env: Mapping[str, str], nodes: int, name: str) -> tuple[str, tuple[str, ...]]:

@@ -14,75 +14,41 @@ from dlojz.idr_torch import expand_nodelist, from_environment
 ENVIRONMENTS = Path(__file__).with_name("environments")
 CPUS = 8  # that each process may run on, here
 
-# Of each process: rank, local_rank, local_size, cpus_per_task, gpu_ids.
-TWO_BY_TWO = [(0, 0, 2, 4, ()), (1, 1, 2, 4, ()), (2, 0, 2, 4, ()), (3, 1, 2, 4, ())]
-TWO_NODES = ("node[1-2]", ("node1", "node2"))
-# file: (size, num_nodes, (nodelist, hostnames), (master_addr, master_port), processes)
+LOCAL, NODE1, NODE2 = ((name, (name,)) for name in ("localhost", "node1", "node2"))
+BOTH = ("node[1-2]", ("node1", "node2"))
+TWO_BY_TWO = [(rank, rank % 2, 2, 4, ()) for rank in range(4)]
+ALL_HERE = [(rank, rank, 4, 2, ()) for rank in range(4)]
+# file: (size, num_nodes, (nodelist, hostnames), (master_addr, master_port), processes), of each
+# process: rank, local_rank, local_size, cpus_per_task, gpu_ids
 EXPECTED = {
-    "alone": (1, 1, ("localhost", ("localhost",)), ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
-    "torchrun": (
-        2,
-        1,
-        ("localhost", ("localhost",)),
-        ("127.0.0.1", 29500),
-        [(0, 0, 2, 4, ()), (1, 1, 2, 4, ())],
-    ),
-    "srun_2x2": (  # -c2
-        4,
-        2,
-        TWO_NODES,
-        ("node1", 10005),
-        [(0, 0, 2, 2, ()), (1, 1, 2, 2, ()), (2, 0, 2, 2, ()), (3, 1, 2, 2, ())],
-    ),
+    "alone": (1, 1, LOCAL, ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
+    "torchrun": (2, 1, LOCAL, ("127.0.0.1", 29500), TWO_BY_TWO[:2]),
+    "srun_2x2": (4, 2, BOTH, ("node1", 10005), [(r, r % 2, 2, 2, ()) for r in range(4)]),  # -c2
     "srun_3_1": (
-        4,
-        2,
-        TWO_NODES,
-        ("node1", 10006),
+        *(4, 2, BOTH, ("node1", 10006)),
         [(0, 0, 3, 2, ()), (1, 1, 3, 2, ()), (2, 2, 3, 2, ()), (3, 0, 1, 8, ())],
     ),
     "srun_gpus_per_task": (
-        4,
-        2,
-        TWO_NODES,
-        ("node1", 10007),
-        [(0, 0, 2, 4, (0,)), (1, 1, 2, 4, (1,)), (2, 0, 2, 4, (0,)), (3, 1, 2, 4, (1,))],
+        *(4, 2, BOTH, ("node1", 10007)),
+        [(r, r % 2, 2, 4, (r % 2,)) for r in range(4)],
     ),
-    "srun_torchrun": (4, 2, TWO_NODES, ("node1", 37275), TWO_BY_TWO),
-    "batch_script": (1, 1, ("node1", ("node1",)), ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
-    "batch_srun": (4, 2, TWO_NODES, ("node1", 10010), TWO_BY_TWO),
-    "interactive": (1, 1, ("node1", ("node1",)), ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
-    "notebook": (1, 1, ("node2", ("node2",)), ("127.0.0.1", 0), [(0, 0, 1, 2, (0,))]),
+    "srun_torchrun": (4, 2, BOTH, ("node1", 37275), TWO_BY_TWO),
+    "batch_script": (1, 1, NODE1, ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
+    "batch_srun": (4, 2, BOTH, ("node1", 10010), TWO_BY_TWO),
+    "interactive": (1, 1, NODE1, ("127.0.0.1", 0), [(0, 0, 1, 8, ())]),
+    "notebook": (1, 1, NODE2, ("127.0.0.1", 0), [(0, 0, 1, 2, (0,))]),
     "notebook_torchrun": (
-        2,
-        1,
-        ("node2", ("node2",)),
-        ("127.0.0.1", 29500),
+        *(2, 1, NODE2, ("127.0.0.1", 29500)),
         [(0, 0, 2, 4, (0,)), (1, 1, 2, 4, (0,))],
     ),
     # A job on node1 that was submitted from a notebook on node2 with a GPU; it has none itself.
-    "notebook_batch": (1, 1, ("node1", ("node1",)), ("127.0.0.1", 0), [(0, 0, 1, 1, ())]),
-    "mpirun": (
-        4,
-        1,
-        ("localhost", ("localhost",)),
-        ("127.0.0.1", 13248),
-        [(rank, rank, 4, 2, ()) for rank in range(4)],
-    ),
-    "mpiexec": (
-        4,
-        1,
-        ("localhost", ("localhost",)),
-        ("127.0.0.1", 10000),
-        [(rank, rank, 4, 2, ()) for rank in range(4)],
-    ),
+    "notebook_batch": (1, 1, NODE1, ("127.0.0.1", 0), [(0, 0, 1, 1, ())]),
+    "mpirun": (4, 1, LOCAL, ("127.0.0.1", 13248), ALL_HERE),
+    "mpiexec": (4, 1, LOCAL, ("127.0.0.1", 10000), ALL_HERE),
     # The notebook's SLURM_DISTRIBUTION=cyclic was inherited too: ranks alternate between nodes.
     "notebook_batch_srun": (
-        4,
-        2,
-        TWO_NODES,
-        ("node1", 10017),
-        [(0, 0, 2, 1, ()), (1, 0, 2, 1, ()), (2, 1, 2, 1, ()), (3, 1, 2, 1, ())],
+        *(4, 2, BOTH, ("node1", 10017)),
+        [(r, r // 2, 2, 1, ()) for r in range(4)],
     ),
 }
 
@@ -129,20 +95,17 @@ def test_recordings_do_not_name_the_machine():
         assert "/" not in "".join(v for env in recorded(file.stem) for v in env.values()), file
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "names"),
-    [
-        ("node1", "node1"),
-        ("node[1-3,7]", "node1 node2 node3 node7"),
-        ("a,b[08-10]", "a b08 b09 b10"),
-        ("n[098-101]", "n098 n099 n100 n101"),
-        ("n[8-11]-ib", "n8-ib n9-ib n10-ib n11-ib"),
-        ("r1i[0-1]n[01-02]", "r1i0n01 r1i0n02 r1i1n01 r1i1n02"),
-        ("gpu-a.cluster,x[1]", "gpu-a.cluster x1"),
-    ],
-)
-def test_compact_node_list_expands_in_order_and_keeps_zeros(nodelist, names):
-    assert expand_nodelist(nodelist) == tuple(names.split())
+def test_compact_node_list_expands_in_order_and_keeps_zeros():
+    expected = {
+        "node1": "node1",
+        "node[1-3,7]": "node1 node2 node3 node7",
+        "a,b[08-10]": "a b08 b09 b10",
+        "n[098-101]": "n098 n099 n100 n101",
+        "n[8-11]-ib": "n8-ib n9-ib n10-ib n11-ib",
+        "r1i[0-1]n[01-02]": "r1i0n01 r1i0n02 r1i1n01 r1i1n02",
+        "gpu-a.cluster,x[1]": "gpu-a.cluster x1",
+    }
+    assert {short: " ".join(expand_nodelist(short)) for short in expected} == expected
 
 
 @pytest.mark.parametrize("nodelist", ["", "a,", ",a", "a,,b", "n[1", "n1]", "n[]", "n[1-]", "n[x]"])
@@ -156,43 +119,37 @@ def test_node_range_that_runs_backwards_is_refused():
         expand_nodelist("a,n[3-1]")
 
 
+MALFORMED = {
+    "srun_2x2": "SLURM_PROCID=one SLURM_LOCALID=-1 SLURM_STEP_NUM_TASKS=0 MASTER_PORT=http "
+    "SLURM_CPUS_PER_TASK=2(x2) SLURM_JOB_ID=5_1",
+    "notebook": "SLURM_STEP_NUM_TASKS=?",
+    "torchrun": "RANK= RANK=1.0 LOCAL_RANK=² WORLD_SIZE=0 LOCAL_WORLD_SIZE=0 MASTER_PORT=auto",
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "variable", "value"),
-    [
-        ("srun_2x2", "SLURM_PROCID", "one"),
-        ("srun_2x2", "SLURM_LOCALID", "-1"),
-        ("srun_2x2", "SLURM_STEP_NUM_TASKS", "0"),
-        ("srun_2x2", "SLURM_CPUS_PER_TASK", "2(x2)"),
-        ("srun_2x2", "SLURM_JOB_ID", "5_1"),
-        ("srun_2x2", "MASTER_PORT", "http"),
-        ("notebook", "SLURM_STEP_NUM_TASKS", "?"),
-        ("torchrun", "RANK", ""),
-        ("torchrun", "RANK", "1.0"),
-        ("torchrun", "LOCAL_RANK", "²"),
-        ("torchrun", "WORLD_SIZE", "0"),
-        ("torchrun", "LOCAL_WORLD_SIZE", "0"),
-        ("torchrun", "MASTER_PORT", "auto"),
-    ],
+    ("name", "setting"),
+    [(name, word) for name, words in MALFORMED.items() for word in words.split()],
 )
-def test_malformed_number_is_refused_by_its_name(name, variable, value):
-    env = recorded(name)[0] | {variable: value}
+def test_malformed_number_is_refused_by_its_name(name, setting):
+    variable, _, value = setting.partition("=")
     with pytest.raises(ValueError, match=rf"^{variable} is "):
-        from_environment(env)
+        from_environment(recorded(name)[0] | {variable: value})
 
 
 @pytest.mark.parametrize(
-    ("name", "variable", "launcher"),
+    ("name", "variables"),
     [
-        ("srun_2x2", "SLURM_STEP_NUM_TASKS", "srun"),
-        ("srun_2x2", "SLURM_STEP_NODELIST", "srun"),
-        ("torchrun", "LOCAL_RANK", "torchrun"),
-        ("torchrun", "MASTER_ADDR", "torchrun"),
+        ("srun_2x2", ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")),
+        ("torchrun", ("LOCAL_RANK", "MASTER_ADDR")),
     ],
 )
-def test_missing_variable_is_named_with_its_launcher(name, variable, launcher):
-    env = {k: v for k, v in recorded(name)[0].items() if k != variable}
-    with pytest.raises(ValueError, match=f"{variable} is not set.*start with {launcher}"):
-        from_environment(env)
+def test_missing_variable_is_named_with_its_launcher(name, variables):
+    for variable in variables:
+        env = {k: v for k, v in recorded(name)[0].items() if k != variable}
+        launcher = name.partition("_")[0]
+        with pytest.raises(ValueError, match=f"{variable} is not set.*start with {launcher}"):
+            from_environment(env)
 
 
 @pytest.mark.parametrize("tasks", ["2(x2", "two", "2", "2,"])
