@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlojz.machine import facts, gpus
+from dlojz.machine import facts, nvml
 
 NOWHERE = Path("/nowhere")
 
@@ -176,9 +176,9 @@ def test_two_h100_joined_through_a_switch(monkeypatch):
 
 def test_links_are_those_that_end_at_the_other_card_or_the_path_over_pcie(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(ends_at=1))
-    assert gpus.link(0, 1) == "NV4"
+    assert nvml.link(0, 1) == "NV4"
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(nvlink=False))
-    assert gpus.link(0, 1) == "SYS"
+    assert nvml.link(0, 1) == "SYS"
 
 
 @pytest.mark.parametrize(
@@ -197,19 +197,19 @@ def test_links_are_those_that_end_at_the_other_card_or_the_path_over_pcie(monkey
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(visible, expected):
-    assert gpus.named(visible, ["GPU-aa11", "GPU-bb22", "GPU-bb33"]) == expected
+    assert nvml.named(visible, ["GPU-aa11", "GPU-bb22", "GPU-bb33"]) == expected
 
 
 def test_the_gpus_of_a_job_are_those_that_cuda_may_see(monkeypatch):
-    nvml = FakeNvml()
-    nvml.nvmlDeviceGetUUID = "GPU-{}".format
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    library = FakeNvml()
+    library.nvmlDeviceGetUUID = "GPU-{}".format
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpus.visible() == ("GPU-0", "GPU-1")
+    assert nvml.visible() == ("GPU-0", "GPU-1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpus.visible() == ("GPU-1",)
+    assert nvml.visible() == ("GPU-1",)
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace())
-    assert gpus.visible() == (), "no driver"
+    assert nvml.visible() == (), "no driver"
 
 
 def test_a_card_without_a_driver_that_answers_is_seen_on_the_bus(tmp_path, monkeypatch):

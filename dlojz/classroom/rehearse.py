@@ -24,7 +24,7 @@ from types import ModuleType
 
 from dlojz import course, launch
 from dlojz.course import UserError, progress
-from dlojz.machine import facts, gpus
+from dlojz.machine import facts, nvml
 from dlojz.runs import log, stats
 from dlojz.table import Table
 
@@ -198,7 +198,7 @@ def _hardware(jobs):
     if on_gpu:
         return f"{size} x {name}" if size > 1 else name
     cores = f"{len(os.sched_getaffinity(0))} CPU cores ({name})"
-    cards = facts.gpus()["cards"] if gpus.visible() else ()
+    cards = facts.gpus()["cards"] if nvml.visible() else ()
     return f"{cores}{BESIDE}{cards[0].get('name', '?')}" if cards else cores
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dlojz.machine import cpus as machine_cpus
-from dlojz.machine import gpus as machine_gpus
+from dlojz.machine import nvml
+from dlojz.machine.cpus import count as cpus  # noqa: F401  as presets.cpus
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,7 @@ PRESETS = {
 @cache
 def gpus() -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that a job may use here; () without a driver."""
-    return machine_gpus.visible()
-
-
-def cpus() -> int:
-    """Return the number of CPUs that a job may use here: those allowed to this process."""
-    return machine_cpus.count()
+    return nvml.visible()
 
 
 def several() -> tuple[Preset, int]:

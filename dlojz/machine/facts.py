@@ -22,8 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from dlojz.machine import cpus
-from dlojz.machine import gpus as nvml
+from dlojz.machine import cpus, nvml
 
 PROC, SYS, SHM = Path("/proc"), Path("/sys"), Path("/dev/shm")
 SHADOWS = ("dlojz.py", "dl.py", "torch.py", "torchvision.py", "numpy.py")

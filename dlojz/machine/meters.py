@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from dlojz.machine import gpus
+from dlojz.machine import nvml
 
 PROC, PROC_STAT = Path("/proc"), Path("/proc/stat")
 TREE = "DLOJZ_TREE"  # the variable with the process whose tree is the run, if it is no parent
@@ -85,9 +85,9 @@ class Sensors:
         card = _card(str(self._device)) if self._device.type == "cuda" else None
         return Reading(
             time.perf_counter(),
-            None if card is None else gpus.energy_j(card),
+            None if card is None else nvml.energy_j(card),
             cpu_seconds_of_others(self._root),
-            *((None, None) if card is None else gpus.clock(card)),
+            *((None, None) if card is None else nvml.clock(card)),
         )
 
 
@@ -123,7 +123,7 @@ def _cpu_seconds(root: int, cpus: set[int]) -> float:
 @cache
 def _card(device: str):
     """Return NVML's handle of a CUDA device; None where NVML does not know it."""
-    return gpus.handle_of(device)
+    return nvml.handle_of(device)
 
 
 def host_memory() -> dict:

@@ -142,9 +142,7 @@ def energy_j(handle) -> float | None:
 
 def clock(handle) -> tuple[int | None, int | None]:
     """Return a card's SM clock in MHz, and NVML's bits for why it is not higher."""
-    import pynvml
-
     reasons = ask("DeviceGetCurrentClocksEventReasons", handle)
     if reasons is None:  # before driver 535 it had another name
         reasons = ask("DeviceGetCurrentClocksThrottleReasons", handle)
-    return ask("DeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM), reasons
+    return ask("DeviceGetClockInfo", handle, CLOCK_SM), reasons
