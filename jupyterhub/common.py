@@ -130,7 +130,7 @@ def compiled_code(spawner):
 
     By default it is /tmp/torchinductor_<name>, which any other user could have made before, with
     code of their own in it. Its headers stay there: each job sees to them (guard_compiled_code in
-    dlojz/course/__init__.py).
+    dlojz/course/files.py).
     """
     return f"{spawner.user_env({})['HOME']}/.cache/torchinductor"
 

@@ -324,7 +324,7 @@ def test_a_stopped_process_holds_up_no_answer(sharing, folder, course_folder, ca
             progress.change(progress.file(), stop)
     """
     words = [sys.executable, "-c", textwrap.dedent(code)]
-    monkeypatch.setattr(course, "LOCK_S", 0.1)
+    monkeypatch.setattr("dlojz.course.files.LOCK_S", 0.1)
     other = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "holds\n"
     before = sharing.path.read_text()

@@ -203,7 +203,7 @@ def test_a_trainer_that_is_not_utf_8_is_compared_all_the_same(course_folder):
 
 
 def test_a_lock_names_who_holds_it_and_is_not_waited_for_longer_than_that(tmp_path, monkeypatch):
-    monkeypatch.setattr(course, "LOCK_S", 0.05)
+    monkeypatch.setattr("dlojz.course.files.LOCK_S", 0.05)
     lock = tmp_path / "share.lock"
     with course.locked(lock) as holder:
         assert holder == ""

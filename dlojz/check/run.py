@@ -31,7 +31,12 @@ CHECK_FILE = "check.json"  # in a job's folder: the check that it belongs to
 # The sources on which a run's log depends: runs of another version are not reused.
 # The code that measures; a run that older code has measured is made again.
 ROOMS = ("jobs", "machine", "runs", "traces", "training", "watch")
-MEASURING = ("course/__init__.py", "idr_torch.py", *(f"{room}/*.py" for room in ROOMS))
+MEASURING = (
+    "course/__init__.py",
+    "course/files.py",
+    "idr_torch.py",
+    *(f"{room}/*.py" for room in ROOMS),
+)
 
 
 def finished(plan: Plan, standards: judge.Standards) -> dict[str, EndedRun]:

@@ -64,8 +64,8 @@ def _is_number(value):
 
 
 def _is_score(row):
-    numbers = (row[name] for name in ("predicted", "measured"))
-    return isinstance(row["word"], str) and "name" in row and all(map(_is_number, numbers))
+    numbers = _is_number(row["predicted"]) and _is_number(row["measured"])
+    return numbers and isinstance(row["word"], str) and "name" in row
 
 
 FORMS = {  # of an entry, by kind, as the tables can show it
@@ -141,11 +141,13 @@ def last(kind: str, key: str):
 
 def passed() -> dict[str, dict]:
     """Return the last verdict that passed, by step of the course."""
-    found = {}
-    for step, entries in load().get("verdicts", {}).items():
-        values = [entry["value"] for entry in entries if entry["value"]["passed"]]
-        found |= {step: values[-1]} if values else {}
-    return found
+    verdicts = load().get("verdicts", {})
+    return {
+        step: entry["value"]
+        for step, entries in verdicts.items()
+        for entry in entries
+        if entry["value"]["passed"]
+    }
 
 
 # Progress ---------------------------------------------------------------------------------------
@@ -179,7 +181,8 @@ def items() -> list[dict]:
         for name, given in entries.items() or [(None, [])]:
             last = given[-1] if given else {}
             item = {"notebook": notebook, "kind": kind, "key": name, "time": last.get("time")}
-            found.append(item | _FACTS[kind](given, kept, name))
+            facts, _ = _SHOWN[kind]
+            found.append(item | facts(given, kept, name))
     return found
 
 
@@ -203,22 +206,16 @@ def _answer_facts(given, kept, key):
     return {"done": True in right, "attempts": len(given), "first": right[:1] == [True], "of": of}
 
 
-_FACTS = {
-    "verdicts": _verdict_facts,
-    "predictions": _prediction_facts,
-    "quizzes": _answer_facts,
-    "mysteries": _answer_facts,
-}
-
-
 def overview() -> Table:
     """Return a table of completed and open requests, by notebook."""
+
+    def place(item):
+        return item["notebook"], [*_SHOWN].index(item["kind"]), item["kind"]
+
     rows, before = [], None
-    for (notebook, kind), group in groupby(
-        sorted(items(), key=lambda i: (i["notebook"], list(_FACTS).index(i["kind"]))),
-        key=lambda item: (item["notebook"], item["kind"]),
-    ):
-        for row in _ROWS[kind](list(group)):
+    for (notebook, _, kind), group in groupby(sorted(items(), key=place), key=place):
+        _, rows_of = _SHOWN[kind]
+        for row in rows_of([*group]):
             rows.append((notebook if notebook != before else "", *row))
             before = notebook
     head = ("notebook", "what", "done", "last", "left")
@@ -241,7 +238,7 @@ def _prediction_rows(found):
     for item in found:
         scores = [
             f"{s['name']} {s['predicted']:.3g}, {s.get('how', 'measured')} {s['measured']:.3g} "
-            f"{_stars(s)}".rstrip()
+            f"{'★' * s['word'].count('★')}".rstrip()
             for s in item["score"]
             if s["predicted"] is not None and s["measured"] is not None
         ]
@@ -249,10 +246,6 @@ def _prediction_rows(found):
         left = "" if item["done"] else "your guess"
         for done in scores or given or [""]:
             yield f"prediction {item['key']!r}", done, _when(item), left
-
-
-def _stars(score):
-    return "★" * score["word"].count("★")
 
 
 def _quiz_rows(found):
@@ -286,11 +279,11 @@ def _others(count):
     return [f"{count} other{'s' * (count > 1)}"] if count > 0 else []
 
 
-_ROWS = {
-    "verdicts": _verdict_rows,
-    "predictions": _prediction_rows,
-    "quizzes": _quiz_rows,
-    "mysteries": _mystery_rows,
+_SHOWN = {  # of a kind: the facts of an item, and the rows of a notebook's items
+    "verdicts": (_verdict_facts, _verdict_rows),
+    "predictions": (_prediction_facts, _prediction_rows),
+    "quizzes": (_answer_facts, _quiz_rows),
+    "mysteries": (_answer_facts, _mystery_rows),
 }
 
 
