@@ -22,8 +22,9 @@ mpl.use("Agg")
 from dlojz import course, runs
 from dlojz.chapters import session
 from dlojz.chapters.n02_amp import accuracy as figures
+from dlojz.chapters.n02_amp import small
 from dlojz.course import UserError
-from dlojz.images import draw, small
+from dlojz.images import draw
 from dlojz.launch import Request, State, series
 from dlojz.runs import log
 from dlojz.training import data as training_data

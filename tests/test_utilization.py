@@ -14,10 +14,11 @@ mpl.use("Agg")
 import torchvision
 
 from dlojz import runs
+from dlojz.chapters.n11_fsdp import operations
 from dlojz.chapters.n11b_hybrid import figures
 from dlojz.chapters.n11b_hybrid.flops import Utilization, utilization
 from dlojz.course import UserError
-from dlojz.estimate import estimate, operations
+from dlojz.estimate import estimate
 from dlojz.figures import peaks
 from dlojz.runs import derived, log
 from dlojz.runs.stats import Summary

@@ -8,13 +8,11 @@ The folder has the layout that `torchvision.datasets.ImageFolder` and `ImageNet`
     root/train/n01440764/n01440764_0.JPEG           root/dataset.json: describes the set
     root/val/n01440764/ILSVRC2012_val_00000001.JPEG
 
-`dlojz.images.draw` draws the images. Neither imports torch or another room of dlojz, so that worker
-processes start at once.
+`dlojz.images.draw` draws the images. Neither imports torch, so that worker processes start at once.
 """
 
 import contextlib
 import errno
-import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -30,6 +28,7 @@ from concurrent import futures
 from tqdm.auto import tqdm
 
 from dlojz.images.draw import MAX_CLASSES, SPLITS, image_name, jpeg, wnid
+from dlojz.machine import cpus
 
 FORMAT_VERSION = 1  # increase it whenever a byte of any image changes
 MARKER = "dataset.json"
@@ -199,9 +198,7 @@ def _make(root, seed, split, label, indices):
     return len(indices)
 
 
-# ---------------------------------------------------------------------------------------------
-# Processes
-# ---------------------------------------------------------------------------------------------
+# Processes ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -237,23 +234,8 @@ def _run(root, seed, tasks, workers):
             yield _make(root, seed, *task)
         return
     with processes(workers) as pool:
-        queue, pending = iter(tasks), set()
-        while True:
-            # Only a few tasks per worker are queued: all of them, perhaps a million, take memory.
-            for task in itertools.islice(queue, 4 * workers - len(pending)):
-                pending.add(pool.submit(_make, root, seed, *task))
-            if not pending:
-                return
-            done, pending = futures.wait(pending, return_when=futures.FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-
-
-def default_workers():
-    """Return the number of CPUs that this process may use: on a shared node, fewer than all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        for made in futures.as_completed([pool.submit(_make, root, seed, *t) for t in tasks]):
+            yield made.result()
 
 
 def _explain(error, root, again):
@@ -296,7 +278,7 @@ def generate(
     resumes where it stopped; several processes may make the same set in the same folder.
     """
     root = pathlib.Path(root)
-    workers = default_workers() if workers is None else workers
+    workers = cpus.count() if workers is None else workers
     wanted = {
         "format_version": FORMAT_VERSION,
         "seed": operator.index(seed),

@@ -27,9 +27,7 @@ MAX_CLASSES = 5000  # names stay within 8 digits
 SPLITS = ("train", "val")
 
 
-# ---------------------------------------------------------------------------------------------
-# Names
-# ---------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 
 def wnid(label: int) -> str:
@@ -45,9 +43,7 @@ def image_name(split: str, label: int, index: int) -> str:
     return f"ILSVRC2012_val_{index * MAX_CLASSES + label + 1:08d}.JPEG"
 
 
-# ---------------------------------------------------------------------------------------------
-# Classes: a silhouette and a pattern
-# ---------------------------------------------------------------------------------------------
+# Classes: a silhouette and a pattern --------------------------------------------------------------
 # A silhouette returns the radius (at most 1) for each angle `t`. Silhouettes and patterns are
 # symmetric, because training flips images.
 
@@ -176,9 +172,7 @@ def identity(seed: int, label: int):
     return SILHOUETTES[silhouettes[place]], PATTERNS[pattern], frequency, stretch
 
 
-# ---------------------------------------------------------------------------------------------
-# Noise, computed once per process and cropped at random places
-# ---------------------------------------------------------------------------------------------
+# Noise, computed once per process and cropped at random places ------------------------------------
 
 
 def _noise(size, spectrum, stream):
@@ -228,9 +222,7 @@ def _cut(field, height, width, rng, zoom=1.0):
     return np.asarray(Image.fromarray(window).resize((width, height), Image.Resampling.BILINEAR))
 
 
-# ---------------------------------------------------------------------------------------------
-# Drawing
-# ---------------------------------------------------------------------------------------------
+# Drawing ------------------------------------------------------------------------------------------
 
 
 def _colour(rng, low, high, saturation=1.0):
@@ -348,9 +340,7 @@ def _draw_objects(canvas, rng, seed, label):
 _CENTRED = {PATTERNS[2], PATTERNS[3], PATTERNS[6], PATTERNS[10]}  # rings, rays, a rim, two halves
 
 
-# ---------------------------------------------------------------------------------------------
-# From a drawing to a file of a given size
-# ---------------------------------------------------------------------------------------------
+# From a drawing to a file of a given size ---------------------------------------------------------
 
 
 def _size(rng):

@@ -33,7 +33,7 @@ class Utilization:
 def utilization(run, operations: Mapping[str, float]) -> Utilization | None:
     """Return the TFLOP/s of each GPU of a run of the trainer; None if it has no speed.
 
-    operations: those of an image, by `dlojz.estimate.operations`.
+    operations: those of an image, counted by chapters/n11_fsdp/operations.py.
     """
     s = stats.summary(run)
     if not s.images_per_s:

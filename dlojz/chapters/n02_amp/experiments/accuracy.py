@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from dlojz import course, idr_torch
 from dlojz.chapters import session
-from dlojz.images import small
+from dlojz.chapters.n02_amp import small
 from dlojz.training import flags
 from dlojz.training.chronometer import NoMarks
 from dlojz.training.data import draws_of

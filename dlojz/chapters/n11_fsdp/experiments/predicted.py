@@ -14,7 +14,8 @@ import torch
 
 from dlojz import course, runs
 from dlojz.chapters import session
-from dlojz.estimate import estimate, operations
+from dlojz.chapters.n11_fsdp import operations
+from dlojz.estimate import estimate
 from dlojz.runs import log
 from dlojz.training import imports
 

@@ -8,7 +8,8 @@ import numpy as np
 from PIL import Image
 
 from dlojz.images import draw
-from dlojz.images.dataset import default_workers, processes
+from dlojz.images.dataset import processes
+from dlojz.machine import cpus
 
 CHUNK = 25  # images of a class that a worker draws before it hands them over: about a second
 FEW = 100  # images that are drawn sooner than a process begins
@@ -82,7 +83,7 @@ def images(
     """
     starts = itertools.product(range(classes), range(0, per_class, CHUNK))
     tasks = [(k, range(start, min(start + CHUNK, per_class))) for k, start in starts]
-    workers = 1 if classes * per_class <= FEW else workers or default_workers()
+    workers = 1 if classes * per_class <= FEW else workers or cpus.count()
     found = []
     for chunk in _drawn(seed, split, tasks, side, ways, workers):
         found.append(chunk)
