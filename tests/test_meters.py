@@ -25,7 +25,7 @@ def stat(tmp_path, monkeypatch):
         file.write_text("\n".join(["cpu 9 9 9 9 9 9 9 9 9 9", *lines, "intr 1 2 3"]) + "\n")
 
     write(1000, 1000, 1000)
-    monkeypatch.setattr(meters, "PROC_STAT", file)
+    monkeypatch.setattr(meters, "PROC", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(os, "sysconf", {"SC_CLK_TCK": 100}.get)
     monkeypatch.setattr(meters, "_cpu_seconds", lambda root, cpus: 0.0)
@@ -120,8 +120,8 @@ def test_a_series_names_the_tree_that_all_processes_of_a_run_are_in(script):
 
 
 def test_this_machine_can_be_read():
-    total = meters.cpu_seconds_of_others(os.getpid())
-    assert total is None or total >= 0  # a sandbox may hide it
+    assert (meters.cpu_seconds_of_others(os.getpid()) or 0) >= 0  # a sandbox may hide it
+    assert meters.peak_memory(CPU).get("process_peak_bytes", 1) > 0
 
 
 def test_a_window_too_short_for_the_ticks_of_the_counts_tells_nothing():
@@ -163,17 +163,16 @@ def test_a_gpu_tells_energy_clock_and_why_it_was_throttled(card):
     }
 
 
-@pytest.mark.parametrize("at", ["beginning", "end"])
-def test_a_gpu_throttled_at_either_end_was_throttled(card, at):
-    card.reasons = 0x20 if at == "beginning" else 0
-    sensors = meters.Sensors(GPU)
-    card.reasons = 0x20 if at == "end" else 0
-    assert sensors.window()["throttled"] == ["heat, seen by the driver"]
+def test_a_gpu_throttled_at_either_end_was_throttled(card):
+    for first, second in ((0x20, 0), (0, 0x20)):
+        card.reasons = first
+        sensors = meters.Sensors(GPU)
+        card.reasons = second
+        assert sensors.window()["throttled"] == ["heat, seen by the driver"]
 
 
-@pytest.mark.parametrize("bit", [0x0, 0x1, 0x2, 0x10, 0x100])
-def test_idling_and_clocks_that_somebody_set_are_no_throttling(card, bit):
-    card.reasons = bit
+def test_idling_and_clocks_that_somebody_set_are_no_throttling(card):
+    card.reasons = 0x1 | 0x2 | 0x10 | 0x100
     assert meters.Sensors(GPU).window()["throttled"] == []
 
 

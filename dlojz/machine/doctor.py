@@ -155,22 +155,16 @@ def _cpu(facts: dict) -> Iterator[Entry]:
     yield Entry("CPUs usable", ", ".join(usable), "workers + main process fit in this")
     yield Entry("instructions", ", ".join(cpu.get("instructions", ["unknown"])), _bf16_on_cpu(cpu))
     if caches := cpu.get("caches"):
-        yield Entry("caches", cache_text(caches), "a core computes from them; memory is farther")
+        texts = ", ".join(map(_cache, caches))
+        yield Entry("caches", texts, "a core computes from them; memory is farther")
     yield Entry("NUMA", "\n".join(numa) or "unknown", near)
 
 
-def cache_text(caches: list[dict]) -> str:
-    """Return "L1 48 KiB, L2 2 MiB, L3 32 MiB for 8 threads" for the caches in `facts.cpu`."""
-    texts = []
-    for cache in caches:
-        many = f" for {cache['threads']} threads" if cache["threads"] > 2 else ""
-        texts.append(f"L{cache['level']} {cache_size(cache['bytes'])}{many}")
-    return ", ".join(texts)
-
-
-def cache_size(count: float) -> str:
-    """Return the size of a cache, in KiB or MiB."""
-    return f"{count / (1 << 20):.3g} MiB" if count >= 1 << 20 else f"{count / (1 << 10):.3g} KiB"
+def _cache(cache: dict) -> str:
+    """Return "L3 32 MiB for 8 threads"."""
+    unit, name = (1 << 20, "MiB") if cache["bytes"] >= 1 << 20 else (1 << 10, "KiB")
+    many = f" for {cache['threads']} threads" if cache["threads"] > 2 else ""
+    return f"L{cache['level']} {cache['bytes'] / unit:.3g} {name}{many}"
 
 
 def _bf16_on_cpu(cpu: dict) -> str:
@@ -186,9 +180,8 @@ def _memory(facts: dict) -> Iterator[Entry]:
     memory, cpus = facts["memory"], facts["cpu"]["usable"]
     total, limit = memory.get("total_bytes"), memory.get("limit_bytes")
     share = f"{_size((limit or total) / cpus)} per usable CPU" if total else ""
-    yield Entry(
-        "memory", f"{_size(total)}, {_size(memory.get('available_bytes'))} available", share
-    )
+    available = _size(memory.get("available_bytes"))
+    yield Entry("memory", f"{_size(total)}, {available} available", share)
     if limit:
         yield Entry("memory limit", f"{_size(limit)} by cgroup", "killed above it")
     yield Entry("/dev/shm", _size(memory.get("shm_bytes")), "workers hand their batches over in it")
@@ -345,10 +338,8 @@ def _notebooks(facts: dict) -> Iterator[Entry]:
     modern = all(card.get("capability", (0,))[0] >= 8 for card in cards)
     precisions = "fp16" if not modern else "TF32, fp16, bf16" if cards else "fp32, bf16"
     yield Entry("02 precision", precisions, _bf16_on_cpu(cpu))
-    layout = (
-        "tensor cores want it" if cards else "little gain at 128 px and below; must not be slower"
-    )
-    yield Entry("03 channels_last", "everywhere", layout)
+    little = "little gain at 128 px and below; must not be slower"
+    yield Entry("03 channels_last", "everywhere", "tensor cores want it" if cards else little)
     trace = "kernels of the GPU" if cards else "operations"
     holes = "and where the GPU waits" if cards else "a CPU does not wait for another device"
     yield Entry("04 profiler", trace, holes)

@@ -16,7 +16,7 @@ import psutil
 
 from dlojz.machine import nvml
 
-PROC, PROC_STAT = Path("/proc"), Path("/proc/stat")
+PROC = Path("/proc")
 TREE = "DLOJZ_TREE"  # the variable with the process whose tree is the run, if it is no parent
 BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
 # The bits of NVML's clocks event reasons (nvml.h). Those left out are not a disturbance: 0x1 idle,
@@ -100,7 +100,7 @@ def cpu_seconds_of_others(root: int) -> float | None:
     """
     try:
         cpus = os.sched_getaffinity(0)
-        lines = re.findall(r"^cpu(\d+) (.+)$", PROC_STAT.read_text(encoding="utf-8"), re.M)
+        lines = re.findall(r"^cpu(\d+) (.+)$", (PROC / "stat").read_text(encoding="utf-8"), re.M)
         ours = _cpu_seconds(root, cpus)
     except (AttributeError, OSError, psutil.Error):
         return None
@@ -120,10 +120,7 @@ def _cpu_seconds(root: int, cpus: set[int]) -> float:
     return seconds
 
 
-@cache
-def _card(device: str):
-    """Return NVML's handle of a CUDA device; None where NVML does not know it."""
-    return nvml.handle_of(device)
+_card = cache(nvml.handle_of)  # it stays the same
 
 
 def host_memory() -> dict:
@@ -132,22 +129,21 @@ def host_memory() -> dict:
     Memory that several processes share counts once (Linux's PSS): the data set that a forked worker
     inherits, batches in transit. Takes some milliseconds per process.
     """
-    own = os.getpid()
-    total = _pss_bytes(own)
+    total = _reported(f"{os.getpid()}/smaps_rollup", "Pss")
     if total is None:
         return {}
-    for child in psutil.Process(own).children(recursive=True):
-        total += _pss_bytes(child.pid) or 0  # the child may just have ended
+    for child in psutil.Process().children(recursive=True):
+        total += _reported(f"{child.pid}/smaps_rollup", "Pss") or 0  # it may just have ended
     return {"host_memory_bytes": total}
 
 
-def _pss_bytes(pid: int) -> int | None:
-    """Return a process's proportional set size; None where the kernel does not report it."""
+def _reported(file: str, name: str) -> int | None:
+    """Return the bytes of a line in a file of /proc; None where the kernel does not report them."""
     try:
-        text = (PROC / str(pid) / "smaps_rollup").read_text(encoding="utf-8")
+        text = (PROC / file).read_text(encoding="utf-8")
     except OSError:
         return None
-    line = re.search(r"^Pss:\s+(\d+) kB", text, re.M)
+    line = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)
     return int(line[1]) * 1024 if line else None
 
 
@@ -168,8 +164,6 @@ def peak_memory(device) -> dict:
             "device_reserved_bytes": torch.cuda.max_memory_reserved(device),
             "device_total_bytes": torch.cuda.get_device_properties(device).total_memory,
         }
-    status = Path("/proc/self/status")
-    text = status.read_text(encoding="utf-8") if status.exists() else ""
-    if line := re.search(r"^VmHWM:\s+(\d+) kB", text, re.M):
-        found["process_peak_bytes"] = int(line[1]) * 1024
+    if resident := _reported("self/status", "VmHWM"):
+        found["process_peak_bytes"] = resident
     return found
