@@ -1,11 +1,11 @@
 """The doctor: lines and problems that follow from fake facts, the report as text and HTML."""
 
-import html.parser
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,20 +15,11 @@ REPOSITORY = Path(__file__).parent.parent
 
 
 def software(**changes) -> dict:
-    found = {"torch": "2.11.0", "torchvision": "0.26.0"}
-    found |= {"triton": "3.6.0", "numpy": "2.3.5", "pillow": "13.0.0"}
-    found |= {"jupyterlab": None, "matplotlib": None}
-    base = {
-        "system": "Linux",
-        "kernel": "6.1",
-        "python": "3.11.7",
-        "executable": "/usr/bin/python3",
-        "pinned": {},
-        "tested": {"torch": ("2.11", "2.16"), "torchvision": ("0.26", "0.30")},
-        "shadows": [],
-        "python_headers": True,
-        "openssl": True,
-    }
+    found = {"torch": "2.11.0", "torchvision": "0.26.0", "triton": "3.6.0", "numpy": "2.3.5"}
+    found |= {"pillow": "13.0.0", "jupyterlab": None, "matplotlib": None}
+    base = {"system": "Linux", "kernel": "6.1", "python": "3.11.7", "executable": "/bin/python3"}
+    base |= {"pinned": {}, "shadows": [], "python_headers": True, "openssl": True}
+    base |= {"tested": {"torch": ("2.11", "2.16"), "torchvision": ("0.26", "0.30")}}
     base |= {"compiler": "/usr/bin/g++", "open_files": 65536, "open_files_most": 65536}
     return {**base, **changes, "packages": found | changes.pop("packages", {})}
 
@@ -150,14 +141,13 @@ def test_a_limit_that_only_the_container_can_raise_is_not_to_be_raised_in_it():
     assert problem.remedy == "docker run --ulimit nofile=65536 ..."
 
 
-@pytest.mark.parametrize(
-    ("version", "said"),
-    [("2.10.1", True), ("2.11.0", False), ("2.15.3+cu132", False), ("2.16.0", True)],
-)
-def test_a_torch_that_was_not_tested_is_named_in_one_line(version, said):
-    changes = {"packages": {"torch": version}, "pinned": {"torch": "2.11.0", "triton": "3.0"}}
-    problems = doctor.diagnose(facts(software=software(**changes))).problems
-    assert [(p.found, p.note) for p in problems] == [(f"torch {version}", True)] * said
+def test_a_torch_that_was_not_tested_is_named_in_one_line():
+    said = {"2.10.1": True, "2.11.0": False, "2.15.3+cu132": False, "2.16.0": True}
+    for version in said:
+        changes = {"packages": {"torch": version}, "pinned": {"torch": "2.11.0", "triton": "3.0"}}
+        problems = doctor.diagnose(facts(software=software(**changes))).problems
+        expected = [(f"torch {version}", True)] * said[version]
+        assert [(p.found, p.note) for p in problems] == expected
 
 
 def test_what_costs_little_is_a_note():
@@ -206,11 +196,9 @@ def test_two_h100_are_shown_with_their_links():
 
 
 def test_without_a_gpu_recorded_figures_are_announced():
-    entries = doctor.diagnose(facts()).system
-    (gpu,) = [e for e in entries if e.name == "GPU"]
-    assert f"{gpu.value}: {gpu.meaning}" == (
-        "no GPU: figures recorded on an H100 will be shown instead"
-    )
+    (gpu,) = [e for e in doctor.diagnose(facts()).system if e.name == "GPU"]
+    expected = ("no GPU", "figures recorded on an H100 will be shown instead")
+    assert (gpu.value, gpu.meaning) == expected
 
 
 @pytest.mark.parametrize("machine", [facts(), with_gpu()])
@@ -224,10 +212,9 @@ def test_it_names_the_notebooks_that_exist_and_no_others(machine):
 
 
 def test_instructions_tell_whether_bf16_is_native():
-    assert doctor._bf16_on_cpu({"instructions": ["AVX2", "AMX"]}) == (
-        "bf16 on this CPU: native (AMX)"
-    )
-    assert "emulated, 2 to 30 times slower" in doctor._bf16_on_cpu({"instructions": ["AVX2"]})
+    for name, expected in {"AMX": "native (AMX)", "FMA": "emulated, 2 to 30 times slower"}.items():
+        text = doctor.diagnose(facts(cpu=cpu(instructions=["AVX2", name])))._repr_html_()
+        assert f"bf16 on this CPU: {expected}" in text
 
 
 def test_what_is_not_known_is_said_to_be_unknown():
@@ -241,24 +228,6 @@ def test_what_is_not_known_is_said_to_be_unknown():
 
 
 # ---------------------------------------------------------------- the report
-
-
-class Table(html.parser.HTMLParser):
-    """Counts the cells of each row, and sees that what is opened is closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.rows, self.open = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        if tag == "tr":
-            self.rows.append(0)
-        self.rows[-1:] = [n + (tag in ("td", "th")) for n in self.rows[-1:]]
-        self.open += [tag] if tag != "br" else []
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def test_text_is_aligned_and_narrow_and_ends_with_the_problems():
@@ -296,7 +265,6 @@ def test_a_part_of_the_report_has_no_other_section_and_no_problems():
     assert {"System", "Software", "Notebooks"}.isdisjoint(lines)
     assert "Problems" not in str(part) + part._repr_html_()
     assert "Problems and notes: 1" in str(whole)
-    assert Table(part._repr_html_()).open == []
     with pytest.raises(ValueError, match="no section 'stak': expected system, software, stack"):
         whole.only("stak")
 
@@ -304,11 +272,9 @@ def test_a_part_of_the_report_has_no_other_section_and_no_problems():
 def test_html_is_one_well_formed_table_with_text_escaped():
     unwell = facts(software=software(shadows=["/home/<me>/dlojz.py"]))
     text = doctor.diagnose(unwell)._repr_html_()
-    table = Table(text)
-    assert table.open == []
-    assert set(table.rows) == {1, 3}  # titles, and lines
+    rows = ElementTree.fromstring(text).iter("tr")
+    assert {len(row) for row in rows} == {1, 3}  # titles, and lines
     assert "&lt;me&gt;" in text
-    assert "<me>" not in text
 
 
 def test_the_whole_of_it_becomes_json():
