@@ -36,18 +36,15 @@ def site(tmp_path_factory):
     return packages
 
 
-def run_installed(site, code, folder):
-    """Run Python code in `folder`, far from any clone, with the installed package."""
-    unset = ("DLOJZ_ROOT", "DLOJZ_PROGRESS", "DLOJZ_DATA")
-    environment = {k: v for k, v in os.environ.items() if k not in unset}
-    environment |= {"PYTHONPATH": str(site), "DLOJZ_PROGRESS": str(folder / "progress.json")}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+def run_installed(site, code, folder=None):
+    """Run Python code with the installed package: in a clone, or in `folder`, far from any."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    if folder:
+        for name in ("DLOJZ_ROOT", "DLOJZ_DATA"):
+            environment.pop(name, None)
+        environment["DLOJZ_PROGRESS"] = str(folder / "progress.json")
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -120,7 +117,7 @@ def test_without_a_clone_memory_is_estimated_and_data_made(site, tmp_path):
     estimate, data = commands(
         site,
         tmp_path,
-        ["estimate", "--model", "resnet18", "-b", "2", "--json"],
+        ["estimate", "--model", "resnet18", "--image-size", "64", "-b", "2", "--json"],
         ["data", "data", "--preset", "smoke", "--workers", "1"],
     )
     assert json.loads(estimate[1])["parameters"] == 11_689_512
@@ -159,34 +156,31 @@ def test_every_toml_file_comes_with_the_wheel(site):
     assert names(site) == names(REPOSITORY) != set()
 
 
-def test_another_clone_submits_its_own_trainer_with_the_installed_package(site, course_folder):
+@pytest.fixture
+def clone(course_folder):
+    """Another clone, without the package's code."""
     shutil.rmtree(course_folder / "dlojz")
     (course_folder / "dlojz").mkdir()
-    (course_folder / "dlojz" / "dlojz.py").write_text(
-        "import dlojz.runs.log; print(dlojz.runs.log.__file__)"
-    )
+    return course_folder
+
+
+def test_another_clone_submits_its_own_trainer_with_the_installed_package(site, clone):
+    course.trainer().write_text("import dlojz.runs.log; print(dlojz.runs.log.__file__)")
     code = (
         "import dlojz.launch as l; print(l.__file__); j = l.submit('dlojz/dlojz.py'); j.wait(30); "
         "print((j.directory / 'stdout.txt').read_text(), j.directory)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    launch, log, *_, directory = done.stdout.split()
+    launch, log, *_, directory = run_installed(site, code).split()
     assert launch == str(site / "dlojz" / "launch" / "__init__.py")
     assert log == str(site / "dlojz" / "runs" / "log.py")
-    assert directory == str(course_folder / "runs" / "0001")
+    assert directory == str(clone / "runs" / "0001")
 
 
-def test_another_clone_checks_its_trainer_with_the_installed_package(site, course_folder):
+def test_another_clone_checks_its_trainer_with_the_installed_package(site, clone):
     """The code that measures is the package's, and not what the clone happens to hold.
 
     The clone holds the trainee's own files, the trainer and the one beside it.
     """
-    shutil.rmtree(course_folder / "dlojz")
-    (course_folder / "dlojz").mkdir()
     usual, own = "torch.optim.SGD(", 'imports.beside(__file__, "optimizers").SGD('
     text = course.solution("01").read_text().replace(usual, own)
     text = text.replace("import checkpoint, ", "import checkpoint, imports, ")
@@ -203,13 +197,8 @@ print((job.directory / "stdout.txt").read_text().split()[0])
 found = c.check("01", job)
 print(c.__file__, found, sep="\\n")
 """
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    imported, place, head, *_ = done.stdout.splitlines()
-    assert imported == str(course_folder / "runs" / "0001" / "optimizers.py")
+    imported, place, head, *_ = run_installed(site, code).splitlines()
+    assert imported == str(clone / "runs" / "0001" / "optimizers.py")
     assert place == str(site / "dlojz" / "check" / "__init__.py")
     assert head == "01_gpu: passed (job 0001)"
 

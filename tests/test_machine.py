@@ -49,20 +49,16 @@ def test_amx_xeon_with_two_sockets_of_which_half_is_ours(tmp_path, monkeypatch):
 
 
 def test_caches_are_those_of_data_from_the_fastest_with_the_threads_on_each(tmp_path):
-    files = {}
+    files, names = {}, ("level", "type", "size", "shared_cpu_list")
     for cpu in range(8):  # two to a core, four to a last cache
         core, group = cpu // 2 * 2, cpu // 4 * 4
-        for index, (level, kind, size, shared) in enumerate(
-            [
-                (1, "Data", "48K", f"{core},{core + 1}"),
-                (1, "Instruction", "64K", f"{core},{core + 1}"),
-                (2, "Unified", "2048K", f"{core}-{core + 1}"),
-                (3, "Unified", "32M", f"{group}-{group + 3}"),
-            ]
-        ):
+        caches = [(1, "Data", "48K", f"{core},{core + 1}")]
+        caches += [(1, "Instruction", "64K", f"{core},{core + 1}")]
+        caches += [(2, "Unified", "2048K", f"{core}-{core + 1}")]
+        caches += [(3, "Unified", "32M", f"{group}-{group + 3}")]
+        for index, cache in enumerate(caches):
             base = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
-            files |= {f"{base}/level": f"{level}\n", f"{base}/type": f"{kind}\n"}
-            files |= {f"{base}/size": f"{size}\n", f"{base}/shared_cpu_list": f"{shared}\n"}
+            files |= {f"{base}/{n}": f"{text}\n" for n, text in zip(names, cache, strict=True)}
     files["sys/devices/system/cpu/cpu0/cache/index4/size"] = "odd\n"
     found = facts.cpu(NOWHERE, tree(tmp_path, files) / "sys")["caches"]
     assert [tuple(cache.values()) for cache in found] == [
@@ -160,18 +156,10 @@ def test_two_h100_joined_through_a_switch(monkeypatch):
     found = facts.gpus()
     assert found["links"] == [["X", "NV18"], ["NV18", "X"]]
     assert (found["driver"], found["driver_cuda"]) == ("580.65.06", "13.0")
-    assert found["cards"][1] == {
-        "name": "NVIDIA H100 80GB HBM3",
-        "memory_bytes": 80 << 30,
-        "used_bytes": 600 << 20,
-        "capability": (9, 0),
-        "power_limit_w": 700.0,
-        "clock_mhz": 1980,
-        "mig": False,
-        "pcie_generation": 5,
-        "pcie_width": 16,
-        "pids": [4242],
-    }
+    card = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "used_bytes": 600 << 20}
+    card |= {"capability": (9, 0), "power_limit_w": 700.0, "clock_mhz": 1980, "mig": False}
+    card |= {"pcie_generation": 5, "pcie_width": 16, "pids": [4242]}
+    assert found["cards"][1] == card
 
 
 def test_links_are_those_that_end_at_the_other_card_or_the_path_over_pcie(monkeypatch):
@@ -181,23 +169,21 @@ def test_links_are_those_that_end_at_the_other_card_or_the_path_over_pcie(monkey
     assert nvml.link(0, 1) == "SYS"
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        ("", ()),
-        ("0", ("GPU-aa11",)),
-        ("2, 0", ("GPU-bb33", "GPU-aa11")),
-        ("GPU-aa", ("GPU-aa11",)),
-        ("GPU-bb", ()),  # two of them
-        ("0,0", ("GPU-aa11",)),
-        ("0,,1", ("GPU-aa11",)),
-        ("0,-1,1", ("GPU-aa11",)),
-        ("7", ()),
-        ("MIG-1234", ("MIG-1234",)),
-    ],
-)
-def test_visible_devices_are_read_as_cuda_reads_them(visible, expected):
-    assert nvml.named(visible, ["GPU-aa11", "GPU-bb22", "GPU-bb33"]) == expected
+def test_visible_devices_are_read_as_cuda_reads_them():
+    uuids = ["GPU-aa11", "GPU-bb22", "GPU-bb33"]
+    expected = {
+        "": (),
+        "0": ("GPU-aa11",),
+        "2, 0": ("GPU-bb33", "GPU-aa11"),
+        "GPU-aa": ("GPU-aa11",),
+        "GPU-bb": (),  # two of them
+        "0,0": ("GPU-aa11",),
+        "0,,1": ("GPU-aa11",),
+        "0,-1,1": ("GPU-aa11",),
+        "7": (),
+        "MIG-1234": ("MIG-1234",),
+    }
+    assert {value: nvml.named(value, uuids) for value in expected} == expected
 
 
 def test_the_gpus_of_a_job_are_those_that_cuda_may_see(monkeypatch):
@@ -223,18 +209,12 @@ def test_a_card_without_a_driver_that_answers_is_seen_on_the_bus(tmp_path, monke
 
 def test_network_gives_speeds_of_real_interfaces_and_active_infiniband(tmp_path):
     ib = "class/infiniband/mlx5_0/ports"
-    files = {
-        "class/net/eth0/operstate": "up\n",
-        "class/net/eth0/speed": "100000\n",
-        "class/net/eth0/device/vendor": "",
-        "class/net/virtio/operstate": "up\n",
-        "class/net/virtio/speed": "-1\n",
-        "class/net/virtio/device/vendor": "",
-        "class/net/docker0/operstate": "up\n",
-        f"{ib}/1/state": "4: ACTIVE\n",
-        f"{ib}/1/rate": "400 Gb/sec (4X NDR)\n",
-        f"{ib}/2/state": "1: DOWN\n",
-    }
+    net = "class/net"
+    files = {f"{net}/{name}/operstate": "up\n" for name in ("eth0", "virtio", "docker0")}
+    files |= {f"{net}/eth0/speed": "100000\n", f"{net}/virtio/speed": "-1\n"}
+    files |= {f"{net}/{name}/device/vendor": "" for name in ("eth0", "virtio")}
+    files |= {f"{ib}/1/state": "4: ACTIVE\n", f"{ib}/1/rate": "400 Gb/sec (4X NDR)\n"}
+    files |= {f"{ib}/2/state": "1: DOWN\n"}
     assert facts.network(tree(tmp_path, files)) == {
         "interfaces": {"eth0": 100.0, "virtio": None},
         "infiniband": {"mlx5_0:1": "400 Gb/sec (4X NDR)"},
